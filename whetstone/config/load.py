@@ -1,0 +1,185 @@
+"""A flat YAML file and `key=value` words -> a `Config`, with a note of where each value came from.
+
+Refuses what it does not know, with the nearest name it does. Does no arithmetic (`plan.py`) and loads no model or data.
+"""
+
+import difflib
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from whetstone.config.names import CONVERTED, RENAMED, WITHOUT_EFFECT
+from whetstone.config.rooms import Config
+from whetstone.errors import UserError
+
+ROOM_OF = {key: room for room, field in Config.model_fields.items() for key in field.annotation.model_fields}  # type: ignore[union-attr]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """A configuration, where each key's value came from, and what was understood under another name."""
+
+    config: Config
+    origins: dict[str, str]  # key -> "grpo.yaml", "command line"; keys at their default are absent
+    notes: tuple[str, ...]
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML that reads 1e-6 as a number, as everybody expects (YAML 1.1 wants 1.0e-6)."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    __import__("re").compile(r"^[-+]?(\d[\d_]*)?\.?\d[\d_]*[eE][-+]?\d+$"),
+    list("-+0123456789."),
+)
+
+
+def load(source: str | os.PathLike[str] | None = None, overrides: Iterable[str] = ()) -> Loaded:
+    """Read `source` (a path or the name of a shipped recipe; None: defaults only) and apply `overrides`."""
+    layers: list[tuple[str, dict[str, Any]]] = []
+    if source is not None:
+        path = find(source)
+        layers.append((path.name, read_yaml(path)))
+    layers.append(("command line", parse_overrides(overrides)))
+    flat: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    notes: list[str] = []
+    for origin, values in layers:
+        for key, value in _understand(values, flat, origin, notes).items():
+            flat[key] = value
+            origins[key] = origin
+    return Loaded(config=build(flat), origins=origins, notes=tuple(notes))
+
+
+def build(flat: dict[str, Any]) -> Config:
+    """A `Config` from flat keys under our own names."""
+    rooms: dict[str, dict[str, Any]] = {}
+    for key, value in flat.items():
+        rooms.setdefault(ROOM_OF[key], {})[key] = value
+    try:
+        return Config(**rooms)  # type: ignore[arg-type]
+    except ValidationError as error:
+        raise UserError(_sentence(error)) from None
+
+
+def flatten(config: Config) -> dict[str, Any]:
+    """The flat form of a configuration, in the order of the rooms."""
+    return {key: value for room in config.model_dump().values() for key, value in room.items()}
+
+
+def dump(config: Config) -> str:
+    """The flat YAML of a configuration: loading it gives the same configuration."""
+    return yaml.safe_dump(flatten(config), sort_keys=False, allow_unicode=True, width=110)
+
+
+def find(source: str | os.PathLike[str]) -> Path:
+    """The file that `source` means: a path, or the name of a recipe that ships with the package."""
+    given = Path(source)
+    if given.is_file():
+        return given
+    for folder in recipe_folders():
+        for candidate in (folder / given, folder / f"{given}.yaml", folder / given.name):
+            if candidate.is_file():
+                return candidate
+    shipped = ", ".join(sorted({path.stem for folder in recipe_folders() for path in folder.glob("*.yaml")}))
+    raise UserError(f"There is no configuration file '{source}': give the path of a YAML file, or one of the recipes {shipped}.")
+
+
+def recipe_folders() -> list[Path]:
+    """Where shipped recipes lie: inside the installed package, or beside it in a clone."""
+    package = Path(__file__).resolve().parent.parent
+    return [folder for folder in (package / "recipes", package.parent / "config") if folder.is_dir()]
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+    except yaml.YAMLError as error:
+        where = f" near line {error.problem_mark.line + 1}" if getattr(error, "problem_mark", None) else ""  # type: ignore[attr-defined]
+        raise UserError(f"{path} is not readable as YAML{where}: check its indentation and quotes.") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not a text file: give a YAML file.") from None
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise UserError(f"{path} holds a {type(data).__name__}, not keys and values: write lines such as 'max_steps: 100'.")
+    return {str(key): value for key, value in data.items()}
+
+
+def parse_overrides(words: Iterable[str]) -> dict[str, Any]:
+    """`key=value`, `--key=value`, `--key value` and a bare `--switch` (true) -> flat keys; values are read as YAML."""
+    words = list(words)
+    values: dict[str, Any] = {}
+    while words:
+        word = words.pop(0)
+        key, equals, text = word.removeprefix("--").partition("=")
+        if not equals:
+            if not word.startswith("--"):
+                raise UserError(f"'{word}' is not understood: write key=value, such as max_steps=100.")
+            follows = bool(words) and not words[0].startswith("--") and "=" not in words[0]
+            text = words.pop(0) if follows else "true"
+        try:
+            values[key.replace("-", "_")] = yaml.load(text, Loader=_Loader) if text else None
+        except yaml.YAMLError:
+            values[key.replace("-", "_")] = text
+    return values
+
+
+def _understand(values: dict[str, Any], before: dict[str, Any], origin: str, notes: list[str]) -> dict[str, Any]:
+    """Translate other trainers' names; refuse unknown ones."""
+    ours: dict[str, Any] = {}
+    for key, value in values.items():
+        if key in ROOM_OF:
+            ours[key] = value
+        elif key in RENAMED:
+            ours[RENAMED[key]] = value
+            notes.append(f"{key} ({origin}) is taken for {RENAMED[key]}.")
+        elif key in CONVERTED:
+            try:
+                converted = CONVERTED[key](value, {**before, **values})
+            except (TypeError, ValueError) as error:
+                raise UserError(f"{key}: {error}.") from None
+            ours.update(converted)
+            meaning = ", ".join(f"{name}: {entry}" for name, entry in converted.items()) or "nothing to do"
+            notes.append(f"{key} ({origin}) is taken for {meaning}.")
+        elif key in WITHOUT_EFFECT:
+            notes.append(f"{key} ({origin}) has no effect: {WITHOUT_EFFECT[key]}.")
+        else:
+            raise UserError(f"There is no key '{key}' ({origin}){nearest(key, [*ROOM_OF, *RENAMED, *CONVERTED])}; `whet config` lists them all.")
+    return ours
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """': did you mean X?' or nothing."""
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f": did you mean '{matches[0]}'?" if matches else ""
+
+
+def _sentence(error: ValidationError) -> str:
+    """The first complaint of pydantic as a sentence that names the flat key."""
+    first = error.errors()[0]
+    where = [str(part) for part in first["loc"][1:]]  # without the room
+    message = first["msg"].removeprefix("Value error, ")
+    message = message[0].lower() + message[1:] if not message[:2].isupper() else message
+    if not where:
+        return f"{message}."
+    if first["type"] == "extra_forbidden":
+        return f"'{where[-1]}' is not known inside {'.'.join(where[:-1])}: a task has `weight` and `config`."
+    shown = repr(first.get("input"))
+    got = "" if first["type"] == "value_error" or len(shown) > 80 else f" (it is {shown})"
+    help_text = _help(where[0])
+    return f"{'.'.join(where)}: {message}{got}.{help_text}"
+
+
+def _help(key: str) -> str:
+    room = ROOM_OF.get(key)
+    if room is None:
+        return ""
+    field = Config.model_fields[room].annotation.model_fields[key]  # type: ignore[union-attr]
+    return f" Its meaning: {field.description}" if field.description else ""

@@ -1,0 +1,110 @@
+"""Batch arithmetic, done once: how many prompts, completions, updates, evaluations a run consists of.
+
+A *batch* is one round of sampling; it serves `updates_per_batch` optimiser steps. As in TRL, `max_steps`, `fixed_eval_steps` and
+`save_steps` count optimiser steps. A plan that does not divide is refused with the nearest one that does.
+"""
+
+import math
+from dataclasses import dataclass
+
+from whetstone.config.rooms import Config
+from whetstone.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What will happen, in numbers."""
+
+    prompts_per_batch: int
+    num_generations: int
+    minibatches: int  # parts of a batch that get an optimiser step each
+    num_iterations: int
+    num_batches: int
+    num_steps: int  # optimiser steps
+    eval_every: int  # optimiser steps; 0: only at the start and the end
+    save_every: int  # optimiser steps; 0: never
+    warmup_steps: int
+    num_problems: int  # training problems before they come round again
+
+    @property
+    def updates_per_batch(self) -> int:
+        return self.minibatches * self.num_iterations
+
+    @property
+    def completions_per_batch(self) -> int:
+        return self.prompts_per_batch * self.num_generations
+
+    def is_due(self, every: int, step: int) -> bool:
+        """Whether a multiple of `every` was reached by the batch that ended at optimiser step `step`."""
+        return every > 0 and step // every > (step - self.updates_per_batch) // every
+
+    def lines(self, config: Config) -> list[str]:
+        """The plan in words, printed at the start."""
+        tokens = self.completions_per_batch * config.rollout.max_completion_length
+        evaluations = 0 if config.evaluation.eval_num_samples == 0 else 2
+        if evaluations and self.eval_every:
+            evaluations = 1 + math.ceil(self.num_steps / self.eval_every)
+        repeats = self.num_batches * self.prompts_per_batch / self.num_problems
+        return [
+            f"{self.num_batches} batches of {self.prompts_per_batch} prompts x {self.num_generations} completions "
+            f"= {self.completions_per_batch} completions, at most {tokens:,} new tokens each batch",
+            f"{self.num_steps} optimiser steps, {self.updates_per_batch} a batch "
+            f"({self.minibatches} parts x {self.num_iterations} iterations), micro-batches of {config.update.micro_batch_tokens:,} tokens",
+            f"{self.num_problems:,} training problems, seen {repeats:.2g} times; "
+            f"{evaluations} evaluations of {config.evaluation.eval_num_samples} problems x {config.evaluation.eval_samples_per_problem}",
+        ]
+
+
+def make_plan(config: Config, *, num_problems: int, world_size: int = 1) -> Plan:
+    """Work the arithmetic out, or say why it cannot be."""
+    rollout, update = config.rollout, config.update
+    accumulation = rollout.gradient_accumulation_steps
+    per_generation = rollout.steps_per_generation or accumulation
+    if per_generation % accumulation:
+        good = max(1, round(per_generation / accumulation)) * accumulation
+        raise UserError(
+            f"steps_per_generation ({per_generation}) is not a multiple of gradient_accumulation_steps ({accumulation}): set it to {good}."
+        )
+    minibatches = per_generation // accumulation
+    prompts = (rollout.prompts_per_step or _prompts_from_batch_size(config, world_size)) * minibatches
+
+    to_steps = accumulation if update.batch_counts_as_step else 1
+    updates_per_batch = minibatches * update.num_iterations
+    if update.max_steps > 0:
+        num_steps = math.ceil(update.max_steps / to_steps)
+    else:
+        num_steps = math.ceil(update.num_train_epochs * num_problems / prompts) * updates_per_batch
+    if num_steps % updates_per_batch:
+        good = math.ceil(num_steps / updates_per_batch) * updates_per_batch * to_steps
+        raise UserError(
+            f"max_steps ({update.max_steps}) does not divide into batches of {updates_per_batch} optimiser steps "
+            f"({minibatches} parts x {update.num_iterations} iterations): set max_steps to {good}."
+        )
+    save_every = config.run.save_steps if config.run.save_strategy == "steps" else 0
+    if config.run.save_strategy == "epoch":
+        save_every = math.ceil(num_problems / prompts) * updates_per_batch
+    return Plan(
+        prompts_per_batch=prompts,
+        num_generations=rollout.num_generations,
+        minibatches=minibatches,
+        num_iterations=update.num_iterations,
+        num_batches=num_steps // updates_per_batch,
+        num_steps=num_steps,
+        eval_every=math.ceil(config.evaluation.fixed_eval_steps / to_steps),
+        save_every=save_every,
+        warmup_steps=update.warmup_steps or math.ceil(update.warmup_ratio * num_steps),
+        num_problems=num_problems,
+    )
+
+
+def _prompts_from_batch_size(config: Config, world_size: int) -> int:
+    rollout = config.rollout
+    completions = rollout.per_device_train_batch_size * rollout.gradient_accumulation_steps * world_size
+    if completions % rollout.num_generations:
+        unit = rollout.num_generations // math.gcd(rollout.num_generations, rollout.gradient_accumulation_steps * world_size)
+        good = max(unit, round(rollout.per_device_train_batch_size / unit) * unit)
+        raise UserError(
+            f"per_device_train_batch_size x gradient_accumulation_steps x devices = {completions} completions a step is not a multiple of "
+            f"num_generations ({rollout.num_generations}): set per_device_train_batch_size to {good}, or set prompts_per_step."
+        )
+    return completions // rollout.num_generations

@@ -1,0 +1,345 @@
+"""Every knob: typed, bounded, documented. One frozen model per room, each owning its own keys.
+
+A YAML file is flat; `load.py` sorts its keys into these rooms. The text under a field is its help in `whet config`.
+Checks that concern one room live here; batch arithmetic is in `plan.py`. No torch here, and nothing is read from disk.
+"""
+
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+
+class Room(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
+
+
+class ModelRoom(Room):
+    """Which model, in which precision, with which adapter."""
+
+    model_name_or_path: str = "pebble"
+    """`pebble` (embedded), `smollm2-135m`, or any folder or hub name that transformers can load."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to train; `auto` takes the GPU if there is one."""
+    bf16: bool = False
+    """Weights and activations in bfloat16 with float32 master weights. A CPU runs in float32 all the same: it is faster there."""
+    fp16: bool = False
+    """Not supported for training, since it needs loss scaling: use bf16."""
+    attn_implementation: str | None = None
+    """Attention of the `hf` engine's generate. The update and the native engine bring their own packed attention."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+    use_peft: bool = False
+    """Train a LoRA adapter instead of all weights."""
+    lora_r: int = Field(16, ge=1, le=4096)
+    """Rank of the adapter."""
+    lora_alpha: int = Field(32, ge=1)
+    """Scale of the adapter: its product is multiplied by lora_alpha / lora_r."""
+    lora_dropout: float = Field(0.0, ge=0, lt=1)
+    """Dropout in front of the adapter, in the update only."""
+    lora_target_modules: str | list[str] | None = "all-linear"
+    """Which linear layers get an adapter: `all-linear`, or a list of module names."""
+    apply_chat_template: bool = True
+    """Format messages by the tokenizer's chat template; false for base models (see `prompt_template`)."""
+    prompt_template: str = "{system}\nUser: {question}\nAssistant: "
+    """The prompt without chat template; `{system}` and `{question}` are filled in."""
+    assistant_prefix: str = ""
+    """Text that the assistant's turn begins with, part of the prompt: `Let me solve this step by step.\\n<think>`."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.fp16:
+            raise ValueError("fp16 training needs loss scaling, which is not here: set bf16: true or neither")
+        return self
+
+
+class TaskSpec(Room):
+    """One entry of `datasets`: its share of the mixture and the task's own settings."""
+
+    weight: float = Field(1.0, ge=0)
+    config: dict[str, Any] = {}
+
+
+class TasksRoom(Room):
+    """Which problems, and what is paid for their answers."""
+
+    datasets: dict[str, TaskSpec] = {}
+    """Tasks to train on: `{name: {weight, config}}`, as a mapping or JSON text."""
+    eval_datasets: dict[str, TaskSpec] = {}
+    """Tasks to evaluate on; empty: the training tasks (on other problems)."""
+    dataset_size: int = Field(10_000, ge=1)
+    """How many training problems there are before they come round again (generated tasks)."""
+    dataset_seed: int = 1
+    """Seed of the training problems."""
+    eval_dataset_seed: int = 2
+    """Seed of the evaluation problems."""
+    developer_prompt: str | None = None
+    """System message: one of reasoning-gym's names (DeepSeekZero, default, simple, direct, chain_of_draft) or a text."""
+    developer_role: str = "system"
+    """Role under which the developer prompt is given; `user` puts it in front of the question."""
+    reward_funcs: list[str] = ["accuracy", "format"]
+    """What is paid for: `accuracy`, `format`, `length`, or your own `my_rewards.py:function` with TRL's signature."""
+    reward_weights: list[float] | None = None
+    """One weight per entry of reward_funcs; all 1 by default."""
+    reward_correct: float = 1.0
+    """Math: accuracy reward of a right answer."""
+    reward_wrong: float = -1.0
+    """Math: accuracy reward of a wrong answer."""
+    reward_no_answer: float = -0.5
+    """Math: accuracy reward where no answer could be found."""
+    overlong_buffer_length: int = Field(0, ge=0)
+    """The `length` reward falls from 0 to -1 over the last so many tokens before max_completion_length."""
+    reward_timeout_s: float = Field(10.0, gt=0)
+    """Hard time limit for scoring one answer; one that takes longer earns nothing and is counted."""
+    reward_workers: int = Field(0, ge=0)
+    """Processes that score answers; 0: one per two cores, at least one."""
+    max_reward_failure_share: float = Field(0.2, ge=0, le=1)
+    """The run stops when scoring fails (hangs, crashes, raises) on more than this share of a step's answers."""
+
+    @field_validator("datasets", "eval_datasets", mode="before")
+    @classmethod
+    def _specs(cls, value: Any) -> Any:
+        import json
+
+        if isinstance(value, str):
+            try:
+                value = json.loads(value) if value.strip() else {}
+            except json.JSONDecodeError as error:
+                raise ValueError(f"this JSON text can't be read ({error})") from None
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            raise ValueError("give a mapping of task names, such as {chain_sum: {weight: 1.0, config: {max_terms: 3}}}")
+        return {name: {} if spec is None else spec for name, spec in value.items()}
+
+    @field_validator("reward_funcs", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.reward_funcs:
+            raise ValueError("reward_funcs is empty: name at least `accuracy`")
+        if self.reward_weights is not None and len(self.reward_weights) != len(self.reward_funcs):
+            raise ValueError(
+                f"reward_weights has {len(self.reward_weights)} entries for {len(self.reward_funcs)} reward_funcs "
+                f"({', '.join(self.reward_funcs)}): give one weight for each"
+            )
+        return self
+
+
+class RolloutRoom(Room):
+    """How many completions, how long, and how they are sampled."""
+
+    num_generations: int = Field(8, ge=1)
+    """Completions per prompt: the group whose mean is the baseline."""
+    prompts_per_step: int | None = Field(None, ge=1)
+    """Prompts per optimiser step. Default: per_device_train_batch_size x gradient_accumulation_steps / num_generations."""
+    per_device_train_batch_size: int = Field(8, ge=1)
+    """Completions per device and accumulation step (TRL's arithmetic; memory is governed by micro_batch_tokens)."""
+    gradient_accumulation_steps: int = Field(1, ge=1)
+    """Accumulation steps per optimiser step (TRL's arithmetic)."""
+    steps_per_generation: int | None = Field(None, ge=1)
+    """Accumulation steps served by one round of sampling; a multiple of gradient_accumulation_steps, and its default."""
+    max_prompt_length: int | None = Field(None, ge=1)
+    """Longer prompts lose their beginning (counted in the metrics). Default: no limit but the model's."""
+    max_completion_length: int = Field(512, ge=1)
+    """Most tokens sampled for an answer; one that reaches it is truncated."""
+    temperature: float = Field(1.0, gt=0)
+    """Sampling temperature in training; the loss uses logprobs at the same temperature."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Sample from the smallest set of tokens with this much probability."""
+    top_k: int | None = Field(None, ge=0)
+    """Sample from the k likeliest tokens; none or 0: all."""
+    min_p: float | None = Field(None, ge=0, le=1)
+    """Sample only tokens at least this likely relative to the likeliest."""
+    rollout_engine: Literal["native", "hf", "vllm", "sglang"] = "native"
+    """Who samples: `native` (in this process, on the policy's own weights) or `hf` (transformers' generate)."""
+    use_vllm: bool = False
+    """TRL's way to say rollout_engine: vllm."""
+    vllm_mode: Literal["server", "colocate"] = "server"
+    """Where vLLM runs: a server of its own, or in this process."""
+    max_slots: int = Field(256, ge=1)
+    """Sequences the native engine decodes at once; more wait for a free slot."""
+
+    @field_validator("rollout_engine", "use_vllm")
+    @classmethod
+    def _not_yet(cls, value: Any) -> Any:
+        if value in ("vllm", "sglang") or value is True:
+            raise ValueError(
+                "engines outside the process (vLLM, SGLang) are not part of this version: set rollout_engine: native and use_vllm: false"
+            )
+        return value
+
+
+class UpdateRoom(Room):
+    """How the weights move."""
+
+    max_steps: int = -1
+    """Optimiser steps of the whole run; -1: from num_train_epochs."""
+    num_train_epochs: float = Field(1.0, gt=0)
+    """Passes over the training problems, where max_steps is -1."""
+    batch_counts_as_step: bool = False
+    """Count accumulation steps, not optimiser steps, in max_steps and fixed_eval_steps."""
+    num_iterations: int = Field(1, ge=1)
+    """Times each batch of completions is used."""
+    learning_rate: float = Field(1e-6, ge=0)
+    """Peak learning rate."""
+    lr_scheduler_type: str = "linear"
+    """A schedule of transformers: linear, cosine, constant, constant_with_warmup, polynomial, cosine_with_min_lr, ..."""
+    lr_scheduler_kwargs: dict[str, Any] = {}
+    """Settings of that schedule, such as {min_lr_rate: 0.1}."""
+    warmup_ratio: float = Field(0.0, ge=0, le=1)
+    """Share of the steps over which the learning rate rises from 0."""
+    warmup_steps: int = Field(0, ge=0)
+    """The same as a number of steps; wins over warmup_ratio."""
+    weight_decay: float = Field(0.0, ge=0)
+    """AdamW's decoupled weight decay."""
+    adam_beta1: float = Field(0.9, ge=0, lt=1)
+    """AdamW's decay of the mean gradient."""
+    adam_beta2: float = Field(0.999, ge=0, lt=1)
+    """AdamW's decay of the squared gradient."""
+    adam_epsilon: float = Field(1e-8, gt=0)
+    """AdamW's floor in the denominator."""
+    max_grad_norm: float = Field(1.0, ge=0)
+    """Gradients are scaled down to this norm; 0: never."""
+    micro_batch_tokens: int = Field(8192, ge=1)
+    """Tokens (prompts included) in one packed forward and backward pass: the knob for memory."""
+    max_skipped_steps: int = Field(3, ge=1)
+    """The run stops after so many steps in a row whose loss or gradient is not finite."""
+
+    @field_validator("lr_scheduler_kwargs", mode="before")
+    @classmethod
+    def _none_is_empty(cls, value: Any) -> Any:
+        return {} if value is None else value
+
+
+class LossRoom(Room):
+    """The algorithm."""
+
+    loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo"] = "dapo"
+    """How token losses are averaged: per sequence (grpo), over all tokens of the step (bnpo, dapo), by a fixed length (dr_grpo)."""
+    scale_rewards: Literal["group", "batch", "none"] = "group"
+    """Divide advantages by the standard deviation of the group, of the batch, or not at all (true: group, false: none)."""
+    beta: float = Field(0.0, ge=0)
+    """Weight of the KL penalty against the frozen reference; 0: no reference is kept."""
+    epsilon: float = Field(0.2, ge=0)
+    """The ratio is clipped below at 1 - epsilon."""
+    epsilon_high: float | None = Field(None, ge=0)
+    """The ratio is clipped above at 1 + epsilon_high; default: epsilon."""
+    delta: float | None = Field(None, gt=0)
+    """Upper bound of the ratio where the advantage is negative (two-sided clipping); greater than 1 + epsilon_high."""
+    entropy_coef: float = 0.0
+    """Bonus on the entropy of the policy."""
+    mask_truncated_completions: bool = False
+    """Leave completions that were cut off at max_completion_length out of the loss."""
+    off_policy_mask_threshold: float | None = Field(None, gt=0)
+    """Leave out sequences with negative advantage whose mean logprob fell by more than this since they were sampled."""
+
+    @field_validator("scale_rewards", mode="before")
+    @classmethod
+    def _bool_is_known(cls, value: Any) -> Any:
+        return {True: "group", False: "none"}.get(value, value) if isinstance(value, bool) else value
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        high = self.epsilon if self.epsilon_high is None else self.epsilon_high
+        if self.delta is not None and self.delta <= 1 + high:
+            raise ValueError(f"delta is {self.delta}, but must be greater than 1 + epsilon_high = {1 + high:g}")
+        return self
+
+
+class EvaluationRoom(Room):
+    """The fixed problems that progress is measured on."""
+
+    fixed_eval_steps: int = Field(0, ge=0)
+    """Evaluate every so many steps, beside step 0 and the end; 0: only those two."""
+    eval_num_samples: int = Field(100, ge=0)
+    """How many fixed problems (spread over eval_datasets by weight); 0: no evaluation."""
+    eval_samples_per_problem: int = Field(1, ge=1)
+    """Completions per problem; more than one gives pass@k."""
+    eval_temperature: float | None = Field(None, ge=0)
+    """Sampling temperature of the evaluation, 0 is greedy; default: temperature."""
+    eval_greedy: bool = True
+    """Also report greedy accuracy at step 0 and at the end."""
+    eval_num_examples_to_print: int = Field(3, ge=0)
+    """Examples shown in the terminal at every evaluation."""
+    per_device_eval_batch_size: int | None = Field(None, ge=1)
+    """Completions sampled at once in evaluation; default: max_slots."""
+    eval_only: bool = False
+    """Evaluate and stop."""
+    checkpoint_path: str | None = None
+    """Model folder or checkpoint to evaluate; default: model_name_or_path."""
+
+
+class RunRoom(Room):
+    """Where things go, how often, and how a run is found again."""
+
+    output_dir: str = "outputs"
+    """Parent of the run folder; the folder itself where run_name is empty."""
+    run_name: str | None = None
+    """Name of the run and of its folder inside output_dir."""
+    seed: int = 42
+    """Seed of the sampling and of everything else that is random in a run."""
+    report_to: list[str] = []
+    """Beside metrics.jsonl and the terminal: wandb, tensorboard, trackio; none switches all of these off."""
+    wandb_project: str = "whetstone"
+    """Project name for wandb and trackio."""
+    logging_steps: int = Field(1, ge=1)
+    """Steps between lines in the terminal and in report_to; metrics.jsonl has every step."""
+    logging_first_step: bool = True
+    """Show the first step whatever logging_steps says."""
+    log_reward_variance: bool = True
+    """Log the shares of prompts whose rewards, and whose answers, differ."""
+    verbose_variance_logging: bool = False
+    """Print the completions of every prompt whose answers differ."""
+    log_completions_steps: int = Field(10, ge=0)
+    """Write all completions of every so-many-th step into completions/; 0: never."""
+    save_strategy: Literal["steps", "epoch", "no"] = "steps"
+    """When checkpoints are written."""
+    save_steps: int = Field(500, ge=1)
+    """Steps between checkpoints."""
+    save_total_limit: int | None = Field(None, ge=1)
+    """Keep only so many newest checkpoints."""
+    auto_resume: bool = False
+    """Go on from the newest whole checkpoint in the run folder, if there is one."""
+    resume_from_checkpoint: str | bool | None = None
+    """Go on from this checkpoint (a folder, or true for the newest)."""
+    overwrite_output_dir: bool = False
+    """Begin anew in a folder that holds another run, which is moved aside."""
+
+    @field_validator("report_to", mode="before")
+    @classmethod
+    def _sinks(cls, value: Any) -> Any:
+        known = ("wandb", "tensorboard", "trackio")
+        names = [] if value is None else [value] if isinstance(value, str) else list(value)
+        names = [name.strip().lower() for entry in names for name in str(entry).split(",") if name.strip()]
+        if names == ["all"]:
+            return list(known)
+        names = [name for name in names if name != "none"]
+        for name in names:
+            if name not in known:
+                raise ValueError(f"'{name}' is not a place to report to: choose from {', '.join(known)} or none")
+        return names
+
+
+class ParallelRoom(Room):
+    """How many devices; this version trains on one."""
+
+    tp_size: int = Field(1, ge=1, le=1)
+    """Tensor-parallel ranks."""
+    ddp_size: int = Field(1, ge=1, le=1)
+    """Data-parallel replicas."""
+
+
+class Config(Room):
+    """A whole run, room by room."""
+
+    model: ModelRoom = ModelRoom()
+    tasks: TasksRoom = TasksRoom()
+    rollout: RolloutRoom = RolloutRoom()
+    update: UpdateRoom = UpdateRoom()
+    loss: LossRoom = LossRoom()
+    evaluation: EvaluationRoom = EvaluationRoom()
+    run: RunRoom = RunRoom()
+    parallel: ParallelRoom = ParallelRoom()

@@ -1,0 +1,58 @@
+"""The seam between sampling and training: what every engine offers.
+
+An engine turns prompts into completions with the logprobs of the policy that sampled them. It knows nothing of
+problems, rewards or losses.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from whetstone.types import Completion
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One prompt and how many samples are wanted of it: one seed per sample."""
+
+    prompt_ids: tuple[int, ...]
+    seeds: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How tokens are drawn. Temperature 0 is greedy (logprobs are then those of temperature 1)."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: all tokens
+    min_p: float = 0.0
+    stop_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampled:
+    """A finished sample: which request, which of its seeds, what came out."""
+
+    request: int
+    sample: int
+    completion: Completion
+
+
+class Engine(Protocol):
+    """Samples from the policy. Samples are yielded as they finish, so scoring need not wait for the slowest."""
+
+    def generate(self, requests: list[Request], sampling: Sampling) -> Iterator[Sampled]: ...
+
+    def update_weights(self, policy_version: int) -> None:
+        """The policy has new weights: take them over; completions carry `policy_version` from now on."""
+        ...
+
+    def sleep(self) -> None:
+        """Give back memory until `wake`: the update needs it."""
+        ...
+
+    def wake(self) -> None: ...
+
+    def close(self) -> None: ...
