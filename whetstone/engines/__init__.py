@@ -1,0 +1,18 @@
+"""Who samples. `make_engine` builds the engine a configuration names; each lives in a file of its own."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # the seam in base.py is used by rooms that need no torch
+    from whetstone.config import Config
+    from whetstone.engines.base import Engine
+    from whetstone.model.policy import Policy
+
+
+def make_engine(config: "Config", policy: "Policy") -> "Engine":
+    if config.rollout.rollout_engine == "hf":
+        from whetstone.engines.hf import HFEngine
+
+        return HFEngine(policy, config.rollout.max_slots, config.model.attn_implementation)
+    from whetstone.engines.native import NativeEngine
+
+    return NativeEngine(policy, config.rollout.max_slots)

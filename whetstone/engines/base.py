@@ -21,14 +21,17 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How tokens are drawn. Temperature 0 is greedy (logprobs are then those of temperature 1)."""
+    """How tokens are drawn. Temperature 0 is greedy (logprobs are then those of temperature 1).
+
+    Which tokens end an answer is the model's affair: engines know it.
+    """
 
     max_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0  # 0: all tokens
     min_p: float = 0.0
-    stop_token_ids: tuple[int, ...] = ()
+    ignore_stop: bool = False  # go on to max_tokens whatever the model says (benchmarks)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,59 @@
+"""Tiny real models and a character tokenizer, shared by the tests: random weights, real architectures."""
+
+import pytest
+import torch
+import transformers
+
+from whetstone.model.policy import Policy
+
+torch.set_num_threads(2)
+
+TINY = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+ARCHITECTURES = {
+    "llama": ("LlamaConfig", {}),
+    "smollm": ("LlamaConfig", {"tie_word_embeddings": True}),
+    "qwen2": ("Qwen2Config", {}),
+    "qwen3": ("Qwen3Config", {}),
+    "mistral": ("MistralConfig", {"sliding_window": 8}),
+    "gemma2": ("Gemma2Config", {"sliding_window": 8, "query_pre_attn_scalar": 8}),
+    "gemma3": ("Gemma3TextConfig", {"sliding_window": 8, "query_pre_attn_scalar": 8}),
+    "phi3": ("Phi3Config", {}),
+}
+
+
+class Characters:
+    """The least a policy needs of a tokenizer: ids of the special tokens, and characters for the rest."""
+
+    pad_token_id, eos_token_id, eos_token, chat_template = 0, 2, "<e>", None
+
+    def decode(self, ids, skip_special_tokens=True):
+        return "".join(chr(i + 30) for i in ids if i > 2)
+
+
+def make_policy(architecture: str = "llama", seed: int = 0, **changes) -> Policy:
+    name, settings = ARCHITECTURES[architecture]
+    config = getattr(transformers, name)(**{**TINY, **settings, **changes})
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():  # larger weights, so that logits differ clearly between tokens and attention matters
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(4)
+    return Policy(model.float(), Characters(), torch.device("cpu"))
+
+
+@pytest.fixture
+def policy() -> Policy:
+    return make_policy()

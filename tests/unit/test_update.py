@@ -1,0 +1,244 @@
+"""The update against a plain float64 reference: padded-free packing, micro-batches, references, masters, skipping."""
+
+import math
+
+import pytest
+import torch
+
+from tests.conftest import make_policy
+from whetstone.batch import Sample, pack, split
+from whetstone.config import build, make_plan
+from whetstone.errors import UserError
+from whetstone.model.attention import PackedAttention
+from whetstone.optimiser import Optimiser
+from whetstone.types import Completion, Finish, Rollout, Score
+from whetstone.update import Updater
+
+SIZES = [(4, 7), (9, 3), (2, 12), (6, 1), (3, 5), (8, 8)]  # prompt and completion lengths
+ADVANTAGES = [1.0, -0.5, 0.7, -1.2, 0.3, -0.3]
+
+
+def make_samples(policy, sampler_shift=0.0):
+    generator = torch.Generator().manual_seed(1)
+    samples = []
+    for (prompt, completion), advantage in zip(SIZES, ADVANTAGES, strict=True):
+        ids = torch.randint(3, 97, (prompt + completion,), generator=generator).tolist()
+        logprobs = sequence_logprobs(policy, ids, prompt).detach() + sampler_shift
+        done = Completion(
+            token_ids=tuple(ids[prompt:]), logprobs=tuple(logprobs.tolist()), finish=Finish.STOP, policy_version=0
+        )
+        score = Score(reward=0.0, parts={"correct": 0.0}, answer=None)
+        rollout = Rollout(prompt_ids=tuple(ids[:prompt]), completion=done, text="", score=score)
+        samples.append(Sample(rollout=rollout, advantage=advantage, keep=True))
+    return samples
+
+
+def sequence_logprobs(policy, ids, prompt, temperature=1.0):
+    """The plain way: one sequence at a time through the model's own forward pass."""
+    name = policy.lm.config._attn_implementation
+    policy.set_attention("eager")
+    logits = policy.lm(input_ids=torch.tensor([ids])).logits[0] / temperature
+    policy.set_attention(name)
+    return logits.log_softmax(-1)[torch.arange(prompt - 1, len(ids) - 1), torch.tensor(ids[prompt:])]
+
+
+def reference_gradient(policy, samples, loss_type, temperature):
+    """-sum of weight x advantage x logprob: what every clipped loss comes to at ratio 1, in float64."""
+    policy.model.double()
+    policy.model.zero_grad()
+    total = sum(len(s.rollout.completion.token_ids) for s in samples)
+    loss = torch.zeros((), dtype=torch.float64)
+    for s in samples:
+        length = len(s.rollout.completion.token_ids)
+        weight = {"grpo": 1 / (length * len(samples)), "dapo": 1 / total, "bnpo": 1 / total, "dr_grpo": 1 / (len(samples) * 16)}
+        ids = [*s.rollout.prompt_ids, *s.rollout.completion.token_ids]
+        logprobs = sequence_logprobs(policy, ids, len(s.rollout.prompt_ids), temperature)
+        loss = loss - weight[loss_type] * s.advantage * logprobs.sum()
+    loss.backward()
+    gradient = flat_gradient(policy)
+    policy.model.float()
+    policy.model.zero_grad()
+    return gradient
+
+
+def flat_gradient(policy):
+    return torch.cat([p.grad.detach().double().flatten() for p in policy.parameters])
+
+
+def updater_for(policy, reference=None, **flat):
+    flat = {"max_steps": 4, "max_completion_length": 16, "learning_rate": 1e-3, "lr_scheduler_type": "constant", **flat}
+    config = build(flat)
+    return Updater(policy, config, make_plan(config, num_problems=100), reference)
+
+
+def gradient_of(updater, batches):
+    """The accumulated gradient of one optimiser step, caught before the weights move."""
+    caught = {}
+
+    def catch(norm):
+        caught["gradient"], caught["norm"] = flat_gradient(updater.policy), norm
+
+    updater.optimiser.step = catch
+    row = updater.step([batches], seed=0)
+    return caught["gradient"], row
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma2"])
+@pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dr_grpo", "dapo"])
+def test_gradient_equals_the_plain_float64_one(architecture, loss_type):
+    policy = make_policy(architecture)
+    samples = make_samples(policy)
+    expected = reference_gradient(policy, samples, loss_type, temperature=0.8)
+    updater = updater_for(policy, loss_type=loss_type, temperature=0.8)
+    gradient, _ = gradient_of(updater, pack(samples, max_tokens=30))
+    assert (gradient - expected).norm() / expected.norm() < 1e-5
+
+
+def test_gradient_does_not_depend_on_micro_batches_or_order():
+    policy = make_policy()
+    samples = make_samples(policy)
+    gradients = []
+    for budget, order in ((1000, 1), (20, 1), (1, 1), (35, -1)):
+        gradient, row = gradient_of(updater_for(policy, loss_type="grpo"), pack(samples[::order], max_tokens=budget))
+        policy.model.zero_grad()
+        gradients.append(gradient)
+    for gradient in gradients[1:]:
+        assert (gradient - gradients[0]).norm() / gradients[0].norm() < 1e-6
+
+
+def test_no_token_sees_another_sequence():
+    policy = make_policy()
+    ids = torch.randint(3, 97, (12,), generator=torch.Generator().manual_seed(3))
+    positions = torch.cat([torch.arange(5), torch.arange(7)])
+    attend = PackedAttention([5, 7], policy.device)
+    before = policy.hidden(ids[None], positions[None], attend)
+    changed = ids.clone()
+    changed[:5] = (changed[:5] + 11) % 97
+    after = policy.hidden(changed[None], positions[None], attend)
+    assert torch.equal(before[0, 5:], after[0, 5:])
+    assert not torch.allclose(before[0, :5], after[0, :5])
+
+
+def test_packs_keep_the_budget_and_lose_nothing():
+    samples = make_samples(make_policy())
+    batches = pack(samples, max_tokens=25)
+    assert all(sum(batch.lengths) <= 25 for batch in batches)
+    assert sum(len(batch.targets) for batch in batches) == sum(completion for _, completion in SIZES)
+    first = batches[0]
+    # the longest sequence comes first; its first completion token is predicted by its last prompt token
+    longest = max(samples, key=lambda s: s.num_tokens).rollout
+    assert first.rows[0].item() == len(longest.prompt_ids) - 1
+    assert first.targets[: len(longest.completion.token_ids)].tolist() == list(longest.completion.token_ids)
+
+
+def test_split_is_a_partition_and_repeats():
+    samples = make_samples(make_policy())
+    parts = split(samples, 3, seed=5)
+    assert [len(part) for part in parts] == [2, 2, 2]
+    assert {id(s) for part in parts for s in part} == {id(s) for s in samples}
+    assert split(samples, 3, seed=5) == parts and split(samples, 3, seed=6) != parts
+
+
+def test_kl_is_zero_before_and_positive_after_the_policy_moved():
+    policy = make_policy()
+    samples = make_samples(policy)
+    updater = updater_for(policy, policy.frozen_copy(), beta=0.1, learning_rate=1e-2)
+    first = updater.step([pack(samples, 100)], seed=0)
+    second = updater.step([pack(samples, 100)], seed=0)
+    assert first["kl"] == pytest.approx(0.0, abs=1e-6)
+    assert second["kl"] > 1e-3
+
+
+def test_lora_reference_is_the_adapter_switched_off():
+    from whetstone.config.rooms import ModelRoom
+    from whetstone.model.lora import add_lora
+    from whetstone.model.policy import Policy
+
+    plain = make_policy()
+    samples = make_samples(plain)
+    model = add_lora(plain.model, ModelRoom(use_peft=True, lora_r=4), None)
+    policy = Policy(model, plain.tokenizer, plain.device)
+    trained = sum(p.numel() for p in policy.parameters)
+    assert trained < 0.5 * sum(p.numel() for p in model.parameters())
+    updater = updater_for(policy, beta=0.1, learning_rate=1e-2)
+    rows = [updater.step([pack(samples, 100)], seed=0) for _ in range(3)]
+    assert rows[0]["kl"] == pytest.approx(0.0, abs=1e-6) and rows[2]["kl"] > 1e-4
+    with policy.reference(None) as reference:
+        expected = [sequence_logprobs(make_policy(), [*s.rollout.prompt_ids, *s.rollout.completion.token_ids], len(s.rollout.prompt_ids)) for s in samples]  # fmt: skip
+        (batch,) = pack(samples, 1000)
+        ordered = sorted(range(len(samples)), key=lambda i: -samples[i].num_tokens)
+        assert torch.allclose(reference.logprobs(batch, 1.0)[0], torch.cat([expected[i] for i in ordered]), atol=1e-5)
+
+
+def test_second_iteration_uses_the_ratio_to_the_first():
+    policy = make_policy()
+    samples = make_samples(policy)
+    updater = updater_for(policy, num_iterations=4, learning_rate=2e-2, epsilon=0.05)
+    row = updater.step([pack(samples, 100)], seed=0)
+    assert row["clip_share"] > 0.05  # the policy has moved beyond the clip by the last iteration
+    assert row["sampler_logprob_difference"] < 1e-4  # old logprobs are those of the policy that sampled
+
+
+def test_off_policy_mask_drops_bad_sequences_that_fell():
+    policy = make_policy()
+    samples = make_samples(policy, sampler_shift=0.5)  # as if the engine had found them likelier by 0.5 a token
+    row = updater_for(policy, off_policy_mask_threshold=0.4).step([pack(samples, 100)], seed=0)
+    bad = sum(completion for (_, completion), advantage in zip(SIZES, ADVANTAGES, strict=True) if advantage < 0)
+    assert row["off_policy_masked_share"] == pytest.approx(bad / sum(c for _, c in SIZES))
+
+
+def test_a_step_that_is_not_finite_is_skipped_and_a_few_in_a_row_stop_the_run():
+    policy = make_policy()
+    samples = make_samples(policy)
+    broken = [Sample(rollout=samples[0].rollout, advantage=math.nan, keep=True), *samples[1:]]
+    updater = updater_for(policy, max_skipped_steps=2)
+    before = [p.detach().clone() for p in policy.parameters]
+    assert updater.step([pack(broken, 100)], seed=0)["skipped_steps"] == 1
+    assert all(torch.equal(a, b) for a, b in zip(before, policy.parameters, strict=True))
+    assert updater.step([pack(samples, 100)], seed=0)["skipped_steps"] == 0  # a good one in between
+    updater.step([pack(broken, 100)], seed=0)
+    with pytest.raises(UserError, match="2 steps in a row"):
+        updater.step([pack(broken, 100)], seed=0)
+
+
+def test_half_precision_weights_do_not_lose_small_updates():
+    """1000 steps of 1e-6 on a bf16 weight of 1: without a master nothing would ever change."""
+    weight = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+    config = build({"learning_rate": 1e-5, "lr_scheduler_type": "constant"}).update
+    optimiser = Optimiser([weight], config, num_steps=1000, warmup_steps=0)
+    for _ in range(1000):
+        (weight.sum() * 1.0).backward()
+        optimiser.step(optimiser.gradient_norm())
+        optimiser.finish()
+    assert optimiser.masters[0].tolist() == pytest.approx([0.99] * 4, rel=1e-4)  # Adam moves by lr a step
+    assert weight.float().tolist() == pytest.approx([0.99] * 4, abs=4e-3)
+    assert weight[0].item() != 1.0
+
+
+def test_gradients_are_clipped_to_the_norm():
+    weight = torch.nn.Parameter(torch.zeros(2))
+    optimiser = Optimiser([weight], build({"max_grad_norm": 1.0}).update, num_steps=1, warmup_steps=0)
+    (weight * torch.tensor([3.0, 4.0])).sum().backward()
+    norm = optimiser.gradient_norm()
+    assert norm == pytest.approx(5.0)
+    optimiser.step(norm)
+    assert weight.grad.tolist() == pytest.approx([0.6, 0.8], rel=1e-5)
+
+
+def test_schedule_warms_up_and_decays():
+    weight = torch.nn.Parameter(torch.zeros(1))
+    config = build({"learning_rate": 1.0, "lr_scheduler_type": "linear"}).update
+    optimiser = Optimiser([weight], config, num_steps=10, warmup_steps=2)
+    rates = []
+    for _ in range(10):
+        rates.append(optimiser.learning_rate)
+        weight.grad = torch.zeros(1)
+        optimiser.step(0.0)
+        optimiser.finish()
+    assert rates == pytest.approx([0.0, 0.5, 1.0, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8])
+
+
+def test_an_unknown_schedule_is_refused_with_the_known_ones():
+    weight = torch.nn.Parameter(torch.zeros(1))
+    with pytest.raises(UserError, match="cosine"):
+        Optimiser([weight], build({"lr_scheduler_type": "cosinus"}).update, num_steps=1, warmup_steps=0)

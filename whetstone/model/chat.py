@@ -1,0 +1,41 @@
+"""Messages -> prompt tokens, completion tokens -> text. The only place that knows chat templates.
+
+Base models without a template get `prompt_template`. `assistant_prefix` begins the assistant's turn and belongs to the prompt.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from whetstone.config.rooms import ModelRoom
+from whetstone.errors import UserError
+from whetstone.types import Problem
+
+
+class Chat:
+    def __init__(self, tokenizer: Any, config: ModelRoom):
+        self.tokenizer = tokenizer
+        self.config = config
+        if config.apply_chat_template and not tokenizer.chat_template:
+            raise UserError(
+                f"The tokenizer of {config.model_name_or_path} has no chat template: set apply_chat_template=false "
+                "(and prompt_template, if the default does not suit)."
+            )
+
+    def prompt(self, problem: Problem) -> str:
+        """The prompt as the model sees it."""
+        messages = [dict(message) for message in problem.messages]
+        if self.config.apply_chat_template:
+            text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        else:
+            system = "\n".join(message["content"] for message in messages[:-1])
+            # str.replace, not format: questions and templates may hold braces of their own
+            text = self.config.prompt_template.replace("{system}", system).replace("{question}", problem.question)
+            text = text.lstrip("\n")
+        return text + self.config.assistant_prefix
+
+    def encode(self, problem: Problem) -> tuple[int, ...]:
+        # A chat template writes its own special tokens; a bare text needs the tokenizer's (BOS).
+        return tuple(self.tokenizer(self.prompt(problem), add_special_tokens=not self.config.apply_chat_template)["input_ids"])
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return self.tokenizer.decode(list(token_ids), skip_special_tokens=True)

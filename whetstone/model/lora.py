@@ -1,0 +1,30 @@
+"""LoRA through peft: a new adapter, or one read back from a checkpoint. Nothing else of peft is used."""
+
+import warnings
+from typing import Any
+
+from whetstone.config.rooms import ModelRoom
+from whetstone.errors import UserError
+
+
+def add_lora(model: Any, config: ModelRoom, adapter: str | None) -> Any:
+    """Wrap `model` with a trainable adapter; `adapter` names a folder to read one from."""
+    from peft import LoraConfig, PeftModel, get_peft_model
+
+    if adapter is not None:
+        return PeftModel.from_pretrained(model, adapter, is_trainable=True)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*tie_word_embeddings.*")
+            return get_peft_model(
+                model,
+                LoraConfig(
+                    r=config.lora_r,
+                    lora_alpha=config.lora_alpha,
+                    lora_dropout=config.lora_dropout,
+                    target_modules=config.lora_target_modules or "all-linear",
+                    task_type="CAUSAL_LM",
+                ),
+            )
+    except ValueError as error:
+        raise UserError(f"lora_target_modules: {error} Set it to all-linear, or to names of linear layers of this model.") from None

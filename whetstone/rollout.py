@@ -1,0 +1,113 @@
+"""Problems -> scored groups: prompts are encoded, sampled by the engine, and scored as they finish.
+
+The same road serves training and evaluation, which differ only in problems, sampling and seeds. No torch here.
+"""
+
+from collections.abc import Iterable, Sequence
+from statistics import fmean, pstdev
+from typing import Protocol
+
+from whetstone import seeds
+from whetstone.engines.base import Engine, Request, Sampling
+from whetstone.errors import UserError
+from whetstone.tasks.scoring import Answer, Scorer
+from whetstone.types import Finish, Group, Problem, Rollout
+
+
+class Codec(Protocol):
+    """Messages to tokens and back (`model.chat.Chat`)."""
+
+    def encode(self, problem: Problem) -> tuple[int, ...]: ...
+    def decode(self, token_ids: Sequence[int]) -> str: ...
+
+
+class Collector:
+    """Everything that is needed to turn a problem into a scored group."""
+
+    def __init__(
+        self, engine: Engine, scorer: Scorer, codec: Codec, *, max_prompt_length: int | None, max_length: int | None
+    ):
+        self.engine = engine
+        self.scorer = scorer
+        self.codec = codec
+        self.max_prompt_length = max_prompt_length  # longer prompts lose their beginning
+        self.max_length = max_length  # what the model allows, prompt and completion together
+        self.prompts_cut = 0  # by the newest collect
+
+    def collect(
+        self, problems: list[Problem], *, num_samples: int, sampling: Sampling, seed_parts: tuple[int | str, ...]
+    ) -> list[Group]:
+        """`num_samples` scored completions of each problem; a sample's seed is (seed_parts, problem, sample)."""
+        self.prompts_cut = 0
+        prompts = [self._encode(problem, sampling.max_tokens) for problem in problems]
+        requests = [
+            Request(prompt_ids=prompt, seeds=tuple(seeds.seed(*seed_parts, problem.id, n) for n in range(num_samples)))
+            for problem, prompt in zip(problems, prompts, strict=True)
+        ]
+        sampled, texts = [], []
+        for one in self.engine.generate(requests, sampling):
+            text = self.codec.decode(one.completion.token_ids)
+            truncated = one.completion.finish is Finish.LENGTH
+            answer = Answer(
+                problem=problems[one.request], text=text, completion_ids=one.completion.token_ids, truncated=truncated
+            )
+            self.scorer.submit(answer)  # scoring goes on while others are still being sampled
+            sampled.append(one)
+            texts.append(text)
+        scores = self.scorer.gather()
+        rollouts = {
+            (one.request, one.sample): Rollout(
+                prompt_ids=prompts[one.request], completion=one.completion, text=text, score=score
+            )
+            for one, text, score in zip(sampled, texts, scores, strict=True)
+        }
+        return [
+            Group(problem=problem, rollouts=tuple(rollouts[p, n] for n in range(num_samples)))
+            for p, problem in enumerate(problems)
+        ]
+
+    def _encode(self, problem: Problem, max_tokens: int) -> tuple[int, ...]:
+        prompt = self.codec.encode(problem)
+        if self.max_prompt_length is not None and len(prompt) > self.max_prompt_length:
+            prompt = prompt[-self.max_prompt_length :]
+            self.prompts_cut += 1
+        if self.max_length is not None and len(prompt) + max_tokens > self.max_length:
+            raise UserError(
+                f"The prompt of {problem.id} has {len(prompt)} tokens, which with {max_tokens} new ones exceeds the {self.max_length} "
+                "that the model allows: lower max_completion_length, make the task's problems shorter, or set max_prompt_length."
+            )
+        return prompt
+
+
+def rollout_metrics(groups: Iterable[Group]) -> dict[str, float]:
+    """What a step's rollouts looked like, in the numbers that every step logs."""
+    groups = list(groups)
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    rewards = [rollout.score.reward for rollout in rollouts]
+    lengths = [len(rollout.completion.token_ids) for rollout in rollouts]
+    parts = sorted({part for rollout in rollouts for part in rollout.score.parts})
+    row = {
+        "reward": fmean(rewards),
+        "reward_std": pstdev(rewards),
+        "accuracy": fmean(rollout.score.parts["correct"] for rollout in rollouts),
+        "length_mean": fmean(lengths),
+        "length_max": float(max(lengths)),
+        "truncated_share": fmean(rollout.completion.finish is Finish.LENGTH for rollout in rollouts),
+        "scoring_failures": float(sum(rollout.score.failure is not None for rollout in rollouts)),
+    }
+    for part in parts:
+        values = [rollout.score.parts[part] for rollout in rollouts if part in rollout.score.parts]
+        row[f"reward/{part}"] = fmean(values)
+    for task in sorted({group.problem.task for group in groups}):
+        of_task = [r.score.parts["correct"] for group in groups if group.problem.task == task for r in group.rollouts]
+        row[f"accuracy/{task}"] = fmean(of_task)
+    return row
+
+
+def variance_metrics(groups: Iterable[Group]) -> dict[str, float]:
+    """Shares of prompts whose rewards differ (only they teach anything) and whose answers differ (exploration)."""
+    groups = list(groups)
+    return {
+        "reward_variance_share": fmean(len({r.score.reward for r in group.rollouts}) > 1 for group in groups),
+        "answer_variance_share": fmean(len({r.score.answer for r in group.rollouts}) > 1 for group in groups),
+    }

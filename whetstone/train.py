@@ -1,0 +1,333 @@
+"""Build the parts, then the loop: problems -> collect -> advantages -> pack -> update -> evaluate? -> checkpoint? -> log.
+
+`train` runs a configuration from wherever its checkpoint left it; `evaluate_only` measures a model and stops. A step's problems and
+samples are functions of (seed, step), so the loop needs no state but the step.
+"""
+
+import contextlib
+import json
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from whetstone import seeds
+from whetstone.algorithm.advantages import group_advantages
+from whetstone.batch import make_samples, pack, split
+from whetstone.checkpoint import Checkpoint, save_checkpoint, save_model
+from whetstone.completions import show_variance, write_completions
+from whetstone.config import Config, Loaded, Plan, flatten, make_plan
+from whetstone.engines import make_engine
+from whetstone.engines.base import Engine, Sampling
+from whetstone.errors import UserError
+from whetstone.evaluate import EvalResult, Evaluator, headline, show
+from whetstone.metrics import MetricsLog, setup_logging, write_aside
+from whetstone.model.chat import Chat
+from whetstone.model.policy import Policy, load_policy
+from whetstone.progress import Progress
+from whetstone.report import write_report
+from whetstone.rollout import Collector, rollout_metrics, variance_metrics
+from whetstone.run_folder import open_run, path_of
+from whetstone.stopping import StopRequest
+from whetstone.tasks.mixture import Mixture, build_tasks, check_gold, eval_problems
+from whetstone.tasks.scoring import Scorer
+from whetstone.types import Group
+from whetstone.update import Updater
+
+logger = logging.getLogger("whetstone")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What the loop works with."""
+
+    config: Config
+    plan: Plan
+    folder: Path
+    tasks: Mixture
+    policy: Policy
+    engine: Engine
+    collector: Collector
+    updater: Updater
+    evaluator: Evaluator | None
+    metrics: MetricsLog
+    sampling: Sampling
+
+
+def train(loaded: Loaded) -> dict[str, Any]:
+    """Run a configuration to its end, or to a stop that was asked for; returns what train_results.json holds."""
+    config = loaded.config
+    if config.evaluation.eval_only:
+        return evaluate_only(loaded)
+    folder, found, notes = open_run(config)
+    setup_logging(folder)
+    for note in (*loaded.notes, *notes):
+        logger.info(note)
+    with contextlib.ExitStack() as stack:
+        parts, seconds_before = build(config, folder, found, stack)
+        begun = time.monotonic() - seconds_before
+        if found is None:
+            evaluate(parts, 0)
+        step = _loop(parts, 0 if found is None else found.step, begun)
+        if step < parts.plan.num_steps:
+            logger.info(f"Stopped at step {step}, saved. Go on with the same command and auto_resume=true.")
+            raise KeyboardInterrupt
+        return _finish(parts, time.monotonic() - begun)
+
+
+def _loop(parts: Parts, step: int, begun: float) -> int:
+    """The algorithm. Returns the optimiser step it ended at."""
+    config, plan = parts.config, parts.plan
+    progress = Progress(plan.num_steps, start_step=step, logging_steps=config.run.logging_steps)
+    with progress, StopRequest() as stop:
+        while step < plan.num_steps and not stop.requested:
+            clock = Clock()
+            first = step // plan.updates_per_batch * plan.prompts_per_batch
+            problems = [parts.tasks.problem(first + n) for n in range(plan.prompts_per_batch)]
+            with clock("rollout"):
+                parts.engine.wake()
+                groups = parts.collector.collect(
+                    problems,
+                    num_samples=plan.num_generations,
+                    sampling=parts.sampling,
+                    seed_parts=(config.run.seed, "rollout", step),
+                )
+                parts.engine.sleep()
+            with clock("update"):
+                rewards = torch.tensor([[rollout.score.reward for rollout in group.rollouts] for group in groups])
+                advantages = group_advantages(rewards, config.loss.scale_rewards)
+                samples = make_samples(groups, advantages, config)
+                seed = seeds.seed(config.run.seed, "update", step)
+                minibatches = [pack(part, config.update.micro_batch_tokens) for part in split(samples, plan.minibatches, seed)]
+                row = parts.updater.step(minibatches, seed)
+            step += plan.updates_per_batch
+            parts.engine.update_weights(step)
+            row |= describe(parts, step, groups)
+            with clock("eval"):
+                if plan.is_due(plan.eval_every, step) and step < plan.num_steps:
+                    evaluate(parts, step)
+            with clock("save"):
+                if plan.is_due(plan.save_every, step) or (stop.requested and step < plan.num_steps):
+                    save(parts, step, time.monotonic() - begun)
+            row |= clock.row(num_tokens=sum(len(r.completion.token_ids) for group in groups for r in group.rollouts))
+            parts.metrics.log(step, row)
+            progress.update(step, row)
+    return step
+
+
+def build(config: Config, folder: Path, found: Checkpoint | None, stack: contextlib.ExitStack) -> tuple[Parts, float]:
+    """Every part of a run, and the seconds it had been running before `found` was saved."""
+    torch.manual_seed(config.run.seed)  # a new LoRA adapter begins with random numbers
+    tasks = build_tasks(config, "train")
+    check_gold(tasks)
+    plan = make_plan(config, num_problems=len(tasks))
+    for line in plan.lines(config):
+        logger.info(line)
+    scorer = stack.enter_context(Scorer(config))  # its processes start while the model loads
+    policy = load_policy(config.model, None if found is None else found.folder)
+    logger.info(describe_model(policy, config))
+    reference = None
+    if config.loss.beta > 0 and not policy.is_lora:
+        reference = (policy if found is None else load_policy(config.model)).frozen_copy()
+    updater = Updater(policy, config, plan, reference)
+    seconds = 0.0
+    if found is not None:
+        state = found.load_state()
+        updater.optimiser.load_state(state["optimiser"])
+        seconds = state["seconds"]
+    engine, collector = _sampling_parts(config, policy, scorer, stack)
+    engine.update_weights(0 if found is None else found.step)
+    problems = eval_problems(config)
+    metrics = MetricsLog(
+        folder,
+        report_to=config.run.report_to,
+        project=config.run.wandb_project,
+        run_name=config.run.run_name or folder.name,
+        config=flatten(config),
+        logging_steps=config.run.logging_steps,
+        logging_first_step=config.run.logging_first_step,
+        resume_step=None if found is None else found.step,
+    )
+    stack.callback(metrics.close)
+    parts = Parts(
+        config=config,
+        plan=plan,
+        folder=folder,
+        tasks=tasks,
+        policy=policy,
+        engine=engine,
+        collector=collector,
+        updater=updater,
+        evaluator=Evaluator(config, problems, collector, folder) if problems else None,
+        metrics=metrics,
+        sampling=training_sampling(config),
+    )
+    return parts, seconds
+
+
+def _sampling_parts(config: Config, policy: Policy, scorer: Scorer, stack: contextlib.ExitStack) -> tuple[Engine, Collector]:
+    engine = make_engine(config, policy)
+    stack.callback(engine.close)
+    collector = Collector(
+        engine,
+        scorer,
+        Chat(policy.tokenizer, config.model),
+        max_prompt_length=config.rollout.max_prompt_length,
+        max_length=policy.max_length,
+    )
+    return engine, collector
+
+
+def training_sampling(config: Config) -> Sampling:
+    rollout = config.rollout
+    return Sampling(
+        max_tokens=rollout.max_completion_length,
+        temperature=rollout.temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k or 0,
+        min_p=rollout.min_p or 0.0,
+    )
+
+
+def describe(parts: Parts, step: int, groups: list[Group]) -> dict[str, float]:
+    """The numbers of a step's rollouts; its completions go to the folder, and to the terminal where asked for."""
+    run, plan = parts.config.run, parts.plan
+    if plan.is_due(run.log_completions_steps, step) or step == plan.updates_per_batch:
+        write_completions(parts.folder, step, groups)
+    if run.verbose_variance_logging:
+        show_variance(groups)
+    row = rollout_metrics(groups)
+    if run.log_reward_variance:
+        row |= variance_metrics(groups)
+    return {**row, "prompts_cut": float(parts.collector.prompts_cut)}
+
+
+def describe_model(policy: Policy, config: Config) -> str:
+    total = sum(parameter.numel() for parameter in policy.model.parameters())
+    trained = sum(parameter.numel() for parameter in policy.parameters)
+    precision = str(policy.lm.dtype).removeprefix("torch.")
+    text = f"{config.model.model_name_or_path}: {total:,} parameters, {trained:,} trained, {precision} on {policy.device}"
+    if config.model.bf16 and policy.device.type == "cpu":
+        text += " (bf16 was asked for, but float32 is faster on a CPU)"
+    return text
+
+
+def evaluate(parts: Parts, step: int) -> EvalResult | None:
+    """The fixed evaluation: greedy as well at the start and the end."""
+    if parts.evaluator is None:
+        return None
+    ends = step in (0, parts.plan.num_steps)
+    parts.engine.wake()
+    result = parts.evaluator.run(step, greedy=ends and parts.config.evaluation.eval_greedy)
+    parts.engine.sleep()
+    parts.metrics.log_eval(step, result.row())
+    show(result, num_examples=parts.config.evaluation.eval_num_examples_to_print)
+    return result
+
+
+def save(parts: Parts, step: int, seconds: float) -> None:
+    save_checkpoint(
+        parts.folder,
+        step=step,
+        model=parts.policy.model,
+        tokenizer=parts.policy.tokenizer,
+        state={"optimiser": parts.updater.optimiser.state(), "seconds": seconds},
+        keep=parts.config.run.save_total_limit,
+    )
+
+
+def _finish(parts: Parts, seconds: float) -> dict[str, Any]:
+    """The last evaluation, the final model, train_results.json and the report."""
+    after = evaluate(parts, parts.plan.num_steps)
+    if parts.plan.save_every:
+        save(parts, parts.plan.num_steps, seconds)
+    save_model(parts.policy.model, parts.policy.tokenizer, parts.folder / "final_model")
+    results: dict[str, Any] = {"steps": parts.plan.num_steps, "seconds": round(seconds, 1)}
+    start = parts.folder / "eval_results" / "eval_step_0.json"
+    if after is not None and start.is_file():
+        before = json.loads(start.read_text(encoding="utf-8"))["summary"]
+        summary = after.summary()
+        results |= {
+            "accuracy_before": before["accuracy"],
+            "accuracy_after": summary["accuracy"],
+            "greedy_before": before["greedy_accuracy"],
+            "greedy_after": summary["greedy_accuracy"],
+            "eval_temperature": after.temperature,
+            "versus_start": summary["versus_start"],
+        }
+    write_aside(parts.folder / "train_results.json", json.dumps(results, indent=1))
+    report = write_report(parts.folder)
+    _say_goodbye(parts, results, report)
+    return results
+
+
+def _say_goodbye(parts: Parts, results: dict[str, Any], report: Path) -> None:
+    def shown(accuracy: dict[str, float] | None) -> str:
+        if accuracy is None:
+            return "-"
+        return f"{accuracy['mean']:.1%} [{accuracy['low']:.1%}, {accuracy['high']:.1%}]"
+
+    if "accuracy_after" in results:
+        temperature = results["eval_temperature"]
+        problems = results["accuracy_after"]["num_problems"]
+        logger.info("")
+        logger.info(f"On {problems} problems it never trained on, with 95 % intervals:")
+        logger.info(f"  before  {shown(results['accuracy_before'])} at temperature {temperature:g}, greedy {shown(results['greedy_before'])}")
+        logger.info(f"  after   {shown(results['accuracy_after'])} at temperature {temperature:g}, greedy {shown(results['greedy_after'])}")
+    logger.info(f"{results['steps']} steps in {results['seconds']:.0f} s. The model is in {parts.folder / 'final_model'},")
+    logger.info(f"the report in {report}: open it in a browser.")
+
+
+def evaluate_only(loaded: Loaded) -> dict[str, Any]:
+    """Measure `checkpoint_path` (or the model itself) on the fixed problems."""
+    config = loaded.config
+    folder = path_of(config)
+    folder.mkdir(parents=True, exist_ok=True)
+    setup_logging(folder)
+    for note in loaded.notes:
+        logger.info(note)
+    problems = eval_problems(config)
+    if not problems:
+        raise UserError("There is nothing to evaluate: set eval_num_samples to how many problems you want.")
+    weights = config.evaluation.checkpoint_path
+    if weights is not None and not Path(weights).is_dir():
+        raise UserError(f"checkpoint_path: there is no folder '{weights}': give a checkpoint-N or final_model folder.")
+    with contextlib.ExitStack() as stack:
+        scorer = stack.enter_context(Scorer(config))
+        policy = load_policy(config.model, weights)
+        logger.info(describe_model(policy, config))
+        _, collector = _sampling_parts(config, policy, scorer, stack)
+        name = Path(weights).name if weights else "model"
+        evaluator = Evaluator(config, problems, collector, folder / "evaluations" / name)
+        result = evaluator.run(0, greedy=config.evaluation.eval_greedy)
+    show(result, num_examples=config.evaluation.eval_num_examples_to_print)
+    logger.info(headline(result))
+    return result.summary()
+
+
+class Clock:
+    """Where a step's time went."""
+
+    def __init__(self) -> None:
+        self.begun = time.monotonic()
+        self.seconds: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        begun = time.monotonic()
+        yield
+        self.seconds[stage] = time.monotonic() - begun
+
+    def row(self, num_tokens: int) -> dict[str, float]:
+        total = time.monotonic() - self.begun
+        working = self.seconds["rollout"] + self.seconds["update"]
+        return {
+            **{f"time/{stage}": seconds for stage, seconds in self.seconds.items()},
+            "time/step": total,
+            "tokens_per_s": num_tokens / working,
+            "rollout_tokens_per_s": num_tokens / self.seconds["rollout"],
+        }
