@@ -47,7 +47,9 @@ def make_policy(architecture: str = "llama", seed: int = 0, **changes) -> Policy
     config = getattr(transformers, name)(**{**TINY, **settings, **changes})
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config)
-    with torch.no_grad():  # larger weights, so that logits differ clearly between tokens and attention matters
+    with (
+        torch.no_grad()
+    ):  # larger weights, so that logits differ clearly between tokens and attention matters
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.mul_(4)

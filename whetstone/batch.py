@@ -1,7 +1,8 @@
 """Scored groups and their advantages -> packed micro-batches.
 
-Sequences (prompt + completion) are laid end to end without padding; only completion tokens carry targets. One optimiser step is a
-list of `Batch`es whose token weights are counted over the whole step. Does not run the model.
+Sequences (prompt + completion) are laid end to end without padding; only completion tokens carry targets. One
+optimiser step is a list of `Batch`es whose token weights are counted over the whole step. Does not run the
+model.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,9 @@ from whetstone.types import Finish, Group, Rollout
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Several sequences end to end. T: all tokens; N: completion tokens, each predicted from row `rows[n]`; S: sequences."""
+    """Several sequences end to end. T: all tokens; N: completion tokens, each predicted from row `rows[n]`;
+    S: sequences.
+    """
 
     token_ids: Tensor  # [T]
     position_ids: Tensor  # [T], from 0 in every sequence
@@ -47,7 +50,9 @@ class Sample:
 
 
 def make_samples(groups: Sequence[Group], advantages_PG: Tensor, config: Config) -> list[Sample]:
-    """One sample per rollout, in order; truncated ones are left out of the loss where the configuration says so."""
+    """One sample per rollout, in order; truncated ones are left out of the loss where the configuration says
+    so.
+    """
     return [
         Sample(
             rollout=rollout,
@@ -69,7 +74,9 @@ def split(samples: list[Sample], parts: int, seed: int) -> list[list[Sample]]:
 
 
 def pack(samples: list[Sample], max_tokens: int) -> list[Batch]:
-    """Micro-batches of at most `max_tokens` tokens (a longer sequence gets one of its own), of like lengths and like sizes."""
+    """Micro-batches of at most `max_tokens` tokens (a longer sequence gets one of its own), of like lengths
+    and like sizes.
+    """
     ordered = sorted(samples, key=lambda sample: -sample.num_tokens)
     total = sum(sample.num_tokens for sample in ordered)
     # Even shares instead of full bins and a nearly empty last one.

@@ -1,8 +1,9 @@
 """Save, find, verify, resume exactly.
 
-`checkpoint-N/` is an ordinary transformers (or peft) folder plus `trainer_state.pt` (optimiser, schedule, master weights) and `whetstone.json`
-(step, sizes of all files), which is written last. A folder is written aside and renamed, so one that has its final name is whole. Nothing else is needed
-to resume: problems and samples are functions of (seed, step).
+`checkpoint-N/` is an ordinary transformers (or peft) folder plus `trainer_state.pt` (optimiser, schedule,
+master weights) and `whetstone.json` (step, sizes of all files), which is written last. A folder is written
+aside and renamed, so one that has its final name is whole. Nothing else is needed to resume: problems and
+samples are functions of (seed, step).
 """
 
 import json
@@ -37,13 +38,19 @@ def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
     _put_in_place(aside, folder)
 
 
-def save_checkpoint(run: Path, *, step: int, model: Any, tokenizer: Any, state: dict[str, Any], keep: int | None) -> Path:
+def save_checkpoint(
+    run: Path, *, step: int, model: Any, tokenizer: Any, state: dict[str, Any], keep: int | None
+) -> Path:
     """Write `checkpoint-<step>`; then remove the oldest beyond `keep`."""
     folder = run / f"checkpoint-{step}"
     aside = _aside(folder)
     _write_model(model, tokenizer, aside)
     torch.save(state, aside / STATE)
-    sizes = {str(path.relative_to(aside)): path.stat().st_size for path in sorted(aside.rglob("*")) if path.is_file()}
+    sizes = {
+        str(path.relative_to(aside)): path.stat().st_size
+        for path in sorted(aside.rglob("*"))
+        if path.is_file()
+    }
     (aside / MARK).write_text(json.dumps({"step": step, "files": sizes}, indent=1))
     _put_in_place(aside, folder)
     if keep is not None:
@@ -79,20 +86,30 @@ def problems(folder: Path) -> str | None:
 
 
 def find(run: Path, *, resume_from: str | bool | None, auto_resume: bool) -> Checkpoint | None:
-    """The checkpoint to go on from: the one that was named, else the newest whole one if that was asked for."""
+    """The checkpoint to go on from: the one that was named, else the newest whole one if that was asked
+    for.
+    """
     if isinstance(resume_from, str) and resume_from.lower() not in ("true", "false", ""):
         folder = Path(resume_from) if Path(resume_from).is_dir() else run / resume_from
         reason = problems(folder)
         if reason:
-            there = ", ".join(sorted(checkpoint.folder.name for checkpoint in whole_checkpoints(run))) or "none"
-            raise UserError(f"resume_from_checkpoint: {folder} can't be used, since {reason}. Whole checkpoints of this run: {there}.")
+            there = (
+                ", ".join(sorted(checkpoint.folder.name for checkpoint in whole_checkpoints(run))) or "none"
+            )
+            raise UserError(
+                f"resume_from_checkpoint: {folder} can't be used, since {reason}. Whole checkpoints of this "
+                f"run: {there}."
+            )
         return Checkpoint(folder=folder, step=json.loads((folder / MARK).read_text())["step"])
     explicit = resume_from is True or str(resume_from).lower() == "true"
     if not explicit and not auto_resume:
         return None
     newest = max(whole_checkpoints(run), key=lambda checkpoint: checkpoint.step, default=None)
     if newest is None and explicit:
-        raise UserError(f"resume_from_checkpoint: {run} holds no whole checkpoint to go on from: name one, or leave the key out to begin anew.")
+        raise UserError(
+            f"resume_from_checkpoint: {run} holds no whole checkpoint to go on from: name one, or leave the "
+            "key out to begin anew."
+        )
     return newest
 
 

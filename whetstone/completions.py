@@ -1,4 +1,6 @@
-"""What a step's completions said: written into `completions/`, and shown in the terminal where that is asked for."""
+"""What a step's completions said: written into `completions/`, and shown in the terminal where that is asked
+for.
+"""
 
 import json
 from pathlib import Path

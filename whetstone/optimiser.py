@@ -1,7 +1,8 @@
 """AdamW with the schedule of transformers; half-precision weights train through float32 master copies.
 
-At a learning rate of 1e-6 an update is far below the spacing of bf16 numbers: added to bf16 weights directly it would be lost. So
-bf16 parameters keep a float32 master here; gradients are summed in float32 as they appear, and the rounded master is copied back.
+At a learning rate of 1e-6 an update is far below the spacing of bf16 numbers: added to bf16 weights directly
+it would be lost. So bf16 parameters keep a float32 master here; gradients are summed in float32 as they
+appear, and the rounded master is copied back.
 """
 
 from typing import Any
@@ -16,7 +17,9 @@ from whetstone.errors import UserError
 class Optimiser:
     """step() takes the gradients that backward() left, clips, moves the weights and the schedule."""
 
-    def __init__(self, parameters: list[nn.Parameter], config: UpdateRoom, *, num_steps: int, warmup_steps: int):
+    def __init__(
+        self, parameters: list[nn.Parameter], config: UpdateRoom, *, num_steps: int, warmup_steps: int
+    ):
         self.config = config
         self.parameters = parameters
         self.masters = [self._master(parameter) for parameter in parameters]
@@ -72,7 +75,9 @@ class Optimiser:
         self.schedule.step()
 
     def state(self) -> dict[str, Any]:
-        masters = {i: m for i, (p, m) in enumerate(zip(self.parameters, self.masters, strict=True)) if p is not m}
+        masters = {
+            i: m for i, (p, m) in enumerate(zip(self.parameters, self.masters, strict=True)) if p is not m
+        }
         return {"adam": self.adam.state_dict(), "schedule": self.schedule.state_dict(), "masters": masters}
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -83,7 +88,9 @@ class Optimiser:
                 self.masters[index].copy_(master)
 
 
-def make_schedule(adam: torch.optim.Optimizer, config: UpdateRoom, *, num_steps: int, warmup_steps: int) -> Any:
+def make_schedule(
+    adam: torch.optim.Optimizer, config: UpdateRoom, *, num_steps: int, warmup_steps: int
+) -> Any:
     from transformers.optimization import get_scheduler
     from transformers.trainer_utils import SchedulerType
 
@@ -97,6 +104,10 @@ def make_schedule(adam: torch.optim.Optimizer, config: UpdateRoom, *, num_steps:
         )
     except ValueError:
         names = ", ".join(kind.value for kind in SchedulerType)
-        raise UserError(f"lr_scheduler_type '{config.lr_scheduler_type}' can't be used: choose one of {names}.") from None
+        raise UserError(
+            f"lr_scheduler_type '{config.lr_scheduler_type}' can't be used: choose one of {names}."
+        ) from None
     except TypeError as error:
-        raise UserError(f"lr_scheduler_kwargs does not suit the schedule {config.lr_scheduler_type} ({error}).") from None
+        raise UserError(
+            f"lr_scheduler_kwargs does not suit the schedule {config.lr_scheduler_type} ({error})."
+        ) from None

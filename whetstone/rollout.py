@@ -1,6 +1,7 @@
 """Problems -> scored groups: prompts are encoded, sampled by the engine, and scored as they finish.
 
-The same road serves training and evaluation, which differ only in problems, sampling and seeds. No torch here.
+The same road serves training and evaluation, which differ only in problems, sampling and seeds. No torch
+here.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,7 +26,13 @@ class Collector:
     """Everything that is needed to turn a problem into a scored group."""
 
     def __init__(
-        self, engine: Engine, scorer: Scorer, codec: Codec, *, max_prompt_length: int | None, max_length: int | None
+        self,
+        engine: Engine,
+        scorer: Scorer,
+        codec: Codec,
+        *,
+        max_prompt_length: int | None,
+        max_length: int | None,
     ):
         self.engine = engine
         self.scorer = scorer
@@ -35,13 +42,23 @@ class Collector:
         self.prompts_cut = 0  # by the newest collect
 
     def collect(
-        self, problems: list[Problem], *, num_samples: int, sampling: Sampling, seed_parts: tuple[int | str, ...]
+        self,
+        problems: list[Problem],
+        *,
+        num_samples: int,
+        sampling: Sampling,
+        seed_parts: tuple[int | str, ...],
     ) -> list[Group]:
-        """`num_samples` scored completions of each problem; a sample's seed is (seed_parts, problem, sample)."""
+        """`num_samples` scored completions of each problem; a sample's seed is (seed_parts, problem,
+        sample).
+        """
         self.prompts_cut = 0
         prompts = [self._encode(problem, sampling.max_tokens) for problem in problems]
         requests = [
-            Request(prompt_ids=prompt, seeds=tuple(seeds.seed(*seed_parts, problem.id, n) for n in range(num_samples)))
+            Request(
+                prompt_ids=prompt,
+                seeds=tuple(seeds.seed(*seed_parts, problem.id, n) for n in range(num_samples)),
+            )
             for problem, prompt in zip(problems, prompts, strict=True)
         ]
         sampled, texts = [], []
@@ -49,7 +66,10 @@ class Collector:
             text = self.codec.decode(one.completion.token_ids)
             truncated = one.completion.finish is Finish.LENGTH
             answer = Answer(
-                problem=problems[one.request], text=text, completion_ids=one.completion.token_ids, truncated=truncated
+                problem=problems[one.request],
+                text=text,
+                completion_ids=one.completion.token_ids,
+                truncated=truncated,
             )
             self.scorer.submit(answer)  # scoring goes on while others are still being sampled
             sampled.append(one)
@@ -73,8 +93,10 @@ class Collector:
             self.prompts_cut += 1
         if self.max_length is not None and len(prompt) + max_tokens > self.max_length:
             raise UserError(
-                f"The prompt of {problem.id} has {len(prompt)} tokens, which with {max_tokens} new ones exceeds the {self.max_length} "
-                "that the model allows: lower max_completion_length, make the task's problems shorter, or set max_prompt_length."
+                f"The prompt of {problem.id} has {len(prompt)} tokens, which with {max_tokens} new ones "
+                f"exceeds the {self.max_length} "
+                "that the model allows: lower max_completion_length, make the task's problems shorter, or "
+                "set max_prompt_length."
             )
         return prompt
 
@@ -99,13 +121,17 @@ def rollout_metrics(groups: Iterable[Group]) -> dict[str, float]:
         values = [rollout.score.parts[part] for rollout in rollouts if part in rollout.score.parts]
         row[f"reward/{part}"] = fmean(values)
     for task in sorted({group.problem.task for group in groups}):
-        of_task = [r.score.parts["correct"] for group in groups if group.problem.task == task for r in group.rollouts]
+        of_task = [
+            r.score.parts["correct"] for group in groups if group.problem.task == task for r in group.rollouts
+        ]
         row[f"accuracy/{task}"] = fmean(of_task)
     return row
 
 
 def variance_metrics(groups: Iterable[Group]) -> dict[str, float]:
-    """Shares of prompts whose rewards differ (only they teach anything) and whose answers differ (exploration)."""
+    """Shares of prompts whose rewards differ (only they teach anything) and whose answers differ
+    (exploration).
+    """
     groups = list(groups)
     return {
         "reward_variance_share": fmean(len({r.score.reward for r in group.rollouts}) > 1 for group in groups),

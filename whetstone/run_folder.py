@@ -1,4 +1,5 @@
-"""The folder of a run: opened for a new run, or found again for one that goes on. Nothing in it is ever overwritten silently.
+"""The folder of a run: opened for a new run, or found again for one that goes on. Nothing in it is ever
+overwritten silently.
 
 Knows files and configuration; no model, no metrics.
 """
@@ -17,12 +18,35 @@ from whetstone.metrics import write_aside
 # A resumed run must have the same of these, or its checkpoint does not fit its model.
 FIXED = ("model_name_or_path", "use_peft", "lora_r", "lora_alpha", "lora_target_modules")
 # These steer a run without changing what it computes.
-HARMLESS = (
-    "output_dir", "run_name", "report_to", "wandb_project", "logging_steps", "logging_first_step", "log_reward_variance",
-    "verbose_variance_logging", "log_completions_steps", "save_strategy", "save_steps", "save_total_limit", "auto_resume",
-    "resume_from_checkpoint", "overwrite_output_dir", "eval_num_examples_to_print", "eval_only", "checkpoint_path", "max_steps",
-    "num_train_epochs", "fixed_eval_steps", "micro_batch_tokens", "max_slots", "reward_workers", "gradient_checkpointing",
-)  # fmt: skip
+HARMLESS = frozenset(
+    [
+        "output_dir",
+        "run_name",
+        "report_to",
+        "wandb_project",
+        "logging_steps",
+        "logging_first_step",
+        "log_reward_variance",
+        "verbose_variance_logging",
+        "log_completions_steps",
+        "save_strategy",
+        "save_steps",
+        "save_total_limit",
+        "auto_resume",
+        "resume_from_checkpoint",
+        "overwrite_output_dir",
+        "eval_num_examples_to_print",
+        "eval_only",
+        "checkpoint_path",
+        "max_steps",
+        "num_train_epochs",
+        "fixed_eval_steps",
+        "micro_batch_tokens",
+        "max_slots",
+        "reward_workers",
+        "gradient_checkpointing",
+    ]
+)
 
 
 def path_of(config: Config) -> Path:
@@ -32,7 +56,9 @@ def path_of(config: Config) -> Path:
 def open_run(config: Config) -> tuple[Path, Checkpoint | None, list[str]]:
     """The run's folder, the checkpoint to go on from (None: begin), and what the user should know."""
     folder = path_of(config)
-    found = checkpoint.find(folder, resume_from=config.run.resume_from_checkpoint, auto_resume=config.run.auto_resume)
+    found = checkpoint.find(
+        folder, resume_from=config.run.resume_from_checkpoint, auto_resume=config.run.auto_resume
+    )
     notes = []
     if found is None and _is_used(folder):
         if not config.run.overwrite_output_dir and not config.run.auto_resume:
@@ -84,4 +110,7 @@ def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"The run folder {folder} can't be made ({error.strerror}): set output_dir to a place you may write to.") from None
+        raise UserError(
+            f"The run folder {folder} can't be made ({error.strerror}): set output_dir to a place you may "
+            "write to."
+        ) from None

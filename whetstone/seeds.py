@@ -1,8 +1,9 @@
 """The only source of randomness: every random choice is a pure function of what it is for.
 
-`seed(run, step, problem, sample)` names a sample; `uniforms(seed, start, count)` are its random numbers. Because nothing
-is drawn from a generator that moves on, a run can be stopped and resumed anywhere and makes the same choices.
-Does not touch global generators: whoever needs one (torch, reasoning-gym) is given a seed from here.
+`seed(run, step, problem, sample)` names a sample; `uniforms(seed, start, count)` are its random numbers.
+Because nothing is drawn from a generator that moves on, a run can be stopped and resumed anywhere and makes
+the same choices. Does not touch global generators: whoever needs one (torch, reasoning-gym) is given a seed
+from here.
 """
 
 import hashlib
@@ -20,7 +21,9 @@ def seed(*parts: int | str) -> int:
 
 
 def uniforms(sample_seed: int, start: int, count: int) -> np.ndarray:
-    """The random numbers in [0, 1) of token positions start .. start+count-1 of one sample (splitmix64, 53 bits)."""
+    """The random numbers in [0, 1) of token positions start .. start+count-1 of one sample (splitmix64, 53
+    bits).
+    """
     counter = np.arange(start + 1, start + count + 1, dtype=np.uint64)
     with np.errstate(over="ignore"):
         z = np.uint64(sample_seed & _MASK) + counter * np.uint64(_GOLDEN)

@@ -1,4 +1,6 @@
-"""Ctrl-C and SIGTERM: the first asks for a stop after the current step, so that nothing is lost; the second stops at once."""
+"""Ctrl-C and SIGTERM: the first asks for a stop after the current step, so that nothing is lost; the second
+stops at once.
+"""
 
 import signal
 import threading
@@ -21,7 +23,9 @@ class StopRequest:
                 self._previous[number] = signal.signal(number, self._handle)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
@@ -29,4 +33,6 @@ class StopRequest:
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True
-        rich.get_console().print("Stopping: this step is finished and saved first. Once more stops at once and loses it.")
+        rich.get_console().print(
+            "Stopping: this step is finished and saved first. Once more stops at once and loses it."
+        )

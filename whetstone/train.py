@@ -1,7 +1,8 @@
-"""Build the parts, then the loop: problems -> collect -> advantages -> pack -> update -> evaluate? -> checkpoint? -> log.
+"""Build the parts, then the loop: problems -> collect -> advantages -> pack -> update -> evaluate? ->
+checkpoint? -> log.
 
-`train` runs a configuration from wherever its checkpoint left it; `evaluate_only` measures a model and stops. A step's problems and
-samples are functions of (seed, step), so the loop needs no state but the step.
+`train` runs a configuration from wherever its checkpoint left it; `evaluate_only` measures a model and stops.
+A step's problems and samples are functions of (seed, step), so the loop needs no state but the step.
 """
 
 import contextlib
@@ -59,7 +60,9 @@ class Parts:
 
 
 def train(loaded: Loaded) -> dict[str, Any]:
-    """Run a configuration to its end, or to a stop that was asked for; returns what train_results.json holds."""
+    """Run a configuration to its end, or to a stop that was asked for; returns what train_results.json
+    holds.
+    """
     config = loaded.config
     if config.evaluation.eval_only:
         return evaluate_only(loaded)
@@ -98,11 +101,16 @@ def _loop(parts: Parts, step: int, begun: float) -> int:
                 )
                 parts.engine.sleep()
             with clock("update"):
-                rewards = torch.tensor([[rollout.score.reward for rollout in group.rollouts] for group in groups])
+                rewards = torch.tensor(
+                    [[rollout.score.reward for rollout in group.rollouts] for group in groups]
+                )
                 advantages = group_advantages(rewards, config.loss.scale_rewards)
                 samples = make_samples(groups, advantages, config)
                 seed = seeds.seed(config.run.seed, "update", step)
-                minibatches = [pack(part, config.update.micro_batch_tokens) for part in split(samples, plan.minibatches, seed)]
+                minibatches = [
+                    pack(part, config.update.micro_batch_tokens)
+                    for part in split(samples, plan.minibatches, seed)
+                ]
                 row = parts.updater.step(minibatches, seed)
             step += plan.updates_per_batch
             parts.engine.update_weights(step)
@@ -113,13 +121,17 @@ def _loop(parts: Parts, step: int, begun: float) -> int:
             with clock("save"):
                 if plan.is_due(plan.save_every, step) or (stop.requested and step < plan.num_steps):
                     save(parts, step, time.monotonic() - begun)
-            row |= clock.row(num_tokens=sum(len(r.completion.token_ids) for group in groups for r in group.rollouts))
+            row |= clock.row(
+                num_tokens=sum(len(r.completion.token_ids) for group in groups for r in group.rollouts)
+            )
             parts.metrics.log(step, row)
             progress.update(step, row)
     return step
 
 
-def build(config: Config, folder: Path, found: Checkpoint | None, stack: contextlib.ExitStack) -> tuple[Parts, float]:
+def build(
+    config: Config, folder: Path, found: Checkpoint | None, stack: contextlib.ExitStack
+) -> tuple[Parts, float]:
     """Every part of a run, and the seconds it had been running before `found` was saved."""
     torch.manual_seed(config.run.seed)  # a new LoRA adapter begins with random numbers
     tasks = build_tasks(config, "train")
@@ -169,7 +181,9 @@ def build(config: Config, folder: Path, found: Checkpoint | None, stack: context
     return parts, seconds
 
 
-def _sampling_parts(config: Config, policy: Policy, scorer: Scorer, stack: contextlib.ExitStack) -> tuple[Engine, Collector]:
+def _sampling_parts(
+    config: Config, policy: Policy, scorer: Scorer, stack: contextlib.ExitStack
+) -> tuple[Engine, Collector]:
     engine = make_engine(config, policy)
     stack.callback(engine.close)
     collector = Collector(
@@ -194,7 +208,9 @@ def training_sampling(config: Config) -> Sampling:
 
 
 def describe(parts: Parts, step: int, groups: list[Group]) -> dict[str, float]:
-    """The numbers of a step's rollouts; its completions go to the folder, and to the terminal where asked for."""
+    """The numbers of a step's rollouts; its completions go to the folder, and to the terminal where asked
+    for.
+    """
     run, plan = parts.config.run, parts.plan
     if plan.is_due(run.log_completions_steps, step) or step == plan.updates_per_batch:
         write_completions(parts.folder, step, groups)
@@ -210,7 +226,8 @@ def describe_model(policy: Policy, config: Config) -> str:
     total = sum(parameter.numel() for parameter in policy.model.parameters())
     trained = sum(parameter.numel() for parameter in policy.parameters)
     precision = str(policy.lm.dtype).removeprefix("torch.")
-    text = f"{config.model.model_name_or_path}: {total:,} parameters, {trained:,} trained, {precision} on {policy.device}"
+    name = config.model.model_name_or_path
+    text = f"{name}: {total:,} parameters, {trained:,} trained, {precision} on {policy.device}"
     if config.model.bf16 and policy.device.type == "cpu":
         text += " (bf16 was asked for, but float32 is faster on a CPU)"
     return text
@@ -276,9 +293,18 @@ def _say_goodbye(parts: Parts, results: dict[str, Any], report: Path) -> None:
         problems = results["accuracy_after"]["num_problems"]
         logger.info("")
         logger.info(f"On {problems} problems it never trained on, with 95 % intervals:")
-        logger.info(f"  before  {shown(results['accuracy_before'])} at temperature {temperature:g}, greedy {shown(results['greedy_before'])}")
-        logger.info(f"  after   {shown(results['accuracy_after'])} at temperature {temperature:g}, greedy {shown(results['greedy_after'])}")
-    logger.info(f"{results['steps']} steps in {results['seconds']:.0f} s. The model is in {parts.folder / 'final_model'},")
+        logger.info(
+            f"  before  {shown(results['accuracy_before'])} at temperature {temperature:g}, greedy "
+            f"{shown(results['greedy_before'])}"
+        )
+        logger.info(
+            f"  after   {shown(results['accuracy_after'])} at temperature {temperature:g}, greedy "
+            f"{shown(results['greedy_after'])}"
+        )
+    logger.info(
+        f"{results['steps']} steps in {results['seconds']:.0f} s. The model is in "
+        f"{parts.folder / 'final_model'},"
+    )
     logger.info(f"the report in {report}: open it in a browser.")
 
 
@@ -295,7 +321,9 @@ def evaluate_only(loaded: Loaded) -> dict[str, Any]:
         raise UserError("There is nothing to evaluate: set eval_num_samples to how many problems you want.")
     weights = config.evaluation.checkpoint_path
     if weights is not None and not Path(weights).is_dir():
-        raise UserError(f"checkpoint_path: there is no folder '{weights}': give a checkpoint-N or final_model folder.")
+        raise UserError(
+            f"checkpoint_path: there is no folder '{weights}': give a checkpoint-N or final_model folder."
+        )
     with contextlib.ExitStack() as stack:
         scorer = stack.enter_context(Scorer(config))
         policy = load_policy(config.model, weights)

@@ -49,7 +49,9 @@ class Score:
     reward: float  # what training maximises
     parts: Mapping[str, float]  # "correct", "accuracy", "format", ... each unweighted
     answer: str | None  # what was taken for the answer, None where there was none
-    failure: str | None = None  # why scoring failed ("timeout", "crash", "error: ..."), None when it went well
+    failure: str | None = (
+        None  # why scoring failed ("timeout", "crash", "error: ..."), None when it went well
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,8 @@
 """Packed batches -> optimiser steps.
 
-One call of `Updater.step` uses one batch of rollouts: `num_iterations` times over its `minibatches` parts, an optimiser step each,
-every step accumulated over packed micro-batches. Knows losses, the policy and its optimiser; nothing of problems or engines.
+One call of `Updater.step` uses one batch of rollouts: `num_iterations` times over its `minibatches` parts, an
+optimiser step each, every step accumulated over packed micro-batches. Knows losses, the policy and its
+optimiser; nothing of problems or engines.
 """
 
 import math
@@ -28,7 +29,9 @@ class Updater:
     def __init__(self, policy: Policy, config: Config, plan: Plan, reference: nn.Module | None):
         self.policy = policy
         self.config = config
-        self.optimiser = Optimiser(policy.parameters, config.update, num_steps=plan.num_steps, warmup_steps=plan.warmup_steps)
+        self.optimiser = Optimiser(
+            policy.parameters, config.update, num_steps=plan.num_steps, warmup_steps=plan.warmup_steps
+        )
         self.frozen = reference  # None without beta, and with LoRA, whose base weights are the reference
         self.skipped_in_a_row = 0
 
@@ -41,8 +44,9 @@ class Updater:
         self.policy.model.train()
         minibatches = [[batch.to(self.policy.device) for batch in part] for part in minibatches]
         reference = [[self._reference(batch) for batch in part] for part in minibatches]
-        # With several parts the later ones meet a policy that has moved: their old logprobs must be taken before. With one part, the
-        # first iteration is on-policy by construction and leaves its logprobs for the others: no extra pass.
+        # With several parts the later ones meet a policy that has moved: their old logprobs must be taken
+        # before. With one part, the first iteration is on-policy by construction and leaves its logprobs for
+        # the others: no extra pass.
         old: list[list[Tensor | None]] = [[None] * len(part) for part in minibatches]
         if len(minibatches) > 1:
             old = [[self._logprobs_now(batch) for batch in part] for part in minibatches]
@@ -78,7 +82,9 @@ class Updater:
         old = logprobs.detach() if old is None else old
         keep = None
         if config.off_policy_mask_threshold is not None:
-            drift_S = sequence_mean(batch.sampler_logprobs - logprobs.detach(), batch.sequence, len(batch.lengths))
+            drift_S = sequence_mean(
+                batch.sampler_logprobs - logprobs.detach(), batch.sequence, len(batch.lengths)
+            )
             advantage_S = sequence_mean(batch.advantages, batch.sequence, len(batch.lengths))
             keep = off_policy_keep(advantage_S, drift_S, config.off_policy_mask_threshold)[batch.sequence]
         outputs = policy_loss(
@@ -132,7 +138,8 @@ class Updater:
         self.skipped_in_a_row += 1
         if self.skipped_in_a_row >= self.config.update.max_skipped_steps:
             raise UserError(
-                f"{self.skipped_in_a_row} steps in a row had a loss ({loss}) or gradient norm ({norm}) that is not finite, and were skipped: "
+                f"{self.skipped_in_a_row} steps in a row had a loss ({loss}) or gradient norm ({norm}) that "
+                "is not finite, and were skipped: "
                 "lower learning_rate, or go back to an earlier checkpoint with resume_from_checkpoint."
             )
 

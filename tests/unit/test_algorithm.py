@@ -40,7 +40,12 @@ def loss_and_gradient(config: LossRoom, reference=None, keep=None):
     logprobs = (old + RATIOS.log()).requires_grad_()
     entropy = (logprobs * 0 + 1.3) + logprobs  # any function of the logprobs will do
     inputs = LossInputs(
-        logprobs=logprobs, old_logprobs=old, advantages=ADVANTAGES, entropy=entropy, reference_logprobs=reference, keep=keep
+        logprobs=logprobs,
+        old_logprobs=old,
+        advantages=ADVANTAGES,
+        entropy=entropy,
+        reference_logprobs=reference,
+        keep=keep,
     )
     outputs = policy_loss(inputs, config)
     (gradient,) = torch.autograd.grad(outputs.loss.sum(), logprobs)
@@ -64,7 +69,9 @@ def test_clip_higher_and_two_sided_clip():
 
 
 def test_kl_penalty_and_its_gradient():
-    reference = torch.tensor([-1.0, -2.0, -0.5, -0.7], dtype=torch.float64)  # d = reference - logprob = -log ratio
+    reference = torch.tensor(
+        [-1.0, -2.0, -0.5, -0.7], dtype=torch.float64
+    )  # d = reference - logprob = -log ratio
     outputs, gradient = loss_and_gradient(LossRoom(epsilon=0.2, beta=0.1), reference=reference)
     expected = [1 / r + math.log(r) - 1 for r in RATIOS.tolist()]
     assert torch.allclose(outputs.kl, torch.tensor(expected, dtype=torch.float64))

@@ -20,7 +20,9 @@ def collect(engine, requests, sampling):
 
 def trainer_logprobs(policy, prompt, completion, temperature=1.0):
     ids = torch.tensor([*prompt, *completion.token_ids])
-    hidden = policy.hidden(ids[None], torch.arange(len(ids))[None], PackedAttention([len(ids)], policy.device))
+    hidden = policy.hidden(
+        ids[None], torch.arange(len(ids))[None], PackedAttention([len(ids)], policy.device)
+    )
     logprobs = (policy.head(hidden[0]) / temperature).log_softmax(-1)
     rows = torch.arange(len(prompt) - 1, len(ids) - 1)
     return logprobs[rows, torch.tensor(completion.token_ids)]
@@ -36,8 +38,8 @@ def test_greedy_tokens_equal_those_of_generate(architecture):
     policy.set_attention("eager")
     for number, prompt in enumerate(PROMPTS):
         theirs = policy.lm.generate(
-            torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)), max_new_tokens=24, do_sample=False,
-            eos_token_id=None, pad_token_id=0,
+            torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)), max_new_tokens=24,
+            do_sample=False, eos_token_id=None, pad_token_id=0,
         )  # fmt: skip
         assert list(ours[number, 0].token_ids) == theirs[0, len(prompt) :].tolist()
     policy.set_attention(NAME)
@@ -82,11 +84,16 @@ def test_stop_token_ends_a_completion_and_is_part_of_it(policy):
 def test_completions_carry_the_version_of_the_weights(policy):
     engine = NativeEngine(policy, 4)
     engine.update_weights(7)
-    assert collect(engine, [Request(prompt_ids=(4,), seeds=(1,))], Sampling(max_tokens=2))[0, 0].policy_version == 7
+    assert (
+        collect(engine, [Request(prompt_ids=(4,), seeds=(1,))], Sampling(max_tokens=2))[0, 0].policy_version
+        == 7
+    )
 
 
 def test_a_generator_left_halfway_keeps_gradients_on(policy):
-    stream = NativeEngine(policy, 4).generate([Request(prompt_ids=(4, 5), seeds=(1, 2, 3))], Sampling(max_tokens=9))
+    stream = NativeEngine(policy, 4).generate(
+        [Request(prompt_ids=(4, 5), seeds=(1, 2, 3))], Sampling(max_tokens=9)
+    )
     next(stream)
     assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
 
@@ -114,13 +121,25 @@ def drawn(uniform, **settings):
 
 def test_a_uniform_number_picks_by_the_cumulative_distribution():
     # cumulative: 0.5, 0.8, 0.95, 1.0
-    assert [drawn(u)[0] for u in (0.0, 0.49, 0.51, 0.79, 0.81, 0.94, 0.96, 0.9999999)] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert [drawn(u)[0] for u in (0.0, 0.49, 0.51, 0.79, 0.81, 0.94, 0.96, 0.9999999)] == [
+        0,
+        0,
+        1,
+        1,
+        2,
+        2,
+        3,
+        3,
+    ]
     assert drawn(0.6)[1] == pytest.approx(0.3)
 
 
 def test_filters_renormalise_what_they_leave():
     assert drawn(0.99, top_k=2) == (1, pytest.approx(0.3 / 0.8))
-    assert drawn(0.99, top_p=0.9) == (2, pytest.approx(0.15 / 0.95))  # 0.5 + 0.3 < 0.9: the third is still needed
+    assert drawn(0.99, top_p=0.9) == (
+        2,
+        pytest.approx(0.15 / 0.95),
+    )  # 0.5 + 0.3 < 0.9: the third is still needed
     assert drawn(0.99, min_p=0.5) == (1, pytest.approx(0.3 / 0.8))  # at least half as likely as the likeliest
     assert drawn(0.99, top_p=0.01) == (0, pytest.approx(1.0))
 

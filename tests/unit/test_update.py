@@ -1,4 +1,6 @@
-"""The update against a plain float64 reference: padded-free packing, micro-batches, references, masters, skipping."""
+"""The update against a plain float64 reference: padded-free packing, micro-batches, references, masters,
+skipping.
+"""
 
 import math
 
@@ -25,7 +27,10 @@ def make_samples(policy, sampler_shift=0.0):
         ids = torch.randint(3, 97, (prompt + completion,), generator=generator).tolist()
         logprobs = sequence_logprobs(policy, ids, prompt).detach() + sampler_shift
         done = Completion(
-            token_ids=tuple(ids[prompt:]), logprobs=tuple(logprobs.tolist()), finish=Finish.STOP, policy_version=0
+            token_ids=tuple(ids[prompt:]),
+            logprobs=tuple(logprobs.tolist()),
+            finish=Finish.STOP,
+            policy_version=0,
         )
         score = Score(reward=0.0, parts={"correct": 0.0}, answer=None)
         rollout = Rollout(prompt_ids=tuple(ids[:prompt]), completion=done, text="", score=score)
@@ -50,7 +55,12 @@ def reference_gradient(policy, samples, loss_type, temperature):
     loss = torch.zeros((), dtype=torch.float64)
     for s in samples:
         length = len(s.rollout.completion.token_ids)
-        weight = {"grpo": 1 / (length * len(samples)), "dapo": 1 / total, "bnpo": 1 / total, "dr_grpo": 1 / (len(samples) * 16)}
+        weight = {
+            "grpo": 1 / (length * len(samples)),
+            "dapo": 1 / total,
+            "bnpo": 1 / total,
+            "dr_grpo": 1 / (len(samples) * 16),
+        }
         ids = [*s.rollout.prompt_ids, *s.rollout.completion.token_ids]
         logprobs = sequence_logprobs(policy, ids, len(s.rollout.prompt_ids), temperature)
         loss = loss - weight[loss_type] * s.advantage * logprobs.sum()
@@ -66,7 +76,13 @@ def flat_gradient(policy):
 
 
 def updater_for(policy, reference=None, **flat):
-    flat = {"max_steps": 4, "max_completion_length": 16, "learning_rate": 1e-3, "lr_scheduler_type": "constant", **flat}
+    flat = {
+        "max_steps": 4,
+        "max_completion_length": 16,
+        "learning_rate": 1e-3,
+        "lr_scheduler_type": "constant",
+        **flat,
+    }
     config = build(flat)
     return Updater(policy, config, make_plan(config, num_problems=100), reference)
 
@@ -99,7 +115,9 @@ def test_gradient_does_not_depend_on_micro_batches_or_order():
     samples = make_samples(policy)
     gradients = []
     for budget, order in ((1000, 1), (20, 1), (1, 1), (35, -1)):
-        gradient, row = gradient_of(updater_for(policy, loss_type="grpo"), pack(samples[::order], max_tokens=budget))
+        gradient, _ = gradient_of(
+            updater_for(policy, loss_type="grpo"), pack(samples[::order], max_tokens=budget)
+        )
         policy.model.zero_grad()
         gradients.append(gradient)
     for gradient in gradients[1:]:
@@ -164,10 +182,12 @@ def test_lora_reference_is_the_adapter_switched_off():
     rows = [updater.step([pack(samples, 100)], seed=0) for _ in range(3)]
     assert rows[0]["kl"] == pytest.approx(0.0, abs=1e-6) and rows[2]["kl"] > 1e-4
     with policy.reference(None) as reference:
-        expected = [sequence_logprobs(make_policy(), [*s.rollout.prompt_ids, *s.rollout.completion.token_ids], len(s.rollout.prompt_ids)) for s in samples]  # fmt: skip
         (batch,) = pack(samples, 1000)
-        ordered = sorted(range(len(samples)), key=lambda i: -samples[i].num_tokens)
-        assert torch.allclose(reference.logprobs(batch, 1.0)[0], torch.cat([expected[i] for i in ordered]), atol=1e-5)
+        untouched, expected = make_policy(), []
+        for sample in sorted(samples, key=lambda s: -s.num_tokens):
+            prompt, completion = sample.rollout.prompt_ids, sample.rollout.completion.token_ids
+            expected.append(sequence_logprobs(untouched, [*prompt, *completion], len(prompt)))
+        assert torch.allclose(reference.logprobs(batch, 1.0)[0], torch.cat(expected), atol=1e-5)
 
 
 def test_second_iteration_uses_the_ratio_to_the_first():
@@ -181,9 +201,13 @@ def test_second_iteration_uses_the_ratio_to_the_first():
 
 def test_off_policy_mask_drops_bad_sequences_that_fell():
     policy = make_policy()
-    samples = make_samples(policy, sampler_shift=0.5)  # as if the engine had found them likelier by 0.5 a token
+    samples = make_samples(
+        policy, sampler_shift=0.5
+    )  # as if the engine had found them likelier by 0.5 a token
     row = updater_for(policy, off_policy_mask_threshold=0.4).step([pack(samples, 100)], seed=0)
-    bad = sum(completion for (_, completion), advantage in zip(SIZES, ADVANTAGES, strict=True) if advantage < 0)
+    bad = sum(
+        completion for (_, completion), advantage in zip(SIZES, ADVANTAGES, strict=True) if advantage < 0
+    )
     assert row["off_policy_masked_share"] == pytest.approx(bad / sum(c for _, c in SIZES))
 
 

@@ -1,7 +1,8 @@
 """The policy losses, per token and unreduced. Pure: tensors and configuration in, tensors out.
 
-`policy_loss` reads LossInputs and returns LossOutputs; `reduce.py` has weighted each token beforehand, so the loss of a
-step is the plain sum of weight x token loss, whatever the micro-batches. All tensors are [N], one entry per completion token.
+`policy_loss` reads LossInputs and returns LossOutputs; `reduce.py` has weighted each token beforehand, so the
+loss of a step is the plain sum of weight x token loss, whatever the micro-batches. All tensors are [N], one
+entry per completion token.
 """
 
 from dataclasses import dataclass
@@ -32,7 +33,10 @@ class LossOutputs:
 
 def policy_loss(inputs: LossInputs, config: LossRoom) -> LossOutputs:
     """Clipped policy gradient (PPO's, as GRPO uses it) plus beta x KL minus entropy_coef x entropy."""
-    low, high = 1 - config.epsilon, 1 + (config.epsilon if config.epsilon_high is None else config.epsilon_high)
+    low, high = (
+        1 - config.epsilon,
+        1 + (config.epsilon if config.epsilon_high is None else config.epsilon_high),
+    )
     advantages = inputs.advantages
     ratio = torch.exp(inputs.logprobs - inputs.old_logprobs)
     bounded = ratio if config.delta is None else ratio.clamp(max=config.delta)

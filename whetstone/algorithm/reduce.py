@@ -1,6 +1,8 @@
-"""How token losses become one number: a weight for every token, counted over the whole optimiser step before any backward pass.
+"""How token losses become one number: a weight for every token, counted over the whole optimiser step before
+any backward pass.
 
-Because the weights are fixed first, the gradient does not depend on micro-batches, packing or the number of devices.
+Because the weights are fixed first, the gradient does not depend on micro-batches, packing or the number of
+devices.
 """
 
 import torch

@@ -4,4 +4,17 @@ from whetstone.config.load import Loaded, build, dump, find, flatten, load, near
 from whetstone.config.plan import Plan, make_plan
 from whetstone.config.rooms import Config, TaskSpec
 
-__all__ = ["Config", "Loaded", "Plan", "TaskSpec", "build", "dump", "find", "flatten", "load", "make_plan", "nearest", "recipe_folders"]
+__all__ = [
+    "Config",
+    "Loaded",
+    "Plan",
+    "TaskSpec",
+    "build",
+    "dump",
+    "find",
+    "flatten",
+    "load",
+    "make_plan",
+    "nearest",
+    "recipe_folders",
+]

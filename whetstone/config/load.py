@@ -1,6 +1,7 @@
 """A flat YAML file and `key=value` words -> a `Config`, with a note of where each value came from.
 
-Refuses what it does not know, with the nearest name it does. Does no arithmetic (`plan.py`) and loads no model or data.
+Refuses what it does not know, with the nearest name it does. Does no arithmetic (`plan.py`) and loads no
+model or data.
 """
 
 import difflib
@@ -17,7 +18,8 @@ from whetstone.config.names import CONVERTED, RENAMED, WITHOUT_EFFECT
 from whetstone.config.rooms import Config
 from whetstone.errors import UserError
 
-ROOM_OF = {key: room for room, field in Config.model_fields.items() for key in field.annotation.model_fields}  # type: ignore[union-attr]
+ROOM_OF = {key: room for room, field in Config.model_fields.items() for key in field.annotation.model_fields}
+# type: ignore[union-attr]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +90,10 @@ def find(source: str | os.PathLike[str]) -> Path:
             if candidate.is_file():
                 return candidate
     shipped = ", ".join(sorted({path.stem for folder in recipe_folders() for path in folder.glob("*.yaml")}))
-    raise UserError(f"There is no configuration file '{source}': give the path of a YAML file, or one of the recipes {shipped}.")
+    raise UserError(
+        f"There is no configuration file '{source}': give the path of a YAML file, or one of the recipes "
+        f"{shipped}."
+    )
 
 
 def recipe_folders() -> list[Path]:
@@ -101,19 +106,25 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         data = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
     except yaml.YAMLError as error:
-        where = f" near line {error.problem_mark.line + 1}" if getattr(error, "problem_mark", None) else ""  # type: ignore[attr-defined]
+        mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
+        where = f" near line {mark.line + 1}" if mark else ""
         raise UserError(f"{path} is not readable as YAML{where}: check its indentation and quotes.") from None
     except UnicodeDecodeError:
         raise UserError(f"{path} is not a text file: give a YAML file.") from None
     if data is None:
         return {}
     if not isinstance(data, dict):
-        raise UserError(f"{path} holds a {type(data).__name__}, not keys and values: write lines such as 'max_steps: 100'.")
+        raise UserError(
+            f"{path} holds a {type(data).__name__}, not keys and values: write lines such as 'max_steps: "
+            "100'."
+        )
     return {str(key): value for key, value in data.items()}
 
 
 def parse_overrides(words: Iterable[str]) -> dict[str, Any]:
-    """`key=value`, `--key=value`, `--key value` and a bare `--switch` (true) -> flat keys; values are read as YAML."""
+    """`key=value`, `--key=value`, `--key value` and a bare `--switch` (true) -> flat keys; values are read as
+    YAML.
+    """
     words = list(words)
     values: dict[str, Any] = {}
     while words:
@@ -131,7 +142,9 @@ def parse_overrides(words: Iterable[str]) -> dict[str, Any]:
     return values
 
 
-def _understand(values: dict[str, Any], before: dict[str, Any], origin: str, notes: list[str]) -> dict[str, Any]:
+def _understand(
+    values: dict[str, Any], before: dict[str, Any], origin: str, notes: list[str]
+) -> dict[str, Any]:
     """Translate other trainers' names; refuse unknown ones."""
     ours: dict[str, Any] = {}
     for key, value in values.items():
@@ -151,7 +164,10 @@ def _understand(values: dict[str, Any], before: dict[str, Any], origin: str, not
         elif key in WITHOUT_EFFECT:
             notes.append(f"{key} ({origin}) has no effect: {WITHOUT_EFFECT[key]}.")
         else:
-            raise UserError(f"There is no key '{key}' ({origin}){nearest(key, [*ROOM_OF, *RENAMED, *CONVERTED])}; `whet config` lists them all.")
+            raise UserError(
+                f"There is no key '{key}' ({origin}){nearest(key, [*ROOM_OF, *RENAMED, *CONVERTED])}; `whet "
+                "config` lists them all."
+            )
     return ours
 
 
@@ -182,4 +198,4 @@ def _help(key: str) -> str:
     if room is None:
         return ""
     field = Config.model_fields[room].annotation.model_fields[key]  # type: ignore[union-attr]
-    return f" Its meaning: {field.description}" if field.description else ""
+    return f" Its meaning: {' '.join(field.description.split())}" if field.description else ""

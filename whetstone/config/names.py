@@ -1,4 +1,6 @@
-"""Names from other trainers, and what they are taken for here. One table; `load.py` applies it and the run says so."""
+"""Names from other trainers, and what they are taken for here. One table; `load.py` applies it and the run
+says so.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -38,7 +40,8 @@ def _resume_steps(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
 
 
 def _updates_per_rollout(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
-    # RL2 and its kin cut one batch of rollouts into so many updates; TRL says the same with steps_per_generation.
+    # RL2 and its kin cut one batch of rollouts into so many updates; TRL says the same with
+    # steps_per_generation.
     return {"steps_per_generation": int(value) * int(flat.get("gradient_accumulation_steps", 1))}
 
 
@@ -56,7 +59,9 @@ def _max_model_len(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
 def _data_path(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
     datasets = flat.get("datasets") or {"math": {}}
     if not isinstance(datasets, dict) or len(datasets) != 1:
-        raise ValueError("data_path names one file, but datasets has several tasks: give each its own config: {path: ...}")
+        raise ValueError(
+            "data_path names one file, but datasets has several tasks: give each its own config: {path: ...}"
+        )
     ((name, spec),) = datasets.items()
     spec = dict(spec or {})
     return {"datasets": {name: {**spec, "config": {**(spec.get("config") or {}), "path": value}}}}
@@ -73,5 +78,6 @@ CONVERTED: dict[str, Callable[[Any, dict[str, Any]], dict[str, Any]]] = {
 
 # known elsewhere, without a meaning here, and why
 WITHOUT_EFFECT: dict[str, str] = {
-    "offload_model": "the native engine samples from the policy's own weights, so there is no second copy to offload",
+    "offload_model": "the native engine samples from the policy's own weights, so there is no second copy "
+    "to offload",
 }

@@ -1,7 +1,8 @@
 """Batch arithmetic, done once: how many prompts, completions, updates, evaluations a run consists of.
 
-A *batch* is one round of sampling; it serves `updates_per_batch` optimiser steps. As in TRL, `max_steps`, `fixed_eval_steps` and
-`save_steps` count optimiser steps. A plan that does not divide is refused with the nearest one that does.
+A *batch* is one round of sampling; it serves `updates_per_batch` optimiser steps. As in TRL, `max_steps`,
+`fixed_eval_steps` and `save_steps` count optimiser steps. A plan that does not divide is refused with the
+nearest one that does.
 """
 
 import math
@@ -46,12 +47,15 @@ class Plan:
             evaluations = 1 + math.ceil(self.num_steps / self.eval_every)
         repeats = self.num_batches * self.prompts_per_batch / self.num_problems
         return [
-            f"{self.num_batches} batches of {self.prompts_per_batch} prompts x {self.num_generations} completions "
+            f"{self.num_batches} batches of {self.prompts_per_batch} prompts x {self.num_generations} "
+            "completions "
             f"= {self.completions_per_batch} completions, at most {tokens:,} new tokens each batch",
             f"{self.num_steps} optimiser steps, {self.updates_per_batch} a batch "
-            f"({self.minibatches} parts x {self.num_iterations} iterations), micro-batches of {config.update.micro_batch_tokens:,} tokens",
+            f"({self.minibatches} parts x {self.num_iterations} iterations), micro-batches of "
+            f"{config.update.micro_batch_tokens:,} tokens",
             f"{self.num_problems:,} training problems, seen {repeats:.2g} times; "
-            f"{evaluations} evaluations of {config.evaluation.eval_num_samples} problems x {config.evaluation.eval_samples_per_problem}",
+            f"{evaluations} evaluations of {config.evaluation.eval_num_samples} problems x "
+            f"{config.evaluation.eval_samples_per_problem}",
         ]
 
 
@@ -63,7 +67,8 @@ def make_plan(config: Config, *, num_problems: int, world_size: int = 1) -> Plan
     if per_generation % accumulation:
         good = max(1, round(per_generation / accumulation)) * accumulation
         raise UserError(
-            f"steps_per_generation ({per_generation}) is not a multiple of gradient_accumulation_steps ({accumulation}): set it to {good}."
+            f"steps_per_generation ({per_generation}) is not a multiple of gradient_accumulation_steps "
+            f"({accumulation}): set it to {good}."
         )
     minibatches = per_generation // accumulation
     prompts = (rollout.prompts_per_step or _prompts_from_batch_size(config, world_size)) * minibatches
@@ -77,7 +82,8 @@ def make_plan(config: Config, *, num_problems: int, world_size: int = 1) -> Plan
     if num_steps % updates_per_batch:
         good = math.ceil(num_steps / updates_per_batch) * updates_per_batch * to_steps
         raise UserError(
-            f"max_steps ({update.max_steps}) does not divide into batches of {updates_per_batch} optimiser steps "
+            f"max_steps ({update.max_steps}) does not divide into batches of {updates_per_batch} optimiser "
+            "steps "
             f"({minibatches} parts x {update.num_iterations} iterations): set max_steps to {good}."
         )
     save_every = config.run.save_steps if config.run.save_strategy == "steps" else 0
@@ -101,10 +107,14 @@ def _prompts_from_batch_size(config: Config, world_size: int) -> int:
     rollout = config.rollout
     completions = rollout.per_device_train_batch_size * rollout.gradient_accumulation_steps * world_size
     if completions % rollout.num_generations:
-        unit = rollout.num_generations // math.gcd(rollout.num_generations, rollout.gradient_accumulation_steps * world_size)
+        unit = rollout.num_generations // math.gcd(
+            rollout.num_generations, rollout.gradient_accumulation_steps * world_size
+        )
         good = max(unit, round(rollout.per_device_train_batch_size / unit) * unit)
         raise UserError(
-            f"per_device_train_batch_size x gradient_accumulation_steps x devices = {completions} completions a step is not a multiple of "
-            f"num_generations ({rollout.num_generations}): set per_device_train_batch_size to {good}, or set prompts_per_step."
+            f"per_device_train_batch_size x gradient_accumulation_steps x devices = {completions} "
+            "completions a step is not a multiple of "
+            f"num_generations ({rollout.num_generations}): set per_device_train_batch_size to {good}, or "
+            "set prompts_per_step."
         )
     return completions // rollout.num_generations

@@ -1,7 +1,8 @@
 """Every knob: typed, bounded, documented. One frozen model per room, each owning its own keys.
 
-A YAML file is flat; `load.py` sorts its keys into these rooms. The text under a field is its help in `whet config`.
-Checks that concern one room live here; batch arithmetic is in `plan.py`. No torch here, and nothing is read from disk.
+A YAML file is flat; `load.py` sorts its keys into these rooms. The text under a field is its help in `whet
+config`. Checks that concern one room live here; batch arithmetic is in `plan.py`. No torch here, and nothing
+is read from disk.
 """
 
 from typing import Any, Literal, Self
@@ -10,7 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 
 class Room(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=()
+    )
 
 
 class ModelRoom(Room):
@@ -21,11 +24,15 @@ class ModelRoom(Room):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train; `auto` takes the GPU if there is one."""
     bf16: bool = False
-    """Weights and activations in bfloat16 with float32 master weights. A CPU runs in float32 all the same: it is faster there."""
+    """Weights and activations in bfloat16 with float32 master weights. A CPU runs in float32 all the same: it
+    is faster there.
+    """
     fp16: bool = False
     """Not supported for training, since it needs loss scaling: use bf16."""
     attn_implementation: str | None = None
-    """Attention of the `hf` engine's generate. The update and the native engine bring their own packed attention."""
+    """Attention of the `hf` engine's generate. The update and the native engine bring their own packed
+    attention.
+    """
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     use_peft: bool = False
@@ -43,7 +50,9 @@ class ModelRoom(Room):
     prompt_template: str = "{system}\nUser: {question}\nAssistant: "
     """The prompt without chat template; `{system}` and `{question}` are filled in."""
     assistant_prefix: str = ""
-    """Text that the assistant's turn begins with, part of the prompt: `Let me solve this step by step.\\n<think>`."""
+    """Text that the assistant's turn begins with, part of the prompt: `Let me solve this step by
+    step.\\n<think>`.
+    """
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -73,11 +82,15 @@ class TasksRoom(Room):
     eval_dataset_seed: int = 2
     """Seed of the evaluation problems."""
     developer_prompt: str | None = None
-    """System message: one of reasoning-gym's names (DeepSeekZero, default, simple, direct, chain_of_draft) or a text."""
+    """System message: one of reasoning-gym's names (DeepSeekZero, default, simple, direct, chain_of_draft) or
+    a text.
+    """
     developer_role: str = "system"
     """Role under which the developer prompt is given; `user` puts it in front of the question."""
     reward_funcs: list[str] = ["accuracy", "format"]
-    """What is paid for: `accuracy`, `format`, `length`, or your own `my_rewards.py:function` with TRL's signature."""
+    """What is paid for: `accuracy`, `format`, `length`, or your own `my_rewards.py:function` with TRL's
+    signature.
+    """
     reward_weights: list[float] | None = None
     """One weight per entry of reward_funcs; all 1 by default."""
     reward_correct: float = 1.0
@@ -93,7 +106,9 @@ class TasksRoom(Room):
     reward_workers: int = Field(0, ge=0)
     """Processes that score answers; 0: one per two cores, at least one."""
     max_reward_failure_share: float = Field(0.2, ge=0, le=1)
-    """The run stops when scoring fails (hangs, crashes, raises) on more than this share of a step's answers."""
+    """The run stops when scoring fails (hangs, crashes, raises) on more than this share of a step's
+    answers.
+    """
 
     @field_validator("datasets", "eval_datasets", mode="before")
     @classmethod
@@ -108,7 +123,9 @@ class TasksRoom(Room):
         if value is None:
             return {}
         if not isinstance(value, dict):
-            raise ValueError("give a mapping of task names, such as {chain_sum: {weight: 1.0, config: {max_terms: 3}}}")
+            raise ValueError(
+                "give a mapping of task names, such as {chain_sum: {weight: 1.0, config: {max_terms: 3}}}"
+            )
         return {name: {} if spec is None else spec for name, spec in value.items()}
 
     @field_validator("reward_funcs", mode="before")
@@ -122,7 +139,8 @@ class TasksRoom(Room):
             raise ValueError("reward_funcs is empty: name at least `accuracy`")
         if self.reward_weights is not None and len(self.reward_weights) != len(self.reward_funcs):
             raise ValueError(
-                f"reward_weights has {len(self.reward_weights)} entries for {len(self.reward_funcs)} reward_funcs "
+                f"reward_weights has {len(self.reward_weights)} entries for {len(self.reward_funcs)} "
+                "reward_funcs "
                 f"({', '.join(self.reward_funcs)}): give one weight for each"
             )
         return self
@@ -134,13 +152,19 @@ class RolloutRoom(Room):
     num_generations: int = Field(8, ge=1)
     """Completions per prompt: the group whose mean is the baseline."""
     prompts_per_step: int | None = Field(None, ge=1)
-    """Prompts per optimiser step. Default: per_device_train_batch_size x gradient_accumulation_steps / num_generations."""
+    """Prompts per optimiser step. Default: per_device_train_batch_size x gradient_accumulation_steps /
+    num_generations.
+    """
     per_device_train_batch_size: int = Field(8, ge=1)
-    """Completions per device and accumulation step (TRL's arithmetic; memory is governed by micro_batch_tokens)."""
+    """Completions per device and accumulation step (TRL's arithmetic; memory is governed by
+    micro_batch_tokens).
+    """
     gradient_accumulation_steps: int = Field(1, ge=1)
     """Accumulation steps per optimiser step (TRL's arithmetic)."""
     steps_per_generation: int | None = Field(None, ge=1)
-    """Accumulation steps served by one round of sampling; a multiple of gradient_accumulation_steps, and its default."""
+    """Accumulation steps served by one round of sampling; a multiple of gradient_accumulation_steps, and its
+    default.
+    """
     max_prompt_length: int | None = Field(None, ge=1)
     """Longer prompts lose their beginning (counted in the metrics). Default: no limit but the model's."""
     max_completion_length: int = Field(512, ge=1)
@@ -154,7 +178,9 @@ class RolloutRoom(Room):
     min_p: float | None = Field(None, ge=0, le=1)
     """Sample only tokens at least this likely relative to the likeliest."""
     rollout_engine: Literal["native", "hf", "vllm", "sglang"] = "native"
-    """Who samples: `native` (in this process, on the policy's own weights) or `hf` (transformers' generate)."""
+    """Who samples: `native` (in this process, on the policy's own weights) or `hf` (transformers'
+    generate).
+    """
     use_vllm: bool = False
     """TRL's way to say rollout_engine: vllm."""
     vllm_mode: Literal["server", "colocate"] = "server"
@@ -167,7 +193,8 @@ class RolloutRoom(Room):
     def _not_yet(cls, value: Any) -> Any:
         if value in ("vllm", "sglang") or value is True:
             raise ValueError(
-                "engines outside the process (vLLM, SGLang) are not part of this version: set rollout_engine: native and use_vllm: false"
+                "engines outside the process (vLLM, SGLang) are not part of this version: set "
+                "rollout_engine: native and use_vllm: false"
             )
         return value
 
@@ -186,7 +213,9 @@ class UpdateRoom(Room):
     learning_rate: float = Field(1e-6, ge=0)
     """Peak learning rate."""
     lr_scheduler_type: str = "linear"
-    """A schedule of transformers: linear, cosine, constant, constant_with_warmup, polynomial, cosine_with_min_lr, ..."""
+    """A schedule of transformers: linear, cosine, constant, constant_with_warmup, polynomial,
+    cosine_with_min_lr, ...
+    """
     lr_scheduler_kwargs: dict[str, Any] = {}
     """Settings of that schedule, such as {min_lr_rate: 0.1}."""
     warmup_ratio: float = Field(0.0, ge=0, le=1)
@@ -218,9 +247,13 @@ class LossRoom(Room):
     """The algorithm."""
 
     loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo"] = "dapo"
-    """How token losses are averaged: per sequence (grpo), over all tokens of the step (bnpo, dapo), by a fixed length (dr_grpo)."""
+    """How token losses are averaged: per sequence (grpo), over all tokens of the step (bnpo, dapo), by a
+    fixed length (dr_grpo).
+    """
     scale_rewards: Literal["group", "batch", "none"] = "group"
-    """Divide advantages by the standard deviation of the group, of the batch, or not at all (true: group, false: none)."""
+    """Divide advantages by the standard deviation of the group, of the batch, or not at all (true: group,
+    false: none).
+    """
     beta: float = Field(0.0, ge=0)
     """Weight of the KL penalty against the frozen reference; 0: no reference is kept."""
     epsilon: float = Field(0.2, ge=0)
@@ -228,13 +261,17 @@ class LossRoom(Room):
     epsilon_high: float | None = Field(None, ge=0)
     """The ratio is clipped above at 1 + epsilon_high; default: epsilon."""
     delta: float | None = Field(None, gt=0)
-    """Upper bound of the ratio where the advantage is negative (two-sided clipping); greater than 1 + epsilon_high."""
+    """Upper bound of the ratio where the advantage is negative (two-sided clipping); greater than 1 +
+    epsilon_high.
+    """
     entropy_coef: float = 0.0
     """Bonus on the entropy of the policy."""
     mask_truncated_completions: bool = False
     """Leave completions that were cut off at max_completion_length out of the loss."""
     off_policy_mask_threshold: float | None = Field(None, gt=0)
-    """Leave out sequences with negative advantage whose mean logprob fell by more than this since they were sampled."""
+    """Leave out sequences with negative advantage whose mean logprob fell by more than this since they were
+    sampled.
+    """
 
     @field_validator("scale_rewards", mode="before")
     @classmethod
@@ -245,7 +282,9 @@ class LossRoom(Room):
     def _check(self) -> Self:
         high = self.epsilon if self.epsilon_high is None else self.epsilon_high
         if self.delta is not None and self.delta <= 1 + high:
-            raise ValueError(f"delta is {self.delta}, but must be greater than 1 + epsilon_high = {1 + high:g}")
+            raise ValueError(
+                f"delta is {self.delta}, but must be greater than 1 + epsilon_high = {1 + high:g}"
+            )
         return self
 
 
@@ -319,7 +358,9 @@ class RunRoom(Room):
         names = [name for name in names if name != "none"]
         for name in names:
             if name not in known:
-                raise ValueError(f"'{name}' is not a place to report to: choose from {', '.join(known)} or none")
+                raise ValueError(
+                    f"'{name}' is not a place to report to: choose from {', '.join(known)} or none"
+                )
         return names
 
 

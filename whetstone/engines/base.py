@@ -1,7 +1,7 @@
 """The seam between sampling and training: what every engine offers.
 
-An engine turns prompts into completions with the logprobs of the policy that sampled them. It knows nothing of
-problems, rewards or losses.
+An engine turns prompts into completions with the logprobs of the policy that sampled them. It knows nothing
+of problems, rewards or losses.
 """
 
 from collections.abc import Iterator
@@ -44,7 +44,9 @@ class Sampled:
 
 
 class Engine(Protocol):
-    """Samples from the policy. Samples are yielded as they finish, so scoring need not wait for the slowest."""
+    """Samples from the policy. Samples are yielded as they finish, so scoring need not wait for the
+    slowest.
+    """
 
     def generate(self, requests: list[Request], sampling: Sampling) -> Iterator[Sampled]: ...
 

@@ -1,7 +1,8 @@
-"""transformers' own `generate` as an engine: slow, and right by reputation; for architectures and comparisons.
+"""transformers' own `generate` as an engine: slow, and right by reputation; for architectures and
+comparisons.
 
-Uses the policy's weights in place. Every sample has its own seed, but not its own random numbers per token: a sample is repeatable for the same
-batch of requests, which is all that resuming needs.
+Uses the policy's weights in place. Every sample has its own seed, but not its own random numbers per token: a
+sample is repeatable for the same batch of requests, which is all that resuming needs.
 """
 
 from collections.abc import Iterator
@@ -27,7 +28,8 @@ class HFEngine:
         except (ImportError, ValueError) as error:
             reason = str(error).strip().splitlines()[0]
             raise UserError(
-                f"attn_implementation '{self.attention}' can't be used here ({reason}): leave it out, or set it to sdpa or eager."
+                f"attn_implementation '{self.attention}' can't be used here ({reason}): leave it out, or "
+                "set it to sdpa or eager."
             ) from None
         finally:
             policy.set_attention(NAME)
@@ -38,7 +40,9 @@ class HFEngine:
             chosen = samples[start : start + self.max_batch]
             yield from self._generate(requests, chosen, sampling)
 
-    def _generate(self, requests: list[Request], chosen: list[tuple[int, int]], sampling: Sampling) -> list[Sampled]:
+    def _generate(
+        self, requests: list[Request], chosen: list[tuple[int, int]], sampling: Sampling
+    ) -> list[Sampled]:
         prompts = [requests[r].prompt_ids for r, _ in chosen]
         width = max(len(prompt) for prompt in prompts)
         pad = self.policy.tokenizer.pad_token_id
@@ -81,7 +85,9 @@ class HFEngine:
             return_dict_in_generate=True,
         )
 
-    def _completed(self, where: tuple[int, int], tokens: list[int], logprobs: list[float], sampling: Sampling) -> Sampled:
+    def _completed(
+        self, where: tuple[int, int], tokens: list[int], logprobs: list[float], sampling: Sampling
+    ) -> Sampled:
         stops = self._stops(sampling)
         end = next((i + 1 for i, token in enumerate(tokens) if token in stops), None)
         completion = Completion(

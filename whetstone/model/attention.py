@@ -1,8 +1,9 @@
 """Our attention, put into unchanged transformers models through their registered attention interface.
 
 The caller of the model passes an object `attend`, and every layer calls it with its queries, keys and values:
-`PackedAttention` for several sequences laid end to end (the update, and the engine's prefill); the native engine has one of
-its own for decoding. No mask tensor over all tokens ever exists, and no token sees another sequence.
+`PackedAttention` for several sequences laid end to end (the update, and the engine's prefill); the native
+engine has one of its own for decoding. No mask tensor over all tokens ever exists, and no token sees another
+sequence.
 """
 
 from dataclasses import dataclass
@@ -33,7 +34,8 @@ class Attend(Protocol):
 
 
 def _attention(module, query, key, value, attention_mask, *, attend: Attend, scaling: float, **kwargs):
-    # Gemma passes softcap, and the sliding layers of several families sliding_window; the rest is of no concern here.
+    # Gemma passes softcap, and the sliding layers of several families sliding_window; the rest is of no
+    # concern here.
     options = LayerOptions(
         layer=module.layer_idx,
         scale=scaling,
@@ -49,8 +51,9 @@ ALL_ATTENTION_FUNCTIONS.register(NAME, _attention)
 class PackedAttention:
     """Causal attention inside each of several sequences laid end to end.
 
-    On a GPU in half precision: torch's varlen flash attention. Elsewhere the sequences are laid side by side, padded at
-    the end (where causality hides the padding) for SDPA, and taken apart again: linear layers never see padding.
+    On a GPU in half precision: torch's varlen flash attention. Elsewhere the sequences are laid side by side,
+    padded at the end (where causality hides the padding) for SDPA, and taken apart again: linear layers never
+    see padding.
     """
 
     def __init__(self, lengths: list[int], device: torch.device):
@@ -106,7 +109,9 @@ def _window_mask(length: int, window: int | None, device: torch.device) -> Tenso
     return (distance >= 0) & (distance < window)
 
 
-def softcapped(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: LayerOptions) -> Tensor:
+def softcapped(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: LayerOptions
+) -> Tensor:
     """Attention with scores bent by softcap * tanh(scores / softcap), which SDPA cannot do (Gemma 2)."""
     groups = query.shape[1] // key.shape[1]
     key, value = (tensor.repeat_interleave(groups, dim=1) for tensor in (key, value))

@@ -1,6 +1,7 @@
 """Messages -> prompt tokens, completion tokens -> text. The only place that knows chat templates.
 
-Base models without a template get `prompt_template`. `assistant_prefix` begins the assistant's turn and belongs to the prompt.
+Base models without a template get `prompt_template`. `assistant_prefix` begins the assistant's turn and
+belongs to the prompt.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,8 @@ class Chat:
         self.config = config
         if config.apply_chat_template and not tokenizer.chat_template:
             raise UserError(
-                f"The tokenizer of {config.model_name_or_path} has no chat template: set apply_chat_template=false "
+                f"The tokenizer of {config.model_name_or_path} has no chat template: set "
+                "apply_chat_template=false "
                 "(and prompt_template, if the default does not suit)."
             )
 
@@ -29,13 +31,19 @@ class Chat:
         else:
             system = "\n".join(message["content"] for message in messages[:-1])
             # str.replace, not format: questions and templates may hold braces of their own
-            text = self.config.prompt_template.replace("{system}", system).replace("{question}", problem.question)
+            text = self.config.prompt_template.replace("{system}", system).replace(
+                "{question}", problem.question
+            )
             text = text.lstrip("\n")
         return text + self.config.assistant_prefix
 
     def encode(self, problem: Problem) -> tuple[int, ...]:
         # A chat template writes its own special tokens; a bare text needs the tokenizer's (BOS).
-        return tuple(self.tokenizer(self.prompt(problem), add_special_tokens=not self.config.apply_chat_template)["input_ids"])
+        return tuple(
+            self.tokenizer(self.prompt(problem), add_special_tokens=not self.config.apply_chat_template)[
+                "input_ids"
+            ]
+        )
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return self.tokenizer.decode(list(token_ids), skip_special_tokens=True)

@@ -1,7 +1,7 @@
 """Logprob and entropy of chosen tokens from hidden states, without keeping the logits of all tokens at once.
 
-Rows go through the output head in chunks; where all logits would not fit a budget, each chunk is recomputed in the
-backward pass. Only rows that predict a completion token come here: prompts never meet the vocabulary.
+Rows go through the output head in chunks; where all logits would not fit a budget, each chunk is recomputed
+in the backward pass. Only rows that predict a completion token come here: prompts never meet the vocabulary.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,9 @@ LOGITS_BUDGET = 1 << 26  # numbers of logits held at once: 256 MB in float32
 def token_logprobs(
     head: Callable[[Tensor], Tensor], hidden: Tensor, targets: Tensor, *, temperature: float, vocab_size: int
 ) -> tuple[Tensor, Tensor]:
-    """([N] logprob of each target, [N] entropy) at `temperature`, in float32 or better; both carry gradients."""
+    """([N] logprob of each target, [N] entropy) at `temperature`, in float32 or better; both carry
+    gradients.
+    """
 
     def chunk(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         logits = head(hidden)

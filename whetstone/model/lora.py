@@ -27,4 +27,6 @@ def add_lora(model: Any, config: ModelRoom, adapter: str | None) -> Any:
                 ),
             )
     except ValueError as error:
-        raise UserError(f"lora_target_modules: {error} Set it to all-linear, or to names of linear layers of this model.") from None
+        raise UserError(
+            f"lora_target_modules: {error} Set it to all-linear, or to names of linear layers of this model."
+        ) from None

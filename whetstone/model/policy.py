@@ -1,8 +1,8 @@
 """The model that is trained: loading, precision, LoRA, and one way to run it on packed sequences.
 
-`Policy.hidden` runs the transformers trunk with our attention, `Policy.head` gives logits. At the start both are
-compared with the model's own forward pass: an architecture that our attention cannot serve is refused, never trained wrongly.
-Sampling is the engines' business, losses and optimisers the update's.
+`Policy.hidden` runs the transformers trunk with our attention, `Policy.head` gives logits. At the start both
+are compared with the model's own forward pass: an architecture that our attention cannot serve is refused,
+never trained wrongly. Sampling is the engines' business, losses and optimisers the update's.
 """
 
 import contextlib
@@ -81,7 +81,9 @@ class Policy:
 
     @contextlib.contextmanager
     def reference(self, frozen: nn.Module | None) -> Iterator["Policy"]:
-        """The policy before training: with LoRA the same weights with the adapter off, else the frozen copy."""
+        """The policy before training: with LoRA the same weights with the adapter off, else the frozen
+        copy.
+        """
         if self.is_lora:
             with self.model.disable_adapter():  # type: ignore[operator]
                 yield self
@@ -101,28 +103,38 @@ class Policy:
         lengths = [5, 9, 3]
         rows = [torch.randint(0, self.config.vocab_size, (n,), generator=generator) for n in lengths]
         position_ids = torch.cat([torch.arange(n) for n in lengths]).to(self.device)
-        packed = self.hidden(torch.cat(rows).to(self.device)[None], position_ids[None], PackedAttention(lengths, self.device))
+        packed = self.hidden(
+            torch.cat(rows).to(self.device)[None], position_ids[None], PackedAttention(lengths, self.device)
+        )
         ours = self.head(packed[0]).float()
         self.set_attention("eager")
-        own = torch.cat([self.lm(input_ids=row.to(self.device)[None], use_cache=False).logits[0] for row in rows]).float()
+        own = torch.cat(
+            [self.lm(input_ids=row.to(self.device)[None], use_cache=False).logits[0] for row in rows]
+        ).float()
         self.set_attention(NAME)
         error = (ours - own).norm() / own.norm()
         bound = 1e-3 if ours.dtype == torch.float32 and self.lm.dtype == torch.float32 else 5e-2
         if not error < bound:
             raise UserError(
-                f"The architecture {type(self.lm).__name__} can't be trained on packed sequences yet: our forward pass differs from "
+                f"The architecture {type(self.lm).__name__} can't be trained on packed sequences yet: our "
+                "forward pass differs from "
                 f"its own by {error:.1e}. Choose a Llama, Qwen, Mistral, SmolLM, Gemma or Phi model."
             )
 
 
 def choose_device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("device is cuda, but torch sees no CUDA GPU here: set device=cpu, or install a CUDA build of torch and its driver.")
+        raise UserError(
+            "device is cuda, but torch sees no CUDA GPU here: set device=cpu, or install a CUDA build of "
+            "torch and its driver."
+        )
     return torch.device("cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu")
 
 
 def load_policy(config: ModelRoom, weights: str | Path | None = None) -> Policy:
-    """The policy of a configuration; `weights` names a checkpoint folder to take the weights (or the adapter) from."""
+    """The policy of a configuration; `weights` names a checkpoint folder to take the weights (or the adapter)
+    from.
+    """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from whetstone.model.embedded import resolve
@@ -137,7 +149,8 @@ def load_policy(config: ModelRoom, weights: str | Path | None = None) -> Policy:
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(
-            f"The model '{base}' can't be loaded ({reason}): give a folder with config.json, weights and tokenizer, "
+            f"The model '{base}' can't be loaded ({reason}): give a folder with config.json, weights and "
+            "tokenizer, "
             "a hub name you have access to, pebble or smollm2-135m."
         ) from None
     model.to(device)  # type: ignore[arg-type]

