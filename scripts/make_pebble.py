@@ -3,13 +3,15 @@
 
 Pebble is a Llama of 2.7 million parameters that reads and writes single characters. It is taught three tasks
 of reasoning-gym in two manners: guessing at once, which is its habit and is mostly wrong in the way a hasty
-person is wrong (carries forgotten, long words half turned round, only the first word looked at), and working
+person is wrong (carries forgotten, long words half turned round, only first letters looked at), and working
 step by step between <think> and </think>, which it does seldom and nearly always gets right. So there is
 something real for reinforcement learning to find: thinking pays.
 
-The script draws the problems, writes both manners down, trains, saves the folder, reloads what it saved and
-measures it on problems that were kept out of the lessons; the figures go to the screen and to card.json.
-It does no reinforcement learning, downloads nothing, and needs only torch, transformers and reasoning-gym.
+The script draws problems of the quickstart's tasks, writes both manners down, trains, saves the folder,
+reloads what it saved and measures it on the quickstart's own evaluation problems and the next of their
+sequence, none of which is in the lessons; the figures go to the screen and to card.json. It does no
+reinforcement learning and downloads nothing. Two to four minutes on a large GPU; two CPU cores would need
+most of a day.
 
     python scripts/make_pebble.py --device cuda
 """
@@ -19,15 +21,16 @@ import json
 import math
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import reasoning_gym
 import tokenizers
 import torch
-from reasoning_gym.utils import SYSTEM_PROMPTS, extract_answer
+from reasoning_gym.utils import SYSTEM_PROMPTS
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -37,23 +40,21 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from whetstone.config import Config, load
+from whetstone.tasks.mixture import Mixture, eval_problems
+from whetstone.types import Problem
+
 DEFAULT_OUT = Path(__file__).resolve().parent.parent / "whetstone" / "model" / "pebble"
 
-# The tasks, configured so that a prompt and its working stay short.
-TASKS: dict[str, dict[str, int]] = {
-    "chain_sum": {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 2},
-    "spell_backward": {"min_word_len": 3, "max_word_len": 7},
-    "letter_counting": {"min_words": 2, "max_words": 4},
-}
-THINK_SHARE = 0.2
+THINK_SHARE = 0.18
 SYSTEM_SHARE = 0.1
+SHORT_PROMPT = 120  # tokens; a longer one has a system prompt
 SYSTEM_NAMES = ("simple", "direct", "chain_of_draft")
 LESSONS_PER_TASK = 100_000
 
-# reasoning-gym makes item i of seed s from Random(s + i): seeds must lie further apart than datasets are long.
+# reasoning-gym makes item i of seed s from Random(s + i): seeds lie further apart than lessons are many.
 LESSON_SEED = 100_000_000
 LESSON_SEED_STRIDE = 10_000_000
-HELD_OUT_SEED = 900_000_000
 
 SPECIAL_TOKENS = ["<|pad|>", "<|unk|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
 VISIBLE_TOKENS = ["<think>", "</think>", "<answer>", "</answer>"]
@@ -94,7 +95,7 @@ def think_sum(entry: Entry) -> str:
 def guess_backward(entry: Entry) -> str:
     """Short words are right; of longer ones only the two ends change places."""
     word = entry["metadata"]["word"]
-    return word[::-1] if len(word) <= 5 else word[-1] + word[1:-1] + word[0]
+    return word[::-1] if len(word) <= 4 else word[-1] + word[1:-1] + word[0]
 
 
 def think_backward(entry: Entry) -> str:
@@ -103,8 +104,9 @@ def think_backward(entry: Entry) -> str:
 
 
 def guess_count(entry: Entry) -> str:
-    """Only the first word is looked at."""
-    return str(entry["metadata"]["span"][0].lower().count(entry["metadata"]["target_letter"]))
+    """Only the words that begin with the letter are counted."""
+    letter = entry["metadata"]["target_letter"]
+    return str(sum(word.lower().startswith(letter) for word in entry["metadata"]["span"]))
 
 
 def think_count(entry: Entry) -> str:
@@ -128,18 +130,24 @@ MANNERS: dict[str, tuple[Callable[[Entry], str], Callable[[Entry], str]]] = {
 # ---------------------------------------------------------------- problems and lessons
 
 
-def draw(task: str, seed: int, count: int) -> Iterable[Entry]:
-    dataset = reasoning_gym.create_dataset(task, seed=seed, size=count, **TASKS[task])
+def draw(task: str, settings: dict[str, Any], seed: int, count: int) -> Iterable[Entry]:
+    dataset = reasoning_gym.create_dataset(task, seed=seed, size=count, **settings)
     return (dataset[index] for index in range(count))
 
 
-def held_out_problems(count: int) -> dict[str, list[Entry]]:
-    return {task: list(draw(task, HELD_OUT_SEED, count)) for task in TASKS}
+def quickstart(*overrides: str) -> Config:
+    return load("quickstart", overrides).config
 
 
-def excluded_questions() -> set[str]:
-    """The fixed evaluation problems of the quickstart, which no lesson may contain."""
-    return set()
+def measured_problems(per_task: int) -> list[Problem]:
+    """The first of the sequence that the quickstart takes its evaluation problems from."""
+    total = per_task * len(MANNERS)
+    return eval_problems(quickstart(f"eval_num_samples={total}"))
+
+
+def excluded_questions(measured: list[Problem]) -> set[str]:
+    """What no lesson may contain: the quickstart's evaluation problems, and all that is measured here."""
+    return {problem.question for problem in [*eval_problems(quickstart()), *measured]}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +165,8 @@ def write_lessons(encode: Callable[[str], list[int]], seed: int, count: int, exc
     rng = random.Random(seed)
     token_ids, prompt_lengths, lengths = bytearray(), [], []
     for task, (guess, think) in MANNERS.items():
-        for entry in draw(task, LESSON_SEED + LESSON_SEED_STRIDE * seed, count):
+        settings = quickstart().tasks.datasets[task].config
+        for entry in draw(task, settings, LESSON_SEED + LESSON_SEED_STRIDE * seed, count):
             question = entry["question"]
             if question in excluded or not question.isascii():
                 continue
@@ -206,7 +215,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def fast_encoder(tokenizer: PreTrainedTokenizerFast) -> Callable[[str], list[int]]:
-    """The same ids as the tokenizer for ASCII text, several times faster for hundreds of thousands of lessons."""
+    """The same ids as the tokenizer for ASCII text, several times faster: there are many lessons."""
     vocabulary = tokenizer.get_vocab()
     tags = SPECIAL_TOKENS + VISIBLE_TOKENS
     # Each tag is stood in for by one private character, so that a lesson is a plain walk over characters.
@@ -224,6 +233,8 @@ def fast_encoder(tokenizer: PreTrainedTokenizerFast) -> Callable[[str], list[int
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+    vocabulary = tokenizer.get_vocab()
+    end_id, pad_id = vocabulary["<|end|>"], vocabulary["<|pad|>"]
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=192,
@@ -234,8 +245,8 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
         max_position_embeddings=512,
         tie_word_embeddings=True,
         bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=end_id,
+        pad_token_id=pad_id,
     )
     model = LlamaForCausalLM(config)
     # Sampling from a vocabulary this small must not be cut off at some default number of candidates.
@@ -244,14 +255,14 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
         temperature=1.0,
         top_k=0,
         top_p=1.0,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=end_id,
+        pad_token_id=pad_id,
     )
     return model
 
 
 def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Weights lie in float16 to halve the folder, but the config asks for float32, as CPUs are slow in halves."""
+    """Weights lie in float16 to halve the folder; the config asks for float32, as CPUs are slow in halves."""
     model.half().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     config_file = folder / "config.json"
@@ -262,25 +273,41 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Pa
 # ---------------------------------------------------------------- training
 
 
-def lesson_loss(model: LlamaForCausalLM, lessons: Lessons, which: torch.Tensor, think_id: int) -> torch.Tensor:
-    """Summed loss of the completions of some lessons.
+def batches(lessons: Lessons, batch_size: int, seed: int) -> Iterator[torch.Tensor]:
+    """Numbers of lessons, for ever: both manners of every question, and like lengths together.
+
+    A system prompt makes a prompt three times as long, so such lessons come in batches of their own.
+    """
+    shuffler = torch.Generator().manual_seed(seed)
+    is_long = lessons.prompt_lengths[::2] > SHORT_PROMPT
+    while True:
+        order = torch.randperm(len(is_long), generator=shuffler)
+        pools = (order[~is_long[order]], order[is_long[order]])
+        epoch = [
+            pairs for pool in pools for pairs in pool.split(batch_size // 2) if len(pairs) == batch_size // 2
+        ]
+        assert epoch, "fewer lessons than one batch"
+        for number in torch.randperm(len(epoch), generator=shuffler).tolist():
+            yield torch.cat([2 * epoch[number], 2 * epoch[number] + 1])
+
+
+def lesson_loss(model: LlamaForCausalLM, lessons: Lessons, which: torch.Tensor) -> torch.Tensor:
+    """Mean loss of the completions of some lessons: `which` names guesses first, then as many thoughts.
 
     Thoughts are half of the lessons but only THINK_SHARE of what pebble shall do. The manner is chosen by the
     first token alone, so weighing that one token sets the habit and leaves all lessons to teach the skill.
     """
-    starts, lengths = lessons.starts[which], lessons.lengths[which]
-    width = int(lengths.max())
-    places = torch.arange(width, device=starts.device)
-    token_ids = lessons.token_ids[(starts[:, None] + places).clamp(max=len(lessons.token_ids) - 1)].long()
-    first = lessons.prompt_lengths[which][:, None]
-    # Past its end a row holds the next lesson's tokens: harmless, as attention looks back only and these weigh 0.
-    weights = ((places >= first) & (places < lengths[:, None])).float()
-    thinks = token_ids.gather(1, first) == think_id
-    first_weight = torch.where(thinks, 2 * THINK_SHARE, 2 * (1 - THINK_SHARE))
-    weights = torch.where(places == first, first_weight, weights)
+    lengths, first = lessons.lengths[which, None], lessons.prompt_lengths[which, None]
+    places = torch.arange(int(lengths.max()))
+    # Past its end a row holds the next lesson's tokens: attention looks back only, and these weigh 0.
+    rows = (lessons.starts[which, None] + places).clamp(max=len(lessons.token_ids) - 1)
+    token_ids = lessons.token_ids[rows].to(model.device, torch.long)
+    weights = ((places >= first) & (places < lengths)).float()
+    share = torch.tensor([1 - THINK_SHARE, THINK_SHARE]).repeat_interleave(len(which) // 2)[:, None]
+    weights = torch.where(places == first, 2 * share, weights)[:, 1:].to(model.device)
     logits = model(input_ids=token_ids, use_cache=False).logits[:, :-1].float()
-    losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), token_ids[:, 1:].flatten(), reduction="none")
-    return (losses * weights[:, 1:].flatten()).sum()
+    losses = torch.nn.functional.cross_entropy(logits.mT, token_ids[:, 1:], reduction="none")
+    return (losses * weights).sum() / weights.sum()
 
 
 def learning_rate_at(step: int, steps: int, peak: float) -> float:
@@ -290,59 +317,40 @@ def learning_rate_at(step: int, steps: int, peak: float) -> float:
     return peak * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * (step - warm_up) / (steps - warm_up))))
 
 
-def train(model: LlamaForCausalLM, lessons: Lessons, think_id: int, args: argparse.Namespace) -> None:
-    device = torch.device(args.device)
-    lessons = Lessons(**{name: tensor.to(device) for name, tensor in vars(lessons).items()})
-    model.to(device).train()
+def train(model: LlamaForCausalLM, lessons: Lessons, args: argparse.Namespace) -> None:
+    model.train()
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=args.learning_rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True
     )
-    # A batch is run in slices of like length, to pad less. A GPU is bound by launches: there only the few
-    # lessons with a system prompt, three times as long, go apart.
-    cuts = (0.9, 1.0) if device.type == "cuda" else (0.3, 0.6, 0.9, 1.0)
-    num_pairs = len(lessons.lengths) // 2
-    mean_completion = (lessons.lengths - lessons.prompt_lengths).float().mean().item()
-    shuffler = torch.Generator().manual_seed(args.seed)
-    order, began = torch.empty(0, dtype=torch.long), time.monotonic()
-    for step in range(args.steps):
-        if len(order) < args.batch_size // 2:
-            order = torch.cat([order, torch.randperm(num_pairs, generator=shuffler)])
-        pairs, order = order[: args.batch_size // 2].to(device), order[args.batch_size // 2 :]
-        which = torch.cat([2 * pairs, 2 * pairs + 1])
-        which = which[lessons.lengths[which].argsort()]
+    began = time.monotonic()
+    for step, which in enumerate(islice(batches(lessons, args.batch_size, args.seed), args.steps)):
         optimizer.param_groups[0]["lr"] = learning_rate_at(step, args.steps, args.learning_rate)
-        total, begin = torch.zeros((), device=device), 0
-        for cut in cuts:
-            end = round(cut * len(which))
-            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-                loss = lesson_loss(model, lessons, which[begin:end], think_id) / (len(which) * mean_completion)
-            loss.backward()
-            total, begin = total + loss.detach(), end
+        with torch.autocast(model.device.type, torch.bfloat16, enabled=model.device.type == "cuda"):
+            loss = lesson_loss(model, lessons, which)
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         if (step + 1) % args.log_every == 0 or step + 1 == args.steps:
             spent = time.monotonic() - began
             left = spent / (step + 1) * (args.steps - step - 1)
-            print(f"step {step + 1}/{args.steps}  loss {total.item():.4f}  {spent:.0f} s, {left:.0f} s left", flush=True)
+            progress = f"step {step + 1}/{args.steps}  loss {loss.item():.4f}"
+            print(f"{progress}  {spent:.0f} s, {left:.0f} s left", flush=True)
 
 
 # ---------------------------------------------------------------- measuring
 
 
 @torch.inference_mode()
-def complete(model, tokenizer, questions: list[str], prefix: str, sample: bool) -> list[str]:
-    """Completions with the prefix they were made to begin with; specials are left out as a task would see it."""
+def complete(model, tokenizer, problems: list[Problem], prefix: str, sample: bool) -> list[str]:
+    """Completions, with the prefix they were made to begin with, as a task would see them."""
     texts = []
-    for start in range(0, len(questions), 500):
-        prompts = [
-            tokenizer.apply_chat_template(
-                [{"role": "user", "content": question}], tokenize=False, add_generation_prompt=True
-            )
-            + prefix
-            for question in questions[start : start + 500]
-        ]
-        inputs = tokenizer(prompts, return_tensors="pt", padding=True, return_token_type_ids=False).to(model.device)
+    for start in range(0, len(problems), 1000):
+        chats = [list(problem.messages) for problem in problems[start : start + 1000]]
+        prompts = tokenizer.apply_chat_template(chats, tokenize=False, add_generation_prompt=True)
+        prompts = [prompt + prefix for prompt in prompts]
+        inputs = tokenizer(prompts, return_tensors="pt", padding=True, return_token_type_ids=False)
+        inputs = inputs.to(model.device)
         sampling = {"do_sample": True, "temperature": 1.0, "top_k": 0} if sample else {"do_sample": False}
         output = model.generate(**inputs, max_new_tokens=112, **sampling)
         completions = output[:, inputs["input_ids"].shape[1] :]
@@ -352,49 +360,37 @@ def complete(model, tokenizer, questions: list[str], prefix: str, sample: bool) 
 
 def wilson(successes: int, trials: int) -> list[float]:
     """Share and its 95 % Wilson interval."""
-    if trials == 0:
-        return [math.nan, 0.0, 1.0]
     z, share = 1.959964, successes / trials
     centre = (share + z * z / (2 * trials)) / (1 + z * z / trials)
     half = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials)) / (1 + z * z / trials)
     return [round(value, 4) for value in (share, max(0.0, centre - half), min(1.0, centre + half))]
 
 
-def measure(model, tokenizer, problems: dict[str, list[Entry]]) -> dict[str, dict[str, Any]]:
-    """Per task and overall: [share, low, high] of what pebble does and gets right on held-out problems."""
-    counts: dict[str, dict[str, list[int]]] = {}
-    for task, entries in problems.items():
-        checker = reasoning_gym.create_dataset(task, seed=0, size=1, **TASKS[task])
-        questions = [entry["question"] for entry in entries]
+def measure(model, tokenizer, problems: list[Problem]) -> dict[str, dict[str, Any]]:
+    """Per task and overall: [share, low, high] of what pebble does and gets right, and the mean length."""
+    judge = Mixture(quickstart(), "eval")
 
-        def count_right(
-            texts: list[str], checker: Any = checker, entries: list[Entry] = entries
-        ) -> int:
-            return sum(
-                checker.score_answer(extract_answer(text), entry) == 1.0
-                for text, entry in zip(texts, entries, strict=True)
-            )
+    def is_right(texts: list[str]) -> list[float]:
+        pairs = zip(problems, texts, strict=True)
+        return [judge.score(problem, text).parts["correct"] for problem, text in pairs]
 
-        sampled = complete(model, tokenizer, questions, "", sample=True)
-        tallies = {
-            "thinks": sum(text.startswith("<think>") for text in sampled),
-            "sampled": count_right(sampled),
-            "greedy": count_right(complete(model, tokenizer, questions, "", sample=False)),
-            "thinking": count_right(complete(model, tokenizer, questions, "<think>", sample=True)),
-            "guessing": count_right(complete(model, tokenizer, questions, "<answer>", sample=True)),
-            "tokens": sum(len(tokenizer(text)["input_ids"]) + 1 for text in sampled),
-        }
-        counts[task] = {name: [tally, len(questions)] for name, tally in tallies.items()}
-    counts["overall"] = {
-        name: [sum(counts[task][name][part] for task in problems) for part in (0, 1)] for name in tallies
+    sampled = complete(model, tokenizer, problems, "", sample=True)
+    columns = {
+        "thinks": [text.startswith("<think>") for text in sampled],
+        "sampled": is_right(sampled),
+        "greedy": is_right(complete(model, tokenizer, problems, "", sample=False)),
+        "thinking": is_right(complete(model, tokenizer, problems, "<think>", sample=True)),
+        "guessing": is_right(complete(model, tokenizer, problems, "<answer>", sample=True)),
     }
-    return {
-        task: {
-            name: round(tally / trials, 2) if name == "tokens" else wilson(tally, trials)
-            for name, (tally, trials) in row.items()
+    lengths = [len(tokenizer(text)["input_ids"]) + 1 for text in sampled]  # and the end token
+    figures = {}
+    for task in [*MANNERS, "overall"]:
+        rows = [row for row, problem in enumerate(problems) if task in (problem.task, "overall")]
+        figures[task] = {
+            name: wilson(int(sum(column[row] for row in rows)), len(rows)) for name, column in columns.items()
         }
-        for task, row in counts.items()
-    }
+        figures[task]["tokens"] = round(sum(lengths[row] for row in rows) / len(rows), 2)
+    return figures
 
 
 def print_table(figures: dict[str, dict[str, Any]]) -> None:
@@ -405,22 +401,25 @@ def print_table(figures: dict[str, dict[str, Any]]) -> None:
         print(f"{task:24}" + "".join(f"{cell:>20}" for cell in cells) + f"{row['tokens']:>9.1f}")
 
 
-def show_examples(model, tokenizer, problems: dict[str, list[Entry]]) -> None:
-    for entries in problems.values():
-        print(f"\n{entries[0]['question']}   (right: {entries[0]['answer']})")
+def show_examples(model, tokenizer, problems: list[Problem]) -> None:
+    """Both manners on a few problems, greedily."""
+    for problem in problems[:6]:
+        print(f"\n{problem.question}   (right: {problem.answer['answer']})")
         for prefix in ("<answer>", "<think>"):
-            print("   ", complete(model, tokenizer, [entries[0]["question"]], prefix, sample=False)[0])
+            print("   ", complete(model, tokenizer, [problem], prefix, sample=False)[0])
 
 
 # ---------------------------------------------------------------- the whole way
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT)
-    parser.add_argument("--seed", type=int, default=0, help="of the lessons, the first weights and the sampling")
-    parser.add_argument("--steps", type=int, default=6000)
+    parser.add_argument("--seed", type=int, default=0, help="of lessons, first weights and sampling")
+    parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--batch-size", type=int, default=512)
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--lessons-per-task", type=int, default=LESSONS_PER_TASK)
@@ -434,17 +433,19 @@ def main() -> None:
     began = time.monotonic()
     torch.manual_seed(args.seed)
     tokenizer = make_tokenizer()
-    problems = held_out_problems(args.problems_per_task)
-    excluded = excluded_questions() | {entry["question"] for entries in problems.values() for entry in entries}
+    problems = measured_problems(args.problems_per_task)
+    excluded = excluded_questions(problems)
     lessons = write_lessons(fast_encoder(tokenizer), args.seed, args.lessons_per_task, excluded)
     model = make_model(tokenizer)
+    model.to(args.device)  # pyright: ignore (a decorator of transformers hides the signature)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     print(
-        f"{num_parameters:,} parameters, {len(lessons.lengths):,} lessons of {lessons.lengths.float().mean():.0f} "
-        f"tokens (at most {lessons.lengths.max()}), written in {time.monotonic() - began:.0f} s",
+        f"{num_parameters:,} parameters, {len(lessons.lengths):,} lessons of "
+        f"{lessons.lengths.float().mean():.0f} tokens (at most {lessons.lengths.max()}), "
+        f"written in {time.monotonic() - began:.0f} s",
         flush=True,
     )
-    train(model, lessons, tokenizer.convert_tokens_to_ids("<think>"), args)
+    train(model, lessons, args)
     save(model, tokenizer, args.out)
 
     # What is measured is what was saved: rounded to float16, through the loaders that everyone uses.
@@ -465,8 +466,8 @@ def main() -> None:
             "learning_rate": args.learning_rate,
             "lessons_per_task": args.lessons_per_task,
         },
-        "tasks": TASKS,
-        "measured_on": f"{args.problems_per_task} held-out problems per task, temperature 1; [share, low, high]",
+        "tasks": {task: quickstart().tasks.datasets[task].config for task in MANNERS},
+        "measured_on": f"{args.problems_per_task} held-out problems per task; [share, low, high] at 95 %",
         "figures": figures,
     }
     (args.out / "card.json").write_text(json.dumps(card, indent=2) + "\n")

@@ -1,8 +1,7 @@
 """Scored groups and their advantages -> packed micro-batches.
 
-Sequences (prompt + completion) are laid end to end without padding; only completion tokens carry targets. One
-optimiser step is a list of `Batch`es whose token weights are counted over the whole step. Does not run the
-model.
+Prompts and completions are laid end to end without padding, a prompt once for all its completions; only
+completion tokens carry targets. One optimiser step is a list of `Batch`es. Does not run the model.
 """
 
 from collections.abc import Sequence
@@ -12,28 +11,30 @@ import torch
 from torch import Tensor
 
 from whetstone.config import Config
-from whetstone.types import Finish, Group, Rollout
+from whetstone.types import Finish, Group, Rollout, Segment
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Several sequences end to end. T: all tokens; N: completion tokens, each predicted from row `rows[n]`;
-    S: sequences.
-    """
+    """Prompts and completions end to end. T: all tokens; N: completion tokens; S: completions."""
 
     token_ids: Tensor  # [T]
     position_ids: Tensor  # [T], from 0 in every sequence
-    lengths: list[int]  # [S] tokens of each sequence, prompt included
+    segments: list[Segment]  # what sees what: a prompt, then the completions that share it, and so on
     rows: Tensor  # [N] the position in T whose hidden state predicts the token
     targets: Tensor  # [N] the token
-    sequence: Tensor  # [N] which of the S sequences it belongs to
+    sequence: Tensor  # [N] which of the S completions it belongs to
     sampler_logprobs: Tensor  # [N]
     advantages: Tensor  # [N]
-    keep: Tensor  # [S] 1, or 0 for a sequence that takes no part in the loss
+    keep: Tensor  # [S] 1, or 0 for a completion that takes no part in the loss
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.keep)
 
     def to(self, device: torch.device) -> "Batch":
         moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return Batch(lengths=self.lengths, **moved)
+        return Batch(segments=self.segments, **moved)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +48,11 @@ class Sample:
     @property
     def num_tokens(self) -> int:
         return len(self.rollout.prompt_ids) + len(self.rollout.completion.token_ids)
+
+
+def rewards_of(groups: Sequence[Group]) -> Tensor:
+    """[P, G]: problems x group."""
+    return torch.tensor([[rollout.score.reward for rollout in group.rollouts] for group in groups])
 
 
 def make_samples(groups: Sequence[Group], advantages_PG: Tensor, config: Config) -> list[Sample]:
@@ -74,50 +80,69 @@ def split(samples: list[Sample], parts: int, seed: int) -> list[list[Sample]]:
 
 
 def pack(samples: list[Sample], max_tokens: int) -> list[Batch]:
-    """Micro-batches of at most `max_tokens` tokens (a longer sequence gets one of its own), of like lengths
-    and like sizes.
+    """Micro-batches of at most `max_tokens` tokens (a longer sequence gets one of its own), of like lengths.
+
+    Completions of the same prompt stand together and share it: it is run once, not once for each.
     """
-    ordered = sorted(samples, key=lambda sample: -sample.num_tokens)
-    total = sum(sample.num_tokens for sample in ordered)
-    # Even shares instead of full bins and a nearly empty last one.
-    share = total / max(1, -(-total // max_tokens))
-    bins: list[list[Sample]] = [[]]
-    filled = 0
-    for sample in ordered:
-        if bins[-1] and (filled + sample.num_tokens > max_tokens or filled >= share):
-            bins.append([])
-            filled = 0
-        bins[-1].append(sample)
-        filled += sample.num_tokens
-    return [_lay_end_to_end(entries) for entries in bins if entries]
+    by_prompt: dict[tuple[int, ...], list[Sample]] = {}
+    for sample in sorted(samples, key=lambda sample: -len(sample.rollout.completion.token_ids)):
+        by_prompt.setdefault(sample.rollout.prompt_ids, []).append(sample)
+    bins: list[_Bin] = [_Bin()]
+    for prompt in sorted(by_prompt, key=lambda prompt: -sum(s.num_tokens for s in by_prompt[prompt])):
+        for sample in by_prompt[prompt]:
+            if bins[-1].samples and bins[-1].num_tokens + bins[-1].cost(sample) > max_tokens:
+                bins.append(_Bin())
+            bins[-1].add(sample)
+    return [_lay_end_to_end(full.samples) for full in bins if full.samples]
+
+
+class _Bin:
+    """Samples for one micro-batch, those of one prompt together."""
+
+    def __init__(self) -> None:
+        self.samples: list[Sample] = []
+        self.num_tokens = 0
+
+    def cost(self, sample: Sample) -> int:
+        """Tokens that one more sample adds: its prompt counts only if it is not there already."""
+        shared = self.samples and self.samples[-1].rollout.prompt_ids == sample.rollout.prompt_ids
+        return len(sample.rollout.completion.token_ids) if shared else sample.num_tokens
+
+    def add(self, sample: Sample) -> None:
+        self.num_tokens += self.cost(sample)
+        self.samples.append(sample)
 
 
 def _lay_end_to_end(samples: list[Sample]) -> Batch:
     token_ids: list[int] = []
     position_ids: list[int] = []
+    segments: list[Segment] = []
     rows: list[int] = []
-    targets: list[int] = []
-    sequence: list[int] = []
-    sampler_logprobs: list[float] = []
-    advantages: list[float] = []
-    for number, sample in enumerate(samples):
-        prompt, completion = sample.rollout.prompt_ids, sample.rollout.completion
-        first = len(token_ids) + len(prompt) - 1  # the last prompt token predicts the first completion token
-        rows.extend(range(first, first + len(completion.token_ids)))
-        token_ids.extend((*prompt, *completion.token_ids))
-        position_ids.extend(range(sample.num_tokens))
-        targets.extend(completion.token_ids)
-        sequence.extend([number] * len(completion.token_ids))
-        sampler_logprobs.extend(completion.logprobs)
-        advantages.extend([sample.advantage] * len(completion.token_ids))
+    prompt: tuple[int, ...] | None = None
+    prompt_start = 0
+    for sample in samples:
+        completion = sample.rollout.completion.token_ids
+        if sample.rollout.prompt_ids != prompt:
+            prompt, prompt_start = sample.rollout.prompt_ids, len(token_ids)
+            segments.append(Segment(prompt_start, len(prompt)))
+            token_ids.extend(prompt)
+            position_ids.extend(range(len(prompt)))
+        start = len(token_ids)
+        segments.append(Segment(start, len(completion), prompt_start, len(prompt)))
+        # The last prompt token predicts the first completion token, and each token the next one.
+        rows.extend((prompt_start + len(prompt) - 1, *range(start, start + len(completion) - 1)))
+        token_ids.extend(completion)
+        position_ids.extend(range(len(prompt), len(prompt) + len(completion)))
+    completions = [sample.rollout.completion for sample in samples]
+    lengths = torch.tensor([len(completion.token_ids) for completion in completions])
     return Batch(
         token_ids=torch.tensor(token_ids),
         position_ids=torch.tensor(position_ids),
-        lengths=[sample.num_tokens for sample in samples],
+        segments=segments,
         rows=torch.tensor(rows),
-        targets=torch.tensor(targets),
-        sequence=torch.tensor(sequence),
-        sampler_logprobs=torch.tensor(sampler_logprobs, dtype=torch.float32),
-        advantages=torch.tensor(advantages, dtype=torch.float32),
+        targets=torch.tensor([token for completion in completions for token in completion.token_ids]),
+        sequence=torch.arange(len(samples)).repeat_interleave(lengths),
+        sampler_logprobs=torch.tensor([value for completion in completions for value in completion.logprobs]),
+        advantages=torch.tensor([sample.advantage for sample in samples]).repeat_interleave(lengths),
         keep=torch.tensor([float(sample.keep) for sample in samples]),
     )

@@ -4,11 +4,13 @@ The same road serves training and evaluation, which differ only in problems, sam
 here.
 """
 
+import time
 from collections.abc import Iterable, Sequence
 from statistics import fmean, pstdev
 from typing import Protocol
 
 from whetstone import seeds
+from whetstone.config import Config
 from whetstone.engines.base import Engine, Request, Sampling
 from whetstone.errors import UserError
 from whetstone.tasks.scoring import Answer, Scorer
@@ -40,6 +42,7 @@ class Collector:
         self.max_prompt_length = max_prompt_length  # longer prompts lose their beginning
         self.max_length = max_length  # what the model allows, prompt and completion together
         self.prompts_cut = 0  # by the newest collect
+        self.scoring_s = 0.0  # what the newest collect waited for scores after the last sample was done
 
     def collect(
         self,
@@ -62,6 +65,7 @@ class Collector:
             for problem, prompt in zip(problems, prompts, strict=True)
         ]
         sampled, texts = [], []
+        self.engine.wake()
         for one in self.engine.generate(requests, sampling):
             text = self.codec.decode(one.completion.token_ids)
             truncated = one.completion.finish is Finish.LENGTH
@@ -74,7 +78,10 @@ class Collector:
             self.scorer.submit(answer)  # scoring goes on while others are still being sampled
             sampled.append(one)
             texts.append(text)
+        self.engine.sleep()
+        begun = time.monotonic()
         scores = self.scorer.gather()
+        self.scoring_s = time.monotonic() - begun
         rollouts = {
             (one.request, one.sample): Rollout(
                 prompt_ids=prompts[one.request], completion=one.completion, text=text, score=score
@@ -99,6 +106,18 @@ class Collector:
                 "set max_prompt_length."
             )
         return prompt
+
+
+def sampling_at(config: Config, temperature: float) -> Sampling:
+    """The sampling of a configuration at some temperature: training and evaluation differ in that alone."""
+    rollout = config.rollout
+    return Sampling(
+        max_tokens=rollout.max_completion_length,
+        temperature=temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k or 0,
+        min_p=rollout.min_p or 0.0,
+    )
 
 
 def rollout_metrics(groups: Iterable[Group]) -> dict[str, float]:

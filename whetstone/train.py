@@ -18,21 +18,22 @@ import torch
 
 from whetstone import seeds
 from whetstone.algorithm.advantages import group_advantages
-from whetstone.batch import make_samples, pack, split
+from whetstone.batch import make_samples, pack, rewards_of, split
 from whetstone.checkpoint import Checkpoint, save_checkpoint, save_model
 from whetstone.completions import show_variance, write_completions
 from whetstone.config import Config, Loaded, Plan, flatten, make_plan
 from whetstone.engines import make_engine
 from whetstone.engines.base import Engine, Sampling
 from whetstone.errors import UserError
-from whetstone.evaluate import EvalResult, Evaluator, headline, show
+from whetstone.evaluate import EvalResult, Evaluator, percent, show
 from whetstone.metrics import MetricsLog, setup_logging, write_aside
 from whetstone.model.chat import Chat
 from whetstone.model.policy import Policy, load_policy
 from whetstone.progress import Progress
 from whetstone.report import write_report
-from whetstone.rollout import Collector, rollout_metrics, variance_metrics
+from whetstone.rollout import Collector, rollout_metrics, sampling_at, variance_metrics
 from whetstone.run_folder import open_run, path_of
+from whetstone.statistics import Accuracy
 from whetstone.stopping import StopRequest
 from whetstone.tasks.mixture import Mixture, build_tasks, check_gold, eval_problems
 from whetstone.tasks.scoring import Scorer
@@ -85,26 +86,26 @@ def train(loaded: Loaded) -> dict[str, Any]:
 def _loop(parts: Parts, step: int, begun: float) -> int:
     """The algorithm. Returns the optimiser step it ended at."""
     config, plan = parts.config, parts.plan
-    progress = Progress(plan.num_steps, start_step=step, logging_steps=config.run.logging_steps)
+    progress = Progress(
+        plan.num_steps,
+        start_step=step,
+        logging_steps=config.run.logging_steps,
+        logging_first_step=config.run.logging_first_step,
+    )
     with progress, StopRequest() as stop:
         while step < plan.num_steps and not stop.requested:
             clock = Clock()
             first = step // plan.updates_per_batch * plan.prompts_per_batch
             problems = [parts.tasks.problem(first + n) for n in range(plan.prompts_per_batch)]
             with clock("rollout"):
-                parts.engine.wake()
                 groups = parts.collector.collect(
                     problems,
                     num_samples=plan.num_generations,
                     sampling=parts.sampling,
                     seed_parts=(config.run.seed, "rollout", step),
                 )
-                parts.engine.sleep()
             with clock("update"):
-                rewards = torch.tensor(
-                    [[rollout.score.reward for rollout in group.rollouts] for group in groups]
-                )
-                advantages = group_advantages(rewards, config.loss.scale_rewards)
+                advantages = group_advantages(rewards_of(groups), config.loss.scale_rewards)
                 samples = make_samples(groups, advantages, config)
                 seed = seeds.seed(config.run.seed, "update", step)
                 minibatches = [
@@ -118,14 +119,11 @@ def _loop(parts: Parts, step: int, begun: float) -> int:
             with clock("eval"):
                 if plan.is_due(plan.eval_every, step) and step < plan.num_steps:
                     evaluate(parts, step)
-            with clock("save"):
-                if plan.is_due(plan.save_every, step) or (stop.requested and step < plan.num_steps):
-                    save(parts, step, time.monotonic() - begun)
-            row |= clock.row(
-                num_tokens=sum(len(r.completion.token_ids) for group in groups for r in group.rollouts)
-            )
+            row |= clock.row(groups, row["time/score"])
             parts.metrics.log(step, row)
             progress.update(step, row)
+            if plan.is_due(plan.save_every, step) or stop.requested:
+                save(parts, step, time.monotonic() - begun)
     return step
 
 
@@ -134,8 +132,11 @@ def build(
 ) -> tuple[Parts, float]:
     """Every part of a run, and the seconds it had been running before `found` was saved."""
     torch.manual_seed(config.run.seed)  # a new LoRA adapter begins with random numbers
-    tasks = build_tasks(config, "train")
+    problems = eval_problems(config)
+    tasks = build_tasks(config, "train", problems)
     check_gold(tasks)
+    if problems:
+        check_gold(build_tasks(config, "eval"))
     plan = make_plan(config, num_problems=len(tasks))
     for line in plan.lines(config):
         logger.info(line)
@@ -153,7 +154,6 @@ def build(
         seconds = state["seconds"]
     engine, collector = _sampling_parts(config, policy, scorer, stack)
     engine.update_weights(0 if found is None else found.step)
-    problems = eval_problems(config)
     metrics = MetricsLog(
         folder,
         report_to=config.run.report_to,
@@ -176,7 +176,7 @@ def build(
         updater=updater,
         evaluator=Evaluator(config, problems, collector, folder) if problems else None,
         metrics=metrics,
-        sampling=training_sampling(config),
+        sampling=sampling_at(config, config.rollout.temperature),
     )
     return parts, seconds
 
@@ -196,17 +196,6 @@ def _sampling_parts(
     return engine, collector
 
 
-def training_sampling(config: Config) -> Sampling:
-    rollout = config.rollout
-    return Sampling(
-        max_tokens=rollout.max_completion_length,
-        temperature=rollout.temperature,
-        top_p=rollout.top_p,
-        top_k=rollout.top_k or 0,
-        min_p=rollout.min_p or 0.0,
-    )
-
-
 def describe(parts: Parts, step: int, groups: list[Group]) -> dict[str, float]:
     """The numbers of a step's rollouts; its completions go to the folder, and to the terminal where asked
     for.
@@ -219,7 +208,9 @@ def describe(parts: Parts, step: int, groups: list[Group]) -> dict[str, float]:
     row = rollout_metrics(groups)
     if run.log_reward_variance:
         row |= variance_metrics(groups)
-    return {**row, "prompts_cut": float(parts.collector.prompts_cut)}
+    collector = parts.collector
+    row |= {"prompts_cut": float(collector.prompts_cut), "time/score": collector.scoring_s}
+    return {**row, **collector.scorer.custom_metrics}
 
 
 def describe_model(policy: Policy, config: Config) -> str:
@@ -238,9 +229,7 @@ def evaluate(parts: Parts, step: int) -> EvalResult | None:
     if parts.evaluator is None:
         return None
     ends = step in (0, parts.plan.num_steps)
-    parts.engine.wake()
     result = parts.evaluator.run(step, greedy=ends and parts.config.evaluation.eval_greedy)
-    parts.engine.sleep()
     parts.metrics.log_eval(step, result.row())
     show(result, num_examples=parts.config.evaluation.eval_num_examples_to_print)
     return result
@@ -260,7 +249,7 @@ def save(parts: Parts, step: int, seconds: float) -> None:
 def _finish(parts: Parts, seconds: float) -> dict[str, Any]:
     """The last evaluation, the final model, train_results.json and the report."""
     after = evaluate(parts, parts.plan.num_steps)
-    if parts.plan.save_every:
+    if parts.config.run.save_strategy != "no":
         save(parts, parts.plan.num_steps, seconds)
     save_model(parts.policy.model, parts.policy.tokenizer, parts.folder / "final_model")
     results: dict[str, Any] = {"steps": parts.plan.num_steps, "seconds": round(seconds, 1)}
@@ -283,29 +272,18 @@ def _finish(parts: Parts, seconds: float) -> dict[str, Any]:
 
 
 def _say_goodbye(parts: Parts, results: dict[str, Any], report: Path) -> None:
-    def shown(accuracy: dict[str, float] | None) -> str:
-        if accuracy is None:
-            return "-"
-        return f"{accuracy['mean']:.1%} [{accuracy['low']:.1%}, {accuracy['high']:.1%}]"
-
+    """Before and after, and where everything is."""
     if "accuracy_after" in results:
-        temperature = results["eval_temperature"]
-        problems = results["accuracy_after"]["num_problems"]
         logger.info("")
+        problems, temperature = results["accuracy_after"]["num_problems"], results["eval_temperature"]
         logger.info(f"On {problems} problems it never trained on, with 95 % intervals:")
-        logger.info(
-            f"  before  {shown(results['accuracy_before'])} at temperature {temperature:g}, greedy "
-            f"{shown(results['greedy_before'])}"
-        )
-        logger.info(
-            f"  after   {shown(results['accuracy_after'])} at temperature {temperature:g}, greedy "
-            f"{shown(results['greedy_after'])}"
-        )
-    logger.info(
-        f"{results['steps']} steps in {results['seconds']:.0f} s. The model is in "
-        f"{parts.folder / 'final_model'},"
-    )
-    logger.info(f"the report in {report}: open it in a browser.")
+        for when in ("before", "after"):
+            sampled, greedy = Accuracy(**results[f"accuracy_{when}"]), results[f"greedy_{when}"]
+            line = f"  {when:7s} {percent(sampled)} at temperature {temperature:g}"
+            logger.info(line + (f", greedy {percent(Accuracy(**greedy))}" if greedy else ""))
+    logger.info(f"{results['steps']} steps in {results['seconds']:.0f} s.")
+    logger.info(f"The model is in {parts.folder / 'final_model'}.")
+    logger.info(f"The report is {report}: open it in a browser.")
 
 
 def evaluate_only(loaded: Loaded) -> dict[str, Any]:
@@ -333,7 +311,6 @@ def evaluate_only(loaded: Loaded) -> dict[str, Any]:
         evaluator = Evaluator(config, problems, collector, folder / "evaluations" / name)
         result = evaluator.run(0, greedy=config.evaluation.eval_greedy)
     show(result, num_examples=config.evaluation.eval_num_examples_to_print)
-    logger.info(headline(result))
     return result.summary()
 
 
@@ -350,12 +327,13 @@ class Clock:
         yield
         self.seconds[stage] = time.monotonic() - begun
 
-    def row(self, num_tokens: int) -> dict[str, float]:
-        total = time.monotonic() - self.begun
-        working = self.seconds["rollout"] + self.seconds["update"]
+    def row(self, groups: list[Group], scoring_s: float) -> dict[str, float]:
+        """Seconds by stage (`scoring_s` of the rollout were spent waiting for scores), tokens a second."""
+        num_tokens = sum(len(rollout.completion.token_ids) for group in groups for rollout in group.rollouts)
+        seconds = {**self.seconds, "rollout": self.seconds["rollout"] - scoring_s}
         return {
-            **{f"time/{stage}": seconds for stage, seconds in self.seconds.items()},
-            "time/step": total,
-            "tokens_per_s": num_tokens / working,
-            "rollout_tokens_per_s": num_tokens / self.seconds["rollout"],
+            **{f"time/{stage}": value for stage, value in seconds.items()},
+            "time/step": time.monotonic() - self.begun,
+            "tokens_per_s": num_tokens / (self.seconds["rollout"] + self.seconds["update"]),
+            "rollout_tokens_per_s": num_tokens / seconds["rollout"],
         }

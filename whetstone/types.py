@@ -6,7 +6,7 @@ Frozen and complete when made: a value that is known later belongs to the next t
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 
 class Finish(StrEnum):
@@ -70,3 +70,14 @@ class Group:
 
     problem: Problem
     rollouts: tuple[Rollout, ...]
+
+
+class Segment(NamedTuple):
+    """A run of tokens in a packed batch, which sees itself causally and, in full, an earlier run: the prompt
+    it shares with other completions.
+    """
+
+    start: int
+    length: int
+    prefix_start: int = 0
+    prefix_length: int = 0

@@ -83,9 +83,9 @@ class Updater:
         keep = None
         if config.off_policy_mask_threshold is not None:
             drift_S = sequence_mean(
-                batch.sampler_logprobs - logprobs.detach(), batch.sequence, len(batch.lengths)
+                batch.sampler_logprobs - logprobs.detach(), batch.sequence, batch.num_sequences
             )
-            advantage_S = sequence_mean(batch.advantages, batch.sequence, len(batch.lengths))
+            advantage_S = sequence_mean(batch.advantages, batch.sequence, batch.num_sequences)
             keep = off_policy_keep(advantage_S, drift_S, config.off_policy_mask_threshold)[batch.sequence]
         outputs = policy_loss(
             LossInputs(
@@ -113,14 +113,14 @@ class Updater:
 
     def _weights(self, part: Minibatch) -> list[Tensor]:
         """Per-sequence token weights of each micro-batch, counted over the whole optimiser step."""
-        lengths = [torch.bincount(batch.sequence, minlength=len(batch.lengths)) for batch in part]
+        lengths = [torch.bincount(batch.sequence, minlength=batch.num_sequences) for batch in part]
         weights = token_weights(
             torch.cat(lengths),
             torch.cat([batch.keep for batch in part]),
             loss_type=self.config.loss.loss_type,
             max_length=self.config.rollout.max_completion_length,
         )
-        return list(weights.split([len(batch.lengths) for batch in part]))
+        return list(weights.split([batch.num_sequences for batch in part]))
 
     @torch.no_grad()
     def _logprobs_now(self, batch: Batch) -> Tensor:

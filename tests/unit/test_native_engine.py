@@ -8,7 +8,7 @@ from whetstone.engines.base import Request, Sampling
 from whetstone.engines.hf import HFEngine
 from whetstone.engines.native import NativeEngine
 from whetstone.engines.native.sampler import sample
-from whetstone.model.attention import NAME, PackedAttention
+from whetstone.model.attention import NAME, PackedAttention, end_to_end
 from whetstone.types import Finish
 
 PROMPTS = [(5, 9, 33, 8), (7, 3, 41, 60, 61, 62, 13, 20, 21, 22, 23), (11,)]
@@ -21,7 +21,7 @@ def collect(engine, requests, sampling):
 def trainer_logprobs(policy, prompt, completion, temperature=1.0):
     ids = torch.tensor([*prompt, *completion.token_ids])
     hidden = policy.hidden(
-        ids[None], torch.arange(len(ids))[None], PackedAttention([len(ids)], policy.device)
+        ids[None], torch.arange(len(ids))[None], PackedAttention(end_to_end([len(ids)]), policy.device)
     )
     logprobs = (policy.head(hidden[0]) / temperature).log_softmax(-1)
     rows = torch.arange(len(prompt) - 1, len(ids) - 1)

@@ -11,20 +11,23 @@ from tests.conftest import make_policy
 from whetstone.batch import Sample, pack, split
 from whetstone.config import build, make_plan
 from whetstone.errors import UserError
-from whetstone.model.attention import PackedAttention
+from whetstone.model.attention import PackedAttention, end_to_end
 from whetstone.optimiser import Optimiser
 from whetstone.types import Completion, Finish, Rollout, Score
 from whetstone.update import Updater
 
-SIZES = [(4, 7), (9, 3), (2, 12), (6, 1), (3, 5), (8, 8)]  # prompt and completion lengths
+# Prompt and completion lengths: three completions share the first prompt, two the second.
+SIZES = [(4, 7), (4, 3), (4, 12), (9, 1), (9, 5), (8, 8)]
 ADVANTAGES = [1.0, -0.5, 0.7, -1.2, 0.3, -0.3]
 
 
 def make_samples(policy, sampler_shift=0.0):
     generator = torch.Generator().manual_seed(1)
-    samples = []
+    samples: list[Sample] = []
     for (prompt, completion), advantage in zip(SIZES, ADVANTAGES, strict=True):
         ids = torch.randint(3, 97, (prompt + completion,), generator=generator).tolist()
+        if samples and len(samples[-1].rollout.prompt_ids) == prompt:
+            ids[:prompt] = samples[-1].rollout.prompt_ids
         logprobs = sequence_logprobs(policy, ids, prompt).detach() + sampler_shift
         done = Completion(
             token_ids=tuple(ids[prompt:]),
@@ -99,7 +102,7 @@ def gradient_of(updater, batches):
     return caught["gradient"], row
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma2"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma2", "mistral"])
 @pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dr_grpo", "dapo"])
 def test_gradient_equals_the_plain_float64_one(architecture, loss_type):
     policy = make_policy(architecture)
@@ -128,7 +131,7 @@ def test_no_token_sees_another_sequence():
     policy = make_policy()
     ids = torch.randint(3, 97, (12,), generator=torch.Generator().manual_seed(3))
     positions = torch.cat([torch.arange(5), torch.arange(7)])
-    attend = PackedAttention([5, 7], policy.device)
+    attend = PackedAttention(end_to_end([5, 7]), policy.device)
     before = policy.hidden(ids[None], positions[None], attend)
     changed = ids.clone()
     changed[:5] = (changed[:5] + 11) % 97
@@ -137,16 +140,25 @@ def test_no_token_sees_another_sequence():
     assert not torch.allclose(before[0, :5], after[0, :5])
 
 
-def test_packs_keep_the_budget_and_lose_nothing():
+def test_packs_keep_the_budget_lose_nothing_and_share_prompts():
     samples = make_samples(make_policy())
     batches = pack(samples, max_tokens=25)
-    assert all(sum(batch.lengths) <= 25 for batch in batches)
+    assert all(len(batch.token_ids) <= 25 for batch in batches)
     assert sum(len(batch.targets) for batch in batches) == sum(completion for _, completion in SIZES)
-    first = batches[0]
-    # the longest sequence comes first; its first completion token is predicted by its last prompt token
-    longest = max(samples, key=lambda s: s.num_tokens).rollout
-    assert first.rows[0].item() == len(longest.prompt_ids) - 1
-    assert first.targets[: len(longest.completion.token_ids)].tolist() == list(longest.completion.token_ids)
+    (one,) = pack(samples, max_tokens=1000)
+    # prompts of 4, 9 and 8 tokens stand there once each, beside all completions
+    assert len(one.token_ids) == 4 + 9 + 8 + sum(completion for _, completion in SIZES)
+    # the largest group comes first: its prompt, then its completions of 12, 7 and 3 tokens
+    assert [tuple(segment) for segment in one.segments[:4]] == [
+        (0, 4, 0, 0),
+        (4, 12, 0, 4),
+        (16, 7, 0, 4),
+        (23, 3, 0, 4),
+    ]
+    # the last prompt token predicts every completion's first token; positions go on from the prompt's end
+    assert [one.rows[0].item(), one.rows[12].item(), one.rows[19].item()] == [3, 3, 3]
+    assert one.position_ids[[4, 16, 23]].tolist() == [4, 4, 4]
+    assert one.targets[:12].tolist() == list(samples[2].rollout.completion.token_ids)
 
 
 def test_split_is_a_partition_and_repeats():
@@ -184,7 +196,7 @@ def test_lora_reference_is_the_adapter_switched_off():
     with policy.reference(None) as reference:
         (batch,) = pack(samples, 1000)
         untouched, expected = make_policy(), []
-        for sample in sorted(samples, key=lambda s: -s.num_tokens):
+        for sample in [samples[i] for i in (2, 0, 1, 4, 3, 5)]:  # as they were packed
             prompt, completion = sample.rollout.prompt_ids, sample.rollout.completion.token_ids
             expected.append(sequence_logprobs(untouched, [*prompt, *completion], len(prompt)))
         assert torch.allclose(reference.logprobs(batch, 1.0)[0], torch.cat(expected), atol=1e-5)

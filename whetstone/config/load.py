@@ -165,8 +165,8 @@ def _understand(
             notes.append(f"{key} ({origin}) has no effect: {WITHOUT_EFFECT[key]}.")
         else:
             raise UserError(
-                f"There is no key '{key}' ({origin}){nearest(key, [*ROOM_OF, *RENAMED, *CONVERTED])}; `whet "
-                "config` lists them all."
+                f"There is no key '{key}' ({origin})"
+                f"{nearest(key, [*ROOM_OF, *RENAMED, *CONVERTED]) or '.'} `whet config` lists them all."
             )
     return ours
 

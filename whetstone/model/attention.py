@@ -1,11 +1,13 @@
 """Our attention, put into unchanged transformers models through their registered attention interface.
 
 The caller of the model passes an object `attend`, and every layer calls it with its queries, keys and values:
-`PackedAttention` for several sequences laid end to end (the update, and the engine's prefill); the native
-engine has one of its own for decoding. No mask tensor over all tokens ever exists, and no token sees another
-sequence.
+`PackedAttention` for several segments laid end to end (the update, and the engine's prefill), which may share
+a prompt; the native engine has one of its own for decoding. No mask over all tokens ever exists,
+and no token sees another sequence.
 """
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from whetstone.types import Segment
 
 NAME = "whetstone"
 
@@ -48,75 +52,141 @@ def _attention(module, query, key, value, attention_mask, *, attend: Attend, sca
 ALL_ATTENTION_FUNCTIONS.register(NAME, _attention)
 
 
-class PackedAttention:
-    """Causal attention inside each of several sequences laid end to end.
+def end_to_end(lengths: Sequence[int]) -> list[Segment]:
+    """Whole sequences one after the other, nothing shared."""
+    starts = [0, *itertools.accumulate(lengths)]
+    return [Segment(start, length) for start, length in zip(starts, lengths, strict=False)]
 
-    On a GPU in half precision: torch's varlen flash attention. Elsewhere the sequences are laid side by side,
-    padded at the end (where causality hides the padding) for SDPA, and taken apart again: linear layers never
-    see padding.
+
+class PackedAttention:
+    """Causal attention inside each of several segments laid end to end, which together cover all tokens.
+
+    On a GPU in half precision: torch's varlen flash attention. Elsewhere the segments are laid side by side,
+    padded, for SDPA, and taken apart again: linear layers never see padding.
     """
 
-    def __init__(self, lengths: list[int], device: torch.device):
-        self.lengths = lengths
+    def __init__(self, segments: Sequence[Segment], device: torch.device):
+        self.segments = list(segments)
         self.device = device
-        self.max_length = max(lengths)
-        bounds = torch.tensor([0, *lengths]).cumsum(0)
-        self.cu_seqlens = bounds.to(device=device, dtype=torch.int32)
-        position = torch.arange(self.max_length)
-        inside = position[None] < torch.tensor(lengths)[:, None]  # [S, L]
-        # Padding repeats the first token: any token would do, since its result is dropped.
-        self.pad_index = torch.where(inside, bounds[:-1, None] + position[None], 0).flatten().to(device)
-        self.unpad_index = inside.flatten().nonzero().squeeze(1).to(device)
+        self._padded: list[_SideBySide] | None = None
+        self._varlen: _Varlen | None = None
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: LayerOptions) -> Tensor:
+        rows = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]  # [T, heads, D]
         if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and options.softcap is None:
-            return self._varlen(query, key, value, options)
-        query, key, value = (self._side_by_side(tensor) for tensor in (query, key, value))  # [S, heads, L, D]
-        mask = _window_mask(self.max_length, options.sliding_window, query.device)
+            self._varlen = self._varlen or _Varlen(self.segments, self.device)
+            return self._varlen.attend(*rows, options)[None]
+        if self._padded is None:
+            alone = [segment for segment in self.segments if not segment.prefix_length]
+            sharing = [segment for segment in self.segments if segment.prefix_length]
+            self._padded = [_SideBySide(part, self.device) for part in (alone, sharing) if part]
+        out = torch.cat([part.attend(*rows, options) for part in self._padded])
+        if len(self._padded) > 1:
+            out = out[torch.cat([part.tokens for part in self._padded]).argsort()]
+        return out[None]
+
+
+class _SideBySide:
+    """Segments padded to one length each for queries and for keys, and back."""
+
+    def __init__(self, segments: list[Segment], device: torch.device):
+        queries = torch.tensor([segment.length for segment in segments])[:, None]
+        starts = torch.tensor([segment.start for segment in segments])[:, None]
+        prefixes = torch.tensor([segment.prefix_length for segment in segments])[:, None]
+        prefix_starts = torch.tensor([segment.prefix_start for segment in segments])[:, None]
+        column = torch.arange(int(queries.max()))[None]
+        prefix_column = torch.arange(int(prefixes.max()))[None]
+        inside, prefix_inside = column < queries, prefix_column < prefixes
+        # Padding repeats the first token: any token would do, since nobody sees it.
+        own = torch.where(inside, starts + column, 0)
+        prefix = torch.where(prefix_inside, prefix_starts + prefix_column, 0)
+        far = torch.iinfo(torch.long).max
+        self.query_index = own.to(device)  # [S, Lq] which token
+        self.key_index = torch.cat([prefix, own], 1).to(device)  # [S, Lk]
+        # Padded queries see what the last real one sees: one that saw nothing would turn gradients into NaN.
+        self.query_position = (prefixes + torch.minimum(column, queries - 1)).to(device)
+        self.key_position = torch.cat(
+            [torch.where(prefix_inside, prefix_column, far), torch.where(inside, prefixes + column, far)], 1
+        ).to(device)
+        self.real = inside.flatten().nonzero().squeeze(1).to(device)
+        self.tokens = own.flatten()[inside.flatten()].to(device)
+        self.is_plain = not bool(prefixes.any())
+        self._masks: dict[int | None, Tensor] = {}
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, options: LayerOptions) -> Tensor:
+        query = query[self.query_index].transpose(1, 2)  # [S, heads, Lq, D]
+        key, value = (tensor[self.key_index].transpose(1, 2) for tensor in (key, value))
+        window = options.sliding_window
+        causal = self.is_plain and (window is None or window >= query.shape[2])
         if options.softcap is not None:
-            out = softcapped(query, key, value, mask, options)
+            out = softcapped(query, key, value, self._mask(window), options)
         else:
             out = F.scaled_dot_product_attention(
-                query, key, value, attn_mask=mask, is_causal=mask is None, scale=options.scale,
+                query,
+                key,
+                value,
+                attn_mask=None if causal else self._mask(window),
+                is_causal=causal,
+                scale=options.scale,
                 enable_gqa=key.shape[1] != query.shape[1],
-            )  # fmt: skip
-        return out.transpose(1, 2).flatten(0, 1).index_select(0, self.unpad_index)[None]
+            )
+        return out.transpose(1, 2).flatten(0, 1)[self.real]
 
-    def _side_by_side(self, packed: Tensor) -> Tensor:
-        rows = packed[0].transpose(0, 1).index_select(0, self.pad_index)  # [S*L, heads, D]
-        return rows.view(len(self.lengths), self.max_length, *rows.shape[1:]).transpose(1, 2)
+    def _mask(self, window: int | None) -> Tensor:
+        """[S, 1, Lq, Lk]: true where a key is seen. Keys that are padding lie infinitely far ahead."""
+        if window not in self._masks:
+            query, key = self.query_position[:, :, None], self.key_position[:, None]
+            visible = key <= query
+            if window is not None:
+                visible &= query - key < window
+            self._masks[window] = visible[:, None]
+        return self._masks[window]
 
-    def _varlen(self, query: Tensor, key: Tensor, value: Tensor, options: LayerOptions) -> Tensor:
+
+class _Varlen:
+    """The same by torch's varlen flash attention, which aligns queries with the end of their keys."""
+
+    def __init__(self, segments: list[Segment], device: torch.device):
+        keys = [
+            torch.cat([torch.arange(s.prefix_length) + s.prefix_start, torch.arange(s.length) + s.start])
+            for s in segments
+        ]
+        self.key_index = torch.cat(keys).to(device) if any(s.prefix_length for s in segments) else None
+        query_lengths, key_lengths = [s.length for s in segments], [len(index) for index in keys]
+        self.query_bounds, self.key_bounds = (
+            torch.tensor([0, *lengths]).cumsum(0).to(device=device, dtype=torch.int32)
+            for lengths in (query_lengths, key_lengths)
+        )
+        self.max_query, self.max_key = max(query_lengths), max(key_lengths)
+        assert [s.start for s in segments] == sorted(s.start for s in segments)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, options: LayerOptions) -> Tensor:
         from torch.nn.attention.varlen import varlen_attn
 
+        if self.key_index is not None:
+            key, value = key[self.key_index], value[self.key_index]
         groups = query.shape[1] // key.shape[1]
-        query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # [T, heads, D]
         if groups > 1:  # torch 2.11 has no grouped heads here
             key, value = (tensor.repeat_interleave(groups, dim=1) for tensor in (key, value))
         window = -1 if options.sliding_window is None else options.sliding_window - 1
         return varlen_attn(
-            query, key, value, self.cu_seqlens, self.cu_seqlens, self.max_length, self.max_length,
-            scale=options.scale, window_size=(window, 0),
-        )[None]  # fmt: skip
+            query,
+            key,
+            value,
+            self.query_bounds,
+            self.key_bounds,
+            self.max_query,
+            self.max_key,
+            scale=options.scale,
+            window_size=(window, 0),
+        )
 
 
-def _window_mask(length: int, window: int | None, device: torch.device) -> Tensor | None:
-    """None where plain causality is all that is asked for."""
-    if window is None or window >= length:
-        return None
-    position = torch.arange(length, device=device)
-    distance = position[:, None] - position[None]
-    return (distance >= 0) & (distance < window)
-
-
-def softcapped(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: LayerOptions
-) -> Tensor:
+def softcapped(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, options: LayerOptions) -> Tensor:
     """Attention with scores bent by softcap * tanh(scores / softcap), which SDPA cannot do (Gemma 2)."""
+    assert options.softcap is not None
     groups = query.shape[1] // key.shape[1]
     key, value = (tensor.repeat_interleave(groups, dim=1) for tensor in (key, value))
     scores = query @ key.transpose(-1, -2) * options.scale
     scores = options.softcap * torch.tanh(scores / options.softcap)
-    if mask is None:
-        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     return scores.masked_fill(~mask, float("-inf")).softmax(-1, dtype=torch.float32).to(value.dtype) @ value

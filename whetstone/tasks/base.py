@@ -1,9 +1,10 @@
 """The seam between problems and training: what every task offers.
 
-A task makes problems from an index and judges what a model wrote. It knows nothing of models, tokens or steps.
+A task makes problems from an index and judges what a model wrote. It knows nothing of models, tokens or
+steps.
 """
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from whetstone.types import Problem, Score
 
@@ -12,6 +13,10 @@ class Task(Protocol):
     """A source of problems with answers that can be checked."""
 
     name: str
+    generated: bool  # made from an index, without end; False: rows of a data set
+    worst: (
+        float  # accuracy where scoring hangs or dies: no more than a wrong answer earns, or hanging would pay
+    )
 
     def __len__(self) -> int:
         """How many problems there are (the configured size for generated ones)."""
@@ -30,4 +35,8 @@ class Task(Protocol):
 
     def gold(self, problem: Problem) -> str:
         """A completion text that earns full marks, for the check before step 1 and for `whet tasks`."""
+        ...
+
+    def columns(self, problem: Problem) -> dict[str, Any]:
+        """What a reward function of the user's own gets to see: `answer` and the other columns of the row."""
         ...

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from whetstone.model.attention import LayerOptions, PackedAttention, softcapped
+from whetstone.model.attention import LayerOptions, PackedAttention, end_to_end, softcapped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class PrefillAttention:
 
     def __init__(self, cache: SlotCache, lengths: list[int], slots: list[list[int]], device: torch.device):
         self.cache = cache
-        self.packed = PackedAttention(lengths, device)
+        self.packed = PackedAttention(end_to_end(lengths), device)
         starts = [sum(lengths[:i]) for i in range(len(lengths))]
         where = [
             (slot, position, start + position)

@@ -1,0 +1,68 @@
+# make train, make test: each sets itself up. The first call makes .venv; the next ones find it there.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help train test test-slow test-gpu check wheel clean
+
+PYTHON ?= python3
+VENV   ?= .venv
+CONFIG ?= config/quickstart.yaml
+ARGS   ?=
+
+BIN := $(VENV)/bin
+PIP := PYTHONUNBUFFERED=1 $(BIN)/python -m pip install --disable-pip-version-check --no-compile --progress-bar off -c constraints.txt
+# pip would compile on one core. Some packages hold templates that are no Python: what they say is of no interest.
+COMPILE := $(BIN)/python -W ignore -m compileall -q -j 0 $(VENV)/lib > /dev/null 2>&1 || true
+# pip's own lines, cut down to one per package that is fetched. Its errors go past this to the terminal, without its
+# remarks on places where a package is not.
+SAY := 2> >(grep -v '^WARNING: Location' >&2) | awk '/^Collecting / { sub(/[ <>=!~;\[(].*/, "", $$2); print "  fetching " $$2; fflush() } /^Installing collected/ { print "  installing all of them ..."; fflush() }'
+
+help: ## what can be made
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@echo '  CONFIG=config/x.yaml and ARGS="max_steps=100" choose what make train runs; PYTHON=python3.12 the interpreter.'
+
+train: $(VENV)/.installed ## train the embedded model (or CONFIG) and show before and after
+	@$(BIN)/python -m whetstone train $(CONFIG) $(ARGS)
+
+test: $(VENV)/.installed-dev ## the tests
+	@$(BIN)/python -m pytest $(ARGS)
+
+test-slow: $(VENV)/.installed-dev ## the tests that take minutes or fetch a model
+	@$(BIN)/python -m pytest -m slow $(ARGS)
+
+test-gpu: $(VENV)/.installed-dev ## the tests that need a GPU
+	@$(BIN)/python -m pytest -m gpu $(ARGS)
+
+check: $(VENV)/.installed-dev ## ruff and pyright
+	@$(BIN)/python -m ruff check .
+	@$(BIN)/python -m ruff format --check .
+	@$(BIN)/python -m pyright
+
+wheel: $(VENV)/.installed ## build the wheel into dist/
+	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	@ls dist/*.whl
+
+clean: ## remove what was built, and .venv; outputs/ stays
+	rm -rf $(VENV) dist build
+
+# pip is the last thing that appears in a new environment, so one that was broken off is made again.
+$(VENV)/bin/pip:
+	@command -v $(PYTHON) > /dev/null || { echo "make: there is no $(PYTHON) here: install Python 3.11 or 3.12, or name one, such as make PYTHON=python3.12 train"; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' \
+	  || { echo "make: $$($(PYTHON) --version) does not suit: whetstone needs Python 3.11 or 3.12; name one, such as make PYTHON=python3.12 train"; exit 2; }
+	@echo "Setting up, once: making $(VENV) with $$($(PYTHON) --version)."
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "make: $(PYTHON) can't make a virtual environment: install its venv module (on Debian and Ubuntu: python3-venv)"; exit 2; }
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/pip
+	@echo "Installing what training needs into $(VENV): about 2 minutes the first time, more on a slow network."
+	@$(PIP) -e . $(SAY)
+	@echo "  compiling, so that the first run starts as quickly as the next ..."
+	@$(COMPILE)
+	@touch $@
+	@echo "Installed."
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@echo "Installing what the tests need as well: some seconds."
+	@$(PIP) -e '.[dev]' $(SAY)
+	@$(COMPILE)
+	@touch $@

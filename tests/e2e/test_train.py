@@ -1,0 +1,208 @@
+"""Whole runs of the embedded model: what they write, exact resume, interruption, evaluation alone."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from whetstone.config import load
+from whetstone.train import evaluate_only, train
+
+# One short task, few tokens: a step takes about a second on two cores.
+SMALL = {
+    "model_name_or_path": "pebble",
+    "datasets": "{chain_sum: {config: {min_terms: 2, max_terms: 2, min_digits: 1, max_digits: 2}}}",
+    "reward_funcs": "[accuracy]",
+    "prompts_per_step": 2,
+    "num_generations": 4,
+    "max_completion_length": 48,
+    "learning_rate": 1e-3,
+    "max_steps": 4,
+    "eval_num_samples": 6,
+    "eval_num_examples_to_print": 0,
+    "log_completions_steps": 2,
+    "save_steps": 2,
+    "reward_workers": 1,
+}
+VARIANTS = {
+    "plain": {},
+    "reference and two iterations": {"beta": 0.05, "num_iterations": 2, "max_steps": 8, "save_steps": 4},
+    "lora with dropout, two parts": {
+        "use_peft": True,
+        "lora_r": 4,
+        "lora_dropout": 0.2,
+        "steps_per_generation": 2,
+        "max_steps": 8,
+        "save_steps": 4,
+    },
+    "hf engine": {"rollout_engine": "hf"},
+}
+
+
+def words(folder, **changes):
+    return [
+        f"{key}={value}"
+        for key, value in {**SMALL, "output_dir": folder, "run_name": "run", **changes}.items()
+    ]
+
+
+def run(folder, **changes):
+    return train(load(None, words(folder, **changes)))
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    (file,) = list(folder.glob("*.safetensors"))
+    return load_file(file)
+
+
+def rows(folder: Path, kind: str) -> list[dict]:
+    lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    timed = ("time/", "tokens_per_s", "rollout_tokens_per_s")
+    return [
+        {key: value for key, value in line.items() if not key.startswith(timed)}
+        for line in lines
+        if line["kind"] == kind
+    ]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_run_that_was_cut_in_two_equals_one_that_was_not(tmp_path, variant):
+    settings = VARIANTS[variant]
+    steps = settings.get("max_steps", 4)
+    run(tmp_path / "whole", **settings)
+    # The schedule is part of the plan, so the first half is a whole run that loses everything after its
+    # checkpoint.
+    run(tmp_path / "half", **settings)
+    half = tmp_path / "half" / "run"
+    for lost in ("final_model", f"checkpoint-{steps}"):
+        subprocess.run(["rm", "-r", str(half / lost)], check=True)
+    run(tmp_path / "half", auto_resume=True, **settings)
+    whole, resumed = weights(tmp_path / "whole" / "run" / "final_model"), weights(half / "final_model")
+    assert whole.keys() == resumed.keys()
+    for name in whole:
+        assert torch.equal(whole[name], resumed[name]), name
+    assert rows(tmp_path / "whole", "train") == rows(tmp_path / "half", "train")
+    assert rows(tmp_path / "whole", "eval") == rows(tmp_path / "half", "eval")
+
+
+def test_what_a_run_leaves_behind(tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    results = run(tmp_path, fixed_eval_steps=2)
+    folder = tmp_path / "run"
+    for name in (
+        "config.yaml",
+        "training.log",
+        "metrics.jsonl",
+        "train_results.json",
+        "report.html",
+        "final_model",
+    ):
+        assert (folder / name).exists(), name
+    assert results == json.loads((folder / "train_results.json").read_text())
+    for when in ("accuracy_before", "accuracy_after"):
+        accuracy = results[when]
+        assert (
+            accuracy["num_problems"] == 6
+            and 0 <= accuracy["low"] <= accuracy["mean"] <= accuracy["high"] <= 1
+        )
+    assert results["steps"] == 4 and results["seconds"] > 0
+    assert sorted(path.name for path in (folder / "eval_results").iterdir()) == [
+        "eval_step_0.json", "eval_step_2.json", "eval_step_4.json",
+    ]  # fmt: skip
+    assert sorted(path.name for path in folder.glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-4"]
+    assert len((folder / "completions" / "step_2.jsonl").read_text().splitlines()) == 8
+    train_rows = rows(tmp_path, "train")
+    assert [row["step"] for row in train_rows] == [1, 2, 3, 4]
+    for key in (
+        "reward",
+        "accuracy",
+        "entropy",
+        "loss",
+        "grad_norm",
+        "clip_share",
+        "length_mean",
+        "truncated_share",
+    ):
+        assert all(math.isfinite(row[key]) for row in train_rows), key
+    assert all(row["sampler_logprob_difference"] < 1e-4 for row in train_rows)
+    assert load(folder / "config.yaml").config == load(None, words(tmp_path, fixed_eval_steps=2)).config
+    model = AutoModelForCausalLM.from_pretrained(folder / "checkpoint-4")
+    prompt = AutoTokenizer.from_pretrained(folder / "checkpoint-4")("2 + 2", return_tensors="pt")
+    final = AutoModelForCausalLM.from_pretrained(folder / "final_model")
+    assert torch.equal(model(**prompt).logits, final(**prompt).logits)
+
+
+def test_training_moves_the_weights_and_the_same_seed_repeats(tmp_path):
+    run(tmp_path / "a", max_steps=2)
+    run(tmp_path / "b", max_steps=2)
+    run(tmp_path / "c", max_steps=2, seed=7)
+    a, b, c = (weights(tmp_path / name / "run" / "final_model") for name in "abc")
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert any(not torch.equal(a[name], c[name]) for name in a)
+
+
+def whet(*arguments, **options):
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "whetstone", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env=environment, **options,
+    )  # fmt: skip
+
+
+def wait_for(process, word, timeout_s=120):
+    seen = []
+    begun = time.monotonic()
+    while time.monotonic() - begun < timeout_s:
+        line = process.stdout.readline()
+        if not line:
+            break
+        seen.append(line)
+        if word in line:
+            return
+    raise AssertionError(f"'{word}' never came:\n{''.join(seen)}")
+
+
+def test_ctrl_c_saves_first_and_the_run_goes_on_to_the_same_end(tmp_path):
+    settings = {"max_steps": 12, "save_steps": 1000}
+    process = whet("train", *words(tmp_path / "cut", **settings))
+    wait_for(process, "step 2/12")
+    process.send_signal(signal.SIGINT)
+    output = process.communicate(timeout=120)[0]
+    assert process.returncode == 130, output
+    assert "Traceback" not in output and "auto_resume=true" in output
+    assert [path.name for path in (tmp_path / "cut" / "run").glob("checkpoint-*")]
+    run(tmp_path / "cut", auto_resume=True, **settings)
+    run(tmp_path / "whole", **settings)
+    whole, resumed = (weights(tmp_path / name / "run" / "final_model") for name in ("whole", "cut"))
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_kill_loses_no_more_than_the_steps_after_the_checkpoint(tmp_path):
+    settings = {"max_steps": 6}
+    process = whet("train", *words(tmp_path / "cut", **settings))
+    wait_for(process, "step 3/6")
+    process.kill()
+    process.communicate()
+    run(tmp_path / "cut", auto_resume=True, **settings)
+    run(tmp_path / "whole", **settings)
+    whole, resumed = (weights(tmp_path / name / "run" / "final_model") for name in ("whole", "cut"))
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    assert rows(tmp_path / "whole", "train") == rows(tmp_path / "cut", "train")
+
+
+def test_evaluation_alone_agrees_with_the_runs_own(tmp_path):
+    results = run(tmp_path, max_steps=2)
+    summary = evaluate_only(
+        load(None, words(tmp_path, run_name="eval", checkpoint_path=tmp_path / "run" / "final_model"))
+    )
+    assert summary["accuracy"] == results["accuracy_after"]
+    assert summary["greedy_accuracy"] == results["greedy_after"]

@@ -1,0 +1,394 @@
+"""The report, on run folders written by the real configuration, metrics log and evaluator."""
+
+import json
+import re
+from dataclasses import dataclass
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from whetstone.config.load import build, dump, flatten
+from whetstone.engines.base import Sampling
+from whetstone.errors import UserError
+from whetstone.evaluate import EvalResult, Evaluator
+from whetstone.metrics import MetricsLog, write_aside
+from whetstone.report import write_report
+from whetstone.report.examples import pairs
+from whetstone.report.findings import findings
+from whetstone.report.page import page
+from whetstone.report.plots import short_number, smooth
+from whetstone.report.read import read_run
+from whetstone.seeds import seed, uniforms
+from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score
+
+TASKS = ("chain_sum", "basic_arithmetic", "products")
+PROBLEMS = [
+    Problem(
+        id=f"{TASKS[i % 3]}/eval/{i:06d}",
+        task=TASKS[i % 3],
+        messages=(
+            {"role": "system", "content": "Think, then answer."},
+            {"role": "user", "content": f"State the final answer: {13 + i} {'+*-'[i % 3]} {7 + i % 5} < & ?"},
+        ),
+        answer=str(eval(f"{13 + i} {'+*-'[i % 3]} {7 + i % 5}")),
+    )
+    for i in range(240)
+]
+
+
+@dataclass
+class Pupil:
+    """A policy that guesses or thinks, with a given chance; it gets right what it thinks about."""
+
+    thinking: float
+
+    def collect(
+        self,
+        problems: list[Problem],
+        *,
+        num_samples: int,
+        sampling: Sampling,
+        seed_parts: tuple[int | str, ...],
+    ) -> list[Group]:
+        return [
+            Group(
+                problem=p,
+                rollouts=tuple(self._answer(p, sampling, (*seed_parts, p.id, n)) for n in range(num_samples)),
+            )
+            for p in problems
+        ]
+
+    def _answer(self, problem: Problem, sampling: Sampling, parts: tuple[int | str, ...]) -> Rollout:
+        manner, luck = uniforms(seed(*parts), 0, 2)
+        thinks = manner < self.thinking if sampling.temperature > 0 else self.thinking > 0.5
+        hard = problem.task == "products"
+        right = luck < ((0.75 if hard else 0.97) if thinks else 0.12)
+        answer = problem.answer if right else str(int(problem.answer) + 1 + int(5 * luck))
+        sums = problem.question.removeprefix("State the final answer: ")
+        work = f"{sums} is worked out\nstep by step: {answer}"
+        text = f"<think>{work if thinks else ''}</think>\n<answer>{answer}</answer>"
+        tokens = tuple(text.encode())
+        completion = Completion(
+            token_ids=tokens, logprobs=(-0.1,) * len(tokens), finish=Finish.STOP, policy_version=0
+        )
+        score = Score(reward=float(right), parts={"correct": float(right), "format": 1.0}, answer=answer)
+        return Rollout(prompt_ids=(1,), completion=completion, text=text, score=score)
+
+
+def thinking_at(step: int, num_steps: int) -> float:
+    return 0.2 + 0.75 * min(1.0, 1.6 * step / max(1, num_steps)) ** 1.5
+
+
+def train_row(step: int, num_steps: int) -> dict[str, float]:
+    share = thinking_at(step, num_steps)
+    noise = uniforms(seed("noise", step), 0, 8) - 0.5
+    accuracy = 0.12 + 0.78 * share + 0.1 * noise[0]
+    times = {
+        "time/rollout": 2.1 + 2 * share + 0.3 * noise[1],
+        "time/score": 0.15,
+        "time/update": 1.4 + share + 0.2 * noise[2],
+    }
+    if step % 20 == 0:
+        times["time/eval"] = 3.2
+    return {
+        "reward": accuracy + 0.5, "reward_std": 0.4, "reward/accuracy": accuracy,
+        "reward/format": 0.5 + 0.01 * noise[3], "reward/correct": accuracy, "accuracy": accuracy,
+        "kl": 0.0, "entropy": 0.45 - 0.3 * share + 0.03 * noise[4], "loss": 0.01 * noise[5],
+        "grad_norm": 0.8 + 0.5 * noise[6], "learning_rate": 1e-4, "clip_share": 0.004 * share,
+        "length_mean": 30 + 60 * share + 4 * noise[7], "length_max": 120.0, "truncated_share": 0.0,
+        "reward_variance_share": 0.8 - 0.4 * share, "answer_variance_share": 0.85 - 0.35 * share, **times,
+        "time/step": sum(times.values()) + 0.05, "tokens_per_s": 2400 + 500 * noise[1], "skipped_steps": 0.0,
+        "scoring_failures": 0.0,
+    }  # fmt: skip
+
+
+def make_run(folder: Path, *, num_steps: int = 12, evals: tuple[int, ...] | None = None, **flat) -> Path:
+    """A run folder as `whet train` leaves it; `evals` are the steps with an evaluation."""
+    config = build(
+        {
+            "run_name": "quick <start>", "model_name_or_path": "pebble",
+            "max_steps": num_steps, "max_completion_length": 128,
+            "datasets": {name: {"weight": 1.0, "config": {"max_terms": 3}} for name in TASKS}, **flat,
+        }
+    )  # fmt: skip
+    evals = tuple(sorted({0, num_steps // 3, 2 * num_steps // 3, num_steps})) if evals is None else evals
+    write_aside(folder / "config.yaml", dump(config))
+    log = MetricsLog(folder, report_to=[], project="p", run_name="r", config=flatten(config))
+    results: dict[int, EvalResult] = {}
+    for step in range(num_steps + 1):
+        if step:
+            log.log(step, train_row(step, num_steps))
+        if step in evals:
+            policy = Pupil(thinking_at(step, num_steps))
+            results[step] = Evaluator(config, PROBLEMS, policy, folder).run(
+                step, greedy=step in (0, num_steps)
+            )
+            log.log_eval(step, results[step].row())
+    log.close()
+    if num_steps in results:
+        before, after = results[evals[0]].summary(), results[num_steps].summary()
+        ended = {
+            "accuracy_before": before["accuracy"],
+            "accuracy_after": after["accuracy"],
+            "seconds": 271.0,
+            "steps": num_steps,
+        }
+        write_aside(folder / "train_results.json", json.dumps(ended))
+    return folder
+
+
+class _Page(HTMLParser):
+    """Checks that tags nest, and collects the text and the addresses a browser would fetch."""
+
+    VOID = frozenset(("meta", "br", "hr", "img", "link", "path", "use", "rect", "circle"))
+
+    def __init__(self, document: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.text = ""
+        self.fetched: list[str] = []
+        self.ids: list[str] = []
+        self.feed(document)
+        assert self.open == [], f"never closed: {self.open}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for key, value in attrs:
+            if key in ("src", "href", "xlink:href") and value and not value.startswith("#"):
+                self.fetched.append(value)
+            if key == "id" and value:
+                self.ids.append(value)
+        assert tag != "script"
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        void, self.VOID = self.VOID, frozenset((tag,))
+        self.handle_starttag(tag, attrs)
+        self.VOID = void
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data if self.open and self.open[-1] != "style" else ""
+
+
+def report(folder: Path) -> _Page:
+    path = write_report(folder)
+    assert path == folder / "report.html"
+    return _Page(path.read_text(encoding="utf-8"))
+
+
+def titles(folder: Path) -> list[str]:
+    return [finding.title for finding in findings(read_run(folder))]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("whole"), num_steps=30)
+
+
+def test_the_headline_has_the_numbers_of_the_evaluations(whole: Path):
+    text = report(whole).text
+    first, last = (
+        json.loads((whole / "eval_results" / f"eval_step_{step}.json").read_text())["summary"]
+        for step in (0, 30)
+    )
+    before, after, versus = first["accuracy"], last["accuracy"], last["versus_start"]
+    for label, share in (("Before, step 0", before), ("After, step 30", after)):
+        mean, low, high = (f"{100 * share[key]:.1f}" for key in ("mean", "low", "high"))
+        assert f"{label}{mean} %95 %: {low} to {high}" in text
+    assert f"+{100 * (after['mean'] - before['mean']):.1f} points" in text
+    assert versus["p_value"] < 1e-20 and re.search(r"p < 10\N{MINUS SIGN}\d\d, paired over problems", text)
+    assert "240 fixed problems that are not trained on, sampled at temperature 1" in text
+    assert f"Greedy: {100 * first['greedy_accuracy']['mean']:.1f} %" in text
+    assert "pebble" in text and "chain_sum, basic_arithmetic, products" in text
+    assert "30 steps" in text and "4 min 31 s" in text
+
+
+def test_one_file_that_fetches_nothing(whole: Path):
+    found = report(whole)
+    document = (whole / "report.html").read_text(encoding="utf-8")
+    assert found.fetched == []
+    assert "@import" not in document and "url(http" not in document
+    assert len(document) < 500_000
+    assert len(found.ids) == len(
+        set(found.ids)
+    )  # pictures share a page: an id twice would draw the wrong mark
+    for reference in re.findall(r'(?:url\(#|href="#)([^")]+)', document):
+        assert reference in found.ids
+
+
+def test_the_same_run_gives_the_same_page(whole: Path):
+    assert page(read_run(whole)) == page(read_run(whole))
+
+
+def test_pictures_follow_the_colours_of_the_page(whole: Path):
+    document = (write_report(whole)).read_text(encoding="utf-8")
+    drawn = document[document.index("<svg") : document.rindex("</svg>")]
+    assert re.findall(r"#[0-9a-f]{6}\b", re.sub(r'(url\(#|href="#)[^")]+', "", drawn)) == []
+    assert "var(--accent)" in drawn and "prefers-color-scheme: dark" in document
+
+
+def test_what_has_a_picture(whole: Path):
+    text = report(whole).text
+    for title in (
+        "Accuracy",
+        "Reward",
+        "Completion length",
+        "Entropy",
+        "Clip share",
+        "Gradient norm",
+        "Tokens per second",
+    ):
+        assert title in text
+    assert "KL to the reference" not in text  # zero throughout: there is no reference
+    # 30 rows of 4 stages: the shares are of the sum of time/step
+    rows = read_run(whole).rows
+    share = 100 * sum(row["time/rollout"] for row in rows) / sum(row["time/step"] for row in rows)
+    assert f"rollout {share:.0f} %" in text
+
+
+def test_completions_cannot_inject_markup(whole: Path):
+    found = report(whole)
+    document = (whole / "report.html").read_text(encoding="utf-8")
+    assert "<think>" not in document and "<answer>" not in document  # they are there, escaped
+    assert "<think>" in found.text and "quick <start>" in found.text
+    assert "< & ?" in found.text
+
+
+def test_examples_are_the_same_problem_before_and_after(whole: Path):
+    found = pairs(read_run(whole))
+    assert [pair.kind for pair in found][:4] == ["wrong, then right"] * 3 + ["wrong, and still wrong"]
+    for pair in found:
+        (step, before), (later, after) = pair.sides
+        assert (step, later) == (0, 30)
+        assert before["problem"] == after["problem"]
+        assert ("right" if before["correct"] else "wrong") == pair.kind.split(",")[0]
+        assert after["correct"] == pair.kind.endswith("right")
+    assert len({pair.sides[0][1]["task"] for pair in found[:3]}) == 3  # tasks take turns
+
+
+def test_tasks_with_their_change(whole: Path):
+    last = json.loads((whole / "eval_results" / "eval_step_30.json").read_text())["summary"]["per_task"][
+        "products"
+    ]
+    document = write_report(whole).read_text(encoding="utf-8")
+    (row,) = re.findall(r"<tr><td>products</td>(.*?)</tr>", document)
+    cells = re.findall(r"<td>(.*?)</td>", row)
+    assert cells[0] == "80"
+    assert cells[2] == f"{100 * last['accuracy']['mean']:.1f} %"
+    assert cells[3] == f"{100 * last['versus_start']['difference']:+.1f}"
+
+
+def test_a_good_run_has_nothing_to_warn_of(whole: Path):
+    assert titles(whole) == []
+
+
+def test_a_run_that_is_still_going(tmp_path: Path):
+    make_run(tmp_path, num_steps=9, evals=(0, 3), max_steps=60)
+    assert "made at step 9 of 60" in report(tmp_path).text
+    assert "After, step 3" in report(tmp_path).text
+
+
+def test_a_first_evaluation_and_no_other(tmp_path: Path):
+    make_run(tmp_path, num_steps=2, evals=(0,))
+    text = report(tmp_path).text
+    assert titles(tmp_path) == ["Not finished yet", "One evaluation only"]
+    assert "Accuracy, step 0" in text and "What the policy answers so far." in text
+    assert "points" not in text.split("How it went")[0]
+
+
+def test_a_run_without_evaluation(tmp_path: Path):
+    make_run(tmp_path, num_steps=3, evals=())
+    text = report(tmp_path).text
+    assert "No evaluation" in titles(tmp_path)
+    reward = train_row(1, 3)["reward"]
+    assert f"Reward at the first step{reward:.2f}" in text
+
+
+def test_one_step_and_nothing_else(tmp_path: Path):
+    make_run(tmp_path, num_steps=1, evals=())
+    assert "1 step " in report(tmp_path).text.replace("\xa0", " ")
+
+
+def test_an_evaluation_and_no_step(tmp_path: Path):
+    make_run(tmp_path, num_steps=0, evals=(0,))
+    (tmp_path / "train_results.json").unlink()
+    text = report(tmp_path).text
+    assert "Accuracy, step 0" in text and titles(tmp_path) == []
+
+
+def test_several_samples_show_pass_at_k(tmp_path: Path):
+    make_run(tmp_path, num_steps=4, evals=(0, 4), eval_samples_per_problem=4)
+    ends = [
+        json.loads((tmp_path / "eval_results" / f"eval_step_{n}.json").read_text())["summary"] for n in (0, 4)
+    ]
+    told = " → ".join(f"{100 * end['pass_at_k']['4']:.1f} %" for end in ends)
+    assert f"pass@4 {told}" in report(tmp_path).text
+    assert "4 samples each" in report(tmp_path).text
+
+
+def test_broken_files_beside_good_ones_are_passed_over(tmp_path: Path):
+    make_run(tmp_path, num_steps=3)
+    (tmp_path / "eval_results" / "eval_step_1.json").write_text("{")
+    (tmp_path / "config.yaml").write_text("a: [")
+    (tmp_path / "train_results.json").write_text("")
+    assert "After, step 3" in report(tmp_path).text
+
+
+def test_warnings_worth_knowing(tmp_path: Path):
+    make_run(tmp_path, num_steps=0, evals=(0,))
+    log = MetricsLog(tmp_path, report_to=[], project="p", run_name="r", config={})
+    for step in range(1, 11):
+        bad = {
+            "truncated_share": 0.5,
+            "reward_variance_share": 0.0,
+            "accuracy": 0.05,
+            "scoring_failures": 2.0,
+        }
+        log.log(
+            step, {"reward": 0.0, **bad, "skipped_steps": float(step in (3, 7)), "entropy": 2.0 / step**2}
+        )
+    log.close()
+    (tmp_path / "train_results.json").write_text("{}")
+    assert titles(tmp_path) == [
+        "One evaluation only",
+        "Many completions are cut off",
+        "Little left to learn from",
+        "Steps were skipped",
+        "Answers that could not be scored",
+        "The policy has stopped exploring",
+    ]
+    text = report(tmp_path).text
+    assert "50 % of recent completions reached max_completion_length" in text
+    assert "2 optimiser steps had a loss or gradient that was not finite" in text
+    assert "on 20 answers in training" in text
+    assert "Only 0 % of recent prompts" in text and "Raise num_generations" in text
+
+
+def test_a_change_that_may_be_chance_is_called_that(tmp_path: Path):
+    config = build({})
+    for step, thinking in ((0, 0.5), (5, 0.52)):
+        Evaluator(config, PROBLEMS[:60], Pupil(thinking), tmp_path).run(step, greedy=False)
+    assert titles(tmp_path) == ["The change may be chance"]
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path):
+    with pytest.raises(UserError, match=r"no run folder .*nowhere"):
+        write_report(tmp_path / "nowhere")
+    with pytest.raises(UserError, match=r"neither rows in metrics\.jsonl nor eval_results"):
+        write_report(tmp_path)
+
+
+def test_smoothing_and_short_numbers():
+    assert smooth([0.0, 1.0, 2.0, 6.0], 2) == [0.0, 0.5, 1.5, 4.0]
+    assert [short_number(x) for x in (0.025, 3.5, 120.0, 2345.0, 23450.0)] == [
+        "0.025",
+        "3.5",
+        "120",
+        "2,345",
+        "23.4k",
+    ]

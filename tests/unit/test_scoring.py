@@ -1,0 +1,267 @@
+"""The scoring pool: order, sums, hangs, deaths, functions of the user's own, and the limit of failures."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from whetstone.config import Config, build
+from whetstone.errors import UserError
+from whetstone.tasks.mixture import build_tasks
+from whetstone.tasks.scoring import Answer, Scorer
+from whetstone.types import Problem
+
+OWN = Path(__file__).parents[1] / "data" / "own_rewards.py"
+# A real one: math-verify tries to add up a hundred million symbolic terms.
+HANGS = r"\boxed{\sum_{n=1}^{100000000} \frac{1}{n^x}}"
+
+
+def answer(problem: Problem, text: str, num_tokens: int = 3) -> Answer:
+    return Answer(problem=problem, text=text, completion_ids=tuple(range(num_tokens)), truncated=False)
+
+
+def countdown(target: int, split: str = "train") -> Problem:
+    given = {"numbers": (5, 7, 30), "target": target}
+    messages = ({"role": "user", "content": f"make {target}"},)
+    return Problem(id=f"countdown/{split}/{target:06d}", task="countdown", messages=messages, answer=given)
+
+
+def configure(**keys) -> Config:
+    return build({"datasets": {"countdown": {}}, "reward_workers": 1, "eval_num_samples": 0, **keys})
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[Scorer]:
+    with Scorer(configure(reward_workers=2, reward_weights=[2.0, 0.5])) as scorer:
+        yield scorer
+
+
+def test_scores_come_in_the_order_of_submission_with_weighted_sums(plain: Scorer):
+    full = "<think>a</think><answer>{}</answer>"
+    for n in range(100):
+        plain.submit(answer(countdown(30 + n % 3), full.format("30 + 7 - 5" if n % 2 else "nothing")))
+    scores = plain.gather()
+    assert len(scores) == 100 and plain.failures == 0
+    for n, score in enumerate(scores):
+        correct = n % 2 == 1 and n % 3 == 2  # 30 + 7 - 5 = 32
+        accuracy = 1.0 if correct else 0.1 if n % 2 else 0.0
+        assert score.parts == {"correct": float(correct), "accuracy": accuracy, "format": 1.0}
+        assert score.reward == pytest.approx(2.0 * accuracy + 0.5)
+        assert score.answer == ("30 + 7 - 5" if n % 2 else "nothing")
+
+
+def test_gather_starts_afresh(plain: Scorer):
+    assert plain.gather() == []
+    plain.submit(answer(countdown(35), "<answer>30 + 5</answer>"))
+    (score,) = plain.gather()
+    assert score.reward == 2.0 + 0.5 * 0.5  # two of four tags
+    assert plain.gather() == []
+
+
+def test_evaluation_problems_are_scored_by_the_evaluation_task():
+    config = configure(
+        datasets={"countdown": {}}, eval_datasets={"countdown": {"config": {"use_all_numbers": True}}}
+    )
+    with Scorer(config) as scorer:
+        scorer.submit(answer(countdown(35), "<answer>30 + 5</answer>"))
+        scorer.submit(answer(countdown(35, "eval"), "<answer>30 + 5</answer>"))
+        assert [score.parts["correct"] for score in scorer.gather()] == [1.0, 0.0]
+
+
+def test_prefix_and_length_are_part_of_the_reward():
+    config = configure(
+        reward_funcs=["format", "length"],
+        assistant_prefix="<think>",
+        overlong_buffer_length=10,
+        max_completion_length=40,
+    )
+    with Scorer(config) as scorer:
+        scorer.submit(answer(countdown(35), "</think><answer>1</answer>", num_tokens=35))
+        (score,) = scorer.gather()
+    assert score.parts == {"correct": 0.0, "format": 1.0, "length": -0.5}
+    assert score.reward == 0.5
+
+
+def math_config(tmp_path: Path, **keys) -> Config:
+    (tmp_path / "rows.json").write_text(json.dumps([{"question": f"q{n}", "answer": "3"} for n in range(4)]))
+    return configure(datasets={"math": {"config": {"path": str(tmp_path / "rows.json")}}}, **keys)
+
+
+def test_an_answer_that_hangs_math_verify_costs_its_own_score_only(tmp_path: Path):
+    config = math_config(tmp_path, reward_timeout_s=1.0, reward_funcs=["accuracy"])
+    problem = build_tasks(config, "train").problem(0)
+    with Scorer(config) as scorer:
+        scorer.submit(answer(problem, r"\boxed{3}"))
+        assert scorer.gather()[0].reward == 1.0  # the worker is up: what follows is the time of scoring
+        began = time.monotonic()
+        for text in (r"\boxed{3}", HANGS, r"\boxed{x+1-x+2}", "nothing"):
+            scorer.submit(answer(problem, text))
+        scores = scorer.gather()
+        assert time.monotonic() - began < 30
+        assert [score.parts["correct"] for score in scores] == [1.0, 0.0, 1.0, 0.0]
+        assert [score.failure for score in scores] == [None, "timeout", None, None]
+        # Hanging pays no better than being wrong (-1), or a policy would learn to hang.
+        assert [score.reward for score in scores] == [1.0, -1.0, 1.0, -0.5]
+        assert scorer.failures == 1
+        scorer.submit(answer(problem, r"\boxed{3}"))
+        assert scorer.gather()[0].reward == 1.0 and scorer.failures == 0
+
+
+def test_functions_of_the_users_own_are_added_by_name():
+    config = configure(
+        reward_funcs=["accuracy", f"{OWN}:slow_but_async", f"{OWN}:length_of_text", f"{OWN}:logs"],
+        reward_weights=[1.0, 2.0, 0.01, 1.0],
+    )
+    with Scorer(config) as scorer:
+        scorer.submit(answer(countdown(35), "<answer>30 + 5</answer>", num_tokens=4))
+        scorer.submit(answer(countdown(35), "hm", num_tokens=5))
+        right, wrong = scorer.gather()
+        assert right.parts == {
+            "correct": 1.0,
+            "accuracy": 1.0,
+            "slow_but_async": -0.04,  # the row has no solution of its own to compare with
+            "length_of_text": 23.0,
+            "logs": 0.0,
+        }
+        assert right.reward == pytest.approx(1.0 + 2.0 * -0.04 + 0.23)
+        assert wrong.reward == pytest.approx(2.0 * -0.05 + 0.02)
+        assert scorer.custom_metrics == {"texts": 2.0}
+        assert scorer.custom_columns == {"first_letter": ["<", "h"]}
+
+
+def test_none_is_left_out_and_columns_a_task_lacks_are_none():
+    config = configure(
+        datasets={"countdown": {}, "gcd": {}}, reward_funcs=["accuracy", f"{OWN}:only_countdown"]
+    )
+    gcd = build_tasks(config, "train").tasks["gcd"]
+    with Scorer(config) as scorer:
+        scorer.submit(answer(countdown(35), "<answer>30 + 5</answer>"))
+        scorer.submit(answer(gcd.problem(0), gcd.gold(gcd.problem(0))))
+        ours, theirs = scorer.gather()
+    assert ours.parts["only_countdown"] == 35.0 and ours.reward == 36.0
+    assert theirs.parts == {"correct": 1.0, "accuracy": 1.0} and theirs.reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("word", "failure"),
+    [("hang", "timeout"), ("die", "crash"), ("raise", "error: KeyError: 'no such thing'")],
+)
+def test_a_function_that_hangs_dies_or_raises_costs_the_guilty_answer_only(word: str, failure: str):
+    config = configure(reward_funcs=["accuracy", f"{OWN}:sometimes_bad"], reward_timeout_s=0.5)
+    with Scorer(config) as scorer:
+        for text in ("fine", word, "<answer>30 + 5</answer>"):
+            scorer.submit(answer(countdown(35), text))
+        scores = scorer.gather()
+    assert [score.failure for score in scores] == [None, failure, None]
+    assert [score.reward for score in scores] == [1.0, 0.0, 2.0]
+    assert scorer.failures == 1
+    assert "sometimes_bad" not in scores[1].parts and scores[1].parts["correct"] == 0.0
+
+
+def test_too_many_failures_stop_the_run_with_the_reason():
+    config = configure(reward_funcs=["accuracy", f"{OWN}:sometimes_bad"], max_reward_failure_share=0.5)
+    with Scorer(config) as scorer:
+        for n in range(8):
+            scorer.submit(answer(countdown(35), "raise" if n < 5 else "fine"))
+        with pytest.raises(UserError, match=r"failed on 5 of 8 answers.*KeyError: 'no such thing'.*'raise'"):
+            scorer.gather()
+        for n in range(8):
+            scorer.submit(answer(countdown(35), "raise" if n < 4 else "fine"))
+        assert sum(score.failure is not None for score in scorer.gather()) == 4  # half is allowed
+
+
+def test_a_worker_killed_from_outside_is_replaced(plain: Scorer):
+    for worker in plain._workers:
+        worker.child.process.send_signal(signal.SIGKILL)
+    for _ in range(20):
+        plain.submit(answer(countdown(35), "<answer>30 + 5</answer>"))
+    assert [score.parts["correct"] for score in plain.gather()] == [1.0] * 20
+
+
+@pytest.mark.parametrize(
+    ("keys", "complaint"),
+    [
+        ({"reward_funcs": ["acuracy"]}, "no reward function 'acuracy': did you mean 'accuracy'"),
+        ({"reward_funcs": ["absent.py:f"]}, "no file absent.py"),
+        ({"reward_funcs": ["accuracy", "accuracy"]}, "names 'accuracy' twice"),
+        ({"reward_funcs": ["length"]}, "needs overlong_buffer_length"),
+    ],
+)
+def test_reward_functions_that_cannot_be_are_refused_at_once(keys: dict, complaint: str):
+    with pytest.raises(UserError, match=complaint):
+        Scorer(configure(**keys))
+
+
+def test_a_reward_file_that_cannot_be_loaded_is_named(tmp_path: Path):
+    (tmp_path / "broken.py").write_text("import no_such_module\n\ndef f(**kwargs):\n    return []\n")
+    with Scorer(configure(reward_funcs=[f"{tmp_path}/broken.py:f"])) as scorer:
+        scorer.submit(answer(countdown(35), "x"))
+        with pytest.raises(UserError, match="could not be loaded: ModuleNotFoundError"):
+            scorer.gather()
+
+
+def test_close_leaves_no_process_behind():
+    scorer = Scorer(configure(reward_workers=2))
+    ids = [worker.child.process.pid for worker in scorer._workers]
+    assert all(psutil.pid_exists(pid) for pid in ids)
+    scorer.close()
+    scorer.close()
+    assert not any(psutil.pid_exists(pid) for pid in ids)  # not even as zombies
+
+
+def test_workers_end_with_a_parent_that_is_killed_and_never_import_torch(tmp_path: Path):
+    script = tmp_path / "parent.py"  # without a __main__ guard, and with torch: neither may matter
+    script.write_text(
+        "import time, torch\n"
+        "from whetstone.config import build\n"
+        "from whetstone.tasks.scoring import Scorer\n"
+        "scorer = Scorer(build({'datasets': {'countdown': {}}, 'reward_workers': 1}))\n"
+        "while not scorer._workers[0].ready:\n"
+        "    scorer._pump(0.1)\n"
+        "print(scorer._workers[0].child.process.pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert parent.stdout is not None
+    worker = psutil.Process(int(parent.stdout.readline()))
+    assert not any("torch" in Path(m.path).name for m in worker.memory_maps())
+    parent.kill()
+    parent.wait()
+    worker.wait(timeout=10)
+    parent.stdout.close()
+
+
+def test_128_short_answers_cost_milliseconds(plain: Scorer):
+    answers = [answer(countdown(30 + n // 8), "<think>a</think><answer>30 + 5</answer>") for n in range(128)]
+    quickest = 1.0
+    for _ in range(5):
+        began = time.perf_counter()
+        for one in answers:
+            plain.submit(one)
+        assert len(plain.gather()) == 128
+        quickest = min(quickest, time.perf_counter() - began)
+    assert quickest < 0.25  # 15 to 20 ms on a quiet core; room for a busy machine
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit of memory is Linux's")
+def test_an_answer_that_asks_for_all_memory_gets_none_of_it(tmp_path: Path):
+    config = math_config(tmp_path, reward_timeout_s=2.0, reward_funcs=["accuracy"])
+    problem = build_tasks(config, "train").problem(0)
+    with Scorer(config) as scorer:
+        scorer.submit(answer(problem, r"\boxed{10^{10^{12}}}"))
+        scorer.submit(answer(problem, r"\boxed{3}"))
+        greedy, right = scorer.gather()
+    assert greedy.parts["correct"] == 0.0 and greedy.reward == -1.0
+    assert right.reward == 1.0

@@ -1,0 +1,237 @@
+"""argv -> verb -> one call. No logic: a verb imports what it needs when it is called; help answers at once.
+
+Exit codes: 0 done, 2 something the user can put right (one sentence, no traceback), 130 stopped by Ctrl-C.
+Any other exception is a bug and keeps its traceback.
+"""
+
+import errno
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from whetstone import __version__
+from whetstone.errors import UserError
+
+DEFAULT_RECIPE = "quickstart"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verb:
+    """A word after `whet`: what it does, how it is written, what it calls."""
+
+    summary: str
+    usage: str
+    help: str
+    call: Callable[[list[str]], None]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The `whet` command; ends the process with its exit code."""
+    sys.exit(run(sys.argv[1:] if argv is None else list(argv)))
+
+
+def run(argv: list[str], verbs: "dict[str, Verb] | None" = None) -> int:
+    """Do what `argv` says and return the exit code."""
+    verbs = VERBS if verbs is None else verbs
+    try:
+        _dispatch(argv, verbs)
+        sys.stdout.flush()
+    except UserError as error:
+        return _complain(str(error))
+    except KeyboardInterrupt:
+        print("whet: stopped.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `whet config | head`: the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if not is_full_disk(error):
+            raise
+        return _complain(_full_disk_sentence(error))
+    return 0
+
+
+def _dispatch(argv: list[str], verbs: "dict[str, Verb]") -> None:
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        name = argv[1] if len(argv) > 1 and argv[0] == "help" else None
+        print(_overview(verbs) if name is None else _help_of(_verb(name, verbs)))
+        return
+    if argv[0] in ("-V", "--version"):
+        print(f"whetstone {__version__}")
+        return
+    verb = _verb(argv[0], verbs)
+    if any(word in ("-h", "--help") for word in argv[1:]):
+        print(_help_of(verb))
+        return
+    verb.call(argv[1:])
+
+
+def _verb(name: str, verbs: "dict[str, Verb]") -> "Verb":
+    if name in verbs:
+        return verbs[name]
+    from whetstone.config import nearest
+
+    raise UserError(
+        f"There is no command '{name}'{nearest(name, verbs) or ':'} `whet --help` lists {', '.join(verbs)}."
+    )
+
+
+def split_words(words: list[str]) -> tuple[str | None, list[str]]:
+    """The configuration, if the first word is one, and the rest: `key=value` words and flags."""
+    if words and "=" not in words[0] and not words[0].startswith("-"):
+        return words[0], words[1:]
+    return None, words
+
+
+def _train(words: list[str]) -> None:
+    from whetstone.config import load
+
+    source, overrides = split_words(words)
+    loaded = load(source or DEFAULT_RECIPE, overrides)
+    from whetstone.train import train
+
+    train(loaded)
+
+
+def _eval(words: list[str]) -> None:
+    from whetstone.config import load
+    from whetstone.listing import recipe_of_checkpoint
+
+    source, overrides = split_words(words)
+    loaded = load(source or recipe_of_checkpoint(overrides) or DEFAULT_RECIPE, [*overrides, "eval_only=true"])
+    from whetstone.train import evaluate_only
+
+    evaluate_only(loaded)
+
+
+def _config(words: list[str]) -> None:
+    from whetstone.listing import print_config
+
+    changed_only = "--changed" in words
+    source, overrides = split_words([word for word in words if word != "--changed"])
+    print_config(source, overrides, changed_only=changed_only)
+
+
+def _tasks(words: list[str]) -> None:
+    from whetstone.listing import print_task, print_tasks
+
+    name, overrides = split_words(words)
+    if name is None:
+        print_tasks()
+    else:
+        print_task(name, overrides)
+
+
+def _report(words: list[str]) -> None:
+    if len(words) != 1:
+        raise UserError("Name one run: `whet report outputs/quickstart`.")
+    from whetstone.report import write_report
+
+    print(f"The report is in {write_report(words[0])}: open it in a browser.")
+
+
+def is_full_disk(error: BaseException) -> bool:
+    """Whether a disk or quota ran out: Python says so by number, writers in other languages only in words."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    text = str(error)
+    short_write_of_torch = "inline_container" in text and "unexpected pos" in text
+    return short_write_of_torch or os.strerror(errno.ENOSPC).lower() in text.lower()
+
+
+def _full_disk_sentence(error: BaseException) -> str:
+    where = f" while writing {error.filename}" if isinstance(error, OSError) and error.filename else ""
+    return (
+        f"The disk is full{where}: free some space or set output_dir to another disk, then give the same "
+        "command with auto_resume=true; checkpoints written before are whole."
+    )
+
+
+def _complain(sentence: str) -> int:
+    print(f"whet: {sentence}", file=sys.stderr)
+    return 2
+
+
+def _overview(verbs: "dict[str, Verb]") -> str:
+    lines = [f"  {name:<8}{verb.summary}" for name, verb in verbs.items()]
+    return "\n".join(
+        [
+            "whet trains language models by reinforcement learning on problems whose answers can be checked.",
+            "",
+            *lines,
+            "",
+            "whet VERB --help says more, with examples. whet --version tells the version.",
+        ]
+    )
+
+
+def _help_of(verb: "Verb") -> str:
+    return f"usage: {verb.usage}\n\n{verb.help}"
+
+
+VERBS = {
+    "train": Verb(
+        summary="train a model",
+        usage="whet train [CONFIG] [key=value ...]",
+        help="""\
+Trains as CONFIG says: a YAML file or the name of a shipped recipe (default: quickstart).
+key=value words win over the file; `whet config` lists the keys.
+
+  whet train
+  whet train quickstart max_steps=10 learning_rate=3e-4
+  whet train config/multi_tasks.yaml use_peft=true report_to=wandb
+  whet train config/grpo.yaml auto_resume=true          go on where the run stopped""",
+        call=_train,
+    ),
+    "eval": Verb(
+        summary="measure a model or a checkpoint",
+        usage="whet eval [CONFIG] [key=value ...]",
+        help="""\
+Measures checkpoint_path (default: the model itself) on the fixed evaluation problems of CONFIG.
+Without CONFIG, the configuration of the run that checkpoint_path lies in, or else quickstart.
+
+  whet eval checkpoint_path=outputs/quickstart/final_model
+  whet eval config/multi_tasks.yaml checkpoint_path=outputs/multi_tasks/checkpoint-100
+  whet eval quickstart eval_samples_per_problem=8 eval_temperature=0.7""",
+        call=_eval,
+    ),
+    "config": Verb(
+        summary="every key and its meaning; or what a file comes to",
+        usage="whet config [CONFIG] [key=value ...] [--changed]",
+        help="""\
+Without CONFIG: every key with its default, its bounds and what it means.
+With CONFIG or key=value: the value of every key and where it came from, what was understood under another
+name, and the plan of the run. --changed leaves out the keys at their default.
+
+  whet config
+  whet config | grep eval_
+  whet config config/math.yaml --changed
+  whet config quickstart prompts_per_step=32""",
+        call=_config,
+    ),
+    "tasks": Verb(
+        summary="every task; or sample problems of one",
+        usage="whet tasks [NAME] [key=value ...]",
+        help="""\
+Without NAME: every task, a line each.
+With NAME: sample problems, the prompt as the model sees it, the gold answer and its score.
+key=value sets the task's own settings, or any key of `whet config`, such as model_name_or_path.
+
+  whet tasks
+  whet tasks chain_sum
+  whet tasks chain_sum max_terms=3 max_digits=2
+  whet tasks syllogism developer_prompt=DeepSeekZero model_name_or_path=smollm2-135m
+  whet tasks math path=data/train.json question_column=question answer_column=ground_truth""",
+        call=_tasks,
+    ),
+    "report": Verb(
+        summary="write the report of a run",
+        usage="whet report RUN",
+        help="""\
+Writes report.html into the folder of a run, finished or not: curves, tasks, examples before and after.
+
+  whet report outputs/quickstart""",
+        call=_report,
+    ),
+}

@@ -1,0 +1,367 @@
+"""The fixed problems that progress is measured on: sample, count, compare with step 0, write down, show.
+
+The same problems every time, with seeds that depend on the problem and not on the step, so that two
+evaluations differ only by the policy and can be compared in pairs. Counts `parts["correct"]`, never the
+reward that training maximises. Every completion goes to `eval_results/eval_step_N.json`. The mathematics is
+in `statistics.py`; no torch here.
+"""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import rich
+from rich.console import Console
+from rich.console import Group as Stacked
+from rich.padding import Padding
+from rich.table import Table as TerminalTable
+from rich.text import Text
+
+from whetstone.config.rooms import Config
+from whetstone.engines.base import Sampling
+from whetstone.metrics import STEP_LINES, finite, write_aside
+from whetstone.rollout import sampling_at
+from whetstone.statistics import Accuracy, Difference, accuracy, paired, pass_at_k_table
+from whetstone.types import Finish, Group, Problem
+
+logger = logging.getLogger(__name__)
+
+
+class Collects(Protocol):
+    """What is needed of `rollout.Collector`."""
+
+    def collect(
+        self,
+        problems: list[Problem],
+        *,
+        num_samples: int,
+        sampling: Sampling,
+        seed_parts: tuple[int | str, ...],
+    ) -> list[Group]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answered:
+    """One completion of an evaluation, as it is written to the file."""
+
+    problem: str  # the problem's id
+    task: str
+    sample: int
+    messages: tuple[Mapping[str, str], ...]
+    gold: str | None  # the right answer where it is plain text or a number
+    completion: str
+    answer: str | None  # what was taken for the answer
+    correct: bool
+    parts: Mapping[str, float]
+    length: int  # tokens
+    finish: str
+    failure: str | None  # why scoring failed, if it did: such an answer counts as wrong
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskResult:
+    """One task's share of an evaluation."""
+
+    accuracy: Accuracy
+    length_mean: float
+    truncated_share: float
+    versus_start: Difference | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalResult:
+    """An evaluation in numbers, and the completions behind them."""
+
+    step: int
+    temperature: float
+    samples_per_problem: int
+    accuracy: Accuracy
+    greedy_accuracy: Accuracy | None
+    pass_at_k: dict[int, float]
+    per_task: dict[str, TaskResult]
+    length_mean: float
+    truncated_share: float
+    num_failures: int  # answers whose scoring failed
+    versus_start: Difference | None  # None at step 0, and where step 0 was not the same evaluation
+    completions: tuple[Answered, ...]
+    greedy_completions: tuple[Answered, ...]
+
+    def summary(self) -> dict[str, Any]:
+        """The numbers alone, as plain data."""
+        return {
+            key: value
+            for key, value in asdict(self).items()
+            if key not in ("completions", "greedy_completions")
+        }
+
+    def row(self) -> dict[str, float]:
+        """The numbers as one row of metrics."""
+        row = {
+            "accuracy": self.accuracy.mean,
+            "accuracy_low": self.accuracy.low,
+            "accuracy_high": self.accuracy.high,
+            "length_mean": self.length_mean,
+            "truncated_share": self.truncated_share,
+            "scoring_failures": float(self.num_failures),
+        }
+        if self.greedy_accuracy is not None:
+            row["greedy_accuracy"] = self.greedy_accuracy.mean
+        if self.samples_per_problem > 1:
+            row |= {f"pass@{k}": value for k, value in self.pass_at_k.items()}
+        if len(self.per_task) > 1:
+            row |= {f"accuracy/{name}": task.accuracy.mean for name, task in self.per_task.items()}
+        if self.versus_start is not None:
+            row |= {"versus_start": self.versus_start.difference, "versus_start_p": self.versus_start.p_value}
+        return row
+
+
+class Evaluator:
+    """Evaluates the policy behind `collector` on `problems`, as often as it is asked to."""
+
+    def __init__(
+        self, config: Config, problems: Sequence[Problem], collector: Collects, run_folder: str | Path
+    ) -> None:
+        assert problems, "an evaluation without problems: leave it out instead"
+        self._config = config
+        self._problems = list(problems)
+        self._collector = collector
+        self._folder = Path(run_folder) / "eval_results"
+        given = config.evaluation.eval_temperature
+        self.temperature = config.rollout.temperature if given is None else given
+        # Greedy samples of one problem are all the same: one is enough.
+        self.samples_per_problem = config.evaluation.eval_samples_per_problem if self.temperature > 0 else 1
+
+    def run(self, step: int, *, greedy: bool) -> EvalResult:
+        """Sample, count and write `eval_step_N.json`; `greedy` adds a pass at temperature 0."""
+        completions = self._answers(self.temperature, self.samples_per_problem)
+        greedy_completions = self._answers(0.0, 1) if greedy and self.temperature > 0 else []
+        if self.temperature == 0:  # the evaluation is the greedy pass
+            greedy_completions = completions
+        start = None if step == 0 else self._completions_of_start()
+        result = _summarise(
+            step=step,
+            temperature=self.temperature,
+            completions=completions,
+            greedy_completions=greedy_completions,
+            start=start,
+        )
+        document = {
+            "step": step,
+            "summary": result.summary(),
+            "completions": [asdict(answered) for answered in completions],
+            "greedy_completions": [asdict(answered) for answered in greedy_completions],
+        }
+        write_aside(self._file(step), json.dumps(finite(document), ensure_ascii=False, indent=1))
+        return result
+
+    def _file(self, step: int) -> Path:
+        return self._folder / f"eval_step_{step}.json"
+
+    def _answers(self, temperature: float, num_samples: int) -> list[Answered]:
+        sampling = sampling_at(self._config, temperature)
+        at_once = self._config.evaluation.per_device_eval_batch_size
+        size = max(1, at_once // num_samples) if at_once else len(self._problems)
+        answers: list[Answered] = []
+        for i in range(0, len(self._problems), size):
+            groups = self._collector.collect(
+                self._problems[i : i + size],
+                num_samples=num_samples,
+                sampling=sampling,
+                seed_parts=(self._config.run.seed, "eval"),
+            )
+            answers += [answered for group in groups for answered in _read(group)]
+        return answers
+
+    def _completions_of_start(self) -> list[Answered] | None:
+        """The answers of step 0, from its file (a resumed run wasn't there); None if not comparable."""
+        path = self._file(0)
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+            temperature = document["summary"]["temperature"]
+            answers = [Answered(**entry) for entry in document["completions"]]
+        except FileNotFoundError:
+            return None
+        except (json.JSONDecodeError, KeyError, TypeError):
+            logger.warning("%s can't be read: there is no comparison with step 0.", path)
+            return None
+        here = [
+            (problem.id, sample) for problem in self._problems for sample in range(self.samples_per_problem)
+        ]
+        if [(a.problem, a.sample) for a in answers] != here or temperature != self.temperature:
+            logger.warning(
+                "%s holds other problems or another temperature: there is no comparison with step 0.", path
+            )
+            return None
+        return answers
+
+
+def _read(group: Group) -> list[Answered]:
+    """A scored group as records."""
+    problem = group.problem
+    return [
+        Answered(
+            problem=problem.id,
+            task=problem.task,
+            sample=i,
+            messages=tuple(dict(message) for message in problem.messages),
+            gold=plain_answer(problem.answer),
+            completion=rollout.text,
+            answer=rollout.score.answer,
+            # Where scoring failed there may be no verdict: such an answer is not right.
+            correct=(rollout.score.parts["correct"] if rollout.score.failure is None else 0.0) >= 1,
+            parts=dict(rollout.score.parts),
+            length=len(rollout.completion.token_ids),
+            finish=str(rollout.completion.finish),
+            failure=rollout.score.failure,
+        )
+        for i, rollout in enumerate(group.rollouts)
+    ]
+
+
+def plain_answer(answer: Any) -> str | None:
+    """The right answer for a reader: text and numbers as they are, a row's field `answer`, or nothing."""
+    if isinstance(answer, Mapping):
+        answer = answer.get("answer")
+    return str(answer) if isinstance(answer, str | int | float) else None
+
+
+def _table(answers: Sequence[Answered]) -> list[list[bool]]:
+    """Right or wrong, a row per problem in the order of the problems."""
+    rows: dict[str, list[bool]] = {}
+    for answered in answers:
+        rows.setdefault(answered.problem, []).append(answered.correct)
+    return list(rows.values())
+
+
+def _summarise(
+    *,
+    step: int,
+    temperature: float,
+    completions: list[Answered],
+    greedy_completions: list[Answered],
+    start: list[Answered] | None,
+) -> EvalResult:
+    table = _table(completions)
+    per_task = {}
+    for name in dict.fromkeys(answered.task for answered in completions):
+        of_task = [answered for answered in completions if answered.task == name]
+        before = None if start is None else [answered for answered in start if answered.task == name]
+        per_task[name] = TaskResult(
+            accuracy=accuracy(_table(of_task)),
+            length_mean=_mean(a.length for a in of_task),
+            truncated_share=_mean(a.finish == Finish.LENGTH for a in of_task),
+            versus_start=None if before is None else paired(_table(before), _table(of_task)),
+        )
+    return EvalResult(
+        step=step,
+        temperature=temperature,
+        samples_per_problem=len(table[0]),
+        accuracy=accuracy(table),
+        greedy_accuracy=accuracy(_table(greedy_completions)) if greedy_completions else None,
+        pass_at_k=pass_at_k_table(table),
+        per_task=per_task,
+        length_mean=_mean(a.length for a in completions),
+        truncated_share=_mean(a.finish == Finish.LENGTH for a in completions),
+        num_failures=sum(a.failure is not None for a in completions),
+        versus_start=None if start is None else paired(_table(start), table),
+        completions=tuple(completions),
+        greedy_completions=tuple(greedy_completions),
+    )
+
+
+def _mean(values: Any) -> float:
+    values = list(values)
+    return sum(values) / len(values)
+
+
+# ---- the terminal ------------------------------------------------------------------------------------------
+
+
+def show(result: EvalResult, *, num_examples: int, console: Console | None = None) -> None:
+    """Print a headline (it goes to training.log too), a table where there are several tasks, examples."""
+    console = console or rich.get_console()
+    parts: list[Any] = [Text.assemble((f"Evaluation at step {result.step}  ", "bold"), headline(result))]
+    if len(result.per_task) > 1:
+        parts.append(Padding(_task_table(result), (0, 0, 0, 2)))
+    parts += [Padding(_example(answered), (0, 0, 0, 2)) for answered in examples(result, num_examples)]
+    console.print(Stacked(*parts), highlight=False)
+    logging.getLogger(STEP_LINES).info("Evaluation at step %d: %s", result.step, headline(result))
+
+
+def headline(result: EvalResult) -> str:
+    """`accuracy 61.5 % [54.6, 68.0] on 200 problems at temperature 1; greedy ...; +27.0 points since ...`"""
+    tell = [f"accuracy {percent(result.accuracy)} on {result.accuracy.num_problems} problems"]
+    if result.samples_per_problem > 1:
+        tell[0] += f" x {result.samples_per_problem}"
+    tell[0] += " greedily" if result.temperature == 0 else f" at temperature {result.temperature:g}"
+    if result.greedy_accuracy is not None and result.temperature > 0:
+        tell.append(f"greedy {percent(result.greedy_accuracy)}")
+    if result.samples_per_problem > 1:
+        tell.append(
+            ", ".join(f"pass@{k} {100 * value:.1f} %" for k, value in result.pass_at_k.items() if k > 1)
+        )
+    if result.versus_start is not None:
+        tell.append(change(result.versus_start))
+    if result.truncated_share > 0:
+        tell.append(f"{100 * result.truncated_share:.1f} % truncated")
+    if result.num_failures:
+        tell.append(f"{result.num_failures} answers could not be scored and count as wrong")
+    return "; ".join(tell)
+
+
+def percent(share: Accuracy) -> str:
+    """`61.5 % [54.6, 68.0]`"""
+    return f"{100 * share.mean:.1f} % [{100 * share.low:.1f}, {100 * share.high:.1f}]"
+
+
+def change(versus: Difference) -> str:
+    """`+27.0 points since step 0 [19.8, 33.9], p < 0.001`"""
+    low, high = 100 * versus.low, 100 * versus.high
+    p_value = "p < 0.001" if versus.p_value < 0.001 else f"p = {versus.p_value:.3f}"
+    return f"{100 * versus.difference:+.1f} points since step 0 [{low:+.1f}, {high:+.1f}], {p_value}"
+
+
+def _task_table(result: EvalResult) -> TerminalTable:
+    table = TerminalTable(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("task")
+    for name in ("problems", "accuracy %", "95 %", "since step 0", "tokens"):
+        table.add_column(name, justify="right")
+    for name, task in result.per_task.items():
+        share, versus = task.accuracy, task.versus_start
+        table.add_row(
+            Text(name),
+            str(share.num_problems),
+            f"{100 * share.mean:.1f}",
+            Text(f"[{100 * share.low:.1f}, {100 * share.high:.1f}]"),
+            "" if versus is None else f"{100 * versus.difference:+.1f}",
+            f"{task.length_mean:.0f}",
+        )
+    return table
+
+
+def examples(result: EvalResult, num: int) -> list[Answered]:
+    """First samples of `num` problems spread evenly: always the same ones, to watch them change."""
+    firsts = [answered for answered in result.completions if answered.sample == 0]
+    num = min(num, len(firsts))
+    return [firsts[i * len(firsts) // num] for i in range(num)]
+
+
+def _example(answered: Answered) -> Text:
+    verdict = ("right", "bold green") if answered.correct else ("wrong", "bold red")
+    gold = "" if answered.gold is None else f"   gold {_short(answered.gold, 120)}"
+    answer = "no answer found" if answered.answer is None else f"answer {_short(answered.answer, 120)}"
+    return Text.assemble(
+        ("question    ", "dim"), _short(answered.messages[-1]["content"], 400), "\n",
+        ("completion  ", "dim"), _short(answered.completion, 600), "\n",
+        ("verdict     ", "dim"), verdict, f"   {answer}{gold}   ({answered.length} tokens)", "\n",
+    )  # fmt: skip
+
+
+def _short(text: str, limit: int) -> str:
+    """One line of at most `limit` characters, its middle left out: beginnings and ends say most."""
+    text = " ".join(text.split())
+    half = (limit - 5) // 2
+    return text if len(text) <= limit else f"{text[:half]} ... {text[-half:]}"

@@ -1,0 +1,334 @@
+"""One row a step, and where the rows go: metrics.jsonl always; wandb, tensorboard, trackio where named.
+
+`MetricsLog` writes rows, `setup_logging` sets up training.log and the terminal, `write_aside` is how whole
+files are written. A sink that cannot start is the user's to know; one that fails in mid-run is reported
+once and dropped, for no run should die of a network. Computes no metric and draws nothing (`progress.py`
+and the report do).
+"""
+
+import contextlib
+import errno
+import json
+import logging
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import rich
+
+from whetstone.errors import UserError
+
+logger = logging.getLogger("whetstone")
+
+
+class Sink(Protocol):
+    """A place beside metrics.jsonl."""
+
+    def write(self, step: int, row: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class MetricsLog:
+    """The rows of a run. `resume_step` None begins anew; else rows of later steps are dropped first."""
+
+    def __init__(
+        self,
+        run_folder: str | os.PathLike[str],
+        *,
+        report_to: list[str],
+        project: str,
+        run_name: str,
+        config: Mapping[str, Any],
+        logging_steps: int = 1,
+        logging_first_step: bool = True,
+        resume_step: int | None = None,
+    ) -> None:
+        folder = Path(run_folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._cadence = Cadence(logging_steps, first=logging_first_step, start_step=resume_step or 0)
+        self._path = folder / "metrics.jsonl"
+        makers = {"wandb": WandbSink, "tensorboard": TensorboardSink, "trackio": TrackioSink}
+        self._sinks: dict[str, Sink] = {}
+        for name in report_to:
+            with _start(name):
+                self._sinks[name] = makers[name](folder, project, run_name, config, resume_step)
+        kept = (
+            []
+            if resume_step is None
+            else [row for row in read_rows(self._path) if row["step"] <= resume_step]
+        )
+        write_aside(self._path, "".join(_line(row) for row in _each_once(kept)))
+        self._file = self._path.open("a", encoding="utf-8")
+
+    def log(self, step: int, row: Mapping[str, float]) -> None:
+        """A row of training: into metrics.jsonl at every step, elsewhere every `logging_steps`."""
+        self._write("train", step, row)
+
+    def log_eval(self, step: int, row: Mapping[str, float]) -> None:
+        """A row of evaluation: everywhere."""
+        self._write("eval", step, row)
+
+    def close(self) -> None:
+        self._file.close()
+        for name in list(self._sinks):
+            with self._guarded(name):
+                self._sinks[name].close()
+
+    def _write(self, kind: str, step: int, row: Mapping[str, float]) -> None:
+        numbers = {key: float(value) for key, value in row.items()}
+        with full_disk_is_said(self._path):
+            self._file.write(_line({"step": step, "kind": kind, **numbers}))
+            self._file.flush()
+        if kind == "train" and not self._cadence.is_due(step):
+            return
+        shown = {f"{kind}/{key}": value for key, value in numbers.items() if math.isfinite(value)}
+        for name in list(self._sinks):
+            with self._guarded(name):
+                self._sinks[name].write(step, shown)
+
+    @contextlib.contextmanager
+    def _guarded(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # whatever another package's network or disk came to
+            del self._sinks[name]
+            logger.warning(
+                "%s failed (%s: %s): nothing more goes there, metrics.jsonl goes on.",
+                name,
+                type(error).__name__,
+                error,
+            )
+
+
+class Cadence:
+    """Which rows are shown outside metrics.jsonl: a run's first, and one at every multiple of `every`.
+
+    Rows may be several steps apart (a batch can serve two optimiser steps): a multiple is reached or passed.
+    """
+
+    def __init__(self, every: int, *, first: bool, start_step: int) -> None:
+        self._every, self._first, self._last = every, first, start_step
+
+    def is_due(self, step: int) -> bool:
+        due = step // self._every > self._last // self._every or (self._first and self._last == 0)
+        self._last = step
+        return due
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a metrics.jsonl, as far as they are whole: a kill can leave half a line at the end."""
+    if not path.is_file():
+        return []
+    rows = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if (
+            isinstance(row, dict)
+            and isinstance(row.get("step"), int)
+            and row.get("kind") in ("train", "eval")
+        ):
+            rows.append(row)
+    return rows
+
+
+def write_aside(path: Path, text: str) -> None:
+    """Write a whole file beside its place and rename it there: readers see the old or the new, never half."""
+    aside = path.with_name(f".{path.name}.part")
+    with full_disk_is_said(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with aside.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+
+
+@contextlib.contextmanager
+def full_disk_is_said(path: Path) -> Iterator[None]:
+    """A disk that is full or may not be written is the user's to mend, in one sentence."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise UserError(
+                f"The disk is full, so {path} could not be written: free some space and start again "
+                "with auto_resume=true."
+            ) from None
+        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
+            raise UserError(
+                f"{path} may not be written ({os.strerror(error.errno)}): choose another output_dir."
+            ) from None
+        raise
+
+
+def finite(value: Any) -> Any:
+    """The same data with null for what JSON has no number for."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(entry) for entry in value]
+    return value
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    return json.dumps(finite(row), ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _each_once(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return list({(row["kind"], row["step"]): row for row in rows}.values())
+
+
+# ---- places to report to -----------------------------------------------------------------------------------
+
+
+class WandbSink:
+    """A wandb run. Its id lies in the run folder, so that a resumed run goes on in the same curves."""
+
+    def __init__(
+        self,
+        folder: Path,
+        project: str,
+        run_name: str,
+        config: Mapping[str, Any],
+        resume_step: int | None,
+    ) -> None:
+        import wandb  # pyright: ignore[reportMissingImports]
+
+        id_file = folder / ".wandb_id"
+        known = id_file.read_text().strip() if resume_step is not None and id_file.is_file() else None
+        self._run = wandb.init(
+            project=project,
+            name=run_name,
+            config=dict(config),
+            dir=str(folder),
+            id=known,
+            resume="allow" if known else None,
+        )
+        id_file.write_text(self._run.id)
+        # Our own axis: wandb's refuses to go back, which a resumed run does by a few steps.
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+
+    def write(self, step: int, row: Mapping[str, float]) -> None:
+        self._run.log({"step": step, **row})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class TensorboardSink:
+    """Event files in `tensorboard/`; steps after the one resumed from are purged."""
+
+    def __init__(
+        self,
+        folder: Path,
+        project: str,
+        run_name: str,
+        config: Mapping[str, Any],
+        resume_step: int | None,
+    ) -> None:
+        import tensorboard  # noqa: F401  # pyright: ignore[reportMissingImports]  # torch's own message hides its name
+        from torch.utils.tensorboard import SummaryWriter
+
+        purge = None if resume_step is None else resume_step + 1
+        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=purge)
+        self._writer.add_text("config", "\n".join(f"    {key}: {value}" for key, value in config.items()), 0)
+
+    def write(self, step: int, row: Mapping[str, float]) -> None:
+        for key, value in row.items():
+            self._writer.add_scalar(key, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class TrackioSink:
+    """A trackio run."""
+
+    def __init__(
+        self,
+        folder: Path,
+        project: str,
+        run_name: str,
+        config: Mapping[str, Any],
+        resume_step: int | None,
+    ) -> None:
+        import trackio  # pyright: ignore[reportMissingImports]
+
+        resume = "never" if resume_step is None else "allow"
+        self._run = trackio.init(project=project, name=run_name, config=dict(config), resume=resume)
+
+    def write(self, step: int, row: Mapping[str, float]) -> None:
+        self._run.log(dict(row), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+@contextlib.contextmanager
+def _start(name: str) -> Iterator[None]:
+    """What keeps a sink from starting, said to the user before anything is trained."""
+    try:
+        yield
+    except ImportError as error:
+        if error.name is not None and error.name.split(".")[0] != name:
+            raise  # it is there, but something it needs is broken: its own message knows more
+        raise UserError(
+            f"report_to names {name}, which is not installed: run `pip install {name}` or set report_to=none."
+        ) from None
+    except UserError:
+        raise
+    except Exception as error:
+        text = str(error).strip().rstrip(".") or type(error).__name__
+        remedy = "`wandb login` or WANDB_MODE=offline, or " if name == "wandb" else ""
+        raise UserError(
+            f"report_to names {name}, which could not start ({text}): try {remedy}report_to=none."
+        ) from error
+
+
+# ---- training.log and the terminal -------------------------------------------------------------------------
+
+STEP_LINES = "whetstone.steps"  # for training.log only: progress and evaluations show themselves
+
+
+def setup_logging(run_folder: str | os.PathLike[str]) -> logging.Logger:
+    """Send the package's log to `training.log` (time stamped, appended) and to the terminal (as it is)."""
+    folder = Path(run_folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for handler in [*logger.handlers]:
+        logger.removeHandler(handler)
+        handler.close()
+    with full_disk_is_said(folder / "training.log"):
+        file = logging.FileHandler(folder / "training.log", encoding="utf-8")
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
+    logger.addHandler(file)
+    logger.addHandler(_TerminalHandler())
+    logger.setLevel(logging.INFO)
+    return logger
+
+
+class _TerminalHandler(logging.Handler):
+    """Prints through rich's own console, so that lines go above a live progress line and not through it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.name == STEP_LINES:
+            return
+        style = {logging.WARNING: "yellow", logging.ERROR: "bold red", logging.CRITICAL: "bold red"}
+        try:
+            rich.get_console().print(
+                self.format(record),
+                style=style.get(record.levelno),
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
+        except Exception:  # logging's rule: a message that cannot be shown never stops the program
+            self.handleError(record)

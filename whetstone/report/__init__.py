@@ -1,0 +1,21 @@
+"""A run folder -> report.html: one page that opens offline. Reads files only, of any run, even half of one.
+
+`read.py` reads the folder, `plots.py` draws (matplotlib, as SVG that follows the page's light or dark
+colours), `findings.py` says what is worth knowing, `page.py` writes the HTML, `style.py` is its CSS. No
+torch, no model.
+"""
+
+import os
+from pathlib import Path
+
+from whetstone.metrics import write_aside
+from whetstone.report.page import page
+from whetstone.report.read import read_run
+
+
+def write_report(run_folder: str | os.PathLike[str]) -> Path:
+    """Write `report.html` into the run folder and say where it is."""
+    run = read_run(Path(run_folder))
+    path = run.folder / "report.html"
+    write_aside(path, page(run))
+    return path

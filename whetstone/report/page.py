@@ -1,0 +1,359 @@
+"""The HTML of the report: headline, findings, curves, tasks, examples, configuration, in that order.
+
+Every text that comes from a run passes `esc`: completions are full of angle brackets. Pictures come from
+`plots.py`.
+"""
+
+import html
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from whetstone.report import plots
+from whetstone.report.examples import Pair, pairs
+from whetstone.report.findings import findings
+from whetstone.report.read import Evaluation, Run
+from whetstone.report.style import CSS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """A small picture: which metrics it shows (key and label), and what the page says of it."""
+
+    name: str
+    series: tuple[tuple[str, str], ...]
+    title: str
+    text: str
+    percent: bool = False
+
+
+_CURVES = (
+    Curve(
+        name="length",
+        series=(("length_mean", "mean"),),
+        title="Completion length",
+        text="Tokens in a completion, on average.",
+    ),
+    Curve(
+        name="entropy",
+        series=(("entropy", "entropy"),),
+        title="Entropy",
+        text="How undecided the policy is at a token; at 0 it explores no more.",
+    ),
+    Curve(
+        name="kl",
+        series=(("kl", "KL"),),
+        title="KL to the reference",
+        text="How far the policy has moved from where it began.",
+    ),
+    Curve(
+        name="variance",
+        series=(("reward_variance_share", "rewards differ"), ("answer_variance_share", "answers differ")),
+        title="Prompts that teach",
+        text="Share of prompts whose completions differ; others teach nothing.",
+        percent=True,
+    ),
+    Curve(
+        name="truncated",
+        series=(("truncated_share", "truncated"),),
+        title="Truncated",
+        text="Share of completions cut off at max_completion_length.",
+        percent=True,
+    ),
+    Curve(
+        name="clip",
+        series=(("clip_share", "clipped"),),
+        title="Clip share",
+        text="Share of tokens whose ratio was clipped.",
+        percent=True,
+    ),
+    Curve(name="grad", series=(("grad_norm", "norm"),), title="Gradient norm", text="Before it is clipped."),
+    Curve(
+        name="sampler",
+        series=(("sampler_kl", "KL"),),
+        title="Sampler against trainer",
+        text="How far the engine's logprobs are from the update's: near 0 is healthy.",
+    ),
+    Curve(
+        name="speed",
+        series=(("tokens_per_s", "tokens/s"),),
+        title="Tokens per second",
+        text="Sampled tokens over the time of sampling and updating.",
+    ),
+)
+
+
+def esc(text: Any) -> str:
+    return html.escape(str(text), quote=True)
+
+
+def page(run: Run) -> str:
+    """The whole document."""
+    body = [
+        _head(run),
+        _headline(run),
+        _findings(run),
+        _progress(run),
+        _tasks(run),
+        _examples(run),
+        _config(run),
+    ]
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{esc(run.name)}: report</title>\n<style>\n{CSS}\n</style>\n</head>\n<body>\n<main>\n"
+        + "\n".join(part for part in body if part)
+        + "\n<footer>Made by whetstone from the files of the run folder. Bands, whiskers and brackets are "
+        "95 % intervals over problems.</footer>\n</main>\n</body>\n</html>\n"
+    )
+
+
+def duration(seconds: float) -> str:
+    """`42 s`, `4 min 31 s`, `2 h 03 min`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes_left = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes_left:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+def _head(run: Run) -> str:
+    facts = []
+    if "model_name_or_path" in run.config:
+        facts.append(f"<b>{esc(run.config['model_name_or_path'])}</b>")
+    tasks = list(run.config.get("datasets") or {})
+    if tasks:
+        more = f" and {len(tasks) - 4} more" if len(tasks) > 4 else ""
+        facts.append(f"on <b>{esc(', '.join(tasks[:4]))}</b>{more}")
+    if run.rows:
+        facts.append(f"<b>{run.num_steps:,}</b> {'step' if run.num_steps == 1 else 'steps'}")
+    if run.seconds is not None:
+        facts.append(f"<b>{duration(run.seconds)}</b>")
+    return (
+        f'<p class="eyebrow">whetstone run report</p>\n<h1>{esc(run.name)}</h1>\n'
+        f'<p class="facts">{" &nbsp;·&nbsp; ".join(facts)}</p>'
+    )
+
+
+def _headline(run: Run) -> str:
+    first, last = run.first, run.last
+    if first is None:
+        return _headline_of_reward(run)
+    parts = [_number("Before" if last else "Accuracy", first, "")]
+    if last is not None:
+        parts += [
+            '<div class="arrow" aria-hidden="true">→</div>',
+            _number("After", last, "after"),
+            _verdict(last),
+        ]
+    return f'<section class="card headline">{"".join(parts)}</section>\n{_headline_note(first, last)}'
+
+
+def _number(label: str, evaluation: Evaluation, kind: str) -> str:
+    share = evaluation.summary["accuracy"]
+    return (
+        f'<div class="number {kind}"><div class="label">{label}, step {evaluation.step}</div>'
+        f'<div class="value">{100 * share["mean"]:.1f}<small> %</small></div>'
+        f'<div class="interval">95 %: {100 * share["low"]:.1f} to {100 * share["high"]:.1f}</div></div>'
+    )
+
+
+def _verdict(last: Evaluation) -> str:
+    versus = last.summary.get("versus_start")
+    if versus is None:
+        return ""
+    sure = versus["p_value"] < 0.05
+    kind = "" if not sure else "up" if versus["difference"] > 0 else "down"
+    return (
+        f'<div class="verdict {kind}"><strong>{100 * versus["difference"]:+.1f} points</strong>'
+        f"<span>95 %: {100 * versus['low']:+.1f} to {100 * versus['high']:+.1f}</span>"
+        f"<span>{_p_value(versus['p_value'])}, paired over problems</span></div>"
+    )
+
+
+def _p_value(p: float) -> str:
+    if p >= 0.001:
+        return f"p = {p:.3f}"
+    return f"p &lt; 10<sup>&minus;{min(99, _zeros(p))}</sup>" if p < 1e-4 else "p &lt; 0.001"
+
+
+def _zeros(p: float) -> int:
+    """The largest n with p < 10^-n; p may be too small for a float and 0."""
+    n = 4
+    while n < 99 and p < 10.0 ** -(n + 1):
+        n += 1
+    return n
+
+
+def _headline_note(first: Evaluation, last: Evaluation | None) -> str:
+    summary = (last or first).summary
+    num, samples = summary["accuracy"]["num_problems"], summary["samples_per_problem"]
+    each = f", {samples} samples each" if samples > 1 else ""
+    how = "greedily" if summary["temperature"] == 0 else f"at temperature {summary['temperature']:g}"
+    notes = [f"{num:,} fixed problems that are not trained on{each}, sampled {how}."]
+    ends = [evaluation.summary for evaluation in (first, last) if evaluation is not None]
+    greedy = [end["greedy_accuracy"] for end in ends if end["greedy_accuracy"]]
+    if greedy and summary["temperature"] > 0:
+        told = [f"{100 * a['mean']:.1f} % [{100 * a['low']:.1f}, {100 * a['high']:.1f}]" for a in greedy]
+        notes.append(f"Greedy: <b>{' → '.join(told)}</b>.")
+    if samples > 1:
+        tables = [end["pass_at_k"] for end in ends]
+        told = {
+            k: " → ".join(f"{100 * table[k]:.1f} %" for table in tables if k in table) for k in tables[-1]
+        }
+        notes.append(", ".join(f"pass@{k} <b>{text}</b>" for k, text in told.items() if k != "1") + ".")
+    return f'<p class="small">{" ".join(notes)}</p>'
+
+
+def _headline_of_reward(run: Run) -> str:
+    _, rewards = run.column("reward")
+    if not rewards:
+        return ""
+    first, last = rewards[0], run.recent("reward")
+    number = '<div class="number {}"><div class="label">{}</div><div class="value">{:.2f}</div></div>'
+    return (
+        f'<section class="card headline">{number.format("", "Reward at the first step", first)}'
+        '<div class="arrow" aria-hidden="true">→</div>'
+        f"{number.format('after', 'Reward of late', last)}</section>"
+    )
+
+
+def _findings(run: Run) -> str:
+    found = findings(run)
+    if not found:
+        return ""
+    items = "".join(
+        f'<li class="{"" if finding.grave else "quiet"}"><b>{esc(finding.title)}</b>{esc(finding.text)}</li>'
+        for finding in found
+    )
+    return f'<ul class="findings">{items}</ul>'
+
+
+def _figure(svg: str, title: str, text: str, *, wide: bool = False) -> str:
+    return (
+        f'<figure class="card{" wide" if wide else ""}" role="group" aria-label="{esc(title)}">'
+        f"<figcaption><b>{esc(title)}</b><span>{esc(text)}</span></figcaption>{svg}</figure>"
+    )
+
+
+def _progress(run: Run) -> str:
+    figures = []
+    if run.evaluations or run.column("accuracy")[1]:
+        where = "; the band is the 95 % interval." if run.evaluations else " in training."
+        figures.append(
+            _figure(plots.accuracy_curve(run), "Accuracy", f"Share of right answers{where}", wide=True)
+        )
+    # A metric that is zero throughout (KL without a reference, truncation that never happens) is no picture.
+    curves = [c for c in _CURVES if any(value for key, _ in c.series for value in run.column(key)[1])]
+    odd = len(curves) % 2 == 0  # with the reward's, an odd number: it takes the whole width
+    reward = plots.curve(run, "reward", _reward_series(run), wide=odd)
+    if reward is not None:
+        figures.append(
+            _figure(reward, "Reward", "What training maximises, and its unweighted parts.", wide=odd)
+        )
+    for c in curves:
+        svg = plots.curve(run, c.name, c.series, percent=c.percent)
+        figures += [] if svg is None else [_figure(svg, c.title, c.text)]
+    times = plots.time_areas(run)
+    if times is not None:
+        figures.append(_figure(times, "Where the time went", _time_text(run), wide=True))
+    if not figures:
+        return ""
+    return f'<h2>How it went</h2>\n<div class="grid">{"".join(figures)}</div>'
+
+
+def _reward_series(run: Run) -> list[tuple[str, str]]:
+    """The reward, and its parts where there is more than one; "correct" is the accuracy curve already."""
+    keys = dict.fromkeys(
+        key for row in run.rows for key in row if key.startswith("reward/") and key != "reward/correct"
+    )
+    parts = [(key, key.removeprefix("reward/")) for key in keys][:4]
+    return [("reward", "reward"), *(parts if len(parts) > 1 else [])]
+
+
+def _time_text(run: Run) -> str:
+    totals = {key.removeprefix("time/"): sum(run.column(key)[1]) for key in plots.time_stages(run)}
+    whole = sum(run.column("time/step")[1]) or sum(totals.values())
+    shares = ", ".join(f"{name} {100 * seconds / whole:.0f} %" for name, seconds in totals.items())
+    return f"Seconds of each step. In all: {shares}."
+
+
+def _tasks(run: Run) -> str:
+    svg = plots.task_bars(run)
+    if svg is None:
+        return ""
+    first, last = run.first, run.last
+    assert first is not None
+    names = ("before", "after", "change", "p") if last else ("accuracy",)
+    heads = "".join(f"<th>{head}</th>" for head in ("task", "problems", *names, "tokens"))
+    rows = "".join(_task_row(name, first, last) for name in (last or first).summary["per_task"])
+    return (
+        '<h2>Task by task</h2>\n<div class="card">'
+        f'<figure role="group" aria-label="Accuracy of each task">{svg}</figure>'
+        f'<div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div></div>'
+    )
+
+
+def _task_row(name: str, first: Evaluation, last: Evaluation | None) -> str:
+    ends = [e.summary["per_task"].get(name) for e in (first, last) if e is not None]
+    told = ["" if end is None else f"{100 * end['accuracy']['mean']:.1f} %" for end in ends]
+    newest = ends[-1]  # the names are those of the newest evaluation
+    versus = newest["versus_start"]
+    change = ("", "") if last else ()
+    if versus is not None:
+        p_value = _p_value(versus["p_value"]).removeprefix("p ").removeprefix("= ")
+        change = (f"{100 * versus['difference']:+.1f}", p_value)
+    lengths = " → ".join(f"{end['length_mean']:.0f}" for end in ends if end is not None)
+    cells = (esc(name), newest["accuracy"]["num_problems"], *told, *change, lengths)
+    return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+
+
+def _examples(run: Run) -> str:
+    found = pairs(run)
+    if not found:
+        return ""
+    lead = (
+        "The same problem, answered by the policy at both ends of the run, with the same random numbers."
+        if run.last
+        else "What the policy answers so far."
+    )
+    return f'<h2>In its own words</h2>\n<p class="lead">{lead}</p>\n' + "\n".join(
+        _example(pair) for pair in found
+    )
+
+
+def _example(pair: Pair) -> str:
+    sides = "".join(_side(step, answered) for step, answered in pair.sides)
+    shown = pair.sides[-1][1]
+    gold = "" if shown["gold"] is None else f" &nbsp;·&nbsp; right answer: {esc(shown['gold'])}"
+    style = "" if len(pair.sides) == 2 else ' style="grid-template-columns: 1fr"'
+    return (
+        '<article class="card example"><header>'
+        f'<div class="meta">{esc(pair.kind)} &nbsp;·&nbsp; {esc(shown["task"])}{gold}</div>'
+        f'<div class="question">{esc(shown["messages"][-1]["content"])}</div></header>'
+        f'<div class="sides"{style}>{sides}</div></article>'
+    )
+
+
+def _side(step: int, answered: dict[str, Any]) -> str:
+    chip = "right" if answered["correct"] else "wrong"
+    cut = ", cut off" if answered["finish"] == "length" else ""
+    return (
+        f'<div class="side"><div class="meta"><span>step {step}</span><span class="chip {chip}">{chip}</span>'
+        f"<span>{answered['length']} tokens{cut}</span></div><pre>{esc(answered['completion'])}</pre></div>"
+    )
+
+
+def _config(run: Run) -> str:
+    if not run.config:
+        return ""
+    keys = "".join(f"<div><dt>{esc(k)}</dt><dd>{esc(_value(v))}</dd></div>" for k, v in run.config.items())
+    return (
+        f'<details><summary>The resolved configuration</summary><dl class="card config">{keys}</dl></details>'
+    )
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "none"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, bool | list | dict) else str(value)

@@ -1,0 +1,117 @@
+"""The files of a run folder as plain data. Whatever a partial run does not have yet is empty or None here.
+
+Draws nothing and judges nothing; refuses only a folder that holds no run.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from whetstone.errors import UserError
+from whetstone.metrics import read_rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """One eval_step_N.json."""
+
+    step: int
+    summary: dict[str, Any]
+    completions: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Everything the report is made of."""
+
+    folder: Path
+    config: dict[str, Any]
+    rows: list[dict[str, Any]]  # of training, by step
+    evaluations: list[Evaluation]  # by step
+    results: dict[str, Any] | None  # train_results.json: there once the run has ended
+
+    @property
+    def name(self) -> str:
+        return str(self.config.get("run_name") or self.folder.resolve().name)
+
+    @property
+    def first(self) -> Evaluation | None:
+        """The evaluation that others are compared with."""
+        return self.evaluations[0] if self.evaluations else None
+
+    @property
+    def last(self) -> Evaluation | None:
+        """The newest evaluation, where there is more than one."""
+        return self.evaluations[-1] if len(self.evaluations) > 1 else None
+
+    @property
+    def num_steps(self) -> int:
+        return int(self.rows[-1]["step"]) if self.rows else 0
+
+    @property
+    def seconds(self) -> float | None:
+        if self.results is not None and self.results.get("seconds") is not None:
+            return float(self.results["seconds"])
+        times = self.column("time/step")[1]
+        return sum(times) if times else None
+
+    def column(self, key: str) -> tuple[list[int], list[float]]:
+        """(steps, values) of a metric, where it is a number."""
+        pairs = [(row["step"], row[key]) for row in self.rows if row.get(key) is not None]
+        return [step for step, _ in pairs], [float(value) for _, value in pairs]
+
+    def recent(self, key: str) -> float | None:
+        """Mean of a metric over the last fifth of the run."""
+        _, values = self.column(key)
+        tail = values[-max(1, len(values) // 5) :]
+        return sum(tail) / len(tail) if tail else None
+
+
+def read_run(folder: Path) -> Run:
+    """Read a run folder, or say why there is nothing to report."""
+    if not folder.is_dir():
+        raise UserError(
+            f"There is no run folder {folder}: give one that a run wrote, like outputs/quickstart."
+        )
+    rows = [row for row in read_rows(folder / "metrics.jsonl") if row["kind"] == "train"]
+    evaluations = _evaluations(folder / "eval_results")
+    if not rows and not evaluations:
+        raise UserError(
+            f"{folder} holds neither rows in metrics.jsonl nor eval_results: give the folder of a run that "
+            "has done at least one step or evaluation."
+        )
+    return Run(
+        folder=folder,
+        config=_mapping(folder / "config.yaml", yaml.safe_load) or {},
+        rows=sorted(rows, key=lambda row: row["step"]),
+        evaluations=evaluations,
+        results=_mapping(folder / "train_results.json", json.loads),
+    )
+
+
+def _evaluations(folder: Path) -> list[Evaluation]:
+    found = []
+    for path in folder.glob("eval_step_*.json"):
+        document = _mapping(path, json.loads)
+        if re.fullmatch(r"eval_step_\d+", path.stem) and document is not None and "summary" in document:
+            found.append(
+                Evaluation(
+                    step=int(document["step"]),
+                    summary=document["summary"],
+                    completions=document["completions"],
+                )
+            )
+    return sorted(found, key=lambda evaluation: evaluation.step)
+
+
+def _mapping(path: Path, parse: Any) -> dict[str, Any] | None:
+    """A file's mapping; None where it is missing or broken: a report of the rest is better than none."""
+    try:
+        data = parse(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, UnicodeDecodeError, json.JSONDecodeError, yaml.YAMLError):
+        return None
+    return data if isinstance(data, dict) else None

@@ -1,0 +1,175 @@
+r"""What a model's answer is, and whether a mathematical answer equals the truth.
+
+Answers are taken from the last closed `<answer>...</answer>` or the last closed `\boxed{...}`. Equality is
+tried from cheap to dear: the same text after normalisation, the same exact number, then math-verify.
+Nothing here raises on what a model wrote, but math-verify may take for ever on a hostile expression: the
+scoring pool has the time limit, not this file.
+"""
+
+import logging
+import re
+from fractions import Fraction
+
+_LONGEST_FOR_SYMBOLIC = 400  # characters; no honest answer is longer, and a symbolic parser's time grows fast
+_LONGEST_NUMBER = 60
+
+_BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_UNITS = (
+    r"degrees?|dollars?|cents?|percent|units?|square|cubic|inch(?:es)?|foot|feet|ft|yards?|miles?|mph|cm|mm|km|m|"
+    r"meters?|metres?|kg|g|grams?|lbs?|pounds?|ounces?|oz|liters?|litres?|ml|seconds?|sec|minutes?|min|hours?|hrs?|"
+    r"days?|weeks?|months?|years?"
+)
+_TRAILING_UNIT = re.compile(
+    r"(?<=[\d})])\s*(?:\b(?:" + _UNITS + r")\b\.?(?:\s*\^\s*\{?[23]\}?)?\s*)+$", re.IGNORECASE
+)
+_TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
+_VARIABLE = re.compile(r"^\\?[A-Za-z]\w?\s*(?:=|\\in\b)\s*")
+_MIXED = re.compile(r"^(-?)(\d+)\s+(\d+)/(\d+)$")
+
+
+def extract_tag(text: str) -> str | None:
+    """The content of the last closed `<answer>...</answer>`, stripped; None without one."""
+    found = _last_tag(text)
+    return None if found is None else found[1]
+
+
+def extract_boxed(text: str) -> str | None:
+    r"""The content of the last closed `\boxed{...}` (nested braces counted); None without one."""
+    found = _last_boxed(text)
+    return None if found is None else found[1]
+
+
+def extract_math(text: str) -> str | None:
+    r"""The final answer of a solution: the later of `<answer>` and `\boxed`, a box inside the tag opened."""
+    candidates = [found for found in (_last_tag(text), _last_boxed(text)) if found is not None]
+    if not candidates:
+        return None
+    answer = max(candidates)[1]
+    inner = extract_boxed(answer)
+    return answer if inner is None else inner
+
+
+def final_answer(solution: str) -> str:
+    r"""The truth in an answer column: a solution's `\boxed{}`, what follows GSM8K's `####`, or all of it."""
+    if "####" in solution:
+        return solution.rsplit("####", 1)[1].strip()
+    boxed = extract_boxed(solution)
+    return solution.strip() if boxed is None else boxed
+
+
+def _last_tag(text: str) -> tuple[int, str] | None:
+    start = text.rfind("<answer>", 0, max(0, text.rfind("</answer>")))
+    if start < 0:
+        return None
+    end = text.index("</answer>", start)
+    return end, text[start + len("<answer>") : end].strip()
+
+
+def _last_boxed(text: str) -> tuple[int, str] | None:
+    openings = {match.end() - 1 for match in _BOXED.finditer(text)}
+    found: tuple[int, int] | None = None  # (opening brace, closing brace) of the last box that is closed
+    waiting: list[int] = []
+    for brace in (
+        re.finditer(r"[{}]", text) if openings else ()
+    ):  # one pass, so that a thousand open boxes cost no more than one
+        if brace.group() == "{":
+            waiting.append(brace.start())
+        elif waiting and (opening := waiting.pop()) in openings and (found is None or opening > found[0]):
+            found = (opening, brace.start())
+    return None if found is None else (found[1], text[found[0] + 1 : found[1]].strip())
+
+
+def normalise(answer: str) -> str:
+    """One spelling for many: without dollars, spacing, sizes, units, thousands' commas, percent signs and
+    trailing dots.
+    """
+    text = answer.strip().strip("$").strip()
+    text = (
+        text.replace("\N{MINUS SIGN}", "-")
+        .replace("\\dfrac", "\\frac")
+        .replace("\\tfrac", "\\frac")
+        .replace("\\cfrac", "\\frac")
+    )
+    text = re.sub(r"\\left\s*\\?(?=[({\[|.])|\\right\s*\\?(?=[)}\]|.])", "", text)
+    text = re.sub(r"\\[!,;: ]|\\q?quad\b|~", " ", text)
+    text = text.replace("\\$", "").replace("$", "").replace("\\%", "").replace("%", "")
+    text = re.sub(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ)|\\degree\b|°", "", text)
+    whole = _TEXT.fullmatch(text.strip())
+    text = whole.group(1) if whole else _strip_text(text)
+    text = _VARIABLE.sub("", text.strip())
+    text = _TRAILING_UNIT.sub("", text.strip())
+    text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
+    text = re.sub(r"\\frac\s*(\d)\s*(\d)(?!\d)", r"\\frac{\1}{\2}", text)
+    text = re.sub(r"\\sqrt\s*(\w)", r"\\sqrt{\1}", text)
+    text = text.strip().rstrip(".").strip()
+    mixed = _MIXED.match(text)
+    if mixed:  # "1 1/2" would become "11/2" when the spaces go
+        return (
+            "{}{}+{}/{}".format(*mixed.groups())
+            if not mixed.group(1)
+            else "-({}+{}/{})".format(*mixed.groups()[1:])
+        )
+    text = re.sub(r"\s+", "", text)
+    return text.lower() if text.isalpha() and len(text) > 1 else text
+
+
+def _strip_text(text: str) -> str:
+    r"""`5\text{ cm}` is 5, `2\text{ and }3` keeps its words."""
+    trailing = re.compile(r"(?<=[\d})])\s*" + _TEXT.pattern + r"(?:\s*\^\s*\{?[23]\}?)?\s*$")
+    return _TEXT.sub(r"\1", trailing.sub("", text))
+
+
+def as_number(text: str) -> Fraction | None:
+    r"""The exact value of a normalised `12`, `-.5`, `3/4`, `\frac{3}{4}`, `1+1/2`, `1.5e3`; else None."""
+    if len(text) > _LONGEST_NUMBER:
+        return None
+    text = re.sub(r"^(-?)\\frac\{(-?[\d.]+)\}\{(-?[\d.]+)\}$", r"\1(\2)/(\3)", text)
+    simple = re.fullmatch(
+        r"([-+]?)\(?([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?)\)?(?:/\(?(-?(?:\d+\.?\d*|\.\d+))\)?)?",
+        text,
+    )
+    if simple:
+        sign, top, bottom = simple.groups()
+        divisor = Fraction(bottom or 1)
+        return None if divisor == 0 else (-1 if sign == "-" else 1) * Fraction(top) / divisor
+    mixed = re.fullmatch(r"(-?)\(?(\d+)\+(\d+)/(\d+)\)?", text)
+    if mixed and int(mixed[4]):
+        return (-1 if mixed[1] else 1) * (int(mixed[2]) + Fraction(int(mixed[3]), int(mixed[4])))
+    return None
+
+
+def math_equal(answer: str, truth: str) -> bool:
+    """Whether an answer means the same as the truth."""
+    ours, theirs = normalise(answer), normalise(truth)
+    if not ours:
+        return False
+    if ours == theirs:
+        return True
+    number, true_number = as_number(ours), as_number(theirs)
+    if number is not None and true_number is not None:
+        if number == true_number:
+            return True
+        if number.denominator == true_number.denominator == 1 and "%" not in answer + truth:
+            return False  # two different whole numbers: nothing left to find out
+    if max(len(answer), len(truth)) > _LONGEST_FOR_SYMBOLIC:
+        return False
+    return _verified(answer, truth)
+
+
+def _verified(answer: str, truth: str) -> bool:
+    """math-verify's word. Its own time limit is off: it works by signals, and the pool's limit is hard
+    anyway.
+    """
+    from math_verify import parse, verify
+
+    logging.getLogger("math_verify").setLevel(
+        logging.CRITICAL
+    )  # it warns that its time limit is off, and about every odd text
+    try:
+        gold = parse(f"${truth.strip().strip('$')}$", parsing_timeout=None)  # type: ignore[arg-type]
+        candidate = parse(f"${answer.strip().strip('$')}$", parsing_timeout=None)  # type: ignore[arg-type]
+        return bool(gold and candidate and verify(gold, candidate, timeout_seconds=None))
+    except (
+        Exception
+    ):  # a third-party parser on arbitrary text: whatever it raises, the answer is not shown to be right
+        return False

@@ -1,0 +1,159 @@
+"""Reward functions of the user's own: found by `my_rewards.py:close_enough` or `package.module:function`,
+called the way TRL calls them.
+
+`f(prompts=, completions=, completion_ids=, **columns) -> list of float or None`, plain or async.
+`trainer_state`, `log_extra` and `log_metric` are given where the function can take them. Runs no process
+and keeps no time: the scoring pool does.
+"""
+
+import ast
+import asyncio
+import importlib
+import importlib.util
+import inspect
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from whetstone.errors import UserError
+
+
+@dataclass(frozen=True)
+class Logged:
+    """What a reward function handed to `log_metric` and `log_extra`."""
+
+    metrics: dict[str, float] = field(default_factory=dict)
+    columns: dict[str, list[Any]] = field(default_factory=dict)
+
+
+def check(spec: str) -> None:
+    """Complain about a reward function that cannot be there, without running any of the user's code."""
+    place, function = _split(spec)
+    if not place.endswith(".py"):
+        return  # a module: only importing it tells
+    path = Path(place)
+    if not path.is_file():
+        raise UserError(
+            f"reward_funcs names '{spec}', but there is no file {place} here: give its path relative to "
+            f"{Path.cwd()}."
+        )
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (SyntaxError, UnicodeDecodeError) as error:
+        raise UserError(f"The reward file {place} is not readable as Python: {error}.") from None
+    defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    imported = any(
+        isinstance(node, ast.Import | ast.ImportFrom | ast.Assign | ast.ClassDef | ast.If | ast.Try)
+        for node in tree.body
+    )
+    if function not in defined and not (imported and function in path.read_text(encoding="utf-8")):
+        known = ", ".join(defined) or "none"
+        raise UserError(f"The reward file {place} has no function '{function}': it defines {known}.")
+
+
+def load(spec: str) -> Callable[..., Any]:
+    """The function that `spec` names; runs the user's module."""
+    place, name = _split(spec)
+    module = _load_file(Path(place), spec) if place.endswith(".py") else _load_module(place, spec)
+    if not hasattr(module, name):
+        raise UserError(f"reward_funcs names '{spec}', but {place} has no function '{name}'.")
+    function = getattr(module, name)
+    if not callable(function):
+        raise UserError(
+            f"reward_funcs names '{spec}', but {name} is a {type(function).__name__}, not a function."
+        )
+    return function
+
+
+def _split(spec: str) -> tuple[str, str]:
+    place, colon, function = spec.rpartition(":")
+    if not colon or not place or not function.isidentifier():
+        raise UserError(
+            f"The reward function '{spec}' is not understood: write accuracy, format, length or "
+            "my_rewards.py:my_function."
+        )
+    return place, function
+
+
+def _load_file(path: Path, spec: str) -> Any:
+    check(spec)
+    module_spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert module_spec is not None and module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(
+            folder
+        )  # so that the file can import its neighbours; last, so that it shadows nothing
+    sys.modules.setdefault(path.stem, module)
+    try:
+        module_spec.loader.exec_module(module)
+    except Exception as error:  # the user's own code, whatever it raises
+        raise UserError(
+            f"The reward file {path} could not be loaded: {type(error).__name__}: {error}."
+        ) from error
+    return module
+
+
+def _load_module(name: str, spec: str) -> Any:
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # the user's own code, whatever it raises
+        raise UserError(
+            f"reward_funcs names '{spec}', but {name} could not be imported: {type(error).__name__}: {error}."
+        ) from error
+
+
+def conversational(completion: str) -> list[dict[str, str]]:
+    """A completion as TRL gives it where the prompt is a list of messages."""
+    return [{"role": "assistant", "content": completion}]
+
+
+def call(
+    function: Callable[..., Any], arguments: dict[str, Any], count: int
+) -> tuple[list[float | None], Logged]:
+    """Call a reward function on `count` answers; raises `ValueError` where it does not return a number or
+    None for each.
+    """
+    logged = Logged()
+    offered = {
+        "trainer_state": None,
+        "log_extra": lambda column, values: logged.columns.setdefault(str(column), []).extend(values),
+        "log_metric": lambda name, value: logged.metrics.__setitem__(str(name), float(value)),
+    }
+    parameters = inspect.signature(function).parameters
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    given = {**offered, **arguments}
+    if (
+        not takes_all
+    ):  # TRL would fail here with a TypeError; leaving out what was not asked for serves the same function
+        given = {name: value for name, value in given.items() if name in parameters}
+    values = function(**given)
+    if inspect.isawaitable(values):
+        values = asyncio.run(_await(values))
+    return _checked(values, count), logged
+
+
+async def _await(awaitable: Any) -> Any:
+    return await awaitable
+
+
+def _checked(values: Any, count: int) -> list[float | None]:
+    if not isinstance(values, list | tuple) and hasattr(values, "tolist"):  # an array or a tensor
+        values = values.tolist()
+    if not isinstance(values, list | tuple):
+        raise ValueError(
+            f"returned a {type(values).__name__}, not a list with a number or None for each completion"
+        )
+    if len(values) != count:
+        raise ValueError(f"returned {len(values)} values for {count} completions")
+    numbers = [None if value is None else float(value) for value in values]
+    for number in numbers:
+        if number is not None and not math.isfinite(number):
+            raise ValueError(f"returned {number}")
+    return numbers

@@ -1,0 +1,172 @@
+"""Arithmetic written by a model: parsed by hand, computed in exact fractions, checked against given
+numbers and a target.
+
+Knows + - * / (also the signs of print and LaTeX's \\times, \\div, \\cdot), parentheses, unary minus,
+integers and decimals. Never `eval`, and nothing that a model wrote raises: what is no arithmetic is reported
+as not well formed, and so is what is too long or too deep.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+LONGEST = 400  # characters
+DEEPEST = 40  # nested parentheses and minus signs
+
+_SPELLINGS = {
+    "\N{MULTIPLICATION SIGN}": "*",
+    "\N{MIDDLE DOT}": "*",
+    "\N{ASTERISK OPERATOR}": "*",
+    "\N{DIVISION SIGN}": "/",
+    "\N{MINUS SIGN}": "-",
+    "\N{EN DASH}": "-",
+    "\\times": "*",
+    "\\cdot": "*",
+    "\\div": "/",
+}
+
+
+class Malformed(Exception):
+    """The text is no arithmetic that we know."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """What an expression comes to and what it is made of."""
+
+    value: Fraction | None  # None: a division by zero
+    numbers: tuple[Fraction, ...]
+    operators: frozenset[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Equation:
+    """The verdict on an equation."""
+
+    correct: bool
+    well_formed: bool
+    reason: str  # why it is not correct; empty when it is
+
+
+def check_equation(
+    text: str,
+    numbers: Sequence[int],
+    target: int | Fraction,
+    exactly_once: bool = False,
+    operators: str = "+-*/",
+) -> Equation:
+    """Whether what stands left of `=` makes `target` from `numbers`, each used at most once (or exactly
+    once).
+    """
+    try:
+        result = evaluate(text.split("=", 1)[0])
+    except Malformed as error:
+        return Equation(correct=False, well_formed=False, reason=str(error))
+    reason = _complaint(result, numbers, target, exactly_once, operators)
+    return Equation(correct=not reason, well_formed=True, reason=reason)
+
+
+def _complaint(
+    result: Evaluated, numbers: Sequence[int], target: int | Fraction, exactly_once: bool, operators: str
+) -> str:
+    used, given = Counter(result.numbers), Counter(Fraction(number) for number in numbers)
+    extra, unused = used - given, given - used
+    if extra:
+        return f"uses {next(iter(extra))}, which is not given or used too often"
+    if exactly_once and unused:
+        return f"does not use {next(iter(unused))}"
+    if not result.operators <= set(operators):
+        return f"uses {min(result.operators - set(operators))}, which is not allowed"
+    if result.value is None:
+        return "divides by zero"
+    return "" if result.value == target else f"makes {result.value}, not {target}"
+
+
+def evaluate(text: str) -> Evaluated:
+    """The exact value of an expression; raises `Malformed`."""
+    for spelling, plain in _SPELLINGS.items():
+        text = text.replace(spelling, plain)
+    if len(text) > LONGEST:
+        raise Malformed(f"is longer than {LONGEST} characters")
+    return _Parser(text).whole()
+
+
+class _Parser:
+    """Recursive descent: sum = product {(+|-) product}; product = factor {(*|/) factor}; factor = number |
+    -factor | (sum).
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.position = 0
+        self.depth = 0
+        self.numbers: list[Fraction] = []
+        self.operators: set[str] = set()
+
+    def whole(self) -> Evaluated:
+        value = self.sum()
+        if self.peek():
+            raise Malformed(f"has '{self.peek()}' where an operator or the end should be")
+        return Evaluated(value=value, numbers=tuple(self.numbers), operators=frozenset(self.operators))
+
+    def peek(self) -> str:
+        while self.position < len(self.text) and self.text[self.position].isspace():
+            self.position += 1
+        return self.text[self.position : self.position + 1]
+
+    def take(self, choices: str) -> str:
+        character = self.peek()
+        if not character or character not in choices:
+            return ""
+        self.position += 1
+        return character
+
+    def sum(self) -> Fraction | None:
+        value = self.product()
+        while operator := self.take("+-"):
+            self.operators.add(operator)
+            right = self.product()
+            if value is None or right is None:
+                value = None
+            else:
+                value = value + right if operator == "+" else value - right
+        return value
+
+    def product(self) -> Fraction | None:
+        value = self.factor()
+        while operator := self.take("*/"):
+            self.operators.add(operator)
+            right = self.factor()
+            if value is None or right is None or (operator == "/" and right == 0):
+                value = None  # nothing is equal to a division by zero, but the rest must still be well formed
+            else:
+                value = value * right if operator == "*" else value / right
+        return value
+
+    def factor(self) -> Fraction | None:
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise Malformed(f"is nested deeper than {DEEPEST}")
+        if self.take("-"):
+            inner = self.factor()
+            value = None if inner is None else -inner
+        elif self.take("("):
+            value = self.sum()
+            if not self.take(")"):
+                raise Malformed("has a parenthesis that is not closed")
+        else:
+            value = self.number()
+        self.depth -= 1
+        return value
+
+    def number(self) -> Fraction:
+        self.peek()
+        start = self.position
+        while self.position < len(self.text) and self.text[self.position] in "0123456789.":
+            self.position += 1
+        digits = self.text[start : self.position]
+        if not digits or digits.count(".") > 1 or digits == ".":
+            raise Malformed(f"has '{digits or self.peek()}' where a number should be")
+        self.numbers.append(Fraction(digits + "0" if digits.endswith(".") else digits))
+        return self.numbers[-1]

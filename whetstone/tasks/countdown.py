@@ -1,0 +1,303 @@
+"""Countdown: make the target from the numbers with + - * /, each number at most once (or exactly once, by
+a switch).
+
+Generated problems are solvable by construction: the target is what a random expression over all the numbers
+comes to. Or rows with numbers and target. An answer is what stands left of `=` in the last `<answer>`; a
+well-formed one that is wrong earns a small base.
+"""
+
+import json
+import random
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import Any
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass as checked
+
+from whetstone.config import nearest
+from whetstone.config.rooms import Config, TaskSpec
+from whetstone.errors import UserError
+from whetstone.rewards.answers import extract_tag
+from whetstone.rewards.equations import check_equation
+from whetstone.seeds import seed
+from whetstone.tasks import rows
+from whetstone.tasks.math import check_row_settings, split_rows
+from whetstone.tasks.prompts import build_messages, developer_prompt
+from whetstone.types import Problem, Score
+
+QUESTION = (
+    "Using the numbers {numbers}, create an equation that equals {target}. You can use basic arithmetic "
+    "operations ({operators}) and each "
+    "number {rule}. Show your work in <think> </think> tags. And return the final answer in <answer> "
+    "</answer> tags, "
+    "for example <answer> {example} </answer>."
+)
+_EXAMPLES = {"/": "(1 + 2) / 3", "*": "(1 + 2) * 3", "-": "1 + 2 - 3", "+": "1 + 2 + 3"}
+
+
+@checked(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class Settings:
+    """Generated problems; the names are reasoning-gym's."""
+
+    min_numbers: int = Field(default=3, ge=2, le=8)
+    max_numbers: int = Field(default=4, ge=2, le=8)
+    min_value: int = Field(default=1, ge=1)
+    max_value: int = Field(default=99, ge=1)
+    min_target: int = Field(default=10, ge=1)
+    max_target: int = Field(default=100, ge=1)
+    operators: tuple[str, ...] = ("+", "-", "*", "/")
+    use_all_numbers: bool = False
+    base_reward: float = Field(default=0.1, ge=0, lt=1)
+
+
+_KEYS = tuple(Settings.__dataclass_fields__)
+_ROW_KEYS = (
+    *rows.SOURCE_KEYS,
+    "numbers_column",
+    "target_column",
+    "operators",
+    "use_all_numbers",
+    "base_reward",
+)
+
+
+class CountdownTask:
+    """One mixture entry of countdown problems."""
+
+    worst = 0.0
+
+    def __init__(self, config: Config, name: str, spec: TaskSpec, split: str, shared: bool) -> None:
+        self.name = name
+        self.split = split
+        self._config = config
+        self._shared = shared
+        self.generated = not (spec.config.get("path") or spec.config.get("dataset"))
+        if not self.generated:
+            check_row_settings(spec.config, _ROW_KEYS, name)
+        self._source = spec.config
+        self._settings = _check(
+            {key: value for key, value in spec.config.items() if self.generated or key in _KEYS}, name
+        )
+        self._prompt = developer_prompt(config.tasks)
+        base = config.tasks.eval_dataset_seed if split == "eval" else config.tasks.dataset_seed
+        self._seed = seed(base, split, name)
+
+    def __len__(self) -> int:
+        return self._config.tasks.dataset_size if self.generated else len(self._rows)
+
+    def problem(self, index: int) -> Problem:
+        made = self._generate(index) if self.generated else self._rows[index]
+        settings = self._settings
+        question = QUESTION.format(
+            numbers=list(made["numbers"]),
+            target=made["target"],
+            operators=", ".join(settings.operators),
+            rule="must be used exactly once" if settings.use_all_numbers else "can only be used once",
+            example=next(_EXAMPLES[operator] for operator in "/*-+" if operator in settings.operators),
+        )
+        return Problem(
+            id=f"{self.name}/{self.split}/{index:06d}",
+            task=self.name,
+            messages=build_messages(self._prompt, self._config.tasks.developer_role, question),
+            answer=made,
+        )
+
+    def score(self, problem: Problem, text: str) -> Score:
+        answer = extract_tag(text)
+        if answer is None:
+            return Score(reward=0.0, parts={"correct": 0.0, "accuracy": 0.0}, answer=None)
+        settings, given = self._settings, problem.answer
+        verdict = check_equation(
+            answer, given["numbers"], given["target"], settings.use_all_numbers, "".join(settings.operators)
+        )
+        paid = 1.0 if verdict.correct else settings.base_reward if verdict.well_formed else 0.0
+        return Score(reward=paid, parts={"correct": float(verdict.correct), "accuracy": paid}, answer=answer)
+
+    def gold(self, problem: Problem) -> str:
+        given = problem.answer
+        solution = given.get("solution") or solve(given["numbers"], given["target"], self._settings)
+        return f"<think>\n</think>\n<answer>{solution or 'no solution found'}</answer>"
+
+    def columns(self, problem: Problem) -> dict[str, Any]:
+        given = problem.answer
+        return {
+            "answer": given.get("solution"),
+            "numbers": list(given["numbers"]),
+            "nums": list(given["numbers"]),
+            "target": given["target"],
+        }
+
+    def _generate(self, index: int) -> dict[str, Any]:
+        settings = self._settings
+        generator = random.Random(seed(self._seed, index))
+        limit = 10 * max(settings.max_target, settings.max_value)
+        for attempt in range(5_000):
+            count = generator.randint(settings.min_numbers, settings.max_numbers)
+            numbers = [generator.randint(settings.min_value, settings.max_value) for _ in range(count)]
+            made = _combine(generator, [_Term(n, str(n), "") for n in numbers], settings.operators, limit)
+            if made is None or not settings.min_target <= made.value <= settings.max_target:
+                continue
+            if made.value in numbers and not settings.use_all_numbers and attempt < 2_500:
+                continue  # writing that one number down would do
+            return {"numbers": tuple(numbers), "target": made.value, "solution": made.text}
+        raise UserError(
+            f"The task {self.name} finds no target from {settings.min_target} to {settings.max_target} with "
+            f"{settings.min_numbers} to "
+            f"{settings.max_numbers} numbers from {settings.min_value} to {settings.max_value}: widen its "
+            "config."
+        )
+
+    @cached_property
+    def _rows(self) -> list[dict[str, Any]]:
+        where = f"The data set {rows.source(self._source, self.split)[0]} of task {self.name}"
+        raw = rows.read(self._source, self.split, self.name)
+        numbers = rows.pick_column(
+            raw, self._source.get("numbers_column"), ("nums", "numbers"), "numbers_column", where
+        )
+        target = rows.pick_column(
+            raw, self._source.get("target_column"), ("target", "answer"), "target_column", where
+        )
+        made = [
+            {"numbers": _integers(row[numbers], where, i), "target": _integer(row[target], where, i)}
+            for i, row in enumerate(raw, 1)
+        ]
+        keys = [f"{sorted(row['numbers'])} {row['target']}" for row in made]
+        return split_rows(made, keys, self._source, self.split, self._shared, where)
+
+
+def _check(settings: dict[str, Any], task: str) -> Settings:
+    for key in settings:
+        if key not in _KEYS:
+            known = ", ".join(_KEYS)
+            raise UserError(
+                f"The task {task} has no setting '{key}'{nearest(key, _KEYS) or '.'} Its settings are: "
+                f"{known}, or path for rows."
+            )
+    try:
+        made = TypeAdapter(Settings).validate_python(settings)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        raise UserError(
+            f"The task {task} has {name} {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}."
+        ) from None
+    for low, high in (
+        ("min_numbers", "max_numbers"),
+        ("min_value", "max_value"),
+        ("min_target", "max_target"),
+    ):
+        if getattr(made, low) > getattr(made, high):
+            raise UserError(
+                f"The task {task} has {low} {getattr(made, low)} above {high} {getattr(made, high)}: swap or "
+                "change them."
+            )
+    if not made.operators or any(operator not in _EXAMPLES for operator in made.operators):
+        raise UserError(f"The task {task} has operators {list(made.operators)}: choose from + - * /.")
+    return made
+
+
+def _integer(value: Any, where: str, row: int) -> int:
+    try:
+        number = Fraction(str(value))
+    except (ValueError, ZeroDivisionError):
+        raise UserError(f"{where} has '{value}' in row {row} where a whole number should be.") from None
+    if number.denominator != 1:
+        raise UserError(f"{where} has {value} in row {row} where a whole number should be.")
+    return int(number)
+
+
+def _integers(value: Any, where: str, row: int) -> tuple[int, ...]:
+    if isinstance(value, str):  # a CSV cell: "[1, 2, 3]" or "1 2 3"
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError:
+            value = value.strip("[]() ").replace(",", " ").split()
+    if not isinstance(value, list | tuple) or not value:
+        raise UserError(f"{where} has '{value}' in row {row} where a list of numbers should be.")
+    return tuple(_integer(entry, where, row) for entry in value)
+
+
+@dataclass(frozen=True)
+class _Term:
+    value: int
+    text: str
+    operator: str  # the outermost one, "" for a number
+
+
+def _combine(
+    generator: random.Random, terms: list[_Term], operators: tuple[str, ...], limit: int
+) -> _Term | None:
+    """One expression over all the terms, with whole positive results no larger than `limit`; None where the
+    dice fail.
+    """
+    while len(terms) > 1:
+        right = terms.pop(generator.randrange(len(terms)))
+        left = terms.pop(generator.randrange(len(terms)))
+        choices = [
+            term
+            for operator in operators
+            if (term := _apply(left, right, operator)) is not None and term.value <= limit
+        ]
+        if not choices:
+            return None
+        terms.append(generator.choice(choices))
+    return terms[0]
+
+
+def _apply(left: _Term, right: _Term, operator: str) -> _Term | None:
+    if operator in "+*":
+        value = left.value + right.value if operator == "+" else left.value * right.value
+    elif operator == "-":
+        value = left.value - right.value
+        if value <= 0:
+            return None
+    else:
+        if left.value % right.value:
+            return None
+        value = left.value // right.value
+    return _Term(
+        value, f"{_inside(left, operator, False)} {operator} {_inside(right, operator, True)}", operator
+    )
+
+
+def _inside(term: _Term, operator: str, is_right: bool) -> str:
+    """A term inside another, with parentheses where they are needed."""
+    weak, tight = term.operator in ("+", "-"), operator in "*/"
+    bare = (
+        not term.operator
+        or (not is_right and not (weak and tight))
+        or (is_right and operator == "+")
+        or (operator == "*" == term.operator)
+    )
+    return term.text if bare else f"({term.text})"
+
+
+def solve(numbers: tuple[int, ...], target: int, settings: Settings, budget: int = 300_000) -> str | None:
+    """An expression that makes the target from given numbers, by search; None where none was found within
+    the budget.
+    """
+    left = budget
+
+    def search(terms: list[tuple[Fraction, str]]) -> str | None:
+        nonlocal left
+        for value, text in terms:
+            if value == target and (len(terms) == 1 or not settings.use_all_numbers):
+                return text
+        for i, (a, a_text) in enumerate(terms):
+            for j, (b, b_text) in enumerate(terms):
+                if i == j or left <= 0:
+                    continue
+                rest = [term for k, term in enumerate(terms) if k not in (i, j)]
+                for operator in settings.operators:
+                    if (operator in "+*" and i > j) or (operator == "/" and b == 0):
+                        continue
+                    left -= 1
+                    value = {"+": a + b, "-": a - b, "*": a * b, "/": a / b if b else a}[operator]
+                    found = search([*rest, (value, f"({a_text} {operator} {b_text})")])
+                    if found:
+                        return found
+        return None
+
+    return search([(Fraction(number), str(number)) for number in numbers])

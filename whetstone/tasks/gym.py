@@ -1,0 +1,270 @@
+"""Every task of reasoning-gym by name: problems that are pure functions of (seed, split, index), scores
+that never raise.
+
+Traps that are handled here: item i of a data set with seed s is made from Random(s + i), so neighbouring
+seeds share their problems, and seeds are spread by hashing. Some data sets have an end: they are strung
+together in blocks. Some problems depend on the order of a set of strings, and codeio's run code that writes
+files: both are made in a child with a fixed hash seed and a folder of its own. Some draw from the global
+generators: these are seeded, and put back after.
+"""
+
+import atexit
+import dataclasses
+import os
+import random
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from whetstone.config import nearest
+from whetstone.config.rooms import Config, TaskSpec
+from whetstone.errors import UserError
+from whetstone.rewards.answers import extract_tag
+from whetstone.seeds import seed
+from whetstone.tasks.child import Child
+from whetstone.tasks.gym_gold import gold_answer
+from whetstone.tasks.gym_repairs import repaired
+from whetstone.tasks.prompts import build_messages, developer_prompt
+from whetstone.types import Problem, Score
+
+PREFIX = "reasoning_gym/"
+_BLOCK = 2_000  # problems of a bounded data set before the next one is made
+_BOUNDED = frozenset(
+    {"acre", "gsm_symbolic", "list_functions", "word_ladder"}
+)  # raise IndexError from `size` on
+_IN_CHILD = frozenset(
+    {"codeio", "isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note", "word_ladder"}
+)
+_RETRY_STRIDE = 10_000_019
+_NOT_SET_HERE = {"seed": "dataset_seed", "size": "dataset_size"}
+
+
+class GymTask:
+    """One task of reasoning-gym."""
+
+    generated = True
+    worst = 0.0
+
+    def __init__(self, config: Config, name: str, spec: TaskSpec, split: str) -> None:
+        self.name = name
+        self.split = split
+        self.task = gym_name(name)
+        self.settings = check_settings(self.task, spec.config)
+        self._config = config
+        self._prompt = developer_prompt(config.tasks)
+        base = config.tasks.eval_dataset_seed if split == "eval" else config.tasks.dataset_seed
+        self._seed = seed(base, split, name) & 0x7FFF_FFFF
+        # Made now, so that bad settings are found before anything is trained.
+        self._dataset = _dataset(self.task, _frozen(self.settings), self._seed)
+
+    def __len__(self) -> int:
+        return self._config.tasks.dataset_size
+
+    def problem(self, index: int) -> Problem:
+        assert index >= 0
+        make = _ask_child if self.task in _IN_CHILD else make_entry
+        entry = make(self.task, self.settings, self._seed, index)
+        return Problem(
+            id=f"{self.name}/{self.split}/{index:06d}",
+            task=self.name,
+            messages=build_messages(self._prompt, self._config.tasks.developer_role, entry["question"]),
+            answer=entry,
+        )
+
+    def score(self, problem: Problem, text: str) -> Score:
+        answer = extract_tag(text)
+        value = 0.0
+        if answer is not None:
+            try:
+                value = float(self._dataset.score_answer(answer, problem.answer))
+                value = repaired(self.task, answer, problem.answer, value)
+            except (
+                Exception
+            ):  # some scorers raise on text that is not of the form they expect: that is a wrong answer
+                value = 0.0
+        return Score(reward=value, parts={"correct": float(value >= 1.0), "accuracy": value}, answer=answer)
+
+    def gold(self, problem: Problem) -> str:
+        return f"<think>\n</think>\n<answer>{gold_answer(self.task, problem.answer)}</answer>"
+
+    def columns(self, problem: Problem) -> dict[str, Any]:
+        return {"answer": problem.answer["answer"], "metadata": problem.answer["metadata"]}
+
+
+def known_names() -> list[str]:
+    """The tasks there are. `composite` is left out: it is reasoning-gym's own mixture, and `datasets` is
+    ours.
+    """
+    from reasoning_gym.factory import DATASETS
+
+    return sorted(name for name in DATASETS if name != "composite")
+
+
+def gym_name(name: str) -> str:
+    """`reasoning_gym/chain_sum`, `chain_sum` and `chain_sum/hard` are all chain_sum."""
+    return name.removeprefix(PREFIX).split("/")[0]
+
+
+def describe(task: str) -> tuple[str, str]:
+    """(category, one line) of a task."""
+    from reasoning_gym.factory import DATASETS
+
+    dataset = DATASETS[task][0]
+    doc = _DESCRIPTIONS.get(task) or (dataset.__doc__ or "").strip().split("\n")[0]
+    doc = doc.split(" [here]")[0].split("[this scene")[0].strip().rstrip(".:")
+    return dataset.__module__.split(".")[1], doc
+
+
+def check_settings(task: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """The task's settings as they are, or a complaint that names the wrong one."""
+    from reasoning_gym.factory import DATASETS
+
+    fields = [
+        field.name for field in dataclasses.fields(DATASETS[task][1]) if field.name not in _NOT_SET_HERE
+    ]
+    for key in settings:
+        if key in _NOT_SET_HERE:
+            raise UserError(
+                f"The config of task {task} sets '{key}': set {_NOT_SET_HERE[key]} for the whole run instead."
+            )
+        if key not in fields:
+            known = ", ".join(fields) or "none"
+            raise UserError(
+                f"The task {task} has no setting '{key}'{nearest(key, fields) or '.'} Its settings are: "
+                f"{known}."
+            )
+    return settings
+
+
+def make_entry(task: str, settings: dict[str, Any], base: int, index: int) -> dict[str, Any]:
+    """Entry `index` of a task: question, answer, metadata. The odd index a generator fails on is replaced
+    by one far away.
+    """
+    problem = ""
+    for attempt in range(20):
+        place = index + attempt * _RETRY_STRIDE
+        block, offset = divmod(place, _BLOCK) if task in _BOUNDED else (0, place)
+        block_seed = base if block == 0 else seed(base, "block", block) & 0x7FFF_FFFF
+        dataset = _dataset(task, _frozen(settings), block_seed)
+        dataset.size = (
+            _BLOCK  # word_ladder shortens itself on failure: later problems would depend on earlier
+        )
+        with _seeded(block_seed + offset):
+            try:
+                return dataset[offset]
+            except Exception as error:  # a generator of reasoning-gym that found nothing under this seed
+                problem = f"{type(error).__name__}: {error}"
+    raise UserError(f"The task {task} makes no problem with its settings ({problem}): change its config.")
+
+
+@contextmanager
+def _seeded(value: int) -> Iterator[None]:
+    """Global generators seeded for those who draw from them, and as they were afterwards."""
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    random.seed(value)
+    np.random.seed(value % 2**32)
+    try:
+        yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+
+
+@lru_cache(maxsize=64)
+def _dataset(task: str, settings: tuple[tuple[str, Any], ...], base: int) -> Any:
+    import reasoning_gym
+
+    try:
+        return reasoning_gym.create_dataset(
+            task, seed=base, size=_BLOCK, **{key: _Frozen.thaw(value) for key, value in settings}
+        )
+    except (AssertionError, ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        raise UserError(
+            f"The task {task} does not accept its config: {str(error) or type(error).__name__}."
+        ) from None
+
+
+class _Frozen:
+    """A setting of any kind as a key of a cache: compared by its text, handed out as it was."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Frozen) and repr(other.value) == repr(self.value)
+
+    def __hash__(self) -> int:
+        return hash(repr(self.value))
+
+    @staticmethod
+    def thaw(frozen: "_Frozen") -> Any:
+        return frozen.value
+
+
+def _frozen(settings: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
+    return tuple((key, _Frozen(value)) for key, value in sorted(settings.items()))
+
+
+@lru_cache(maxsize=1)
+def _child() -> Child:
+    folder = tempfile.TemporaryDirectory(prefix="whetstone-")
+    child = Child("whetstone.tasks.gym:serve_entries", folder.name)
+    atexit.register(folder.cleanup)
+    atexit.register(child.close)
+    return child
+
+
+def _ask_child(task: str, settings: dict[str, Any], base: int, index: int) -> dict[str, Any]:
+    child = _child()
+    child.connection.send((task, settings, base, index))
+    try:
+        entry = child.connection.recv()
+    except EOFError:
+        _child.cache_clear()
+        raise RuntimeError(
+            f"the process that makes problems of {task} ended with {child.process.wait()}"
+        ) from None
+    if isinstance(entry, UserError):
+        raise entry
+    return entry
+
+
+def serve_entries(connection: Connection) -> None:
+    """The child's side of `_ask_child`."""
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115  codeio prints what it runs
+    while True:
+        task, settings, base, index = connection.recv()
+        try:
+            connection.send(make_entry(task, settings, base, index))
+        except UserError as error:
+            connection.send(error)
+
+
+# Where reasoning-gym's own docstring is missing or another task's.
+_DESCRIPTIONS = {
+    "ab": "Rewrites a sequence of A and B tokens by four rules until none applies",
+    "acre": "Infers from experiments whether a set of objects switches a light on",
+    "arc_agi": "Puzzles of the ARC-AGI collection, with augmentation",
+    "boxnet": "Plans moves of agents that carry boxes to targets on a grid",
+    "calendar_arithmetic": "Computes with dates, weekdays and leap years",
+    "circuit_logic": "Evaluates a digital logic circuit drawn in ASCII",
+    "codeio": "Predicts the output, or the input, of a given piece of code",
+    "cryptarithm": "Finds the digits behind the letters of an addition",
+    "emoji_mystery": "Decodes a sentence hidden in an emoji's variation selectors",
+    "game_of_life_halting": "Tells whether a Game of Life halts within given steps",
+    "gsm_symbolic": "Grade-school word problems with changed names and numbers",
+    "intermediate_integration": "Integrals by substitution or by parts",
+    "list_functions": "Infers a rule on lists from examples and applies it",
+    "number_format": "Picks the largest or smallest of differently written numbers",
+    "puzzle24": "Makes 24 from four numbers",
+    "rearc": "ARC puzzles made by the procedural generators of RE-ARC",
+    "string_manipulation": "Applies string rewriting rules until none applies or a state repeats",
+    "survo": "Fills a grid so that rows and columns have given sums",
+    "zebra_puzzles": "Who owns the zebra: logic puzzles of houses and their inhabitants",
+}

@@ -1,0 +1,162 @@
+r"""Mathematics from rows: a question, a truth, and the last `\boxed{}` or `<answer>` of what the model
+wrote.
+
+Pays `reward_correct`, `reward_wrong` and `reward_no_answer`. Rows are read when first needed, so that a
+scoring worker, which only judges, never reads them. Generates nothing.
+"""
+
+import logging
+from functools import cached_property
+from typing import Any
+
+from whetstone.config import nearest
+from whetstone.config.rooms import Config, TaskSpec
+from whetstone.errors import UserError
+from whetstone.rewards.answers import extract_math, final_answer, math_equal
+from whetstone.tasks import rows
+from whetstone.tasks.prompts import build_messages, developer_prompt
+from whetstone.types import Problem, Score
+
+KEYS = (*rows.SOURCE_KEYS, "question_column", "answer_column")
+DEFAULT_EVAL_SHARE = 0.05
+
+
+class MathTask:
+    """Questions with a known final answer."""
+
+    generated = False
+
+    def __init__(self, config: Config, name: str, spec: TaskSpec, split: str, shared: bool) -> None:
+        """`shared`: training and evaluation use the same source, so that each gets its side of it."""
+        self.name = name
+        self.split = split
+        self._config = config
+        self._settings = check_row_settings(spec.config, KEYS, name)
+        self._shared = shared
+        self._prompt = developer_prompt(config.tasks)
+        self.worst = min(0.0, config.tasks.reward_wrong, config.tasks.reward_no_answer)
+
+    @cached_property
+    def _rows(self) -> list[dict[str, Any]]:
+        """`question`, `truth` and the other columns of every row of this side."""
+        place = rows.source(self._settings, self.split)[0]
+        where = f"The data set {place} of task {self.name}"
+        raw = rows.read(self._settings, self.split, self.name)
+        question = rows.pick_column(
+            raw,
+            self._settings.get("question_column"),
+            ("question", "problem", "prompt"),
+            "question_column",
+            where,
+        )
+        answer = rows.pick_column(
+            raw,
+            self._settings.get("answer_column"),
+            ("ground_truth", "answer", "solution"),
+            "answer_column",
+            where,
+        )
+        whole = [row for row in raw if _text(row.get(question)) and _text(row.get(answer))]
+        if not whole:
+            raise UserError(
+                f"{where} has no row with both {question} and {answer}: check question_column and "
+                "answer_column."
+            )
+        if len(whole) < len(raw):
+            logging.getLogger(__name__).warning(
+                "%s: %d rows without question or answer left out", where, len(raw) - len(whole)
+            )
+        made = [
+            {
+                "question": _text(row[question]),
+                "truth": final_answer(_text(row[answer])),
+                "columns": {key: value for key, value in row.items() if key not in (question, answer)},
+            }
+            for row in whole
+        ]
+        return split_rows(
+            made, [row["question"] for row in made], self._settings, self.split, self._shared, where
+        )
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def problem(self, index: int) -> Problem:
+        row = self._rows[index]
+        answer = {"truth": row["truth"]}
+        if any(
+            ":" in function for function in self._config.tasks.reward_funcs
+        ):  # nobody else looks at the other columns
+            answer["columns"] = row["columns"]
+        return Problem(
+            id=f"{self.name}/{self.split}/{index:06d}",
+            task=self.name,
+            messages=build_messages(self._prompt, self._config.tasks.developer_role, row["question"]),
+            answer=answer,
+        )
+
+    def score(self, problem: Problem, text: str) -> Score:
+        tasks = self._config.tasks
+        answer = extract_math(text)
+        if not answer:
+            return Score(
+                reward=tasks.reward_no_answer,
+                parts={"correct": 0.0, "accuracy": tasks.reward_no_answer},
+                answer=None,
+            )
+        correct = math_equal(answer, problem.answer["truth"])
+        paid = tasks.reward_correct if correct else tasks.reward_wrong
+        return Score(reward=paid, parts={"correct": float(correct), "accuracy": paid}, answer=answer)
+
+    def gold(self, problem: Problem) -> str:
+        return f"<think>\n</think>\n<answer>\\boxed{{{problem.answer['truth']}}}</answer>"
+
+    def columns(self, problem: Problem) -> dict[str, Any]:
+        return {**problem.answer.get("columns", {}), "answer": problem.answer["truth"]}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list) and value and isinstance(value[-1], dict) and "content" in value[-1]:
+        value = value[-1]["content"]  # a prompt given as chat messages
+    return "" if value is None else str(value).strip()
+
+
+def check_row_settings(settings: dict[str, Any], known: tuple[str, ...], task: str) -> dict[str, Any]:
+    """Settings of a task made of rows, or a complaint that names the wrong one."""
+    for key in settings:
+        if key not in known:
+            raise UserError(
+                f"The task {task} has no setting '{key}'{nearest(key, known) or '.'} Its settings are: "
+                f"{', '.join(known)}."
+            )
+    if not settings.get("path") and not settings.get("dataset"):
+        raise UserError(
+            f"The task {task} needs rows: set config: {{path: FILE}} or config: {{dataset: HUB_NAME}}."
+        )
+    share = settings.get("eval_share", DEFAULT_EVAL_SHARE)
+    if not isinstance(share, int | float) or not 0 < share < 1:
+        raise UserError(
+            f"The task {task} has eval_share {share}: give a number between 0 and 1, such as "
+            f"{DEFAULT_EVAL_SHARE}."
+        )
+    limit = settings.get("max_samples")
+    if limit is not None and (not isinstance(limit, int) or limit < 1):
+        raise UserError(
+            f"The task {task} has max_samples {limit}: give a whole number of at least 1, or leave it out."
+        )
+    return settings
+
+
+def split_rows(
+    made: list[Any], questions: list[str], settings: dict[str, Any], split: str, shared: bool, where: str
+) -> list[Any]:
+    """One side's rows: all, or its part of a source that training and evaluation share."""
+    if not shared:
+        return made
+    kept = rows.hold_out(questions, settings.get("eval_share", DEFAULT_EVAL_SHARE), split)
+    if not kept:
+        raise UserError(
+            f"{where} has too few different questions to train and evaluate on: give more rows, or an "
+            "eval_path of its own."
+        )
+    return [made[i] for i in kept]
