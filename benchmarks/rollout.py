@@ -98,10 +98,9 @@ def write(rows: list[dict], ratio: float, args: argparse.Namespace, policy: Poli
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {policy.device}",
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         "command": f"python benchmarks/rollout.py --model {args.model} --sequences {args.sequences} "
-        "--new-tokens {args.new_tokens}",
+        f"--new-tokens {args.new_tokens}",
         "work": f"{args.sequences} sequences in groups of {args.group}, prompts of "
-        "{args.prompt_tokens[0]}-{args.prompt_tokens[1]} tokens, "
-        f"{args.new_tokens} new tokens each",
+        f"{args.prompt_tokens[0]} to {args.prompt_tokens[1]} tokens, {args.new_tokens} new tokens each",
         "rows": rows,
         "ratio_to_generate": round(ratio, 2),
     }

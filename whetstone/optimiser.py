@@ -5,6 +5,7 @@ it would be lost. So bf16 parameters keep a float32 master here; gradients are s
 appear, and the rounded master is copied back.
 """
 
+import warnings
 from typing import Any
 
 import torch
@@ -72,7 +73,9 @@ class Optimiser:
         """End the step, whether the weights moved or not: forget the gradients, advance the schedule."""
         for master in self.masters:
             master.grad = None
-        self.schedule.step()
+        with warnings.catch_warnings():  # torch warns where a skipped first step has not moved the optimiser
+            warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
+            self.schedule.step()
 
     def state(self) -> dict[str, Any]:
         masters = {

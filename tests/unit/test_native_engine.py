@@ -39,7 +39,7 @@ def test_greedy_tokens_equal_those_of_generate(architecture):
     for number, prompt in enumerate(PROMPTS):
         theirs = policy.lm.generate(
             torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)), max_new_tokens=24,
-            do_sample=False, eos_token_id=None, pad_token_id=0,
+            do_sample=False, eos_token_id=[-1], pad_token_id=0,
         )  # fmt: skip
         assert list(ours[number, 0].token_ids) == theirs[0, len(prompt) :].tolist()
     policy.set_attention(NAME)

@@ -79,7 +79,8 @@ class HFEngine:
             top_p=sampling.top_p,
             min_p=sampling.min_p or None,
             max_new_tokens=sampling.max_tokens,
-            eos_token_id=list(self._stops(sampling)) or None,
+            # A token that does not exist, where nothing shall stop it: None would be filled in from the model.
+            eos_token_id=list(self._stops(sampling)) or [-1],
             pad_token_id=pad,
             output_scores=True,
             return_dict_in_generate=True,

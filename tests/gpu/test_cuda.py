@@ -1,0 +1,116 @@
+"""On a real GPU: the engine against generate, the varlen update in bf16 against float32, and a short run.
+
+make test-gpu        or        python -m pytest -m gpu tests/gpu
+"""
+
+import json
+
+import pytest
+import torch
+
+from tests.conftest import ARCHITECTURES, make_policy
+from tests.unit.test_native_engine import PROMPTS, collect
+from tests.unit.test_update import flat_gradient, make_samples, updater_for
+from whetstone.batch import pack
+from whetstone.engines.base import Request, Sampling
+from whetstone.engines.native import NativeEngine
+from whetstone.model.attention import NAME
+from whetstone.model.policy import Policy
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
+# Flash attention wants heads of at least 16 numbers or so.
+WIDE = {"head_dim": 32, "hidden_size": 128}
+
+
+def on_gpu(architecture: str, dtype: torch.dtype = torch.float32) -> Policy:
+    policy = make_policy(architecture, **WIDE)
+    return Policy(policy.model.to(device="cuda", dtype=dtype), policy.tokenizer, torch.device("cuda"))
+
+
+@pytest.fixture(autouse=True)
+def exact_products():
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_greedy_tokens_equal_those_of_generate(architecture):
+    policy = on_gpu(architecture)
+    policy.verify()
+    sampling = Sampling(max_tokens=24, temperature=0.0, ignore_stop=True)
+    requests = [Request(prompt_ids=prompt, seeds=(0,)) for prompt in PROMPTS]
+    ours = collect(NativeEngine(policy, max_slots=2), requests, sampling)
+    policy.set_attention("eager")
+    for number, prompt in enumerate(PROMPTS):
+        theirs = policy.lm.generate(
+            torch.tensor([prompt], device="cuda"),
+            attention_mask=torch.ones(1, len(prompt), device="cuda"),
+            max_new_tokens=24,
+            do_sample=False,
+            eos_token_id=[-1],
+            pad_token_id=0,
+        )
+        assert list(ours[number, 0].token_ids) == theirs[0, len(prompt) :].tolist()
+    policy.set_attention(NAME)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "mistral"])
+def test_varlen_update_with_shared_prompts_has_the_gradient_of_float32(architecture):
+    """bf16 through torch's varlen attention, beside float32 through padded SDPA on the CPU."""
+    cpu = make_policy(architecture, **WIDE)
+    samples = make_samples(cpu)
+    updater = updater_for(cpu)
+    updater.optimiser.step = lambda norm: caught.append(flat_gradient(cpu))
+    caught: list[torch.Tensor] = []
+    updater.step([pack(samples, 1000)], seed=0)
+    gpu = on_gpu(architecture, torch.bfloat16)
+    updater = updater_for(gpu)
+    masters = updater.optimiser.masters
+    updater.optimiser.step = lambda norm: caught.append(
+        torch.cat([master.grad.double().flatten().cpu() for master in masters])
+    )
+    updater.step([pack(samples, 1000)], seed=0)
+    exact, half = caught
+    assert (half - exact).norm() / exact.norm() < 0.05
+    assert torch.nn.functional.cosine_similarity(half, exact, dim=0) > 0.998
+
+
+def test_bf16_engine_and_trainer_agree():
+    policy = on_gpu("qwen3", torch.bfloat16)
+    samples = make_samples_from_engine(policy)
+    row = updater_for(policy, learning_rate=0.0).step([pack(samples, 1000)], seed=0)
+    print(f"mean absolute difference of logprobs in bf16: {row['sampler_logprob_difference']:.4f}")
+    assert row["sampler_logprob_difference"] < 0.02
+
+
+def make_samples_from_engine(policy):
+    from whetstone.batch import Sample
+    from whetstone.types import Rollout, Score
+
+    requests = [Request(prompt_ids=prompt, seeds=tuple(range(8))) for prompt in PROMPTS]
+    score = Score(reward=0.0, parts={"correct": 0.0}, answer=None)
+    return [
+        Sample(
+            rollout=Rollout(prompt_ids=requests[r].prompt_ids, completion=completion, text="", score=score),
+            advantage=1.0,
+            keep=True,
+        )
+        for (r, _), completion in collect(NativeEngine(policy, 16), requests, Sampling(max_tokens=40)).items()
+    ]
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_the_quickstart_learns_on_the_gpu(tmp_path, bf16):
+    from whetstone.config import load
+    from whetstone.train import train
+
+    words = [f"output_dir={tmp_path}", f"bf16={bf16}", "max_steps=20", "eval_num_samples=150", "device=cuda"]
+    results = train(load("quickstart", words))
+    rows = [json.loads(line) for line in (tmp_path / "quickstart" / "metrics.jsonl").read_text().splitlines()]
+    differences = [row["sampler_logprob_difference"] for row in rows if row["kind"] == "train"]
+    print(f"bf16={bf16}: {results['accuracy_before']['mean']:.3f} -> {results['accuracy_after']['mean']:.3f} "
+          f"in {results['seconds']} s, logprob difference at most {max(differences):.5f}")  # fmt: skip
+    assert results["accuracy_after"]["mean"] > results["accuracy_before"]["mean"] + 0.3
+    assert max(differences) < (0.02 if bf16 else 1e-3)
