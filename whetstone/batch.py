@@ -118,7 +118,7 @@ def _lay_end_to_end(samples: list[Sample]) -> Batch:
     position_ids: list[int] = []
     segments: list[Segment] = []
     rows: list[int] = []
-    prompt: tuple[int, ...] | None = None
+    prompt: tuple[int, ...] = ()  # no prompt is empty
     prompt_start = 0
     for sample in samples:
         completion = sample.rollout.completion.token_ids

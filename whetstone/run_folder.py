@@ -76,11 +76,14 @@ def open_run(config: Config) -> tuple[Path, Checkpoint | None, list[str]]:
 
 
 def _is_used(folder: Path) -> bool:
-    return any((folder / name).exists() for name in ("config.yaml", "metrics.jsonl", "train_results.json"))
+    """Whether there is anything to lose: a run refused at its start leaves only settings and a log."""
+    metrics = folder / "metrics.jsonl"
+    left = [*folder.glob("checkpoint-*"), *folder.glob("eval_results/*"), *folder.glob("train_results.json")]
+    return bool(left) or (metrics.is_file() and metrics.stat().st_size > 0)
 
 
 def _move_aside(folder: Path) -> Path:
-    stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime((folder / "config.yaml").stat().st_mtime))
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(folder.stat().st_mtime))
     aside = folder.with_name(f"{folder.name}.{stamp}")
     number = 1
     while aside.exists():

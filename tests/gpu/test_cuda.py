@@ -69,7 +69,7 @@ def test_varlen_update_with_shared_prompts_has_the_gradient_of_float32(architect
     updater = updater_for(gpu)
     masters = updater.optimiser.masters
     updater.optimiser.step = lambda norm: caught.append(
-        torch.cat([master.grad.double().flatten().cpu() for master in masters])
+        torch.cat([m.grad.double().flatten().cpu() for m in masters if m.grad is not None])
     )
     updater.step([pack(samples, 1000)], seed=0)
     exact, half = caught

@@ -74,7 +74,7 @@ def test_kl_penalty_and_its_gradient():
     )  # d = reference - logprob = -log ratio
     outputs, gradient = loss_and_gradient(LossRoom(epsilon=0.2, beta=0.1), reference=reference)
     expected = [1 / r + math.log(r) - 1 for r in RATIOS.tolist()]
-    assert torch.allclose(outputs.kl, torch.tensor(expected, dtype=torch.float64))
+    assert outputs.kl is not None and torch.allclose(outputs.kl, torch.tensor(expected, dtype=torch.float64))
     # d/dlogp of exp(d) - d - 1 is 1 - exp(d) = 1 - 1/r
     assert gradient[0].item() == pytest.approx(0.1 * (1 - 1 / 1.5))
     assert (k3(torch.zeros(3), torch.tensor([-1.0, 0.0, 2.0])) >= 0).all()

@@ -26,7 +26,9 @@ def save(run, step, keep=None):
 
 
 def newest(run):
-    return checkpoint.find(run, resume_from=None, auto_resume=True)
+    found = checkpoint.find(run, resume_from=None, auto_resume=True)
+    assert found is not None
+    return found
 
 
 def test_the_newest_whole_checkpoint_is_found_and_old_ones_go(tmp_path):
@@ -81,11 +83,16 @@ def test_a_folder_of_another_run_is_refused_or_moved_aside(tmp_path):
     assert (aside / "metrics.jsonl").read_text() == "precious"
 
 
+def test_a_run_that_was_refused_at_its_start_is_in_nobodys_way(tmp_path):
+    open_run(config_in(tmp_path))
+    open_run(config_in(tmp_path))  # only settings there: nothing to lose
+
+
 def test_going_on_says_what_changed_and_refuses_another_model(tmp_path):
     folder, _, _ = open_run(config_in(tmp_path))
     save(folder, 5)
     _, found, notes = open_run(config_in(tmp_path, auto_resume=True, learning_rate=1e-4, max_steps=7))
-    assert found.step == 5
+    assert found is not None and found.step == 5
     assert any("learning_rate is now 0.0001" in note for note in notes)
     assert not any("max_steps" in note for note in notes)
     with pytest.raises(UserError, match="was begun with model_name_or_path"):

@@ -69,10 +69,10 @@ def test_right_wrong_and_missing_answers_are_paid_as_configured(tmp_path: Path):
 def test_columns_are_named_or_found_and_solutions_are_reduced(tmp_path: Path):
     rows = [{"problem": f"p{n}", "solution": rf"long \boxed{{\frac{{{n}}}{{7}}}} end"} for n in range(3)]
     task = make({"path": str(write(tmp_path / "math.json", rows))}, eval_num_samples=0)
-    assert task.problem(1).answer["truth"] == r"\frac{1}{7}"
+    assert task.problem(1).answer["answer"] == r"\frac{1}{7}"
     rows = [{"prompt": [{"role": "user", "content": f"p{n}"}], "answer": n} for n in range(3)]
     task = make({"path": str(write(tmp_path / "chat.json", rows))}, eval_num_samples=0)
-    assert (task.problem(1).question, task.problem(1).answer["truth"]) == ("p1", "1")
+    assert (task.problem(1).question, task.problem(1).answer["answer"]) == ("p1", "1")
     rows = [{"q": f"p{n}", "a": f"text #### {n},000"} for n in range(3)]
     settings = {
         "path": str(write(tmp_path / "gsm.jsonl", rows)),
@@ -80,7 +80,7 @@ def test_columns_are_named_or_found_and_solutions_are_reduced(tmp_path: Path):
         "answer_column": "a",
     }
     task = make(settings, eval_num_samples=0)
-    assert task.problem(2).answer["truth"] == "2,000"
+    assert task.problem(2).answer["answer"] == "2,000"
     assert task.score(task.problem(2), r"\boxed{2000}").parts["correct"] == 1.0
 
 
@@ -188,7 +188,7 @@ def test_a_folder_of_the_hub_kind_is_loaded_by_datasets(tmp_path: Path, monkeypa
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     task = make({"dataset": str(tmp_path / "set")}, eval_num_samples=0)
-    assert len(task) == 40 and task.problem(3).answer["truth"] == "6"
+    assert len(task) == 40 and task.problem(3).answer["answer"] == "6"
 
 
 def test_a_label_tells_entries_of_the_same_kind_apart(tmp_path: Path):

@@ -258,7 +258,7 @@ def test_gradients_are_clipped_to_the_norm():
     norm = optimiser.gradient_norm()
     assert norm == pytest.approx(5.0)
     optimiser.step(norm)
-    assert weight.grad.tolist() == pytest.approx([0.6, 0.8], rel=1e-5)
+    assert weight.grad is not None and weight.grad.tolist() == pytest.approx([0.6, 0.8], rel=1e-5)
 
 
 def test_schedule_warms_up_and_decays():

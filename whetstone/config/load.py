@@ -18,8 +18,8 @@ from whetstone.config.names import CONVERTED, RENAMED, WITHOUT_EFFECT
 from whetstone.config.rooms import Config
 from whetstone.errors import UserError
 
-ROOM_OF = {key: room for room, field in Config.model_fields.items() for key in field.annotation.model_fields}
-# type: ignore[union-attr]
+ROOM_FIELDS: dict[str, Any] = {name: field.annotation for name, field in Config.model_fields.items()}
+ROOM_OF = {key: room for room, model in ROOM_FIELDS.items() for key in model.model_fields}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,5 +197,5 @@ def _help(key: str) -> str:
     room = ROOM_OF.get(key)
     if room is None:
         return ""
-    field = Config.model_fields[room].annotation.model_fields[key]  # type: ignore[union-attr]
+    field = ROOM_FIELDS[room].model_fields[key]
     return f" Its meaning: {' '.join(field.description.split())}" if field.description else ""

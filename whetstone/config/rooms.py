@@ -37,11 +37,11 @@ class ModelRoom(Room):
     """Recompute activations in the backward pass: less memory, about a third more time."""
     use_peft: bool = False
     """Train a LoRA adapter instead of all weights."""
-    lora_r: int = Field(16, ge=1, le=4096)
+    lora_r: int = Field(default=16, ge=1, le=4096)
     """Rank of the adapter."""
-    lora_alpha: int = Field(32, ge=1)
+    lora_alpha: int = Field(default=32, ge=1)
     """Scale of the adapter: its product is multiplied by lora_alpha / lora_r."""
-    lora_dropout: float = Field(0.0, ge=0, lt=1)
+    lora_dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout in front of the adapter, in the update only."""
     lora_target_modules: str | list[str] | None = "all-linear"
     """Which linear layers get an adapter: `all-linear`, or a list of module names."""
@@ -64,7 +64,7 @@ class ModelRoom(Room):
 class TaskSpec(Room):
     """One entry of `datasets`: its share of the mixture and the task's own settings."""
 
-    weight: float = Field(1.0, ge=0)
+    weight: float = Field(default=1.0, ge=0)
     config: dict[str, Any] = {}
 
 
@@ -75,7 +75,7 @@ class TasksRoom(Room):
     """Tasks to train on: `{name: {weight, config}}`, as a mapping or JSON text."""
     eval_datasets: dict[str, TaskSpec] = {}
     """Tasks to evaluate on; empty: the training tasks (on other problems)."""
-    dataset_size: int = Field(10_000, ge=1)
+    dataset_size: int = Field(default=10_000, ge=1)
     """How many training problems there are before they come round again (generated tasks)."""
     dataset_seed: int = 1
     """Seed of the training problems."""
@@ -99,13 +99,13 @@ class TasksRoom(Room):
     """Math: accuracy reward of a wrong answer."""
     reward_no_answer: float = -0.5
     """Math: accuracy reward where no answer could be found."""
-    overlong_buffer_length: int = Field(0, ge=0)
+    overlong_buffer_length: int = Field(default=0, ge=0)
     """The `length` reward falls from 0 to -1 over the last so many tokens before max_completion_length."""
-    reward_timeout_s: float = Field(10.0, gt=0)
+    reward_timeout_s: float = Field(default=10.0, gt=0)
     """Hard time limit for scoring one answer; one that takes longer earns nothing and is counted."""
-    reward_workers: int = Field(0, ge=0)
+    reward_workers: int = Field(default=0, ge=0)
     """Processes that score answers; 0: one per two cores, at least one and at most 16."""
-    max_reward_failure_share: float = Field(0.2, ge=0, le=1)
+    max_reward_failure_share: float = Field(default=0.2, ge=0, le=1)
     """The run stops when scoring fails (hangs, crashes, raises) on more than this share of a step's
     answers.
     """
@@ -149,33 +149,33 @@ class TasksRoom(Room):
 class RolloutRoom(Room):
     """How many completions, how long, and how they are sampled."""
 
-    num_generations: int = Field(8, ge=1)
+    num_generations: int = Field(default=8, ge=1)
     """Completions per prompt: the group whose mean is the baseline."""
-    prompts_per_step: int | None = Field(None, ge=1)
+    prompts_per_step: int | None = Field(default=None, ge=1)
     """Prompts per optimiser step. Default: per_device_train_batch_size x gradient_accumulation_steps /
     num_generations.
     """
-    per_device_train_batch_size: int = Field(8, ge=1)
+    per_device_train_batch_size: int = Field(default=8, ge=1)
     """Completions per device and accumulation step (TRL's arithmetic; memory is governed by
     micro_batch_tokens).
     """
-    gradient_accumulation_steps: int = Field(1, ge=1)
+    gradient_accumulation_steps: int = Field(default=1, ge=1)
     """Accumulation steps per optimiser step (TRL's arithmetic)."""
-    steps_per_generation: int | None = Field(None, ge=1)
+    steps_per_generation: int | None = Field(default=None, ge=1)
     """Accumulation steps served by one round of sampling; a multiple of gradient_accumulation_steps, and its
     default.
     """
-    max_prompt_length: int | None = Field(None, ge=1)
+    max_prompt_length: int | None = Field(default=None, ge=1)
     """Longer prompts lose their beginning (counted in the metrics). Default: no limit but the model's."""
-    max_completion_length: int = Field(512, ge=1)
+    max_completion_length: int = Field(default=512, ge=1)
     """Most tokens sampled for an answer; one that reaches it is truncated."""
-    temperature: float = Field(1.0, gt=0)
+    temperature: float = Field(default=1.0, gt=0)
     """Sampling temperature in training; the loss uses logprobs at the same temperature."""
-    top_p: float = Field(1.0, gt=0, le=1)
+    top_p: float = Field(default=1.0, gt=0, le=1)
     """Sample from the smallest set of tokens with this much probability."""
-    top_k: int | None = Field(None, ge=0)
+    top_k: int | None = Field(default=None, ge=0)
     """Sample from the k likeliest tokens; none or 0: all."""
-    min_p: float | None = Field(None, ge=0, le=1)
+    min_p: float | None = Field(default=None, ge=0, le=1)
     """Sample only tokens at least this likely relative to the likeliest."""
     rollout_engine: Literal["native", "hf", "vllm", "sglang"] = "native"
     """Who samples: `native` (in this process, on the policy's own weights) or `hf` (transformers'
@@ -185,7 +185,7 @@ class RolloutRoom(Room):
     """TRL's way to say rollout_engine: vllm."""
     vllm_mode: Literal["server", "colocate"] = "server"
     """Where vLLM runs: a server of its own, or in this process."""
-    max_slots: int = Field(256, ge=1)
+    max_slots: int = Field(default=256, ge=1)
     """Sequences the native engine decodes at once; more wait for a free slot."""
 
     @field_validator("rollout_engine", "use_vllm")
@@ -204,13 +204,13 @@ class UpdateRoom(Room):
 
     max_steps: int = -1
     """Optimiser steps of the whole run; -1: from num_train_epochs."""
-    num_train_epochs: float = Field(1.0, gt=0)
+    num_train_epochs: float = Field(default=1.0, gt=0)
     """Passes over the training problems, where max_steps is -1."""
     batch_counts_as_step: bool = False
     """Count accumulation steps, not optimiser steps, in max_steps and fixed_eval_steps."""
-    num_iterations: int = Field(1, ge=1)
+    num_iterations: int = Field(default=1, ge=1)
     """Times each batch of completions is used."""
-    learning_rate: float = Field(1e-6, ge=0)
+    learning_rate: float = Field(default=1e-6, ge=0)
     """Peak learning rate."""
     lr_scheduler_type: str = "linear"
     """A schedule of transformers: linear, cosine, constant, constant_with_warmup, polynomial,
@@ -218,23 +218,23 @@ class UpdateRoom(Room):
     """
     lr_scheduler_kwargs: dict[str, Any] = {}
     """Settings of that schedule, such as {min_lr_rate: 0.1}."""
-    warmup_ratio: float = Field(0.0, ge=0, le=1)
+    warmup_ratio: float = Field(default=0.0, ge=0, le=1)
     """Share of the steps over which the learning rate rises from 0."""
-    warmup_steps: int = Field(0, ge=0)
+    warmup_steps: int = Field(default=0, ge=0)
     """The same as a number of steps; wins over warmup_ratio."""
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0)
     """AdamW's decoupled weight decay."""
-    adam_beta1: float = Field(0.9, ge=0, lt=1)
+    adam_beta1: float = Field(default=0.9, ge=0, lt=1)
     """AdamW's decay of the mean gradient."""
-    adam_beta2: float = Field(0.999, ge=0, lt=1)
+    adam_beta2: float = Field(default=0.999, ge=0, lt=1)
     """AdamW's decay of the squared gradient."""
-    adam_epsilon: float = Field(1e-8, gt=0)
+    adam_epsilon: float = Field(default=1e-8, gt=0)
     """AdamW's floor in the denominator."""
-    max_grad_norm: float = Field(1.0, ge=0)
+    max_grad_norm: float = Field(default=1.0, ge=0)
     """Gradients are scaled down to this norm; 0: never."""
-    micro_batch_tokens: int = Field(8192, ge=1)
+    micro_batch_tokens: int = Field(default=8192, ge=1)
     """Tokens (prompts included) in one packed forward and backward pass: the knob for memory."""
-    max_skipped_steps: int = Field(3, ge=1)
+    max_skipped_steps: int = Field(default=3, ge=1)
     """The run stops after so many steps in a row whose loss or gradient is not finite."""
 
     @field_validator("lr_scheduler_kwargs", mode="before")
@@ -254,13 +254,13 @@ class LossRoom(Room):
     """Divide advantages by the standard deviation of the group, of the batch, or not at all (true: group,
     false: none).
     """
-    beta: float = Field(0.0, ge=0)
+    beta: float = Field(default=0.0, ge=0)
     """Weight of the KL penalty against the frozen reference; 0: no reference is kept."""
-    epsilon: float = Field(0.2, ge=0)
+    epsilon: float = Field(default=0.2, ge=0)
     """The ratio is clipped below at 1 - epsilon."""
-    epsilon_high: float | None = Field(None, ge=0)
+    epsilon_high: float | None = Field(default=None, ge=0)
     """The ratio is clipped above at 1 + epsilon_high; default: epsilon."""
-    delta: float | None = Field(None, gt=0)
+    delta: float | None = Field(default=None, gt=0)
     """Upper bound of the ratio where the advantage is negative (two-sided clipping); greater than 1 +
     epsilon_high.
     """
@@ -268,7 +268,7 @@ class LossRoom(Room):
     """Bonus on the entropy of the policy."""
     mask_truncated_completions: bool = False
     """Leave completions that were cut off at max_completion_length out of the loss."""
-    off_policy_mask_threshold: float | None = Field(None, gt=0)
+    off_policy_mask_threshold: float | None = Field(default=None, gt=0)
     """Leave out sequences with negative advantage whose mean logprob fell by more than this since they were
     sampled.
     """
@@ -291,19 +291,19 @@ class LossRoom(Room):
 class EvaluationRoom(Room):
     """The fixed problems that progress is measured on."""
 
-    fixed_eval_steps: int = Field(0, ge=0)
+    fixed_eval_steps: int = Field(default=0, ge=0)
     """Evaluate every so many steps, beside step 0 and the end; 0: only those two."""
-    eval_num_samples: int = Field(100, ge=0)
+    eval_num_samples: int = Field(default=100, ge=0)
     """How many fixed problems (spread over eval_datasets by weight); 0: no evaluation."""
-    eval_samples_per_problem: int = Field(1, ge=1)
+    eval_samples_per_problem: int = Field(default=1, ge=1)
     """Completions per problem; more than one gives pass@k."""
-    eval_temperature: float | None = Field(None, ge=0)
+    eval_temperature: float | None = Field(default=None, ge=0)
     """Sampling temperature of the evaluation, 0 is greedy; default: temperature."""
     eval_greedy: bool = True
     """Also report greedy accuracy at step 0 and at the end."""
-    eval_num_examples_to_print: int = Field(3, ge=0)
+    eval_num_examples_to_print: int = Field(default=3, ge=0)
     """Examples shown in the terminal at every evaluation."""
-    per_device_eval_batch_size: int | None = Field(None, ge=1)
+    per_device_eval_batch_size: int | None = Field(default=None, ge=1)
     """Completions sampled at once in evaluation; default: max_slots."""
     eval_only: bool = False
     """Evaluate and stop."""
@@ -324,7 +324,7 @@ class RunRoom(Room):
     """Beside metrics.jsonl and the terminal: wandb, tensorboard, trackio; none switches all of these off."""
     wandb_project: str = "whetstone"
     """Project name for wandb and trackio."""
-    logging_steps: int = Field(1, ge=1)
+    logging_steps: int = Field(default=1, ge=1)
     """Steps between lines in the terminal and in report_to; metrics.jsonl has every step."""
     logging_first_step: bool = True
     """Show the first step whatever logging_steps says."""
@@ -332,13 +332,13 @@ class RunRoom(Room):
     """Log the shares of prompts whose rewards, and whose answers, differ."""
     verbose_variance_logging: bool = False
     """Print the completions of every prompt whose answers differ."""
-    log_completions_steps: int = Field(10, ge=0)
+    log_completions_steps: int = Field(default=10, ge=0)
     """Write all completions of every so-many-th step into completions/; 0: never."""
     save_strategy: Literal["steps", "epoch", "no"] = "steps"
     """When checkpoints are written."""
-    save_steps: int = Field(500, ge=1)
+    save_steps: int = Field(default=500, ge=1)
     """Steps between checkpoints."""
-    save_total_limit: int | None = Field(None, ge=1)
+    save_total_limit: int | None = Field(default=None, ge=1)
     """Keep only so many newest checkpoints."""
     auto_resume: bool = False
     """Go on from the newest whole checkpoint in the run folder, if there is one."""
@@ -367,9 +367,9 @@ class RunRoom(Room):
 class ParallelRoom(Room):
     """How many devices; this version trains on one."""
 
-    tp_size: int = Field(1, ge=1, le=1)
+    tp_size: int = Field(default=1, ge=1, le=1)
     """Tensor-parallel ranks."""
-    ddp_size: int = Field(1, ge=1, le=1)
+    ddp_size: int = Field(default=1, ge=1, le=1)
     """Data-parallel replicas."""
 
 

@@ -54,7 +54,7 @@ class HFEngine:
         try:
             with torch.random.fork_rng(devices=devices), torch.inference_mode():
                 torch.manual_seed(seeds.seed(*[requests[r].seeds[s] for r, s in chosen]))
-                out = self.policy.model.generate(  # type: ignore[operator]
+                out = self.policy.model.generate(
                     input_ids=token_ids.to(self.policy.device),
                     attention_mask=mask.to(self.policy.device),
                     generation_config=self._settings(sampling, pad),
@@ -79,7 +79,7 @@ class HFEngine:
             top_p=sampling.top_p,
             min_p=sampling.min_p or None,
             max_new_tokens=sampling.max_tokens,
-            # A token that does not exist, where nothing shall stop it: None would be filled in from the model.
+            # A token that does not exist where nothing shall stop it: None would be taken from the model.
             eos_token_id=list(self._stops(sampling)) or [-1],
             pad_token_id=pad,
             output_scores=True,

@@ -72,15 +72,15 @@ class PackedAttention:
         self._varlen: _Varlen | None = None
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: LayerOptions) -> Tensor:
-        rows = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]  # [T, heads, D]
+        q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # [T, heads, D]
         if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and options.softcap is None:
             self._varlen = self._varlen or _Varlen(self.segments, self.device)
-            return self._varlen.attend(*rows, options)[None]
+            return self._varlen.attend(q, k, v, options)[None]
         if self._padded is None:
             alone = [segment for segment in self.segments if not segment.prefix_length]
             sharing = [segment for segment in self.segments if segment.prefix_length]
             self._padded = [_SideBySide(part, self.device) for part in (alone, sharing) if part]
-        out = torch.cat([part.attend(*rows, options) for part in self._padded])
+        out = torch.cat([part.attend(q, k, v, options) for part in self._padded])
         if len(self._padded) > 1:
             out = out[torch.cat([part.tokens for part in self._padded]).argsort()]
         return out[None]
@@ -169,7 +169,7 @@ class _Varlen:
         if groups > 1:  # torch 2.11 has no grouped heads here
             key, value = (tensor.repeat_interleave(groups, dim=1) for tensor in (key, value))
         window = -1 if options.sliding_window is None else options.sliding_window - 1
-        return varlen_attn(
+        out = varlen_attn(
             query,
             key,
             value,
@@ -180,6 +180,8 @@ class _Varlen:
             scale=options.scale,
             window_size=(window, 0),
         )
+        assert isinstance(out, Tensor)
+        return out
 
 
 def softcapped(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, options: LayerOptions) -> Tensor:

@@ -24,13 +24,13 @@ from whetstone.model.logprobs import token_logprobs
 class Policy:
     """A causal language model with its tokenizer, on one device."""
 
-    def __init__(self, model: nn.Module, tokenizer: Any, device: torch.device):
+    def __init__(self, model: Any, tokenizer: Any, device: torch.device):
         self.model = model  # as saved: a transformers model, or peft's wrapper around one
         self.tokenizer = tokenizer
         self.device = device
         self.is_lora = hasattr(model, "peft_config")
-        self.lm = model.get_base_model() if self.is_lora else model  # type: ignore[operator]
-        self.trunk = getattr(self.lm, self.lm.base_model_prefix)  # type: ignore[arg-type]
+        self.lm = model.get_base_model() if self.is_lora else model
+        self.trunk = getattr(self.lm, self.lm.base_model_prefix)
         self.config = self.lm.config.get_text_config()
         self.own_attention = self.lm.config._attn_implementation
         self.set_attention(NAME)
@@ -86,7 +86,7 @@ class Policy:
         copy.
         """
         if self.is_lora:
-            with self.model.disable_adapter():  # type: ignore[operator]
+            with self.model.disable_adapter():
                 yield self
         else:
             assert frozen is not None
@@ -149,7 +149,7 @@ def load_policy(config: ModelRoom, weights: str | Path | None = None) -> Policy:
     base = resolve(config.model_name_or_path if weights is None or adapter else str(weights))
     try:
         tokenizer = AutoTokenizer.from_pretrained(base)
-        model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
+        model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(
@@ -157,7 +157,7 @@ def load_policy(config: ModelRoom, weights: str | Path | None = None) -> Policy:
             "tokenizer, "
             "a hub name you have access to, pebble or smollm2-135m."
         ) from None
-    model.to(device)  # type: ignore[arg-type]
+    model.to(device)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     if adapter or config.use_peft:

@@ -83,7 +83,7 @@ class MathTask:
 
     def problem(self, index: int) -> Problem:
         row = self._rows[index]
-        answer = {"truth": row["truth"]}
+        answer = {"answer": row["truth"]}
         if any(
             ":" in function for function in self._config.tasks.reward_funcs
         ):  # nobody else looks at the other columns
@@ -104,7 +104,7 @@ class MathTask:
                 parts={"correct": 0.0, "accuracy": tasks.reward_no_answer},
                 answer=None,
             )
-        correct = math_equal(answer, problem.answer["truth"])
+        correct = math_equal(answer, problem.answer["answer"])
         paid = tasks.reward_correct if correct else tasks.reward_wrong
         return Score(reward=paid, parts={"correct": float(correct), "accuracy": paid}, answer=answer)
 
@@ -112,7 +112,7 @@ class MathTask:
         return f"<think>\n</think>\n<answer>\\boxed{{{problem.answer['truth']}}}</answer>"
 
     def columns(self, problem: Problem) -> dict[str, Any]:
-        return {**problem.answer.get("columns", {}), "answer": problem.answer["truth"]}
+        return {**problem.answer.get("columns", {}), "answer": problem.answer["answer"]}
 
 
 def _text(value: Any) -> str:

@@ -48,7 +48,7 @@ class NativeEngine:
             num_layers=config.num_hidden_layers,
             num_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-            dtype=policy.lm.dtype,  # type: ignore[arg-type]
+            dtype=policy.lm.dtype,
             device=policy.device,
         )
         self.cache: SlotCache | None = None
