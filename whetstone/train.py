@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from whetstone import seeds
-from whetstone.algorithm.advantages import group_advantages
+from whetstone.algorithm.advantages import estimate
 from whetstone.batch import make_samples, pack, rewards_of, split
 from whetstone.checkpoint import Checkpoint, save_checkpoint, save_model
 from whetstone.completions import show_variance, write_completions
@@ -105,7 +105,9 @@ def _loop(parts: Parts, step: int, begun: float) -> int:
                     seed_parts=(config.run.seed, "rollout", step),
                 )
             with clock("update"):
-                advantages = group_advantages(rewards_of(groups), config.loss.scale_rewards)
+                advantages = estimate(
+                    rewards_of(groups), baseline=config.loss.advantage, scale=config.loss.scale_rewards
+                )
                 samples = make_samples(groups, advantages, config)
                 seed = seeds.seed(config.run.seed, "update", step)
                 minibatches = [

@@ -7,12 +7,13 @@ optimiser; nothing of problems or engines.
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from whetstone.algorithm.losses import LossInputs, policy_loss
-from whetstone.algorithm.masks import off_policy_keep, sequence_mean
+from whetstone.algorithm.masks import high_entropy, off_policy_keep, sampler_weights, sequence_mean
 from whetstone.algorithm.reduce import token_weights
 from whetstone.batch import Batch
 from whetstone.config import Config, Plan
@@ -59,10 +60,12 @@ class Updater:
     def _optimiser_step(
         self, part: Minibatch, old: list[Tensor | None], reference: list[Tensor | None], totals: "Totals"
     ) -> None:
-        weights = self._weights(part)
+        counts = self._count(part)
         loss = 0.0
         for index, batch in enumerate(part):
-            value, old[index] = self._backward(batch, weights[index], old[index], reference[index], totals)
+            value, old[index] = self._backward(
+                batch, counts.weights[index], counts, old[index], reference[index], totals
+            )
             loss += value
         norm = self.optimiser.gradient_norm()
         totals.add_step(loss=loss, grad_norm=norm, learning_rate=self.optimiser.learning_rate)
@@ -74,53 +77,91 @@ class Updater:
         self.optimiser.finish()
 
     def _backward(
-        self, batch: Batch, weights_S: Tensor, old: Tensor | None, reference: Tensor | None, totals: "Totals"
+        self,
+        batch: Batch,
+        weights_S: Tensor,
+        counts: "Counts",
+        old: Tensor | None,
+        reference: Tensor | None,
+        totals: "Totals",
     ) -> tuple[float, Tensor]:
         """Accumulate the gradient of one micro-batch; returns its loss and its old logprobs."""
         config = self.config.loss
         logprobs, entropy = self.policy.logprobs(batch, self.config.rollout.temperature)
         old = logprobs.detach() if old is None else old
-        keep = None
-        if config.off_policy_mask_threshold is not None:
-            drift_S = sequence_mean(
-                batch.sampler_logprobs - logprobs.detach(), batch.sequence, batch.num_sequences
-            )
-            advantage_S = sequence_mean(batch.advantages, batch.sequence, batch.num_sequences)
-            keep = off_policy_keep(advantage_S, drift_S, config.off_policy_mask_threshold)[batch.sequence]
+        factors = self._factors(batch, logprobs.detach(), old, entropy.detach(), counts)
         outputs = policy_loss(
             LossInputs(
                 logprobs=logprobs,
                 old_logprobs=old,
                 advantages=batch.advantages,
-                entropy=entropy if config.entropy_coef else entropy.detach(),
+                sequence=batch.sequence,
+                num_sequences=batch.num_sequences,
                 reference_logprobs=reference,
-                keep=keep,
+                factor=math.prod(factors.values()) if factors else None,  # type: ignore[arg-type]
             ),
             config,
         )
         loss = (outputs.loss * weights_S[batch.sequence]).sum()
+        if config.entropy_coef:
+            # A mean over the tokens it acts on, whatever the loss type makes of lengths (as in TRL).
+            acts_on = batch.keep[batch.sequence] * factors.get("high_entropy", 1.0)
+            loss = loss - config.entropy_coef * (entropy * acts_on).sum() / counts.entropy_tokens
         loss.backward()
-        difference = batch.sampler_logprobs - old
         totals.add_tokens(
             len(batch.targets),
             entropy=entropy.detach(),
             clip_share=outputs.clipped,
             kl=outputs.kl,
-            sampler_logprob_difference=difference.abs(),
-            off_policy_masked_share=None if keep is None else 1 - keep,
+            sampler_logprob_difference=(batch.sampler_logprobs - old).abs(),
+            truncated_masked_share=1 - batch.keep[batch.sequence],
+            **{f"{name}_removed_share": (factor == 0).float() for name, factor in factors.items()},
         )
         return loss.item(), old
 
-    def _weights(self, part: Minibatch) -> list[Tensor]:
-        """Per-sequence token weights of each micro-batch, counted over the whole optimiser step."""
+    def _factors(
+        self, batch: Batch, logprobs: Tensor, old: Tensor, entropy: Tensor, counts: "Counts"
+    ) -> dict[str, Tensor]:
+        """What each mechanism leaves of every token's policy loss, by its name."""
+        config = self.config.loss
+        factors: dict[str, Tensor] = {}
+        if config.off_policy_mask_threshold is not None:
+            drift = sequence_mean(batch.sampler_logprobs - logprobs, batch.sequence, batch.num_sequences)
+            advantages = sequence_mean(batch.advantages, batch.sequence, batch.num_sequences)
+            keep = off_policy_keep(
+                advantages, drift, config.off_policy_mask_threshold, config.off_policy_mask
+            )
+            factors["off_policy"] = keep[batch.sequence]
+        if config.sampler_correction != "none":
+            factors["sampler"] = sampler_weights(
+                old - batch.sampler_logprobs, batch.sequence, batch.num_sequences, config
+            )
+        if counts.entropy_threshold is not None:
+            factors["high_entropy"] = high_entropy(entropy, counts.entropy_threshold)
+        return factors
+
+    def _count(self, part: Minibatch) -> "Counts":
+        """Everything that is counted over the whole optimiser step before any backward pass."""
         lengths = [torch.bincount(batch.sequence, minlength=batch.num_sequences) for batch in part]
+        keep = torch.cat([batch.keep for batch in part])
         weights = token_weights(
             torch.cat(lengths),
-            torch.cat([batch.keep for batch in part]),
+            keep,
             loss_type=self.config.loss.loss_type,
             max_length=self.config.rollout.max_completion_length,
         )
-        return list(weights.split([batch.num_sequences for batch in part]))
+        tokens, threshold = float((torch.cat(lengths) * keep).sum()), None
+        if self.config.loss.top_entropy_quantile < 1:
+            # One more pass without gradients: the quantile is that of the step, not of a micro-batch.
+            entropy = torch.cat([self._entropy_now(batch)[batch.keep[batch.sequence] > 0] for batch in part])
+            threshold = torch.quantile(entropy, 1 - self.config.loss.top_entropy_quantile)
+            tokens = float((entropy >= threshold).sum())
+        split = list(weights.split([batch.num_sequences for batch in part]))
+        return Counts(weights=split, entropy_tokens=max(1.0, tokens), entropy_threshold=threshold)
+
+    @torch.no_grad()
+    def _entropy_now(self, batch: Batch) -> Tensor:
+        return self.policy.logprobs(batch, self.config.rollout.temperature)[1]
 
     @torch.no_grad()
     def _logprobs_now(self, batch: Batch) -> Tensor:
@@ -142,6 +183,15 @@ class Updater:
                 "is not finite, and were skipped: "
                 "lower learning_rate, or go back to an earlier checkpoint with resume_from_checkpoint."
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """What a whole optimiser step adds up to, so that its gradient does not depend on micro-batches."""
+
+    weights: list[Tensor]  # for each micro-batch, [S]: what a token of each completion weighs
+    entropy_tokens: float  # that the entropy bonus is averaged over
+    entropy_threshold: Tensor | None  # None: tokens of any entropy are learnt from
 
 
 class Totals:

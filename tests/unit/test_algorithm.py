@@ -1,63 +1,91 @@
-"""The mathematics by hand: advantages, clipped losses and their gradients, KL, masks, token weights."""
+"""The mathematics by hand: advantages, every loss and its gradient on four tokens, KL, masks, weights."""
 
 import math
 
 import pytest
 import torch
 
-from whetstone.algorithm.advantages import group_advantages
-from whetstone.algorithm.kl import k3
-from whetstone.algorithm.losses import LossInputs, policy_loss
-from whetstone.algorithm.masks import off_policy_keep, sequence_mean
+from whetstone.algorithm.advantages import estimate
+from whetstone.algorithm.kl import ESTIMATORS
+from whetstone.algorithm.losses import SURROGATES, LossInputs, policy_loss
+from whetstone.algorithm.masks import high_entropy, off_policy_keep, sampler_weights, sequence_mean
 from whetstone.algorithm.reduce import token_weights
 from whetstone.config.rooms import LossRoom
 
+# ---- advantages -------------------------------------------------------------------------------------------
+
+REWARDS = torch.tensor([[1.0, 0.0, 0.0, 1.0], [2.0, 2.0, 2.0, 2.0]])
+
 
 def test_group_advantages_by_hand():
-    rewards = torch.tensor([[1.0, 0.0, 0.0, 1.0], [2.0, 2.0, 2.0, 2.0]])
     # first group: mean 0.5, deviation sqrt(4 * 0.25 / 3) = 0.57735; second: no spread, no advantage
     expected = 0.5 / (math.sqrt(1 / 3) + 1e-4)
     assert torch.allclose(
-        group_advantages(rewards, "group"),
+        estimate(REWARDS, baseline="group", scale="group"),
         torch.tensor([[expected, -expected, -expected, expected], [0.0, 0.0, 0.0, 0.0]]),
     )
-    assert group_advantages(rewards, "none").tolist() == [[0.5, -0.5, -0.5, 0.5], [0.0, 0.0, 0.0, 0.0]]
+    plain = estimate(REWARDS, baseline="group", scale="none")
+    assert plain.tolist() == [[0.5, -0.5, -0.5, 0.5], [0.0, 0.0, 0.0, 0.0]]
     # all eight: mean 1.25, squared deviations 2*0.0625 + 2*1.5625 + 4*0.5625 = 5.5
-    assert group_advantages(rewards, "batch")[0, 0].item() == pytest.approx(0.5 / (math.sqrt(5.5 / 7) + 1e-4))
+    by_batch = estimate(REWARDS, baseline="group", scale="batch")
+    assert by_batch[0, 0].item() == pytest.approx(0.5 / (math.sqrt(5.5 / 7) + 1e-4))
+
+
+def test_leave_one_out_by_hand():
+    # 1 minus the mean of (0, 0, 1) is 2/3; 0 minus the mean of (1, 0, 1) is -2/3
+    advantages = estimate(REWARDS, baseline="rloo", scale="none")
+    assert advantages[0].tolist() == pytest.approx([2 / 3, -2 / 3, -2 / 3, 2 / 3])
+
+
+def test_reinforce_pp_compares_with_the_whole_batch():
+    advantages = estimate(REWARDS, baseline="reinforce_pp", scale="none")
+    spread = math.sqrt(5.5 / 7) + 1e-4
+    assert advantages[0].tolist() == pytest.approx(
+        [-0.25 / spread, -1.25 / spread, -1.25 / spread, -0.25 / spread]
+    )
+    assert advantages.mean().item() == pytest.approx(0, abs=1e-6)
 
 
 def test_a_group_of_one_has_no_advantage_and_no_nan():
-    assert group_advantages(torch.tensor([[3.0], [1.0]]), "group").tolist() == [[0.0], [0.0]]
+    assert estimate(torch.tensor([[3.0], [1.0]]), baseline="group", scale="group").tolist() == [[0.0], [0.0]]
 
 
-# Four tokens: ratios 1.5, 0.5, 1.1, 1.5 with advantages 1, -1, 2, -1.
+# ---- losses -----------------------------------------------------------------------------------------------
+# Four tokens in two sequences: ratios 1.5, 0.5 | 1.1, 1.5 with advantages 1, -1 | 2, -1.
+
 RATIOS = torch.tensor([1.5, 0.5, 1.1, 1.5], dtype=torch.float64)
 ADVANTAGES = torch.tensor([1.0, -1.0, 2.0, -1.0], dtype=torch.float64)
+OLD = torch.tensor([-1.0, -2.0, -0.5, -0.7], dtype=torch.float64)
+SEQUENCE = torch.tensor([0, 0, 1, 1])
 
 
-def loss_and_gradient(config: LossRoom, reference=None, keep=None):
-    old = torch.tensor([-1.0, -2.0, -0.5, -0.7], dtype=torch.float64)
-    logprobs = (old + RATIOS.log()).requires_grad_()
-    entropy = (logprobs * 0 + 1.3) + logprobs  # any function of the logprobs will do
+def loss_and_gradient(config, *, reference=None, factor=None, ratios=RATIOS):
+    logprobs = (OLD + ratios.log()).requires_grad_()
     inputs = LossInputs(
         logprobs=logprobs,
-        old_logprobs=old,
+        old_logprobs=OLD,
         advantages=ADVANTAGES,
-        entropy=entropy,
+        sequence=SEQUENCE,
+        num_sequences=2,
         reference_logprobs=reference,
-        keep=keep,
+        factor=factor,
     )
     outputs = policy_loss(inputs, config)
     (gradient,) = torch.autograd.grad(outputs.loss.sum(), logprobs)
     return outputs, gradient
 
 
-def test_clipped_loss_and_gradient_by_hand():
-    outputs, gradient = loss_and_gradient(LossRoom(epsilon=0.2))
+def near(tensor, values):
+    return tensor.tolist() == pytest.approx(values, rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dr_grpo", "dapo"])
+def test_clipped_loss_and_gradient_by_hand(loss_type):
+    outputs, gradient = loss_and_gradient(LossRoom(loss_type=loss_type, epsilon=0.2))
     # -min(rA, clip(r)A): token 1: -min(1.5, 1.2); 2: -min(-0.5, -0.8); 3: -2.2; 4: -min(-1.5, -1.2)
-    assert torch.allclose(outputs.loss, torch.tensor([-1.2, 0.8, -2.2, 1.5], dtype=torch.float64))
+    assert near(outputs.loss, [-1.2, 0.8, -2.2, 1.5])
     # clipped tokens have no gradient; the others have -rA
-    assert torch.allclose(gradient, torch.tensor([0.0, 0.0, -2.2, 1.5], dtype=torch.float64))
+    assert near(gradient, [0.0, 0.0, -2.2, 1.5])
     assert outputs.clipped.tolist() == [1.0, 1.0, 0.0, 0.0]
 
 
@@ -68,32 +96,141 @@ def test_clip_higher_and_two_sided_clip():
     assert outputs.loss[3].item() == pytest.approx(1.3) and gradient[3].item() == 0.0
 
 
-def test_kl_penalty_and_its_gradient():
-    reference = torch.tensor(
-        [-1.0, -2.0, -0.5, -0.7], dtype=torch.float64
-    )  # d = reference - logprob = -log ratio
-    outputs, gradient = loss_and_gradient(LossRoom(epsilon=0.2, beta=0.1), reference=reference)
-    expected = [1 / r + math.log(r) - 1 for r in RATIOS.tolist()]
-    assert outputs.kl is not None and torch.allclose(outputs.kl, torch.tensor(expected, dtype=torch.float64))
-    # d/dlogp of exp(d) - d - 1 is 1 - exp(d) = 1 - 1/r
-    assert gradient[0].item() == pytest.approx(0.1 * (1 - 1 / 1.5))
-    assert (k3(torch.zeros(3), torch.tensor([-1.0, 0.0, 2.0])) >= 0).all()
+@pytest.mark.parametrize("config", [
+    LossRoom(loss_type="gspo", epsilon=0.2),
+    LossRoom(loss_type="grpo", importance_sampling_level="sequence", epsilon=0.2),
+])  # fmt: skip
+def test_sequence_ratio_by_hand(config):
+    # geometric means: s1 = sqrt(1.5 * 0.5) = 0.8660, inside the clip; s2 = sqrt(1.1 * 1.5) = 1.2845, outside
+    first, second = math.sqrt(0.75), math.sqrt(1.65)
+    outputs, gradient = loss_and_gradient(config)
+    # token 3: -min(2 s2, 2 * 1.2); token 4: -min(-s2, -1.2)
+    assert near(outputs.loss, [-first, first, -2.4, second])
+    # each token moves its sequence's ratio by s/2: -A s/2 summed over the sequence (1 - 1 = 0 | only token 4)
+    assert near(gradient, [0.0, 0.0, second / 2, second / 2])
+    assert outputs.clipped.tolist() == [0.0, 0.0, 1.0, 0.0]
 
 
-def test_entropy_bonus_and_mask():
-    outputs, _ = loss_and_gradient(LossRoom(epsilon=0.2, entropy_coef=0.5))
-    plain, _ = loss_and_gradient(LossRoom(epsilon=0.2))
-    entropy = 1.3 + torch.tensor([-1.0, -2.0, -0.5, -0.7], dtype=torch.float64) + RATIOS.log()
-    assert torch.allclose(outputs.loss, plain.loss - 0.5 * entropy)
-    keep = torch.tensor([1.0, 1.0, 0.0, 0.0], dtype=torch.float64)
-    outputs, gradient = loss_and_gradient(LossRoom(epsilon=0.2), keep=keep)
-    assert outputs.loss[2:].tolist() == [0.0, 0.0] and gradient[2:].tolist() == [0.0, 0.0]
+def test_cispo_by_hand():
+    outputs, gradient = loss_and_gradient(LossRoom(loss_type="cispo", epsilon_high=1.2))
+    weights = [1.2, 0.5, 1.1, 1.2]
+    logprobs = OLD + RATIOS.log()
+    expected = [-w * a * p for w, a, p in zip(weights, ADVANTAGES.tolist(), logprobs.tolist(), strict=True)]
+    assert near(outputs.loss, expected)
+    assert near(gradient, [-1.2, 0.5, -2.2, 1.2])  # -wA: a bounded token keeps its gradient
+    assert outputs.clipped.tolist() == [1.0, 0.0, 0.0, 0.0]
+    assert LossRoom(loss_type="cispo").upper_epsilon == 5.0
 
 
-def test_off_policy_rule_is_signed():
+def test_sapo_by_hand():
+    outputs, gradient = loss_and_gradient(LossRoom(loss_type="sapo"))
+    expected, slopes = [], []
+    for ratio, advantage in zip(RATIOS.tolist(), ADVANTAGES.tolist(), strict=True):
+        t = 1.0 if advantage > 0 else 1.05
+        sigmoid = 1 / (1 + math.exp(-t * (ratio - 1)))
+        expected.append(-4 / t * sigmoid * advantage)
+        slopes.append(-4 * sigmoid * (1 - sigmoid) * ratio * advantage)
+    assert near(outputs.loss, expected)
+    assert near(gradient, slopes)
+
+
+def test_reinforce_by_hand():
+    outputs, gradient = loss_and_gradient(LossRoom(loss_type="reinforce"))
+    assert near(outputs.loss, (-ADVANTAGES * (OLD + RATIOS.log())).tolist())
+    assert near(gradient, [-1.0, 1.0, -2.0, 1.0])
+
+
+@pytest.mark.parametrize("loss_type", SURROGATES)
+def test_at_ratio_one_every_loss_has_the_gradient_of_reinforce(loss_type):
+    _, gradient = loss_and_gradient(LossRoom(loss_type=loss_type), ratios=torch.ones(4, dtype=torch.float64))
+    if loss_type == "gspo":  # the mean over a sequence: (1 - 1) / 2 and (2 - 1) / 2 for both of its tokens
+        assert near(gradient, [0.0, 0.0, -0.5, -0.5])
+    else:
+        assert near(gradient, (-ADVANTAGES).tolist())
+
+
+def test_a_factor_scales_the_policy_loss_but_not_the_kl():
+    reference = OLD - 0.3
+    factor = torch.tensor([1.0, 0.5, 0.0, 0.0], dtype=torch.float64)
+    plain, _ = loss_and_gradient(LossRoom())
+    outputs, _ = loss_and_gradient(LossRoom(beta=0.1), reference=reference, factor=factor)
+    assert near(outputs.loss, (plain.loss * factor + 0.1 * outputs.kl).tolist())
+
+
+# ---- KL ---------------------------------------------------------------------------------------------------
+
+
+def test_kl_estimators_and_their_gradients_by_hand():
+    # reference = old, so d = log p - log q = log ratio
+    for name, value, slope in (
+        ("k1", lambda r: math.log(r), lambda r: 1.0),
+        ("k2", lambda r: math.log(r) ** 2 / 2, lambda r: math.log(r)),
+        ("k3", lambda r: 1 / r + math.log(r) - 1, lambda r: 1 - 1 / r),
+    ):
+        logprobs = (OLD + RATIOS.log()).requires_grad_()
+        kl = ESTIMATORS[name](logprobs, OLD)
+        (gradient,) = torch.autograd.grad(kl.sum(), logprobs)
+        assert near(kl, [value(r) for r in RATIOS.tolist()])
+        assert near(gradient, [slope(r) for r in RATIOS.tolist()])
+
+
+def test_kl_estimators_agree_with_the_divergence_in_expectation():
+    policy = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    reference = torch.tensor([0.45, 0.35, 0.2], dtype=torch.float64)
+    exact = (policy * (policy / reference).log()).sum().item()
+    means = {
+        name: (policy * kl(policy.log(), reference.log())).sum().item() for name, kl in ESTIMATORS.items()
+    }
+    assert means["k1"] == pytest.approx(exact, rel=1e-12)
+    assert means["k3"] == pytest.approx(exact, rel=1e-12)
+    assert means["k2"] == pytest.approx(exact, rel=0.02)  # k2 is biased, by little where the two are near
+
+
+def test_bias_corrected_kl_is_weighted_by_the_ratio():
+    config = {"epsilon": 0.2, "beta": 0.1}
+    plain, _ = loss_and_gradient(LossRoom(**config, use_bias_correction_kl=False), reference=OLD)
+    corrected, gradient = loss_and_gradient(LossRoom(**config), reference=OLD)
+    assert near(corrected.kl, (plain.kl * RATIOS).tolist())
+    # r k3 = r (1/r + log r - 1) = 1 + r log r - r; its derivative by log p is r log r. Token 1 is clipped.
+    assert gradient[0].item() == pytest.approx(0.1 * 1.5 * math.log(1.5))
+
+
+# ---- masks and weights ------------------------------------------------------------------------------------
+
+
+def test_off_policy_rule_is_signed_or_absolute():
     advantages = torch.tensor([1.0, -1.0, -1.0, -1.0])
-    drift = torch.tensor([5.0, 0.3, 0.1, -5.0])  # a bad sequence whose probability rose is kept, as in TRL
-    assert off_policy_keep(advantages, drift, 0.2).tolist() == [1.0, 0.0, 1.0, 1.0]
+    drift = torch.tensor([5.0, 0.3, 0.1, -5.0])  # the last one's probability rose
+    assert off_policy_keep(advantages, drift, 0.2, "signed").tolist() == [1.0, 0.0, 1.0, 1.0]
+    assert off_policy_keep(advantages, drift, 0.2, "absolute").tolist() == [1.0, 0.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize(("mode", "expected"), [
+    ("token_truncate", [2.0, 0.5, 3.0, 0.5]),
+    ("token_mask", [2.0, 0.5, 0.0, 0.5]),
+    ("sequence_truncate", [1.0, 1.0, 2.0, 2.0]),
+    ("sequence_mask", [1.0, 1.0, 2.0, 2.0]),
+])  # fmt: skip
+def test_sampler_weights_by_hand(mode, expected):
+    difference = torch.tensor([2.0, 0.5, 4.0, 0.5]).log()  # products: 1 and 2
+    config = LossRoom(sampler_correction=mode, sampler_correction_min=0.4)
+    assert sampler_weights(difference, SEQUENCE, 2, config).tolist() == pytest.approx(expected)
+
+
+def test_a_sequence_beyond_the_bound_is_masked_whole():
+    config = LossRoom(sampler_correction="sequence_mask", sampler_correction_max=1.5)
+    assert sampler_weights(
+        torch.tensor([2.0, 0.5, 4.0, 0.5]).log(), SEQUENCE, 2, config
+    ).tolist() == pytest.approx([1.0, 1.0, 0.0, 0.0])
+
+
+def test_high_entropy_tokens():
+    assert high_entropy(torch.tensor([0.1, 0.5, 0.5, 2.0]), torch.tensor(0.5)).tolist() == [
+        0.0,
+        1.0,
+        1.0,
+        1.0,
+    ]
 
 
 def test_sequence_mean():
@@ -103,8 +240,24 @@ def test_sequence_mean():
 
 def test_token_weights_by_hand():
     lengths, keep = torch.tensor([2, 6, 4]), torch.tensor([1.0, 1.0, 0.0])
-    weigh = lambda kind: token_weights(lengths, keep, loss_type=kind, max_length=10)  # noqa: E731
-    assert torch.allclose(weigh("grpo"), torch.tensor([1 / 6, 1 / 18, 0.0]))
-    assert torch.allclose(weigh("dapo"), torch.tensor([1 / 8, 1 / 8, 0.0]))
-    assert torch.allclose(weigh("bnpo"), weigh("dapo"))
-    assert torch.allclose(weigh("dr_grpo"), torch.tensor([1 / 30, 1 / 30, 0.0]))
+    for kind in ("grpo", "gspo", "sapo"):
+        weights = token_weights(lengths, keep, loss_type=kind, max_length=10)
+        assert torch.allclose(weights, torch.tensor([1 / 6, 1 / 18, 0.0]))
+    for kind in ("bnpo", "dapo", "cispo", "reinforce"):
+        weights = token_weights(lengths, keep, loss_type=kind, max_length=10)
+        assert torch.allclose(weights, torch.tensor([1 / 8, 1 / 8, 0.0]))
+    weights = token_weights(lengths, keep, loss_type="dr_grpo", max_length=10)
+    assert torch.allclose(weights, torch.tensor([1 / 30, 1 / 30, 0.0]))
+
+
+def test_every_loss_type_has_a_surrogate_and_a_reduction():
+    from typing import get_args
+
+    for kind in get_args(LossRoom.model_fields["loss_type"].annotation):
+        assert kind in SURROGATES
+        token_weights(torch.tensor([1]), torch.tensor([1.0]), loss_type=kind, max_length=1)
+
+
+def test_cispo_refuses_a_cap_below_one():
+    with pytest.raises(ValueError, match="set it to 5"):
+        LossRoom(loss_type="cispo", epsilon_high=0.28)

@@ -2,15 +2,17 @@
 
 `policy_loss` reads LossInputs and returns LossOutputs; `reduce.py` has weighted each token beforehand, so the
 loss of a step is the plain sum of weight x token loss, whatever the micro-batches. All tensors are [N], one
-entry per completion token.
+entry per completion token. A new loss is a function of (ratio, inputs, config) and a line in `SURROGATES`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from whetstone.algorithm.kl import k3
+from whetstone.algorithm.kl import ESTIMATORS
+from whetstone.algorithm.masks import sequence_mean
 from whetstone.config.rooms import LossRoom
 
 
@@ -19,36 +21,83 @@ class LossInputs:
     logprobs: Tensor  # of the policy now; carries the gradient
     old_logprobs: Tensor  # of the policy before this batch's first update
     advantages: Tensor
-    entropy: Tensor
+    sequence: Tensor  # which completion a token belongs to
+    num_sequences: int
     reference_logprobs: Tensor | None  # None where beta is 0
-    keep: Tensor | None  # 0 where the off-policy mask drops a token's policy loss; None: no mask
+    factor: Tensor | None  # what masks and importance weights leave of the policy loss; None: all of it
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossOutputs:
     loss: Tensor  # unreduced, with gradient
-    clipped: Tensor  # 1.0 where the clip took the gradient away
+    clipped: Tensor  # 1.0 where the clip took the gradient away or bounded its weight
     kl: Tensor | None
 
 
 def policy_loss(inputs: LossInputs, config: LossRoom) -> LossOutputs:
-    """Clipped policy gradient (PPO's, as GRPO uses it) plus beta x KL minus entropy_coef x entropy."""
-    low, high = (
-        1 - config.epsilon,
-        1 + (config.epsilon if config.epsilon_high is None else config.epsilon_high),
-    )
-    advantages = inputs.advantages
-    ratio = torch.exp(inputs.logprobs - inputs.old_logprobs)
-    bounded = ratio if config.delta is None else ratio.clamp(max=config.delta)
-    loss = -torch.minimum(bounded * advantages, ratio.clamp(low, high) * advantages)
-    if inputs.keep is not None:
-        loss = loss * inputs.keep  # before the KL, which holds dropped sequences too (as in TRL)
-    with torch.no_grad():
-        clipped = ((ratio < low) & (advantages < 0)) | ((ratio > high) & (advantages > 0))
+    """The surrogate of `loss_type` plus beta x KL."""
+    ratio = importance_ratio(inputs, config.ratio_level)
+    loss, clipped = SURROGATES[config.loss_type](ratio, inputs, config)
+    if inputs.factor is not None:
+        loss = loss * inputs.factor  # before the KL, which holds dropped sequences too (as in TRL)
     kl = None
     if inputs.reference_logprobs is not None:
-        kl = k3(inputs.logprobs, inputs.reference_logprobs)
+        kl = ESTIMATORS[config.kl_estimator](inputs.logprobs, inputs.reference_logprobs)
+        if config.use_bias_correction_kl:
+            kl = kl * ratio
         loss = loss + config.beta * kl
-    if config.entropy_coef:
-        loss = loss - config.entropy_coef * inputs.entropy
     return LossOutputs(loss=loss, clipped=clipped.to(ratio.dtype), kl=None if kl is None else kl.detach())
+
+
+def importance_ratio(inputs: LossInputs, level: str) -> Tensor:
+    """Probability now over probability before: of each token, or the geometric mean over its sequence."""
+    log_ratio = inputs.logprobs - inputs.old_logprobs
+    if level == "sequence":
+        log_ratio = sequence_mean(log_ratio, inputs.sequence, inputs.num_sequences)[inputs.sequence]
+    return torch.exp(log_ratio)
+
+
+def clipped_surrogate(ratio: Tensor, inputs: LossInputs, config: LossRoom) -> tuple[Tensor, Tensor]:
+    """-min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A), with r at most `delta` where that is set (PPO)."""
+    low, high = 1 - config.epsilon, 1 + config.upper_epsilon
+    advantages = inputs.advantages
+    bounded = ratio if config.delta is None else ratio.clamp(max=config.delta)
+    loss = -torch.minimum(bounded * advantages, ratio.clamp(low, high) * advantages)
+    clipped = ((ratio < low) & (advantages < 0)) | ((ratio > high) & (advantages > 0))
+    return loss, clipped
+
+
+def cispo(ratio: Tensor, inputs: LossInputs, config: LossRoom) -> tuple[Tensor, Tensor]:
+    """-min(r, epsilon_high) A log p with the weight held fixed: a clipped token keeps its gradient
+    (MiniMax-M1).
+    """
+    weight = ratio.detach().clamp(max=config.upper_epsilon)
+    return -weight * inputs.advantages * inputs.logprobs, (ratio > config.upper_epsilon) & (
+        inputs.advantages > 0
+    )
+
+
+def sapo(ratio: Tensor, inputs: LossInputs, config: LossRoom) -> tuple[Tensor, Tensor]:
+    """-(4 / t) sigmoid(t (r - 1)) A: a gate that closes softly, at another temperature t for bad answers."""
+    good, bad = ratio.new_tensor(config.sapo_temperature_pos), ratio.new_tensor(config.sapo_temperature_neg)
+    temperature = torch.where(inputs.advantages > 0, good, bad)
+    gate = torch.sigmoid(temperature * (ratio - 1)) * 4 / temperature
+    return -gate * inputs.advantages, torch.zeros_like(ratio)
+
+
+def reinforce(ratio: Tensor, inputs: LossInputs, config: LossRoom) -> tuple[Tensor, Tensor]:
+    """-A log p: no ratio, no clip; right where each batch is used once."""
+    return -inputs.advantages * inputs.logprobs, torch.zeros_like(ratio)
+
+
+Surrogate = Callable[[Tensor, LossInputs, LossRoom], tuple[Tensor, Tensor]]
+SURROGATES: dict[str, Surrogate] = {
+    "grpo": clipped_surrogate,
+    "bnpo": clipped_surrogate,
+    "dr_grpo": clipped_surrogate,
+    "dapo": clipped_surrogate,
+    "gspo": clipped_surrogate,  # with the ratio of the whole sequence
+    "cispo": cispo,
+    "sapo": sapo,
+    "reinforce": reinforce,
+}

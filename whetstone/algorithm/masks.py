@@ -1,7 +1,11 @@
-"""Which completions take part in the loss. Pure functions of tensors; _S sequences, _N completion tokens."""
+"""What each completion or token counts in the policy loss. Pure functions; _S sequences, _N completion
+tokens.
+"""
 
 import torch
 from torch import Tensor
+
+from whetstone.config.rooms import LossRoom
 
 
 def sequence_mean(values_N: Tensor, sequence_N: Tensor, num_sequences: int) -> Tensor:
@@ -13,10 +17,34 @@ def sequence_mean(values_N: Tensor, sequence_N: Tensor, num_sequences: int) -> T
     return total_S / count_S
 
 
-def off_policy_keep(advantages_S: Tensor, drift_S: Tensor, threshold: float) -> Tensor:
-    """TRL's rule: drop sequences with negative advantage whose mean logprob fell by more than `threshold`.
+def off_policy_keep(advantages_S: Tensor, drift_S: Tensor, threshold: float, kind: str) -> Tensor:
+    """Drop sequences with negative advantage that have drifted by more than `threshold`: 1 kept, 0 dropped.
 
-    `drift_S` is the mean over tokens of (logprob when sampled - logprob now). Returns 1 where kept, 0 where
-    dropped.
+    `drift_S` is the mean over tokens of (logprob when sampled - logprob now). "signed" is TRL's rule: a bad
+    sequence whose probability rose is kept. "absolute" drops it too.
     """
+    drift_S = drift_S if kind == "signed" else drift_S.abs()
     return ((advantages_S >= 0) | (drift_S <= threshold)).to(drift_S.dtype)
+
+
+def sampler_weights(difference_N: Tensor, sequence_N: Tensor, num_sequences: int, config: LossRoom) -> Tensor:
+    """Importance weights [N] for what lies between the policy that sampled and the trainer's own.
+
+    `difference_N` is logprob by the trainer - logprob by the sampler, before the first update. Per token or
+    per sequence (the product of its tokens'); bounded ("truncate") or left out altogether ("mask") beyond the
+    bounds.
+    """
+    level, _, treatment = config.sampler_correction.partition("_")
+    if level == "sequence":
+        total_S = torch.zeros(num_sequences, dtype=difference_N.dtype, device=difference_N.device)
+        difference_N = total_S.index_add(0, sequence_N, difference_N)[sequence_N]
+    weights = torch.exp(difference_N)
+    low, high = config.sampler_correction_min, config.sampler_correction_max
+    if treatment == "truncate":
+        return weights.clamp(low, high)
+    return weights.masked_fill((weights < low) | (weights > high), 0.0)
+
+
+def high_entropy(entropy_N: Tensor, threshold: Tensor) -> Tensor:
+    """1 for tokens at least as undecided as `threshold`, 0 for the others."""
+    return (entropy_N >= threshold).to(entropy_N.dtype)

@@ -28,6 +28,10 @@ RENAMED: dict[str, str] = {
     "max_eps": "epsilon_high",
     "min_eps": "epsilon",
     "checkpoint_interval": "save_steps",
+    "vllm_importance_sampling_mode": "sampler_correction",
+    "vllm_importance_sampling_clip_min": "sampler_correction_min",
+    "vllm_importance_sampling_clip_max": "sampler_correction_max",
+    "vllm_importance_sampling_cap": "sampler_correction_max",
 }
 
 

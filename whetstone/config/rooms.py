@@ -246,32 +246,67 @@ class UpdateRoom(Room):
 class LossRoom(Room):
     """The algorithm."""
 
-    loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo"] = "dapo"
-    """How token losses are averaged: per sequence (grpo), over all tokens of the step (bnpo, dapo), by a
-    fixed length (dr_grpo).
-    """
+    loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "gspo", "sapo", "reinforce"] = "dapo"
+    """Which policy loss, and how token losses are averaged; docs/losses.md has the formulas."""
+    importance_sampling_level: Literal["token", "sequence"] = "token"
+    """Ratio of each token, or of the whole sequence (which gspo means)."""
+    advantage: Literal["group", "rloo", "reinforce_pp"] = "group"
+    """The baseline: mean of the group, mean of the others in it, or mean and spread of the whole batch."""
     scale_rewards: Literal["group", "batch", "none"] = "group"
     """Divide advantages by the standard deviation of the group, of the batch, or not at all (true: group,
     false: none).
     """
-    beta: float = Field(default=0.0, ge=0)
-    """Weight of the KL penalty against the frozen reference; 0: no reference is kept."""
     epsilon: float = Field(default=0.2, ge=0)
     """The ratio is clipped below at 1 - epsilon."""
     epsilon_high: float | None = Field(default=None, ge=0)
-    """The ratio is clipped above at 1 + epsilon_high; default: epsilon."""
+    """The ratio is clipped above at 1 + epsilon_high; default: epsilon. With cispo: its weight is at most
+    epsilon_high; default: 5.
+    """
     delta: float | None = Field(default=None, gt=0)
     """Upper bound of the ratio where the advantage is negative (two-sided clipping); greater than 1 +
     epsilon_high.
     """
+    sapo_temperature_pos: float = Field(default=1.0, gt=0)
+    """How sharply sapo's gate closes for good answers."""
+    sapo_temperature_neg: float = Field(default=1.05, gt=0)
+    """How sharply sapo's gate closes for bad answers."""
+    beta: float = Field(default=0.0, ge=0)
+    """Weight of the KL penalty against the frozen reference; 0: no reference is kept."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """How the KL divergence is estimated from the sampled tokens."""
+    use_bias_correction_kl: bool = True
+    """Multiply the KL by the ratio, as TRL does: unbiased where a batch is used several times."""
     entropy_coef: float = 0.0
-    """Bonus on the entropy of the policy."""
+    """Bonus on the mean entropy per token."""
+    top_entropy_quantile: float = Field(default=1.0, gt=0, le=1)
+    """Learn only from this share of a step's tokens, the most undecided ones."""
     mask_truncated_completions: bool = False
     """Leave completions that were cut off at max_completion_length out of the loss."""
     off_policy_mask_threshold: float | None = Field(default=None, gt=0)
     """Leave out sequences with negative advantage whose mean logprob fell by more than this since they were
     sampled.
     """
+    off_policy_mask: Literal["signed", "absolute"] = "signed"
+    """Whether only a fall counts as drift (TRL's rule) or a rise as well."""
+    sampler_correction: Literal[
+        "none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"
+    ] = "none"
+    """Importance weights for the difference between the engine's logprobs and the trainer's."""
+    sampler_correction_min: float = Field(default=0.0, ge=0)
+    """Lower bound of these weights."""
+    sampler_correction_max: float = Field(default=3.0, gt=0)
+    """Upper bound of these weights; beyond the bounds a weight is cut (truncate) or becomes 0 (mask)."""
+
+    @property
+    def upper_epsilon(self) -> float:
+        """epsilon_high with its default."""
+        if self.epsilon_high is not None:
+            return self.epsilon_high
+        return 5.0 if self.loss_type == "cispo" else self.epsilon
+
+    @property
+    def ratio_level(self) -> str:
+        return "sequence" if self.loss_type == "gspo" else self.importance_sampling_level
 
     @field_validator("scale_rewards", mode="before")
     @classmethod
@@ -280,10 +315,15 @@ class LossRoom(Room):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        high = self.epsilon if self.epsilon_high is None else self.epsilon_high
-        if self.delta is not None and self.delta <= 1 + high:
+        if self.loss_type == "cispo" and self.upper_epsilon < 1:
             raise ValueError(
-                f"delta is {self.delta}, but must be greater than 1 + epsilon_high = {1 + high:g}"
+                f"epsilon_high is {self.upper_epsilon}, but cispo takes it for the largest weight itself, "
+                "which must be at least 1: set it to 5 or so"
+            )
+        if self.delta is not None and self.delta <= 1 + self.upper_epsilon:
+            raise ValueError(
+                f"delta is {self.delta}, but must be greater than 1 + epsilon_high "
+                f"= {1 + self.upper_epsilon:g}"
             )
         return self
 
@@ -318,6 +358,8 @@ class RunRoom(Room):
     """Parent of the run folder; the folder itself where run_name is empty."""
     run_name: str | None = None
     """Name of the run and of its folder inside output_dir."""
+    trainer: Literal["whetstone", "trl"] = "whetstone"
+    """Who trains: this package, or TRL's own GRPOTrainer with the same tasks, rewards and evaluation."""
     seed: int = 42
     """Seed of the sampling and of everything else that is random in a run."""
     report_to: list[str] = []

@@ -1,0 +1,209 @@
+"""Every loss that TRL 1.16 has too: the same batch through TRL's own `_compute_loss` and through our update.
+
+Real TRL, the embedded model, float32: values to 1e-5, gradients to 1e-4. The old logprobs are made up, so
+that ratios leave the clip; the reference's as well, so that the KL is not 0. Where we differ on purpose: TRL
+averages bnpo, the entropy bonus and the entropy quantile per micro-batch; ours are counted over the whole
+step, so that they do not depend on it. With one micro-batch, as here, both are the same.
+"""
+
+import math
+
+import pytest
+import torch
+
+from whetstone.batch import Sample, pack
+from whetstone.config import build, make_plan
+from whetstone.config.rooms import ModelRoom
+from whetstone.model.policy import load_policy
+from whetstone.types import Completion, Finish, Rollout, Score
+from whetstone.update import Totals, Updater
+
+trl = pytest.importorskip("trl")
+
+SIZES = [
+    (9, 7),
+    (9, 3),
+    (9, 12),
+    (6, 1),
+    (6, 5),
+    (6, 9),
+]  # prompt and completion lengths, two groups of three
+ADVANTAGES = [1.0, -0.5, 0.7, -1.2, 0.0, -0.3]
+MAX_LENGTH = 16
+
+
+def reference_of(old: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Reference logprobs as a function of what both sides know."""
+    return old + 0.3 * torch.sin(tokens.float())
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return load_policy(ModelRoom(model_name_or_path="pebble", device="cpu"))
+
+
+@pytest.fixture(scope="module")
+def samples(policy):
+    generator = torch.Generator().manual_seed(3)
+    made, prompts = [], {}
+    for (prompt, completion), advantage in zip(SIZES, ADVANTAGES, strict=True):
+        prompts.setdefault(prompt, torch.randint(5, 100, (prompt,), generator=generator).tolist())
+        tokens = torch.randint(5, 100, (completion,), generator=generator).tolist()
+        made.append((prompts[prompt], tokens, advantage))
+    made = [(*entry, old_logprobs(policy, entry[0], entry[1], generator)) for entry in made]
+    score = Score(reward=0.0, parts={"correct": 0.0}, answer=None)
+    return [
+        Sample(
+            rollout=Rollout(
+                prompt_ids=tuple(prompt),
+                completion=Completion(
+                    token_ids=tuple(tokens),
+                    logprobs=tuple(old.tolist()),
+                    finish=Finish.STOP,
+                    policy_version=0,
+                ),
+                text="",
+                score=score,
+            ),
+            advantage=advantage,
+            keep=True,
+        )
+        for prompt, tokens, advantage, old in made
+    ]
+
+
+@torch.no_grad()
+def old_logprobs(policy, prompt, tokens, generator):
+    """The policy's own logprobs, pushed about so that ratios lie between 0.5 and 2."""
+    policy.set_attention("sdpa")
+    logits = policy.lm(input_ids=torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1]
+    policy.set_attention("whetstone")
+    own = logits.log_softmax(-1)[torch.arange(len(tokens)), torch.tensor(tokens)]
+    return own + (torch.rand(len(tokens), generator=generator) - 0.5) * 2 * math.log(2)
+
+
+@pytest.fixture(scope="module")
+def trainer(policy, tmp_path_factory):
+    import copy
+
+    from datasets import Dataset
+
+    model = copy.deepcopy(policy.lm)
+    model.set_attn_implementation("sdpa")
+    args = trl.GRPOConfig(
+        output_dir=str(tmp_path_factory.mktemp("trl")),
+        use_cpu=True,
+        bf16=False,
+        report_to="none",
+        per_device_train_batch_size=6,
+        num_generations=3,
+        max_completion_length=MAX_LENGTH,
+        beta=0.1,
+    )
+    made = trl.GRPOTrainer(
+        model=model,
+        reward_funcs=lambda completions, **_: [0.0] * len(completions),
+        args=args,
+        train_dataset=Dataset.from_dict({"prompt": ["1 + 1"] * 6}),
+        processing_class=policy.tokenizer,
+    )
+    made.current_gradient_accumulation_steps = 1
+    return made
+
+
+def trl_inputs(samples, keep):
+    widest = (
+        max(len(s.rollout.prompt_ids) for s in samples),
+        max(len(s.rollout.completion.token_ids) for s in samples),
+    )
+    tensors = {name: [] for name in ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "old")}
+    for sample, kept in zip(samples, keep, strict=True):
+        prompt, done = list(sample.rollout.prompt_ids), sample.rollout.completion
+        left, right = widest[0] - len(prompt), widest[1] - len(done.token_ids)
+        tensors["prompt_ids"].append([0] * left + prompt)
+        tensors["prompt_mask"].append([0] * left + [1] * len(prompt))
+        tensors["completion_ids"].append([*done.token_ids] + [0] * right)
+        tensors["completion_mask"].append([int(kept)] * len(done.token_ids) + [0] * right)
+        tensors["old"].append([*done.logprobs] + [0.0] * right)
+    inputs = {name: torch.tensor(rows) for name, rows in tensors.items()}
+    old = inputs.pop("old")
+    return {
+        **inputs,
+        "advantages": torch.tensor([sample.advantage for sample in samples]),
+        "old_per_token_logps": old,
+        "ref_per_token_logps": reference_of(old, inputs["completion_ids"]),
+        "num_items_in_batch": inputs["completion_mask"].sum(),
+    }
+
+
+def theirs(trainer, samples, settings, keep):
+    config = build(settings).loss
+    trainer.loss_type = "grpo" if config.loss_type == "gspo" else config.loss_type
+    trainer.importance_sampling_level = config.ratio_level
+    trainer.epsilon_low, trainer.epsilon_high = config.epsilon, config.upper_epsilon
+    trainer.beta = config.beta
+    trainer.off_policy_mask_threshold = config.off_policy_mask_threshold
+    trainer.top_entropy_quantile = config.top_entropy_quantile
+    trainer.entropy_coef, trainer._entropy_bonus_enabled = config.entropy_coef, config.entropy_coef != 0
+    trainer.args.delta = config.delta
+    trainer.args.use_bias_correction_kl = config.use_bias_correction_kl
+    trainer.model.train()
+    trainer.model.zero_grad()
+    loss = trainer._compute_loss(trainer.model, trl_inputs(samples, keep))
+    loss.backward()
+    return loss.item(), {name: parameter.grad.clone() for name, parameter in trainer.model.named_parameters()}
+
+
+def ours(policy, samples, settings, keep):
+    config = build({**settings, "max_steps": 1, "max_completion_length": MAX_LENGTH, "learning_rate": 0.0})
+    updater = Updater(policy, config, make_plan(config, num_problems=10), None)
+    samples = [
+        Sample(rollout=s.rollout, advantage=s.advantage, keep=kept)
+        for s, kept in zip(samples, keep, strict=True)
+    ]
+    part = pack(samples, 1000)
+    old = [batch.sampler_logprobs for batch in part]
+    reference = [
+        reference_of(batch.sampler_logprobs, batch.targets) if config.loss.beta else None for batch in part
+    ]
+    policy.model.train()
+    policy.model.zero_grad()
+    caught = {}
+    updater.optimiser.step = lambda norm: caught.update(
+        {name: parameter.grad.clone() for name, parameter in policy.model.named_parameters()}
+    )
+    totals = Totals()
+    updater._optimiser_step(part, old, reference, totals)
+    return totals.steps[0]["loss"], caught
+
+
+ALL = [True] * len(SIZES)
+VARIANTS = {
+    "plain": ({}, ALL),
+    "beta": ({"beta": 0.1}, ALL),
+    "beta without bias correction": ({"beta": 0.1, "use_bias_correction_kl": False}, ALL),
+    "clip higher": ({"epsilon_high": 0.28}, ALL),
+    "two-sided clip": ({"delta": 1.6}, ALL),
+    "off-policy mask": ({"off_policy_mask_threshold": 0.02, "beta": 0.05}, ALL),
+    "truncated masked": ({"beta": 0.1}, [True, False, True, True, True, False]),
+    "sequence ratio": ({"importance_sampling_level": "sequence", "beta": 0.1}, ALL),
+    "entropy bonus": ({"entropy_coef": 0.02}, ALL),
+    "high entropy only": ({"top_entropy_quantile": 0.4, "entropy_coef": 0.02}, ALL),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "gspo"])
+def test_same_value_and_same_gradient_as_trl(policy, trainer, samples, loss_type, variant):
+    changes, keep = VARIANTS[variant]
+    if loss_type == "cispo" and ("epsilon_high" in changes or "delta" in changes):
+        pytest.skip("cispo has one bound, which is tested as it is")
+    settings = {"loss_type": loss_type, **changes}
+    their_loss, their_gradient = theirs(trainer, samples, settings, keep)
+    our_loss, our_gradient = ours(policy, samples, settings, keep)
+    assert our_loss == pytest.approx(their_loss, abs=1e-5, rel=1e-5)
+    assert their_gradient.keys() == our_gradient.keys()
+    difference = torch.cat([(our_gradient[name] - their_gradient[name]).flatten() for name in our_gradient])
+    total = torch.cat([gradient.flatten() for gradient in their_gradient.values()])
+    assert total.norm() > 1e-3  # there is something to compare
+    assert difference.norm() / total.norm() < 1e-4
