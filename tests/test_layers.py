@@ -30,8 +30,11 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "batch": frozenset({"types", "config"}),
     "rollout": frozenset({"types", "config", "tasks", "engines", "seeds"}),
     "optimiser": frozenset({"config", "parallel"}),
+    "coefficients": frozenset({"config"}),
+    "experience": frozenset({"types", "config", "algorithm", "model", "parallel", "batch"}),
     "update": frozenset(
         {"types", "config", "algorithm", "model", "parallel", "batch", "metrics", "optimiser"}
+        | {"coefficients", "experience"}
     ),
     "evaluate": frozenset({"types", "config", "tasks", "engines", "rollout", "metrics", "statistics"}),
     "checkpoint": frozenset({"config", "parallel"}),
@@ -43,6 +46,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     # train, the command line, and the verbs around the loop
     **dict.fromkeys(("train", "cli", "__main__", "listing", "trl"), EVERYTHING),
     **dict.fromkeys(("sft", "compare", "export", "chat"), EVERYTHING),
+    "compare_results": frozenset({"statistics"}),
+    "compare_plot": frozenset({"metrics"}),
 }
 # Rule 2.
 WITHOUT_TORCH = ("config", "types", "tasks", "rewards", "sandbox", "report")

@@ -1,4 +1,4 @@
-"""Scored groups and their advantages -> packed micro-batches.
+"""Scored groups -> packed micro-batches.
 
 Prompts and completions are laid end to end without padding, a prompt once for all its completions; only
 completion tokens carry targets. One optimiser step is a list of `Batch`es. Does not run the model.
@@ -25,7 +25,8 @@ class Batch:
     targets: Tensor  # [N] the token
     sequence: Tensor  # [N] which of the S completions it belongs to
     sampler_logprobs: Tensor  # [N]
-    advantages: Tensor  # [N]
+    rewards: Tensor  # [S]
+    places: Tensor  # [S] its place among all completions of the step: problem x group size + sample
     keep: Tensor  # [S] 1, or 0 for a completion that takes no part in the loss
 
     @property
@@ -39,10 +40,10 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """A rollout and its advantage: the unit of packing."""
+    """A rollout and its place among all of the step: the unit of packing."""
 
     rollout: Rollout
-    advantage: float
+    place: int
     keep: bool
 
     @property
@@ -50,23 +51,23 @@ class Sample:
         return len(self.rollout.prompt_ids) + len(self.rollout.completion.token_ids)
 
 
-def rewards_of(groups: Sequence[Group]) -> Tensor:
-    """[P, G]: problems x group."""
-    return torch.tensor([[rollout.score.reward for rollout in group.rollouts] for group in groups])
+def minibatches(groups: Sequence[Group], config: Config, parts: int, seed: int) -> list[list[Batch]]:
+    """The micro-batches of each optimiser step of a batch of rollouts."""
+    return [
+        pack(part, config.update.micro_batch_tokens)
+        for part in split(make_samples(groups, config), parts, seed)
+    ]
 
 
-def make_samples(groups: Sequence[Group], advantages_PG: Tensor, config: Config) -> list[Sample]:
+def make_samples(groups: Sequence[Group], config: Config) -> list[Sample]:
     """One sample per rollout, in order; truncated ones are left out of the loss where the configuration says
     so.
     """
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    mask = config.loss.mask_truncated_completions
     return [
-        Sample(
-            rollout=rollout,
-            advantage=advantage,
-            keep=not (config.loss.mask_truncated_completions and rollout.completion.finish is Finish.LENGTH),
-        )
-        for group, row in zip(groups, advantages_PG.tolist(), strict=True)
-        for rollout, advantage in zip(group.rollouts, row, strict=True)
+        Sample(rollout=rollout, place=place, keep=not (mask and rollout.completion.finish is Finish.LENGTH))
+        for place, rollout in enumerate(rollouts)
     ]
 
 
@@ -143,6 +144,7 @@ def _lay_end_to_end(samples: list[Sample]) -> Batch:
         targets=torch.tensor([token for completion in completions for token in completion.token_ids]),
         sequence=torch.arange(len(samples)).repeat_interleave(lengths),
         sampler_logprobs=torch.tensor([value for completion in completions for value in completion.logprobs]),
-        advantages=torch.tensor([sample.advantage for sample in samples]).repeat_interleave(lengths),
+        rewards=torch.tensor([sample.rollout.score.reward for sample in samples]),
+        places=torch.tensor([sample.place for sample in samples]),
         keep=torch.tensor([float(sample.keep) for sample in samples]),
     )

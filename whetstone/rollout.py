@@ -10,9 +10,10 @@ from statistics import fmean, pstdev
 from typing import Protocol
 
 from whetstone import seeds
-from whetstone.config import Config
+from whetstone.config import Config, Plan
 from whetstone.engines.base import Engine, Request, Sampling
 from whetstone.errors import UserError
+from whetstone.tasks.mixture import Mixture
 from whetstone.tasks.scoring import Answer, Scorer
 from whetstone.types import Finish, Group, Problem, Rollout
 
@@ -41,8 +42,8 @@ class Collector:
         self.codec = codec
         self.max_prompt_length = max_prompt_length  # longer prompts lose their beginning
         self.max_length = max_length  # what the model allows, prompt and completion together
-        self.prompts_cut = 0  # by the newest collect
-        self.scoring_s = 0.0  # what the newest collect waited for scores after the last sample was done
+        self.prompts_cut = 0  # since these two were last set to 0
+        self.scoring_s = 0.0  # spent waiting for scores after the last sample was done
 
     def collect(
         self,
@@ -55,7 +56,6 @@ class Collector:
         """`num_samples` scored completions of each problem; a sample's seed is (seed_parts, problem,
         sample).
         """
-        self.prompts_cut = 0
         prompts = [self._encode(problem, sampling.max_tokens) for problem in problems]
         requests = [
             Request(
@@ -81,7 +81,7 @@ class Collector:
         self.engine.sleep()
         begun = time.monotonic()
         scores = self.scorer.gather()
-        self.scoring_s = time.monotonic() - begun
+        self.scoring_s += time.monotonic() - begun
         rollouts = {
             (one.request, one.sample): Rollout(
                 prompt_ids=prompts[one.request], completion=one.completion, text=text, score=score
@@ -106,6 +106,50 @@ class Collector:
                 "set max_prompt_length."
             )
         return prompt
+
+
+class Groups:
+    """The scored groups of each batch of a run, a function of (seeds, step) alone."""
+
+    def __init__(self, collector: Collector, tasks: Mixture, config: Config, plan: Plan):
+        self._collector = collector
+        self._tasks = tasks
+        self._config = config
+        self._plan = plan
+        self.num_replaced = 0  # prompts that dynamic sampling replaced in the newest batch
+
+    def of(self, step: int) -> list[Group]:
+        """The groups of the batch that begins at optimiser step `step`."""
+        self._collector.prompts_cut, self._collector.scoring_s, self.num_replaced = 0, 0.0, 0
+        number = step // self._plan.updates_per_batch
+        places = list(range(self._plan.prompts_per_batch))
+        groups = self._collect(step, 0, [number * len(places) + place for place in places])
+        if not self._config.rollout.dynamic_sampling:
+            return groups
+        rounds = self._config.rollout.dynamic_sampling_max_rounds
+        for attempt in range(rounds):
+            flat = [place for place in places if not has_reward_variance(groups[place])]
+            if not flat:
+                break
+            # Fresh problems come from beyond those that the run's own batches use.
+            beyond = self._plan.num_batches + number * rounds + attempt
+            fresh = self._collect(step, attempt + 1, [beyond * len(places) + place for place in flat])
+            for place, group in zip(flat, fresh, strict=True):
+                groups[place] = group
+            self.num_replaced += len(flat)
+        return groups
+
+    def _collect(self, step: int, attempt: int, indices: list[int]) -> list[Group]:
+        return self._collector.collect(
+            [self._tasks.problem(index) for index in indices],
+            num_samples=self._plan.num_generations,
+            sampling=sampling_at(self._config, self._config.rollout.temperature),
+            seed_parts=(self._config.run.seed, "rollout", step, *([attempt] if attempt else [])),
+        )
+
+
+def has_reward_variance(group: Group) -> bool:
+    return len({rollout.score.reward for rollout in group.rollouts}) > 1
 
 
 def sampling_at(config: Config, temperature: float) -> Sampling:
@@ -153,6 +197,6 @@ def variance_metrics(groups: Iterable[Group]) -> dict[str, float]:
     """
     groups = list(groups)
     return {
-        "reward_variance_share": fmean(len({r.score.reward for r in group.rollouts}) > 1 for group in groups),
+        "reward_variance_share": fmean(has_reward_variance(group) for group in groups),
         "answer_variance_share": fmean(len({r.score.answer for r in group.rollouts}) > 1 for group in groups),
     }

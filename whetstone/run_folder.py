@@ -16,7 +16,7 @@ from whetstone.errors import UserError
 from whetstone.metrics import write_aside
 
 # A resumed run must have the same of these, or its checkpoint does not fit its model.
-FIXED = ("model_name_or_path", "use_peft", "lora_r", "lora_alpha", "lora_target_modules")
+FIXED = ("trainer", "model_name_or_path", "use_peft", "lora_r", "lora_alpha", "lora_target_modules")
 # These steer a run without changing what it computes.
 HARMLESS = frozenset(
     [

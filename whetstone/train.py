@@ -17,25 +17,25 @@ from typing import Any
 import torch
 
 from whetstone import seeds
-from whetstone.algorithm.advantages import estimate
-from whetstone.batch import make_samples, pack, rewards_of, split
+from whetstone.batch import minibatches
 from whetstone.checkpoint import Checkpoint, save_checkpoint, save_model
 from whetstone.completions import show_variance, write_completions
-from whetstone.config import Config, Loaded, Plan, flatten, make_plan
+from whetstone.config import Config, Loaded, Plan, flatten, make_plan, without_effect
 from whetstone.engines import make_engine
-from whetstone.engines.base import Engine, Sampling
+from whetstone.engines.base import Engine
 from whetstone.errors import UserError
 from whetstone.evaluate import EvalResult, Evaluator, percent, show
 from whetstone.metrics import MetricsLog, setup_logging, write_aside
 from whetstone.model.chat import Chat
 from whetstone.model.policy import Policy, load_policy
+from whetstone.model.reference import Reference
 from whetstone.progress import Progress
 from whetstone.report import write_report
-from whetstone.rollout import Collector, rollout_metrics, sampling_at, variance_metrics
+from whetstone.rollout import Collector, Groups, rollout_metrics, variance_metrics
 from whetstone.run_folder import open_run, path_of
 from whetstone.statistics import Accuracy
 from whetstone.stopping import StopRequest
-from whetstone.tasks.mixture import Mixture, build_tasks, check_gold, eval_problems
+from whetstone.tasks.mixture import build_tasks, check_gold, eval_problems
 from whetstone.tasks.scoring import Scorer
 from whetstone.types import Group
 from whetstone.update import Updater
@@ -50,14 +50,13 @@ class Parts:
     config: Config
     plan: Plan
     folder: Path
-    tasks: Mixture
     policy: Policy
     engine: Engine
     collector: Collector
+    groups: Groups
     updater: Updater
     evaluator: Evaluator | None
     metrics: MetricsLog
-    sampling: Sampling
 
 
 def train(loaded: Loaded) -> dict[str, Any]:
@@ -67,6 +66,10 @@ def train(loaded: Loaded) -> dict[str, Any]:
     config = loaded.config
     if config.evaluation.eval_only:
         return evaluate_only(loaded)
+    if config.run.trainer == "trl":
+        from whetstone.trl import train_with_trl
+
+        return train_with_trl(loaded)
     folder, found, notes = open_run(config)
     setup_logging(folder)
     for note in (*loaded.notes, *notes):
@@ -95,26 +98,11 @@ def _loop(parts: Parts, step: int, begun: float) -> int:
     with progress, StopRequest() as stop:
         while step < plan.num_steps and not stop.requested:
             clock = Clock()
-            first = step // plan.updates_per_batch * plan.prompts_per_batch
-            problems = [parts.tasks.problem(first + n) for n in range(plan.prompts_per_batch)]
             with clock("rollout"):
-                groups = parts.collector.collect(
-                    problems,
-                    num_samples=plan.num_generations,
-                    sampling=parts.sampling,
-                    seed_parts=(config.run.seed, "rollout", step),
-                )
+                groups = parts.groups.of(step)
             with clock("update"):
-                advantages = estimate(
-                    rewards_of(groups), baseline=config.loss.advantage, scale=config.loss.scale_rewards
-                )
-                samples = make_samples(groups, advantages, config)
                 seed = seeds.seed(config.run.seed, "update", step)
-                minibatches = [
-                    pack(part, config.update.micro_batch_tokens)
-                    for part in split(samples, plan.minibatches, seed)
-                ]
-                row = parts.updater.step(minibatches, seed)
+                row = parts.updater.step(minibatches(groups, config, plan.minibatches, seed), seed)
             step += plan.updates_per_batch
             parts.engine.update_weights(step)
             row |= describe(parts, step, groups)
@@ -140,19 +128,16 @@ def build(
     if problems:
         check_gold(build_tasks(config, "eval"))
     plan = make_plan(config, num_problems=len(tasks))
-    for line in plan.lines(config):
+    for line in (*plan.lines(config), *without_effect(config, plan)):
         logger.info(line)
     scorer = stack.enter_context(Scorer(config))  # its processes start while the model loads
     policy = load_policy(config.model, None if found is None else found.folder)
     logger.info(describe_model(policy, config))
-    reference = None
-    if config.loss.beta > 0 and not policy.is_lora:
-        reference = (policy if found is None else load_policy(config.model)).frozen_copy()
-    updater = Updater(policy, config, plan, reference)
+    updater = Updater(policy, config, plan, make_reference(config, policy, found))
     seconds = 0.0
     if found is not None:
         state = found.load_state()
-        updater.optimiser.load_state(state["optimiser"])
+        updater.load_state(state["updater"])
         seconds = state["seconds"]
     engine, collector = _sampling_parts(config, policy, scorer, stack)
     engine.update_weights(0 if found is None else found.step)
@@ -171,16 +156,25 @@ def build(
         config=config,
         plan=plan,
         folder=folder,
-        tasks=tasks,
         policy=policy,
         engine=engine,
         collector=collector,
+        groups=Groups(collector, tasks, config, plan),
         updater=updater,
         evaluator=Evaluator(config, problems, collector, folder) if problems else None,
         metrics=metrics,
-        sampling=sampling_at(config, config.rollout.temperature),
     )
     return parts, seconds
+
+
+def make_reference(config: Config, policy: Policy, found: Checkpoint | None) -> Reference | None:
+    """Whom the KL compares with; a resumed run needs the first weights again, not its checkpoint's."""
+    loss = config.loss
+    if loss.beta == 0 or loss.kl_target == "rollout":
+        return None
+    moving = loss.kl_target == "moving"  # its weights are in the checkpoint
+    again = found is not None and not moving and not policy.is_lora
+    return Reference.of(policy, load_policy(config.model) if again else policy, moving=moving)
 
 
 def _sampling_parts(
@@ -212,6 +206,8 @@ def describe(parts: Parts, step: int, groups: list[Group]) -> dict[str, float]:
         row |= variance_metrics(groups)
     collector = parts.collector
     row |= {"prompts_cut": float(collector.prompts_cut), "time/score": collector.scoring_s}
+    if parts.config.rollout.dynamic_sampling:
+        row["dynamic_sampling_extra"] = parts.groups.num_replaced / len(groups)
     return {**row, **collector.scorer.custom_metrics}
 
 
@@ -243,7 +239,7 @@ def save(parts: Parts, step: int, seconds: float) -> None:
         step=step,
         model=parts.policy.model,
         tokenizer=parts.policy.tokenizer,
-        state={"optimiser": parts.updater.optimiser.state(), "seconds": seconds},
+        state={"updater": parts.updater.state(), "seconds": seconds},
         keep=parts.config.run.save_total_limit,
     )
 

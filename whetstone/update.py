@@ -1,178 +1,236 @@
-"""Packed batches -> optimiser steps.
+"""Experience -> optimiser steps.
 
-One call of `Updater.step` uses one batch of rollouts: `num_iterations` times over its `minibatches` parts, an
-optimiser step each, every step accumulated over packed micro-batches. Knows losses, the policy and its
-optimiser; nothing of problems or engines.
+One call of `Updater.step` uses one batch of rollouts: `num_iterations` times over its parts, an optimiser
+step each, every step accumulated over packed micro-batches. Owns the optimisers, the critic, the reference
+and the coefficients that adapt; `state` is all of it. Knows nothing of problems or engines.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from whetstone.algorithm.gae import value_loss
 from whetstone.algorithm.losses import LossInputs, policy_loss
 from whetstone.algorithm.masks import high_entropy, off_policy_keep, sampler_weights, sequence_mean
 from whetstone.algorithm.reduce import token_weights
 from whetstone.batch import Batch
+from whetstone.coefficients import Coefficients
 from whetstone.config import Config, Plan
 from whetstone.errors import UserError
+from whetstone.experience import Experience, Preparer
+from whetstone.model.critic import Critic
 from whetstone.model.policy import Policy
+from whetstone.model.reference import Reference
 from whetstone.optimiser import Optimiser
-
-Minibatch = Sequence[Batch]  # the micro-batches of one optimiser step
 
 
 class Updater:
-    """Owns the optimiser and, where beta asks for it, the frozen reference."""
-
-    def __init__(self, policy: Policy, config: Config, plan: Plan, reference: nn.Module | None):
+    def __init__(self, policy: Policy, config: Config, plan: Plan, reference: Reference | None):
         self.policy = policy
         self.config = config
+        self.plan = plan
+        self.reference = reference  # None without beta, and for a local KL
         self.optimiser = Optimiser(
             policy.parameters, config.update, num_steps=plan.num_steps, warmup_steps=plan.warmup_steps
         )
-        self.frozen = reference  # None without beta, and with LoRA, whose base weights are the reference
+        self.critic: Critic | None = None
+        if config.loss.advantage == "gae":
+            self.critic = Critic(policy, config.critic.critic)
+            settings = {"learning_rate": config.critic.critic_learning_rate, "lr_scheduler_type": "constant"}
+            self.critic_optimiser = Optimiser(
+                self.critic.parameters,
+                config.update.model_copy(update=settings),
+                num_steps=plan.num_steps,
+                warmup_steps=0,
+            )
+        self.coefficients = Coefficients(config.loss)
+        self.preparer = Preparer(policy, reference, self.critic, config)
+        self.steps_done = 0
         self.skipped_in_a_row = 0
 
-    def step(self, minibatches: Sequence[Minibatch], seed: int) -> dict[str, float]:
+    def step(self, minibatches: Sequence[Sequence[Batch]], seed: int) -> dict[str, float]:
         """All optimiser steps of one batch of rollouts; the metrics are token means over them.
 
         `seed` fixes what is random in the forward pass (LoRA dropout), so that a resumed run repeats it.
         """
         torch.manual_seed(seed)
+        parts = self.preparer.prepare(
+            minibatches, num_generations=self.plan.num_generations, beta=self.coefficients.beta
+        )
         self.policy.model.train()
-        minibatches = [[batch.to(self.policy.device) for batch in part] for part in minibatches]
-        reference = [[self._reference(batch) for batch in part] for part in minibatches]
-        # With several parts the later ones meet a policy that has moved: their old logprobs must be taken
-        # before. With one part, the first iteration is on-policy by construction and leaves its logprobs for
-        # the others: no extra pass.
-        old: list[list[Tensor | None]] = [[None] * len(part) for part in minibatches]
-        if len(minibatches) > 1:
-            old = [[self._logprobs_now(batch) for batch in part] for part in minibatches]
         totals = Totals()
         for _ in range(self.config.update.num_iterations):
-            for part, part_old, part_reference in zip(minibatches, old, reference, strict=True):
-                self._optimiser_step(part, part_old, part_reference, totals)
-        return totals.means()
+            for part in parts:
+                self._optimiser_step(part, totals)
+        row = totals.means()
+        return {**row, **self.coefficients.row()}
 
-    def _optimiser_step(
-        self, part: Minibatch, old: list[Tensor | None], reference: list[Tensor | None], totals: "Totals"
-    ) -> None:
-        counts = self._count(part)
+    def state(self) -> dict[str, Any]:
+        """All that a resumed run needs beside the policy's weights."""
+        state: dict[str, Any] = {
+            "optimiser": self.optimiser.state(),
+            "coefficients": self.coefficients.state(),
+            "steps_done": self.steps_done,
+        }
+        if self.critic is not None:
+            state["critic"] = self.critic.state()
+            state["critic_optimiser"] = self.critic_optimiser.state()
+        if self.reference is not None and self.config.loss.kl_target == "moving":
+            state["reference"] = self.reference.weights
+        return state
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.optimiser.load_state(state["optimiser"])
+        self.coefficients.load_state(state["coefficients"])
+        self.steps_done = state["steps_done"]
+        if self.critic is not None:
+            self.critic.load_state(state["critic"])
+            self.critic_optimiser.load_state(state["critic_optimiser"])
+        if self.reference is not None and "reference" in state:
+            self.reference.weights = [weight.to(self.policy.device) for weight in state["reference"]]
+
+    def _optimiser_step(self, part: list[Experience], totals: "Totals") -> None:
+        counts = self._count([experience.batch for experience in part])
+        sums = Sums()
         loss = 0.0
-        for index, batch in enumerate(part):
-            value, old[index] = self._backward(
-                batch, counts.weights[index], counts, old[index], reference[index], totals
-            )
+        for index, experience in enumerate(part):
+            value, part[index] = self._backward(experience, counts.weights[index], counts, sums)
             loss += value
         norm = self.optimiser.gradient_norm()
-        totals.add_step(loss=loss, grad_norm=norm, learning_rate=self.optimiser.learning_rate)
+        totals.add(sums, loss=loss, grad_norm=norm, learning_rate=self.optimiser.learning_rate)
         if math.isfinite(loss) and math.isfinite(norm):
-            self.optimiser.step(norm)
-            self.skipped_in_a_row = 0
+            self._move(norm)
         else:
             self._skip(loss, norm, totals)
         self.optimiser.finish()
+        if self.critic is not None:
+            self.critic_optimiser.finish()
+        self.steps_done += 1
+        self.coefficients.adapt(sums.means())
+        is_due = self.steps_done % self.config.loss.ref_model_sync_steps == 0
+        if self.reference is not None and self.config.loss.kl_target == "moving" and is_due:
+            self.reference.follow(self.config.loss.ref_model_mixup_alpha)
+
+    def _move(self, norm: float) -> None:
+        if self.steps_done >= self.config.critic.critic_warmup_steps or self.critic is None:
+            self.optimiser.step(norm)
+        if self.critic is not None:
+            self.critic_optimiser.step(self.critic_optimiser.gradient_norm())
+        self.skipped_in_a_row = 0
 
     def _backward(
-        self,
-        batch: Batch,
-        weights_S: Tensor,
-        counts: "Counts",
-        old: Tensor | None,
-        reference: Tensor | None,
-        totals: "Totals",
-    ) -> tuple[float, Tensor]:
-        """Accumulate the gradient of one micro-batch; returns its loss and its old logprobs."""
-        config = self.config.loss
-        logprobs, entropy = self.policy.logprobs(batch, self.config.rollout.temperature)
-        old = logprobs.detach() if old is None else old
-        factors = self._factors(batch, logprobs.detach(), old, entropy.detach(), counts)
+        self, experience: Experience, weights_S: Tensor, counts: "Counts", sums: "Sums"
+    ) -> tuple[float, Experience]:
+        """Accumulate the gradient of one micro-batch; returns its loss, and itself with old logprobs."""
+        config, batch = self.config.loss, experience.batch
+        in_loss = config.beta > 0 and config.kl_in == "loss"
+        whole = experience.reference if in_loss and config.kl_estimator == "full" else None
+        rows = self.policy.rows(batch)
+        now = self.policy.statistics(rows, batch, self.config.rollout.temperature, whole)
+        if experience.old_logprobs is None:
+            experience = replace(experience, old_logprobs=now.logprobs.detach())
+        assert experience.old_logprobs is not None
+        factors = self._factors(experience, now.logprobs.detach(), now.entropy.detach(), counts)
+        factor = None
+        for one in factors.values():
+            factor = one if factor is None else factor * one
         outputs = policy_loss(
             LossInputs(
-                logprobs=logprobs,
-                old_logprobs=old,
-                advantages=batch.advantages,
+                logprobs=now.logprobs,
+                old_logprobs=experience.old_logprobs,
+                advantages=experience.advantages,
                 sequence=batch.sequence,
                 num_sequences=batch.num_sequences,
-                reference_logprobs=reference,
-                factor=math.prod(factors.values()) if factors else None,  # type: ignore[arg-type]
+                reference_logprobs=experience.reference if in_loss and whole is None else None,
+                full_kl=now.full_kl,
+                factor=factor,
             ),
             config,
+            beta=self.coefficients.beta,
         )
         loss = (outputs.loss * weights_S[batch.sequence]).sum()
-        if config.entropy_coef:
+        if self.coefficients.entropy:
             # A mean over the tokens it acts on, whatever the loss type makes of lengths (as in TRL).
             acts_on = batch.keep[batch.sequence] * factors.get("high_entropy", 1.0)
-            loss = loss - config.entropy_coef * (entropy * acts_on).sum() / counts.entropy_tokens
-        loss.backward()
-        totals.add_tokens(
+            loss = loss - self.coefficients.entropy * (now.entropy * acts_on).sum() / counts.entropy_tokens
+        total = loss
+        if self.critic is not None:
+            error = self._value_error(experience, rows)
+            sums.add(len(error), value_loss=error.detach())
+            total = loss + (error * batch.keep[batch.sequence]).sum() / counts.tokens
+        total.backward()
+        difference = batch.sampler_logprobs - experience.old_logprobs
+        sums.add(
             len(batch.targets),
-            entropy=entropy.detach(),
+            entropy=now.entropy.detach(),
             clip_share=outputs.clipped,
             kl=outputs.kl,
-            sampler_logprob_difference=(batch.sampler_logprobs - old).abs(),
+            sampler_logprob_difference=difference.abs(),
             truncated_masked_share=1 - batch.keep[batch.sequence],
             **{f"{name}_removed_share": (factor == 0).float() for name, factor in factors.items()},
         )
-        return loss.item(), old
+        return loss.item(), experience
+
+    def _value_error(self, experience: Experience, rows: Tensor) -> Tensor:
+        """The critic's loss per token. A trunk that it shares with the policy feels `value_coef` of it."""
+        assert self.critic is not None and experience.values is not None and experience.returns is not None
+        share = self.config.critic.value_coef
+        rows = rows * share + rows.detach() * (1 - share)  # the same value, `share` of the gradient
+        values = self.critic.values(experience.batch, rows)
+        return value_loss(values, experience.values, experience.returns, self.config.critic.value_clip)
 
     def _factors(
-        self, batch: Batch, logprobs: Tensor, old: Tensor, entropy: Tensor, counts: "Counts"
+        self, experience: Experience, logprobs: Tensor, entropy: Tensor, counts: "Counts"
     ) -> dict[str, Tensor]:
         """What each mechanism leaves of every token's policy loss, by its name."""
-        config = self.config.loss
+        config, batch = self.config.loss, experience.batch
         factors: dict[str, Tensor] = {}
         if config.off_policy_mask_threshold is not None:
             drift = sequence_mean(batch.sampler_logprobs - logprobs, batch.sequence, batch.num_sequences)
-            advantages = sequence_mean(batch.advantages, batch.sequence, batch.num_sequences)
-            keep = off_policy_keep(
-                advantages, drift, config.off_policy_mask_threshold, config.off_policy_mask
-            )
+            advantages = sequence_mean(experience.advantages, batch.sequence, batch.num_sequences)
+            threshold = config.off_policy_mask_threshold
+            keep = off_policy_keep(advantages, drift, threshold, config.off_policy_mask)
             factors["off_policy"] = keep[batch.sequence]
         if config.sampler_correction != "none":
-            factors["sampler"] = sampler_weights(
-                old - batch.sampler_logprobs, batch.sequence, batch.num_sequences, config
-            )
+            assert experience.old_logprobs is not None
+            difference = experience.old_logprobs - batch.sampler_logprobs
+            factors["sampler"] = sampler_weights(difference, batch.sequence, batch.num_sequences, config)
         if counts.entropy_threshold is not None:
             factors["high_entropy"] = high_entropy(entropy, counts.entropy_threshold)
         return factors
 
-    def _count(self, part: Minibatch) -> "Counts":
+    def _count(self, part: list[Batch]) -> "Counts":
         """Everything that is counted over the whole optimiser step before any backward pass."""
-        lengths = [torch.bincount(batch.sequence, minlength=batch.num_sequences) for batch in part]
+        lengths = torch.cat([torch.bincount(b.sequence, minlength=b.num_sequences) for b in part])
         keep = torch.cat([batch.keep for batch in part])
         weights = token_weights(
-            torch.cat(lengths),
+            lengths,
             keep,
             loss_type=self.config.loss.loss_type,
             max_length=self.config.rollout.max_completion_length,
         )
-        tokens, threshold = float((torch.cat(lengths) * keep).sum()), None
+        tokens = max(1.0, float((lengths * keep).sum()))
+        entropy_tokens, threshold = tokens, None
         if self.config.loss.top_entropy_quantile < 1:
             # One more pass without gradients: the quantile is that of the step, not of a micro-batch.
-            entropy = torch.cat([self._entropy_now(batch)[batch.keep[batch.sequence] > 0] for batch in part])
+            entropy = torch.cat([self._entropy_now(b)[b.keep[b.sequence] > 0] for b in part])
             threshold = torch.quantile(entropy, 1 - self.config.loss.top_entropy_quantile)
-            tokens = float((entropy >= threshold).sum())
-        split = list(weights.split([batch.num_sequences for batch in part]))
-        return Counts(weights=split, entropy_tokens=max(1.0, tokens), entropy_threshold=threshold)
+            entropy_tokens = max(1.0, float((entropy >= threshold).sum()))
+        return Counts(
+            weights=list(weights.split([batch.num_sequences for batch in part])),
+            tokens=tokens,
+            entropy_tokens=entropy_tokens,
+            entropy_threshold=threshold,
+        )
 
     @torch.no_grad()
     def _entropy_now(self, batch: Batch) -> Tensor:
-        return self.policy.logprobs(batch, self.config.rollout.temperature)[1]
-
-    @torch.no_grad()
-    def _logprobs_now(self, batch: Batch) -> Tensor:
-        return self.policy.logprobs(batch, self.config.rollout.temperature)[0]
-
-    @torch.no_grad()
-    def _reference(self, batch: Batch) -> Tensor | None:
-        if self.config.loss.beta == 0:
-            return None
-        with self.policy.reference(self.frozen) as reference:
-            return reference.logprobs(batch, self.config.rollout.temperature)[0]
+        rows = self.policy.rows(batch)
+        return self.policy.statistics(rows, batch, self.config.rollout.temperature).entropy
 
     def _skip(self, loss: float, norm: float, totals: "Totals") -> None:
         totals.skipped += 1
@@ -180,8 +238,8 @@ class Updater:
         if self.skipped_in_a_row >= self.config.update.max_skipped_steps:
             raise UserError(
                 f"{self.skipped_in_a_row} steps in a row had a loss ({loss}) or gradient norm ({norm}) that "
-                "is not finite, and were skipped: "
-                "lower learning_rate, or go back to an earlier checkpoint with resume_from_checkpoint."
+                "is not finite, and were skipped: lower learning_rate, or go back to an earlier checkpoint "
+                "with resume_from_checkpoint."
             )
 
 
@@ -190,29 +248,37 @@ class Counts:
     """What a whole optimiser step adds up to, so that its gradient does not depend on micro-batches."""
 
     weights: list[Tensor]  # for each micro-batch, [S]: what a token of each completion weighs
+    tokens: float  # that take part
     entropy_tokens: float  # that the entropy bonus is averaged over
     entropy_threshold: Tensor | None  # None: tokens of any entropy are learnt from
 
 
-class Totals:
-    """Sums over tokens and over optimiser steps, kept on the device until the end."""
+class Sums:
+    """Sums over the tokens of an optimiser step, kept on the device until the end."""
 
     def __init__(self) -> None:
-        self.tokens = 0
-        self.sums: dict[str, Tensor] = {}
+        self.values: dict[str, tuple[Tensor, int]] = {}
+
+    def add(self, count: int, **values: Tensor | None) -> None:
+        for name, value in values.items():
+            if value is not None:
+                total, tokens = self.values.get(name, (torch.zeros((), device=value.device), 0))
+                self.values[name] = (total + value.sum(), tokens + count)
+
+    def means(self) -> dict[str, float]:
+        return {name: total.item() / max(1, tokens) for name, (total, tokens) in self.values.items()}
+
+
+class Totals:
+    """The rows of several optimiser steps, and their mean."""
+
+    def __init__(self) -> None:
         self.steps: list[dict[str, float]] = []
         self.skipped = 0
 
-    def add_tokens(self, count: int, **values: Tensor | None) -> None:
-        self.tokens += count
-        for name, value in values.items():
-            if value is not None:
-                self.sums[name] = self.sums.get(name, torch.zeros((), device=value.device)) + value.sum()
-
-    def add_step(self, **values: float) -> None:
-        self.steps.append(values)
+    def add(self, sums: Sums, **values: float) -> None:
+        self.steps.append({**sums.means(), **values})
 
     def means(self) -> dict[str, float]:
         row = {name: sum(step[name] for step in self.steps) / len(self.steps) for name in self.steps[0]}
-        row.update({name: total.item() / max(1, self.tokens) for name, total in self.sums.items()})
         return {**row, "skipped_steps": float(self.skipped)}

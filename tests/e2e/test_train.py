@@ -45,6 +45,15 @@ VARIANTS = {
         "save_steps": 4,
     },
     "hf engine": {"rollout_engine": "hf"},
+    "critic, moving reference, adaptive coefficients": {
+        "advantage": "gae",
+        "critic_learning_rate": 1e-3,
+        "beta": 0.05,
+        "kl_target": "moving",
+        "ref_model_sync_steps": 1,
+        "kl_target_value": 0.01,
+        "entropy_target": 0.1,
+    },
 }
 
 

@@ -94,10 +94,12 @@ def make_samples_from_engine(policy):
     return [
         Sample(
             rollout=Rollout(prompt_ids=requests[r].prompt_ids, completion=completion, text="", score=score),
-            advantage=1.0,
+            place=place,
             keep=True,
         )
-        for (r, _), completion in collect(NativeEngine(policy, 16), requests, Sampling(max_tokens=40)).items()
+        for place, ((r, _), completion) in enumerate(
+            collect(NativeEngine(policy, 16), requests, Sampling(max_tokens=40)).items()
+        )
     ]
 
 

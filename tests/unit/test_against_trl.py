@@ -7,6 +7,7 @@ step, so that they do not depend on it. With one micro-batch, as here, both are 
 """
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ import torch
 from whetstone.batch import Sample, pack
 from whetstone.config import build, make_plan
 from whetstone.config.rooms import ModelRoom
+from whetstone.experience import Experience
 from whetstone.model.policy import load_policy
 from whetstone.types import Completion, Finish, Rollout, Score
 from whetstone.update import Totals, Updater
@@ -51,7 +53,6 @@ def samples(policy):
         tokens = torch.randint(5, 100, (completion,), generator=generator).tolist()
         made.append((prompts[prompt], tokens, advantage))
     made = [(*entry, old_logprobs(policy, entry[0], entry[1], generator)) for entry in made]
-    score = Score(reward=0.0, parts={"correct": 0.0}, answer=None)
     return [
         Sample(
             rollout=Rollout(
@@ -63,12 +64,12 @@ def samples(policy):
                     policy_version=0,
                 ),
                 text="",
-                score=score,
+                score=Score(reward=advantage, parts={"correct": 0.0}, answer=None),
             ),
-            advantage=advantage,
+            place=place,
             keep=True,
         )
-        for prompt, tokens, advantage, old in made
+        for place, (prompt, tokens, advantage, old) in enumerate(made)
     ]
 
 
@@ -129,7 +130,7 @@ def trl_inputs(samples, keep):
     old = inputs.pop("old")
     return {
         **inputs,
-        "advantages": torch.tensor([sample.advantage for sample in samples]),
+        "advantages": torch.tensor([sample.rollout.score.reward for sample in samples]),
         "old_per_token_logps": old,
         "ref_per_token_logps": reference_of(old, inputs["completion_ids"]),
         "num_items_in_batch": inputs["completion_mask"].sum(),
@@ -157,14 +158,17 @@ def theirs(trainer, samples, settings, keep):
 def ours(policy, samples, settings, keep):
     config = build({**settings, "max_steps": 1, "max_completion_length": MAX_LENGTH, "learning_rate": 0.0})
     updater = Updater(policy, config, make_plan(config, num_problems=10), None)
-    samples = [
-        Sample(rollout=s.rollout, advantage=s.advantage, keep=kept)
-        for s, kept in zip(samples, keep, strict=True)
-    ]
-    part = pack(samples, 1000)
-    old = [batch.sampler_logprobs for batch in part]
-    reference = [
-        reference_of(batch.sampler_logprobs, batch.targets) if config.loss.beta else None for batch in part
+    samples = [replace(sample, keep=kept) for sample, kept in zip(samples, keep, strict=True)]
+    part = [
+        Experience(
+            batch=batch,
+            advantages=batch.rewards[batch.sequence],
+            old_logprobs=batch.sampler_logprobs,
+            reference=reference_of(batch.sampler_logprobs, batch.targets) if config.loss.beta else None,
+            values=None,
+            returns=None,
+        )
+        for batch in pack(samples, 1000)
     ]
     policy.model.train()
     policy.model.zero_grad()
@@ -173,7 +177,7 @@ def ours(policy, samples, settings, keep):
         {name: parameter.grad.clone() for name, parameter in policy.model.named_parameters()}
     )
     totals = Totals()
-    updater._optimiser_step(part, old, reference, totals)
+    updater._optimiser_step(part, totals)
     return totals.steps[0]["loss"], caught
 
 

@@ -1,11 +1,13 @@
 """The mathematics by hand: advantages, every loss and its gradient on four tokens, KL, masks, weights."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
 from whetstone.algorithm.advantages import estimate
+from whetstone.algorithm.gae import gae, value_loss, whiten
 from whetstone.algorithm.kl import ESTIMATORS
 from whetstone.algorithm.losses import SURROGATES, LossInputs, policy_loss
 from whetstone.algorithm.masks import high_entropy, off_policy_keep, sampler_weights, sequence_mean
@@ -59,7 +61,7 @@ OLD = torch.tensor([-1.0, -2.0, -0.5, -0.7], dtype=torch.float64)
 SEQUENCE = torch.tensor([0, 0, 1, 1])
 
 
-def loss_and_gradient(config, *, reference=None, factor=None, ratios=RATIOS):
+def loss_and_gradient(config, *, reference=None, factor=None, ratios=RATIOS) -> Any:
     logprobs = (OLD + ratios.log()).requires_grad_()
     inputs = LossInputs(
         logprobs=logprobs,
@@ -68,9 +70,10 @@ def loss_and_gradient(config, *, reference=None, factor=None, ratios=RATIOS):
         sequence=SEQUENCE,
         num_sequences=2,
         reference_logprobs=reference,
+        full_kl=None,
         factor=factor,
     )
-    outputs = policy_loss(inputs, config)
+    outputs = policy_loss(inputs, config, beta=config.beta)
     (gradient,) = torch.autograd.grad(outputs.loss.sum(), logprobs)
     return outputs, gradient
 
@@ -187,7 +190,7 @@ def test_kl_estimators_agree_with_the_divergence_in_expectation():
 
 
 def test_bias_corrected_kl_is_weighted_by_the_ratio():
-    config = {"epsilon": 0.2, "beta": 0.1}
+    config: Any = {"epsilon": 0.2, "beta": 0.1}
     plain, _ = loss_and_gradient(LossRoom(**config, use_bias_correction_kl=False), reference=OLD)
     corrected, gradient = loss_and_gradient(LossRoom(**config), reference=OLD)
     assert near(corrected.kl, (plain.kl * RATIOS).tolist())
@@ -261,3 +264,41 @@ def test_every_loss_type_has_a_surrogate_and_a_reduction():
 def test_cispo_refuses_a_cap_below_one():
     with pytest.raises(ValueError, match="set it to 5"):
         LossRoom(loss_type="cispo", epsilon_high=0.28)
+
+
+# ---- generalised advantage estimation ---------------------------------------------------------------------
+
+
+def test_gae_against_a_written_out_table():
+    """gamma 0.9, lambda 0.8; a completion of three tokens with reward 1 at its end, one of a single token.
+
+    t   V     r   delta = r + 0.9 V' - V       A = delta + 0.72 A'
+    3  0.5   1.0  1.0 - 0.5          = 0.50    0.50
+    2  0.4   0.0  0.9 * 0.5 - 0.4    = 0.05    0.05 + 0.72 * 0.50  = 0.41
+    1  0.2   0.0  0.9 * 0.4 - 0.2    = 0.16    0.16 + 0.72 * 0.41  = 0.4552
+    1  0.3  -1.0  -1.0 - 0.3         = -1.30   -1.30
+    """
+    rewards = torch.tensor([0.0, 0.0, 1.0, -1.0], dtype=torch.float64)
+    values = torch.tensor([0.2, 0.4, 0.5, 0.3], dtype=torch.float64)
+    advantages, returns = gae(rewards, values, torch.tensor([0, 0, 0, 1]), gamma=0.9, gae_lambda=0.8)
+    assert near(advantages, [0.4552, 0.41, 0.5, -1.3])
+    assert near(returns, [0.6552, 0.81, 1.0, -1.0])
+
+
+def test_gae_with_lambda_one_is_the_return_less_the_value():
+    rewards = torch.tensor([0.0, 0.0, 2.0], dtype=torch.float64)
+    values = torch.tensor([0.5, 0.7, 1.0], dtype=torch.float64)
+    advantages, returns = gae(rewards, values, torch.zeros(3, dtype=torch.long), gamma=1.0, gae_lambda=1.0)
+    assert returns.tolist() == [2.0, 2.0, 2.0] and near(advantages, [1.5, 1.3, 1.0])
+
+
+def test_whitened_advantages_have_mean_0_and_spread_1():
+    white = whiten(torch.tensor([1.0, 2.0, 3.0]))
+    assert white.tolist() == pytest.approx([-1 / 1.0001, 0.0, 1 / 1.0001])
+
+
+def test_value_loss_is_clipped_to_the_worse_side():
+    values, old, returns = torch.tensor([1.0, 0.1]), torch.tensor([0.0, 0.0]), torch.tensor([1.0, 1.0])
+    assert value_loss(values, old, returns, None).tolist() == pytest.approx([0.0, 0.405])
+    # held within 0.2 of the old value: 0.2 is 0.8 away from the return, although 1.0 was right
+    assert value_loss(values, old, returns, 0.2).tolist() == pytest.approx([0.32, 0.405])

@@ -3,13 +3,13 @@
 import pytest
 
 from tests.conftest import Characters, make_policy
-from whetstone.config import build
+from whetstone.config import build, make_plan
 from whetstone.config.rooms import ModelRoom
 from whetstone.engines.base import Sampling
 from whetstone.engines.native import NativeEngine
 from whetstone.errors import UserError
 from whetstone.model.chat import Chat
-from whetstone.rollout import Collector, rollout_metrics, variance_metrics
+from whetstone.rollout import Collector, Groups, has_reward_variance, rollout_metrics, variance_metrics
 from whetstone.tasks.mixture import build_tasks
 from whetstone.tasks.scoring import Scorer
 from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score
@@ -70,6 +70,45 @@ def test_long_prompts_lose_their_beginning_and_are_counted(config, scorer):
 def test_a_prompt_beyond_the_model_is_refused_by_name(config, scorer):
     with pytest.raises(UserError, match=r"prompt of chain_sum/train/\d+ has 20 tokens.*exceeds the 24"):
         collect(config, collector(scorer, max_length=24), step=0)
+
+
+def test_dynamic_sampling_replaces_prompts_that_teach_nothing(tmp_path):
+    rewards = tmp_path / "rewards.py"
+    # half of the prompts pay every completion alike, the others by what was written
+    rewards.write_text(
+        "def uneven(prompts, completions, completion_ids, **columns):\n"
+        "    pairs = zip(columns['id'], completion_ids)\n"
+        "    return [0.0 if sum(map(ord, i)) % 2 else float(ids[0] % 2) for i, ids in pairs]\n"
+    )
+    config = build(
+        {
+            "datasets": {"chain_sum": {}},
+            "reward_funcs": [f"{rewards}:uneven"],
+            "eval_num_samples": 0,
+            "apply_chat_template": False,
+            "prompts_per_step": 6,
+            "num_generations": 4,
+            "max_steps": 3,
+            "max_completion_length": 4,
+            "dynamic_sampling": True,
+            "dynamic_sampling_max_rounds": 8,
+        }
+    )
+    plain = config.model_copy(
+        update={"rollout": config.rollout.model_copy(update={"dynamic_sampling": False})}
+    )
+    with Scorer(config) as scorer:
+        tasks, plan = build_tasks(config, "train"), make_plan(config, num_problems=1000)
+        without = Groups(collector(scorer), tasks, plain, plan).of(1)
+        source = Groups(collector(scorer), tasks, config, plan)
+        groups = source.of(1)
+        flat = [n for n, group in enumerate(without) if not has_reward_variance(group)]
+        assert flat and source.num_replaced >= len(flat)
+        assert all(has_reward_variance(group) for group in groups)
+        assert all(groups[n] == without[n] for n in range(6) if n not in flat)  # the others are left alone
+        own = {tasks.problem(i).id for i in range(18)}
+        assert all(groups[n].problem.id not in own for n in flat)  # fresh problems, of no other batch
+        assert source.of(1) == groups  # a function of the step
 
 
 def rollout(reward, answer, correct, length, finish=Finish.STOP, failure=None):

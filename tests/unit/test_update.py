@@ -3,6 +3,8 @@ skipping.
 """
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from whetstone.batch import Sample, pack, split
 from whetstone.config import build, make_plan
 from whetstone.errors import UserError
 from whetstone.model.attention import PackedAttention, end_to_end
+from whetstone.model.reference import Reference
 from whetstone.optimiser import Optimiser
 from whetstone.types import Completion, Finish, Rollout, Score
 from whetstone.update import Updater
@@ -36,9 +39,9 @@ def make_samples(policy, sampler_shift=0.0):
             finish=Finish.STOP,
             policy_version=0,
         )
-        score = Score(reward=0.0, parts={"correct": 0.0}, answer=None)
+        score = Score(reward=advantage, parts={"correct": 0.0}, answer=None)
         rollout = Rollout(prompt_ids=tuple(ids[:prompt]), completion=done, text="", score=score)
-        samples.append(Sample(rollout=rollout, advantage=advantage, keep=True))
+        samples.append(Sample(rollout=rollout, place=len(samples), keep=True))
     return samples
 
 
@@ -66,7 +69,7 @@ def reference_gradient(policy, samples, loss_type, temperature):
             weight = 1 / (len(samples) * 16)
         ids = [*s.rollout.prompt_ids, *s.rollout.completion.token_ids]
         logprobs = sequence_logprobs(policy, ids, len(s.rollout.prompt_ids), temperature)
-        loss = loss - weight * s.advantage * logprobs.sum()
+        loss = loss - weight * s.rollout.score.reward * logprobs.sum()
     loss.backward()
     gradient = flat_gradient(policy)
     policy.model.float()
@@ -78,7 +81,7 @@ def flat_gradient(policy):
     return torch.cat([p.grad.detach().double().flatten() for p in policy.parameters])
 
 
-def updater_for(policy, reference=None, **flat):
+def updater_for(policy, reference=None, **flat) -> Any:
     flat = {
         "max_steps": 4,
         "max_completion_length": 16,
@@ -87,7 +90,12 @@ def updater_for(policy, reference=None, **flat):
         **flat,
     }
     config = build(flat)
-    return Updater(policy, config, make_plan(config, num_problems=100), reference)
+    updater: Any = Updater(policy, config, make_plan(config, num_problems=100), reference)
+    if config.loss.advantage == "group":  # here rewards are the advantages themselves
+        updater.preparer._with_baseline = lambda flat, *_: [
+            replace(e, advantages=e.batch.rewards[e.batch.sequence]) for e in flat
+        ]
+    return updater
 
 
 def gradient_of(updater, batches):
@@ -179,7 +187,7 @@ def test_split_is_a_partition_and_repeats():
 def test_kl_is_zero_before_and_positive_after_the_policy_moved():
     policy = make_policy()
     samples = make_samples(policy)
-    updater = updater_for(policy, policy.frozen_copy(), beta=0.1, learning_rate=1e-2)
+    updater = updater_for(policy, Reference.of(policy, policy, moving=False), beta=0.1, learning_rate=1e-2)
     first = updater.step([pack(samples, 100)], seed=0)
     second = updater.step([pack(samples, 100)], seed=0)
     assert first["kl"] == pytest.approx(0.0, abs=1e-6)
@@ -197,16 +205,18 @@ def test_lora_reference_is_the_adapter_switched_off():
     policy = Policy(model, plain.tokenizer, plain.device)
     trained = sum(p.numel() for p in policy.parameters)
     assert trained < 0.5 * sum(p.numel() for p in model.parameters())
-    updater = updater_for(policy, beta=0.1, learning_rate=1e-2)
+    reference = Reference.of(policy, policy, moving=False)
+    assert reference.weights is None  # no second copy of anything
+    updater = updater_for(policy, reference, beta=0.1, learning_rate=1e-2)
     rows = [updater.step([pack(samples, 100)], seed=0) for _ in range(3)]
     assert rows[0]["kl"] == pytest.approx(0.0, abs=1e-6) and rows[2]["kl"] > 1e-4
-    with policy.reference(None) as reference:
+    with reference.active():
         (batch,) = pack(samples, 1000)
         untouched, expected = make_policy(), []
         for sample in [samples[i] for i in (2, 0, 1, 4, 3, 5)]:  # as they were packed
             prompt, completion = sample.rollout.prompt_ids, sample.rollout.completion.token_ids
             expected.append(sequence_logprobs(untouched, [*prompt, *completion], len(prompt)))
-        assert torch.allclose(reference.logprobs(batch, 1.0)[0], torch.cat(expected), atol=1e-5)
+        assert torch.allclose(policy.logprobs(batch, 1.0), torch.cat(expected), atol=1e-5)
 
 
 def test_second_iteration_uses_the_ratio_to_the_first():
@@ -230,10 +240,15 @@ def test_off_policy_mask_drops_bad_sequences_that_fell():
     assert row["off_policy_removed_share"] == pytest.approx(bad / sum(c for _, c in SIZES))
 
 
+def broken_sample(sample):
+    score = replace(sample.rollout.score, reward=math.nan)
+    return replace(sample, rollout=replace(sample.rollout, score=score))
+
+
 def test_a_step_that_is_not_finite_is_skipped_and_a_few_in_a_row_stop_the_run():
     policy = make_policy()
     samples = make_samples(policy)
-    broken = [Sample(rollout=samples[0].rollout, advantage=math.nan, keep=True), *samples[1:]]
+    broken = [broken_sample(samples[0]), *samples[1:]]
     updater = updater_for(policy, max_skipped_steps=2)
     before = [p.detach().clone() for p in policy.parameters]
     assert updater.step([pack(broken, 100)], seed=0)["skipped_steps"] == 1

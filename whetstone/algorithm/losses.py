@@ -23,7 +23,8 @@ class LossInputs:
     advantages: Tensor
     sequence: Tensor  # which completion a token belongs to
     num_sequences: int
-    reference_logprobs: Tensor | None  # None where beta is 0
+    reference_logprobs: Tensor | None  # None without a KL in the loss, and where it is given whole
+    full_kl: Tensor | None  # over the whole vocabulary, with gradient
     factor: Tensor | None  # what masks and importance weights leave of the policy loss; None: all of it
 
 
@@ -34,18 +35,19 @@ class LossOutputs:
     kl: Tensor | None
 
 
-def policy_loss(inputs: LossInputs, config: LossRoom) -> LossOutputs:
+def policy_loss(inputs: LossInputs, config: LossRoom, *, beta: float) -> LossOutputs:
     """The surrogate of `loss_type` plus beta x KL."""
     ratio = importance_ratio(inputs, config.ratio_level)
     loss, clipped = SURROGATES[config.loss_type](ratio, inputs, config)
     if inputs.factor is not None:
         loss = loss * inputs.factor  # before the KL, which holds dropped sequences too (as in TRL)
-    kl = None
+    kl = inputs.full_kl
     if inputs.reference_logprobs is not None:
         kl = ESTIMATORS[config.kl_estimator](inputs.logprobs, inputs.reference_logprobs)
         if config.use_bias_correction_kl:
             kl = kl * ratio
-        loss = loss + config.beta * kl
+    if kl is not None:
+        loss = loss + beta * kl
     return LossOutputs(loss=loss, clipped=clipped.to(ratio.dtype), kl=None if kl is None else kl.detach())
 
 

@@ -1,7 +1,7 @@
 """Every knob: typed, bounded, documented; YAML and key=value; no torch."""
 
 from whetstone.config.load import Loaded, build, dump, find, flatten, load, nearest, recipe_folders
-from whetstone.config.plan import Plan, make_plan
+from whetstone.config.plan import Plan, make_plan, without_effect
 from whetstone.config.rooms import Config, TaskSpec
 
 __all__ = [
@@ -17,4 +17,5 @@ __all__ = [
     "make_plan",
     "nearest",
     "recipe_folders",
+    "without_effect",
 ]

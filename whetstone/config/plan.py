@@ -62,6 +62,11 @@ class Plan:
 def make_plan(config: Config, *, num_problems: int, world_size: int = 1) -> Plan:
     """Work the arithmetic out, or say why it cannot be."""
     rollout, update = config.rollout, config.update
+    if rollout.num_generations == 1 and config.loss.advantage in ("group", "rloo"):
+        raise UserError(
+            "num_generations is 1, and a completion that is compared with itself alone has no advantage: set "
+            "num_generations to 2 or more, or advantage to gae or reinforce_pp."
+        )
     accumulation = rollout.gradient_accumulation_steps
     per_generation = rollout.steps_per_generation or accumulation
     if per_generation % accumulation:
@@ -101,6 +106,20 @@ def make_plan(config: Config, *, num_problems: int, world_size: int = 1) -> Plan
         warmup_steps=update.warmup_steps or math.ceil(update.warmup_ratio * num_steps),
         num_problems=num_problems,
     )
+
+
+def without_effect(config: Config, plan: Plan) -> list[str]:
+    """Settings that do nothing as the plan stands, and what would give them effect."""
+    loss, notes = config.loss, []
+    once = "while each batch is used for one update: set num_iterations or steps_per_generation higher"
+    if plan.updates_per_batch == 1:
+        if loss.beta > 0 and loss.kl_target == "rollout":
+            notes.append(f"kl_target: rollout has no effect (KL and its gradient are 0) {once}.")
+        if loss.off_policy_mask_threshold is not None:
+            notes.append(f"off_policy_mask_threshold has no effect {once}.")
+    if loss.beta == 0 and (loss.kl_target != "base" or loss.kl_in != "loss"):
+        notes.append("kl_target and kl_in have no effect while beta is 0.")
+    return notes
 
 
 def _prompts_from_batch_size(config: Config, world_size: int) -> int:

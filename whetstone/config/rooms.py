@@ -1,19 +1,16 @@
 """Every knob: typed, bounded, documented. One frozen model per room, each owning its own keys.
 
-A YAML file is flat; `load.py` sorts its keys into these rooms. The text under a field is its help in `whet
-config`. Checks that concern one room live here; batch arithmetic is in `plan.py`. No torch here, and nothing
-is read from disk.
+The algorithm's are in `loss.py`. A YAML file is flat; `load.py` sorts its keys into these rooms. The text
+under a field is its help in `whet config`. Checks that concern one room live here; batch arithmetic is in
+`plan.py`. No torch here, and nothing is read from disk.
 """
 
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-
-class Room(BaseModel):
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=()
-    )
+from whetstone.config.base import Room
+from whetstone.config.loss import CriticRoom, LossRoom
 
 
 class ModelRoom(Room):
@@ -65,15 +62,15 @@ class TaskSpec(Room):
     """One entry of `datasets`: its share of the mixture and the task's own settings."""
 
     weight: float = Field(default=1.0, ge=0)
-    config: dict[str, Any] = {}
+    config: dict[str, Any] = Field(default_factory=dict)
 
 
 class TasksRoom(Room):
     """Which problems, and what is paid for their answers."""
 
-    datasets: dict[str, TaskSpec] = {}
+    datasets: dict[str, TaskSpec] = Field(default_factory=dict)
     """Tasks to train on: `{name: {weight, config}}`, as a mapping or JSON text."""
-    eval_datasets: dict[str, TaskSpec] = {}
+    eval_datasets: dict[str, TaskSpec] = Field(default_factory=dict)
     """Tasks to evaluate on; empty: the training tasks (on other problems)."""
     dataset_size: int = Field(default=10_000, ge=1)
     """How many training problems there are before they come round again (generated tasks)."""
@@ -87,7 +84,7 @@ class TasksRoom(Room):
     """
     developer_role: str = "system"
     """Role under which the developer prompt is given; `user` puts it in front of the question."""
-    reward_funcs: list[str] = ["accuracy", "format"]
+    reward_funcs: list[str] = Field(default_factory=lambda: ["accuracy", "format"])
     """What is paid for: `accuracy`, `format`, `length`, or your own `my_rewards.py:function` with TRL's
     signature.
     """
@@ -185,6 +182,10 @@ class RolloutRoom(Room):
     """TRL's way to say rollout_engine: vllm."""
     vllm_mode: Literal["server", "colocate"] = "server"
     """Where vLLM runs: a server of its own, or in this process."""
+    dynamic_sampling: bool = False
+    """Replace prompts whose completions all earn the same, which teach nothing, by fresh ones (DAPO)."""
+    dynamic_sampling_max_rounds: int = Field(default=3, ge=1)
+    """Dynamic sampling gives up after so many rounds and trains on what it has."""
     max_slots: int = Field(default=256, ge=1)
     """Sequences the native engine decodes at once; more wait for a free slot."""
 
@@ -216,7 +217,7 @@ class UpdateRoom(Room):
     """A schedule of transformers: linear, cosine, constant, constant_with_warmup, polynomial,
     cosine_with_min_lr, ...
     """
-    lr_scheduler_kwargs: dict[str, Any] = {}
+    lr_scheduler_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Settings of that schedule, such as {min_lr_rate: 0.1}."""
     warmup_ratio: float = Field(default=0.0, ge=0, le=1)
     """Share of the steps over which the learning rate rises from 0."""
@@ -241,91 +242,6 @@ class UpdateRoom(Room):
     @classmethod
     def _none_is_empty(cls, value: Any) -> Any:
         return {} if value is None else value
-
-
-class LossRoom(Room):
-    """The algorithm."""
-
-    loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "gspo", "sapo", "reinforce"] = "dapo"
-    """Which policy loss, and how token losses are averaged; docs/losses.md has the formulas."""
-    importance_sampling_level: Literal["token", "sequence"] = "token"
-    """Ratio of each token, or of the whole sequence (which gspo means)."""
-    advantage: Literal["group", "rloo", "reinforce_pp"] = "group"
-    """The baseline: mean of the group, mean of the others in it, or mean and spread of the whole batch."""
-    scale_rewards: Literal["group", "batch", "none"] = "group"
-    """Divide advantages by the standard deviation of the group, of the batch, or not at all (true: group,
-    false: none).
-    """
-    epsilon: float = Field(default=0.2, ge=0)
-    """The ratio is clipped below at 1 - epsilon."""
-    epsilon_high: float | None = Field(default=None, ge=0)
-    """The ratio is clipped above at 1 + epsilon_high; default: epsilon. With cispo: its weight is at most
-    epsilon_high; default: 5.
-    """
-    delta: float | None = Field(default=None, gt=0)
-    """Upper bound of the ratio where the advantage is negative (two-sided clipping); greater than 1 +
-    epsilon_high.
-    """
-    sapo_temperature_pos: float = Field(default=1.0, gt=0)
-    """How sharply sapo's gate closes for good answers."""
-    sapo_temperature_neg: float = Field(default=1.05, gt=0)
-    """How sharply sapo's gate closes for bad answers."""
-    beta: float = Field(default=0.0, ge=0)
-    """Weight of the KL penalty against the frozen reference; 0: no reference is kept."""
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    """How the KL divergence is estimated from the sampled tokens."""
-    use_bias_correction_kl: bool = True
-    """Multiply the KL by the ratio, as TRL does: unbiased where a batch is used several times."""
-    entropy_coef: float = 0.0
-    """Bonus on the mean entropy per token."""
-    top_entropy_quantile: float = Field(default=1.0, gt=0, le=1)
-    """Learn only from this share of a step's tokens, the most undecided ones."""
-    mask_truncated_completions: bool = False
-    """Leave completions that were cut off at max_completion_length out of the loss."""
-    off_policy_mask_threshold: float | None = Field(default=None, gt=0)
-    """Leave out sequences with negative advantage whose mean logprob fell by more than this since they were
-    sampled.
-    """
-    off_policy_mask: Literal["signed", "absolute"] = "signed"
-    """Whether only a fall counts as drift (TRL's rule) or a rise as well."""
-    sampler_correction: Literal[
-        "none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"
-    ] = "none"
-    """Importance weights for the difference between the engine's logprobs and the trainer's."""
-    sampler_correction_min: float = Field(default=0.0, ge=0)
-    """Lower bound of these weights."""
-    sampler_correction_max: float = Field(default=3.0, gt=0)
-    """Upper bound of these weights; beyond the bounds a weight is cut (truncate) or becomes 0 (mask)."""
-
-    @property
-    def upper_epsilon(self) -> float:
-        """epsilon_high with its default."""
-        if self.epsilon_high is not None:
-            return self.epsilon_high
-        return 5.0 if self.loss_type == "cispo" else self.epsilon
-
-    @property
-    def ratio_level(self) -> str:
-        return "sequence" if self.loss_type == "gspo" else self.importance_sampling_level
-
-    @field_validator("scale_rewards", mode="before")
-    @classmethod
-    def _bool_is_known(cls, value: Any) -> Any:
-        return {True: "group", False: "none"}.get(value, value) if isinstance(value, bool) else value
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.loss_type == "cispo" and self.upper_epsilon < 1:
-            raise ValueError(
-                f"epsilon_high is {self.upper_epsilon}, but cispo takes it for the largest weight itself, "
-                "which must be at least 1: set it to 5 or so"
-            )
-        if self.delta is not None and self.delta <= 1 + self.upper_epsilon:
-            raise ValueError(
-                f"delta is {self.delta}, but must be greater than 1 + epsilon_high "
-                f"= {1 + self.upper_epsilon:g}"
-            )
-        return self
 
 
 class EvaluationRoom(Room):
@@ -362,7 +278,7 @@ class RunRoom(Room):
     """Who trains: this package, or TRL's own GRPOTrainer with the same tasks, rewards and evaluation."""
     seed: int = 42
     """Seed of the sampling and of everything else that is random in a run."""
-    report_to: list[str] = []
+    report_to: list[str] = Field(default_factory=list)
     """Beside metrics.jsonl and the terminal: wandb, tensorboard, trackio; none switches all of these off."""
     wandb_project: str = "whetstone"
     """Project name for wandb and trackio."""
@@ -423,6 +339,7 @@ class Config(Room):
     rollout: RolloutRoom = RolloutRoom()
     update: UpdateRoom = UpdateRoom()
     loss: LossRoom = LossRoom()
+    critic: CriticRoom = CriticRoom()
     evaluation: EvaluationRoom = EvaluationRoom()
     run: RunRoom = RunRoom()
     parallel: ParallelRoom = ParallelRoom()

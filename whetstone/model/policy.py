@@ -5,9 +5,6 @@ are compared with the model's own forward pass: an architecture that our attenti
 never trained wrongly. Sampling is the engines' business, losses and optimisers the update's.
 """
 
-import contextlib
-import copy
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +15,7 @@ from whetstone.config.rooms import ModelRoom
 from whetstone.errors import UserError
 from whetstone.model.attention import NAME, Attend, PackedAttention, end_to_end
 from whetstone.model.embedded import resolve
-from whetstone.model.logprobs import token_logprobs
+from whetstone.model.logprobs import TokenStatistics, token_statistics
 
 
 class Policy:
@@ -71,30 +68,21 @@ class Policy:
         scaling = getattr(self.config, "logits_scaling", None)  # Granite
         return logits if scaling is None else logits / scaling
 
-    def logprobs(self, batch: Any, temperature: float) -> tuple[Tensor, Tensor]:
-        """Logprob and entropy [N] of every completion token of a packed `batch.Batch`."""
+    def rows(self, batch: Any) -> Tensor:
+        """[N, H] hidden states that predict the completion tokens of a packed `batch.Batch`."""
         attend = PackedAttention(batch.segments, self.device)
         hidden = self.hidden(batch.token_ids[None], batch.position_ids[None], attend)[0]
-        rows = hidden.index_select(0, batch.rows)
-        return token_logprobs(
-            self.head, rows, batch.targets, temperature=temperature, vocab_size=self.config.vocab_size
-        )
+        return hidden.index_select(0, batch.rows)
 
-    @contextlib.contextmanager
-    def reference(self, frozen: nn.Module | None) -> Iterator["Policy"]:
-        """The policy before training: with LoRA the same weights with the adapter off, else the frozen
-        copy.
-        """
-        if self.is_lora:
-            with self.model.disable_adapter():
-                yield self
-        else:
-            assert frozen is not None
-            yield Policy(frozen, self.tokenizer, self.device)
+    def statistics(
+        self, rows: Tensor, batch: Any, temperature: float, reference: Tensor | None = None
+    ) -> TokenStatistics:
+        """Logprob and entropy [N] of every completion token, and the whole KL from `reference` [N, V]."""
+        return token_statistics(self.head, rows, batch.targets, temperature=temperature, reference=reference)
 
-    def frozen_copy(self) -> nn.Module | None:
-        """A copy of the weights for the reference; None with LoRA, which needs none."""
-        return None if self.is_lora else copy.deepcopy(self.model).eval().requires_grad_(False)
+    def logprobs(self, batch: Any, temperature: float) -> Tensor:
+        """Logprobs [N] of the completion tokens."""
+        return self.statistics(self.rows(batch), batch, temperature).logprobs
 
     @torch.no_grad()
     def verify(self) -> None:

@@ -1,0 +1,45 @@
+"""Generalised advantage estimation over packed completions. Pure; _S sequences, _N completion tokens.
+
+delta_t = r_t + gamma V_{t+1} - V_t, A_t = delta_t + gamma lambda A_{t+1}, return_t = A_t + V_t; after its
+last token a completion is worth nothing more.
+"""
+
+import torch
+from torch import Tensor
+
+from whetstone.algorithm.advantages import EPSILON
+
+
+def gae(
+    rewards_N: Tensor, values_N: Tensor, sequence_N: Tensor, *, gamma: float, gae_lambda: float
+) -> tuple[Tensor, Tensor]:
+    """(advantages [N], returns [N]); tokens of one sequence stand together, in order."""
+    lengths_S = torch.bincount(sequence_N)
+    column = torch.cat([torch.arange(int(length)) for length in lengths_S]).to(sequence_N.device)
+    shape = (len(lengths_S), int(lengths_S.max()))
+    rewards = rewards_N.new_zeros(shape)
+    values = values_N.new_zeros(shape)  # 0 beyond the end: nothing more to earn
+    rewards[sequence_N, column], values[sequence_N, column] = rewards_N, values_N
+    advantages = torch.zeros_like(rewards)
+    running = rewards.new_zeros(shape[0])
+    for t in reversed(range(shape[1])):
+        following = values[:, t + 1] if t + 1 < shape[1] else torch.zeros_like(running)
+        running = rewards[:, t] + gamma * following - values[:, t] + gamma * gae_lambda * running
+        advantages[:, t] = running
+    advantages_N = advantages[sequence_N, column]
+    return advantages_N, advantages_N + values_N
+
+
+def whiten(advantages_N: Tensor) -> Tensor:
+    """Mean 0 and spread 1 over all tokens."""
+    spread = advantages_N.std() if len(advantages_N) > 1 else torch.zeros((), device=advantages_N.device)
+    return (advantages_N - advantages_N.mean()) / (spread + EPSILON)
+
+
+def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float | None) -> Tensor:
+    """Half the squared error; with `clip`, or that of the value held near the old one if larger (PPO)."""
+    loss = (values - returns).square() / 2
+    if clip is None:
+        return loss
+    held = old_values + (values - old_values).clamp(-clip, clip)
+    return torch.maximum(loss, (held - returns).square() / 2)

@@ -1,0 +1,145 @@
+"""The knobs of the algorithm: losses, advantages, KL, masks, critic. docs/losses.md has the formulas."""
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from whetstone.config.base import Room
+
+
+class LossRoom(Room):
+    """The algorithm."""
+
+    loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "gspo", "sapo", "reinforce"] = "dapo"
+    """Which policy loss, and how token losses are averaged; docs/losses.md has the formulas."""
+    importance_sampling_level: Literal["token", "sequence"] = "token"
+    """Ratio of each token, or of the whole sequence (which gspo means)."""
+    advantage: Literal["group", "rloo", "reinforce_pp", "gae"] = "group"
+    """The baseline: mean of the group, mean of the others in it, mean and spread of the whole batch, or a
+    critic (gae).
+    """
+    scale_rewards: Literal["group", "batch", "none"] = "group"
+    """Divide advantages by the standard deviation of the group, of the batch, or not at all (true: group,
+    false: none).
+    """
+    epsilon: float = Field(default=0.2, ge=0)
+    """The ratio is clipped below at 1 - epsilon."""
+    epsilon_high: float | None = Field(default=None, ge=0)
+    """The ratio is clipped above at 1 + epsilon_high; default: epsilon. With cispo: its weight is at most
+    epsilon_high; default: 5.
+    """
+    delta: float | None = Field(default=None, gt=0)
+    """Upper bound of the ratio where the advantage is negative (two-sided clipping); greater than 1 +
+    epsilon_high.
+    """
+    sapo_temperature_pos: float = Field(default=1.0, gt=0)
+    """How sharply sapo's gate closes for good answers."""
+    sapo_temperature_neg: float = Field(default=1.05, gt=0)
+    """How sharply sapo's gate closes for bad answers."""
+    beta: float = Field(default=0.0, ge=0)
+    """Weight of the KL penalty; 0: no reference is kept."""
+    kl_target: Literal["base", "moving", "rollout"] = "base"
+    """KL against whom: the first weights, weights that follow the policy, or the policy that sampled the
+    batch (local: it restrains each update, and needs several of them per batch).
+    """
+    kl_estimator: Literal["k1", "k2", "k3", "full"] = "k3"
+    """How the KL divergence is had: estimated from the sampled tokens, or over the whole vocabulary (full; it
+    keeps tokens x vocabulary numbers).
+    """
+    kl_in: Literal["loss", "reward"] = "loss"
+    """Where the penalty goes: into the loss, or off the reward before advantages are taken."""
+    kl_target_value: float | None = Field(default=None, gt=0)
+    """Let beta grow and shrink so that the KL per token stays near this; none: beta is fixed."""
+    ref_model_sync_steps: int = Field(default=512, ge=1)
+    """kl_target moving: the reference follows every so many steps."""
+    ref_model_mixup_alpha: float = Field(default=0.6, gt=0, le=1)
+    """kl_target moving: how much of the policy the reference takes over then."""
+    use_bias_correction_kl: bool = True
+    """Multiply the KL by the ratio, as TRL does: unbiased where a batch is used several times."""
+    entropy_coef: float = 0.0
+    """Bonus on the mean entropy per token."""
+    entropy_target: float | None = Field(default=None, gt=0)
+    """Adapt entropy_coef so that the entropy stays above this: up by entropy_coef_delta a step while below
+    it, down while above, and no bonus while above.
+    """
+    entropy_coef_delta: float = Field(default=0.005, gt=0)
+    """Step of the adaptive entropy_coef."""
+    entropy_coef_min: float = Field(default=0.0, ge=0)
+    """Lower bound of the adaptive entropy_coef."""
+    entropy_coef_max: float = Field(default=1.0, ge=0)
+    """Upper bound of the adaptive entropy_coef."""
+    top_entropy_quantile: float = Field(default=1.0, gt=0, le=1)
+    """Learn only from this share of a step's tokens, the most undecided ones."""
+    mask_truncated_completions: bool = False
+    """Leave completions that were cut off at max_completion_length out of the loss."""
+    off_policy_mask_threshold: float | None = Field(default=None, gt=0)
+    """Leave out sequences with negative advantage whose mean logprob fell by more than this since they were
+    sampled.
+    """
+    off_policy_mask: Literal["signed", "absolute"] = "signed"
+    """Whether only a fall counts as drift (TRL's rule) or a rise as well."""
+    sampler_correction: Literal[
+        "none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"
+    ] = "none"
+    """Importance weights for the difference between the engine's logprobs and the trainer's."""
+    sampler_correction_min: float = Field(default=0.0, ge=0)
+    """Lower bound of these weights."""
+    sampler_correction_max: float = Field(default=3.0, gt=0)
+    """Upper bound of these weights; beyond the bounds a weight is cut (truncate) or becomes 0 (mask)."""
+
+    @property
+    def upper_epsilon(self) -> float:
+        """epsilon_high with its default."""
+        if self.epsilon_high is not None:
+            return self.epsilon_high
+        return 5.0 if self.loss_type == "cispo" else self.epsilon
+
+    @property
+    def ratio_level(self) -> str:
+        return "sequence" if self.loss_type == "gspo" else self.importance_sampling_level
+
+    @field_validator("scale_rewards", mode="before")
+    @classmethod
+    def _bool_is_known(cls, value: Any) -> Any:
+        return {True: "group", False: "none"}.get(value, value) if isinstance(value, bool) else value
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.loss_type == "cispo" and self.upper_epsilon < 1:
+            raise ValueError(
+                f"epsilon_high is {self.upper_epsilon}, but cispo takes it for the largest weight itself, "
+                "which must be at least 1: set it to 5 or so"
+            )
+        if self.kl_target_value is not None and self.beta == 0:
+            raise ValueError(
+                "kl_target_value adapts beta, which is 0: give it a first value, such as beta: 0.01"
+            )
+        if self.kl_in == "reward" and self.kl_estimator == "full":
+            raise ValueError(
+                "kl_in: reward takes one number per sampled token: set kl_estimator to k1, k2 or k3"
+            )
+        if self.delta is not None and self.delta <= 1 + self.upper_epsilon:
+            raise ValueError(
+                f"delta is {self.delta}, but must be greater than 1 + epsilon_high "
+                f"= {1 + self.upper_epsilon:g}"
+            )
+        return self
+
+
+class CriticRoom(Room):
+    """The value model beside the policy, where `advantage` is gae."""
+
+    critic: Literal["head", "model"] = "head"
+    """A linear layer on the policy's own hidden states, or a model of its own begun as the policy's copy."""
+    critic_learning_rate: float = Field(default=1e-5, ge=0)
+    """Learning rate of the critic, constant after its warm-up."""
+    critic_warmup_steps: int = Field(default=0, ge=0)
+    """First steps in which only the critic learns."""
+    gamma: float = Field(default=1.0, ge=0, le=1)
+    """Discount per token."""
+    gae_lambda: float = Field(default=0.95, ge=0, le=1)
+    """1: whole returns (no bias, much noise); 0: one step ahead (the critic's bias, little noise)."""
+    value_clip: float | None = Field(default=0.2, gt=0)
+    """Hold new values this near to the old ones within a batch; none: free."""
+    value_coef: float = Field(default=0.1, ge=0)
+    """Weight of the value loss in the gradient of a trunk that policy and critic share."""

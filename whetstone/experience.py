@@ -1,0 +1,136 @@
+"""Packed batches -> experience: what the models say of them before the first update, and the advantages.
+
+Old logprobs, the reference's, the critic's values; then the reward, less the KL where `kl_in` says so,
+becomes an advantage for every token. Fixed from here on, however often the batch is used. Moves no weights.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from whetstone.algorithm.advantages import estimate
+from whetstone.algorithm.gae import gae, whiten
+from whetstone.algorithm.kl import ESTIMATORS
+from whetstone.batch import Batch
+from whetstone.config import Config
+from whetstone.model.critic import Critic
+from whetstone.model.logprobs import all_logprobs
+from whetstone.model.policy import Policy
+from whetstone.model.reference import Reference
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experience:
+    """A micro-batch with everything that its updates need. Tensors are [N], one entry per token."""
+
+    batch: Batch
+    advantages: Tensor
+    old_logprobs: Tensor | None  # None: the first update is on-policy, and its own logprobs are these
+    reference: Tensor | None  # logprobs of the reference, [N] or, for the full KL, [N, V]
+    values: Tensor | None  # by the critic, before any update
+    returns: Tensor | None  # what it should have said
+
+
+class Preparer:
+    """Makes experience; has the policy, its reference and its critic at hand."""
+
+    def __init__(self, policy: Policy, reference: Reference | None, critic: Critic | None, config: Config):
+        self.policy = policy
+        self.reference = reference
+        self.critic = critic
+        self.config = config
+        self.temperature = config.rollout.temperature
+
+    @torch.no_grad()
+    def prepare(
+        self, minibatches: Sequence[Sequence[Batch]], *, num_generations: int, beta: float
+    ) -> list[list[Experience]]:
+        """`beta` is the weight that a KL in the reward has at the moment."""
+        self.policy.model.eval()
+        parts = [[batch.to(self.policy.device) for batch in part] for part in minibatches]
+        # With several parts the later ones meet a policy that has moved, so their old logprobs must be taken
+        # now. With one part the first update is on-policy by construction and leaves its logprobs for the
+        # others: no extra pass.
+        needs_old = len(parts) > 1 or self._is_local or self.config.loss.kl_in == "reward"
+        bare = [[self._annotate(batch, needs_old) for batch in part] for part in parts]
+        flat = [experience for part in bare for experience in part]
+        if self.critic is not None:
+            flat = self._with_gae(flat, beta)
+        else:
+            flat = self._with_baseline(flat, num_generations, beta)
+        rest = iter(flat)
+        return [[next(rest) for _ in part] for part in parts]
+
+    @property
+    def _is_local(self) -> bool:
+        return self.config.loss.beta > 0 and self.config.loss.kl_target == "rollout"
+
+    def _annotate(self, batch: Batch, needs_old: bool) -> Experience:
+        rows = self.policy.rows(batch) if needs_old or self.critic is not None else None
+        old = None
+        if needs_old:
+            assert rows is not None
+            old = self.policy.statistics(rows, batch, self.temperature).logprobs
+        values = None
+        if self.critic is not None:
+            assert rows is not None
+            values = self.critic.values(batch, rows)
+        reference = None
+        if self._is_local:
+            reference = old if self.config.loss.kl_estimator != "full" else self._all_logprobs(batch)
+        elif self.reference is not None:
+            with self.reference.active():
+                full = self.config.loss.kl_estimator == "full"
+                reference = (
+                    self._all_logprobs(batch) if full else self.policy.logprobs(batch, self.temperature)
+                )
+        return Experience(
+            batch=batch,
+            advantages=torch.zeros_like(batch.sampler_logprobs),
+            old_logprobs=old,
+            reference=reference,
+            values=values,
+            returns=None,
+        )
+
+    def _all_logprobs(self, batch: Batch) -> Tensor:
+        return all_logprobs(self.policy.head, self.policy.rows(batch), self.temperature)
+
+    def _kl_penalty(self, experience: Experience, beta: float) -> Tensor:
+        """What the KL takes off the reward at each token; 0 where it is part of the loss."""
+        if self.config.loss.kl_in != "reward" or experience.reference is None:
+            return torch.zeros_like(experience.advantages)
+        assert experience.old_logprobs is not None
+        return beta * ESTIMATORS[self.config.loss.kl_estimator](experience.old_logprobs, experience.reference)
+
+    def _with_baseline(self, flat: list[Experience], num_generations: int, beta: float) -> list[Experience]:
+        """One advantage per completion, from all completions of the batch."""
+        loss = self.config.loss
+        rewards = torch.zeros(sum(e.batch.num_sequences for e in flat), device=self.policy.device)
+        for e in flat:
+            penalty = torch.zeros_like(e.batch.rewards).index_add(
+                0, e.batch.sequence, self._kl_penalty(e, beta)
+            )
+            rewards[e.batch.places] = e.batch.rewards - penalty
+        table = rewards.view(-1, num_generations)
+        advantages = estimate(table, baseline=loss.advantage, scale=loss.scale_rewards).flatten()
+        return [replace(e, advantages=advantages[e.batch.places][e.batch.sequence]) for e in flat]
+
+    def _with_gae(self, flat: list[Experience], beta: float) -> list[Experience]:
+        """An advantage per token, from the critic's values."""
+        critic, done = self.config.critic, []
+        for e in flat:
+            assert e.values is not None
+            rewards = -self._kl_penalty(e, beta)
+            lengths = torch.bincount(e.batch.sequence, minlength=e.batch.num_sequences)
+            rewards[lengths.cumsum(0) - 1] += e.batch.rewards  # all of it at the last token
+            advantages, returns = gae(
+                rewards, e.values, e.batch.sequence, gamma=critic.gamma, gae_lambda=critic.gae_lambda
+            )
+            done.append(replace(e, advantages=advantages, returns=returns))
+        if self.config.loss.scale_rewards == "none":
+            return done
+        white = whiten(torch.cat([e.advantages for e in done])).split([len(e.advantages) for e in done])
+        return [replace(e, advantages=part) for e, part in zip(done, white, strict=True)]

@@ -1,0 +1,142 @@
+"""What becomes of each key of the configuration under TRL: handed over, worked out, done by us, or refused.
+
+Every key belongs to one of these; one that nobody has thought of is refused as soon as it is not at its
+default, so nothing is ever ignored silently. Imports nothing of TRL and trains nothing.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from whetstone.config import Config, Plan, flatten
+from whetstone.errors import UserError
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# Handed to GRPOConfig under the same name.
+SAME = _words("""
+    learning_rate lr_scheduler_type weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm
+    num_iterations num_generations max_completion_length temperature top_p min_p beta epsilon delta
+    sapo_temperature_pos sapo_temperature_neg ref_model_sync_steps ref_model_mixup_alpha
+    use_bias_correction_kl scale_rewards entropy_coef entropy_coef_delta entropy_coef_min entropy_coef_max
+    top_entropy_quantile mask_truncated_completions off_policy_mask_threshold gradient_checkpointing seed
+    save_total_limit
+""")
+# Worked out first (`trl_arguments`).
+SHAPED = _words("""
+    bf16 prompts_per_step per_device_train_batch_size gradient_accumulation_steps steps_per_generation
+    micro_batch_tokens max_steps num_train_epochs batch_counts_as_step warmup_ratio warmup_steps top_k
+    lr_scheduler_kwargs loss_type importance_sampling_level epsilon_high kl_target entropy_target
+""")
+# Done by this package whoever trains.
+OURS = _words("""
+    model_name_or_path device attn_implementation use_peft lora_r lora_alpha lora_dropout
+    lora_target_modules apply_chat_template prompt_template assistant_prefix max_prompt_length
+    max_slots vllm_mode
+    datasets eval_datasets dataset_size dataset_seed eval_dataset_seed developer_prompt developer_role
+    reward_funcs reward_weights reward_correct reward_wrong reward_no_answer overlong_buffer_length
+    reward_timeout_s reward_workers max_reward_failure_share
+    fixed_eval_steps eval_num_samples eval_samples_per_problem eval_temperature eval_greedy
+    eval_num_examples_to_print per_device_eval_batch_size eval_only checkpoint_path
+    output_dir run_name trainer report_to wandb_project logging_steps logging_first_step log_reward_variance
+    verbose_variance_logging log_completions_steps save_strategy save_steps auto_resume
+    resume_from_checkpoint overwrite_output_dir
+""")
+# Refused unless at its default, with the reason; a key that stands nowhere here is refused without one.
+REFUSED = {
+    "advantage": "TRL takes its advantages against the mean of the group only",
+    "kl_estimator": "TRL has no KL estimator but k3",
+    "kl_in": "TRL puts the KL into the loss only",
+    "kl_target_value": "TRL's beta is fixed",
+    "off_policy_mask": "TRL's off-policy mask is the signed one",
+    "sampler_correction": "TRL corrects for another sampler only where vLLM samples",
+    "rollout_engine": "TRL samples by itself",
+    "use_vllm": "here TRL samples with transformers' generate",
+    "max_skipped_steps": "TRL skips no steps",
+}
+LOSS_TYPES = {
+    "gspo": "grpo",
+    **{name: name for name in ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo")},
+}
+
+
+def kind_of(key: str) -> str:
+    """`same`, `shaped` or `ours`; everything else is `refused`."""
+    kinds = {"same": SAME, "shaped": SHAPED, "ours": OURS}
+    return next((kind for kind, keys in kinds.items() if key in keys), "refused")
+
+
+def check_keys(config: Config) -> None:
+    """Refuse, by its name, whatever TRL would silently do otherwise."""
+    defaults = flatten(Config())
+    for key, value in flatten(config).items():
+        if kind_of(key) == "refused" and value != defaults[key]:
+            reason = REFUSED.get(key, "TRL has no such setting")
+            raise _refusal(key, value, reason, defaults[key])
+    loss = config.loss
+    if loss.loss_type not in LOSS_TYPES:
+        raise _refusal("loss_type", loss.loss_type, "TRL has no such loss", "dapo")
+    if loss.kl_target == "rollout":
+        raise _refusal("kl_target", "rollout", "TRL has no KL against the policy that sampled", "base")
+    if loss.kl_target == "moving" and config.model.use_peft:
+        raise _refusal("kl_target", "moving", "TRL keeps no moving reference beside a LoRA adapter", "base")
+    if config.rollout.num_generations < 2:
+        raise _refusal("num_generations", 1, "TRL needs at least two completions of a prompt", 8)
+
+
+def _refusal(key: str, value: Any, reason: str, instead: Any) -> UserError:
+    return UserError(
+        f"{key}: {value} can't be had with trainer: trl, since {reason}: set {key}={instead}, or "
+        "trainer=whetstone."
+    )
+
+
+def trl_arguments(config: Config, plan: Plan, folder: Path, device: torch.device) -> dict[str, Any]:
+    """What GRPOConfig is made of, so that TRL does the plan's work: no shuffling, saving or reporting of its
+    own.
+    """
+    flat, loss, is_cpu = flatten(config), config.loss, device.type == "cpu"
+    per_device, accumulation = _batch_sizes(config, plan)
+    return {
+        **{key: flat[key] for key in SAME},
+        "output_dir": str(folder),
+        "per_device_train_batch_size": per_device,
+        "gradient_accumulation_steps": accumulation,
+        "steps_per_generation": accumulation * plan.minibatches,
+        "max_steps": plan.num_steps,
+        "warmup_steps": plan.warmup_steps,
+        "lr_scheduler_kwargs": config.update.lr_scheduler_kwargs or None,
+        "top_k": config.rollout.top_k or 0,
+        "loss_type": LOSS_TYPES[loss.loss_type],
+        "importance_sampling_level": loss.ratio_level,
+        "epsilon_high": loss.upper_epsilon,
+        "sync_ref_model": loss.beta > 0 and loss.kl_target == "moving",
+        "use_adaptive_entropy": loss.entropy_target is not None,
+        **({} if loss.entropy_target is None else {"entropy_target": loss.entropy_target}),
+        "use_cpu": is_cpu,
+        "bf16": config.model.bf16 and not is_cpu,  # autocast over float32 weights, TRL's way
+        "dataloader_pin_memory": not is_cpu,
+        "optim": "adamw_torch_fused",
+        "shuffle_dataset": False,
+        "eval_strategy": "no",
+        "save_strategy": "no",  # the callback says when: only between batches can TRL resume
+        "report_to": "none",
+        "logging_steps": 1,
+        "logging_nan_inf_filter": False,
+        "disable_tqdm": True,
+    }
+
+
+def _batch_sizes(config: Config, plan: Plan) -> tuple[int, int]:
+    """(completions in a micro-batch, micro-batches in an optimiser step)."""
+    rollout = config.rollout
+    if rollout.prompts_per_step is None:
+        return rollout.per_device_train_batch_size, rollout.gradient_accumulation_steps
+    completions = plan.completions_per_batch // plan.minibatches
+    most = max(1, config.update.micro_batch_tokens // rollout.max_completion_length)
+    size = max(n for n in range(1, completions + 1) if completions % n == 0 and n <= most)
+    return size, completions // size

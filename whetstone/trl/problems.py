@@ -1,0 +1,115 @@
+"""Problems in, rewards out: our mixture as TRL's dataset, our scorer as its reward function.
+
+The prompts become the very tokens that our own trainer sees. Knows TRL's conventions but imports nothing of
+it.
+"""
+
+import copy
+import json
+import time
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from whetstone.config import Config
+from whetstone.errors import UserError
+from whetstone.model.chat import Chat
+from whetstone.tasks.mixture import Mixture
+from whetstone.tasks.scoring import Answer, Scorer
+from whetstone.types import Completion, Finish, Group, Problem, Rollout
+
+
+class Problems:
+    """The training problems as TRL's dataset: a column of numbers; prompts are made when asked for."""
+
+    def __init__(self, tasks: Mixture, chat: Chat, config: Config, max_length: int | None):
+        self.chat, self.config, self.max_length = chat, config, max_length
+        self.problem = lru_cache(maxsize=4096)(tasks.problem)
+
+    def dataset(self, count: int) -> Any:
+        from datasets import Dataset
+
+        return Dataset.from_dict({"index": list(range(count))}).with_transform(self._rows)
+
+    def _rows(self, columns: dict[str, list[int]]) -> dict[str, list[Any]]:
+        problems = [self.problem(index) for index in columns["index"]]
+        for problem in {problem.id: problem for problem in problems}.values():
+            self._check_length(problem)
+        return {"index": columns["index"], "prompt": [self.prompt(problem) for problem in problems]}
+
+    def prompt(self, problem: Problem) -> Any:
+        """What TRL makes our tokens of: messages for its chat template (which brings the special tokens), or
+        a bare text, to which it adds them.
+        """
+        if self.config.model.apply_chat_template:
+            return [dict(message) for message in problem.messages]
+        return self.chat.prompt(problem)
+
+    def tokenizer(self) -> Any:
+        """A tokenizer for TRL whose chat template begins the assistant's turn with `assistant_prefix`."""
+        tokenizer = copy.deepcopy(self.chat.tokenizer)
+        tokenizer.padding_side = "left"
+        prefix = self.config.model.assistant_prefix
+        if prefix and self.config.model.apply_chat_template:
+            # An expression, not a block, and no newline before it: Jinja would treat white space otherwise.
+            tail = "{{ " + json.dumps(prefix) + " if add_generation_prompt else '' }}"
+            tokenizer.chat_template = tokenizer.chat_template.removesuffix("\n") + tail
+        return tokenizer
+
+    def _check_length(self, problem: Problem) -> None:
+        length, rollout = len(self.chat.encode(problem)), self.config.rollout
+        limit = rollout.max_prompt_length
+        if limit is not None and length > limit:
+            raise UserError(
+                f"The prompt of {problem.id} has {length} tokens, more than max_prompt_length ({limit}), and "
+                "TRL can't cut it: raise max_prompt_length, or set trainer=whetstone."
+            )
+        if self.max_length is not None and length + rollout.max_completion_length > self.max_length:
+            raise UserError(
+                f"The prompt of {problem.id} has {length} tokens, which with {rollout.max_completion_length} "
+                f"new ones exceeds the {self.max_length} that the model allows: lower max_completion_length."
+            )
+
+
+class Rewards:
+    """TRL's reward function: our scorer. Keeps the newest batch as groups, for the metrics."""
+
+    def __init__(self, problems: Problems, scorer: Scorer, stops: Sequence[int], num_generations: int):
+        self.problems, self.scorer = problems, scorer
+        self.stops, self.num_generations = frozenset(stops), num_generations
+        self.groups: list[Group] = []
+        self.begun = self.ended = 0.0
+
+    def reward(self, *, completion_ids: list[list[int]], index: list[int], **_: Any) -> list[float]:
+        """The combined reward of every completion; TRL gives all completions of a problem in a row."""
+        self.begun = time.monotonic()
+        chat, problems = self.problems.chat, [self.problems.problem(number) for number in index]
+        texts = [chat.decode(ids) for ids in completion_ids]
+        ends = [Finish.STOP if ids[-1] in self.stops else Finish.LENGTH for ids in completion_ids]
+        for problem, ids, text, end in zip(problems, completion_ids, texts, ends, strict=True):
+            truncated = end is Finish.LENGTH
+            self.scorer.submit(Answer(problem=problem, text=text, completion_ids=ids, truncated=truncated))
+        scores = self.scorer.gather()
+        rollouts = [
+            Rollout(
+                prompt_ids=chat.encode(problem),
+                completion=Completion(
+                    token_ids=tuple(ids),
+                    logprobs=(float("nan"),) * len(ids),  # TRL's generate keeps none
+                    finish=end,
+                    policy_version=0,
+                ),
+                text=text,
+                score=score,
+            )
+            for problem, ids, text, end, score in zip(
+                problems, completion_ids, texts, ends, scores, strict=True
+            )
+        ]
+        size = self.num_generations
+        self.groups = [
+            Group(problem=problems[i], rollouts=tuple(rollouts[i : i + size]))
+            for i in range(0, len(rollouts), size)
+        ]
+        self.ended = time.monotonic()
+        return [score.reward for score in scores]

@@ -1,0 +1,188 @@
+"""A run under TRL from end to end: build the parts, hand them to GRPOTrainer, write what our runs write.
+
+The only file that imports TRL, inside functions.
+"""
+
+import contextlib
+import json
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PrinterCallback
+
+from whetstone.checkpoint import MARK, Checkpoint, save_model
+from whetstone.config import Config, Loaded, flatten, make_plan
+from whetstone.engines import make_engine
+from whetstone.errors import UserError
+from whetstone.evaluate import Evaluator
+from whetstone.metrics import MetricsLog, setup_logging, write_aside
+from whetstone.model.chat import Chat
+from whetstone.model.policy import load_policy
+from whetstone.report import write_report
+from whetstone.rollout import Collector
+from whetstone.run_folder import open_run
+from whetstone.stopping import StopRequest
+from whetstone.tasks.mixture import build_tasks, check_gold, eval_problems
+from whetstone.tasks.scoring import Scorer
+from whetstone.trl.keys import check_keys, trl_arguments
+from whetstone.trl.problems import Problems, Rewards
+from whetstone.trl.watcher import Parts, Watcher, evaluate
+
+logger = logging.getLogger("whetstone")
+
+
+def train_with_trl(loaded: Loaded) -> dict[str, Any]:
+    """Run a configuration to its end, or to a stop that was asked for; returns what train_results.json
+    holds.
+    """
+    config = loaded.config
+    check_keys(config)
+    _require_trl()
+    folder, found, notes = open_run(config)
+    if found is not None:
+        _check_resume(config, found)
+    setup_logging(folder)
+    for note in (*loaded.notes, *notes):
+        logger.info(note)
+    with contextlib.ExitStack() as stack:
+        parts = build(config, folder, found, stack)
+        stop = stack.enter_context(StopRequest())
+        before = 0.0 if found is None else json.loads((found.folder / MARK).read_text())["seconds"]
+        begun = time.monotonic() - before
+        watcher = Watcher(parts, stop, begun)
+        trainer = make_trainer(parts, watcher)
+        if found is None:
+            evaluate(parts, 0)
+        with watcher.progress:
+            trainer.train(resume_from_checkpoint=None if found is None else str(found.folder))
+        step = trainer.state.global_step
+        if step < parts.plan.num_steps:
+            logger.info(f"Stopped at step {step}, saved. Go on with the same command and auto_resume=true.")
+            raise KeyboardInterrupt
+        return _finish(parts, time.monotonic() - begun)
+
+
+def build(config: Config, folder: Path, found: Checkpoint | None, stack: contextlib.ExitStack) -> Parts:
+    """Every part but TRL's trainer, as `train.build` makes them."""
+    torch.manual_seed(config.run.seed)  # a new LoRA adapter begins with random numbers
+    fixed = eval_problems(config)
+    tasks = build_tasks(config, "train", fixed)
+    check_gold(tasks)
+    if fixed:
+        check_gold(build_tasks(config, "eval"))
+    plan = make_plan(config, num_problems=len(tasks))
+    for line in plan.lines(config):
+        logger.info(line)
+    scorer = stack.enter_context(Scorer(config))
+    # Float32 weights, and bf16 by autocast: AdamW on bf16 weights would lose updates as small as these are.
+    # Always the first weights: TRL takes its reference from them and then loads the checkpoint itself.
+    policy = load_policy(config.model.model_copy(update={"bf16": False}))
+    engine = make_engine(config, policy)
+    stack.callback(engine.close)
+    chat = Chat(policy.tokenizer, config.model)
+    limits = {"max_prompt_length": config.rollout.max_prompt_length, "max_length": policy.max_length}
+    collector = Collector(engine, scorer, chat, **limits)
+    metrics = MetricsLog(
+        folder,
+        report_to=config.run.report_to,
+        project=config.run.wandb_project,
+        run_name=config.run.run_name or folder.name,
+        config=flatten(config),
+        logging_steps=config.run.logging_steps,
+        logging_first_step=config.run.logging_first_step,
+        resume_step=None if found is None else found.step,
+    )
+    stack.callback(metrics.close)
+    problems = Problems(tasks, chat, config, policy.max_length)
+    return Parts(
+        config=config,
+        plan=plan,
+        folder=folder,
+        policy=policy,
+        attention=config.model.attn_implementation or policy.own_attention,
+        rewards=Rewards(problems, scorer, policy.stop_token_ids, plan.num_generations),
+        evaluator=Evaluator(config, fixed, collector, folder) if fixed else None,
+        metrics=metrics,
+        found=found,
+    )
+
+
+def make_trainer(parts: Parts, watcher: "Watcher | None" = None) -> Any:
+    """TRL's GRPOTrainer on our model, problems and rewards."""
+    trl = _require_trl()
+    policy, plan, problems = parts.policy, parts.plan, parts.rewards.problems
+    try:
+        policy.set_attention(parts.attention)  # ours is for packed sequences
+        arguments = trl_arguments(parts.config, plan, parts.folder, policy.device)
+        trainer = trl.GRPOTrainer(
+            model=policy.model,
+            reward_funcs=parts.rewards.reward,
+            args=trl.GRPOConfig(**arguments),
+            train_dataset=problems.dataset(plan.num_batches * plan.prompts_per_batch),
+            processing_class=problems.tokenizer(),
+            callbacks=[] if watcher is None else [watcher],
+        )
+    except (ValueError, ImportError) as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise UserError(
+            f"TRL refuses this configuration ({reason}): change it, or set trainer=whetstone."
+        ) from error
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def _finish(parts: Parts, seconds: float) -> dict[str, Any]:
+    """The last evaluation, the final model, train_results.json and the report."""
+    after = evaluate(parts, parts.plan.num_steps)
+    policy = parts.policy
+    if policy.is_lora and "ref" in policy.model.peft_config:  # TRL's reference where beta > 0
+        policy.model.delete_adapter("ref")
+    policy.set_attention(policy.own_attention)
+    save_model(policy.model, policy.tokenizer, parts.folder / "final_model")
+    results: dict[str, Any] = {"steps": parts.plan.num_steps, "seconds": round(seconds, 1)}
+    start = parts.folder / "eval_results" / "eval_step_0.json"
+    if after is not None and start.is_file():
+        before, summary = json.loads(start.read_text(encoding="utf-8"))["summary"], after.summary()
+        for key, name in (("accuracy", "accuracy"), ("greedy_accuracy", "greedy")):
+            results |= {f"{name}_before": before[key], f"{name}_after": summary[key]}
+        results |= {"eval_temperature": after.temperature, "versus_start": summary["versus_start"]}
+    write_aside(parts.folder / "train_results.json", json.dumps(results, indent=1))
+    report = write_report(parts.folder)
+    logger.info(f"{parts.plan.num_steps} steps by TRL in {seconds:.0f} s.")
+    logger.info(f"The model is in {parts.folder / 'final_model'}.")
+    logger.info(f"The report is {report}: open it in a browser.")
+    return results
+
+
+def _require_trl() -> Any:
+    try:
+        import trl
+    except ImportError as error:
+        if error.name != "trl":
+            raise  # it is there, but something it needs is broken: its own message knows more
+        raise UserError(
+            "trainer: trl needs TRL, which is not installed: run `pip install 'whetstone[trl]'` or `pip "
+            "install 'trl==1.16.*'`, or set trainer=whetstone."
+        ) from None
+    if not trl.__version__.startswith("1.16."):
+        raise UserError(
+            f"trainer: trl is written for TRL 1.16, but {trl.__version__} is installed: run `pip install "
+            "'trl==1.16.*'`, or set trainer=whetstone."
+        )
+    return trl
+
+
+def _check_resume(config: Config, found: Checkpoint) -> None:
+    if not (found.folder / "trainer_state.json").is_file():
+        raise UserError(
+            f"{found.folder} was not written by TRL, so TRL can't go on from it: set trainer=whetstone, or "
+            "choose another run_name."
+        )
+    if config.loss.beta > 0 and config.loss.kl_target == "moving":
+        raise UserError(
+            "kl_target: moving can't be resumed with trainer: trl, since TRL's checkpoints do not hold the "
+            "reference: begin anew under another run_name, or set trainer=whetstone."
+        )
