@@ -131,6 +131,20 @@ def _report(words: list[str]) -> None:
     print(f"The report is in {write_report(words[0])}: open it in a browser.")
 
 
+def _explain(words: list[str]) -> None:
+    if len(words) != 1:
+        raise UserError("Name one run: `whet explain outputs/quickstart`.")
+    from whetstone.advice.explain import explain
+
+    explain(words[0])
+
+
+def _compare(words: list[str]) -> None:
+    from whetstone.compare import compare
+
+    compare(words)
+
+
 def is_full_disk(error: BaseException) -> bool:
     """Whether a disk or quota ran out: Python says so by number, writers in other languages only in words."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -233,5 +247,32 @@ Writes report.html into the folder of a run, finished or not: curves, tasks, exa
 
   whet report outputs/quickstart""",
         call=_report,
+    ),
+    "explain": Verb(
+        summary="why the loss is 0, the reward does not rise, or the run collapsed",
+        usage="whet explain RUN",
+        help="""\
+Says in plain words what the metrics of a run show, finished or not, gravest first: the trouble, the numbers
+it rests on, and the setting to change. Reads files only.
+
+  whet explain outputs/quickstart""",
+        call=_explain,
+    ),
+    "compare": Verb(
+        summary="train a grid of variants and seeds; a table and a plot of them",
+        usage="whet compare CONFIG key=a,b ... [key=value ...] [--jobs N] | whet compare --table FOLDER",
+        help="""\
+Trains CONFIG once for every combination of the keys that are given several values, separated by commas; other
+key=value words hold for all. Lists in brackets and quoted text are one value. Results are means over seed.
+variant="NAME: key=value key=value; NAME: ..." gives each variant settings of its own.
+Goes on where it stopped: what is done is not run again. --jobs runs so many at once.
+Writes table.md, results.json and compare.png into output_dir/compare (run_name=NAME: output_dir/NAME);
+--table makes them anew from such a folder without running anything.
+
+  whet compare quickstart loss_type=grpo,dapo,dr_grpo seed=1,2,3
+  whet compare quickstart learning_rate=1e-4,2e-4 beta=0,0.01 seed=1,2 max_steps=20 --jobs 2
+  whet compare quickstart variant="gspo: loss_type=gspo epsilon=3e-4; cispo: loss_type=cispo" seed=1,2,3
+  whet compare --table outputs/compare""",
+        call=_compare,
     ),
 }

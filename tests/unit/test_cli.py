@@ -49,6 +49,8 @@ def test_version_and_overview(capsys: pytest.CaptureFixture[str]) -> None:
         "config",
         "tasks",
         "report",
+        "explain",
+        "compare",
     ]
 
 

@@ -348,3 +348,7 @@ def test_the_course_recipes_have_the_settings_of_the_course() -> None:
     for config in (toy, multi):
         assert (config.run.seed, config.tasks.dataset_seed, config.tasks.eval_dataset_seed) == (42, 1, 2)
         assert config.tasks.developer_prompt == "DeepSeekZero"
+
+
+def test_save_strategy_no_is_a_word_and_not_false() -> None:
+    assert load(None, ["save_strategy=no"]).config.run.save_strategy == "no"

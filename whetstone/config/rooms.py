@@ -305,6 +305,11 @@ class RunRoom(Room):
     overwrite_output_dir: bool = False
     """Begin anew in a folder that holds another run, which is moved aside."""
 
+    @field_validator("save_strategy", mode="before")
+    @classmethod
+    def _no_is_a_word(cls, value: Any) -> Any:
+        return "no" if value is False else value  # YAML reads a bare `no` as false
+
     @field_validator("report_to", mode="before")
     @classmethod
     def _sinks(cls, value: Any) -> Any:

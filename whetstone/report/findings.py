@@ -144,7 +144,7 @@ def _entropy_gone(run: Run) -> Finding | None:
 
 
 def _sampler_differs(run: Run) -> Finding | None:
-    recent = run.recent("sampler_kl")
+    recent = run.recent("sampler_logprob_difference")
     if recent is None or recent < 0.02:
         return None
     return Finding(

@@ -70,7 +70,7 @@ _CURVES = (
     Curve(name="grad", series=(("grad_norm", "norm"),), title="Gradient norm", text="Before it is clipped."),
     Curve(
         name="sampler",
-        series=(("sampler_kl", "KL"),),
+        series=(("sampler_logprob_difference", "difference"),),
         title="Sampler against trainer",
         text="How far the engine's logprobs are from the update's: near 0 is healthy.",
     ),

@@ -1,0 +1,228 @@
+"""`whet compare`: how a grid is read, and a real one of tiny runs: stopped, gone on with, and added up."""
+
+import json
+import math
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from whetstone.cli import run
+from whetstone.compare import parse_grid, split_top
+from whetstone.compare_results import make_results, markdown_table, over_seeds
+from whetstone.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+EASY = "datasets={chain_sum: {config: {min_terms: 2, max_terms: 2, min_digits: 1, max_digits: 1}}}"
+TINY = [
+    EASY,
+    "max_steps=2",
+    "prompts_per_step=2",
+    "num_generations=4",
+    "max_completion_length=24",
+    "eval_num_samples=8",
+    "fixed_eval_steps=1",
+    "save_strategy='no'",
+    "reward_workers=1",
+]
+
+
+# --- the grid ---
+
+
+def test_commas_split_only_outside_brackets_and_quotes() -> None:
+    assert split_top("grpo,dapo", ",") == ["grpo", "dapo"]
+    assert split_top("[accuracy,format]", ",") == ["[accuracy,format]"]
+    assert split_top("[accuracy],[accuracy,format]", ",") == ["[accuracy]", "[accuracy,format]"]
+    assert split_top('{"a": {"x": 1, "y": (2,3)}}', ",") == ['{"a": {"x": 1, "y": (2,3)}}']
+    assert split_top("'one, two',three", ",") == ["'one, two'", "three"]
+
+
+def test_a_grid_is_every_combination_with_single_values_for_all() -> None:
+    grid = parse_grid(
+        "quickstart", ["loss_type=grpo,dapo", "beta=0,0.1", "seed=1,2", "max_steps=3", "output_dir=/tmp/x"]
+    )
+    assert grid.folder == Path("/tmp/x/compare")
+    assert len(grid.cells) == 8
+    assert [cell.name for cell in grid.cells[:3]] == [
+        "loss_type=grpo_beta=0_seed=1",
+        "loss_type=grpo_beta=0_seed=2",
+        "loss_type=grpo_beta=0.1_seed=1",
+    ]
+    last = grid.cells[-1]
+    assert (last.variant, last.seed) == ("loss_type=dapo beta=0.1", 2)
+    assert last.words == ["max_steps=3", "output_dir=/tmp/x", "loss_type=dapo", "beta=0.1", "seed=2"]
+
+
+def test_variants_bring_their_own_settings() -> None:
+    words = "variant=gspo: loss_type=gspo epsilon=3e-4; cispo: loss_type=cispo epsilon_high=5"
+    grid = parse_grid("quickstart", [words, "seed=1,2", "run_name=mine"])
+    assert grid.folder == Path("outputs/mine")
+    assert [cell.name for cell in grid.cells] == [
+        "gspo_seed=1",
+        "gspo_seed=2",
+        "cispo_seed=1",
+        "cispo_seed=2",
+    ]
+    assert grid.cells[0].words == ["loss_type=gspo", "epsilon=3e-4", "seed=1"]
+    assert grid.cells[2].words == ["loss_type=cispo", "epsilon_high=5", "seed=1"]
+    unnamed = parse_grid("quickstart", ["variant=loss_type=gspo epsilon=3e-4; loss_type=dapo"])
+    assert [cell.variant for cell in unnamed.cells] == ["loss_type=gspo epsilon=3e-4", "loss_type=dapo"]
+    assert unnamed.cells[0].seed == 42  # the recipe's own
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["loss_type=grpo"], "nothing to compare"),
+        (["loss_type=grpo,nonsense"], "loss_type"),
+        (["los_type=grpo,dapo"], "did you mean 'loss_type'"),
+        (["seed=1,2,"], "empty value"),
+        (["loss_type=grpo,grpo"], "twice"),
+        (["output_dir=a,b", "seed=1,2"], "output_dir can't differ"),
+        (["seed=1,2", "eval_num_samples=0"], "eval_num_samples above 0"),
+        (["variant=gspo: epsilon"], "variant="),
+        (["seed=1,2", "more"], "'more' is not understood"),
+    ],
+)
+def test_what_can_not_be_compared_is_refused_before_anything_runs(words: list[str], says: str) -> None:
+    with pytest.raises(UserError, match="(?s)" + says.replace("(", "\\(")):
+        parse_grid("quickstart", words)
+
+
+def test_flags_and_folders_that_make_no_sense(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words, says in (
+        (["loss_type=grpo,dapo"], "Name a configuration first"),
+        (["quickstart", "seed=1,2", "--jobs", "none"], "--jobs is none"),
+        (["quickstart", "seed=1,2", "--jobs"], "--jobs needs a value"),
+        (["--table", str(tmp_path)], "holds no comparison"),
+    ):
+        assert run(["compare", *words]) == 2
+        assert says in capsys.readouterr().err
+
+
+# --- the numbers ---
+
+
+def test_the_interval_over_seeds_by_hand() -> None:
+    # Three seeds, mean 0.2, standard deviation 0.1: t(2) = 4.302653, half width 4.302653 * 0.1 / sqrt(3).
+    interval = over_seeds([0.1, 0.2, 0.3])
+    assert interval["mean"] == pytest.approx(0.2)
+    assert interval["high"] == pytest.approx(0.2 + 4.302653 * 0.1 / math.sqrt(3), abs=1e-6)
+    assert interval["low"] == pytest.approx(0.2 - 4.302653 * 0.1 / math.sqrt(3), abs=1e-6)
+    assert over_seeds([0.4]) == {"mean": 0.4, "low": None, "high": None}
+
+
+def test_a_table_of_one_seed_without_greedy_has_no_interval() -> None:
+    grid = parse_grid("quickstart", ["loss_type=grpo,dapo"])
+    share = {"mean": 0.5, "low": 0.25, "high": 0.75, "num_problems": 8}
+    done = {
+        "accuracy_before": share, "accuracy_after": share | {"mean": 0.625}, "greedy_before": None,
+        "greedy_after": None, "seconds": 3.0,
+    }  # fmt: skip
+    results = make_results("quickstart", grid.cells, {"loss_type=grpo": done}, {"loss_type=dapo": "no luck"})
+    assert results["missing"] == [] and results["failed"] == {"loss_type=dapo": "no luck"}
+    text = markdown_table(results)
+    assert "| loss_type=grpo | 1 | 50.0 | 62.5 | +12.5 |  | 3 |" in text
+    assert "Failed: loss_type=dapo: no luck" in text
+
+
+# --- a real grid ---
+
+
+def _results(folder: Path) -> dict[str, dict]:
+    return {
+        path.parent.name: json.loads(path.read_text()) for path in folder.glob("runs/*/train_results.json")
+    }
+
+
+def _times(folder: Path) -> dict[str, int]:
+    return {path.parent.name: path.stat().st_mtime_ns for path in folder.glob("runs/*/train_results.json")}
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    place = tmp_path_factory.mktemp("grid")
+    return ["quickstart", "loss_type=grpo,dapo", "seed=1,2", *TINY, f"output_dir={place}", "--jobs", "2"]
+
+
+@pytest.fixture(scope="module")
+def stopped(words: list[str]) -> tuple[Path, int, dict[str, int]]:
+    """The grid, stopped by Ctrl-C as soon as a run has ended: folder, exit code, which runs were done."""
+    folder = Path(words[-3].partition("=")[2]) / "compare"
+    command = [sys.executable, "-m", "whetstone", "compare", *words]
+    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    while not _times(folder) and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    code = process.wait(timeout=120)
+    return folder, code, _times(folder)
+
+
+def test_a_grid_goes_on_where_it_was_stopped_and_adds_up(
+    words: list[str], stopped: tuple[Path, int, dict[str, int]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, code, before = stopped
+    assert code == 130
+    assert 1 <= len(before) < 4
+    assert run(["compare", *words]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("done before") == len(before) and "cell 4/4" in printed
+    after = _times(folder)
+    assert len(after) == 4 and before.items() <= after.items()  # what was done was not touched
+
+    runs = _results(folder)
+    document = json.loads((folder / "results.json").read_text())
+    assert [variant["name"] for variant in document["variants"]] == ["loss_type=grpo", "loss_type=dapo"]
+    for variant in document["variants"]:
+        one, two = (runs[f"{variant['name']}_seed={seed}"] for seed in (1, 2))
+        gains = [run["accuracy_after"]["mean"] - run["accuracy_before"]["mean"] for run in (one, two)]
+        half = 12.706205 * statistics.stdev(gains) / math.sqrt(2)
+        mean = (gains[0] + gains[1]) / 2
+        assert variant["gain"]["mean"] == pytest.approx(mean)
+        assert variant["gain"]["low"] == pytest.approx(mean - half, abs=1e-6)
+        assert variant["gain"]["high"] == pytest.approx(mean + half, abs=1e-6)
+        final = (one["accuracy_after"]["mean"] + two["accuracy_after"]["mean"]) / 2
+        assert variant["accuracy_after"]["mean"] == pytest.approx(final)
+        greedy = (one["greedy_after"]["mean"] + two["greedy_after"]["mean"]) / 2
+        assert variant["greedy_after"]["mean"] == pytest.approx(greedy)
+        assert variant["seconds"] == pytest.approx((one["seconds"] + two["seconds"]) / 2)
+        assert [run["accuracy_after"] for run in variant["seeds"]] == [
+            one["accuracy_after"],
+            two["accuracy_after"],
+        ]
+        assert f"| {variant['name']} | 2 | " in (folder / "table.md").read_text()
+        assert f"{100 * final:.1f}" in printed
+    assert (folder / "compare.png").read_bytes().startswith(b"\x89PNG")
+    assert "2 steps in" in (folder / "logs" / "loss_type=dapo_seed=2.log").read_text()
+
+    # Once more: nothing is run. And the table alone, from the folder.
+    begun = time.monotonic()
+    assert run(["compare", *words]) == 0
+    assert capsys.readouterr().out.count("done before") == 4
+    assert _times(folder) == after
+    (folder / "table.md").unlink()
+    assert run(["compare", "--table", str(folder)]) == 0
+    assert (folder / "table.md").is_file() and _times(folder) == after
+    assert time.monotonic() - begun < 20
+
+
+def test_a_failed_run_is_told_and_the_others_count(
+    words: list[str], stopped: tuple[Path, int, dict[str, int]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = stopped[0]
+    (folder / "runs" / "loss_type=dapo_seed=3").write_text("")  # no run folder can be made where a file lies
+    assert run(["compare", words[0], "variant=loss_type=dapo", "seed=1,2,3", *words[3:]]) == 2
+    told = capsys.readouterr()
+    assert "1 of 3 runs failed (loss_type=dapo_seed=3)" in told.err
+    assert told.out.count("cell 3/3  loss_type=dapo_seed=3  failed: ") == 1
+    assert told.out.count("done before") == 2
+    document = json.loads((folder / "results.json").read_text())
+    assert [variant["name"] for variant in document["variants"]] == ["loss_type=dapo"]
+    assert document["variants"][0]["num_seeds"] == 2
+    assert set(document["failed"]) == {"loss_type=dapo_seed=3"}

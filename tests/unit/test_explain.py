@@ -1,0 +1,248 @@
+"""`whet explain`: real runs that go wrong in known ways, and the verdicts on them; the verdicts that need a
+longer run are checked on rows written by hand.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from whetstone.advice.explain import diagnose, read_story
+from whetstone.advice.verdicts import Severity, Verdict
+from whetstone.cli import run
+from whetstone.config import load
+from whetstone.train import train
+
+EASY = "datasets={chain_sum: {config: {min_terms: 2, max_terms: 2, min_digits: 1, max_digits: 1}}}"
+HARD = "datasets={chain_sum: {config: {min_terms: 6, max_terms: 6, min_digits: 6, max_digits: 6}}}"
+TINY = [
+    "prompts_per_step=2",
+    "num_generations=4",
+    "max_steps=3",
+    "max_completion_length=32",
+    "eval_num_samples=8",
+    "eval_num_examples_to_print=0",
+    "eval_greedy=false",
+    "save_strategy='no'",
+    "reward_workers=1",
+]
+
+Explained = Callable[..., list[Verdict]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """A model this small is slower on two threads than on one, and three times so where cores are shared."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def explained(tmp_path_factory: pytest.TempPathFactory) -> Explained:
+    """Train with some settings, once for all tests that ask for the same, and say what went wrong."""
+    place = tmp_path_factory.mktemp("runs")
+    done: dict[tuple[str, ...], list[Verdict]] = {}
+
+    def make(*words: str) -> list[Verdict]:
+        if words not in done:
+            name = f"run{len(done)}"
+            train(load("quickstart", [EASY, *TINY, f"output_dir={place}", f"run_name={name}", *words]))
+            done[words] = diagnose(*read_story(place / name))
+        return done[words]
+
+    return make
+
+
+def titles(verdicts: list[Verdict]) -> list[str]:
+    return [verdict.title for verdict in verdicts]
+
+
+# --- real runs ---
+
+
+def test_a_learning_rate_of_zero(explained: Explained) -> None:
+    first = explained("learning_rate=0")[0]
+    assert first.title == "The learning rate is 0"
+    assert first.severity is Severity.GRAVE and "learning_rate" in first.remedy
+
+
+def test_completions_that_are_all_cut_off(explained: Explained) -> None:
+    first = explained("max_completion_length=3")[0]
+    assert first.title == "Most completions are cut off"
+    assert "100 % of the recent completions reached max_completion_length (3)" in first.evidence
+    assert "Raise max_completion_length" in first.remedy
+
+
+def test_a_constant_reward(explained: Explained, tmp_path: Path) -> None:
+    (tmp_path / "pay.py").write_text(
+        "def alike(completions, **columns):\n    return [0.5] * len(completions)\n"
+    )
+    first = explained(f"reward_funcs=[{tmp_path / 'pay.py'}:alike]")[0]
+    assert first.title == "No reward variance: every answer is paid the same"
+    assert "Only 0 % of the recent prompts" in first.evidence
+    assert "reward 0.5 with a standard deviation of 0, loss 0, gradient norm 0" in first.evidence
+    assert "reward_funcs" in first.remedy
+
+
+def test_problems_that_are_too_hard(explained: Explained) -> None:
+    first = explained(HARD)[0]
+    assert first.title == "No reward variance: all answers are wrong"
+    assert "accuracy in training 0 %" in first.evidence
+    assert "easier" in first.remedy and "num_generations" in first.remedy
+
+
+def test_a_reward_for_form_alone(explained: Explained) -> None:
+    first = explained("reward_funcs=[format]")[0]
+    assert first.title == "Format only: nothing is paid for right answers"
+    assert "reward_funcs=[accuracy,format]" in first.remedy
+
+
+def test_a_learning_rate_that_ruins_the_model(explained: Explained) -> None:
+    verdicts = explained("learning_rate=0.05", "max_steps=4", "eval_num_samples=30")
+    assert titles(verdicts)[:2] == ["It collapsed", "The learning rate is too high"]
+    collapse, rate = verdicts[:2]
+    assert "is 0 % now; half of that was lost by step 2" in collapse.evidence
+    assert "0.005 instead of 0.05" in rate.remedy
+    # What the collapse left behind is not put forward as a trouble of its own.
+    later = [verdict for verdict in verdicts if verdict.title.startswith("No reward variance")]
+    assert all(
+        verdict.severity is Severity.NOTE and "since the collapse" in verdict.title for verdict in later
+    )
+
+
+def test_the_verb_prints_title_evidence_and_remedy(
+    explained: Explained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(load("quickstart", [EASY, *TINY, f"output_dir={tmp_path}", "run_name=a", "max_steps=1"]))
+    capsys.readouterr()
+    assert run(["explain", str(tmp_path / "a")]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("1. ") and "What to do" in text
+    assert run(["explain", str(tmp_path / "none")]) == 2
+    assert "There is no run folder" in capsys.readouterr().err
+    (tmp_path / "empty").mkdir()
+    assert run(["explain", str(tmp_path / "empty")]) == 2
+    assert "no training step" in capsys.readouterr().err
+
+
+# --- rows by hand ---
+
+CONFIG = {
+    "prompts_per_step": 16,
+    "num_generations": 8,
+    "reward_funcs": ["accuracy", "format"],
+    "max_completion_length": 512,
+    "epsilon": 0.2,
+}
+GOOD = {
+    "loss": 0.01, "grad_norm": 0.5, "learning_rate": 1e-6, "entropy": 0.5, "clip_share": 0.0, "reward": 0.5,
+    "reward_std": 0.4, "accuracy": 0.5, "length_mean": 100.0, "length_max": 300.0, "truncated_share": 0.0,
+    "scoring_failures": 0.0, "skipped_steps": 0.0, "reward_variance_share": 0.6,
+    "sampler_logprob_difference": 1e-6,
+}  # fmt: skip
+
+
+def rows(num: int = 20, **changes: Any) -> list[dict[str, Any]]:
+    """Rows of a good run; a change is a number, or a function of the progress from 0 to 1."""
+    made = []
+    for i in range(num):
+        entries = {key: value(i / (num - 1)) if callable(value) else value for key, value in changes.items()}
+        # Something always moves a little in a run that learns.
+        made.append({"step": i + 1, "kind": "train", **GOOD, "entropy": 0.5 - 0.2 * i / num, **entries})
+    return made
+
+
+def evals(*accuracies: float, p_value: float = 0.001, every: int = 10) -> list[dict[str, Any]]:
+    made = []
+    for i, share in enumerate(accuracies):
+        row = {
+            "step": i * every,
+            "accuracy": share,
+            "accuracy_low": share - 0.05,
+            "accuracy_high": share + 0.05,
+        }
+        if i:
+            row |= {"versus_start": share - accuracies[0], "versus_start_p": p_value}
+        made.append(row)
+    return made
+
+
+def test_a_healthy_run_is_called_healthy_and_its_loss_is_explained() -> None:
+    verdicts = diagnose(rows(), evals(0.4, 0.5, 0.6), CONFIG)
+    assert titles(verdicts) == ["A loss near 0 is normal here", "Healthy: it learns"]
+    assert "ratio is 1" in verdicts[0].evidence and "0 in every group" in verdicts[0].evidence
+    assert "60 %, +20.0 points since the start" in verdicts[1].evidence
+    flat = diagnose(rows(loss=0.3), evals(0.4, 0.41, p_value=0.8), CONFIG)
+    assert titles(flat) == ["Nothing is wrong, but no gain beyond chance yet"]
+    # Several updates a batch: the loss is no longer 0 by construction, and nothing is said of it.
+    several = diagnose(rows(), evals(0.4, 0.6), CONFIG | {"num_iterations": 2})
+    assert titles(several) == ["Healthy: it learns"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "title", "number", "setting"),
+    [
+        ({"clip_share": 0.9}, "Most of the update is clipped", "90 %", "learning_rate"),
+        ({"truncated_share": 0.3}, "Many completions are cut off", "30 %", "max_completion_length"),
+        ({"scoring_failures": 1.0}, "Scoring failed on some answers", "20 answers", "reward_timeout_s"),
+        ({"skipped_steps": 0.1}, "The learning rate is too high", "2 steps", "learning_rate"),
+        ({"sampler_logprob_difference": 0.3}, "Engine and trainer disagree about logprobs", "0.3", "bf16"),
+        ({"entropy": lambda t: 0.5 * (1 - t) ** 3}, "Entropy is gone: the policy has stopped exploring",
+         "0.5", "epsilon_high"),
+        ({"truncated_masked_share": 0.95}, "Most tokens are left out of the loss", "95 %",
+         "mask_truncated_completions"),
+        ({"reward_variance_share": 0.05, "accuracy": 0.99}, "No reward variance: all answers are right",
+         "99 %", "harder"),
+        ({"reward_variance_share": 0.0}, "No reward variance: the completions of a prompt are too much alike",
+         "50 %", "temperature"),
+        ({"entropy": 0.5}, "The learning rate is too low", "1e-06", "learning_rate"),
+    ],
+)  # fmt: skip
+def test_one_trouble_one_verdict(changes: dict[str, Any], title: str, number: str, setting: str) -> None:
+    verdicts = diagnose(rows(loss=0.3, **changes), evals(0.5, 0.5, p_value=1.0), CONFIG)
+    first = verdicts[0]
+    assert first.title == title
+    assert number in first.evidence and setting in first.remedy
+    grave_or_warned = [verdict for verdict in verdicts if verdict.severity is not Severity.NOTE]
+    assert len(grave_or_warned) <= 1
+
+
+def test_a_reward_that_rises_by_its_form() -> None:
+    changes: dict[str, Any] = {"reward/format": lambda t: 0.2 + 0.7 * t, "reward": lambda t: 0.7 + 0.7 * t}
+    first = diagnose(rows(**changes), evals(0.5, 0.51, p_value=0.7), CONFIG)[0]
+    assert first.title == "Format only: the reward rises, the answers do not get better"
+    assert "+1.0 points to 51 %" in first.evidence and "reward_weights" in first.remedy
+    assert "Healthy: it learns" in titles(diagnose(rows(**changes), evals(0.5, 0.9), CONFIG))
+
+
+def test_when_it_collapsed_and_what_happened_on_the_way() -> None:
+    """Evaluations every 10 steps say between 20 and 30; training says 25."""
+    made = rows(40, loss=0.3)
+    for row in made:
+        if row["step"] >= 25:
+            row |= {"accuracy": 0.1, "reward": 0.1, "entropy": 4.0, "length_mean": 500.0}
+        if row["step"] == 24:
+            row["grad_norm"] = 30.0
+    verdicts = diagnose(made, evals(0.4, 0.6, 0.65, 0.1, 0.1), CONFIG)
+    assert titles(verdicts) == ["It collapsed", "The learning rate is too high"]
+    assert "was 65 % at step 20 and is 10 % now; half of that was lost by step 25" in verdicts[0].evidence
+    assert "length 100 -> 500" in verdicts[0].evidence
+    assert "gradient norm reached 30, usually 0.5" in verdicts[1].evidence
+    # Without evaluations the training rows are enough; noise alone is no collapse.
+    assert titles(diagnose(made, [], CONFIG))[0] == "It collapsed"
+    wobbly = rows(40, loss=0.3, accuracy=lambda t: 0.5 + 0.06 * (-1) ** round(39 * t))
+    assert "It collapsed" not in titles(diagnose(wobbly, [], CONFIG))
+
+
+def test_verdicts_stand_in_the_order_of_their_weight() -> None:
+    made = rows(loss=0.0, truncated_share=0.3, reward_variance_share=0.0, accuracy=0.0)
+    verdicts = diagnose(made, evals(0.0, 0.0, p_value=1.0), CONFIG)
+    assert [verdict.severity for verdict in verdicts] == sorted(verdict.severity for verdict in verdicts)
+    assert titles(verdicts)[:2] == [
+        "No reward variance: all answers are wrong",
+        "Many completions are cut off",
+    ]

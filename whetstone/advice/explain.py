@@ -1,0 +1,123 @@
+"""`whet explain RUN`: why the loss is 0, why the reward does not rise, why it collapsed, in plain words from
+the run's own metrics, with the setting to change.
+
+`diagnose` is pure; `read_story` reads config.yaml, metrics.jsonl and eval_results; `explain` prints. Never
+trains and loads no model. The single checks are in `checks.py`.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import rich
+import yaml
+from rich.padding import Padding
+from rich.text import Text
+
+from whetstone.advice.checks import CHECKS, CONSEQUENCES
+from whetstone.advice.verdicts import Severity, Story, Verdict, percent
+from whetstone.errors import UserError
+from whetstone.metrics import read_rows
+
+STYLES = {Severity.GRAVE: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "bold green"}
+
+
+def diagnose(
+    rows: Sequence[Mapping[str, Any]], evals: Sequence[Mapping[str, Any]], config: Mapping[str, Any]
+) -> list[Verdict]:
+    """Every verdict on a run, the gravest first; one that finds nothing wrong where there is none.
+
+    `rows` and `evals` are the training and the evaluation rows of metrics.jsonl, `config` the flat keys. An
+    evaluation may hold `no_answer_share`, the share of its completions in which no answer was found.
+    """
+    story = Story(rows, evals, config)
+    verdicts = [verdict for check in CHECKS if (verdict := check(story)) is not None]
+    fall = story.fall()
+    if fall is not None:
+        before = Story([row for row in rows if row["step"] < fall.fell_step], evals, config)
+        later = [v for check in CONSEQUENCES if (v := check(story)) is not None and check(before) is None]
+        verdicts = [_as_consequence(verdict) if verdict in later else verdict for verdict in verdicts]
+    if all(verdict.severity is Severity.NOTE for verdict in verdicts):
+        verdicts = [*verdicts, _nothing_wrong(story)]
+    return sorted(verdicts, key=lambda verdict: verdict.severity)  # stable: checks stand in order of weight
+
+
+def _as_consequence(verdict: Verdict) -> Verdict:
+    return replace(
+        verdict,
+        title=f"{verdict.title}, since the collapse",
+        remedy="This came with the collapse: mend that first.",
+        severity=Severity.NOTE,
+    )
+
+
+def _nothing_wrong(story: Story) -> Verdict:
+    where = "the evaluation problems" if len(story.evals) > 1 else "its training problems"
+    gain = "" if story.gain is None else f", {100 * story.gain:+.1f} points since the start"
+    share = story.late("reward_variance_share")
+    learns = "" if share is None else f" {percent(share)} of the recent prompts had differing rewards."
+    evidence = (
+        f"Accuracy on {where} is {percent(story.accuracy)}{gain}, at step {_newest_step(story)}.{learns}"
+    )
+    if story.rose:
+        return Verdict(
+            title="Healthy: it learns",
+            evidence=evidence,
+            remedy="Nothing to change; more steps may bring more.",
+            severity=Severity.NOTE,
+        )
+    return Verdict(
+        title="Nothing is wrong, but no gain beyond chance yet",
+        evidence=evidence,
+        remedy="Give it more steps (max_steps) or more prompts a step; a larger eval_num_samples would show "
+        "a smaller gain. If it stays flat, raise learning_rate two or three times.",
+        severity=Severity.NOTE,
+    )
+
+
+def _newest_step(story: Story) -> int:
+    return max(row["step"] for row in (*story.rows, *story.evals))
+
+
+def read_story(run: str | Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:
+    """What `diagnose` takes, from the folder of a run, finished or not."""
+    folder = Path(run)
+    if not folder.is_dir():
+        raise UserError(
+            f"There is no run folder {folder}: give one that a run wrote, like outputs/quickstart."
+        )
+    rows = read_rows(folder / "metrics.jsonl")
+    training = [row for row in rows if row["kind"] == "train"]
+    if not training:
+        raise UserError(
+            f"{folder} holds no training step in metrics.jsonl: give the folder of a run that has done at "
+            "least one step; training.log says what happened before."
+        )
+    evals = [row | _of_completions(folder, row["step"]) for row in rows if row["kind"] == "eval"]
+    path = folder / "config.yaml"
+    config = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return training, evals, config if isinstance(config, dict) else {}
+
+
+def _of_completions(folder: Path, step: int) -> dict[str, float]:
+    """What only the completions of an evaluation tell; nothing where the file is missing or broken."""
+    path = folder / "eval_results" / f"eval_step_{step}.json"
+    try:
+        completions = json.loads(path.read_text(encoding="utf-8"))["completions"]
+        found = [completion["answer"] is None for completion in completions]
+    except (FileNotFoundError, json.JSONDecodeError, KeyError, TypeError):
+        return {}
+    return {"no_answer_share": sum(found) / len(found)} if found else {}
+
+
+def explain(run: str | Path) -> list[Verdict]:
+    """Read a run, print what there is to say about it, and return it."""
+    verdicts = diagnose(*read_story(run))
+    console = rich.get_console()
+    for number, verdict in enumerate(verdicts, start=1):
+        console.print(Text.assemble(f"{number}. ", (verdict.title, STYLES[verdict.severity])))
+        body = Text.assemble(verdict.evidence, "\n", ("What to do  ", "bold"), verdict.remedy)
+        console.print(Padding(body, (0, 0, 1, 3)), highlight=False)
+    return verdicts

@@ -1,0 +1,176 @@
+"""What the checks of a run look at (`Story`) and what they answer (`Verdict`). No judgement in here.
+
+Early and late are means over the first and the last fifth of the rows, at least three of them: one step of a
+few prompts says little.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import Any
+
+
+class Severity(IntEnum):
+    """How much a verdict matters; the first stands first."""
+
+    GRAVE = 0  # the run can't get better like this
+    WARNING = 1  # it loses something
+    NOTE = 2  # good to know
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """One thing that the metrics say: what, by which numbers, and the setting to change."""
+
+    title: str
+    evidence: str
+    remedy: str
+    severity: Severity
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fall:
+    """An accuracy that was clearly better before."""
+
+    of_what: str
+    best: float
+    best_step: int
+    last: float
+    fell_step: int  # the first step at which half of what was lost was gone
+
+
+class Story:
+    """The metrics of one run, with the few ways of looking at them that the checks share."""
+
+    def __init__(
+        self, rows: Sequence[Mapping[str, Any]], evals: Sequence[Mapping[str, Any]], config: Mapping[str, Any]
+    ) -> None:
+        self.rows = sorted(rows, key=lambda row: row["step"])
+        self.evals = sorted(evals, key=lambda row: row["step"])
+        self.config = config
+
+    def column(self, key: str) -> list[float]:
+        """A metric of training, where it is a number."""
+        return [float(row[key]) for row in self.rows if row.get(key) is not None]
+
+    def early(self, key: str) -> float | None:
+        return _mean(self.column(key)[: self._window(key)])
+
+    def late(self, key: str) -> float | None:
+        return _mean(self.column(key)[-self._window(key) :])
+
+    def late_or(self, key: str, default: float) -> float:
+        """The late mean, where the metric exists."""
+        value = self.late(key)
+        return default if value is None else value
+
+    def total(self, key: str) -> float:
+        return math.fsum(self.column(key))
+
+    def _window(self, key: str) -> int:
+        return max(3, len(self.column(key)) // 5)
+
+    @property
+    def completions_per_row(self) -> int:
+        """Completions behind one row of training: how far a share in it can be trusted."""
+        generations = int(self.config.get("num_generations") or 8)
+        prompts = self.config.get("prompts_per_step")
+        if prompts:
+            return int(prompts) * generations
+        size = int(self.config.get("per_device_train_batch_size") or 8)
+        return max(generations, size * int(self.config.get("gradient_accumulation_steps") or 1))
+
+    @property
+    def updates_per_batch(self) -> int:
+        accumulation = int(self.config.get("gradient_accumulation_steps") or 1)
+        parts = int(self.config.get("steps_per_generation") or accumulation) // accumulation
+        return parts * int(self.config.get("num_iterations") or 1)
+
+    @property
+    def accuracy(self) -> float:
+        """The newest accuracy: on the evaluation problems where there are some, else in training."""
+        if len(self.evals) > 1:
+            return float(self.evals[-1]["accuracy"])
+        return self.late_or("accuracy", 0.0)
+
+    @property
+    def gain(self) -> float | None:
+        """Accuracy now minus accuracy at the start; None where there is only one look at it."""
+        if len(self.evals) > 1:
+            return float(self.evals[-1]["accuracy"]) - float(self.evals[0]["accuracy"])
+        early, late = self.early("accuracy"), self.late("accuracy")
+        return None if early is None or late is None or len(self.rows) < 6 else late - early
+
+    @property
+    def rose(self) -> bool:
+        """Whether accuracy rose by more than chance explains."""
+        if len(self.evals) > 1:
+            last = self.evals[-1]
+            p_value = last.get("versus_start_p")
+            if p_value is not None:
+                return float(last["versus_start"]) > 0 and float(p_value) < 0.05
+            return float(last["accuracy_low"]) > float(self.evals[0]["accuracy_high"])
+        gain = self.gain
+        return gain is not None and gain > 3 * self._noise(self.accuracy, 3)
+
+    def fall(self) -> Fall | None:
+        """The clearest fall of accuracy from its best, beyond chance: in evaluations, else in training."""
+        return self._fall_of_evals() or self._fall_of_training()
+
+    def _fall_of_evals(self) -> Fall | None:
+        if len(self.evals) < 2:
+            return None
+        best = max(self.evals, key=lambda row: row["accuracy"])
+        last = self.evals[-1]
+        if float(best["accuracy_low"]) <= float(last["accuracy_high"]):
+            return None
+        pairs = [(row["step"], float(row["accuracy"])) for row in self.evals]
+        fall = _fall("accuracy on the evaluation problems", pairs, best["step"])
+        return replace(fall, fell_step=self._fell_in_training(fall))
+
+    def _fell_in_training(self, fall: Fall) -> int:
+        """Evaluations are far apart: training rows between them tell more closely when it fell."""
+        fell = fall.fell_step
+        between = [row for row in self.rows if fall.best_step < row["step"] <= fall.fell_step]
+        for row in reversed(between):
+            if row.get("accuracy") is None or float(row["accuracy"]) > (fall.best + fall.last) / 2:
+                break
+            fell = row["step"]
+        return fell
+
+    def _fall_of_training(self) -> Fall | None:
+        num = max(1, len(self.rows) // 10)
+        values = self.column("accuracy")
+        if len(values) < 6 or len(values) != len(self.rows):
+            return None
+        means = [math.fsum(values[i : i + num]) / num for i in range(len(values) - num + 1)]
+        pairs = [(self.rows[i + num - 1]["step"], value) for i, value in enumerate(means)]
+        best_step, best = max(pairs, key=lambda pair: pair[1])
+        last = self.late_or("accuracy", 0.0)
+        if best - last < max(0.1, 4 * self._noise(best, num)):
+            return None
+        return _fall("accuracy in training", [*pairs, (self.rows[-1]["step"], last)], best_step)
+
+    def _noise(self, share: float, num_rows: int) -> float:
+        """Standard error of a share over some rows, never 0: few completions can't be sure of 0 or 1."""
+        num = max(1, num_rows * self.completions_per_row)
+        share = (share * num + 1) / (num + 2)
+        return math.sqrt(share * (1 - share) / num)
+
+
+def _fall(of_what: str, pairs: list[tuple[int, float]], best_step: int) -> Fall:
+    best = max(value for step, value in pairs if step == best_step)
+    last = pairs[-1][1]
+    half = (best + last) / 2
+    fell = next(step for step, value in pairs if step > best_step and value <= half)
+    return Fall(of_what=of_what, best=best, best_step=best_step, last=last, fell_step=fell)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None
+
+
+def percent(share: float) -> str:
+    """`12.5 %`, `0 %`"""
+    return f"{100 * share:.3g} %"
