@@ -155,6 +155,17 @@ def test_no_token_sees_another_sequence():
     assert not torch.allclose(before[0, :5], after[0, :5])
 
 
+def test_the_same_step_gives_the_same_gradient_to_the_last_bit():
+    """Large enough that torch uses threads: shared prompts must not be added up in any order that comes."""
+    policy = make_policy(hidden_size=128, head_dim=32, num_hidden_layers=1)
+    samples = [replace(s, place=n) for n, s in enumerate(make_samples(policy) * 40)]
+    gradients = []
+    for _ in range(6):
+        gradients.append(gradient_of(updater_for(policy), pack(samples, 100_000))[0])
+        policy.model.zero_grad()
+    assert all(torch.equal(gradient, gradients[0]) for gradient in gradients)
+
+
 def test_packs_keep_the_budget_lose_nothing_and_share_prompts():
     samples = make_samples(make_policy())
     batches = pack(samples, max_tokens=25)

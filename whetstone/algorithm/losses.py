@@ -55,7 +55,8 @@ def importance_ratio(inputs: LossInputs, level: str) -> Tensor:
     """Probability now over probability before: of each token, or the geometric mean over its sequence."""
     log_ratio = inputs.logprobs - inputs.old_logprobs
     if level == "sequence":
-        log_ratio = sequence_mean(log_ratio, inputs.sequence, inputs.num_sequences)[inputs.sequence]
+        means = sequence_mean(log_ratio, inputs.sequence, inputs.num_sequences)
+        log_ratio = means.index_select(0, inputs.sequence)
     return torch.exp(log_ratio)
 
 

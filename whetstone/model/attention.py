@@ -58,6 +58,17 @@ def end_to_end(lengths: Sequence[int]) -> list[Segment]:
     return [Segment(start, length) for start, length in zip(starts, lengths, strict=False)]
 
 
+def take(rows: Tensor, index: Tensor) -> Tensor:
+    """`rows[index]` whose gradient adds up in a fixed order, so that a run repeats bit for bit.
+
+    Where an index occurs twice (a shared prompt), the backward pass of plain indexing adds with atomics on a
+    CPU, in whatever order threads come; that of `index_select` does so on a GPU. Each where it is exact.
+    """
+    if rows.is_cuda:
+        return rows[index]
+    return rows.index_select(0, index.flatten()).view(*index.shape, *rows.shape[1:])
+
+
 class PackedAttention:
     """Causal attention inside each of several segments laid end to end, which together cover all tokens.
 
@@ -82,7 +93,7 @@ class PackedAttention:
             self._padded = [_SideBySide(part, self.device) for part in (alone, sharing) if part]
         out = torch.cat([part.attend(q, k, v, options) for part in self._padded])
         if len(self._padded) > 1:
-            out = out[torch.cat([part.tokens for part in self._padded]).argsort()]
+            out = take(out, torch.cat([part.tokens for part in self._padded]).argsort())
         return out[None]
 
 
@@ -114,8 +125,8 @@ class _SideBySide:
         self._masks: dict[int | None, Tensor] = {}
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, options: LayerOptions) -> Tensor:
-        query = query[self.query_index].transpose(1, 2)  # [S, heads, Lq, D]
-        key, value = (tensor[self.key_index].transpose(1, 2) for tensor in (key, value))
+        query = take(query, self.query_index).transpose(1, 2)  # [S, heads, Lq, D]
+        key, value = (take(tensor, self.key_index).transpose(1, 2) for tensor in (key, value))
         window = options.sliding_window
         causal = self.is_plain and (window is None or window >= query.shape[2])
         if options.softcap is not None:
@@ -130,7 +141,7 @@ class _SideBySide:
                 scale=options.scale,
                 enable_gqa=key.shape[1] != query.shape[1],
             )
-        return out.transpose(1, 2).flatten(0, 1)[self.real]
+        return take(out.transpose(1, 2).flatten(0, 1), self.real)
 
     def _mask(self, window: int | None) -> Tensor:
         """[S, 1, Lq, Lk]: true where a key is seen. Keys that are padding lie infinitely far ahead."""
@@ -164,7 +175,7 @@ class _Varlen:
         from torch.nn.attention.varlen import varlen_attn
 
         if self.key_index is not None:
-            key, value = key[self.key_index], value[self.key_index]
+            key, value = take(key, self.key_index), take(value, self.key_index)
         groups = query.shape[1] // key.shape[1]
         if groups > 1:  # torch 2.11 has no grouped heads here
             key, value = (tensor.repeat_interleave(groups, dim=1) for tensor in (key, value))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whetstone.model.attention import PackedAttention
+from whetstone.model.attention import PackedAttention, take
 from whetstone.model.policy import Policy
 
 
@@ -40,7 +40,7 @@ class Critic:
                 attend=PackedAttention(batch.segments, batch.token_ids.device),
                 use_cache=False,
             ).last_hidden_state[0]
-            rows = hidden.index_select(0, batch.rows)
+            rows = take(hidden, batch.rows)
         return self.head(rows.float()).squeeze(-1)
 
     def state(self) -> list[Tensor]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from whetstone.config.rooms import ModelRoom
 from whetstone.errors import UserError
-from whetstone.model.attention import NAME, Attend, PackedAttention, end_to_end
+from whetstone.model.attention import NAME, Attend, PackedAttention, end_to_end, take
 from whetstone.model.embedded import resolve
 from whetstone.model.logprobs import TokenStatistics, token_statistics
 
@@ -72,7 +72,7 @@ class Policy:
         """[N, H] hidden states that predict the completion tokens of a packed `batch.Batch`."""
         attend = PackedAttention(batch.segments, self.device)
         hidden = self.hidden(batch.token_ids[None], batch.position_ids[None], attend)[0]
-        return hidden.index_select(0, batch.rows)
+        return take(hidden, batch.rows)
 
     def statistics(
         self, rows: Tensor, batch: Any, temperature: float, reference: Tensor | None = None
