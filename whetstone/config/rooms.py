@@ -186,8 +186,8 @@ class RolloutRoom(Room):
     """Replace prompts whose completions all earn the same, which teach nothing, by fresh ones (DAPO)."""
     dynamic_sampling_max_rounds: int = Field(default=3, ge=1)
     """Dynamic sampling gives up after so many rounds and trains on what it has."""
-    max_slots: int = Field(default=256, ge=1)
-    """Sequences the native engine decodes at once; more wait for a free slot."""
+    max_slots: int | None = Field(default=None, ge=1)
+    """Sequences decoded at once; more wait for a free slot. Default: 1,024 on a GPU, 256 elsewhere."""
 
     @field_validator("rollout_engine", "use_vllm")
     @classmethod

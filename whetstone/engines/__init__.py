@@ -12,7 +12,7 @@ def make_engine(config: "Config", policy: "Policy") -> "Engine":
     if config.rollout.rollout_engine == "hf":
         from whetstone.engines.hf import HFEngine
 
-        return HFEngine(policy, config.rollout.max_slots, config.model.attn_implementation)
+        return HFEngine(policy, config.rollout.max_slots or 256, config.model.attn_implementation)
     from whetstone.engines.native import NativeEngine
 
     return NativeEngine(policy, config.rollout.max_slots)

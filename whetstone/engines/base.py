@@ -17,6 +17,10 @@ class Request:
 
     prompt_ids: tuple[int, ...]
     seeds: tuple[int, ...]
+    max_tokens: tuple[int, ...] | None = None  # one limit per sample, where they differ
+
+    def limit(self, sample: int, sampling: "Sampling") -> int:
+        return sampling.max_tokens if self.max_tokens is None else self.max_tokens[sample]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,25 +5,12 @@ Active sequences always occupy slots 0 .. n-1, so a step works on plain views: w
 moves into its slot.
 """
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from whetstone.engines.native.layout import CacheShape
 from whetstone.model.attention import LayerOptions, PackedAttention, end_to_end, softcapped
-
-
-@dataclass(frozen=True, kw_only=True)
-class CacheShape:
-    num_layers: int
-    num_heads: int  # of keys and values
-    head_dim: int
-    dtype: torch.dtype
-    device: torch.device
-
-    def bytes_per_token(self) -> int:
-        return 2 * self.num_layers * self.num_heads * self.head_dim * self.dtype.itemsize
 
 
 class SlotCache:

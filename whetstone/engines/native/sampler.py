@@ -30,8 +30,10 @@ def sample(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor,
 
 
 def _filter(logprobs: Tensor, sampling: Sampling) -> Tensor:
-    """-inf for the tokens that top-k, top-p or min-p leave out. The likeliest token always stays."""
-    ordered, order = logprobs.sort(-1, descending=True)
+    """-inf for the tokens that top-k, top-p or min-p leave out. The likeliest token always stays, and so does
+    any that is as likely as the last one kept: which of them came first in a sort means nothing.
+    """
+    ordered = logprobs.sort(-1, descending=True).values
     drop = torch.zeros_like(ordered, dtype=torch.bool)
     if sampling.top_k:
         drop[:, sampling.top_k :] = True
@@ -42,4 +44,5 @@ def _filter(logprobs: Tensor, sampling: Sampling) -> Tensor:
         kept = ordered.masked_fill(drop, float("-inf")).softmax(-1)
         drop |= kept.cumsum(-1) - kept >= sampling.top_p
     drop[:, 0] = False
-    return logprobs.masked_fill(torch.zeros_like(drop).scatter(-1, order, drop), float("-inf"))
+    lowest = ordered.masked_fill(drop, float("inf")).amin(-1, keepdim=True)
+    return logprobs.masked_fill(logprobs < lowest, float("-inf"))

@@ -1,0 +1,28 @@
+"""The GPU kernels by Triton's interpreter, on the CPU: each case of kernels_interpreted.py agrees with plain
+torch. The interpreter is chosen when Triton is imported, hence the process of its own.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def test_kernels_agree_with_plain_torch():
+    pytest.importorskip("triton", reason="Triton is not installed: pip install -e '.[dev]'")
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tests.unit.kernels_interpreted"],
+        env={
+            **os.environ,
+            "TRITON_INTERPRET": "1",
+            "PYTHONPATH": f"{root}:{os.environ.get('PYTHONPATH', '')}",
+        },
+        cwd=root,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("agrees") == 16

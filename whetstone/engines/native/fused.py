@@ -1,0 +1,130 @@
+"""One decode step of a whole model with as few kernels as it takes: rows of slots -> logits.
+
+`FusedStep` runs the blocks that blocks.py read, seven kernels and products a layer; `ModuleStep` runs the
+transformers modules as they are, for models that can't be read so. Both write keys and values into the pages.
+`make_step` chooses, after it compared the two on real tokens.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from whetstone.engines.native.blocks import Blocks, Unreadable, read_blocks
+from whetstone.engines.native.layout import OWN, PREFIX, TOKEN, AttentionLayer, PagedState
+from whetstone.model.attention import LayerOptions
+from whetstone.model.policy import Policy
+
+logger = logging.getLogger("whetstone")
+
+
+class Step(Protocol):
+    def __call__(self, state: PagedState, rows: Tensor) -> Tensor:
+        """Feed the newest token of the slots in `rows` (-1: none) and return logits [n, V]."""
+        ...
+
+    def refresh(self) -> None:
+        """The policy has new weights."""
+        ...
+
+    def is_current(self) -> bool:
+        """Whether captured graphs still read the policy's weights."""
+        ...
+
+
+class FusedStep:
+    def __init__(self, policy: Policy, blocks: Blocks):
+        self.policy, self.blocks = policy, blocks
+        self.embedding = policy.lm.get_input_embeddings()
+
+    def __call__(self, state: PagedState, rows: Tensor) -> Tensor:
+        from whetstone.engines.native.kernels.attention import decode_attention
+        from whetstone.engines.native.kernels.pointwise import add_norm, gated
+
+        kind = self.blocks.norm_kind
+        tokens = state.fields[TOKEN].index_select(0, rows.clamp(min=0).long())
+        residual = self.embedding(tokens)
+        x = after = None
+        for block in self.blocks.layers:
+            hidden = add_norm(x, residual, block.input_norm, after, kind)
+            qkv = F.linear(hidden, block.qkv.weight, block.qkv.bias)
+            layer = block.attention
+            sizes = [layer.heads * layer.width, layer.kv_heads * layer.width, layer.kv_heads * layer.width]
+            x = decode_attention(*qkv.split(sizes, dim=1), state, rows, layer)
+            x = F.linear(x, block.out.weight, block.out.bias)
+            hidden = add_norm(x, residual, block.before_mlp, block.after_attention, kind)
+            x = F.linear(hidden, block.gate_up.weight, block.gate_up.bias)
+            x = gated(x, gelu=block.gelu)
+            x = F.linear(x, block.down.weight, block.down.bias)
+            after = block.after_mlp
+        return self.policy.head(add_norm(x, residual, self.blocks.final_norm, after, kind))
+
+    def refresh(self) -> None:
+        for joined in self.blocks.joined():
+            joined.refresh()
+
+    def is_current(self) -> bool:
+        return all(joined.is_current() for joined in self.blocks.joined())
+
+
+class ModuleStep:
+    def __init__(self, policy: Policy, heads: tuple[int, int, int]):
+        self.policy = policy
+        self.heads = heads  # of queries, of keys and values, width
+        self.addresses = [parameter.data_ptr() for parameter in policy.model.parameters()]
+
+    def __call__(self, state: PagedState, rows: Tensor) -> Tensor:
+        slots = rows.clamp(min=0).long()
+        tokens = state.fields[TOKEN].index_select(0, slots).long()
+        positions = (state.fields[PREFIX] + state.fields[OWN]).index_select(0, slots).long()
+        attend = _PagedAttention(state, rows, self.heads)
+        hidden = self.policy.hidden(tokens[:, None], positions[:, None], attend)
+        return self.policy.head(hidden[:, 0])
+
+    def refresh(self) -> None: ...  # these are the policy's own
+
+    def is_current(self) -> bool:
+        return self.addresses == [parameter.data_ptr() for parameter in self.policy.model.parameters()]
+
+
+class _PagedAttention:
+    """The attention that a transformers layer calls while it decodes."""
+
+    def __init__(self, state: PagedState, rows: Tensor, heads: tuple[int, int, int]):
+        self.state, self.rows, self.heads = state, rows, heads
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: LayerOptions) -> Tensor:
+        from whetstone.engines.native.kernels.attention import decode_attention
+
+        heads, kv_heads, width = self.heads
+        layer = AttentionLayer(options=options, heads=heads, kv_heads=kv_heads, width=width)
+        query, key, value = (tensor.squeeze(2).flatten(1) for tensor in (query, key, value))
+        out = decode_attention(query, key, value, self.state, self.rows, layer)
+        return out.view(len(self.rows), 1, heads, width)
+
+
+@torch.no_grad()
+def make_step(policy: Policy, state: PagedState, prepare: Callable[[], Tensor]) -> Step:
+    """The fused step if it gives what the modules give on slots that `prepare` fills, else the modules."""
+    config = policy.config
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    heads = (config.num_attention_heads, state.shape.num_heads, width)
+    try:
+        fused = FusedStep(policy, read_blocks(policy))
+    except Unreadable as reason:
+        logger.info(f"The native engine runs {type(policy.lm).__name__} module by module: {reason}.")
+        return ModuleStep(policy, heads)
+    modules = ModuleStep(policy, heads)  # after read_blocks, which moves parameters
+    rows = prepare()
+    own, ours = modules(state, rows).float(), fused(state, rows).float()
+    error = ((ours - own).norm() / own.norm()).item()
+    if error < (1e-3 if state.dtype == torch.float32 else 5e-2):
+        return fused
+    logger.warning(
+        f"The native engine's fused step differs from {type(policy.lm).__name__} by {error:.1e}, so its "
+        "modules are run one by one: slower, and right."
+    )
+    return modules

@@ -1,0 +1,91 @@
+"""How the native engine's state lies on a GPU: one column of numbers per slot, a table of pages per slot, and
+the pages themselves.
+
+Everything here has a fixed address, which captured graphs read; only the pages come and go between rollouts,
+and where they are is itself a number on the device (`bases`). No scheduling here: that is paged.py.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from whetstone.model.attention import LayerOptions
+
+PAGE = 64  # tokens in a page: also the tile of the attention kernel
+
+# Rows of `PagedState.fields`.
+ACTIVE = 0  # 1 while the sample in this slot still draws tokens
+PREFIX = 1  # tokens of its prompt, in pages shared with its group
+OWN = 2  # drawn tokens whose keys and values are in its own pages
+DRAWN = 3  # tokens drawn so far
+LIMIT = 4  # how many it may draw
+TOKEN = 5  # the newest token, to be fed next
+NUM_FIELDS = 6
+
+# Places of `PagedState.settings`.
+TEMPERATURE, TOP_P, MIN_P, TOP_K = 0, 1, 2, 3
+MAX_STOPS = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheShape:
+    num_layers: int
+    num_heads: int  # of keys and values
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+    def bytes_per_token(self) -> int:
+        return 2 * self.num_layers * self.num_heads * self.head_dim * self.dtype.itemsize
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionLayer:
+    """What the attention kernel must know of a layer. `rotary` and `head_norms` are None where the model has
+    applied them already.
+    """
+
+    options: LayerOptions
+    heads: int
+    kv_heads: int
+    width: int
+    rotary: tuple[Tensor, Tensor] | None = None  # cosines and sines [positions, width / 2]
+    head_norms: tuple[Tensor, Tensor] | None = None  # weights of the norms of queries and keys
+    norm_offset: float = 0.0  # 1 where a norm's weight is stored as its difference from 1
+    norm_eps: float = 0.0
+
+
+class PagedState:
+    """The tensors that graphs read and write."""
+
+    def __init__(self, shape: CacheShape, num_slots: int, table_width: int, max_tokens: int):
+        device = shape.device
+        self.shape, self.num_slots, self.max_tokens = shape, num_slots, max_tokens
+        self.dtype = shape.dtype
+        self.fields = torch.zeros(NUM_FIELDS, num_slots, dtype=torch.int32, device=device)
+        self.table = torch.zeros(num_slots, table_width, dtype=torch.int32, device=device)
+        self.seeds = torch.zeros(num_slots, dtype=torch.int64, device=device)
+        self.out_tokens = torch.zeros(num_slots, max_tokens, dtype=torch.int32, device=device)
+        self.out_logprobs = torch.zeros(2, num_slots, max_tokens, dtype=torch.float32, device=device)
+        self.rows = torch.full((num_slots,), -1, dtype=torch.int32, device=device)
+        self.settings = torch.zeros(4, dtype=torch.float32, device=device)
+        self.stops = torch.full((MAX_STOPS,), -1, dtype=torch.int32, device=device)
+        self.bases = torch.zeros(3, dtype=torch.int64, device=device)
+        self.pages: Tensor | None = None  # [2, layers, pages, heads, PAGE, D]
+
+    @property
+    def num_pages(self) -> int:
+        return 0 if self.pages is None else self.pages.shape[2]
+
+    def allocate_pages(self, num_pages: int) -> None:
+        shape = self.shape
+        self.pages = None
+        size = (2, shape.num_layers, num_pages, shape.num_heads, PAGE, shape.head_dim)
+        self.pages = torch.empty(size, dtype=shape.dtype, device=shape.device)
+        keys, values = self.pages[0], self.pages[1]
+        self.bases.copy_(torch.tensor([keys.data_ptr(), values.data_ptr(), keys[0].numel()]))
+
+    def release_pages(self) -> None:
+        self.pages = None
+        self.bases.zero_()

@@ -1,0 +1,286 @@
+"""The native engine on a GPU: prefill into pages, decode by captured graphs, a few tokens at a time.
+
+A round is a handful of graph replays; while it runs, the host reads how the round before it ended, hands out
+what is finished and seats who waits. So the host waits for the device at most once a round, and the device
+hardly ever for the host. Who sits where is pages.py, one step of the model is fused.py.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from whetstone.engines.base import Request, Sampled, Sampling
+from whetstone.engines.native import layout
+from whetstone.engines.native.fused import Step, make_step
+from whetstone.engines.native.graphs import Graphs
+from whetstone.engines.native.layout import MAX_STOPS, PAGE, CacheShape, PagedState
+from whetstone.engines.native.pages import Seats, num_pages
+from whetstone.engines.native.prefill import PagedPrefill, Sequence
+from whetstone.errors import UserError
+from whetstone.model.policy import Policy
+from whetstone.types import Completion, Finish
+
+ROUND = 4  # tokens between two looks at the device
+PREFILL_TOKENS = 32768
+MEMORY_SHARE = 0.85  # of what is free that the pages may take
+REHEARSAL_PAGES = 4
+KEPT_FREE = 1 << 30  # bytes for graphs and products, beside the logits
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Flight:
+    """A round on its way: what the fields will be after it."""
+
+    fields: Tensor  # pinned [2, slots]: ACTIVE and DRAWN
+    landed: torch.cuda.Event
+    admitted: int  # samples seated by then: whoever came later is not in it
+
+
+class PagedEngine:
+    def __init__(self, policy: Policy, shape: CacheShape, max_slots: int):
+        self.policy, self.shape, self.max_slots = policy, shape, max_slots
+        self.policy_version = 0
+        self.state: PagedState | None = None
+        self.step: Step | None = None
+        self.graphs: Graphs | None = None
+        self.is_stale = False  # whether the policy moved on since copies of its weights were made
+        self.side = torch.cuda.Stream(shape.device)  # reads results while the next round runs
+
+    def generate(self, requests: list[Request], sampling: Sampling) -> Iterator[Sampled]:
+        self.policy.model.eval()
+        seats = self._prepare(requests, sampling)
+        stops = set() if sampling.ignore_stop else set(self.policy.stop_token_ids)
+        flight: _Flight | None = None
+        while seats.is_busy:
+            self._admit(seats)
+            launched = self._launch(seats, sampling)
+            if flight is not None:
+                yield from self._land(seats, flight, stops)
+            elif launched is None and not seats.drop_idle_prompts():
+                self._send_back(seats, seats.youngest())
+            flight = launched
+
+    # ---- one round ----------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _admit(self, seats: Seats) -> None:
+        """Fill free slots; prompts that are new, and what a sample had drawn before, are prefilled."""
+        assert self.state is not None
+        slots, new_prompts = seats.admit(PREFILL_TOKENS)
+        if not slots:
+            return
+        sequences = [
+            Sequence(seats.requests[request].prompt_ids[:-1], seats.prompt_pages(request), [], [])
+            for request in new_prompts
+        ]
+        columns = torch.zeros(layout.NUM_FIELDS, len(slots), dtype=torch.int32)
+        table = torch.zeros(len(slots), self.state.table.shape[1], dtype=torch.int32)
+        seeds = torch.zeros(len(slots), dtype=torch.int64)
+        for place, slot in enumerate(slots):
+            one = seats.seated[slot]
+            request, drawn = seats.requests[one.request], one.waiting.tokens
+            fed = [request.prompt_ids[-1], *drawn]
+            if drawn:
+                prompt = request.prompt_ids[:-1]
+                sequences.append(Sequence(prompt, [], fed[:-1], one.pages))
+            pages = [*seats.prompt_pages(one.request), *one.pages]
+            table[place, : len(pages)] = torch.tensor(pages)
+            seeds[place] = request.seeds[one.waiting.sample]
+            columns[layout.ACTIVE, place] = 1
+            columns[layout.PREFIX, place] = len(request.prompt_ids) - 1
+            columns[layout.OWN, place] = columns[layout.DRAWN, place] = len(drawn)
+            columns[layout.LIMIT, place] = one.waiting.limit
+            columns[layout.TOKEN, place] = fed[-1]
+        where = self._upload(torch.tensor(slots))
+        self.state.fields[:, where] = self._upload(columns)
+        self.state.table[where] = self._upload(table)
+        self.state.seeds[where] = self._upload(seeds)
+        self._prefill([sequence for sequence in sequences if len(sequence)])
+
+    def _prefill(self, sequences: list[Sequence]) -> None:
+        assert self.state is not None
+        batch: list[Sequence] = []
+        for sequence in [*sequences, None]:
+            full = batch and (sequence is None or sum(map(len, [*batch, sequence])) > PREFILL_TOKENS)
+            if full:
+                prefill = PagedPrefill(self.state, batch)
+                self.policy.hidden(prefill.token_ids, prefill.position_ids, prefill)
+                batch = []
+            if sequence is not None:
+                batch.append(sequence)
+
+    @torch.no_grad()
+    def _launch(self, seats: Seats, sampling: Sampling) -> _Flight | None:
+        """Start a round for everyone who may still draw; None if there are not enough pages for it."""
+        assert self.state is not None and self.graphs is not None
+        reserved = seats.reserve(ROUND)
+        if reserved is None:
+            return None
+        steps, slots, grown = reserved
+        if grown:
+            slot, number, page = self._upload(torch.tensor(grown)).unbind(1)
+            prompts = (self.state.fields[layout.PREFIX][slot] + PAGE - 1) // PAGE
+            self.state.table[slot, prompts + number] = page.int()
+        if slots:
+            mode = (sampling.temperature == 0, _is_filtered(sampling))
+            graph, bucket = self.graphs.of(len(slots), mode)
+            rows = torch.full((bucket,), -1, dtype=torch.int32)
+            rows[: len(slots)] = torch.tensor(slots, dtype=torch.int32)
+            self.state.rows[:bucket] = self._upload(rows)
+            for _ in range(steps):
+                graph.replay()
+        fields = torch.empty(2, self.state.num_slots, dtype=torch.int32, pin_memory=True)
+        fields[0].copy_(self.state.fields[layout.ACTIVE], non_blocking=True)
+        fields[1].copy_(self.state.fields[layout.DRAWN], non_blocking=True)
+        landed = torch.cuda.Event()
+        landed.record()
+        return _Flight(fields=fields, landed=landed, admitted=seats.admitted)
+
+    def _land(self, seats: Seats, flight: _Flight, stops: set[int]) -> Iterator[Sampled]:
+        """Hand out the samples that were finished when this round ended."""
+        flight.landed.synchronize()
+        active, drawn = flight.fields.tolist()
+        done = [
+            slot for slot, one in seats.seated.items() if one.order < flight.admitted and not active[slot]
+        ]
+        if not done:
+            return
+        tokens, logprobs = self._read(done)
+        for place, slot in enumerate(done):
+            count = drawn[slot]
+            one = seats.leave(slot)
+            ids = [*one.waiting.tokens, *tokens[place][len(one.waiting.tokens) : count]]
+            values = [*one.waiting.logprobs, *logprobs[place][len(one.waiting.tokens) : count]]
+            completion = Completion(
+                token_ids=tuple(ids),
+                logprobs=tuple(values),
+                finish=Finish.STOP if ids[-1] in stops else Finish.LENGTH,
+                policy_version=self.policy_version,
+            )
+            yield Sampled(request=one.request, sample=one.waiting.sample, completion=completion)
+
+    def _read(self, slots: list[int]) -> tuple[list[list[int]], list[list[float]]]:
+        """What these slots have drawn, read beside the running round (which no longer writes there)."""
+        assert self.state is not None
+        with torch.cuda.stream(self.side), torch.no_grad():
+            where = torch.tensor(slots, device=self.shape.device)
+            tokens, logprobs = self.state.out_tokens[where], self.state.out_logprobs[0][where]
+            return tokens.tolist(), logprobs.tolist()
+
+    def _send_back(self, seats: Seats, slot: int) -> None:
+        """Free the pages of a sample that is not finished. Nothing is in flight when this is called."""
+        assert self.state is not None
+        torch.cuda.synchronize(self.shape.device)
+        one = seats.seated[slot]
+        tokens, logprobs = self._read([slot])
+        known = len(one.waiting.tokens)
+        count = int(self.state.fields[layout.DRAWN, slot])
+        seats.send_back(
+            slot,
+            [*one.waiting.tokens, *tokens[0][known:count]],
+            [*one.waiting.logprobs, *logprobs[0][known:count]],
+        )
+
+    # ---- preparation --------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _prepare(self, requests: list[Request], sampling: Sampling) -> Seats:
+        """State, pages, the model's step and settings for these requests."""
+        longest = max(len(request.prompt_ids) for request in requests)
+        samples = sum(len(request.seeds) for request in requests)
+        num_slots = min(self.max_slots, samples)
+        width = num_pages(longest) + num_pages(sampling.max_tokens) + 1
+        state = self.state
+        if (
+            state is None
+            or state.num_slots < num_slots
+            or state.table.shape[1] < width
+            or state.max_tokens < sampling.max_tokens
+        ):
+            self.close()
+            state = self.state = PagedState(self.shape, num_slots, width, sampling.max_tokens)
+        own = num_pages(sampling.max_tokens)
+        prompts = sum(num_pages(len(request.prompt_ids) - 1) for request in requests)
+        self._prepare_pages(wanted=prompts + num_slots * own, least=num_pages(longest) + own)
+        if self.step is not None and not self.step.is_current():
+            self.step = self.graphs = None
+        if self.step is None:
+            self.step = make_step(self.policy, state, self._rehearsal)
+            self.graphs = Graphs(self.step, state)
+        elif self.is_stale:
+            self.step.refresh()
+        self.is_stale = False
+        self._settings(sampling)
+        return Seats(requests, sampling, num_slots=num_slots, total_pages=state.num_pages)
+
+    def _prepare_pages(self, *, wanted: int, least: int) -> None:
+        """As many pages as the work could use and the memory allows."""
+        state, device = self.state, self.shape.device
+        assert state is not None
+        if state.num_pages >= wanted:
+            return
+        state.release_pages()
+        size = self.shape.bytes_per_token() * PAGE
+        free = torch.cuda.mem_get_info(device)[0] + cached_bytes(device)
+        logits = 8 * self.policy.config.vocab_size * state.num_slots
+        fitting = int(max(0, free - KEPT_FREE - logits) * MEMORY_SHARE) // size
+        if fitting < least:
+            raise UserError(
+                f"Not even one sequence of {least * PAGE} tokens fits into the {free / 1e9:.1f} GB of GPU "
+                "memory that are free: lower max_completion_length, or choose a smaller model."
+            )
+        state.allocate_pages(max(least, REHEARSAL_PAGES, min(wanted, fitting)))
+
+    def _rehearsal(self) -> Tensor:
+        """Two short sequences in slots 0 and 1, to compare ways of running the model on."""
+        state = self.state
+        assert state is not None
+        ids = tuple(range(3, 3 + 9))
+        lengths = (9, 5)[: state.num_slots]
+        for slot, length in enumerate(lengths):
+            state.fields[:, slot] = torch.tensor([1, length, 0, 0, 1, 7], dtype=torch.int32)
+            state.table[slot, :2] = torch.tensor([2 * slot, 2 * slot + 1], dtype=torch.int32)
+        self._prefill([Sequence(ids[:n], [2 * slot], [], []) for slot, n in enumerate(lengths)])
+        return torch.arange(len(lengths), dtype=torch.int32, device=self.shape.device)
+
+    def _settings(self, sampling: Sampling) -> None:
+        state = self.state
+        assert state is not None
+        numbers = torch.zeros(4)
+        numbers[layout.TEMPERATURE] = sampling.temperature
+        numbers[layout.TOP_P], numbers[layout.MIN_P] = sampling.top_p, sampling.min_p
+        numbers[layout.TOP_K] = sampling.top_k
+        stops = [] if sampling.ignore_stop else list(self.policy.stop_token_ids)
+        assert len(stops) <= MAX_STOPS
+        state.settings.copy_(numbers)
+        state.stops.copy_(torch.tensor([*stops, *[-1] * (MAX_STOPS - len(stops))]))
+        state.fields.zero_()
+
+    def _upload(self, values: Tensor) -> Tensor:
+        return values.pin_memory().to(self.shape.device, non_blocking=True)
+
+    # ---- the engine's other verbs -------------------------------------------------------------------------
+
+    def update_weights(self, policy_version: int) -> None:
+        self.policy_version = policy_version
+        self.is_stale = True
+
+    def sleep(self) -> None:
+        if self.state is not None:
+            self.state.release_pages()
+
+    def wake(self) -> None: ...
+
+    def close(self) -> None:
+        self.state = self.step = self.graphs = None
+
+
+def _is_filtered(sampling: Sampling) -> bool:
+    return bool(sampling.top_k) or sampling.top_p < 1 or sampling.min_p > 0
+
+
+def cached_bytes(device: torch.device) -> int:
+    """Memory that torch holds but does not use: free for us, though not for others."""
+    return torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
