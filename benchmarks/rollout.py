@@ -1,131 +1,152 @@
-"""Rollout speed: the native engine and transformers' generate on the same prompts, same numbers of tokens, in
-one run.
+"""Rollout speed: the native engine beside model.generate, transformers' continuous batching and vLLM, on the
+same work in one run.
 
-    python benchmarks/rollout.py                                 # pebble, 64 sequences
-    python benchmarks/rollout.py --model smollm2-135m --new-tokens 48 --write
+    python benchmarks/rollout.py                               # on a GPU: 0.5 B, 1.5 B and 3 B, every work
+    python benchmarks/rollout.py --size 1.5b --who native vllm
+    python benchmarks/rollout.py --cpu --model smollm2-135m --new-tokens 48     # on a CPU
+    python benchmarks/rollout.py --table                       # the table of what was kept
 
-Every sequence runs to its full length, so both do the same work. Prints tokens/s and the ratio; `--write`
-keeps the rows with date, machine and versions in benchmarks/results/rollout_cpu.json. Does not train.
+Prints tokens/s, the ratio to vLLM, the share of the memory floor, peak memory and set-up seconds; `--write`
+keeps the rows with date, machine and versions in benchmarks/results. What the works are: rollout_work.py;
+how each engine is set: rollout_contenders.py; the CPU's: rollout_cpu.py.
 """
 
 import argparse
 import json
-import os
 import platform
+import subprocess
+import sys
 import time
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
-import transformers
+from rollout_work import SIZES, works_of
 
-from whetstone.config.rooms import ModelRoom
-from whetstone.engines.base import Engine, Request, Sampling
-from whetstone.engines.hf import HFEngine
-from whetstone.engines.native import NativeEngine
-from whetstone.model.attention import NAME
-from whetstone.model.policy import Policy, load_policy
-
-
-def make_requests(policy: Policy, args: argparse.Namespace) -> list[Request]:
-    generator = torch.Generator().manual_seed(0)
-    shortest, longest = args.prompt_tokens
-    requests = []
-    for number in range(args.sequences // args.group):
-        length = int(torch.randint(shortest, longest + 1, (), generator=generator))
-        tokens = torch.randint(0, policy.config.vocab_size, (length,), generator=generator).tolist()
-        seeds = tuple(number * args.group + sample for sample in range(args.group))
-        requests.append(Request(prompt_ids=tuple(tokens), seeds=seeds))
-    return requests
-
-
-def measure(engine: Engine, requests: list[Request], args: argparse.Namespace) -> float:
-    """Best seconds of `args.repeats` runs, after a short warm-up."""
-    for _ in engine.generate(requests[:1], Sampling(max_tokens=2, ignore_stop=True)):
-        pass
-    best = float("inf")
-    for _ in range(args.repeats):
-        begun = time.perf_counter()
-        tokens = sum(len(one.completion.token_ids) for one in engine.generate(requests, args.sampling))
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        best = min(best, time.perf_counter() - begun)
-        assert tokens == args.sequences * args.new_tokens
-    return best
-
-
-def measure_plain(policy: Policy, requests: list[Request], args: argparse.Namespace) -> float:
-    """`model.generate` by itself, tokens only: the native engine also gives logprobs and still has to win."""
-    prompts = [list(request.prompt_ids) for request in requests for _ in request.seeds]
-    width = max(map(len, prompts))
-    pad = policy.tokenizer.pad_token_id
-    tokens = torch.tensor([[pad] * (width - len(p)) + p for p in prompts], device=policy.device)
-    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=policy.device)
-    settings = {"do_sample": True, "top_k": 0, "eos_token_id": [-1], "pad_token_id": pad}
-    policy.set_attention(policy.own_attention)
-    best = float("inf")
-    for _ in range(args.repeats):
-        begun = time.perf_counter()
-        with torch.inference_mode():
-            out = policy.lm.generate(tokens, attention_mask=mask, max_new_tokens=args.new_tokens, **settings)
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        best = min(best, time.perf_counter() - begun)
-        assert out.shape[1] - width == args.new_tokens
-    policy.set_attention(NAME)
-    return best
+RESULTS = Path(__file__).parent / "results" / "rollout.json"
+# Engines that take minutes: on one work, and with fewer tokens where even that is too long.
+ONLY_SMALL = {"generate": 512, "continuous batching": 64}
+WHO = ["native", "vllm", *ONLY_SMALL]
+COLUMNS = ["who", "size", "num_sequences", "shape", "tokens_per_s", "ratio_to_vllm", "share_of_floor",
+           "peak_gb", "setup_s"]  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", default="pebble")
-    parser.add_argument("--sequences", type=int, default=64)
-    parser.add_argument("--group", type=int, default=8)
-    parser.add_argument("--prompt-tokens", type=int, nargs=2, default=(48, 96), metavar=("FROM", "TO"))
-    parser.add_argument("--new-tokens", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--bf16", action="store_true")
-    parser.add_argument("--write", action="store_true")
-    args = parser.parse_args()
-    args.sampling = Sampling(max_tokens=args.new_tokens, ignore_stop=True)
-    policy = load_policy(ModelRoom(model_name_or_path=args.model, bf16=args.bf16))
-    requests = make_requests(policy, args)
-    timed = {
-        "native": measure(NativeEngine(policy, args.sequences), requests, args),
-        "generate": measure_plain(policy, requests, args),
-        "generate with logprobs": measure(HFEngine(policy, args.sequences, None), requests, args),
-    }
-    rows = []
-    for who, seconds in timed.items():
-        rate = args.sequences * args.new_tokens / seconds
-        rows.append({"who": who, "model": args.model, "seconds": seconds, "tokens_per_s": rate})
-        print(f"{who:24s} {seconds:8.2f} s {rate:10,.0f} tokens/s", flush=True)
-    ratio = rows[0]["tokens_per_s"] / rows[1]["tokens_per_s"]
-    print(f"native / generate = {ratio:.2f}")
+    parser.add_argument("--size", nargs="+", default=list(SIZES), choices=list(SIZES))
+    parser.add_argument("--who", nargs="+", default=WHO, choices=WHO)
+    parser.add_argument("--write", action="store_true", help="keep the rows in benchmarks/results")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--table", action="store_true", help="print what was kept, and stop")
+    parser.add_argument("--cpu", action="store_true", help="the CPU's comparison; see --cpu --help")
+    args, rest = parser.parse_known_args()
+    if args.cpu:
+        from rollout_cpu import main as on_cpu
+
+        return on_cpu(rest)
+    if args.table:
+        return print(table(json.loads(args.out.read_text())["rows"]))
+    if not torch.cuda.is_available():
+        parser.error("there is no GPU here: python benchmarks/rollout.py --cpu compares on the CPU")
+    bytes_per_s = copy_rate()
+    print(f"copy: {bytes_per_s / 1e12:.2f} TB/s", flush=True)
+    rows: list[dict] = []
+    for size in args.size:
+        for who in args.who:
+            rows += run(who, size)
+    finish(rows, bytes_per_s)
+    print(table(rows))
     if args.write:
-        write(rows, ratio, args, policy)
+        keep(rows, args, bytes_per_s)
 
 
-def write(rows: list[dict], ratio: float, args: argparse.Namespace, policy: Policy) -> None:
-    path = Path(__file__).parent / "results" / "rollout_cpu.json"
-    entry = {
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {policy.device}",
-        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
-        "command": f"python benchmarks/rollout.py --model {args.model} --sequences {args.sequences} "
-        f"--new-tokens {args.new_tokens}",
-        "work": f"{args.sequences} sequences in groups of {args.group}, prompts of "
-        f"{args.prompt_tokens[0]} to {args.prompt_tokens[1]} tokens, {args.new_tokens} new tokens each",
-        "rows": rows,
-        "ratio_to_generate": round(ratio, 2),
+def run(who: str, size: str) -> list[dict]:
+    """All works of one engine at one size, in a process of its own."""
+    works = [(work.num_sequences, work.shape, work.new_tokens) for work in works_of(size)]
+    if who in ONLY_SMALL:
+        works = [(256, "full", ONLY_SMALL[who])] if size == "1.5b" else []
+    if not works:
+        return []
+    command = [sys.executable, "rollout_contenders.py", who, size, json.dumps(works)]
+    process = subprocess.Popen(command, cwd=Path(__file__).parent, stdout=subprocess.PIPE, text=True)
+    rows = []
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("ROW "):
+            rows.append(json.loads(line[4:]))
+            print(json.dumps(rows[-1]), flush=True)
+    if process.wait() != 0:
+        print(f"{who} at {size} failed with exit code {process.returncode}: see above", flush=True)
+    return rows
+
+
+def copy_rate() -> float:
+    """Bytes a second that a copy on the device moves, read and written: the memory's ceiling."""
+    source = torch.randn(1 << 30, device="cuda", dtype=torch.bfloat16)
+    target = torch.empty_like(source)
+    begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for number in range(13):
+        if number == 3:
+            begun.record()
+        target.copy_(source)
+    ended.record()
+    torch.cuda.synchronize()
+    return 10 * 2 * source.numel() * 2 / (begun.elapsed_time(ended) / 1000)
+
+
+def finish(rows: list[dict], bytes_per_s: float) -> None:
+    """Ratios: to vLLM with logprobs on the same work, and to the memory's floor."""
+    from rollout_work import Work
+
+    vllm = {key_of(row): row["tokens_per_s"] for row in rows if row["who"] == "vllm"}
+    for row in rows:
+        work = Work(row["size"], row["num_sequences"], row["shape"], row.get("new_tokens", 512))
+        if key_of(row) in vllm:
+            row["ratio_to_vllm"] = round(row["tokens_per_s"] / vllm[key_of(row)], 2)
+        row["share_of_floor"] = round(work.floor_s(bytes_per_s) / row["seconds"], 3)
+
+
+def key_of(row: dict) -> tuple:
+    return row["size"], row["num_sequences"], row["shape"]
+
+
+def table(rows: list[dict]) -> str:
+    lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
+    for row in rows:
+        cells = [row.get(column, "") for column in COLUMNS]
+        lines.append("| " + " | ".join(f"{c:,}" if isinstance(c, int) else str(c) for c in cells) + " |")
+    return "\n".join(lines)
+
+
+def keep(rows: list[dict], args: argparse.Namespace, bytes_per_s: float) -> None:
+    """New rows replace those of the same engine and work; the others stay, with their own date."""
+    stamp = {"date": time.strftime("%Y-%m-%d"), "versions": versions()}
+    for row in rows:
+        row |= stamp
+    kept = json.loads(args.out.read_text())["rows"] if args.out.is_file() else []
+    new = {(row["who"], *key_of(row)) for row in rows}
+    result = {
+        "machine": f"{torch.cuda.get_device_name()}, {platform.machine()}",
+        "copy_tb_per_s": round(bytes_per_s / 1e12, 2),
+        "command": "python benchmarks/rollout.py --write",
+        "work": "Qwen2.5 shapes, random bf16 weights; groups of 8 share a prompt of 128-256 tokens; 512 new "
+        "tokens, all of them (full) or lognormal lengths (ragged, median 160); long: 8 prompts of 15,872",
+        "rows": [row for row in kept if (row["who"], *key_of(row)) not in new] + rows,
     }
-    kept = (
-        [old for old in json.loads(path.read_text()) if old["command"] != entry["command"]]
-        if path.is_file()
-        else []
-    )
-    path.write_text(json.dumps([*kept, entry], indent=1) + "\n")
+    args.out.parent.mkdir(exist_ok=True)
+    args.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def versions() -> dict[str, str]:
+    found = {}
+    for name in ("torch", "transformers", "triton", "vllm"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
 
 
 if __name__ == "__main__":

@@ -176,8 +176,7 @@ def whole_step(architecture: str) -> None:
                 state.fields[:, slot] = torch.tensor([1, len(prompt) - 1, 0, 0, 4, prompt[-1]])
                 state.table[slot, :2] = torch.tensor([2 * slot, 2 * slot + 1])
                 sequences.append(Sequence(prompt[:-1], [2 * slot], [], []))
-            prefill = PagedPrefill(state, sequences)
-            policy.hidden(prefill.token_ids, prefill.position_ids, prefill)
+            step.prefill(PagedPrefill(state, sequences))
             logits = step(state, torch.tensor([1, -1, 0], dtype=torch.int32))
             for row, prompt in ((0, prompts[1]), (2, prompts[0])):
                 attend = PackedAttention(end_to_end([len(prompt)]), CPU)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from whetstone.engines.native.blocks import Blocks, Unreadable, read_blocks
 from whetstone.engines.native.layout import OWN, PREFIX, TOKEN, AttentionLayer, PagedState
+from whetstone.engines.native.prefill import PagedPrefill
 from whetstone.model.attention import LayerOptions
 from whetstone.model.policy import Policy
 
@@ -24,6 +25,10 @@ logger = logging.getLogger("whetstone")
 class Step(Protocol):
     def __call__(self, state: PagedState, rows: Tensor) -> Tensor:
         """Feed the newest token of the slots in `rows` (-1: none) and return logits [n, V]."""
+        ...
+
+    def prefill(self, sequences: PagedPrefill) -> None:
+        """Run whole sequences, for their keys and values in the pages."""
         ...
 
     def refresh(self) -> None:
@@ -56,11 +61,32 @@ class FusedStep:
             x = decode_attention(*qkv.split(sizes, dim=1), state, rows, layer)
             x = F.linear(x, block.out.weight, block.out.bias)
             hidden = add_norm(x, residual, block.before_mlp, block.after_attention, kind)
-            x = F.linear(hidden, block.gate_up.weight, block.gate_up.bias)
-            x = gated(x, gelu=block.gelu)
+            x = gated(F.linear(hidden, block.gate_up.weight, block.gate_up.bias), gelu=block.gelu)
             x = F.linear(x, block.down.weight, block.down.bias)
             after = block.after_mlp
         return self.policy.head(add_norm(x, residual, self.blocks.final_norm, after, kind))
+
+    def prefill(self, sequences: PagedPrefill) -> None:
+        from whetstone.engines.native.kernels.pointwise import add_norm, gated
+        from whetstone.engines.native.kernels.rotary import rotate_and_store
+
+        kind = self.blocks.norm_kind
+        residual = self.embedding(sequences.token_ids[0])
+        x = after = None
+        for block in self.blocks.layers:
+            hidden = add_norm(x, residual, block.input_norm, after, kind)
+            qkv = F.linear(hidden, block.qkv.weight, block.qkv.bias)
+            layer = block.attention
+            where = (sequences.state, sequences.position_ids[0], sequences.places, layer)
+            query, key, value = rotate_and_store(qkv, *where)
+            if block is self.blocks.layers[-1]:
+                return  # its keys and values were all that was wanted of it
+            x = sequences.attend(query, key, value, layer.options)
+            x = F.linear(x, block.out.weight, block.out.bias)
+            hidden = add_norm(x, residual, block.before_mlp, block.after_attention, kind)
+            x = gated(F.linear(hidden, block.gate_up.weight, block.gate_up.bias), gelu=block.gelu)
+            x = F.linear(x, block.down.weight, block.down.bias)
+            after = block.after_mlp
 
     def refresh(self) -> None:
         for joined in self.blocks.joined():
@@ -83,6 +109,9 @@ class ModuleStep:
         attend = _PagedAttention(state, rows, self.heads)
         hidden = self.policy.hidden(tokens[:, None], positions[:, None], attend)
         return self.policy.head(hidden[:, 0])
+
+    def prefill(self, sequences: PagedPrefill) -> None:
+        self.policy.hidden(sequences.token_ids, sequences.position_ids, sequences)
 
     def refresh(self) -> None: ...  # these are the policy's own
 
@@ -107,8 +136,8 @@ class _PagedAttention:
 
 
 @torch.no_grad()
-def make_step(policy: Policy, state: PagedState, prepare: Callable[[], Tensor]) -> Step:
-    """The fused step if it gives what the modules give on slots that `prepare` fills, else the modules."""
+def make_step(policy: Policy, state: PagedState, rehearse: Callable[[Step], Tensor]) -> Step:
+    """The fused step if its logits in a rehearsal are those of the modules, else the modules."""
     config = policy.config
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     heads = (config.num_attention_heads, state.shape.num_heads, width)
@@ -118,8 +147,7 @@ def make_step(policy: Policy, state: PagedState, prepare: Callable[[], Tensor]) 
         logger.info(f"The native engine runs {type(policy.lm).__name__} module by module: {reason}.")
         return ModuleStep(policy, heads)
     modules = ModuleStep(policy, heads)  # after read_blocks, which moves parameters
-    rows = prepare()
-    own, ours = modules(state, rows).float(), fused(state, rows).float()
+    own, ours = rehearse(modules).float(), rehearse(fused).float()
     error = ((ours - own).norm() / own.norm()).item()
     if error < (1e-3 if state.dtype == torch.float32 else 5e-2):
         return fused

@@ -31,7 +31,8 @@ class Graphs:
         self._run(bucket, mode)  # kernels are compiled and libraries loaded outside the capture
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
+        # What other threads do on the device (an update, while this engine samples ahead) is their affair.
+        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
             self._run(bucket, mode)
         return graph
 

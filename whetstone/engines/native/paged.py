@@ -67,7 +67,7 @@ class PagedEngine:
     @torch.no_grad()
     def _admit(self, seats: Seats) -> None:
         """Fill free slots; prompts that are new, and what a sample had drawn before, are prefilled."""
-        assert self.state is not None
+        assert self.state is not None and self.step is not None
         slots, new_prompts = seats.admit(PREFILL_TOKENS)
         if not slots:
             return
@@ -97,16 +97,15 @@ class PagedEngine:
         self.state.fields[:, where] = self._upload(columns)
         self.state.table[where] = self._upload(table)
         self.state.seeds[where] = self._upload(seeds)
-        self._prefill([sequence for sequence in sequences if len(sequence)])
+        self._prefill(self.step, [sequence for sequence in sequences if len(sequence)])
 
-    def _prefill(self, sequences: list[Sequence]) -> None:
+    def _prefill(self, step: Step, sequences: list[Sequence]) -> None:
         assert self.state is not None
         batch: list[Sequence] = []
         for sequence in [*sequences, None]:
             full = batch and (sequence is None or sum(map(len, [*batch, sequence])) > PREFILL_TOKENS)
             if full:
-                prefill = PagedPrefill(self.state, batch)
-                self.policy.hidden(prefill.token_ids, prefill.position_ids, prefill)
+                step.prefill(PagedPrefill(self.state, batch))
                 batch = []
             if sequence is not None:
                 batch.append(sequence)
@@ -207,7 +206,7 @@ class PagedEngine:
         if self.step is not None and not self.step.is_current():
             self.step = self.graphs = None
         if self.step is None:
-            self.step = make_step(self.policy, state, self._rehearsal)
+            self.step = make_step(self.policy, state, self._rehearse)
             self.graphs = Graphs(self.step, state)
         elif self.is_stale:
             self.step.refresh()
@@ -233,8 +232,8 @@ class PagedEngine:
             )
         state.allocate_pages(max(least, REHEARSAL_PAGES, min(wanted, fitting)))
 
-    def _rehearsal(self) -> Tensor:
-        """Two short sequences in slots 0 and 1, to compare ways of running the model on."""
+    def _rehearse(self, step: Step) -> Tensor:
+        """Logits of one token after two short sequences, to compare ways of running the model by."""
         state = self.state
         assert state is not None
         ids = tuple(range(3, 3 + 9))
@@ -242,8 +241,8 @@ class PagedEngine:
         for slot, length in enumerate(lengths):
             state.fields[:, slot] = torch.tensor([1, length, 0, 0, 1, 7], dtype=torch.int32)
             state.table[slot, :2] = torch.tensor([2 * slot, 2 * slot + 1], dtype=torch.int32)
-        self._prefill([Sequence(ids[:n], [2 * slot], [], []) for slot, n in enumerate(lengths)])
-        return torch.arange(len(lengths), dtype=torch.int32, device=self.shape.device)
+        self._prefill(step, [Sequence(ids[:n], [2 * slot], [], []) for slot, n in enumerate(lengths)])
+        return step(state, torch.arange(len(lengths), dtype=torch.int32, device=self.shape.device))
 
     def _settings(self, sampling: Sampling) -> None:
         state = self.state

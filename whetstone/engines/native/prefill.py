@@ -1,16 +1,21 @@
-"""Sequences -> their keys and values in pages: packed prompts through the model's own modules.
+"""Sequences -> their keys and values in pages: prompts packed end to end.
 
 A sequence may continue into pages of its own (a sample that was sent back and comes again), and its prompt
-may be in the cache already: then only the rest is written.
+may be in the cache already: then only the rest is written. `PagedPrefill` is also an attention that the
+modules of a transformers model can call.
 """
 
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from whetstone.engines.native.layout import PAGE, PagedState
 from whetstone.model.attention import LayerOptions, PackedAttention, end_to_end
+
+LONG = 2048  # tokens from which a sequence is worth a call of its own to the faster attention of Hopper chips
 
 
 @dataclass(frozen=True)
@@ -25,47 +30,50 @@ class Sequence:
     def __len__(self) -> int:
         return len(self.prompt) + len(self.own)
 
-    def places(self) -> tuple[list[int], list[int]]:
-        """Numbers of the tokens that are to be written, and where: page * PAGE + offset."""
-        tokens: list[int] = []
-        where: list[int] = []
-        for first, count, pages in (
-            (0, len(self.prompt), self.prompt_pages),
-            (len(self.prompt), len(self.own), self.own_pages),
-        ):
-            if pages:
-                tokens.extend(range(first, first + count))
-                where.extend(pages[n // PAGE] * PAGE + n % PAGE for n in range(count))
-        return tokens, where
+    def places(self) -> list[int]:
+        """The cell of every token: page * PAGE + offset, or -1."""
+        cells: list[int] = []
+        for count, pages in ((len(self.prompt), self.prompt_pages), (len(self.own), self.own_pages)):
+            cells += [pages[n // PAGE] * PAGE + n % PAGE for n in range(count)] if pages else [-1] * count
+        return cells
 
 
 class PagedPrefill:
-    """The attention of packed sequences, which also writes their keys and values into the pages."""
+    """Packed sequences on their way into the pages."""
 
     def __init__(self, state: PagedState, sequences: list[Sequence]):
         device = state.shape.device
         self.state = state
-        lengths = [len(sequence) for sequence in sequences]
-        self.packed = PackedAttention(end_to_end(lengths), device)
-        tokens: list[int] = []
-        where: list[int] = []
-        start = 0
-        for sequence, length in zip(sequences, lengths, strict=True):
-            numbers, places = sequence.places()
-            tokens.extend(start + number for number in numbers)
-            where.extend(places)
-            start += length
-        self.tokens = torch.tensor(tokens).to(device)
-        places = torch.tensor(where).to(device)
-        self.page, self.offset = places // PAGE, places % PAGE
+        self.lengths = [len(sequence) for sequence in sequences]
+        self.packed = PackedAttention(end_to_end(self.lengths), device)
+        self.places = torch.tensor([cell for one in sequences for cell in one.places()]).to(device)
         ids = [token for sequence in sequences for token in (*sequence.prompt, *sequence.own)]
         self.token_ids = torch.tensor(ids).to(device)[None]
-        self.position_ids = torch.cat([torch.arange(length) for length in lengths]).to(device)[None]
+        self.position_ids = torch.cat([torch.arange(length) for length in self.lengths]).to(device)[None]
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: LayerOptions) -> Tensor:
+        """As a layer of a transformers model calls it, with queries and keys rotated already."""
         pages = self.state.pages
         assert pages is not None
+        written = self.places >= 0
+        cells = self.places[written]
         for number, tensor in enumerate((key, value)):
-            rows = tensor[0].transpose(0, 1)[self.tokens]  # [T, heads, D]
-            pages[number, options.layer, self.page, :, self.offset] = rows
+            rows = tensor[0].transpose(0, 1)[written]  # [T, heads, D]
+            pages[number, options.layer, cells // PAGE, :, cells % PAGE] = rows
         return self.packed(query, key, value, options)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, options: LayerOptions) -> Tensor:
+        """[T, heads, D] queries, [T, kv_heads, D] keys and values -> [T, heads * D]."""
+        query, key, value = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
+        plain = options.softcap is None and options.sliding_window is None
+        if not (plain and query.is_cuda and query.dtype != torch.float32 and min(self.lengths) >= LONG):
+            return self.packed(query, key, value, options)[0].flatten(1)
+        outs = []
+        with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION], set_priority=True):
+            for q, k, v in zip(*(t.split(self.lengths, dim=2) for t in (query, key, value)), strict=True):
+                outs.append(
+                    F.scaled_dot_product_attention(
+                        q, k, v, is_causal=True, scale=options.scale, enable_gqa=k.shape[1] != q.shape[1]
+                    )
+                )
+        return torch.cat(outs, dim=2)[0].transpose(0, 1).flatten(1)

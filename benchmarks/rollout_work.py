@@ -1,0 +1,95 @@
+"""The work that rollout engines are compared on: shapes of models, prompts, lengths, and the memory floor.
+
+Everyone gets the same prompts and the same number of tokens for every sequence: `full` lets all of them run
+to the end, `ragged` draws lengths from a lognormal distribution, `long` is 8 sequences of 16 k. Weights are
+random: speed does not depend on them. Nothing is run here.
+"""
+
+import math
+from dataclasses import asdict, dataclass
+
+import torch
+
+# hidden, layers, heads, heads of keys and values, intermediate: Qwen2.5's shapes
+SIZES = {
+    "0.5b": (896, 24, 14, 2, 4864),
+    "1.5b": (1536, 28, 12, 2, 8960),
+    "3b": (2048, 36, 16, 2, 11008),
+}
+VOCABULARY = 151936
+GROUP = 8
+NEW_TOKENS = 512
+LONG_PROMPT = 15_872
+
+
+@dataclass(frozen=True)
+class Work:
+    size: str
+    num_sequences: int
+    shape: str  # full, ragged or long
+    new_tokens: int = NEW_TOKENS
+
+    @property
+    def group(self) -> int:
+        return 1 if self.shape == "long" else GROUP
+
+    def prompts(self) -> list[list[int]]:
+        """One prompt for each group."""
+        generator = torch.Generator().manual_seed(self.num_sequences)
+        prompts = []
+        for _ in range(self.num_sequences // self.group):
+            length = int(torch.randint(128, 257, (), generator=generator))
+            length = LONG_PROMPT if self.shape == "long" else length
+            prompts.append(torch.randint(5, VOCABULARY, (length,), generator=generator).tolist())
+        return prompts
+
+    def lengths(self) -> list[int]:
+        """New tokens of every sequence, group after group."""
+        if self.shape != "ragged":
+            return [self.new_tokens] * self.num_sequences
+        generator = torch.Generator().manual_seed(1)
+        drawn = torch.randn(self.num_sequences, generator=generator).mul(0.7).add(math.log(160)).exp()
+        return [int(length) for length in drawn.clamp(8, self.new_tokens)]
+
+    def floor_s(self, bytes_per_s: float) -> float:
+        """Seconds that reading weights and all keys and values once a step takes at the least."""
+        hidden, layers, heads, kv_heads, inner = SIZES[self.size]
+        width = hidden // heads
+        block = hidden * (2 * heads + 2 * kv_heads) * width + 3 * hidden * inner
+        weights = 2 * (layers * block + VOCABULARY * hidden)
+        per_token = 2 * 2 * layers * kv_heads * width
+        prompts = [len(prompt) for prompt in self.prompts() for _ in range(self.group)]
+        steps = max(self.lengths())
+        cached = sum(
+            prompt * length + length * (length - 1) // 2
+            for prompt, length in zip(prompts, self.lengths(), strict=True)
+        )
+        return (steps * weights + per_token * cached) / bytes_per_s
+
+    def row(self) -> dict:
+        return {name: value for name, value in asdict(self).items() if name != "new_tokens"}
+
+
+def works_of(size: str) -> list[Work]:
+    works = [Work(size, number, shape) for number in (256, 1024) for shape in ("full", "ragged")]
+    return works + ([Work(size, 8, "long")] if size == "1.5b" else [])
+
+
+def model_config(size: str):
+    from transformers import Qwen2Config
+
+    hidden, layers, heads, kv_heads, inner = SIZES[size]
+    return Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        intermediate_size=inner,
+        max_position_embeddings=32768,
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_id=2,
+        architectures=["Qwen2ForCausalLM"],
+        dtype="bfloat16",
+    )

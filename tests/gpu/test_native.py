@@ -1,0 +1,180 @@
+"""The native engine on a real GPU: pages that run out, weights that change under captured graphs, LoRA, and
+what a CPU draws from the same seeds.
+
+make test-gpu        or        python -m pytest -m gpu tests/gpu
+"""
+
+import pytest
+import torch
+
+from tests.conftest import make_policy
+from tests.gpu.test_cuda import WIDE, on_gpu
+from tests.unit.test_native_engine import PROMPTS, collect
+from whetstone.engines.base import Request, Sampling
+from whetstone.engines.native import NativeEngine
+from whetstone.engines.native.paged import PagedEngine
+from whetstone.model.attention import NAME
+from whetstone.types import Finish
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
+REQUESTS = [Request(prompt_ids=prompt, seeds=(1, 2, 3)) for prompt in PROMPTS]
+
+
+@pytest.fixture(autouse=True)
+def exact_products():
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def greedy_of_generate(policy, prompt, count):
+    policy.set_attention("eager")
+    out = policy.lm.generate(
+        torch.tensor([prompt], device="cuda"), attention_mask=torch.ones(1, len(prompt), device="cuda"),
+        max_new_tokens=count, do_sample=False, eos_token_id=[-1], pad_token_id=0,
+    )  # fmt: skip
+    policy.set_attention(NAME)
+    return out[0, len(prompt) :].tolist()
+
+
+def test_samples_are_those_of_a_cpu_from_the_same_seeds():
+    cpu, gpu = make_policy("qwen3", **WIDE), on_gpu("qwen3")
+    samplings = [Sampling(max_tokens=40, temperature=0.7, top_k=9), Sampling(max_tokens=40, top_p=0.8)]
+    for sampling in (Sampling(max_tokens=40), *samplings, Sampling(max_tokens=40, min_p=0.1)):
+        ours, theirs = (collect(NativeEngine(p, 4), REQUESTS, sampling) for p in (gpu, cpu))
+        same = [key for key in ours if ours[key].token_ids == theirs[key].token_ids]
+        assert len(same) >= len(ours) - 1, sampling  # a number that falls between two roundings
+        for key in same:
+            assert ours[key].logprobs == pytest.approx(theirs[key].logprobs, abs=1e-3)
+            assert ours[key].finish == theirs[key].finish
+
+
+def test_whoever_is_sent_back_for_want_of_pages_goes_on_where_it_was(monkeypatch):
+    policy = on_gpu("llama", torch.float32)
+    sampling = Sampling(max_tokens=110, ignore_stop=True)  # two pages each, and more than are there
+    plenty = collect(NativeEngine(policy, 9), REQUESTS, sampling)
+    engine = NativeEngine(policy, 9)
+    monkeypatch.setattr(PagedEngine, "_prepare_pages", lambda self, wanted, least: few(self.state))
+    sent_back = []
+    monkeypatch.setattr(
+        PagedEngine, "_send_back", spying(PagedEngine._send_back, lambda slot: sent_back.append(slot))
+    )
+
+    def few(state):
+        if state.num_pages != 13:
+            state.allocate_pages(13)
+
+    scarce = collect(engine, REQUESTS, sampling)
+    assert sent_back
+    assert scarce.keys() == plenty.keys()
+    for key, completion in scarce.items():
+        assert completion.token_ids == plenty[key].token_ids
+        assert completion.logprobs == pytest.approx(plenty[key].logprobs, abs=1e-3)
+
+
+def spying(method, note):
+    def inner(self, seats, slot):
+        note(slot)
+        return method(self, seats, slot)
+
+    return inner
+
+
+def test_graphs_outlive_updates_and_a_cache_that_was_released():
+    policy = on_gpu("qwen2")
+    engine = NativeEngine(policy, 4)
+    sampling = Sampling(max_tokens=16, temperature=0.0, ignore_stop=True)
+    requests = [Request(prompt_ids=prompt, seeds=(0,)) for prompt in PROMPTS]
+    for version in range(3):
+        ours = collect(engine, requests, sampling)
+        for number, prompt in enumerate(PROMPTS):
+            assert list(ours[number, 0].token_ids) == greedy_of_generate(policy, prompt, 16)
+        paged = engine._engine
+        assert isinstance(paged, PagedEngine) and paged.graphs is not None and paged.state is not None
+        captured = dict(paged.graphs.captured)
+        with torch.no_grad():
+            for parameter in policy.parameters:
+                parameter.add_(torch.randn_like(parameter), alpha=0.05)
+        engine.update_weights(version + 1)
+        engine.sleep()
+        assert paged.state.pages is None
+        assert paged.graphs.captured == captured and captured
+    assert collect(engine, requests, sampling)[0, 0].policy_version == 3
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_lora_is_merged_for_the_rollout_and_the_weights_that_train_are_not_touched(bias):
+    from peft import LoraConfig, get_peft_model
+
+    from whetstone.model.policy import Policy
+
+    plain = on_gpu("qwen2" if bias else "llama")
+    model = get_peft_model(plain.model, LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
+    policy = Policy(model, plain.tokenizer, torch.device("cuda"))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    engine = NativeEngine(policy, 4)
+    sampling = Sampling(max_tokens=16, temperature=0.0, ignore_stop=True)
+    requests = [Request(prompt_ids=prompt, seeds=(0,)) for prompt in PROMPTS]
+    collect(engine, requests, sampling)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.3)
+    engine.update_weights(1)
+    ours = collect(engine, requests, sampling)
+    changed = 0
+    for number, prompt in enumerate(PROMPTS):
+        theirs = greedy_of_generate(policy, prompt, 16)
+        assert list(ours[number, 0].token_ids) == theirs
+        with model.disable_adapter():
+            changed += theirs != greedy_of_generate(policy, prompt, 16)
+    assert changed
+
+
+def test_stops_limits_and_refilled_slots():
+    policy = on_gpu("llama")
+    requests = [
+        Request(prompt_ids=prompt, seeds=tuple(range(40)), max_tokens=tuple(20 + s for s in range(40)))
+        for prompt in PROMPTS
+    ]
+    done = collect(NativeEngine(policy, 16), requests, Sampling(max_tokens=60, temperature=1.5))
+    assert len(done) == 120
+    stopped = [c for c in done.values() if c.finish is Finish.STOP]
+    cut = {key: c for key, c in done.items() if c.finish is Finish.LENGTH}
+    assert stopped and cut
+    assert all(c.token_ids[-1] == 2 and 2 not in c.token_ids[:-1] for c in stopped)
+    assert all(len(c.token_ids) == 20 + key[1] and 2 not in c.token_ids for key, c in cut.items())
+
+
+def test_saved_weights_are_whole_after_they_were_laid_side_by_side(tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    policy = on_gpu("qwen3")
+    before = {name: value.clone() for name, value in policy.model.state_dict().items()}
+    collect(NativeEngine(policy, 4), REQUESTS, Sampling(max_tokens=4))
+    policy.model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path).state_dict()
+    assert all(torch.equal(value.cpu(), again[name]) for name, value in before.items())
+    assert (tmp_path / "model.safetensors").stat().st_size < 1.2 * sum(
+        value.numel() * 4 for value in before.values()
+    )
+
+
+def test_long_prompts_take_the_other_attention():
+    policy = on_gpu("qwen2", torch.bfloat16)
+    prompt = tuple(
+        int(token) for token in torch.randint(3, 97, (3000,), generator=torch.Generator().manual_seed(0))
+    )
+    policy.config.max_position_embeddings = 4096
+    engine = NativeEngine(policy, 4)
+    ours = collect(engine, [Request(prompt_ids=prompt, seeds=(1, 2))], Sampling(max_tokens=8))
+    for completion in ours.values():
+        ids = torch.tensor([[*prompt, *completion.token_ids]], device="cuda")
+        policy.set_attention("sdpa")
+        with torch.no_grad():
+            logprobs = policy.lm(ids).logits.float().log_softmax(-1)[0, len(prompt) - 1 : -1]
+        policy.set_attention(NAME)
+        expected = logprobs.gather(1, ids[0, len(prompt) :, None]).squeeze(1)
+        assert torch.tensor(completion.logprobs) == pytest.approx(expected.cpu(), abs=0.15)
