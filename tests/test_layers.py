@@ -29,6 +29,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "engines": frozenset({"types", "config", "model", "parallel", "seeds"}),
     "batch": frozenset({"types", "config"}),
     "rollout": frozenset({"types", "config", "tasks", "engines", "seeds"}),
+    "ahead": frozenset({"types", "config", "tasks", "rollout"}),
     "optimiser": frozenset({"config", "parallel"}),
     "coefficients": frozenset({"config"}),
     "experience": frozenset({"types", "config", "algorithm", "model", "parallel", "batch"}),

@@ -6,8 +6,9 @@ here.
 
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean, pstdev
-from typing import Protocol
+from typing import Any, Protocol
 
 from whetstone import seeds
 from whetstone.config import Config, Plan
@@ -23,6 +24,10 @@ class Codec(Protocol):
 
     def encode(self, problem: Problem) -> tuple[int, ...]: ...
     def decode(self, token_ids: Sequence[int]) -> str: ...
+
+
+class Abandoned(Exception):
+    """Sampling was given up, since the run is ending."""
 
 
 class Collector:
@@ -44,6 +49,7 @@ class Collector:
         self.max_length = max_length  # what the model allows, prompt and completion together
         self.prompts_cut = 0  # since these two were last set to 0
         self.scoring_s = 0.0  # spent waiting for scores after the last sample was done
+        self.abandoned = False  # set from another thread: stop at the next sample
 
     def collect(
         self,
@@ -67,6 +73,8 @@ class Collector:
         sampled, texts = [], []
         self.engine.wake()
         for one in self.engine.generate(requests, sampling):
+            if self.abandoned:
+                raise Abandoned
             text = self.codec.decode(one.completion.token_ids)
             truncated = one.completion.finish is Finish.LENGTH
             answer = Answer(
@@ -108,40 +116,102 @@ class Collector:
         return prompt
 
 
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """One round of sampling: what a batch learns from, and how it was had."""
+
+    groups: list[Group]
+    indices: list[int]  # of their problems in the mixture
+    seconds: float  # that sampling and scoring took
+    scoring_s: float  # of them, waiting for scores after the last sample
+    row: dict[str, float]  # metrics of the sampling itself
+
+
 class Groups:
-    """The scored groups of each batch of a run, a function of (seeds, step) alone."""
+    """The scored groups of each batch of a run, a function of (seeds, step, weights) alone."""
 
     def __init__(self, collector: Collector, tasks: Mixture, config: Config, plan: Plan):
         self._collector = collector
         self._tasks = tasks
         self._config = config
         self._plan = plan
-        self.num_replaced = 0  # prompts that dynamic sampling replaced in the newest batch
+        self._pushed: int | None = None  # the version of the weights that the engine has
 
-    def of(self, step: int) -> list[Group]:
-        """The groups of the batch that begins at optimiser step `step`."""
-        self._collector.prompts_cut, self._collector.scoring_s, self.num_replaced = 0, 0.0, 0
-        number = step // self._plan.updates_per_batch
-        places = list(range(self._plan.prompts_per_batch))
-        groups = self._collect(step, 0, [number * len(places) + place for place in places])
-        if not self._config.rollout.dynamic_sampling:
-            return groups
+    def of(self, step: int) -> Round:
+        """The round of the batch that begins at optimiser step `step`, which the policy has now reached."""
+        self.settle(step)
+        return self._dated(self.sample(step), step)
+
+    def settle(self, step: int) -> None:
+        """Return when the engine is idle and samples from the policy's weights of now, version `step`."""
+        if self._pushed != step:
+            self._collector.engine.update_weights(step)
+            self._pushed = step
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run needs beside the step: plain data."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
+
+    def sample(self, step: int) -> Round:
+        """Sample and score the batch of optimiser step `step` with the weights that the engine has."""
+        begun = time.monotonic()
+        collector = self._collector
+        collector.prompts_cut, collector.scoring_s = 0, 0.0
+        size = self._plan.prompts_per_batch
+        first = step // self._plan.updates_per_batch * size
+        indices = list(range(first, first + size))
+        groups = self._collect(step, 0, indices)
+        row: dict[str, float] = {}
+        if self._config.rollout.dynamic_sampling:
+            row["dynamic_sampling_extra"] = self._replace_flat(step, groups, indices) / size
+        row |= {"prompts_cut": float(collector.prompts_cut), **collector.scorer.custom_metrics}
+        return Round(
+            groups=groups,
+            indices=indices,
+            seconds=time.monotonic() - begun,
+            scoring_s=collector.scoring_s,
+            row=row,
+        )
+
+    def _replace_flat(self, step: int, groups: list[Group], indices: list[int]) -> int:
+        """Put fresh groups in the place of those that teach nothing; returns how many were sampled."""
+        number, replaced = step // self._plan.updates_per_batch, 0
         rounds = self._config.rollout.dynamic_sampling_max_rounds
         for attempt in range(rounds):
-            flat = [place for place in places if not has_reward_variance(groups[place])]
+            flat = [place for place, group in enumerate(groups) if not has_reward_variance(group)]
             if not flat:
                 break
             # Fresh problems come from beyond those that the run's own batches use.
             beyond = self._plan.num_batches + number * rounds + attempt
-            fresh = self._collect(step, attempt + 1, [beyond * len(places) + place for place in flat])
-            for place, group in zip(flat, fresh, strict=True):
-                groups[place] = group
-            self.num_replaced += len(flat)
-        return groups
+            fresh = [beyond * len(groups) + place for place in flat]
+            for place, index, group in zip(flat, fresh, self._collect(step, attempt + 1, fresh), strict=True):
+                groups[place], indices[place] = group, index
+            replaced += len(flat)
+        return replaced
+
+    def _problem(self, index: int) -> Problem:
+        return self._tasks.problem(index)
+
+    def _dated(self, made: Round, step: int) -> Round:
+        """With its `staleness`: batches of updates that the policy is ahead of the one that sampled."""
+        versions = [r.completion.policy_version for group in made.groups for r in group.rollouts]
+        ages = [(step - version) / self._plan.updates_per_batch for version in versions]
+        allowed = self._config.rollout.async_rollouts
+        if not 0 <= min(ages) <= max(ages) <= allowed:
+            raise UserError(
+                f"The engine sampled with the weights of step {min(versions)} for the batch of step {step}, "
+                f"but at most {allowed} batch behind is allowed (async_rollouts): its weights are not being "
+                "updated; restart it, or set rollout_engine=native."
+            )
+        return replace(made, row={**made.row, "staleness": fmean(ages)})
 
     def _collect(self, step: int, attempt: int, indices: list[int]) -> list[Group]:
         return self._collector.collect(
-            [self._tasks.problem(index) for index in indices],
+            [self._problem(index) for index in indices],
             num_samples=self._plan.num_generations,
             sampling=sampling_at(self._config, self._config.rollout.temperature),
             seed_parts=(self._config.run.seed, "rollout", step, *([attempt] if attempt else [])),

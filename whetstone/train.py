@@ -17,12 +17,12 @@ from typing import Any
 import torch
 
 from whetstone import seeds
+from whetstone.ahead import Ahead
 from whetstone.batch import minibatches
 from whetstone.checkpoint import Checkpoint, save_checkpoint, save_model
 from whetstone.completions import show_variance, write_completions
 from whetstone.config import Config, Loaded, Plan, flatten, make_plan, without_effect
 from whetstone.engines import make_engine
-from whetstone.engines.base import Engine
 from whetstone.errors import UserError
 from whetstone.evaluate import EvalResult, Evaluator, percent, show
 from whetstone.metrics import MetricsLog, setup_logging, write_aside
@@ -31,13 +31,12 @@ from whetstone.model.policy import Policy, load_policy
 from whetstone.model.reference import Reference
 from whetstone.progress import Progress
 from whetstone.report import write_report
-from whetstone.rollout import Collector, Groups, rollout_metrics, variance_metrics
+from whetstone.rollout import Collector, Groups, Round, rollout_metrics, variance_metrics
 from whetstone.run_folder import open_run, path_of
 from whetstone.statistics import Accuracy
 from whetstone.stopping import StopRequest
 from whetstone.tasks.mixture import build_tasks, check_gold, eval_problems
 from whetstone.tasks.scoring import Scorer
-from whetstone.types import Group
 from whetstone.update import Updater
 
 logger = logging.getLogger("whetstone")
@@ -51,8 +50,6 @@ class Parts:
     plan: Plan
     folder: Path
     policy: Policy
-    engine: Engine
-    collector: Collector
     groups: Groups
     updater: Updater
     evaluator: Evaluator | None
@@ -99,17 +96,16 @@ def _loop(parts: Parts, step: int, begun: float) -> int:
         while step < plan.num_steps and not stop.requested:
             clock = Clock()
             with clock("rollout"):
-                groups = parts.groups.of(step)
+                made = parts.groups.of(step)
             with clock("update"):
                 seed = seeds.seed(config.run.seed, "update", step)
-                row = parts.updater.step(minibatches(groups, config, plan.minibatches, seed), seed)
+                row = parts.updater.step(minibatches(made.groups, config, plan.minibatches, seed), seed)
             step += plan.updates_per_batch
-            parts.engine.update_weights(step)
-            row |= describe(parts, step, groups)
+            row |= describe(parts, step, made)
             with clock("eval"):
                 if plan.is_due(plan.eval_every, step) and step < plan.num_steps:
                     evaluate(parts, step)
-            row |= clock.row(groups, row["time/score"])
+            row |= clock.row(made)
             parts.metrics.log(step, row)
             progress.update(step, row)
             if plan.is_due(plan.save_every, step) or stop.requested:
@@ -139,8 +135,11 @@ def build(
         state = found.load_state()
         updater.load_state(state["updater"])
         seconds = state["seconds"]
-    engine, collector = _sampling_parts(config, policy, scorer, stack)
-    engine.update_weights(0 if found is None else found.step)
+    collector = _collector(config, policy, scorer, stack)
+    groups = (Ahead if config.rollout.async_rollouts else Groups)(collector, tasks, config, plan)
+    stack.callback(groups.close)
+    if found is not None:
+        groups.load_state(state["groups"])
     metrics = MetricsLog(
         folder,
         report_to=config.run.report_to,
@@ -157,9 +156,7 @@ def build(
         plan=plan,
         folder=folder,
         policy=policy,
-        engine=engine,
-        collector=collector,
-        groups=Groups(collector, tasks, config, plan),
+        groups=groups,
         updater=updater,
         evaluator=Evaluator(config, problems, collector, folder) if problems else None,
         metrics=metrics,
@@ -177,26 +174,23 @@ def make_reference(config: Config, policy: Policy, found: Checkpoint | None) -> 
     return Reference.of(policy, load_policy(config.model) if again else policy, moving=moving)
 
 
-def _sampling_parts(
-    config: Config, policy: Policy, scorer: Scorer, stack: contextlib.ExitStack
-) -> tuple[Engine, Collector]:
+def _collector(config: Config, policy: Policy, scorer: Scorer, stack: contextlib.ExitStack) -> Collector:
     engine = make_engine(config, policy)
     stack.callback(engine.close)
-    collector = Collector(
+    return Collector(
         engine,
         scorer,
         Chat(policy.tokenizer, config.model),
         max_prompt_length=config.rollout.max_prompt_length,
         max_length=policy.max_length,
     )
-    return engine, collector
 
 
-def describe(parts: Parts, step: int, groups: list[Group]) -> dict[str, float]:
+def describe(parts: Parts, step: int, made: Round) -> dict[str, float]:
     """The numbers of a step's rollouts; its completions go to the folder, and to the terminal where asked
     for.
     """
-    run, plan = parts.config.run, parts.plan
+    run, plan, groups = parts.config.run, parts.plan, made.groups
     if plan.is_due(run.log_completions_steps, step) or step == plan.updates_per_batch:
         write_completions(parts.folder, step, groups)
     if run.verbose_variance_logging:
@@ -204,11 +198,7 @@ def describe(parts: Parts, step: int, groups: list[Group]) -> dict[str, float]:
     row = rollout_metrics(groups)
     if run.log_reward_variance:
         row |= variance_metrics(groups)
-    collector = parts.collector
-    row |= {"prompts_cut": float(collector.prompts_cut), "time/score": collector.scoring_s}
-    if parts.config.rollout.dynamic_sampling:
-        row["dynamic_sampling_extra"] = parts.groups.num_replaced / len(groups)
-    return {**row, **collector.scorer.custom_metrics}
+    return {**row, **made.row}
 
 
 def describe_model(policy: Policy, config: Config) -> str:
@@ -227,6 +217,7 @@ def evaluate(parts: Parts, step: int) -> EvalResult | None:
     if parts.evaluator is None:
         return None
     ends = step in (0, parts.plan.num_steps)
+    parts.groups.settle(step)
     result = parts.evaluator.run(step, greedy=ends and parts.config.evaluation.eval_greedy)
     parts.metrics.log_eval(step, result.row())
     show(result, num_examples=parts.config.evaluation.eval_num_examples_to_print)
@@ -239,7 +230,7 @@ def save(parts: Parts, step: int, seconds: float) -> None:
         step=step,
         model=parts.policy.model,
         tokenizer=parts.policy.tokenizer,
-        state={"updater": parts.updater.state(), "seconds": seconds},
+        state={"updater": parts.updater.state(), "groups": parts.groups.state(), "seconds": seconds},
         keep=parts.config.run.save_total_limit,
     )
 
@@ -304,7 +295,7 @@ def evaluate_only(loaded: Loaded) -> dict[str, Any]:
         scorer = stack.enter_context(Scorer(config))
         policy = load_policy(config.model, weights)
         logger.info(describe_model(policy, config))
-        _, collector = _sampling_parts(config, policy, scorer, stack)
+        collector = _collector(config, policy, scorer, stack)
         name = Path(weights).name if weights else "model"
         evaluator = Evaluator(config, problems, collector, folder / "evaluations" / name)
         result = evaluator.run(0, greedy=config.evaluation.eval_greedy)
@@ -325,13 +316,17 @@ class Clock:
         yield
         self.seconds[stage] = time.monotonic() - begun
 
-    def row(self, groups: list[Group], scoring_s: float) -> dict[str, float]:
-        """Seconds by stage (`scoring_s` of the rollout were spent waiting for scores), tokens a second."""
-        num_tokens = sum(len(rollout.completion.token_ids) for group in groups for rollout in group.rollouts)
-        seconds = {**self.seconds, "rollout": self.seconds["rollout"] - scoring_s}
+    def row(self, made: Round) -> dict[str, float]:
+        """Where the loop's seconds went (a batch that was sampled in the background costs it only the wait),
+        and tokens a second.
+        """
+        num_tokens = sum(len(r.completion.token_ids) for group in made.groups for r in group.rollouts)
+        waited = self.seconds["rollout"]
+        score = min(made.scoring_s, waited)
+        seconds = {**self.seconds, "rollout": waited - score, "score": score}
         return {
             **{f"time/{stage}": value for stage, value in seconds.items()},
             "time/step": time.monotonic() - self.begun,
-            "tokens_per_s": num_tokens / (self.seconds["rollout"] + self.seconds["update"]),
-            "rollout_tokens_per_s": num_tokens / seconds["rollout"],
+            "tokens_per_s": num_tokens / (waited + self.seconds["update"]),
+            "rollout_tokens_per_s": num_tokens / (made.seconds - made.scoring_s),
         }

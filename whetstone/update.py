@@ -172,6 +172,7 @@ class Updater:
             sampler_logprob_difference=difference.abs(),
             truncated_masked_share=1 - batch.keep[batch.sequence],
             **{f"{name}_removed_share": (factor == 0).float() for name, factor in factors.items()},
+            sampler_truncated_share=self._truncated(factors.get("sampler")),
         )
         return loss.item(), experience
 
@@ -202,6 +203,14 @@ class Updater:
         if counts.entropy_threshold is not None:
             factors["high_entropy"] = high_entropy(entropy, counts.entropy_threshold)
         return factors
+
+    def _truncated(self, weights: Tensor | None) -> Tensor | None:
+        """1 for tokens whose importance weight was cut at a bound; None where nothing is cut."""
+        config = self.config.loss
+        if weights is None or not config.sampler_correction.endswith("truncate"):
+            return None
+        low, high = config.sampler_correction_min, config.sampler_correction_max
+        return ((weights >= high) | ((weights <= low) & (low > 0))).float()
 
     def _count(self, part: list[Batch]) -> "Counts":
         """Everything that is counted over the whole optimiser step before any backward pass."""

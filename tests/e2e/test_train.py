@@ -45,6 +45,19 @@ VARIANTS = {
         "save_steps": 4,
     },
     "hf engine": {"rollout_engine": "hf"},
+    "one batch ahead, dynamic sampling": {
+        "async_rollouts": 1,
+        "dynamic_sampling": True,
+        "dynamic_sampling_max_rounds": 1,
+        "fixed_eval_steps": 1,  # evaluations must neither disturb nor be disturbed
+        "eval_greedy": False,
+    },
+    "one batch ahead, hf engine, lora with dropout": {
+        "async_rollouts": 1,
+        "rollout_engine": "hf",
+        "use_peft": True,
+        "lora_dropout": 0.2,
+    },
     "critic, moving reference, adaptive coefficients": {
         "advantage": "gae",
         "critic_learning_rate": 1e-3,
@@ -216,3 +229,16 @@ def test_evaluation_alone_agrees_with_the_runs_own(tmp_path):
     )
     assert summary["accuracy"] == results["accuracy_after"]
     assert summary["greedy_accuracy"] == results["greedy_after"]
+
+
+def test_it_learns_one_batch_ahead(tmp_path):
+    settings = {"async_rollouts": 1, "max_steps": 6, "prompts_per_step": 8, "learning_rate": 3e-4}
+    settings |= {"eval_num_samples": 64, "eval_greedy": False, "fixed_eval_steps": 0, "save_strategy": "no"}
+    settings |= {"output_dir": tmp_path, "eval_num_examples_to_print": 0, "reward_workers": 1}
+    results = train(load("quickstart", [f"{key}={value}" for key, value in settings.items()]))
+    gain = results["versus_start"]
+    assert gain["difference"] >= 0.15 and gain["p_value"] < 0.05, gain
+    lines = (tmp_path / "quickstart" / "metrics.jsonl").read_text().splitlines()
+    steps = [row for row in map(json.loads, lines) if row["kind"] == "train"]
+    assert [row["staleness"] for row in steps] == [0, 1, 1, 1, 1, 1]
+    assert steps[0]["sampler_logprob_difference"] < 1e-4 < steps[1]["sampler_logprob_difference"]

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.conftest import ARCHITECTURES, make_policy
+from whetstone import seeds
 from whetstone.engines.base import Request, Sampling
 from whetstone.engines.hf import HFEngine
 from whetstone.engines.native import NativeEngine
@@ -107,6 +108,19 @@ def test_hf_engine_has_the_trainers_logprobs_too(policy):
         expected = trainer_logprobs(policy, PROMPTS[r], completion, 0.8)
         assert torch.allclose(torch.tensor(completion.logprobs), expected, atol=1e-4)
     assert done == collect(engine, requests, Sampling(max_tokens=12, temperature=0.8))
+
+
+def test_hf_engine_draws_what_transformers_own_sampling_would(policy):
+    prompt = PROMPTS[0]
+    sampling = Sampling(max_tokens=10, temperature=0.7, top_k=20, top_p=0.9, min_p=0.02, ignore_stop=True)
+    done = collect(HFEngine(policy, 4, None), [Request(prompt_ids=prompt, seeds=(1, 2, 3))], sampling)
+    policy.set_attention("eager")
+    torch.manual_seed(seeds.seed(1, 2, 3))
+    out = policy.model.generate(
+        torch.tensor([prompt] * 3), do_sample=True, temperature=0.7, top_k=20, top_p=0.9, min_p=0.02,
+        max_new_tokens=10, eos_token_id=[-1],
+    )  # fmt: skip
+    assert [list(done[0, n].token_ids) for n in range(3)] == out[:, len(prompt) :].tolist()
 
 
 # ---- the drawing of tokens --------------------------------------------------------------------------------

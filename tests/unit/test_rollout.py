@@ -99,16 +99,18 @@ def test_dynamic_sampling_replaces_prompts_that_teach_nothing(tmp_path):
     )
     with Scorer(config) as scorer:
         tasks, plan = build_tasks(config, "train"), make_plan(config, num_problems=1000)
-        without = Groups(collector(scorer), tasks, plain, plan).of(1)
+        without = Groups(collector(scorer), tasks, plain, plan).of(1).groups
         source = Groups(collector(scorer), tasks, config, plan)
-        groups = source.of(1)
+        made = source.of(1)
+        groups = made.groups
         flat = [n for n, group in enumerate(without) if not has_reward_variance(group)]
-        assert flat and source.num_replaced >= len(flat)
+        assert flat and made.row["dynamic_sampling_extra"] >= len(flat) / 6
         assert all(has_reward_variance(group) for group in groups)
         assert all(groups[n] == without[n] for n in range(6) if n not in flat)  # the others are left alone
         own = {tasks.problem(i).id for i in range(18)}
         assert all(groups[n].problem.id not in own for n in flat)  # fresh problems, of no other batch
-        assert source.of(1) == groups  # a function of the step
+        assert [tasks.problem(i) for i in made.indices] == [group.problem for group in groups]
+        assert source.of(1).groups == groups  # a function of the step
 
 
 def rollout(reward, answer, correct, length, finish=Finish.STOP, failure=None):

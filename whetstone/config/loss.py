@@ -81,7 +81,9 @@ class LossRoom(Room):
     sampler_correction: Literal[
         "none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"
     ] = "none"
-    """Importance weights for the difference between the engine's logprobs and the trainer's."""
+    """Importance weights for the difference between the engine's logprobs and the trainer's before the first
+    update; default with async_rollouts: token_truncate.
+    """
     sampler_correction_min: float = Field(default=0.0, ge=0)
     """Lower bound of these weights."""
     sampler_correction_max: float = Field(default=3.0, gt=0)

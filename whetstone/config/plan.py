@@ -46,7 +46,7 @@ class Plan:
         if evaluations and self.eval_every:
             evaluations = 1 + math.ceil(self.num_steps / self.eval_every)
         repeats = self.num_batches * self.prompts_per_batch / self.num_problems
-        return [
+        lines = [
             f"{self.num_batches} batches of {self.prompts_per_batch} prompts x {self.num_generations} "
             "completions "
             f"= {self.completions_per_batch} completions, at most {tokens:,} new tokens each batch",
@@ -57,6 +57,12 @@ class Plan:
             f"{evaluations} evaluations of {config.evaluation.eval_num_samples} problems x "
             f"{config.evaluation.eval_samples_per_problem}",
         ]
+        if config.rollout.async_rollouts:
+            lines.append(
+                "Each batch is sampled while the update learns from the one before, by weights one batch old "
+                f"(async_rollouts; sampler_correction: {config.loss.sampler_correction})"
+            )
+        return lines
 
 
 def make_plan(config: Config, *, num_problems: int, world_size: int = 1) -> Plan:
@@ -112,11 +118,14 @@ def without_effect(config: Config, plan: Plan) -> list[str]:
     """Settings that do nothing as the plan stands, and what would give them effect."""
     loss, notes = config.loss, []
     once = "while each batch is used for one update: set num_iterations or steps_per_generation higher"
+    ahead = config.rollout.async_rollouts > 0
     if plan.updates_per_batch == 1:
         if loss.beta > 0 and loss.kl_target == "rollout":
             notes.append(f"kl_target: rollout has no effect (KL and its gradient are 0) {once}.")
-        if loss.off_policy_mask_threshold is not None:
+        if loss.off_policy_mask_threshold is not None and not ahead:
             notes.append(f"off_policy_mask_threshold has no effect {once}.")
+    if ahead and plan.num_batches == 1:
+        notes.append("async_rollouts has no effect on a run of one batch.")
     if loss.beta == 0 and (loss.kl_target != "base" or loss.kl_in != "loss"):
         notes.append("kl_target and kl_in have no effect while beta is 0.")
     return notes

@@ -186,6 +186,10 @@ class RolloutRoom(Room):
     """Replace prompts whose completions all earn the same, which teach nothing, by fresh ones (DAPO)."""
     dynamic_sampling_max_rounds: int = Field(default=3, ge=1)
     """Dynamic sampling gives up after so many rounds and trains on what it has."""
+    async_rollouts: int = Field(default=0, ge=0, le=1)
+    """1: the next batch is sampled while the update learns from this one, by weights one batch old. The
+    native and hf engines then sample from a copy of the weights.
+    """
     max_slots: int | None = Field(default=None, ge=1)
     """Sequences decoded at once; more wait for a free slot. Default: 1,024 on a GPU, 256 elsewhere."""
 
@@ -338,6 +342,16 @@ class ParallelRoom(Room):
 
 class Config(Room):
     """A whole run, room by room."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _weigh_old_samples(cls, rooms: Any) -> Any:
+        """Samples that are one batch old are weighed by what has changed since, unless somebody chose."""
+        flat = rooms if isinstance(rooms, dict) else {}
+        rollout, loss = flat.get("rollout"), flat.get("loss", {})
+        if isinstance(rollout, dict) and rollout.get("async_rollouts") and isinstance(loss, dict):
+            return {**flat, "loss": {"sampler_correction": "token_truncate", **loss}}
+        return rooms
 
     model: ModelRoom = ModelRoom()
     tasks: TasksRoom = TasksRoom()

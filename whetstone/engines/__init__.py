@@ -9,6 +9,18 @@ if TYPE_CHECKING:  # the seam in base.py is used by rooms that need no torch
 
 
 def make_engine(config: "Config", policy: "Policy") -> "Engine":
+    """The engine that samples from `policy`. With `async_rollouts` it has weights of its own, which change
+    at `update_weights` only: those that share the policy's get a copy to work on.
+    """
+    if not config.rollout.async_rollouts:
+        return _on_its_weights(config, policy)
+    from whetstone.engines.apart import Apart
+
+    own = policy.copy()
+    return Apart(_on_its_weights(config, own), policy, own)
+
+
+def _on_its_weights(config: "Config", policy: "Policy") -> "Engine":
     if config.rollout.rollout_engine == "hf":
         from whetstone.engines.hf import HFEngine
 

@@ -50,6 +50,9 @@ class Sampled:
 class Engine(Protocol):
     """Samples from the policy. Samples are yielded as they finish, so scoring need not wait for the
     slowest.
+
+    Whoever has `async_rollouts` runs `generate` in a thread while the policy trains, and calls
+    `update_weights` only in between: `make_engine` then builds an engine with weights of its own.
     """
 
     def generate(self, requests: list[Request], sampling: Sampling) -> Iterator[Sampled]: ...

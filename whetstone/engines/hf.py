@@ -2,12 +2,22 @@
 comparisons.
 
 Uses the policy's weights in place. Every sample has its own seed, but not its own random numbers per token: a
-sample is repeatable for the same batch of requests, which is all that resuming needs.
+sample is repeatable for the same batch of requests, which is all that resuming needs. Draws from a generator
+of its own, never torch's global one, which belongs to the update.
 """
 
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from whetstone import seeds
 from whetstone.engines.base import Request, Sampled, Sampling
@@ -50,20 +60,21 @@ class HFEngine:
         mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
         self.policy.model.eval()
         self.policy.set_attention(self.attention)
-        devices = [self.policy.device] if self.policy.device.type == "cuda" else []
+        generator = torch.Generator(self.policy.device)
+        generator.manual_seed(seeds.seed(*[requests[r].seeds[s] for r, s in chosen]))
+        draw = _Draw(generator if sampling.temperature > 0 else None)
         try:
-            with torch.random.fork_rng(devices=devices), torch.inference_mode():
-                torch.manual_seed(seeds.seed(*[requests[r].seeds[s] for r, s in chosen]))
-                out = self.policy.model.generate(
+            with torch.inference_mode():
+                sequences = self.policy.model.generate(
                     input_ids=token_ids.to(self.policy.device),
                     attention_mask=mask.to(self.policy.device),
                     generation_config=self._settings(sampling, pad),
+                    logits_processor=LogitsProcessorList([*_filters(sampling), draw]),
                 )
         finally:
             self.policy.set_attention(NAME)
-        scores = torch.stack(out.scores, dim=1).float()  # [B, new, V], temperature and filters applied
-        tokens = out.sequences[:, width:]
-        logprobs = scores.log_softmax(-1).gather(-1, tokens[..., None]).squeeze(-1)
+        tokens = sequences[:, width:]
+        logprobs = torch.stack(draw.logprobs, dim=1)
         return [
             self._completed(where, row, row_logprobs, sampling)
             for where, row, row_logprobs in zip(chosen, tokens.tolist(), logprobs.tolist(), strict=True)
@@ -73,17 +84,11 @@ class HFEngine:
         from transformers import GenerationConfig
 
         return GenerationConfig(
-            do_sample=sampling.temperature > 0,
-            temperature=sampling.temperature or 1.0,
-            top_k=sampling.top_k,  # 0 for all: transformers takes 50 where nothing is said
-            top_p=sampling.top_p,
-            min_p=sampling.min_p or None,
+            do_sample=False,  # _Draw decides, and generate takes what it leaves
             max_new_tokens=sampling.max_tokens,
             # A token that does not exist where nothing shall stop it: None would be taken from the model.
             eos_token_id=list(self._stops(sampling)) or [-1],
             pad_token_id=pad,
-            output_scores=True,
-            return_dict_in_generate=True,
         )
 
     def _completed(
@@ -110,3 +115,36 @@ class HFEngine:
     def wake(self) -> None: ...
 
     def close(self) -> None: ...
+
+
+def _filters(sampling: Sampling) -> list[LogitsProcessor]:
+    """transformers' own temperature and filters, in its order."""
+    filters: list[LogitsProcessor] = []
+    if sampling.temperature > 0:
+        filters.append(TemperatureLogitsWarper(sampling.temperature))
+    if sampling.temperature > 0 and sampling.top_k:
+        filters.append(TopKLogitsWarper(sampling.top_k))
+    if sampling.temperature > 0 and sampling.top_p < 1:
+        filters.append(TopPLogitsWarper(sampling.top_p))
+    if sampling.temperature > 0 and sampling.min_p:
+        filters.append(MinPLogitsWarper(sampling.min_p))
+    return filters
+
+
+class _Draw(LogitsProcessor):
+    """The last filter: one token of each row is left, drawn as `generate` would, or the likeliest without a
+    generator. Keeps the logprobs.
+    """
+
+    def __init__(self, generator: torch.Generator | None):
+        self.generator = generator
+        self.logprobs: list[Tensor] = []  # [B] for every token
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        logprobs = scores.float().log_softmax(-1)
+        if self.generator is None:
+            token = logprobs.argmax(-1, keepdim=True)
+        else:
+            token = torch.multinomial(scores.softmax(-1), 1, generator=self.generator)
+        self.logprobs.append(logprobs.gather(-1, token).squeeze(-1))
+        return torch.full_like(scores, -torch.inf).scatter(-1, token, 0.0)

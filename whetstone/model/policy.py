@@ -5,6 +5,7 @@ are compared with the model's own forward pass: an architecture that our attenti
 never trained wrongly. Sampling is the engines' business, losses and optimisers the update's.
 """
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,15 @@ class Policy:
         self.config = self.lm.config.get_text_config()
         self.own_attention = self.lm.config._attn_implementation
         self.set_attention(NAME)
+
+    def copy(self) -> "Policy":
+        """Another policy with the same weights: copies of those that train, the others shared (LoRA: the
+        adapter is copied, the model is not).
+        """
+        shared = {id(p): p for p in self.model.parameters() if not p.requires_grad}
+        other = Policy(copy.deepcopy(self.model, shared), self.tokenizer, self.device)
+        other.own_attention = self.own_attention
+        return other
 
     def set_attention(self, name: str) -> None:
         self.lm.set_attn_implementation(name)

@@ -55,6 +55,7 @@ REFUSED = {
     "off_policy_mask": "TRL's off-policy mask is the signed one",
     "sampler_correction": "TRL corrects for another sampler only where vLLM samples",
     "rollout_engine": "TRL samples by itself",
+    "async_rollouts": "TRL's GRPOTrainer samples and learns in turn",
     "use_vllm": "here TRL samples with transformers' generate",
     "max_skipped_steps": "TRL skips no steps",
 }
