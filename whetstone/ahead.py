@@ -6,14 +6,13 @@ The batch under way is part of a checkpoint, so a resumed run goes on with the v
 nothing about what is sampled, and knows no loss: old samples are weighed by `sampler_correction`.
 """
 
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from whetstone.config import Config, Plan
 from whetstone.rollout import Collector, Groups, Round
 from whetstone.tasks.mixture import Mixture
-from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score
+from whetstone.types import Completion, Finish, Group, Rollout, Score
 
 
 class Ahead(Groups):
@@ -49,7 +48,7 @@ class Ahead(Groups):
         super().load_state(state)
         if "coming" in state:
             self._coming = Future()
-            self._coming.set_result(from_plain(state["coming"], self._problem))
+            self._coming.set_result(from_plain(state["coming"], self._tasks))
 
     def close(self) -> None:
         self._collector.abandoned = True
@@ -57,7 +56,7 @@ class Ahead(Groups):
 
 
 def to_plain(made: Round) -> dict[str, Any]:
-    """A round as numbers and text. Problems are left out: they are functions of their indices."""
+    """A round as numbers and text. Problems are left out: they are functions of index and level."""
     return {
         **{name: value for name, value in vars(made).items() if name != "groups"},
         "groups": [[_plain_rollout(rollout) for rollout in group.rollouts] for group in made.groups],
@@ -70,10 +69,13 @@ def _plain_rollout(rollout: Rollout) -> dict[str, Any]:
     return {**vars(rollout), "completion": completion, "score": score}
 
 
-def from_plain(state: dict[str, Any], problem_of: Callable[[int], Problem]) -> Round:
+def from_plain(state: dict[str, Any], tasks: Mixture) -> Round:
     """`to_plain` undone."""
     groups = [
-        Group(problem=problem_of(index), rollouts=tuple(_rollout(rollout) for rollout in rollouts))
+        Group(
+            problem=tasks.problem(index, state["levels"]),
+            rollouts=tuple(_rollout(rollout) for rollout in rollouts),
+        )
         for index, rollouts in zip(state["indices"], state["groups"], strict=True)
     ]
     return Round(**{**state, "groups": groups})

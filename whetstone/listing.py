@@ -135,16 +135,20 @@ def print_tasks() -> None:
             print(f"{'' if task is tasks[0] else chr(10)}{category}")
         print(f"  {task.name:<30} {' '.join(task.description.split())}")
     print(f"\n{len(tasks)} tasks. `whet tasks NAME` shows problems of one.")
+    without = ", ".join(sorted(task.name for task in tasks if not task.levels))
+    print(f"All have a curriculum (datasets: {{NAME: {{curriculum: true}}}}) but {without}.")
 
 
 def print_task(name: str, overrides: list[str]) -> None:
     """Sample problems of a task: the prompt as the model sees it, the gold answer and its score."""
-    from whetstone.tasks.mixture import make_task
+    from whetstone.tasks.mixture import make_task, task_levels
 
     config = config_for_task(name, parse_overrides(overrides))
     task = make_task(config, name, config.tasks.datasets[name], "train")
     chat, remark = _chat(config)
     print(f"{name}: the first problems of training, {remark}")
+    levels = task_levels(name, config.tasks.datasets[name].config)
+    print(f"curriculum: {levels or 'none'}")
     for index in range(min(NUM_SAMPLES, len(task))):
         problem = task.problem(index)
         print(f"\n{f' {problem.id} ':-^80}")

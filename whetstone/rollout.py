@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from whetstone import seeds
 from whetstone.config import Config, Plan
+from whetstone.curriculum import Curriculum
 from whetstone.engines.base import Engine, Request, Sampling
 from whetstone.errors import UserError
 from whetstone.tasks.mixture import Mixture
@@ -122,6 +123,7 @@ class Round:
 
     groups: list[Group]
     indices: list[int]  # of their problems in the mixture
+    levels: dict[str, int]  # of the tasks that have a curriculum
     seconds: float  # that sampling and scoring took
     scoring_s: float  # of them, waiting for scores after the last sample
     row: dict[str, float]  # metrics of the sampling itself
@@ -135,6 +137,7 @@ class Groups:
         self._tasks = tasks
         self._config = config
         self._plan = plan
+        self._curriculum = Curriculum(tasks.ladders)
         self._pushed: int | None = None  # the version of the weights that the engine has
 
     def of(self, step: int) -> Round:
@@ -150,9 +153,10 @@ class Groups:
 
     def state(self) -> dict[str, Any]:
         """What a resumed run needs beside the step: plain data."""
-        return {}
+        return {"curriculum": self._curriculum.state()}
 
-    def load_state(self, state: dict[str, Any]) -> None: ...
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._curriculum.load_state(state["curriculum"])
 
     def close(self) -> None: ...
 
@@ -164,14 +168,16 @@ class Groups:
         size = self._plan.prompts_per_batch
         first = step // self._plan.updates_per_batch * size
         indices = list(range(first, first + size))
+        levels, row = dict(self._curriculum.levels), self._curriculum.row()
         groups = self._collect(step, 0, indices)
-        row: dict[str, float] = {}
         if self._config.rollout.dynamic_sampling:
             row["dynamic_sampling_extra"] = self._replace_flat(step, groups, indices) / size
         row |= {"prompts_cut": float(collector.prompts_cut), **collector.scorer.custom_metrics}
+        self._curriculum.observe(groups)
         return Round(
             groups=groups,
             indices=indices,
+            levels=levels,
             seconds=time.monotonic() - begun,
             scoring_s=collector.scoring_s,
             row=row,
@@ -193,9 +199,6 @@ class Groups:
             replaced += len(flat)
         return replaced
 
-    def _problem(self, index: int) -> Problem:
-        return self._tasks.problem(index)
-
     def _dated(self, made: Round, step: int) -> Round:
         """With its `staleness`: batches of updates that the policy is ahead of the one that sampled."""
         versions = [r.completion.policy_version for group in made.groups for r in group.rollouts]
@@ -211,7 +214,7 @@ class Groups:
 
     def _collect(self, step: int, attempt: int, indices: list[int]) -> list[Group]:
         return self._collector.collect(
-            [self._problem(index) for index in indices],
+            [self._tasks.problem(index, self._curriculum.levels) for index in indices],
             num_samples=self._plan.num_generations,
             sampling=sampling_at(self._config, self._config.rollout.temperature),
             seed_parts=(self._config.run.seed, "rollout", step, *([attempt] if attempt else [])),

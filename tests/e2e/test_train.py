@@ -52,6 +52,10 @@ VARIANTS = {
         "fixed_eval_steps": 1,  # evaluations must neither disturb nor be disturbed
         "eval_greedy": False,
     },
+    "one batch ahead on a curriculum": {
+        "async_rollouts": 1,
+        "datasets": "{chain_sum: {curriculum: {up: 0.1, down: 0.0, window: 8}}}",
+    },
     "one batch ahead, hf engine, lora with dropout": {
         "async_rollouts": 1,
         "rollout_engine": "hf",
@@ -114,6 +118,9 @@ def test_a_run_that_was_cut_in_two_equals_one_that_was_not(tmp_path, variant):
         assert torch.equal(whole[name], resumed[name]), name
     assert rows(tmp_path / "whole", "train") == rows(tmp_path / "half", "train")
     assert rows(tmp_path / "whole", "eval") == rows(tmp_path / "half", "eval")
+    if "curriculum" in variant:
+        levels = [row["curriculum/chain_sum/level"] for row in rows(tmp_path / "half", "train")]
+        assert levels[0] < levels[1] and levels[2] != levels[3], levels  # it moved before the cut and after
 
 
 def test_what_a_run_leaves_behind(tmp_path):

@@ -241,7 +241,7 @@ def test_the_batch_under_way_survives_a_checkpoint(rewards, scorer):
     resumed.load_state(state)
     again = resumed.of(2)
     assert again.groups == expected.groups and again.row == expected.row
-    assert from_plain(to_plain(expected), groups._problem) == expected
+    assert from_plain(to_plain(expected), groups._tasks) == expected
     groups.close()
     resumed.close()
 

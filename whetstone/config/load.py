@@ -186,7 +186,10 @@ def _sentence(error: ValidationError) -> str:
     if not where:
         return f"{message}."
     if first["type"] == "extra_forbidden":
-        return f"'{where[-1]}' is not known inside {'.'.join(where[:-1])}: a task has `weight` and `config`."
+        return (
+            f"'{where[-1]}' is not known inside {'.'.join(where[:-1])}: a task has `weight`, `config` and "
+            "`curriculum` (start, top, up, down, window)."
+        )
     shown = repr(first.get("input"))
     got = "" if first["type"] == "value_error" or len(shown) > 80 else f" (it is {shown})"
     help_text = _help(where[0])

@@ -10,6 +10,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from whetstone.config.base import Room
+from whetstone.config.curriculum import CurriculumSpec
 from whetstone.config.loss import CriticRoom, LossRoom
 
 
@@ -59,17 +60,26 @@ class ModelRoom(Room):
 
 
 class TaskSpec(Room):
-    """One entry of `datasets`: its share of the mixture and the task's own settings."""
+    """One entry of `datasets`: its share of the mixture, the task's own settings, and how they get harder."""
 
     weight: float = Field(default=1.0, ge=0)
     config: dict[str, Any] = Field(default_factory=dict)
+    curriculum: CurriculumSpec | None = None
+
+    @field_validator("curriculum", mode="before")
+    @classmethod
+    def _a_switch_will_do(cls, value: Any) -> Any:
+        return {True: {}, False: None}[value] if isinstance(value, bool) else value
 
 
 class TasksRoom(Room):
     """Which problems, and what is paid for their answers."""
 
     datasets: dict[str, TaskSpec] = Field(default_factory=dict)
-    """Tasks to train on: `{name: {weight, config}}`, as a mapping or JSON text."""
+    """Tasks to train on: `{name: {weight, config, curriculum}}`, as a mapping or JSON text. With
+    `curriculum: true` (or `{start, top, up, down, window}`) a task of reasoning-gym gets harder as accuracy
+    rises.
+    """
     eval_datasets: dict[str, TaskSpec] = Field(default_factory=dict)
     """Tasks to evaluate on; empty: the training tasks (on other problems)."""
     dataset_size: int = Field(default=10_000, ge=1)
@@ -134,6 +144,12 @@ class TasksRoom(Room):
     def _check(self) -> Self:
         if not self.reward_funcs:
             raise ValueError("reward_funcs is empty: name at least `accuracy`")
+        fixed = next((name for name, spec in self.eval_datasets.items() if spec.curriculum), None)
+        if fixed is not None:
+            raise ValueError(
+                f"eval_datasets gives {fixed} a curriculum, but the evaluation's problems never change: move "
+                "it to datasets"
+            )
         if self.reward_weights is not None and len(self.reward_weights) != len(self.reward_funcs):
             raise ValueError(
                 f"reward_weights has {len(self.reward_weights)} entries for {len(self.reward_funcs)} "

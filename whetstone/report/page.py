@@ -6,81 +6,14 @@ Every text that comes from a run passes `esc`: completions are full of angle bra
 
 import html
 import json
-from dataclasses import dataclass
 from typing import Any
 
 from whetstone.report import plots
+from whetstone.report.curves import curves_of
 from whetstone.report.examples import Pair, pairs
 from whetstone.report.findings import findings
 from whetstone.report.read import Evaluation, Run
 from whetstone.report.style import CSS
-
-
-@dataclass(frozen=True, kw_only=True)
-class Curve:
-    """A small picture: which metrics it shows (key and label), and what the page says of it."""
-
-    name: str
-    series: tuple[tuple[str, str], ...]
-    title: str
-    text: str
-    percent: bool = False
-
-
-_CURVES = (
-    Curve(
-        name="length",
-        series=(("length_mean", "mean"),),
-        title="Completion length",
-        text="Tokens in a completion, on average.",
-    ),
-    Curve(
-        name="entropy",
-        series=(("entropy", "entropy"),),
-        title="Entropy",
-        text="How undecided the policy is at a token; at 0 it explores no more.",
-    ),
-    Curve(
-        name="kl",
-        series=(("kl", "KL"),),
-        title="KL to the reference",
-        text="How far the policy has moved from where it began.",
-    ),
-    Curve(
-        name="variance",
-        series=(("reward_variance_share", "rewards differ"), ("answer_variance_share", "answers differ")),
-        title="Prompts that teach",
-        text="Share of prompts whose completions differ; others teach nothing.",
-        percent=True,
-    ),
-    Curve(
-        name="truncated",
-        series=(("truncated_share", "truncated"),),
-        title="Truncated",
-        text="Share of completions cut off at max_completion_length.",
-        percent=True,
-    ),
-    Curve(
-        name="clip",
-        series=(("clip_share", "clipped"),),
-        title="Clip share",
-        text="Share of tokens whose ratio was clipped.",
-        percent=True,
-    ),
-    Curve(name="grad", series=(("grad_norm", "norm"),), title="Gradient norm", text="Before it is clipped."),
-    Curve(
-        name="sampler",
-        series=(("sampler_logprob_difference", "difference"),),
-        title="Sampler against trainer",
-        text="How far the engine's logprobs are from the update's: near 0 is healthy.",
-    ),
-    Curve(
-        name="speed",
-        series=(("tokens_per_s", "tokens/s"),),
-        title="Tokens per second",
-        text="Sampled tokens over the time of sampling and updating.",
-    ),
-)
 
 
 def esc(text: Any) -> str:
@@ -243,8 +176,7 @@ def _progress(run: Run) -> str:
         figures.append(
             _figure(plots.accuracy_curve(run), "Accuracy", f"Share of right answers{where}", wide=True)
         )
-    # A metric that is zero throughout (KL without a reference, truncation that never happens) is no picture.
-    curves = [c for c in _CURVES if any(value for key, _ in c.series for value in run.column(key)[1])]
+    curves = curves_of(run)
     odd = len(curves) % 2 == 0  # with the reward's, an odd number: it takes the whole width
     reward = plots.curve(run, "reward", _reward_series(run), wide=odd)
     if reward is not None:

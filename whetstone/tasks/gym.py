@@ -29,6 +29,7 @@ from whetstone.rewards.answers import extract_tag
 from whetstone.seeds import seed
 from whetstone.tasks.child import Child
 from whetstone.tasks.gym_gold import gold_answer
+from whetstone.tasks.gym_levels import check_levels, settings_at
 from whetstone.tasks.gym_repairs import repaired
 from whetstone.tasks.prompts import build_messages, developer_prompt
 from whetstone.types import Problem, Score
@@ -51,9 +52,15 @@ class GymTask:
     generated = True
     worst = 0.0
 
-    def __init__(self, config: Config, name: str, spec: TaskSpec, split: str) -> None:
+    def __init__(
+        self, config: Config, name: str, spec: TaskSpec, split: str, level: int | None = None
+    ) -> None:
+        """`level` is where it stands in its curriculum; None: `spec.config` as it is."""
         self.name = name
         self.split = split
+        self.level = level
+        self._spec = spec
+        self._levels: dict[int, GymTask] = {}
         self.task = gym_name(name)
         self.settings = check_settings(self.task, spec.config)
         self._config = config
@@ -62,6 +69,17 @@ class GymTask:
         self._seed = seed(base, split, name) & 0x7FFF_FFFF
         # Made now, so that bad settings are found before anything is trained.
         self._dataset = _dataset(self.task, _frozen(self.settings), self._seed)
+        self.top: int | None = None  # the highest level of training, where it has any
+        if level is None and split == "train" and spec.curriculum is not None:
+            ladder = spec.curriculum
+            self.top = check_levels(self.task, self.settings, ladder.start, ladder.top)
+
+    def at(self, level: int) -> "GymTask":
+        """The same task at a level of its curriculum: its problems are functions of (seed, index, level)."""
+        if level not in self._levels:
+            spec = self._spec.model_copy(update={"config": settings_at(self.task, level, self.settings)})
+            self._levels[level] = GymTask(self._config, self.name, spec, self.split, level)
+        return self._levels[level]
 
     def __len__(self) -> int:
         return self._config.tasks.dataset_size
@@ -70,14 +88,20 @@ class GymTask:
         assert index >= 0
         make = _ask_child if self.task in _IN_CHILD else make_entry
         entry = make(self.task, self.settings, self._seed, index)
+        label = ""
+        if self.level is not None:
+            label, entry = f"@{self.level}", {**entry, "level": self.level}
         return Problem(
-            id=f"{self.name}/{self.split}/{index:06d}",
+            id=f"{self.name}/{self.split}/{index:06d}{label}",
             task=self.name,
             messages=build_messages(self._prompt, self._config.tasks.developer_role, entry["question"]),
             answer=entry,
         )
 
     def score(self, problem: Problem, text: str) -> Score:
+        level = problem.answer.get("level")
+        if level != self.level:  # some scorers look at their own settings
+            return self.at(level).score(problem, text)
         answer = extract_tag(text)
         value = 0.0
         if answer is not None:

@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 
 from whetstone.config import nearest
+from whetstone.config.curriculum import CurriculumSpec
 from whetstone.config.rooms import Config, TaskSpec
 from whetstone.errors import UserError
 from whetstone.seeds import seed
-from whetstone.tasks import gym, rows
+from whetstone.tasks import gym, gym_levels, rows
 from whetstone.tasks.base import Task
 from whetstone.tasks.countdown import CountdownTask
 from whetstone.tasks.math import MathTask
@@ -43,18 +44,25 @@ class TaskInfo:
     name: str
     category: str
     description: str
+    levels: str  # of its curriculum; empty: it has none
 
 
 def list_tasks() -> list[TaskInfo]:
     """Every task there is, ours first."""
-    ours = [TaskInfo(name=name, category="whetstone", description=text) for name, text in _OURS.items()]
-    theirs = [
+    described = [(name, "whetstone", text) for name, text in _OURS.items()]
+    described += [
         (gym.PREFIX + name if name in _OURS else name, *gym.describe(name)) for name in gym.known_names()
     ]
     return [
-        *ours,
-        *(TaskInfo(name=name, category=category, description=text) for name, category, text in theirs),
+        TaskInfo(name=name, category=category, description=text, levels=task_levels(name, {}))
+        for name, category, text in described
     ]
+
+
+def task_levels(name: str, settings: dict[str, Any]) -> str:
+    """The levels of a task's curriculum in words; empty where it has none."""
+    ours = name.split("/")[0] in _OURS
+    return "" if ours else gym_levels.describe_levels(gym.gym_name(name), settings)
 
 
 def make_task(config: Config, name: str, spec: TaskSpec, split: str) -> Task:
@@ -62,6 +70,11 @@ def make_task(config: Config, name: str, spec: TaskSpec, split: str) -> Task:
     apart.
     """
     kind = name.split("/")[0]
+    if kind in _OURS and spec.curriculum is not None:
+        raise UserError(
+            f"The task {name} has no curriculum, which only tasks of reasoning-gym have: leave `curriculum` "
+            "out of its entry in datasets. `whet tasks` says at its end which tasks have one."
+        )
     if kind == "math":
         return MathTask(config, name, spec, split, _is_shared(config, spec, split))
     if kind == "countdown":
@@ -134,12 +147,19 @@ class Mixture:
         counts = apportion(self._length, weights)
         self._turns = take_turns(counts)
         self._counts = dict(zip(self._names, counts, strict=True))
+        self.ladders: dict[str, tuple[CurriculumSpec, int]] = {
+            name: (spec, task.top)
+            for name, task in self.tasks.items()
+            if isinstance(task, gym.GymTask) and task.top is not None and (spec := specs[name].curriculum)
+        }
 
     def __len__(self) -> int:
         return self._length
 
-    def problem(self, index: int) -> Problem:
-        """Problem `index` of the endless sequence."""
+    def problem(self, index: int, levels: Mapping[str, int] | None = None) -> Problem:
+        """Problem `index` of the endless sequence; `levels` of those tasks that have a curriculum, where they
+        begin if not given.
+        """
         epoch, position = divmod(index, self._length)
         which, turn = (int(value) for value in self._turns[position])
         name = self._names[which]
@@ -149,7 +169,11 @@ class Mixture:
         place = _shuffled(size, seed(self._seed, "order", self.split, name, through))[place]
         if name in self._rows:
             return self.tasks[name].problem(self._rows[name][place])
-        return self._stand_in(self.tasks[name], place)
+        task = self.tasks[name]
+        if name in self.ladders:
+            assert isinstance(task, gym.GymTask)
+            task = task.at(self.ladders[name][0].start if levels is None else levels[name])
+        return self._stand_in(task, place)
 
     def score(self, problem: Problem, text: str) -> Score:
         """The judgement of the problem's own task, in this process."""
@@ -229,7 +253,12 @@ def check_gold(mixture: Mixture, per_task: int = 3) -> None:
     """Every task scores the gold answers of a few of its own problems; one that rejects them cannot be
     trained on.
     """
-    for task in mixture.tasks.values():
+    tasks = list(mixture.tasks.values())
+    for name, (ladder, _) in mixture.ladders.items():
+        task = mixture.tasks[name]
+        assert isinstance(task, gym.GymTask)
+        tasks.append(task.at(ladder.start))
+    for task in tasks:
         for index in range(min(per_task, len(task))):
             problem = task.problem(index)
             score = task.score(problem, task.gold(problem))

@@ -78,6 +78,11 @@ def check_keys(config: Config) -> None:
         if kind_of(key) == "refused" and value != defaults[key]:
             reason = REFUSED.get(key, "TRL has no such setting")
             raise _refusal(key, value, reason, defaults[key])
+    for name, spec in config.tasks.datasets.items():
+        if spec.curriculum is not None:
+            raise _refusal(
+                f"datasets.{name}.curriculum", "true", "TRL fixes its problems beforehand", "false"
+            )
     loss = config.loss
     if loss.loss_type not in LOSS_TYPES:
         raise _refusal("loss_type", loss.loss_type, "TRL has no such loss", "dapo")

@@ -1,0 +1,48 @@
+"""How hard each task is at the moment: a level that rises with accuracy, and falls if that is asked for.
+
+The level and the newest answers at it are all the state there is; a checkpoint holds them. What a level
+means is the task's affair (`tasks/gym_levels.py`). Evaluation problems know no levels.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from whetstone.config.curriculum import CurriculumSpec
+from whetstone.types import Group
+
+
+class Curriculum:
+    def __init__(self, ladders: Mapping[str, tuple[CurriculumSpec, int]]):
+        """`ladders`: for each task that has one, its settings and its highest level."""
+        self._ladders = dict(ladders)
+        self.levels = {task: spec.start for task, (spec, _) in ladders.items()}
+        self._answers: dict[str, list[bool]] = {task: [] for task in ladders}  # at this level, right or not
+
+    def observe(self, groups: Iterable[Group]) -> None:
+        """Take a batch's answers into account; a level moves by one at most."""
+        for group in groups:
+            task = group.problem.task
+            if task in self._ladders:
+                self._answers[task] += [r.score.parts["correct"] >= 1 for r in group.rollouts]
+        for task, (spec, top) in self._ladders.items():
+            newest = self._answers[task] = self._answers[task][-spec.window :]
+            share = sum(newest) / len(newest) if len(newest) == spec.window else None
+            if share is not None and share >= spec.up and self.levels[task] < top:
+                self._move(task, +1)
+            elif share is not None and spec.down is not None and share <= spec.down and self.levels[task] > 0:
+                self._move(task, -1)
+
+    def _move(self, task: str, by: int) -> None:
+        self.levels[task] += by
+        self._answers[task] = []
+
+    def row(self) -> dict[str, float]:
+        return {f"curriculum/{task}/level": float(level) for task, level in self.levels.items()}
+
+    def state(self) -> dict[str, Any]:
+        return {task: {"level": self.levels[task], "answers": self._answers[task]} for task in self._ladders}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        for task, saved in state.items():
+            if task in self._ladders:  # datasets may be changed by whoever resumes
+                self.levels[task], self._answers[task] = saved["level"], list(saved["answers"])

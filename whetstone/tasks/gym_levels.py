@@ -1,0 +1,84 @@
+"""reasoning-gym's curricula as plain settings: what a task's config is at each level of difficulty.
+
+A level is reasoning-gym's "global level": every attribute stands at it, or at its own highest. Ranges keep
+their easy end, so that a level holds the problems of those below it. Some curricula have levels that their
+own task refuses: the ladder ends before the first of these. Makes no problems.
+"""
+
+from typing import Any
+
+from whetstone.errors import UserError
+
+
+def settings_at(task: str, level: int, settings: dict[str, Any]) -> dict[str, Any]:
+    """`settings` with what the curriculum says of `level` put in."""
+    curriculum = _curriculum(task)
+    curriculum.set_global_level(level)
+    made = curriculum.generate_configuration(dict(settings))
+    return {**settings, **{field: getattr(made, field) for field in _fields(curriculum)}}
+
+
+def top_level(task: str, settings: dict[str, Any]) -> int:
+    """The highest level up to which the task accepts every one; -1 where it accepts none or has none."""
+    from reasoning_gym.factory import CURRICULA, DATASETS
+
+    if task not in CURRICULA:
+        return -1
+    attributes = _curriculum(task).attributes.values()
+    highest = max((len(attribute.levels) for attribute in attributes), default=0) - 1
+    for level in range(highest + 1):
+        try:
+            made = DATASETS[task][1](**settings_at(task, level, settings))
+            if hasattr(made, "validate"):
+                made.validate()
+        except (AssertionError, ValueError, TypeError, KeyError, IndexError):
+            return level - 1
+    return highest
+
+
+def check_levels(task: str, settings: dict[str, Any], start: int, top: int | None) -> int:
+    """The top of the ladder that training will climb, or a complaint."""
+    highest = top_level(task, settings)
+    if highest < 1:
+        raise UserError(
+            f"The task {task} has no curriculum that works with its config: leave `curriculum` out of its "
+            "entry in datasets. `whet tasks` says at its end which tasks have one."
+        )
+    for name, value in (("start", start), ("top", top)):
+        if value is not None and value > highest:
+            raise UserError(
+                f"The curriculum of task {task} has the levels 0 to {highest}, but its {name} is {value}: "
+                "lower it."
+            )
+    return highest if top is None else top
+
+
+def describe_levels(task: str, settings: dict[str, Any]) -> str:
+    """`levels 0 to 10: max_terms 2 to 12, max_digits 1 to 10`; empty where there is no ladder."""
+    highest = top_level(task, settings)
+    if highest < 1:
+        return ""
+    first, last = settings_at(task, 0, settings), settings_at(task, highest, settings)
+    changes = [f"{key} {first[key]} to {last[key]}" for key in first if first[key] != last[key]]
+    return f"levels 0 to {highest}: {', '.join(changes)}"
+
+
+def _curriculum(task: str) -> Any:
+    from reasoning_gym.factory import create_curriculum
+
+    return create_curriculum(task)
+
+
+def _fields(curriculum: Any) -> list[str]:
+    """The settings that the attributes of a curriculum stand for."""
+    from reasoning_gym.coaching.attributes import RangeAttributeDefinition
+
+    return [
+        field
+        for attribute in curriculum.attributes.values()
+        for field in (
+            (attribute.lower_field_name, attribute.upper_field_name)
+            if isinstance(attribute, RangeAttributeDefinition)
+            else (attribute.field_name,)
+        )
+    ]
