@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whetstone.algorithm.gae import value_loss
+from whetstone.algorithm.gae import explained_variance, value_loss
 from whetstone.algorithm.losses import LossInputs, policy_loss
 from whetstone.algorithm.masks import high_entropy, off_policy_keep, sampler_weights, sequence_mean
 from whetstone.algorithm.reduce import token_weights
@@ -61,13 +61,22 @@ class Updater:
         parts = self.preparer.prepare(
             minibatches, num_generations=self.plan.num_generations, beta=self.coefficients.beta
         )
+        row = self._foresight(parts)
         self.policy.model.train()
         totals = Totals()
         for _ in range(self.config.update.num_iterations):
             for part in parts:
                 self._optimiser_step(part, totals)
-        row = totals.means()
-        return {**row, **self.coefficients.row()}
+        return {**row, **totals.means(), **self.coefficients.row()}
+
+    def _foresight(self, parts: Sequence[Sequence[Experience]]) -> dict[str, float]:
+        """How much of the returns the critic foresaw, before it learnt from them."""
+        if self.critic is None:
+            return {}
+        every = [experience for part in parts for experience in part]
+        values = torch.cat([e.values for e in every if e.values is not None])
+        returns = torch.cat([e.returns for e in every if e.returns is not None])
+        return {"explained_variance": explained_variance(values, returns)}
 
     def state(self) -> dict[str, Any]:
         """All that a resumed run needs beside the policy's weights."""

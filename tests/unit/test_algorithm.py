@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from whetstone.algorithm.advantages import estimate
-from whetstone.algorithm.gae import gae, value_loss, whiten
+from whetstone.algorithm.gae import explained_variance, gae, value_loss, whiten
 from whetstone.algorithm.kl import ESTIMATORS
 from whetstone.algorithm.losses import SURROGATES, LossInputs, policy_loss
 from whetstone.algorithm.masks import high_entropy, off_policy_keep, sampler_weights, sequence_mean
@@ -302,3 +302,13 @@ def test_value_loss_is_clipped_to_the_worse_side():
     assert value_loss(values, old, returns, None).tolist() == pytest.approx([0.0, 0.405])
     # held within 0.2 of the old value: 0.2 is 0.8 away from the return, although 1.0 was right
     assert value_loss(values, old, returns, 0.2).tolist() == pytest.approx([0.32, 0.405])
+
+
+def test_explained_variance_by_hand():
+    returns = torch.tensor([1.0, 2.0, 3.0, 4.0])  # variance 1.25
+    assert explained_variance(returns, returns) == 1
+    assert explained_variance(torch.full((4,), 7.0), returns) == 0  # a constant, however wrong
+    # errors 0, 1, 0, 1: variance 0.25
+    assert explained_variance(torch.tensor([1.0, 1.0, 3.0, 3.0]), returns) == pytest.approx(0.8)
+    assert explained_variance(-returns, returns) == pytest.approx(1 - 4)
+    assert explained_variance(returns, torch.ones(4)) == 0

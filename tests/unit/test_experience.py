@@ -176,11 +176,14 @@ def test_a_critic_learns_what_completions_earn(kind):
     changes |= {"num_generations": 1, "prompts_per_step": 6, "learning_rate": 0.0, "gae_lambda": 1.0}
     updater = make(**changes)
     batches = pack(samples_of(make_policy()), 30)
-    errors = [updater.step([batches], seed=0)["value_loss"] for _ in range(12)]
+    rows = [updater.step([batches], seed=0) for _ in range(12)]
+    errors = [row["value_loss"] for row in rows]
     # at first it expects nothing: half the mean square of the rewards, by tokens
     tokens, rewards = torch.tensor([7, 3, 12, 1, 5, 8.0]), torch.tensor([1.0, -0.5, 0.7, -1.2, 0.3, -0.3])
     assert errors[0] == pytest.approx((tokens * rewards.square() / 2).sum().item() / 36, rel=1e-4)
     assert errors[-1] < 0.5 * errors[0]
+    assert rows[0]["explained_variance"] == pytest.approx(0, abs=1e-6)  # it said the same of all
+    assert rows[-1]["explained_variance"] > 0.3
 
 
 def test_a_single_sample_per_prompt_needs_a_critic_or_the_batch():

@@ -246,3 +246,78 @@ def test_verdicts_stand_in_the_order_of_their_weight() -> None:
         "No reward variance: all answers are wrong",
         "Many completions are cut off",
     ]
+
+
+# --- the parts that not every run has ---
+
+
+def first_of(changes: dict[str, Any], config: dict[str, Any], num: int = 20) -> Verdict:
+    verdicts = diagnose(rows(num, loss=0.3, **changes), evals(0.5, 0.5, p_value=1.0), CONFIG | config)
+    assert sum(verdict.severity is not Severity.NOTE for verdict in verdicts) <= 1
+    return verdicts[0]
+
+
+GAE = {"advantage": "gae", "critic_learning_rate": 1e-5}
+AHEAD = {"async_rollouts": 1, "sampler_correction_max": 3.0}
+ENTROPY = {"entropy_target": 0.6, "entropy_coef_max": 0.2}
+ADAPTIVE = {"beta": 0.01, "kl_target_value": 0.02}
+
+
+@pytest.mark.parametrize(
+    ("changes", "config", "title", "number", "setting"),
+    [
+        ({"value_loss": 0.2, "explained_variance": -0.8}, GAE,
+         "The critic harms: it is worse than a constant", "-80 %", "critic_learning_rate"),
+        ({"value_loss": 0.2, "explained_variance": 0.02}, GAE, "The critic does not learn", "0.2 to 0.2",
+         "critic_warmup_steps"),
+        ({"dynamic_sampling_extra": 2.5, "accuracy": 0.2}, {"dynamic_sampling": True},
+         "Dynamic sampling throws most samples away", "71.4 %", "easier"),
+        ({"kl": 0.0}, {"beta": 0.1, "kl_target": "rollout"}, "The local KL has no effect", "one update",
+         "num_iterations"),
+        ({"entropy_coef": 0.2, "entropy": lambda t: 0.5 - 0.1 * t}, ENTROPY,
+         "The entropy bonus is at its bound", "0.2", "entropy_coef_max"),
+        ({"beta": 0.4, "kl": 0.09}, ADAPTIVE, "The adaptive beta can't hold the KL", "0.01 to 0.4",
+         "kl_target_value"),
+        ({"sampler_truncated_share": 0.7, "sampler_logprob_difference": 0.9}, AHEAD,
+         "The samples are too old for the update", "70 %", "async_rollouts=0"),
+        ({"curriculum/sums/level": 2.0, "accuracy/sums": 0.4},
+         {"datasets": {"sums": {"curriculum": {"window": 128, "up": 0.8}}}}, "The curriculum is stuck",
+         "level 2 for 20 steps; 40 %", "lower `up`"),
+        ({"curriculum/sums/level": 2.0, "accuracy/sums": 0.02},
+         {"datasets": {"sums": {"curriculum": {"window": 128, "up": 0.8}}}}, "The curriculum is stuck",
+         "2 %", "lower start"),
+    ],
+)  # fmt: skip
+def test_one_trouble_of_a_part_one_verdict(
+    changes: dict[str, Any], config: dict[str, Any], title: str, number: str, setting: str
+) -> None:
+    first = first_of(changes, config)
+    assert first.title == title
+    assert number in first.evidence and setting in first.remedy
+
+
+@pytest.mark.parametrize(
+    ("changes", "config"),
+    [
+        ({"value_loss": lambda t: 0.3 - 0.2 * t, "explained_variance": 0.4}, GAE),
+        ({"dynamic_sampling_extra": 0.6}, {"dynamic_sampling": True}),
+        ({"kl": 0.01}, {"beta": 0.1, "kl_target": "rollout", "num_iterations": 2}),
+        ({"entropy_coef": 0.2, "entropy": lambda t: 0.9 - 0.1 * t}, ENTROPY),
+        ({"beta": 0.4, "kl": 0.02}, ADAPTIVE),
+        ({"sampler_truncated_share": 0.01, "sampler_logprob_difference": 0.1}, AHEAD),
+        ({"curriculum/sums/level": lambda t: round(5 * t), "accuracy/sums": 0.7},
+         {"datasets": {"sums": {"curriculum": {"window": 128, "up": 0.8}}}}),
+    ],
+)  # fmt: skip
+def test_a_part_that_does_its_work_is_left_alone(changes: dict[str, Any], config: dict[str, Any]) -> None:
+    assert first_of(changes, config).severity is Severity.NOTE
+
+
+def test_real_runs_of_these_parts(explained: Explained) -> None:
+    words = ("beta=0.1", "kl_target=rollout", "entropy_target=9", "entropy_coef_max=0.005", "max_steps=1")
+    found = titles(explained(*words, "eval_num_samples=0"))
+    assert {"The local KL has no effect", "The entropy bonus is at its bound"} <= set(found)
+    old = explained(
+        "async_rollouts=1", "learning_rate=0.05", "sampler_correction_max=1.01", "eval_num_samples=0"
+    )
+    assert "The samples are too old for the update" in titles(old)

@@ -2,7 +2,7 @@
 the run's own metrics, with the setting to change.
 
 `diagnose` is pure; `read_story` reads config.yaml, metrics.jsonl and eval_results; `explain` prints. Never
-trains and loads no model. The single checks are in `checks.py`.
+trains and loads no model. The single checks are in `checks.py` and `checks_algorithm.py`.
 """
 
 import json
@@ -17,6 +17,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from whetstone.advice.checks import CHECKS, CONSEQUENCES
+from whetstone.advice.checks_algorithm import ALGORITHM_CHECKS
 from whetstone.advice.verdicts import Severity, Story, Verdict, percent
 from whetstone.errors import UserError
 from whetstone.metrics import read_rows
@@ -33,7 +34,8 @@ def diagnose(
     evaluation may hold `no_answer_share`, the share of its completions in which no answer was found.
     """
     story = Story(rows, evals, config)
-    verdicts = [verdict for check in CHECKS if (verdict := check(story)) is not None]
+    checks = (*CHECKS, *ALGORITHM_CHECKS)
+    verdicts = [verdict for check in checks if (verdict := check(story)) is not None]
     fall = story.fall()
     if fall is not None:
         before = Story([row for row in rows if row["step"] < fall.fell_step], evals, config)

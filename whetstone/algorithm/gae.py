@@ -36,6 +36,14 @@ def whiten(advantages_N: Tensor) -> Tensor:
     return (advantages_N - advantages_N.mean()) / (spread + EPSILON)
 
 
+def explained_variance(values_N: Tensor, returns_N: Tensor) -> float:
+    """Share of the returns' variance that the values foresee: 1 all, 0 no better than a constant; 0 where
+    there is no variance.
+    """
+    total = returns_N.var(correction=0).item()
+    return 1 - (returns_N - values_N).var(correction=0).item() / total if total > 0 else 0.0
+
+
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float | None) -> Tensor:
     """Half the squared error; with `clip`, or that of the value held near the old one if larger (PPO)."""
     loss = (values - returns).square() / 2
