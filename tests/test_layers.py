@@ -43,7 +43,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "run_folder": frozenset({"config", "checkpoint", "metrics"}),
     "completions": frozenset({"types", "metrics"}),
     "progress": frozenset({"metrics"}),
-    "report": frozenset({"metrics"}),
+    # The report says of a run what `whet explain` says: one judgement, not two that differ.
+    "report": frozenset({"metrics", "advice"}),
     "advice": frozenset({"types", "config", "tasks", "model", "sandbox", "metrics"}),
     # train, the command line, and the verbs around the loop
     **dict.fromkeys(("train", "cli", "__main__", "listing", "trl"), EVERYTHING),

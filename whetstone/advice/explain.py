@@ -98,9 +98,16 @@ def read_story(run: str | Path) -> tuple[list[dict[str, Any]], list[dict[str, An
             "least one step; training.log says what happened before."
         )
     evals = [row | _of_completions(folder, row["step"]) for row in rows if row["kind"] == "eval"]
-    path = folder / "config.yaml"
-    config = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return training, evals, config if isinstance(config, dict) else {}
+    return training, evals, _config(folder / "config.yaml")
+
+
+def _config(path: Path) -> dict[str, Any]:
+    """The flat keys; none where the file is missing or broken: the metrics alone tell most."""
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, UnicodeDecodeError, yaml.YAMLError):
+        return {}
+    return config if isinstance(config, dict) else {}
 
 
 def _of_completions(folder: Path, step: int) -> dict[str, float]:
