@@ -46,8 +46,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     # The report says of a run what `whet explain` says: one judgement, not two that differ.
     "report": frozenset({"metrics", "advice"}),
     "advice": frozenset({"types", "config", "tasks", "model", "sandbox", "metrics"}),
-    # train, the command line, and the verbs around the loop
-    **dict.fromkeys(("train", "cli", "__main__", "listing", "trl"), EVERYTHING),
+    # train and what it shares with trl, the command line, and the verbs around the loop
+    **dict.fromkeys(("train", "assembly", "cli", "__main__", "listing", "trl"), EVERYTHING),
     **dict.fromkeys(("sft", "compare", "export", "chat"), EVERYTHING),
     "compare_results": frozenset({"statistics"}),
     "compare_plot": frozenset({"metrics"}),

@@ -6,7 +6,6 @@ A step's problems and samples are functions of (seed, step), so the loop needs n
 """
 
 import contextlib
-import json
 import logging
 import time
 from collections.abc import Iterator
@@ -18,24 +17,21 @@ import torch
 
 from whetstone import seeds
 from whetstone.ahead import Ahead
+from whetstone.assembly import conclude, make_collector, open_metrics, plan_problems
 from whetstone.batch import minibatches
 from whetstone.checkpoint import Checkpoint, save_checkpoint, save_model
 from whetstone.completions import show_variance, write_completions
-from whetstone.config import Config, Loaded, Plan, flatten, make_plan, without_effect
-from whetstone.engines import make_engine
+from whetstone.config import Config, Loaded, Plan, without_effect
 from whetstone.errors import UserError
-from whetstone.evaluate import EvalResult, Evaluator, percent, show
-from whetstone.metrics import MetricsLog, setup_logging, write_aside
-from whetstone.model.chat import Chat
+from whetstone.evaluate import EvalResult, Evaluator, show
+from whetstone.metrics import MetricsLog, setup_logging
 from whetstone.model.policy import Policy, load_policy
 from whetstone.model.reference import Reference
 from whetstone.progress import Progress
-from whetstone.report import write_report
-from whetstone.rollout import Collector, Groups, Round, rollout_metrics, variance_metrics
+from whetstone.rollout import Groups, Round, rollout_metrics, variance_metrics
 from whetstone.run_folder import open_run, path_of
-from whetstone.statistics import Accuracy
 from whetstone.stopping import StopRequest
-from whetstone.tasks.mixture import build_tasks, check_gold, eval_problems
+from whetstone.tasks.mixture import eval_problems
 from whetstone.tasks.scoring import Scorer
 from whetstone.update import Updater
 
@@ -118,13 +114,8 @@ def build(
 ) -> tuple[Parts, float]:
     """Every part of a run, and the seconds it had been running before `found` was saved."""
     torch.manual_seed(config.run.seed)  # a new LoRA adapter begins with random numbers
-    problems = eval_problems(config)
-    tasks = build_tasks(config, "train", problems)
-    check_gold(tasks)
-    if problems:
-        check_gold(build_tasks(config, "eval"))
-    plan = make_plan(config, num_problems=len(tasks))
-    for line in (*plan.lines(config), *without_effect(config, plan)):
+    problems, tasks, plan = plan_problems(config)
+    for line in without_effect(config, plan):
         logger.info(line)
     scorer = stack.enter_context(Scorer(config))  # its processes start while the model loads
     policy = load_policy(config.model, None if found is None else found.folder)
@@ -135,22 +126,12 @@ def build(
         state = found.load_state()
         updater.load_state(state["updater"])
         seconds = state["seconds"]
-    collector = _collector(config, policy, scorer, stack)
+    collector = make_collector(config, policy, scorer, stack)
     groups = (Ahead if config.rollout.async_rollouts else Groups)(collector, tasks, config, plan)
     stack.callback(groups.close)
     if found is not None:
         groups.load_state(state["groups"])
-    metrics = MetricsLog(
-        folder,
-        report_to=config.run.report_to,
-        project=config.run.wandb_project,
-        run_name=config.run.run_name or folder.name,
-        config=flatten(config),
-        logging_steps=config.run.logging_steps,
-        logging_first_step=config.run.logging_first_step,
-        resume_step=None if found is None else found.step,
-    )
-    stack.callback(metrics.close)
+    metrics = open_metrics(config, folder, found, stack)
     parts = Parts(
         config=config,
         plan=plan,
@@ -172,18 +153,6 @@ def make_reference(config: Config, policy: Policy, found: Checkpoint | None) -> 
     moving = loss.kl_target == "moving"  # its weights are in the checkpoint
     again = found is not None and not moving and not policy.is_lora
     return Reference.of(policy, load_policy(config.model) if again else policy, moving=moving)
-
-
-def _collector(config: Config, policy: Policy, scorer: Scorer, stack: contextlib.ExitStack) -> Collector:
-    engine = make_engine(config, policy)
-    stack.callback(engine.close)
-    return Collector(
-        engine,
-        scorer,
-        Chat(policy.tokenizer, config.model),
-        max_prompt_length=config.rollout.max_prompt_length,
-        max_length=policy.max_length,
-    )
 
 
 def describe(parts: Parts, step: int, made: Round) -> dict[str, float]:
@@ -241,38 +210,7 @@ def _finish(parts: Parts, seconds: float) -> dict[str, Any]:
     if parts.config.run.save_strategy != "no":
         save(parts, parts.plan.num_steps, seconds)
     save_model(parts.policy.model, parts.policy.tokenizer, parts.folder / "final_model")
-    results: dict[str, Any] = {"steps": parts.plan.num_steps, "seconds": round(seconds, 1)}
-    start = parts.folder / "eval_results" / "eval_step_0.json"
-    if after is not None and start.is_file():
-        before = json.loads(start.read_text(encoding="utf-8"))["summary"]
-        summary = after.summary()
-        results |= {
-            "accuracy_before": before["accuracy"],
-            "accuracy_after": summary["accuracy"],
-            "greedy_before": before["greedy_accuracy"],
-            "greedy_after": summary["greedy_accuracy"],
-            "eval_temperature": after.temperature,
-            "versus_start": summary["versus_start"],
-        }
-    write_aside(parts.folder / "train_results.json", json.dumps(results, indent=1))
-    report = write_report(parts.folder)
-    _say_goodbye(parts, results, report)
-    return results
-
-
-def _say_goodbye(parts: Parts, results: dict[str, Any], report: Path) -> None:
-    """Before and after, and where everything is."""
-    if "accuracy_after" in results:
-        logger.info("")
-        problems, temperature = results["accuracy_after"]["num_problems"], results["eval_temperature"]
-        logger.info(f"On {problems} problems it never trained on, with 95 % intervals:")
-        for when in ("before", "after"):
-            sampled, greedy = Accuracy(**results[f"accuracy_{when}"]), results[f"greedy_{when}"]
-            line = f"  {when:7s} {percent(sampled)} at temperature {temperature:g}"
-            logger.info(line + (f", greedy {percent(Accuracy(**greedy))}" if greedy else ""))
-    logger.info(f"{results['steps']} steps in {results['seconds']:.0f} s.")
-    logger.info(f"The model is in {parts.folder / 'final_model'}.")
-    logger.info(f"The report is {report}: open it in a browser.")
+    return conclude(parts.folder, after, steps=parts.plan.num_steps, seconds=seconds)
 
 
 def evaluate_only(loaded: Loaded) -> dict[str, Any]:
@@ -295,7 +233,7 @@ def evaluate_only(loaded: Loaded) -> dict[str, Any]:
         scorer = stack.enter_context(Scorer(config))
         policy = load_policy(config.model, weights)
         logger.info(describe_model(policy, config))
-        collector = _collector(config, policy, scorer, stack)
+        collector = make_collector(config, policy, scorer, stack)
         name = Path(weights).name if weights else "model"
         evaluator = Evaluator(config, problems, collector, folder / "evaluations" / name)
         result = evaluator.run(0, greedy=config.evaluation.eval_greedy)

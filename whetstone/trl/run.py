@@ -13,19 +13,16 @@ from typing import Any
 import torch
 from transformers import PrinterCallback
 
+from whetstone.assembly import conclude, make_collector, open_metrics, plan_problems
 from whetstone.checkpoint import MARK, Checkpoint, save_model
-from whetstone.config import Config, Loaded, flatten, make_plan
-from whetstone.engines import make_engine
+from whetstone.config import Config, Loaded
 from whetstone.errors import UserError
 from whetstone.evaluate import Evaluator
-from whetstone.metrics import MetricsLog, setup_logging, write_aside
+from whetstone.metrics import setup_logging
 from whetstone.model.chat import Chat
 from whetstone.model.policy import load_policy
-from whetstone.report import write_report
-from whetstone.rollout import Collector
 from whetstone.run_folder import open_run
 from whetstone.stopping import StopRequest
-from whetstone.tasks.mixture import build_tasks, check_gold, eval_problems
 from whetstone.tasks.scoring import Scorer
 from whetstone.trl.keys import check_keys, trl_arguments
 from whetstone.trl.problems import Problems, Rewards
@@ -68,35 +65,14 @@ def train_with_trl(loaded: Loaded) -> dict[str, Any]:
 def build(config: Config, folder: Path, found: Checkpoint | None, stack: contextlib.ExitStack) -> Parts:
     """Every part but TRL's trainer, as `train.build` makes them."""
     torch.manual_seed(config.run.seed)  # a new LoRA adapter begins with random numbers
-    fixed = eval_problems(config)
-    tasks = build_tasks(config, "train", fixed)
-    check_gold(tasks)
-    if fixed:
-        check_gold(build_tasks(config, "eval"))
-    plan = make_plan(config, num_problems=len(tasks))
-    for line in plan.lines(config):
-        logger.info(line)
+    fixed, tasks, plan = plan_problems(config)
     scorer = stack.enter_context(Scorer(config))
     # Float32 weights, and bf16 by autocast: AdamW on bf16 weights would lose updates as small as these are.
     # Always the first weights: TRL takes its reference from them and then loads the checkpoint itself.
     policy = load_policy(config.model.model_copy(update={"bf16": False}))
-    engine = make_engine(config, policy)
-    stack.callback(engine.close)
-    chat = Chat(policy.tokenizer, config.model)
-    limits = {"max_prompt_length": config.rollout.max_prompt_length, "max_length": policy.max_length}
-    collector = Collector(engine, scorer, chat, **limits)
-    metrics = MetricsLog(
-        folder,
-        report_to=config.run.report_to,
-        project=config.run.wandb_project,
-        run_name=config.run.run_name or folder.name,
-        config=flatten(config),
-        logging_steps=config.run.logging_steps,
-        logging_first_step=config.run.logging_first_step,
-        resume_step=None if found is None else found.step,
-    )
-    stack.callback(metrics.close)
-    problems = Problems(tasks, chat, config, policy.max_length)
+    collector = make_collector(config, policy, scorer, stack)
+    metrics = open_metrics(config, folder, found, stack)
+    problems = Problems(tasks, Chat(policy.tokenizer, config.model), config, policy.max_length)
     return Parts(
         config=config,
         plan=plan,
@@ -135,26 +111,14 @@ def make_trainer(parts: Parts, watcher: "Watcher | None" = None) -> Any:
 
 
 def _finish(parts: Parts, seconds: float) -> dict[str, Any]:
-    """The last evaluation, the final model, train_results.json and the report."""
+    """The last evaluation, the final model without what TRL added to it, and what every run leaves."""
     after = evaluate(parts, parts.plan.num_steps)
     policy = parts.policy
     if policy.is_lora and "ref" in policy.model.peft_config:  # TRL's reference where beta > 0
         policy.model.delete_adapter("ref")
     policy.set_attention(policy.own_attention)
     save_model(policy.model, policy.tokenizer, parts.folder / "final_model")
-    results: dict[str, Any] = {"steps": parts.plan.num_steps, "seconds": round(seconds, 1)}
-    start = parts.folder / "eval_results" / "eval_step_0.json"
-    if after is not None and start.is_file():
-        before, summary = json.loads(start.read_text(encoding="utf-8"))["summary"], after.summary()
-        for key, name in (("accuracy", "accuracy"), ("greedy_accuracy", "greedy")):
-            results |= {f"{name}_before": before[key], f"{name}_after": summary[key]}
-        results |= {"eval_temperature": after.temperature, "versus_start": summary["versus_start"]}
-    write_aside(parts.folder / "train_results.json", json.dumps(results, indent=1))
-    report = write_report(parts.folder)
-    logger.info(f"{parts.plan.num_steps} steps by TRL in {seconds:.0f} s.")
-    logger.info(f"The model is in {parts.folder / 'final_model'}.")
-    logger.info(f"The report is {report}: open it in a browser.")
-    return results
+    return conclude(parts.folder, after, steps=parts.plan.num_steps, seconds=seconds)
 
 
 def _require_trl() -> Any:
