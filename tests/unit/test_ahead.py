@@ -13,7 +13,7 @@ from tests.conftest import make_policy
 from tests.unit.test_rollout import Codec
 from whetstone.ahead import Ahead, from_plain, to_plain
 from whetstone.batch import minibatches
-from whetstone.config import build, make_plan
+from whetstone.config import build, make_plan, without_effect
 from whetstone.config.rooms import ModelRoom
 from whetstone.engines import make_engine
 from whetstone.engines.apart import Apart
@@ -252,6 +252,16 @@ def test_old_samples_are_weighed_unless_somebody_chose():
     assert build({}).loss.sampler_correction == "none"
     with pytest.raises(UserError, match="async_rollouts"):
         build({"async_rollouts": 2})
+
+
+def test_the_off_policy_mask_has_effect_on_old_samples():
+    flat = {"off_policy_mask_threshold": 0.1, "max_steps": 4}
+    for ahead, expected in ((0, 1), (1, 0)):
+        config = build({**flat, "async_rollouts": ahead})
+        assert len(without_effect(config, make_plan(config, num_problems=10))) == expected
+    config = build({"async_rollouts": 1, "max_steps": 1})
+    (note,) = without_effect(config, make_plan(config, num_problems=10))
+    assert "one batch" in note
 
 
 def test_a_token_weighs_what_the_policy_gained_since_it_was_sampled(rewards, scorer):
