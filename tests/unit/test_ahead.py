@@ -157,7 +157,7 @@ def test_the_policy_may_train_while_the_engine_keeps_its_weights():
     engine.update_weights(3)
     pairs = zip(engine.own.model.state_dict().items(), policy.model.state_dict().items(), strict=True)
     assert all(mine == theirs and torch.equal(a, b) for (mine, a), (theirs, b) in pairs)
-    assert engine.engine.policy_version == 3
+    assert engine.engine._engine.policy_version == 3
     assert not isinstance(make_engine(build(FLAT), policy), Apart)  # without it there is no second copy
 
 

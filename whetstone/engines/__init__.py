@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from whetstone.errors import UserError
+
 if TYPE_CHECKING:  # the seam in base.py is used by rooms that need no torch
     from whetstone.config import Config
     from whetstone.engines.base import Engine
@@ -14,6 +16,11 @@ def make_engine(config: "Config", policy: "Policy") -> "Engine":
     """
     if not config.rollout.async_rollouts:
         return _on_its_weights(config, policy)
+    if config.rollout.rollout_engine == "native" and policy.device.type == "cuda":
+        raise UserError(
+            "async_rollouts: 1 can't be had with the native engine on a GPU yet: it captures graphs, during "
+            "which no other thread may use the GPU: set async_rollouts=0, or rollout_engine=hf."
+        )
     from whetstone.engines.apart import Apart
 
     own = policy.copy()
