@@ -13,6 +13,7 @@ how each engine is set: rollout_contenders.py; the CPU's: rollout_cpu.py.
 
 import argparse
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -56,10 +57,10 @@ def main() -> None:
     for size in args.size:
         for who in args.who:
             rows += run(who, size)
+            if args.write:  # after each: an hour of measuring is not lost to the last one
+                keep(rows, args, bytes_per_s)
     finish(rows, bytes_per_s)
     print(table(rows))
-    if args.write:
-        keep(rows, args, bytes_per_s)
 
 
 def run(who: str, size: str) -> list[dict]:
@@ -70,7 +71,10 @@ def run(who: str, size: str) -> list[dict]:
     if not works:
         return []
     command = [sys.executable, "rollout_contenders.py", who, size, json.dumps(works)]
-    process = subprocess.Popen(command, cwd=Path(__file__).parent, stdout=subprocess.PIPE, text=True)
+    here = Path(__file__).resolve().parent
+    paths = os.pathsep.join([str(here.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": paths}
+    process = subprocess.Popen(command, cwd=here, env=environment, stdout=subprocess.PIPE, text=True)
     rows = []
     assert process.stdout is not None
     for line in process.stdout:
@@ -127,13 +131,18 @@ def keep(rows: list[dict], args: argparse.Namespace, bytes_per_s: float) -> None
         row |= stamp
     kept = json.loads(args.out.read_text())["rows"] if args.out.is_file() else []
     new = {(row["who"], *key_of(row)) for row in rows}
+    rows = [row for row in kept if (row["who"], *key_of(row)) not in new] + rows
+    rows.sort(
+        key=lambda row: (list(SIZES).index(row["size"]), row["num_sequences"], row["shape"], row["who"])
+    )
+    finish(rows, bytes_per_s)
     result = {
         "machine": f"{torch.cuda.get_device_name()}, {platform.machine()}",
         "copy_tb_per_s": round(bytes_per_s / 1e12, 2),
         "command": "python benchmarks/rollout.py --write",
         "work": "Qwen2.5 shapes, random bf16 weights; groups of 8 share a prompt of 128-256 tokens; 512 new "
         "tokens, all of them (full) or lognormal lengths (ragged, median 160); long: 8 prompts of 15,872",
-        "rows": [row for row in kept if (row["who"], *key_of(row)) not in new] + rows,
+        "rows": rows,
     }
     args.out.parent.mkdir(exist_ok=True)
     args.out.write_text(json.dumps(result, indent=1) + "\n")
