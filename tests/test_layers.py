@@ -41,13 +41,14 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "evaluate": frozenset({"types", "config", "tasks", "engines", "rollout", "metrics", "statistics"}),
     "checkpoint": frozenset({"config", "parallel"}),
     "run_folder": frozenset({"config", "checkpoint", "metrics"}),
+    "sync_check": frozenset({"config"}),
     "completions": frozenset({"types", "metrics"}),
     "progress": frozenset({"metrics"}),
     # The report says of a run what `whet explain` says: one judgement, not two that differ.
     "report": frozenset({"metrics", "advice"}),
     "advice": frozenset({"types", "config", "tasks", "model", "sandbox", "metrics"}),
     # train and what it shares with trl, the command line, and the verbs around the loop
-    **dict.fromkeys(("train", "assembly", "cli", "__main__", "listing", "trl"), EVERYTHING),
+    **dict.fromkeys(("train", "assembly", "cli", "__main__", "listing", "trl", "serve"), EVERYTHING),
     **dict.fromkeys(("sft", "compare", "export", "chat"), EVERYTHING),
     "compare_results": frozenset({"statistics"}),
     "compare_plot": frozenset({"metrics"}),

@@ -12,6 +12,7 @@ import yaml
 from whetstone import checkpoint
 from whetstone.checkpoint import Checkpoint
 from whetstone.config import Config, dump, flatten
+from whetstone.config.engines import EnginesRoom
 from whetstone.errors import UserError
 from whetstone.metrics import write_aside
 
@@ -45,6 +46,7 @@ HARMLESS = frozenset(
         "max_slots",
         "reward_workers",
         "gradient_checkpointing",
+        *EnginesRoom.model_fields,
     ]
 )
 

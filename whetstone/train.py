@@ -31,6 +31,7 @@ from whetstone.progress import Progress
 from whetstone.rollout import Groups, Round, rollout_metrics, variance_metrics
 from whetstone.run_folder import open_run, path_of
 from whetstone.stopping import StopRequest
+from whetstone.sync_check import check_sync
 from whetstone.tasks.mixture import eval_problems
 from whetstone.tasks.scoring import Scorer
 from whetstone.update import Updater
@@ -96,6 +97,7 @@ def _loop(parts: Parts, step: int, begun: float) -> int:
             with clock("update"):
                 seed = seeds.seed(config.run.seed, "update", step)
                 row = parts.updater.step(minibatches(made.groups, config, plan.minibatches, seed), seed)
+            check_sync(row, config, made.row["staleness"])
             step += plan.updates_per_batch
             row |= describe(parts, step, made)
             with clock("eval"):
@@ -234,6 +236,7 @@ def evaluate_only(loaded: Loaded) -> dict[str, Any]:
         policy = load_policy(config.model, weights)
         logger.info(describe_model(policy, config))
         collector = make_collector(config, policy, scorer, stack)
+        collector.engine.update_weights(0)
         name = Path(weights).name if weights else "model"
         evaluator = Evaluator(config, problems, collector, folder / "evaluations" / name)
         result = evaluator.run(0, greedy=config.evaluation.eval_greedy)

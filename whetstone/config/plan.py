@@ -128,6 +128,11 @@ def without_effect(config: Config, plan: Plan) -> list[str]:
         notes.append("async_rollouts has no effect on a run of one batch.")
     if loss.beta == 0 and (loss.kl_target != "base" or loss.kl_in != "loss"):
         notes.append("kl_target and kl_in have no effect while beta is 0.")
+    if config.rollout.rollout_engine in ("native", "hf") and config.engines.addresses:
+        notes.append(
+            f"The server {config.engines.addresses[0]} is not used while rollout_engine is "
+            f"{config.rollout.rollout_engine}: set it to vllm or sglang."
+        )
     return notes
 
 

@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from whetstone.config.base import Room
 from whetstone.config.curriculum import CurriculumSpec
+from whetstone.config.engines import EnginesRoom
 from whetstone.config.loss import CriticRoom, LossRoom
 
 
@@ -191,8 +192,8 @@ class RolloutRoom(Room):
     min_p: float | None = Field(default=None, ge=0, le=1)
     """Sample only tokens at least this likely relative to the likeliest."""
     rollout_engine: Literal["native", "hf", "vllm", "sglang"] = "native"
-    """Who samples: `native` (in this process, on the policy's own weights) or `hf` (transformers'
-    generate).
+    """Who samples: `native` (in this process, on the policy's own weights), `hf` (transformers' generate),
+    `vllm` or `sglang` (docs/servers.md).
     """
     use_vllm: bool = False
     """TRL's way to say rollout_engine: vllm."""
@@ -209,15 +210,20 @@ class RolloutRoom(Room):
     max_slots: int | None = Field(default=None, ge=1)
     """Sequences decoded at once; more wait for a free slot. Default: 1,024 on a GPU, 256 elsewhere."""
 
-    @field_validator("rollout_engine", "use_vllm")
+    @model_validator(mode="before")
     @classmethod
-    def _not_yet(cls, value: Any) -> Any:
-        if value in ("vllm", "sglang") or value is True:
-            raise ValueError(
-                "engines outside the process (vLLM, SGLang) are not part of this version: set "
-                "rollout_engine: native and use_vllm: false"
-            )
-        return value
+    def _use_vllm(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("use_vllm") is True:
+            engine = values.setdefault("rollout_engine", "vllm")
+            if engine != "vllm":
+                raise ValueError(f"use_vllm is true, but rollout_engine is {engine}: leave one of them out")
+        return values
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.rollout_engine == "sglang" and self.vllm_mode == "colocate":
+            raise ValueError("vllm_mode: colocate is for vLLM; SGLang runs as a server: leave vllm_mode out")
+        return self
 
 
 class UpdateRoom(Room):
@@ -372,9 +378,19 @@ class Config(Room):
     model: ModelRoom = ModelRoom()
     tasks: TasksRoom = TasksRoom()
     rollout: RolloutRoom = RolloutRoom()
+    engines: EnginesRoom = EnginesRoom()
     update: UpdateRoom = UpdateRoom()
     loss: LossRoom = LossRoom()
     critic: CriticRoom = CriticRoom()
     evaluation: EvaluationRoom = EvaluationRoom()
     run: RunRoom = RunRoom()
     parallel: ParallelRoom = ParallelRoom()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.rollout.vllm_mode == "colocate" and self.engines.addresses:
+            raise ValueError(
+                f"vllm_mode is colocate, but the server {self.engines.addresses[0]} is named: leave the server "
+                "out, or set vllm_mode: server"
+            )
+        return self

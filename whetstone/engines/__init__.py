@@ -14,6 +14,8 @@ def make_engine(config: "Config", policy: "Policy") -> "Engine":
     """The engine that samples from `policy`. With `async_rollouts` it has weights of its own, which change
     at `update_weights` only: those that share the policy's get a copy to work on.
     """
+    if config.rollout.rollout_engine in ("vllm", "sglang"):  # they have weights of their own
+        return _outside(config, policy)
     if not config.rollout.async_rollouts:
         return _on_its_weights(config, policy)
     if config.rollout.rollout_engine == "native" and policy.device.type == "cuda":
@@ -25,6 +27,16 @@ def make_engine(config: "Config", policy: "Policy") -> "Engine":
 
     own = policy.copy()
     return Apart(_on_its_weights(config, own), policy, own)
+
+
+def _outside(config: "Config", policy: "Policy") -> "Engine":
+    if config.rollout.rollout_engine == "vllm" and config.rollout.vllm_mode == "colocate":
+        from whetstone.engines.vllm.colocated import ColocatedVLLM
+
+        return ColocatedVLLM(config, policy)
+    from whetstone.engines.outfit import make_fleet
+
+    return make_fleet(config, policy)
 
 
 def _on_its_weights(config: "Config", policy: "Policy") -> "Engine":

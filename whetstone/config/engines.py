@@ -1,0 +1,110 @@
+"""The knobs of the engines outside the process: vLLM and SGLang, as servers or (vLLM) in this process.
+
+Names are TRL's where it has one; what begins with `vllm_` holds for SGLang's servers too. Which engine samples
+is `rollout_engine` in the rollout room. docs/servers.md tells how they work together.
+"""
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from whetstone.config.base import Room
+
+
+class EnginesRoom(Room):
+    """Where servers are, how they are started, and how weights reach them."""
+
+    rollout_servers: list[str] = Field(default_factory=list)
+    """Addresses of servers that are running (http://node1:8000, ...), as a list or a text with commas; empty:
+    the run starts its own and stops it at the end.
+    """
+    vllm_server_base_url: str | None = None
+    """TRL's way to name one server: its address."""
+    vllm_server_host: str | None = None
+    """TRL's way to name one server: its host (see vllm_server_port). `whet serve` listens on it; default:
+    127.0.0.1, this machine only.
+    """
+    vllm_server_port: int = Field(default=8000, ge=1, le=65535)
+    """Port of that server; the servers of `whet serve` count up from it."""
+    vllm_server_timeout: float = Field(default=240.0, gt=0)
+    """Seconds to wait for servers to come up, and for one to come back when none is left."""
+    server_request_timeout: float = Field(default=600.0, gt=0)
+    """Seconds after which a server that owes an answer is taken for dead and its work is done elsewhere."""
+    vllm_gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)
+    """Share of the GPU's memory for vLLM; default: 0.9 on GPUs of its own, 0.3 where it shares the
+    trainer's.
+    """
+    vllm_tensor_parallel_size: int = Field(default=1, ge=1)
+    """GPUs that one server spreads the model over."""
+    vllm_max_model_length: int | None = Field(default=None, ge=1)
+    """Longest prompt and completion together; default: max_prompt_length + max_completion_length, or else what
+    the model allows.
+    """
+    vllm_enable_sleep_mode: bool = True
+    """Where vLLM shares the trainer's GPU: give its memory back during the update."""
+    vllm_group_port: int | None = Field(default=None, ge=1, le=65535)
+    """First port on the trainer's machine for sending weights by NCCL; default: any free one."""
+    server_devices: list[str] = Field(default_factory=list)
+    """GPUs of the servers that are started, one entry for each server: ["4", "5"], or ["4,5", "6,7"] with
+    vllm_tensor_parallel_size 2. Empty: one server, on the GPUs that the run sees.
+    """
+    server_args: list[str] = Field(default_factory=list)
+    """Further arguments for the command that starts a server, as `vllm serve` or SGLang knows them."""
+    weight_transfer: Literal["auto", "nccl", "ipc", "disk"] = "auto"
+    """How new weights reach a server: over NCCL (GPUs of its own), IPC (the trainer's GPU), or files that it
+    reads again; auto: as the server was started.
+    """
+    weight_transfer_dir: str | None = None
+    """Folder for weights that go by file (LoRA adapters always do); servers on other machines must see it
+    under the same path. Default: a temporary one.
+    """
+    max_logprob_difference: float = Field(default=0.1, gt=0)
+    """The run stops when engine and trainer logprobs of a batch differ by more than this, in the mean over
+    tokens: the engine does not have the trainer's weights.
+    """
+
+    @property
+    def addresses(self) -> list[str]:
+        """Servers that are running already, whichever key names them."""
+        if self.rollout_servers:
+            return self.rollout_servers
+        if self.vllm_server_base_url is not None:
+            return [self.vllm_server_base_url]
+        if self.vllm_server_host is not None:
+            return [f"http://{self.vllm_server_host}:{self.vllm_server_port}"]
+        return []
+
+    @field_validator("rollout_servers", mode="before")
+    @classmethod
+    def _addresses(cls, value: Any) -> Any:
+        entries = [] if value is None else value.split(",") if isinstance(value, str) else value
+        return [_address(entry) for entry in entries if str(entry).strip()]
+
+    @field_validator("vllm_server_base_url", mode="before")
+    @classmethod
+    def _base_url(cls, value: Any) -> Any:
+        return None if value is None else _address(value)
+
+    @field_validator("server_devices", "server_args", mode="before")
+    @classmethod
+    def _texts(cls, value: Any) -> Any:
+        entries = [] if value is None else value if isinstance(value, list) else [value]
+        return [str(entry) for entry in entries]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len(set(self.addresses)) < len(self.addresses):
+            raise ValueError("rollout_servers names a server twice: name each once")
+        for devices in self.server_devices:
+            if len(devices.split(",")) != self.vllm_tensor_parallel_size:
+                raise ValueError(
+                    f"server_devices gives a server the GPUs {devices}, but vllm_tensor_parallel_size is "
+                    f"{self.vllm_tensor_parallel_size}: give each entry that many"
+                )
+        return self
+
+
+def _address(value: Any) -> str:
+    """`node1:8000` -> `http://node1:8000`."""
+    text = str(value).strip().rstrip("/")
+    return text if text.startswith(("http://", "https://")) else f"http://{text}"

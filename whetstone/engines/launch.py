@@ -1,0 +1,133 @@
+"""Processes of servers: started, waited for, restarted where they die, stopped.
+
+A server gets a session of its own, so that stopping reaches its workers, and ends with us however we end.
+What is started, with which flags, is the adapters' affair (vllm/command.py, sglang.py).
+"""
+
+import ctypes
+import logging
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from whetstone.errors import UserError
+
+logger = logging.getLogger("whetstone")
+
+STOP_S = 20.0  # for a server to end by itself before it is killed
+RESTARTS = 3  # of a server that dies again before it was ever up
+PR_SET_PDEATHSIG = 1
+# A child is told of the end of the thread that made it, not of the process: this one lives as long as we do.
+_STARTER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="server-starter")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """How to start a server."""
+
+    words: list[str]
+    environment: dict[str, str]  # beside our own
+    url: str
+
+
+class ServerProcess:
+    def __init__(self, command: Command, log: Path):
+        self.command = command
+        self.log = log
+        self.restarts = 0  # since it was last seen up
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def start(self) -> None:
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as log:
+            self.process = _STARTER.submit(
+                subprocess.Popen,
+                self.command.words,
+                env={**os.environ, **self.command.environment},
+                cwd=self.log.parent,  # not where a folder might be taken for one of its packages
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_end_with_parent,
+            ).result()
+
+    def keep_running(self) -> None:
+        """Start it again if it has died; `UserError` if that is of no use."""
+        if self.is_running:
+            return
+        assert self.process is not None, "start comes first"
+        if self.restarts >= RESTARTS:
+            raise UserError(
+                f"The server {self.command.url} ended {self.restarts + 1} times before it was up (exit code "
+                f"{self.process.returncode}); its last words: {self.last_words()} All of them are in "
+                f"{self.log}."
+            )
+        self.restarts += 1
+        self._kill()  # workers that outlived it would hold its memory
+        logger.warning(f"The server {self.command.url} has ended: starting it again ({self.log}).")
+        self.start()
+
+    def wait_until_up(self, is_healthy: Callable[[], bool], timeout_s: float) -> None:
+        """Return once it answers; `UserError` with its last words if it ends or takes too long."""
+        assert self.process is not None
+        begun = time.monotonic()
+        while not is_healthy():
+            if not self.is_running:
+                raise UserError(
+                    f"The server could not start (exit code {self.process.returncode}); its last words: "
+                    f"{self.last_words()} All of them are in {self.log}."
+                )
+            if time.monotonic() - begun > timeout_s:
+                self.stop()
+                raise UserError(
+                    f"The server was not up after {timeout_s:g} s: raise vllm_server_timeout, or look into "
+                    f"{self.log}, which ends with: {self.last_words()}"
+                )
+            time.sleep(0.5)
+        self.restarts = 0
+
+    def last_words(self) -> str:
+        """The lines of its log that tell most: the last errors, or else the last lines."""
+        text = self.log.read_text(encoding="utf-8", errors="replace") if self.log.is_file() else ""
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        errors = [line for line in lines if "Error" in line and "Traceback" not in line]
+        return " | ".join((errors or lines or ["nothing"])[-2:])[-600:]
+
+    def stop(self) -> None:
+        if self.is_running:
+            assert self.process is not None
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                logger.info(f"The server {self.command.url} did not end by itself and is killed.")
+        self._kill()
+
+    def _kill(self) -> None:
+        """End whatever is left of its session."""
+        if self.process is None:
+            return
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:  # nobody is left
+            return
+        finally:
+            self.process.wait()
+
+
+def _end_with_parent() -> None:
+    """In the child, before it becomes the server: a SIGTERM when we die, even by SIGKILL (Linux)."""
+    try:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    except (OSError, AttributeError):  # another system: only an ordinary end of ours stops it
+        return

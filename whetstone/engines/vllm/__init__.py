@@ -1,0 +1,19 @@
+"""vLLM 0.22 to 0.32, as a server or in this process. What differs between its versions is known in this
+folder alone.
+"""
+
+from whetstone.errors import UserError
+
+VERSIONS = ">=0.22,<0.33"
+INSTALL = f"pip install 'vllm{VERSIONS}'"
+
+
+def require_vllm(why: str) -> None:
+    """`UserError` unless the package is here."""
+    from importlib.util import find_spec
+
+    if find_spec("vllm") is None:
+        raise UserError(
+            f"{why} needs the package vllm, which is not installed here: {INSTALL}, or name a server that "
+            "runs elsewhere with rollout_servers=http://HOST:PORT."
+        )

@@ -1,0 +1,106 @@
+"""What is sent to an engine that has weights of its own: tensors under the names of the checkpoint, in
+buckets, or a folder that the engine reads.
+
+A LoRA run sends its adapter alone: it is small, the base stays as it was loaded, and the engine computes base
+and adapter as the trainer does, without the rounding of a merge. Does not know who receives.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from whetstone.model.policy import Policy
+
+BUCKET_BYTES = 512 * 1024**2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Push:
+    """One version of the weights on its way: `label` names it on the server."""
+
+    label: str
+    policy: Policy
+    folder: Path | None  # where they lie as files; None: no server of ours reads files
+
+    @property
+    def is_adapter(self) -> bool:
+        return self.policy.is_lora
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """The policy's weights as they are now."""
+        return named_weights(self.policy)
+
+
+def named_weights(policy: Policy) -> Iterator[tuple[str, Tensor]]:
+    """Every weight under its name in a checkpoint, a tied head included: engines that hold it apart from the
+    embedding would keep the old one (vLLM does on a CPU, silently).
+    """
+    assert not policy.is_lora, "a LoRA run sends its adapter as a folder"
+    seen_head = False
+    for name, parameter in policy.lm.named_parameters():
+        seen_head |= name == "lm_head.weight"
+        yield name, parameter.detach()
+    head = policy.lm.get_output_embeddings()
+    if not seen_head and head is not None:
+        yield "lm_head.weight", head.weight.detach()
+
+
+def buckets(tensors: Iterator[tuple[str, Tensor]], size: int) -> Iterator[list[tuple[str, Tensor]]]:
+    """Consecutive tensors, together at most `size` bytes (or one that is larger)."""
+    bucket: list[tuple[str, Tensor]] = []
+    used = 0
+    for name, tensor in tensors:
+        if bucket and used + tensor.nbytes > size:
+            yield bucket
+            bucket, used = [], 0
+        bucket.append((name, tensor))
+        used += tensor.nbytes
+    if bucket:
+        yield bucket
+
+
+class WeightFolders:
+    """A folder for each version of the weights; only the newest is kept."""
+
+    def __init__(self, parent: str | None):
+        if parent is not None:
+            Path(parent).mkdir(parents=True, exist_ok=True)
+        self.root = Path(tempfile.mkdtemp(prefix="whetstone-weights-", dir=parent)).resolve()
+
+    def write(self, policy: Policy, name: str) -> Path:
+        """Write a version; it appears under its name once it is whole."""
+        folder, begun = self.root / name, self.root / f"{name}.part"
+        shutil.rmtree(begun, ignore_errors=True)
+        begun.mkdir()
+        if policy.is_lora:
+            policy.model.save_pretrained(begun)
+        else:
+            save_file(
+                {name: _own_copy(weight) for name, weight in named_weights(policy)},
+                begun / "model.safetensors",
+                metadata={"format": "pt"},
+            )
+            policy.lm.config.save_pretrained(begun)
+        shutil.rmtree(folder, ignore_errors=True)
+        begun.rename(folder)
+        return folder
+
+    def keep_only(self, folder: Path) -> None:
+        for other in self.root.iterdir():
+            if other != folder:
+                shutil.rmtree(other, ignore_errors=True)
+
+    def close(self) -> None:
+        shutil.rmtree(self.root, ignore_errors=True)
+
+
+@torch.no_grad()
+def _own_copy(weight: Tensor) -> Tensor:
+    """On the CPU and sharing memory with no other tensor, as safetensors wants it."""
+    return weight.to("cpu", copy=True).contiguous()

@@ -1,0 +1,30 @@
+"""Does the engine sample from the trainer's weights? Its logprobs of a batch against the trainer's own, after
+every push: a wrong one can't pass in silence.
+
+The update computes both anyway (`sampler_logprob_difference`, the mean over tokens); here the bound is kept.
+"""
+
+import math
+from collections.abc import Mapping
+
+from whetstone.config import Config
+from whetstone.errors import UserError
+
+
+def check_sync(row: Mapping[str, float], config: Config) -> None:
+    """`UserError` when the difference can't be rounding. Filters raise the engine's logprobs, by at most
+    -log(top_p) a token; what top_k and min_p add has no bound, so with them it is only logged.
+    """
+    if config.rollout.top_k or config.rollout.min_p:
+        return
+    difference = row["sampler_logprob_difference"]
+    bound = config.engines.max_logprob_difference - math.log(config.rollout.top_p)
+    if difference <= bound:
+        return
+    raise UserError(
+        f"The {config.rollout.rollout_engine} engine's logprobs differ from the trainer's by {difference:.3g} a "
+        f"token in the mean (at most {bound:.3g} is allowed, see max_logprob_difference): it does not sample "
+        "from the trainer's weights, and this step should not count. Go on from the last checkpoint with "
+        "weight_transfer=disk or rollout_engine=native; if the engine merely computes this model less exactly, "
+        "raise max_logprob_difference and set sampler_correction=token_truncate."
+    )
