@@ -145,6 +145,16 @@ def _compare(words: list[str]) -> None:
     compare(words)
 
 
+def _serve(words: list[str]) -> None:
+    from whetstone.config import load
+
+    source, overrides = split_words(words)
+    loaded = load(source or DEFAULT_RECIPE, overrides)
+    from whetstone.serve import serve
+
+    serve(loaded)
+
+
 def is_full_disk(error: BaseException) -> bool:
     """Whether a disk or quota ran out: Python says so by number, writers in other languages only in words."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -274,5 +284,17 @@ Writes table.md, results.json and compare.png into output_dir/compare (run_name=
   whet compare quickstart variant="gspo: loss_type=gspo epsilon=3e-4; cispo: loss_type=cispo" seed=1,2,3
   whet compare --table outputs/compare""",
         call=_compare,
+    ),
+    "serve": Verb(
+        summary="start the rollout servers of a configuration (vLLM, SGLang)",
+        usage="whet serve [CONFIG] [key=value ...]",
+        help="""\
+Starts one server for each entry of server_devices (or one), with the flags that training needs, waits until
+they answer, starts a dead one again, and stops them at Ctrl-C. docs/servers.md tells more.
+
+  whet serve config/grpo.yaml rollout_engine=vllm server_devices=[6,7]
+  whet serve config/grpo.yaml rollout_engine=vllm vllm_server_host=0.0.0.0 vllm_server_port=9000
+  whet train config/grpo.yaml rollout_engine=vllm rollout_servers=http://127.0.0.1:8000,http://127.0.0.1:8001""",
+        call=_serve,
     ),
 }

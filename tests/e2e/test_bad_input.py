@@ -48,7 +48,11 @@ CASES = {
         ["no/such.jsonl"],
     ),
     "a schedule that does not exist": (["lr_scheduler_type=cosin"], ["cosin", "constant_with_warmup"]),
-    "an engine of a later version": (["rollout_engine=vllm"], ["rollout_engine", "native"]),
+    "an engine that is not installed": (["rollout_engine=sglang"], ["pip install", "rollout_servers"]),
+    "a server that is not there": (
+        ["rollout_engine=vllm", "rollout_servers=127.0.0.1:9", "vllm_server_timeout=1"],
+        ["http://127.0.0.1:9", "whet serve"],
+    ),
     "a reward function that is not there": (["reward_funcs=[my_rewards.py:f]"], ["my_rewards.py"]),
 }
 

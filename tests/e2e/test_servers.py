@@ -1,0 +1,97 @@
+"""Whole runs with rollout servers, against our own small server that speaks vLLM's interface and draws as the
+native engine does (tests/protocol_server.py): such a run must equal one with the native engine, number for
+number. The same with a real vLLM: tests/vllm.
+"""
+
+import threading
+import time
+
+import pytest
+import torch
+
+from tests.e2e.test_train import rows, run, weights
+from tests.protocol_server import ModelServer
+from whetstone.config import load
+from whetstone.errors import UserError
+from whetstone.model.embedded import resolve
+from whetstone.sync_check import check_sync
+
+SETTINGS = {
+    "max_steps": 2,
+    "save_steps": 10,
+    "num_generations": 3,
+    "max_completion_length": 24,
+    "eval_num_samples": 2,
+    "eval_greedy": False,
+}
+
+
+@pytest.fixture
+def start():
+    from pathlib import Path
+
+    servers = []
+
+    def make(port=0):
+        servers.append(ModelServer("vllm", Path(resolve("pebble")), port))
+        return servers[-1]
+
+    yield make
+    for server in servers:
+        if not server.is_dead:
+            server.kill()
+
+
+def same(one, other):
+    """Two runs' rows but for what only servers have."""
+    for mine, theirs in zip(rows(one, "train"), rows(other, "train"), strict=True):
+        for key in ("reward", "accuracy", "length_mean", "loss", "grad_norm"):
+            assert mine[key] == pytest.approx(theirs[key], rel=1e-3, abs=1e-6), key
+
+
+def test_a_run_with_servers_equals_one_without(tmp_path, start, monkeypatch):
+    monkeypatch.setattr("whetstone.engines.fleet.LOOK_EVERY_S", 0.05)
+    run(tmp_path / "native", **SETTINGS)
+    first, second = start(), start()
+    first.die_after = 3
+
+    def bring_back():
+        while not first.is_dead:
+            time.sleep(0.05)
+        start(first.port)
+
+    helper = threading.Thread(target=bring_back, daemon=True)
+    helper.start()
+    addresses = f"{first.url},{second.url}"
+    run(tmp_path / "servers", rollout_engine="vllm", rollout_servers=addresses, max_slots=2, **SETTINGS)
+    helper.join()
+    same(tmp_path / "native", tmp_path / "servers")
+    ours = weights(tmp_path / "servers" / "run" / "final_model")
+    theirs = weights(tmp_path / "native" / "run" / "final_model")
+    for name, weight in ours.items():
+        assert torch.allclose(weight, theirs[name], atol=1e-5), name
+    assert max(row["sampler_logprob_difference"] for row in rows(tmp_path / "servers", "train")) < 1e-4
+
+
+def test_a_push_that_goes_wrong_in_silence_stops_the_run(tmp_path, start, monkeypatch):
+    """The server says that it has the new weights, and keeps the old ones."""
+    server = start()
+    monkeypatch.setattr(server, "load_tensors", lambda tensors: None)
+    with pytest.raises(UserError, match=r"logprobs differ from the trainer's by.*weight_transfer=disk"):
+        run(tmp_path, rollout_engine="vllm", rollout_servers=server.url, **{**SETTINGS, "learning_rate": 0.02})
+
+
+def test_the_bound_on_the_difference():
+    def check(difference, *words):
+        check_sync({"sampler_logprob_difference": difference}, load(None, words).config)
+
+    check(0.09)
+    with pytest.raises(UserError, match=r"by 0.11 a token in the mean \(at most 0.1 is allowed"):
+        check(0.11)
+    with pytest.raises(UserError, match="nan"):
+        check(float("nan"))
+    check(0.11, "max_logprob_difference=0.2")
+    check(0.19, "top_p=0.9")  # which may raise the engine's logprobs by 0.105
+    with pytest.raises(UserError):
+        check(0.21, "top_p=0.9")
+    check(5.0, "top_k=10")  # no bound is known

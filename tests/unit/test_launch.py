@@ -1,0 +1,147 @@
+"""Server processes: started, waited for, restarted, stopped with all their children, gone when we are gone."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from whetstone.config import load
+from whetstone.engines.http import Calls, Refused, Unreachable, free_port
+from whetstone.engines.launch import RESTARTS, Command, ServerProcess
+from whetstone.engines.outfit import server_command
+from whetstone.errors import UserError
+
+# Answers after a moment, and has a child that would outlive it.
+SERVER = """
+import subprocess, sys, time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+subprocess.Popen(["sleep", "77.25"])
+print("getting ready", flush=True)
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path == "/health" else 404)
+        self.end_headers()
+        self.wfile.write(b'{"detail": "Not Found"}')
+    def log_message(self, *args): ...
+time.sleep(0.2)
+HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+def process_of(tmp_path, code=SERVER):
+    port = free_port()
+    command = Command(
+        words=[sys.executable, "-c", code, str(port)], environment={}, url=f"http://127.0.0.1:{port}"
+    )
+    return ServerProcess(command, tmp_path / "logs" / "server.log")
+
+
+def is_healthy(process):
+    try:
+        Calls(process.command.url).get("/health", timeout_s=1)
+    except Unreachable:
+        return False
+    return True
+
+
+def children(session):
+    listed = subprocess.run(["ps", "-o", "args=", "-g", str(session)], capture_output=True, text=True).stdout
+    return [line for line in listed.splitlines() if "defunct" not in line]
+
+
+def wait_for(is_so, timeout_s=10.0):
+    begun = time.monotonic()
+    while not is_so() and time.monotonic() - begun < timeout_s:
+        time.sleep(0.05)
+    return is_so()
+
+
+def test_start_restart_and_stop(tmp_path):
+    server = process_of(tmp_path)
+    server.start()
+    try:
+        server.wait_until_up(lambda: is_healthy(server), 20)
+        with pytest.raises(Refused, match="Not Found"):
+            Calls(server.command.url).get("/else", timeout_s=2)
+        first = server.process.pid
+        os.kill(first, signal.SIGKILL)
+        assert wait_for(lambda: not server.is_running)
+        server.keep_running()
+        assert not children(first)  # what it left behind is gone
+        server.wait_until_up(lambda: is_healthy(server), 20)
+        assert server.restarts == 0
+        session = server.process.pid
+        assert len(children(session)) == 2
+    finally:
+        server.stop()
+    assert not server.is_running and not children(session)
+
+
+def test_a_server_that_can_not_start_says_why(tmp_path):
+    server = process_of(tmp_path, "raise ValueError('no such model')")
+    server.start()
+    with pytest.raises(UserError, match=r"exit code 1.*ValueError: no such model.*server.log"):
+        server.wait_until_up(lambda: False, 20)
+    for _ in range(RESTARTS):
+        server.keep_running()
+        server.process.wait()
+    with pytest.raises(UserError, match=f"ended {RESTARTS + 1} times.*no such model"):
+        server.keep_running()
+
+
+def test_a_server_that_takes_too_long_is_stopped(tmp_path):
+    server = process_of(tmp_path)
+    server.start()
+    with pytest.raises(UserError, match="not up after 0.5 s: raise vllm_server_timeout.*getting ready"):
+        server.wait_until_up(lambda: False, 0.5)
+    assert not server.is_running
+
+
+def test_servers_end_with_the_run_that_was_killed(tmp_path):
+    code = f"""
+import pathlib, sys, time
+from whetstone.engines.launch import Command, ServerProcess
+server = ServerProcess(Command(words=["sleep", "78.5"], environment={{}}, url="x"), pathlib.Path({str(tmp_path)!r}) / "l")
+server.start()
+print(server.process.pid, flush=True)
+time.sleep(60)
+"""  # fmt: skip
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    session = int(parent.stdout.readline())
+    assert children(session)
+    parent.kill()
+    parent.wait()
+    assert wait_for(lambda: not children(session))
+
+
+def test_a_package_that_is_missing_is_named_with_its_command(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for engine, words in (("vllm", "pip install 'vllm>=0.22,<0.33'"), ("sglang", "pip install sglang")):
+        config = load(None, [f"rollout_engine={engine}"]).config
+        with pytest.raises(UserError) as raised:
+            server_command(config, None, "127.0.0.1", 8000)
+        assert words in str(raised.value) and "rollout_servers" in str(raised.value)
+
+
+def test_the_flags_that_training_needs(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    words = "use_vllm=true use_peft=true lora_r=20 max_prompt_length=100 max_completion_length=28 max_slots=12"
+    config = load(None, [*words.split(), "server_args=[--trust-remote-code]"]).config
+    command = server_command(config, None, "127.0.0.1", 8123)
+    line = " ".join(command.words)
+    for part in (
+        "--logprobs-mode processed_logprobs",
+        "--generation-config vllm",
+        "--max-model-len 128",
+        "--max-num-seqs 12",
+        "--max-lora-rank 32",
+        "--port 8123",
+        "--trust-remote-code",
+    ):
+        assert part in line
+    assert command.environment["VLLM_SERVER_DEV_MODE"] == "1"
+    assert command.environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
