@@ -1,7 +1,7 @@
-"""`whet serve CONFIG`: the servers that a configuration wants, started with the right flags, kept up, stopped.
+"""`whet serve CONFIG`: the servers that a configuration wants, with the right flags, kept up, and stopped.
 
-One server for each entry of server_devices, or one. They serve any run of the same model, one after the other;
-a run sends its weights before it samples. Trains nothing.
+One server for each entry of server_devices, or one. They serve any run of the same model, one after the
+other; a run sends its weights before it samples. Trains nothing.
 """
 
 import contextlib

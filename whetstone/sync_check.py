@@ -21,10 +21,11 @@ def check_sync(row: Mapping[str, float], config: Config) -> None:
     bound = config.engines.max_logprob_difference - math.log(config.rollout.top_p)
     if difference <= bound:
         return
+    name = config.rollout.rollout_engine
     raise UserError(
-        f"The {config.rollout.rollout_engine} engine's logprobs differ from the trainer's by {difference:.3g} a "
-        f"token in the mean (at most {bound:.3g} is allowed, see max_logprob_difference): it does not sample "
+        f"The {name} engine's logprobs differ from the trainer's by {difference:.3g} a token in the mean (at "
+        f"most {bound:.3g} is allowed, see max_logprob_difference): it does not sample "
         "from the trainer's weights, and this step should not count. Go on from the last checkpoint with "
-        "weight_transfer=disk or rollout_engine=native; if the engine merely computes this model less exactly, "
-        "raise max_logprob_difference and set sampler_correction=token_truncate."
+        "weight_transfer=disk or rollout_engine=native; if the engine merely computes this model less "
+        "exactly, raise max_logprob_difference and set sampler_correction=token_truncate."
     )

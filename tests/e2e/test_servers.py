@@ -78,7 +78,9 @@ def test_a_push_that_goes_wrong_in_silence_stops_the_run(tmp_path, start, monkey
     server = start()
     monkeypatch.setattr(server, "load_tensors", lambda tensors: None)
     with pytest.raises(UserError, match=r"logprobs differ from the trainer's by.*weight_transfer=disk"):
-        run(tmp_path, rollout_engine="vllm", rollout_servers=server.url, **{**SETTINGS, "learning_rate": 0.02})
+        run(
+            tmp_path, rollout_engine="vllm", rollout_servers=server.url, **{**SETTINGS, "learning_rate": 0.02}
+        )
 
 
 def test_the_bound_on_the_difference():

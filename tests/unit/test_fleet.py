@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-
 from pathlib import Path
 
 import pytest
@@ -161,8 +160,8 @@ class Process:
 
 @pytest.mark.slow
 def test_weights_over_a_process_group(folder, house):
-    """`update_weights_from_distributed`, over gloo as both are on a CPU; then SIGKILL in the middle of a batch
-    and a new start at the same address.
+    """`update_weights_from_distributed`, over gloo as both are on a CPU; then SIGKILL in the middle of a
+    batch and a new start at the same address.
     """
     home = house("sglang", 0)
     server = Process("sglang", folder)
@@ -292,25 +291,37 @@ def test_a_server_that_hangs_is_left(house):
 def test_a_server_that_can_not_take_the_weights_is_lost_and_then_named(house):
     home = house("vllm", 1, timeout_s=30.0)
     home.servers[0].fail_push = True
-    with pytest.raises(UserError, match="failed 5 times in a row.*no memory left for the new weights"):
+    with pytest.raises(UserError, match=r"failed 5 times in a row.*no memory left for the new weights"):
         home.fleet.update_weights(0)
 
 
-def _without(answer, *path):
-    for key in path[:-1]:
-        answer = answer[key]
-    del answer[path[-1]]
+def _spoiled(change):
+    """An answer whose only choice was changed."""
+
+    def spoil(answer):
+        change(answer["choices"][0])
+        return answer
+
+    return spoil
 
 
+def _logprobs(choice):
+    return choice["logprobs"]["token_logprobs"]
+
+
+LONG = {"token_ids": [9] * 30, "logprobs": {"token_logprobs": [-1.0] * 30}}
 SPOILED = {
-    "no json": (lambda a: "<html>", "something without"),
-    "no token ids": (lambda a: _without(a, "choices", 0, "token_ids") or a, "something without 'token_ids'"),
-    "a logprob too few": (lambda a: a["choices"][0]["logprobs"]["token_logprobs"].pop() and a, "logprobs"),
-    "null": (lambda a: a["choices"][0]["logprobs"]["token_logprobs"].__setitem__(0, None) or a, "no logprobs"),
-    "another prompt": (lambda a: a["choices"][0].update(prompt_token_ids=[1]) or a, "another prompt"),
-    "a stop that is none": (lambda a: a["choices"][0].update(finish_reason="stop", token_ids=[9] * 8) or a, "stop"),
-    "too long": (lambda a: a["choices"][0].update(token_ids=[9] * 30, logprobs={"token_logprobs": [-1] * 30}) or a, "30 tokens"),
-}  # fmt: skip
+    "no json": (lambda answer: "<html>", "something without"),
+    "no token ids": (_spoiled(lambda choice: choice.pop("token_ids")), "something without 'token_ids'"),
+    "a logprob too few": (_spoiled(lambda choice: _logprobs(choice).pop()), "8 tokens with 7 logprobs"),
+    "null": (_spoiled(lambda choice: _logprobs(choice).__setitem__(0, None)), "no logprobs"),
+    "another prompt": (_spoiled(lambda choice: choice.update(prompt_token_ids=[1])), "another prompt"),
+    "a stop that is none": (
+        _spoiled(lambda choice: choice.update(finish_reason="stop", token_ids=[9] * 8)),
+        "stopped with token 9",
+    ),
+    "too long": (_spoiled(lambda choice: choice.update(LONG)), "30 tokens where at most 8"),
+}
 
 
 @pytest.mark.parametrize("fault", SPOILED)
@@ -326,7 +337,10 @@ def test_malformed_answers_end_the_run_with_a_sentence(house, fault):
 def test_an_aborted_completion_is_drawn_again(house):
     home = house("vllm")
     home.fleet.update_weights(0)
-    home.servers[0].spoil = lambda answer: {**answer, "choices": [{**answer["choices"][0], "finish_reason": "abort"}]}
+    home.servers[0].spoil = lambda answer: {
+        **answer,
+        "choices": [{**answer["choices"][0], "finish_reason": "abort"}],
+    }
     with pytest.raises(UserError, match="failed 5 times in a row"):
         for _ in range(8):
             home.check()
@@ -375,7 +389,7 @@ def test_stop_tokens_and_lengths(house):
 def test_a_server_for_shorter_texts_is_refused(house):
     home = house("vllm", 1)
     home.fleet.members[0].server.max_tokens = 128
-    with pytest.raises(UserError, match="takes 128 tokens at most.*max_completion_length is 128"):
+    with pytest.raises(UserError, match=r"takes 128 tokens at most.*max_completion_length is 128"):
         home.fleet.update_weights(0)
 
 

@@ -1,4 +1,4 @@
-"""Server processes: started, waited for, restarted, stopped with all their children, gone when we are gone."""
+"""Server processes: started, waited for, restarted, stopped with all their children, gone when we are."""
 
 import os
 import signal
@@ -66,6 +66,7 @@ def test_start_restart_and_stop(tmp_path):
         server.wait_until_up(lambda: is_healthy(server), 20)
         with pytest.raises(Refused, match="Not Found"):
             Calls(server.command.url).get("/else", timeout_s=2)
+        assert server.process is not None
         first = server.process.pid
         os.kill(first, signal.SIGKILL)
         assert wait_for(lambda: not server.is_running)
@@ -87,6 +88,7 @@ def test_a_server_that_can_not_start_says_why(tmp_path):
         server.wait_until_up(lambda: False, 20)
     for _ in range(RESTARTS):
         server.keep_running()
+        assert server.process is not None
         server.process.wait()
     with pytest.raises(UserError, match=f"ended {RESTARTS + 1} times.*no such model"):
         server.keep_running()
@@ -95,7 +97,7 @@ def test_a_server_that_can_not_start_says_why(tmp_path):
 def test_a_server_that_takes_too_long_is_stopped(tmp_path):
     server = process_of(tmp_path)
     server.start()
-    with pytest.raises(UserError, match="not up after 0.5 s: raise vllm_server_timeout.*getting ready"):
+    with pytest.raises(UserError, match=r"not up after 0.5 s: raise vllm_server_timeout.*getting ready"):
         server.wait_until_up(lambda: False, 0.5)
     assert not server.is_running
 
@@ -104,11 +106,12 @@ def test_servers_end_with_the_run_that_was_killed(tmp_path):
     code = f"""
 import pathlib, sys, time
 from whetstone.engines.launch import Command, ServerProcess
-server = ServerProcess(Command(words=["sleep", "78.5"], environment={{}}, url="x"), pathlib.Path({str(tmp_path)!r}) / "l")
+command = Command(words=["sleep", "78.5"], environment={{}}, url="x")
+server = ServerProcess(command, pathlib.Path({str(tmp_path)!r}) / "log")
 server.start()
 print(server.process.pid, flush=True)
 time.sleep(60)
-"""  # fmt: skip
+"""
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     session = int(parent.stdout.readline())
@@ -129,7 +132,9 @@ def test_a_package_that_is_missing_is_named_with_its_command(monkeypatch):
 
 def test_the_flags_that_training_needs(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
-    words = "use_vllm=true use_peft=true lora_r=20 max_prompt_length=100 max_completion_length=28 max_slots=12"
+    words = (
+        "use_vllm=true use_peft=true lora_r=20 max_prompt_length=100 max_completion_length=28 max_slots=12"
+    )
     config = load(None, [*words.split(), "server_args=[--trust-remote-code]"]).config
     command = server_command(config, None, "127.0.0.1", 8123)
     line = " ".join(command.words)

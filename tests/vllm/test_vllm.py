@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -53,9 +54,7 @@ def check(engine, policy, version):
     }
     for sampling in (greedy, Sampling(max_tokens=24), Sampling(max_tokens=24, temperature=0.6)):
         for (request, _), completion in collect(engine, sampling).items():
-            expected = trainer_logprobs(
-                policy, PROMPTS[request], completion, sampling.temperature or 1.0
-            )
+            expected = trainer_logprobs(policy, PROMPTS[request], completion, sampling.temperature or 1.0)
             assert torch.allclose(torch.tensor(completion.logprobs), expected, atol=2e-4)
             assert completion.policy_version == version
     filtered = collect(engine, Sampling(max_tokens=24, top_p=0.7, top_k=8))
@@ -87,8 +86,8 @@ class Served:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "whetstone", "serve", "quickstart", *BASE, *words]
-            + [f"output_dir={folder}", "run_name=", f"vllm_server_port={port}"],
+            [sys.executable, "-m", "whetstone", "serve", "quickstart", *BASE, *words, f"output_dir={folder}",
+             "run_name=", f"vllm_server_port={port}"],
             stdout=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
         )  # fmt: skip
         self.lines: list[str] = []
@@ -98,7 +97,8 @@ class Served:
             if line.startswith("Up: "):
                 break
         assert self.lines and self.lines[-1].startswith("Up: "), self.lines
-        threading.Thread(target=lambda: self.lines.extend(self.process.stdout), daemon=True).start()
+        rest = self.process.stdout
+        threading.Thread(target=lambda: self.lines.extend(rest), daemon=True).start()
 
     def server_process(self) -> int:
         """The one that answers HTTP."""
@@ -134,7 +134,9 @@ def test_a_server(engine_and_policy):
 
 
 def test_a_run_with_a_server_learns(served, tmp_path):
-    results = train(load("quickstart", [*BASE, *LEARN, f"rollout_servers={served.url}", f"output_dir={tmp_path}"]))
+    results = train(
+        load("quickstart", [*BASE, *LEARN, f"rollout_servers={served.url}", f"output_dir={tmp_path}"])
+    )
     check_that_it_learnt(results, tmp_path)
 
 
@@ -206,7 +208,7 @@ def test_lora_adapters(mode, tmp_path):
     words = [*BASE, f"vllm_mode={mode}", "use_peft=true", "lora_r=8", f"output_dir={tmp_path}"]
     config = load(None, words).config
     policy = load_policy(config.model)
-    engine = make_engine(config, policy)
+    engine: Any = make_engine(config, policy)
     try:
         check_all(engine, policy)
     finally:

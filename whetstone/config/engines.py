@@ -1,7 +1,7 @@
 """The knobs of the engines outside the process: vLLM and SGLang, as servers or (vLLM) in this process.
 
-Names are TRL's where it has one; what begins with `vllm_` holds for SGLang's servers too. Which engine samples
-is `rollout_engine` in the rollout room. docs/servers.md tells how they work together.
+Names are TRL's where it has one; what begins with `vllm_` holds for SGLang's servers too. Which engine
+samples is `rollout_engine` in the rollout room. docs/servers.md tells how they work together.
 """
 
 from typing import Any, Literal, Self
@@ -37,8 +37,8 @@ class EnginesRoom(Room):
     vllm_tensor_parallel_size: int = Field(default=1, ge=1)
     """GPUs that one server spreads the model over."""
     vllm_max_model_length: int | None = Field(default=None, ge=1)
-    """Longest prompt and completion together; default: max_prompt_length + max_completion_length, or else what
-    the model allows.
+    """Longest prompt and completion together; default: max_prompt_length + max_completion_length, or else
+    what the model allows.
     """
     vllm_enable_sleep_mode: bool = True
     """Where vLLM shares the trainer's GPU: give its memory back during the update."""

@@ -390,7 +390,7 @@ class Config(Room):
     def _check(self) -> Self:
         if self.rollout.vllm_mode == "colocate" and self.engines.addresses:
             raise ValueError(
-                f"vllm_mode is colocate, but the server {self.engines.addresses[0]} is named: leave the server "
-                "out, or set vllm_mode: server"
+                f"vllm_mode is colocate, but the server {self.engines.addresses[0]} is named: leave the "
+                "server out, or set vllm_mode: server"
             )
         return self

@@ -104,8 +104,8 @@ class Fleet:
         away = [member.url for member in members if member.server.calls.host not in LOCAL]
         if away and self.weight_dir is None:
             raise UserError(
-                f"Weights go to {away[0]} by file, and it runs on another machine: set weight_transfer_dir to "
-                "a folder that both see, or start it for weight_transfer: nccl (docs/servers.md)."
+                f"Weights go to {away[0]} by file, and it runs on another machine: set weight_transfer_dir "
+                "to a folder that both see, or start it for weight_transfer: nccl (docs/servers.md)."
             )
 
     def _load(self, member: Member) -> None:

@@ -16,6 +16,8 @@ from whetstone.engines.servers import Server
 from whetstone.model.policy import Policy
 
 logger = logging.getLogger("whetstone")
+
+
 def make_fleet(config: Config, policy: Policy) -> Fleet:
     engines = config.engines
     addresses, processes = engines.addresses, []
@@ -73,7 +75,9 @@ def start_servers(config: Config, host: str, ports: list[int]) -> list[ServerPro
             server_command(config, own, host, port), (folder / f"server-{index}.log").resolve()
         )
         process.start()
-        logger.info(f"Starting a {config.rollout.rollout_engine} server: {process.command.url}, {process.log}")
+        logger.info(
+            f"Starting a {config.rollout.rollout_engine} server: {process.command.url}, {process.log}"
+        )
         processes.append(process)
     return processes
 

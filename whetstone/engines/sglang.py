@@ -1,8 +1,9 @@
 """An SGLang server over its native interface: `/generate` by token ids, `update_weights_from_disk` and
 `update_weights_from_distributed`, `flush_cache`, release and resume of memory, LoRA adapters.
 
-Every answer names the version of the weights (`weight_version`), so none has to be confirmed. Its logprobs are
-those of the temperature, without top-p, top-k or min-p. The package itself is needed only to start a server.
+Every answer names the version of the weights (`weight_version`), so none has to be confirmed. Its logprobs
+are those of the temperature, without top-p, top-k or min-p. The package itself is needed only to start a
+server.
 
 Written from the sources of SGLang 0.5.23 and tested against a server of ours that speaks this interface (no
 build of SGLang runs on a CPU here).

@@ -11,14 +11,14 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
+from torch.distributed.rendezvous import rendezvous
 
 TIMEOUT = timedelta(minutes=10)
 
 
 def join(address: str, port: int, *, rank: int, world_size: int, name: str, backend: str) -> Any:
     """Meet the others at `address`; rank 0 listens there. Returns once all are present."""
-    rendezvous = distributed_c10d.rendezvous(f"tcp://{address}:{port}", rank, world_size, timeout=TIMEOUT)
-    store, rank, world_size = next(rendezvous)
+    store, rank, world_size = next(rendezvous(f"tcp://{address}:{port}", rank, world_size, timeout=TIMEOUT))
     store.set_timeout(TIMEOUT)
     group, _ = distributed_c10d._new_process_group_helper(
         world_size,

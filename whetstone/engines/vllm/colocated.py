@@ -44,7 +44,7 @@ class ColocatedVLLM:
         self.llm = _make(config, policy, on_gpu, self.can_sleep)
 
     def generate(self, requests: list[Request], sampling: Sampling) -> Iterator[Sampled]:
-        from vllm.inputs import TokensPrompt
+        from vllm.inputs import TokensPrompt  # type: ignore
 
         engine, waiting = self.llm.llm_engine, {}
         for r, request in enumerate(requests):
@@ -64,8 +64,8 @@ class ColocatedVLLM:
                 engine.abort_request(list(waiting))
 
     def _params(self, sampling: Sampling, seed: int) -> Any:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
+        from vllm import SamplingParams  # type: ignore
+        from vllm.sampling_params import RequestOutputKind  # type: ignore
 
         return SamplingParams(
             max_tokens=sampling.max_tokens,
@@ -111,7 +111,7 @@ class ColocatedVLLM:
         self.policy_version = policy_version
 
     def _load_adapter(self, policy_version: int) -> None:
-        from vllm.lora.request import LoRARequest
+        from vllm.lora.request import LoRARequest  # type: ignore
 
         assert self.folders is not None
         before = self.adapter
@@ -144,7 +144,7 @@ class ColocatedVLLM:
 
 
 def _make(config: Config, policy: Policy, on_gpu: bool, can_sleep: bool) -> Any:
-    from vllm import LLM
+    from vllm import LLM  # type: ignore
 
     settings: dict[str, Any] = {
         "model": model_folder(config),
@@ -172,4 +172,3 @@ def _make(config: Config, policy: Policy, on_gpu: bool, can_sleep: bool) -> Any:
             f"vLLM could not start in this process ({reason}): lower vllm_gpu_memory_utilization or "
             "vllm_max_model_length, or set rollout_engine: native."
         ) from None
-

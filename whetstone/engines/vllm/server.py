@@ -1,8 +1,8 @@
 """A vLLM server, 0.22 to 0.32, over HTTP: completions by token ids, weights, versions, sleep.
 
-Ids go in and come out; nothing is tokenised again. Weights come by file (`reload_weights`), as a LoRA adapter,
-or over vLLM's weight transfer (transfer.py). What is told apart by version is what a server offers, asked
-once at `connect`:
+Ids go in and come out; nothing is tokenised again. Weights come by file (`reload_weights`), as a LoRA
+adapter, or over vLLM's weight transfer (transfer.py). What is told apart by version is what a server offers,
+asked once at `connect`:
 
 - `/weight_info` (0.32): the server keeps the label of its weights. Earlier ones are known by the identity
   that each start of a server draws (`instance_id`).
@@ -95,7 +95,7 @@ class VLLMServer:
         if method != "disk" and backend != method:
             raise UserError(
                 f"weight_transfer is {method}, but {self.calls.url} was started for {backend or 'files'}: "
-                f"give it --weight-transfer-config '{{\"backend\": \"{method}\"}}', or set weight_transfer: "
+                f'give it --weight-transfer-config \'{{"backend": "{method}"}}\', or set weight_transfer: '
                 "auto."
             )
         self.wants_folder = method == "disk"
@@ -211,9 +211,7 @@ class VLLMServer:
             raise
         return self._reply(answer, prompt_ids, sampling, set(stops))
 
-    def _reply(
-        self, answer: Any, prompt_ids: Sequence[int], sampling: Sampling, stops: set[int]
-    ) -> Reply:
+    def _reply(self, answer: Any, prompt_ids: Sequence[int], sampling: Sampling, stops: set[int]) -> Reply:
         try:
             (choice,) = answer["choices"]
             echoed, token_ids = choice["prompt_token_ids"], choice["token_ids"]

@@ -51,8 +51,8 @@ class NCCLTransfer:
         _session(self.calls, push, self._send_bucket)
 
     def _join(self, device: torch.device) -> None:
-        from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
-        from vllm.distributed.utils import StatelessProcessGroup
+        from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator  # type: ignore
+        from vllm.distributed.utils import StatelessProcessGroup  # type: ignore
 
         workers = self.calls.get("/get_world_size", timeout_s=CONTROL_TIMEOUT_S)["world_size"]
         address, port = own_address(self.calls.host), self.port or free_port()
