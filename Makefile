@@ -2,10 +2,11 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help train test test-slow test-gpu check wheel clean
+.PHONY: help train test test-slow test-gpu test-vllm check wheel clean
 
 PYTHON ?= python3
 VENV   ?= .venv
+VLLM_VENV ?= .venv-vllm
 CONFIG ?= config/quickstart.yaml
 ARGS   ?=
 
@@ -33,6 +34,9 @@ test-slow: $(VENV)/.installed-dev ## the tests that take minutes or fetch a mode
 test-gpu: $(VENV)/.installed-dev ## the tests that need a GPU
 	@$(BIN)/python -m pytest -m gpu $(ARGS)
 
+test-vllm: $(VLLM_VENV)/.installed ## the tests against a real vLLM, in an environment of its own; half an hour on a CPU
+	@HF_HUB_OFFLINE=1 $(VLLM_VENV)/bin/python -m pytest -m vllm tests/vllm $(ARGS)
+
 check: $(VENV)/.installed-dev ## ruff and pyright
 	@$(BIN)/python -m ruff check .
 	@$(BIN)/python -m ruff format --check .
@@ -43,7 +47,7 @@ wheel: $(VENV)/.installed ## build the wheel into dist/
 	@ls dist/*.whl
 
 clean: ## remove what was built, and .venv; outputs/ stays
-	rm -rf $(VENV) dist build
+	rm -rf $(VENV) $(VLLM_VENV) dist build
 
 # pip is the last thing that appears in a new environment, so one that was broken off is made again.
 $(VENV)/bin/pip:
@@ -65,4 +69,9 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "Installing what the tests need as well: some seconds."
 	@$(PIP) -e '.[dev]' $(SAY)
 	@$(COMPILE)
+	@touch $@
+
+$(VLLM_VENV)/.installed: scripts/setup_vllm.sh
+	@echo "Installing vLLM into $(VLLM_VENV): some minutes."
+	@PYTHON=$(PYTHON) bash scripts/setup_vllm.sh $(VLLM_VENV)
 	@touch $@
