@@ -11,14 +11,18 @@ from whetstone.config import Config
 from whetstone.errors import UserError
 
 
-def check_sync(row: Mapping[str, float], config: Config) -> None:
+STALE_FACTOR = 10  # for samples of older weights, which the policy has left by an update
+
+
+def check_sync(row: Mapping[str, float], config: Config, staleness: float = 0.0) -> None:
     """`UserError` when the difference can't be rounding. Filters raise the engine's logprobs, by at most
     -log(top_p) a token; what top_k and min_p add has no bound, so with them it is only logged.
     """
     if config.rollout.top_k or config.rollout.min_p:
         return
     difference = row["sampler_logprob_difference"]
-    bound = config.engines.max_logprob_difference - math.log(config.rollout.top_p)
+    allowed = config.engines.max_logprob_difference * (STALE_FACTOR if staleness else 1)
+    bound = allowed - math.log(config.rollout.top_p)
     if difference <= bound:
         return
     name = config.rollout.rollout_engine

@@ -84,8 +84,8 @@ def test_a_push_that_goes_wrong_in_silence_stops_the_run(tmp_path, start, monkey
 
 
 def test_the_bound_on_the_difference():
-    def check(difference, *words):
-        check_sync({"sampler_logprob_difference": difference}, load(None, words).config)
+    def check(difference, *words, staleness=0.0):
+        check_sync({"sampler_logprob_difference": difference}, load(None, words).config, staleness)
 
     check(0.09)
     with pytest.raises(UserError, match=r"by 0.11 a token in the mean \(at most 0.1 is allowed"):
@@ -93,6 +93,9 @@ def test_the_bound_on_the_difference():
     with pytest.raises(UserError, match="nan"):
         check(float("nan"))
     check(0.11, "max_logprob_difference=0.2")
+    check(0.9, staleness=1.0)  # the policy has moved since
+    with pytest.raises(UserError):
+        check(1.1, staleness=1.0)
     check(0.19, "top_p=0.9")  # which may raise the engine's logprobs by 0.105
     with pytest.raises(UserError):
         check(0.21, "top_p=0.9")

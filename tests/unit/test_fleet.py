@@ -2,6 +2,7 @@
 vLLM's and SGLang's interfaces over real HTTP (tests/protocol_server.py), not against vLLM or SGLang.
 """
 
+import queue
 import subprocess
 import sys
 import threading
@@ -15,7 +16,7 @@ import torch
 from tests.conftest import make_policy
 from tests.protocol_server import ModelServer
 from whetstone.engines.base import Request, Sampling
-from whetstone.engines.fleet import Fleet, Member
+from whetstone.engines.fleet import Fleet, Member, Team
 from whetstone.engines.native import NativeEngine
 from whetstone.engines.sglang import SEEDS, SGLangServer
 from whetstone.engines.vllm.server import VLLMServer, parse_version
@@ -54,7 +55,9 @@ class House:
         """At the same address, with the weights that it began with."""
         self.servers[index] = self.start(self.servers[index].port)
 
-    def make_fleet(self, timeout_s=5.0, request_timeout_s=20.0, weight_transfer="auto", in_flight=2):
+    def make_fleet(
+        self, timeout_s=5.0, request_timeout_s=20.0, weight_transfer="auto", in_flight=2, team=None
+    ):
         kind = SGLangServer if self.dialect == "sglang" else VLLMServer
         members = [
             Member(
@@ -65,11 +68,14 @@ class House:
                     weight_transfer=weight_transfer,
                     group_port=None,
                     request_timeout_s=request_timeout_s,
+                    is_shared=team is not None,
                 )
             )
             for server in self.servers
         ]
-        return Fleet(members, self.policy, max_in_flight=in_flight, timeout_s=timeout_s, weight_dir=None)
+        return Fleet(
+            members, self.policy, max_in_flight=in_flight, timeout_s=timeout_s, weight_dir=None, team=team
+        )
 
     def move(self, seed):
         """What an update does."""
@@ -268,6 +274,50 @@ def test_a_dead_server_is_back_in_time_for_the_next_batch(house):
     home.check()
     home.check()
     assert home.servers[0].num_completions > 0
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_processes_of_one_run_share_servers(house, dialect):
+    """The first sends weights, the second is told; a server that is started anew in the middle is found out
+    by both.
+    """
+    news = queue.SimpleQueue()
+
+    def tell(what):
+        news.put(what)
+        return what
+
+    home = house(dialect)
+    first = home.fleet = home.make_fleet(team=Team(leads=True, tell=tell))
+    second = home.make_fleet(team=Team(leads=False, tell=lambda what: news.get()))
+    native, drawn = {}, []
+    with ThreadPoolExecutor(2) as pool:
+        for version in (1, 2):
+            home.move(version)
+            list(pool.map(lambda fleet: fleet.update_weights(version), (first, second)))  # noqa: B023
+            if version == 2:
+                home.servers[0].kill()
+                home.restart(0)
+            native = {place: one.token_ids for place, one in home.expected().items()}
+            drawn = pool.map(lambda fleet: list(fleet.generate(REQUESTS, SAMPLING)), (first, second))
+            for samples in drawn:
+                assert {(o.request, o.sample): o.completion.token_ids for o in samples} == native
+                assert {o.completion.policy_version for o in samples} == {version}
+    assert home.servers[1].num_completions > 0
+    if dialect != "sglang":
+        assert home.servers[1].pushes == ["disk"] * 2  # once for each version, by the first process
+    second.close()
+
+
+def test_a_failure_of_the_first_process_reaches_the_others(house):
+    home = house("vllm", 1, timeout_s=0.5)
+    home.servers[0].kill()
+    news = queue.SimpleQueue()
+    first = home.make_fleet(timeout_s=0.5, team=Team(leads=True, tell=lambda what: news.put(what) or what))
+    second = home.make_fleet(timeout_s=0.5, team=Team(leads=False, tell=lambda what: news.get()))
+    for fleet in (first, second):
+        with pytest.raises(UserError, match="No rollout server is up"):
+            fleet.update_weights(0)
 
 
 def test_no_server_at_all_ends_with_a_sentence(house):

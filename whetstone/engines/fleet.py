@@ -12,16 +12,18 @@ import socket
 import threading
 import time
 import uuid
-from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from whetstone.engines.base import Request, Sampled, Sampling
 from whetstone.engines.http import Refused, Unreachable
 from whetstone.engines.launch import ServerProcess
 from whetstone.engines.servers import Malformed, Reply, Server
 from whetstone.engines.weights import Push, WeightFolders
+from whetstone.engines.work import Work
 from whetstone.errors import UserError
 from whetstone.model.policy import Policy
 from whetstone.types import Completion
@@ -29,6 +31,7 @@ from whetstone.types import Completion
 logger = logging.getLogger("whetstone")
 
 LOCAL = ("127.0.0.1", "localhost", "0.0.0.0", "::1", socket.gethostname())
+CONFIRM_EVERY_S = 0.05  # at most so often is a server asked which weights it has
 LOOK_EVERY_S = 1.0  # at servers that are down
 FAILURES_IN_A_ROW = 5  # of one server without a single completion in between
 
@@ -56,6 +59,24 @@ class Member:
         return self.server.calls.url
 
 
+@dataclass(frozen=True, kw_only=True)
+class Team:
+    """The processes of one run that share its servers: the first sends weights, the others learn of it."""
+
+    leads: bool = True
+    tell: Callable[[Any], Any] = lambda what: what  # gives every process what the first one has
+
+
+@dataclass(frozen=True, kw_only=True)
+class News:
+    """What the first process tells the others of its push."""
+
+    label: str = ""
+    folder: Path | None = None
+    holders: dict[str, str | None] = field(default_factory=dict)  # servers that have it -> their identity
+    failure: str | None = None
+
+
 class Fleet:
     def __init__(
         self,
@@ -65,8 +86,10 @@ class Fleet:
         max_in_flight: int,
         timeout_s: float,
         weight_dir: str | None,
+        team: Team | None = None,
     ):
         self.members = members
+        self.team = team or Team()
         self.policy = policy
         self.max_in_flight = max_in_flight  # of each server
         self.timeout_s = timeout_s
@@ -76,6 +99,7 @@ class Fleet:
         self.folders = WeightFolders(weight_dir)
         self.run = uuid.uuid4().hex[:8]  # so that no other run's version 12 is taken for ours
         self.push: Push | None = None
+        self.holders: dict[str, str | None] = {}  # as another process of the team told
         self.num_generating = 0
         self.last_look = 0.0
         self.alone_since: float | None = None  # when the last server was lost
@@ -83,8 +107,35 @@ class Fleet:
     # Weights
 
     def update_weights(self, policy_version: int) -> None:
+        """In a team, all call it together; only the first process needs the weights of its `policy`."""
         assert not self.num_generating, "weights must not change while samples are drawn with them"
-        self.push = None  # whoever comes up now waits for the new ones
+        self.push, failure = None, None  # whoever comes up now waits for the new ones
+        if self.team.leads:
+            try:
+                self._send(policy_version)
+            except UserError as error:
+                failure = str(error)
+        news = self.team.tell(self._news(failure) if self.team.leads else None)
+        if news.failure is not None:
+            raise UserError(news.failure)
+        self.policy_version = policy_version
+        if not self.team.leads:
+            self.push = Push(label=news.label, policy=self.policy, folder=news.folder)
+            self.holders = news.holders
+            self._wait_until(lambda: any(member.is_connected for member in self.members))
+            for member in self.members:
+                if member.is_connected:
+                    self._load(member)
+            self._wait_until(self._any_ready)
+
+    def _news(self, failure: str | None) -> "News":
+        if self.push is None:
+            return News(failure=failure)
+        holders = {member.url: member.server.identity for member in self.members if self._is_ready(member)}
+        return News(label=self.push.label, folder=self.push.folder, holders=holders, failure=failure)
+
+    def _send(self, policy_version: int) -> None:
+        """New weights to every server that is up; returns once one has them."""
         self._wait_until(lambda: any(member.is_connected for member in self.members))
         label = f"{self.run}-{policy_version}"
         connected = [member for member in self.members if member.is_connected]
@@ -93,7 +144,6 @@ class Fleet:
             self._check_that_all_see_files(connected)
         folder = self.folders.write(self.policy, label) if wants_folder else None
         self.push = Push(label=label, policy=self.policy, folder=folder)
-        self.policy_version = policy_version
         with ThreadPoolExecutor(max_workers=len(connected)) as pool:
             list(pool.map(self._load, connected))
         if folder is not None:
@@ -109,10 +159,16 @@ class Fleet:
             )
 
     def _load(self, member: Member) -> None:
-        """Send the current weights; a server that fails at it is down."""
+        """Send the current weights, unless another process of the team has done so; a server that fails at
+        it is down.
+        """
         assert self.push is not None
         try:
-            member.server.load(self.push)
+            if self.team.leads or not member.server.adopt(self.push, self.holders.get(member.url)):
+                if not self.team.leads and self.push.folder is None:
+                    member.is_connected = False  # only the first process can send these
+                    return
+                member.server.load(self.push)
         except Unreachable as error:
             self._set_down(member, f"it did not take the weights: {error}")
         except Refused as error:
@@ -157,7 +213,7 @@ class Fleet:
                 thread.join()
             self.num_generating -= 1
 
-    def _start(self, member: Member, work: "Work") -> None:
+    def _start(self, member: Member, work: Work) -> None:
         """The threads of a server: each has one request under way. A fair share, so that the first server
         does not take all of a small batch.
         """
@@ -167,7 +223,7 @@ class Fleet:
             work.threads.append(thread)
             thread.start()
 
-    def _serve(self, member: Member, arrival: int, work: "Work") -> None:
+    def _serve(self, member: Member, arrival: int, work: Work) -> None:
         while (job := work.take()) is not None:
             if not self._is_ready(member) or member.arrivals != arrival:
                 work.give_back(job)
@@ -189,7 +245,7 @@ class Fleet:
             member.failures = 0
             work.results.put(sampled)
 
-    def _sample(self, member: Member, work: "Work", job: tuple[int, int]) -> Sampled:
+    def _sample(self, member: Member, work: Work, job: tuple[int, int]) -> Sampled:
         """A completion that is known to be of the current weights."""
         request, sample = job
         assert self.push is not None
@@ -216,6 +272,7 @@ class Fleet:
         with member.lock:
             if member.confirmed_at > received_at:
                 return
+            time.sleep(max(0.0, member.confirmed_at + CONFIRM_EVERY_S - time.monotonic()))
             begun = time.monotonic()
             found = member.server.version()
             if found != self.push.label:
@@ -308,34 +365,3 @@ class Fleet:
             if member.process is not None:
                 member.process.stop()
         self.folders.close()
-
-
-class Work:
-    """The samples of one `generate`: those that wait, and what came of the others."""
-
-    def __init__(self, requests: list[Request], sampling: Sampling):
-        self.requests = requests
-        self.sampling = sampling
-        self.waiting = deque((r, s) for r, request in enumerate(requests) for s in range(len(request.seeds)))
-        self.num_total = self.num_left = len(self.waiting)
-        self.results: queue.SimpleQueue[Sampled | Exception] = queue.SimpleQueue()
-        self.threads: list[threading.Thread] = []
-        self.ended = False
-        self._changed = threading.Condition()
-
-    def take(self) -> tuple[int, int] | None:
-        """The next sample; waits where others are still under way and may come back. None: it is over."""
-        with self._changed:
-            while not self.waiting and not self.ended:
-                self._changed.wait()
-            return None if self.ended else self.waiting.popleft()
-
-    def give_back(self, job: tuple[int, int]) -> None:
-        with self._changed:
-            self.waiting.appendleft(job)
-            self._changed.notify_all()
-
-    def end(self) -> None:
-        with self._changed:
-            self.ended = True
-            self._changed.notify_all()

@@ -35,6 +35,7 @@ class Reply:
 class Server(Protocol):
     calls: Calls
     wants_folder: bool  # whether a push must lie on disk for it; known after `connect`
+    identity: str | None  # of the start of it that got our weights, where it has such a thing
 
     def connect(self) -> None:
         """Learn what runs there; `UserError` for one that can't serve this run."""
@@ -44,6 +45,12 @@ class Server(Protocol):
 
     def load(self, push: Push) -> None:
         """Take these weights; from now on it answers with them alone."""
+        ...
+
+    def adopt(self, push: Push, holder: str | None) -> bool:
+        """Whether it has these weights already, sent by another process to the start of it with the identity
+        `holder`; if so, use them.
+        """
         ...
 
     def version(self) -> str:

@@ -47,6 +47,7 @@ class SGLangServer:
         weight_transfer: str,
         group_port: int | None,
         request_timeout_s: float,
+        is_shared: bool = False,  # of no importance here: every answer names its weights
     ):
         self.calls = Calls(url)
         self.stops = stops
@@ -55,6 +56,7 @@ class SGLangServer:
         self.group_port = group_port
         self.request_timeout_s = request_timeout_s
         self.wants_folder = weight_transfer != "nccl"
+        self.identity: str | None = None
         self.adapter: str | None = None  # the name of the one to sample with
         self.can_release: list[str] = []  # parts of its memory
         self.asleep: list[str] = []  # those that are released
@@ -170,6 +172,12 @@ class SGLangServer:
             except RuntimeError as error:  # NCCL and gloo speak this way
                 raise Unreachable(f"the transfer of the weights broke off ({error})") from None
             told.result()
+
+    def adopt(self, push: Push, holder: str | None) -> bool:
+        if self.version() != push.label:
+            return False
+        self.adapter = push.label if push.is_adapter else None
+        return True
 
     def version(self) -> str:
         return str(self._get("/model_info", "/get_model_info").get("weight_version"))

@@ -43,12 +43,14 @@ class VLLMServer:
         weight_transfer: str,
         group_port: int | None,
         request_timeout_s: float,
+        is_shared: bool = False,
     ):
         self.calls = Calls(url)
         self.stops = stops
         self.max_tokens = max_tokens  # the longest completion that will be asked for
         self.weight_transfer = weight_transfer
         self.group_port = group_port
+        self.is_shared = is_shared  # with other processes, which may send it weights as well
         self.request_timeout_s = request_timeout_s
         self.wants_folder = True
         self.model = ""  # the name to ask for; an adapter's, once there is one
@@ -167,8 +169,18 @@ class VLLMServer:
         if before not in (self.base_model, name):
             self._post("/v1/unload_lora_adapter", {"lora_name": before})
 
+    def adopt(self, push: Push, holder: str | None) -> bool:
+        identity = self._identity()
+        known = self.keeps_label and self._get("/weight_info")["weight_version"] == push.label
+        if identity != holder and not known:
+            return False
+        if push.is_adapter:
+            self.model = push.label
+        self.identity, self.label = identity, push.label
+        return True
+
     def version(self) -> str:
-        if self.keeps_label:
+        if self.keeps_label and not self.is_shared:
             return self._get("/weight_info")["weight_version"]
         return self.label or "none" if self._identity() == self.identity else "of a new start"
 
