@@ -1,4 +1,4 @@
-"""The samples of one `generate` on their way through the servers of a fleet: a queue that several threads take
+"""The samples of one `generate` on their way through the servers of a fleet: a queue that threads take
 from and give back to. Knows no server.
 """
 

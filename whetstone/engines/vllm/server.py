@@ -157,14 +157,13 @@ class VLLMServer:
         try:
             self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(push.folder)})
         except Refused as error:
-            if "already been loaded" in str(error):
-                return
             if error.status == 404 and "Not Found" in str(error):
                 raise UserError(
                     f"{self.calls.url} can't be given LoRA adapters: start it with --enable-lora and "
                     f"VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 ({REMEDY})."
                 ) from None
-            raise
+            if "already been loaded" not in str(error):  # by another process of the run
+                raise
         self.model = name
         if before not in (self.base_model, name):
             self._post("/v1/unload_lora_adapter", {"lora_name": before})

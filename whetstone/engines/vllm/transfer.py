@@ -70,8 +70,15 @@ class NCCLTransfer:
                 {"init_info": info},
                 timeout_s=PUSH_TIMEOUT_S,
             )
-            store = StatelessProcessGroup.create(host=address, port=port, rank=0, world_size=workers + 1)
-            self.group = PyNcclCommunicator(store, device=device)
+            try:
+                store = StatelessProcessGroup.create(host=address, port=port, rank=0, world_size=workers + 1)
+                self.group = PyNcclCommunicator(store, device=device)
+            except RuntimeError as error:
+                self.calls.break_off()  # it may wait for us for ever
+                raise UserError(
+                    f"NCCL could not connect the trainer with {self.calls.url} ({error}): they need GPUs of "
+                    "their own (server_devices); on one GPU set weight_transfer: ipc or disk."
+                ) from None
             told.result()
 
     def _send_bucket(self, bucket: list[tuple[str, Tensor]]) -> None:
