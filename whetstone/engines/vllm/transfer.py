@@ -46,9 +46,10 @@ class NCCLTransfer:
         device = push.policy.device
         if device.type != "cuda":
             raise UserError("weight_transfer: nccl needs the trainer on a GPU: set weight_transfer: disk.")
-        if self.group is None:
-            self._join(device)
-        _session(self.calls, push, self._send_bucket)
+        with torch.cuda.device(device):  # a thread begins on the first GPU, wherever the trainer is
+            if self.group is None:
+                self._join(device)
+            _session(self.calls, push, self._send_bucket)
 
     def _join(self, device: torch.device) -> None:
         from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator  # type: ignore
@@ -105,7 +106,9 @@ class IPCTransfer:
             self.calls.post("/init_weight_transfer_engine", body, timeout_s=CONTROL_TIMEOUT_S)
             self.is_ready = True
         self.gpu = str(torch.cuda.get_device_properties(push.policy.device).uuid)
-        _session(self.calls, push, self._send_bucket)
+        with torch.cuda.device(push.policy.device):
+            torch.cuda.synchronize()  # the other process does not wait for our stream
+            _session(self.calls, push, self._send_bucket)
 
     def _send_bucket(self, bucket: list[tuple[str, Tensor]]) -> None:
         from torch.multiprocessing.reductions import reduce_tensor
