@@ -11,10 +11,7 @@ import sys
 import time
 
 from whetstone.config import Loaded
-from whetstone.engines.http import Calls, Refused, Unreachable
-from whetstone.engines.launch import ServerProcess
-from whetstone.engines.outfit import start_servers
-from whetstone.engines.servers import HEALTH_TIMEOUT_S
+from whetstone.engines.outfit import is_up, start_servers
 from whetstone.errors import UserError
 
 CHECK_EVERY_S = 1.0
@@ -48,11 +45,3 @@ def serve(loaded: Loaded) -> None:
                 if process.restarts and is_up(process):
                     process.restarts = 0
                     print(f"Up again: {process.command.url}.", flush=True)
-
-
-def is_up(process: ServerProcess) -> bool:
-    try:
-        Calls(process.command.url).get("/health", timeout_s=HEALTH_TIMEOUT_S)
-    except (Unreachable, Refused):
-        return False
-    return True

@@ -9,41 +9,73 @@ from collections.abc import Callable
 from pathlib import Path
 
 from whetstone.config import Config
-from whetstone.engines.fleet import Fleet, Member
-from whetstone.engines.http import free_port
+from whetstone.engines.fleet import Fleet, Member, Team
+from whetstone.engines.http import Calls, Refused, Unreachable, free_port
 from whetstone.engines.launch import Command, ServerProcess
-from whetstone.engines.servers import Server
+from whetstone.engines.servers import HEALTH_TIMEOUT_S, Server
+from whetstone.errors import UserError
 from whetstone.model.policy import Policy
 
 logger = logging.getLogger("whetstone")
 
 
-def make_fleet(config: Config, policy: Policy) -> Fleet:
+def make_fleet(config: Config, policy: Policy, team: Team | None = None) -> Fleet:
+    """`team`: the processes of the run, all of which call this; the first starts servers where none is
+    named.
+    """
     engines = config.engines
     addresses, processes = engines.addresses, []
     if not addresses:
-        ports = [free_port() for _ in engines.server_devices or [""]]
-        processes = start_servers(config, "127.0.0.1", ports)
-        addresses = [process.command.url for process in processes]
-    make = server_maker(config, policy)
+        addresses, processes = _own_servers(config, team or Team())
+    make = server_maker(config, policy, is_shared=team is not None)
     members = [Member(server=make(url, index)) for index, url in enumerate(addresses)]
-    with contextlib.ExitStack() as stack:  # a server that can't start takes the others with it
-        for process in processes:
-            stack.callback(process.stop)
-        for member, process in zip(members, processes, strict=False):
-            process.wait_until_up(member.server.is_healthy, engines.vllm_server_timeout)
-            member.process = process
-        stack.pop_all()
+    for member, process in zip(members, processes, strict=False):
+        member.process = process
     return Fleet(
         members,
         policy,
         max_in_flight=config.rollout.max_slots,
         timeout_s=engines.vllm_server_timeout,
         weight_dir=engines.weight_transfer_dir,
+        team=team,
     )
 
 
-def server_maker(config: Config, policy: Policy) -> Callable[[str, int], Server]:
+def _own_servers(config: Config, team: Team) -> tuple[list[str], list[ServerProcess]]:
+    """Addresses for every process of the team, and the processes of the servers for the first."""
+    processes, failure = [], None
+    if team.leads:
+        try:
+            processes = _start_and_wait(config)
+        except UserError as error:
+            failure = str(error)
+    addresses, failure = team.tell(([process.command.url for process in processes], failure))
+    if failure is not None:
+        raise UserError(failure)
+    return addresses, processes
+
+
+def _start_and_wait(config: Config) -> list[ServerProcess]:
+    ports = [free_port() for _ in config.engines.server_devices or [""]]
+    processes = start_servers(config, "127.0.0.1", ports)
+    with contextlib.ExitStack() as stack:  # a server that can't start takes the others with it
+        for process in processes:
+            stack.callback(process.stop)
+        for process in processes:
+            process.wait_until_up(lambda one=process: is_up(one), config.engines.vllm_server_timeout)
+        stack.pop_all()
+    return processes
+
+
+def is_up(process: ServerProcess) -> bool:
+    try:
+        Calls(process.command.url).get("/health", timeout_s=HEALTH_TIMEOUT_S)
+    except (Unreachable, Refused):
+        return False
+    return True
+
+
+def server_maker(config: Config, policy: Policy, *, is_shared: bool = False) -> Callable[[str, int], Server]:
     """A function of (address, number) that makes the client of a server."""
     engines = config.engines
 
@@ -60,6 +92,7 @@ def server_maker(config: Config, policy: Policy) -> Callable[[str, int], Server]
             weight_transfer=engines.weight_transfer,
             group_port=port,
             request_timeout_s=engines.server_request_timeout,
+            is_shared=is_shared,
         )
 
     return make
