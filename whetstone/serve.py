@@ -29,7 +29,8 @@ def serve(loaded: Loaded) -> None:
     host = config.engines.vllm_server_host or "127.0.0.1"
     count = max(1, len(config.engines.server_devices))
     ports = [config.engines.vllm_server_port + number for number in range(count)]
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does, servers included
+    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell has put us into the background
+        signal.signal(number, signal.default_int_handler)
     with contextlib.ExitStack() as stack:
         processes = start_servers(config, host, ports)
         for process in processes:
