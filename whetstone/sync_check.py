@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from whetstone.config import Config
 from whetstone.errors import UserError
 
-
 STALE_FACTOR = 10  # for samples of older weights, which the policy has left by an update
 
 

@@ -86,6 +86,7 @@ class Fleet:
         max_in_flight: int,
         timeout_s: float,
         weight_dir: str | None,
+        policy_moves: bool = False,
         team: Team | None = None,
     ):
         self.members = members
@@ -96,6 +97,7 @@ class Fleet:
         self.policy_version = 0
         self.num_redone = 0  # samples that had to be drawn again because their server was lost
         self.weight_dir = weight_dir
+        self.policy_moves = policy_moves  # whether it trains while its last version is sampled from
         self.folders = WeightFolders(weight_dir)
         self.run = uuid.uuid4().hex[:8]  # so that no other run's version 12 is taken for ours
         self.push: Push | None = None
@@ -302,6 +304,9 @@ class Fleet:
                 list(pool.map(self._try_to_connect, down))
         for member in down:
             if member.is_connected and self.push is not None:
+                if self.push.folder is None and self.policy_moves:
+                    member.is_connected = False  # its weights are gone from the policy: the next push
+                    continue
                 self._load(member)
                 if self._is_ready(member):
                     logger.info(f"{member.url} is back and has the current weights.")

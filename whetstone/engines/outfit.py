@@ -12,7 +12,7 @@ from whetstone.config import Config
 from whetstone.engines.fleet import Fleet, Member, Team
 from whetstone.engines.http import Calls, Refused, Unreachable, free_port
 from whetstone.engines.launch import Command, ServerProcess
-from whetstone.engines.servers import HEALTH_TIMEOUT_S, Server
+from whetstone.engines.servers import HEALTH_TIMEOUT_S, MAX_SLOTS, Server
 from whetstone.errors import UserError
 from whetstone.model.policy import Policy
 
@@ -34,9 +34,10 @@ def make_fleet(config: Config, policy: Policy, team: Team | None = None) -> Flee
     return Fleet(
         members,
         policy,
-        max_in_flight=config.rollout.max_slots,
+        max_in_flight=config.rollout.max_slots or MAX_SLOTS,
         timeout_s=engines.vllm_server_timeout,
         weight_dir=engines.weight_transfer_dir,
+        policy_moves=config.rollout.async_rollouts > 0,
         team=team,
     )
 

@@ -25,6 +25,7 @@ from whetstone.engines.launch import Command
 from whetstone.engines.servers import (
     CONTROL_TIMEOUT_S,
     HEALTH_TIMEOUT_S,
+    MAX_SLOTS,
     PUSH_TIMEOUT_S,
     Malformed,
     Reply,
@@ -258,7 +259,7 @@ def command(config: Config, *, devices: str | None, host: str, port: int) -> Com
     words = [sys.executable, "-P", "-m", "sglang.launch_server", "--model-path", model_folder(config)]
     words += ["--host", host, "--port", str(port), "--random-seed", str(config.run.seed % SEEDS)]
     words += ["--dtype", "bfloat16" if config.model.bf16 else "float32"]
-    words += ["--max-running-requests", str(config.rollout.max_slots)]
+    words += ["--max-running-requests", str(config.rollout.max_slots or MAX_SLOTS)]
     words += ["--mem-fraction-static", f"{memory_share(config, alone=devices is not None):g}"]
     words += ["--tp-size", str(config.engines.vllm_tensor_parallel_size)]
     if (length := max_model_length(config)) is not None:

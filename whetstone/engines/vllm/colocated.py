@@ -11,7 +11,7 @@ from typing import Any
 
 from whetstone.config import Config
 from whetstone.engines.base import Request, Sampled, Sampling
-from whetstone.engines.servers import Malformed, reply_of
+from whetstone.engines.servers import MAX_SLOTS, Malformed, reply_of
 from whetstone.engines.vllm import require_vllm
 from whetstone.engines.vllm.command import lora_rank, max_model_length, memory_share, model_folder
 from whetstone.engines.weights import WeightFolders, named_weights
@@ -149,7 +149,7 @@ def _make(config: Config, policy: Policy, on_gpu: bool, can_sleep: bool) -> Any:
     settings: dict[str, Any] = {
         "model": model_folder(config),
         "dtype": str(policy.lm.dtype).removeprefix("torch."),
-        "max_num_seqs": config.rollout.max_slots,
+        "max_num_seqs": config.rollout.max_slots or MAX_SLOTS,
         "logprobs_mode": "processed_logprobs",
         "generation_config": "vllm",
         "seed": config.run.seed % 2**32,

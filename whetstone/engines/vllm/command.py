@@ -11,6 +11,7 @@ from pathlib import Path
 
 from whetstone.config import Config
 from whetstone.engines.launch import Command
+from whetstone.engines.servers import MAX_SLOTS
 from whetstone.engines.vllm import require_vllm
 from whetstone.model.embedded import resolve
 from whetstone.model.policy import choose_device
@@ -27,7 +28,8 @@ def command(config: Config, *, devices: str | None, host: str, port: int) -> Com
     words += ["--served-model-name", NAME, "--host", host, "--port", str(port)]
     words += ["--dtype", "bfloat16" if config.model.bf16 and on_gpu else "float32"]
     words += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
-    words += ["--max-num-seqs", str(config.rollout.max_slots), "--seed", str(config.run.seed % 2**32)]
+    words += ["--max-num-seqs", str(config.rollout.max_slots or MAX_SLOTS)]
+    words += ["--seed", str(config.run.seed % 2**32)]
     if (length := max_model_length(config)) is not None:
         words += ["--max-model-len", str(length)]
     environment = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
