@@ -13,6 +13,12 @@ def seats_for(prompts, samples=2, *, slots=4, pages=20, limit=200, limits=None):
     return Seats(requests, Sampling(max_tokens=limit), num_slots=slots, total_pages=pages)
 
 
+def reserved(seats, steps=4):
+    found = seats.reserve(steps)
+    assert found is not None
+    return found
+
+
 def test_a_prompt_is_stored_once_for_its_group():
     seats = seats_for([2 * PAGE + 1], samples=3)  # its last token is fed, not stored: exactly two pages
     slots, new = seats.admit(token_budget=10_000)
@@ -38,23 +44,23 @@ def test_own_pages_grow_just_ahead_of_the_tokens():
     (slot,), _ = seats.admit(10_000)
     grown = []
     for _ in range(40):  # 160 tokens in steps of 4
-        steps, slots, new = seats.reserve(4)
+        steps, slots, new = reserved(seats)
         assert (steps, slots) == (4, [slot])
         grown += [number for _, number, _ in new]
         assert len(seats.seated[slot].pages) == -(-seats.seated[slot].drawn // PAGE)
     assert grown == [1, 2]  # the first page was there from the start
     for _ in range(10):
         seats.reserve(4)
-    assert seats.reserve(4)[:2] == (0, [])  # 200 drawn: nobody takes part any more
+    assert reserved(seats)[:2] == (0, [])  # 200 drawn: nobody takes part any more
 
 
 def test_limits_of_their_own():
     seats = seats_for([10], samples=2, limits=(3, 9))
     seats.admit(10_000)
-    assert seats.reserve(4)[0] == 4  # the first stops by itself after 3
-    steps, slots, _ = seats.reserve(4)
+    assert reserved(seats)[0] == 4  # the first stops by itself after 3
+    steps, slots, _ = reserved(seats)
     assert steps == 4 and len(slots) == 1
-    assert seats.reserve(4)[0] == 1
+    assert reserved(seats)[0] == 1
 
 
 def test_the_youngest_goes_back_with_what_it_has_and_comes_first_again():
