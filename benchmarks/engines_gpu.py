@@ -128,7 +128,7 @@ def tokens_per_s(engine: Any, policy: Policy) -> int:
 def try_engine(model: str, *words: str) -> dict[str, Any]:
     """Start, push, check, sleep, push again while asleep, check."""
     base = [f"model_name_or_path={model}", "bf16=true", "device=cuda", "rollout_engine=vllm", "max_slots=256"]
-    lengths = ["max_completion_length=256", "vllm_max_model_length=1024", f"output_dir={tempfile.mkdtemp()}"]
+    lengths = ["max_completion_length=256", "vllm_max_model_length=512", f"output_dir={tempfile.mkdtemp()}"]
     config = load(None, [*base, *lengths, "vllm_server_timeout=170", *words]).config
     policy = load_policy(config.model)
     row: dict[str, Any] = {"free_gb_before": free_gb(), "checks": []}

@@ -10,7 +10,7 @@ import pytest
 
 from whetstone.config import load
 from whetstone.engines.http import Calls, Refused, Unreachable, free_port
-from whetstone.engines.launch import RESTARTS, Command, ServerProcess
+from whetstone.engines.launch import RESTARTS, Command, ServerProcess, essence
 from whetstone.engines.outfit import server_command
 from whetstone.errors import UserError
 
@@ -150,3 +150,14 @@ def test_the_flags_that_training_needs(monkeypatch):
         assert part in line
     assert command.environment["VLLM_SERVER_DEV_MODE"] == "1"
     assert command.environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
+
+
+def test_the_essence_of_what_an_engine_said():
+    checked = (
+        "1 validation error for ModelConfig\n  Value error, User-specified max_model_len (1024) is greater than "
+        "the derived max_model_len (512).\n    For further information visit the documentation"
+    )
+    assert essence(checked).startswith("Value error, User-specified max_model_len (1024)")
+    assert essence("starting\nRuntimeError: out of memory\nbye") == "RuntimeError: out of memory"
+    assert essence("one\ntwo\nthree", 2) == "two | three"
+    assert essence("") == "nothing"

@@ -99,9 +99,7 @@ class ServerProcess:
     def last_words(self) -> str:
         """The lines of its log that tell most: the last errors, or else the last lines."""
         text = self.log.read_text(encoding="utf-8", errors="replace") if self.log.is_file() else ""
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        errors = [line for line in lines if "Error" in line and "Traceback" not in line]
-        return " | ".join((errors or lines or ["nothing"])[-2:])[-600:]
+        return essence(text, 2)
 
     def stop(self) -> None:
         if self.is_running:
@@ -131,3 +129,13 @@ def _end_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     except (OSError, AttributeError):  # another system: only an ordinary end of ours stops it
         return
+
+
+def essence(text: str, num_lines: int = 1) -> str:
+    """The lines of an engine's words that tell most: what a check of its settings says, else the last errors,
+    else the last lines.
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    checks = [line for line in lines if "Value error, " in line]
+    errors = [line for line in lines if "Error" in line and "Traceback" not in line]
+    return " | ".join((checks or errors or lines or ["nothing"])[-num_lines:])[-600:]

@@ -11,6 +11,7 @@ from typing import Any
 
 from whetstone.config import Config
 from whetstone.engines.base import Request, Sampled, Sampling
+from whetstone.engines.launch import essence
 from whetstone.engines.servers import MAX_SLOTS, Malformed, reply_of
 from whetstone.engines.vllm import require_vllm
 from whetstone.engines.vllm.command import lora_rank, max_model_length, memory_share, model_folder
@@ -167,7 +168,7 @@ def _make(config: Config, policy: Policy, on_gpu: bool, can_sleep: bool) -> Any:
     try:
         return LLM(**settings)
     except (ValueError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+        reason = essence(str(error) or type(error).__name__)
         raise UserError(
             f"vLLM could not start in this process ({reason}): lower vllm_gpu_memory_utilization or "
             "vllm_max_model_length, or set rollout_engine: native."
