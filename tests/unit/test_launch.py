@@ -154,8 +154,8 @@ def test_the_flags_that_training_needs(monkeypatch):
 
 def test_the_essence_of_what_an_engine_said():
     checked = (
-        "1 validation error for ModelConfig\n  Value error, User-specified max_model_len (1024) is greater than "
-        "the derived max_model_len (512).\n    For further information visit the documentation"
+        "1 validation error for ModelConfig\n  Value error, User-specified max_model_len (1024) is greater "
+        "than the derived max_model_len (512).\n    For further information visit the documentation"
     )
     assert essence(checked).startswith("Value error, User-specified max_model_len (1024)")
     assert essence("starting\nRuntimeError: out of memory\nbye") == "RuntimeError: out of memory"
