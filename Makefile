@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help train test test-slow test-gpu test-vllm check wheel clean
+.PHONY: help train test test-slow test-gpu test-vllm test-hosts check wheel clean
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -36,6 +36,9 @@ test-gpu: $(VENV)/.installed-dev ## the tests that need a GPU
 
 test-vllm: $(VLLM_VENV)/.installed ## the tests against a real vLLM, in an environment of its own; half an hour on a CPU
 	@HF_HUB_OFFLINE=1 $(VLLM_VENV)/bin/python -m pytest -m vllm tests/vllm $(ARGS)
+
+test-hosts: $(VENV)/.installed-dev ## two hosts on one machine, a cable that is pulled (root, iproute2)
+	@$(BIN)/python -m pytest -m hosts $(ARGS)
 
 check: $(VENV)/.installed-dev ## ruff and pyright
 	@$(BIN)/python -m ruff check .

@@ -31,6 +31,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "rollout": frozenset({"types", "config", "tasks", "engines", "seeds", "curriculum"}),
     "curriculum": frozenset({"types", "config"}),
     "ahead": frozenset({"types", "config", "tasks", "rollout"}),
+    "sharing": frozenset({"types", "tasks", "engines", "rollout", "parallel"}),
     "optimiser": frozenset({"config", "parallel"}),
     "coefficients": frozenset({"config"}),
     "experience": frozenset({"types", "config", "algorithm", "model", "parallel", "batch"}),
@@ -49,7 +50,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "advice": frozenset({"types", "config", "tasks", "model", "sandbox", "metrics"}),
     # train and what it shares with trl, the command line, and the verbs around the loop
     **dict.fromkeys(("train", "assembly", "cli", "__main__", "listing", "trl", "serve"), EVERYTHING),
-    **dict.fromkeys(("sft", "compare", "export", "chat"), EVERYTHING),
+    **dict.fromkeys(("sft", "compare", "export", "chat", "launch"), EVERYTHING),
     "compare_results": frozenset({"statistics"}),
     "compare_plot": frozenset({"metrics"}),
 }
@@ -61,6 +62,7 @@ ADAPTER_OF = {
     "vllm": "engines/vllm",
     "sglang": "engines/sglang",
     "trl": "trl",
+    "ray": "launch",
     "wandb": "metrics",
     "tensorboard": "metrics",
     "trackio": "metrics",

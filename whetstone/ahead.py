@@ -10,13 +10,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from whetstone.config import Config, Plan
-from whetstone.rollout import Collector, Groups, Round
+from whetstone.rollout import Collects, Groups, Round
 from whetstone.tasks.mixture import Mixture
 from whetstone.types import Completion, Finish, Group, Rollout, Score
 
 
 class Ahead(Groups):
-    def __init__(self, collector: Collector, tasks: Mixture, config: Config, plan: Plan):
+    def __init__(self, collector: Collects, tasks: Mixture, config: Config, plan: Plan):
         super().__init__(collector, tasks, config, plan)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rollout")
         self._coming: Future[Round] | None = None  # the batch after the one that was returned last

@@ -17,8 +17,10 @@ from whetstone.evaluate import EvalResult, percent
 from whetstone.metrics import MetricsLog, write_aside
 from whetstone.model.chat import Chat
 from whetstone.model.policy import Policy
+from whetstone.parallel.mesh import ALONE, Ranks
 from whetstone.report import write_report
 from whetstone.rollout import Collector
+from whetstone.sharing import SharedCollector, SilentScorer
 from whetstone.statistics import Accuracy
 from whetstone.tasks.mixture import Mixture, build_tasks, check_gold, eval_problems
 from whetstone.tasks.scoring import Scorer
@@ -27,38 +29,51 @@ from whetstone.types import Problem
 logger = logging.getLogger("whetstone")
 
 
-def plan_problems(config: Config) -> tuple[list[Problem], Mixture, Plan]:
+def plan_problems(config: Config, ranks: Ranks = ALONE) -> tuple[list[Problem], Mixture, Plan]:
     """The evaluation's problems, those of training, and the plan; every task has accepted its own answers."""
     fixed = eval_problems(config)
     tasks = build_tasks(config, "train", fixed)
     check_gold(tasks)
     if fixed:
         check_gold(build_tasks(config, "eval"))
-    plan = make_plan(config, num_problems=len(tasks))
+    plan = make_plan(config, num_problems=len(tasks), world_size=ranks.data_size)
     for line in plan.lines(config):
         logger.info(line)
     return fixed, tasks, plan
 
 
-def make_collector(config: Config, policy: Policy, scorer: Scorer, stack: contextlib.ExitStack) -> Collector:
-    """The road from problems to scored groups, on the engine that the configuration names."""
+def make_scorer(config: Config, ranks: Ranks = ALONE) -> Any:
+    """Of ranks that decode the same tokens the first scores them."""
+    return Scorer(config) if ranks.is_first_of_tp else SilentScorer()
+
+
+def make_collector(
+    config: Config, policy: Policy, scorer: Any, stack: contextlib.ExitStack
+) -> SharedCollector:
+    """The road from problems to scored groups, on the engine that the configuration names, on all ranks."""
     engine = make_engine(config, policy)
     stack.callback(engine.close)
-    return Collector(
+    collector = Collector(
         engine,
         scorer,
         Chat(policy.tokenizer, config.model),
         max_prompt_length=config.rollout.max_prompt_length,
         max_length=policy.max_length,
     )
+    return SharedCollector(collector, policy.ranks)
 
 
 def open_metrics(
-    config: Config, folder: Path, found: Checkpoint | None, stack: contextlib.ExitStack
+    config: Config,
+    folder: Path,
+    found: Checkpoint | None,
+    stack: contextlib.ExitStack,
+    *,
+    speaks: bool = True,
 ) -> MetricsLog:
     metrics = MetricsLog(
         folder,
-        report_to=config.run.report_to,
+        report_to=config.run.report_to if speaks else [],
         project=config.run.wandb_project,
         run_name=config.run.run_name or folder.name,
         config=flatten(config),

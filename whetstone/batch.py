@@ -51,12 +51,61 @@ class Sample:
         return len(self.rollout.prompt_ids) + len(self.rollout.completion.token_ids)
 
 
-def minibatches(groups: Sequence[Group], config: Config, parts: int, seed: int) -> list[list[Batch]]:
-    """The micro-batches of each optimiser step of a batch of rollouts."""
-    return [
-        pack(part, config.update.micro_batch_tokens)
-        for part in split(make_samples(groups, config), parts, seed)
-    ]
+def minibatches(
+    groups: Sequence[Group], config: Config, parts: int, seed: int, *, rank: int = 0, num_ranks: int = 1
+) -> list[list[Batch]]:
+    """The micro-batches of each optimiser step of a batch of rollouts: those of `rank`, of which all have
+    equally many.
+    """
+    done = []
+    for part in split(make_samples(groups, config), parts, seed):
+        shares = balance(part, num_ranks)
+        bins = [arrange(share, config.update.micro_batch_tokens) for share in shares]
+        idle = max(len(one) for one in bins) - len(bins[rank])
+        mine = [_lay_end_to_end(samples) for samples in bins[rank]]
+        done.append(mine + [_idle(part[0])] * idle)
+    return done
+
+
+def balance(samples: list[Sample], num_ranks: int) -> list[list[Sample]]:
+    """Shares of about equally many tokens, one for each rank.
+
+    Completions of one prompt stay together where that is fair enough, since they share it: whole groups are
+    dealt out first, then halves, quarters and so on down to single completions, and the fairest deal is
+    taken.
+    """
+    if num_ranks == 1:
+        return [samples]
+    by_prompt: dict[tuple[int, ...], list[Sample]] = {}
+    for sample in samples:
+        by_prompt.setdefault(sample.rollout.prompt_ids, []).append(sample)
+    size = max(len(group) for group in by_prompt.values())
+    deals = []
+    while True:
+        pieces = [group[i : i + size] for group in by_prompt.values() for i in range(0, len(group), size)]
+        deals.append(_deal(pieces, num_ranks))
+        if size == 1:
+            break
+        size = (size + 1) // 2
+    return min(deals, key=lambda deal: max(_tokens(share) for share in deal))
+
+
+def _deal(pieces: list[list[Sample]], num_ranks: int) -> list[list[Sample]]:
+    """The largest piece first, each to whoever has least."""
+    shares: list[list[Sample]] = [[] for _ in range(num_ranks)]
+    tokens = [0] * num_ranks
+    for piece in sorted(pieces, key=lambda piece: -_tokens(piece)):
+        poorest = tokens.index(min(tokens))
+        shares[poorest] += piece
+        tokens[poorest] += _tokens(piece)
+    return shares
+
+
+def _tokens(samples: list[Sample]) -> int:
+    """Tokens that have to be run: a prompt counts once."""
+    prompts = {sample.rollout.prompt_ids for sample in samples}
+    completions = sum(len(sample.rollout.completion.token_ids) for sample in samples)
+    return sum(len(prompt) for prompt in prompts) + completions
 
 
 def make_samples(groups: Sequence[Group], config: Config) -> list[Sample]:
@@ -81,7 +130,13 @@ def split(samples: list[Sample], parts: int, seed: int) -> list[list[Sample]]:
 
 
 def pack(samples: list[Sample], max_tokens: int) -> list[Batch]:
-    """Micro-batches of at most `max_tokens` tokens (a longer sequence gets one of its own), of like lengths.
+    """`samples` as micro-batches."""
+    return [_lay_end_to_end(full) for full in arrange(samples, max_tokens)]
+
+
+def arrange(samples: list[Sample], max_tokens: int) -> list[list[Sample]]:
+    """Which samples go together: micro-batches of at most `max_tokens` tokens (a longer sequence gets one
+    of its own), of like lengths.
 
     Completions of the same prompt stand together and share it: it is run once, not once for each.
     """
@@ -94,7 +149,7 @@ def pack(samples: list[Sample], max_tokens: int) -> list[Batch]:
             if bins[-1].samples and bins[-1].num_tokens + bins[-1].cost(sample) > max_tokens:
                 bins.append(_Bin())
             bins[-1].add(sample)
-    return [_lay_end_to_end(full.samples) for full in bins if full.samples]
+    return [full.samples for full in bins if full.samples]
 
 
 class _Bin:
@@ -112,6 +167,25 @@ class _Bin:
     def add(self, sample: Sample) -> None:
         self.num_tokens += self.cost(sample)
         self.samples.append(sample)
+
+
+def _idle(sample: Sample) -> Batch:
+    """A micro-batch without completions for a rank that has no more work: it runs one token of a prompt, so
+    that it takes part in what the ranks do together, and adds nothing.
+    """
+    none, no_numbers = torch.zeros(0, dtype=torch.long), torch.zeros(0)
+    return Batch(
+        token_ids=torch.tensor(sample.rollout.prompt_ids[:1]),
+        position_ids=torch.zeros(1, dtype=torch.long),
+        segments=[Segment(0, 1)],
+        rows=none,
+        targets=none,
+        sequence=none,
+        sampler_logprobs=no_numbers,
+        rewards=no_numbers,
+        places=none,
+        keep=no_numbers,
+    )
 
 
 def _lay_end_to_end(samples: list[Sample]) -> Batch:

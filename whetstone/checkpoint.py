@@ -1,25 +1,35 @@
-"""Save, find, verify, resume exactly.
+"""Save, find, verify, resume exactly, on as many ranks as there happen to be.
 
-`checkpoint-N/` is an ordinary transformers (or peft) folder plus `trainer_state.pt` (optimiser, schedule,
-master weights) and `whetstone.json` (step, sizes of all files), which is written last. A folder is written
-aside and renamed, so one that has its final name is whole. Nothing else is needed to resume: problems and
-samples are functions of (seed, step).
+`checkpoint-N/` is an ordinary transformers (or peft) folder plus `state/` (masters and moments of the
+optimisers, by torch's distributed checkpoint: every rank writes its part, any other number of ranks reads
+it), `numbers.pt` (schedule, coefficients, curriculum, a batch under way) and `whetstone.json` (step, sizes of
+all files), which is written last. It is written in the background, aside, and renamed, so one that has its
+final name is whole. Nothing else is needed to resume: problems and samples are functions of (seed, step).
 """
 
 import json
 import os
 import re
 import shutil
+import threading
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from whetstone.errors import UserError
+from whetstone.parallel.collectives import wait_for_all
+from whetstone.parallel.mesh import ALONE, Ranks
 
 MARK = "whetstone.json"
-STATE = "trainer_state.pt"
+STATE = "state"
+NUMBERS = "numbers.pt"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,36 +37,114 @@ class Checkpoint:
     folder: Path
     step: int  # optimiser steps done
 
-    def load_state(self) -> dict[str, Any]:
-        return torch.load(self.folder / STATE, map_location="cpu", weights_only=True)
+    def load_tensors(self, into: dict[str, Any]) -> None:
+        """Read the state into tensors that have its shapes, however they are spread now."""
+        if not (self.folder / STATE).is_dir():
+            raise UserError(
+                f"{self.folder} has no folder {STATE}: an older version wrote it, and has to go on with it."
+            )
+        _quieten()
+        load(into, checkpoint_id=self.folder / STATE, no_dist=not dist.is_initialized())
+
+    def numbers(self) -> dict[str, Any]:
+        return torch.load(self.folder / NUMBERS, weights_only=True)
 
 
-def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Contents:
+    """What goes into a checkpoint. `write_model` writes the ordinary model folder; it is called in the
+    background.
+    """
+
+    step: int
+    write_model: Callable[[Path], None]
+    tensors: dict[str, Any]
+    numbers: dict[str, Any]
+
+
+class Saver:
+    """Writes checkpoints of a run while it goes on, one at a time. All ranks call it alike."""
+
+    def __init__(self, run: Path, keep: int | None, ranks: Ranks = ALONE):
+        self._run = run
+        self._keep = keep
+        self._ranks = ranks
+        # Of its own: what is agreed upon in the background must not mix with what training agrees upon.
+        self._group: Any = dist.new_group(backend="gloo") if ranks.mesh is not None else None
+        self._thread: threading.Thread | None = None
+        self._failure: Exception | None = None
+
+    def save(self, contents: Contents) -> None:
+        """Begin to write `checkpoint-<step>`: returns when the tensors have been copied."""
+        self.finish()
+        folder = self._run / f"checkpoint-{contents.step}"
+        aside = folder.with_name(f".{folder.name}.writing")
+        if self._ranks.is_main:
+            _aside(folder).mkdir(parents=True)
+        wait_for_all(self._ranks)
+        _quieten()
+        begun: Any = async_save(
+            contents.tensors,
+            checkpoint_id=aside / STATE,
+            process_group=self._group,
+            no_dist=self._ranks.mesh is None,
+        )
+        writing = getattr(begun, "upload_completion", begun)  # a future, or a response that holds one
+
+        def complete() -> None:
+            try:
+                if self._ranks.is_main:
+                    contents.write_model(aside)
+                    torch.save(contents.numbers, aside / NUMBERS)
+                writing.result()  # the first rank's is done when everybody's is
+                if self._ranks.is_main:
+                    _seal(aside, contents)
+                    _put_in_place(aside, folder)
+                    self._remove_old()
+            except Exception as error:  # kept for whoever asks next: a thread has nobody to tell
+                self._failure = error
+
+        self._thread = threading.Thread(target=complete, name="checkpoint")
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Wait until what was begun is on the disk; raise if it could not be."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def _remove_old(self) -> None:
+        if self._keep is not None:
+            for old in sorted(whole_checkpoints(self._run), key=lambda checkpoint: checkpoint.step)[
+                : -self._keep
+            ]:
+                shutil.rmtree(old.folder)
+
+
+def save_model(write_model: Callable[[Path], None], folder: Path) -> None:
     """A folder that transformers and vLLM load as it is (LoRA: the adapter), replaced as a whole."""
     aside = _aside(folder)
-    _write_model(model, tokenizer, aside)
+    aside.mkdir(parents=True)
+    write_model(aside)
     _put_in_place(aside, folder)
 
 
-def save_checkpoint(
-    run: Path, *, step: int, model: Any, tokenizer: Any, state: dict[str, Any], keep: int | None
-) -> Path:
-    """Write `checkpoint-<step>`; then remove the oldest beyond `keep`."""
-    folder = run / f"checkpoint-{step}"
-    aside = _aside(folder)
-    _write_model(model, tokenizer, aside)
-    torch.save(state, aside / STATE)
+def _seal(folder: Path, contents: Contents) -> None:
     sizes = {
-        str(path.relative_to(aside)): path.stat().st_size
-        for path in sorted(aside.rglob("*"))
+        str(path.relative_to(folder)): path.stat().st_size
+        for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
-    (aside / MARK).write_text(json.dumps({"step": step, "files": sizes}, indent=1))
-    _put_in_place(aside, folder)
-    if keep is not None:
-        for old in sorted(whole_checkpoints(run), key=lambda checkpoint: checkpoint.step)[:-keep]:
-            shutil.rmtree(old.folder)
-    return folder
+    mark = {"step": contents.step, "files": sizes}
+    (folder / MARK).write_text(json.dumps(mark, indent=1))
+
+
+def _quieten() -> None:
+    """A single process is what was asked for: torch need not remark on it."""
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 
 
 def whole_checkpoints(run: Path) -> list[Checkpoint]:
@@ -111,12 +199,6 @@ def find(run: Path, *, resume_from: str | bool | None, auto_resume: bool) -> Che
             "key out to begin anew."
         )
     return newest
-
-
-def _write_model(model: Any, tokenizer: Any, folder: Path) -> None:
-    folder.mkdir(parents=True)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
 
 
 def _aside(folder: Path) -> Path:

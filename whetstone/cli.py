@@ -40,7 +40,8 @@ def run(argv: list[str], verbs: "dict[str, Verb] | None" = None) -> int:
     except UserError as error:
         return _complain(str(error))
     except KeyboardInterrupt:
-        print("whet: stopped.", file=sys.stderr)
+        if _speaks():
+            print("whet: stopped.", file=sys.stderr)
         return 130
     except BrokenPipeError:  # `whet config | head`: the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -155,6 +156,14 @@ def _serve(words: list[str]) -> None:
     serve(loaded)
 
 
+def _launch(words: list[str]) -> None:
+    from whetstone.launch import launch
+
+    code = launch(words)
+    if code:
+        sys.exit(code)
+
+
 def is_full_disk(error: BaseException) -> bool:
     """Whether a disk or quota ran out: Python says so by number, writers in other languages only in words."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -172,8 +181,14 @@ def _full_disk_sentence(error: BaseException) -> str:
     )
 
 
+def _speaks() -> bool:
+    """Of several ranks that end for the same reason one says so."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def _complain(sentence: str) -> int:
-    print(f"whet: {sentence}", file=sys.stderr)
+    if _speaks():
+        print(f"whet: {sentence}", file=sys.stderr)
     return 2
 
 
@@ -296,5 +311,17 @@ they answer, starts a dead one again, and stops them at Ctrl-C. docs/servers.md 
   whet serve config/grpo.yaml rollout_engine=vllm vllm_server_host=0.0.0.0 vllm_server_port=9000
   whet train config/grpo.yaml rollout_engine=vllm rollout_servers=http://127.0.0.1:8000,http://127.0.0.1:8001""",
         call=_serve,
+    ),
+    "launch": Verb(
+        summary="train on a Ray cluster",
+        usage="whet launch --ray --ranks N [--gpus-per-rank 1] [--max-restarts 3] train [CONFIG] ...",
+        help="""\
+Places N ranks in one placement group of the Ray cluster at RAY_ADDRESS (or on this machine) and trains on
+them. Everything after `train` is as for whet train; a run that fails goes on from its last checkpoint.
+Without Ray: torchrun --nproc_per_node=8 -m whetstone train CONFIG (docs/scale.md).
+
+  whet launch --ray --ranks 16 --max-restarts 3 train config/grpo.yaml tp_size=2
+  whet launch --ray --ranks 2 --gpus-per-rank 0 train quickstart          on CPUs""",
+        call=_launch,
     ),
 }

@@ -16,9 +16,9 @@ from whetstone.algorithm.kl import ESTIMATORS
 from whetstone.batch import Batch
 from whetstone.config import Config
 from whetstone.model.critic import Critic
-from whetstone.model.logprobs import all_logprobs
 from whetstone.model.policy import Policy
 from whetstone.model.reference import Reference
+from whetstone.parallel.collectives import gather_of_data, sum_of_data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,12 +79,18 @@ class Preparer:
             values = self.critic.values(batch, rows)
         reference = None
         if self._is_local:
-            reference = old if self.config.loss.kl_estimator != "full" else self._all_logprobs(batch)
+            reference = (
+                old
+                if self.config.loss.kl_estimator != "full"
+                else self.policy.all_logprobs(batch, self.temperature)
+            )
         elif self.reference is not None:
             with self.reference.active():
                 full = self.config.loss.kl_estimator == "full"
                 reference = (
-                    self._all_logprobs(batch) if full else self.policy.logprobs(batch, self.temperature)
+                    self.policy.all_logprobs(batch, self.temperature)
+                    if full
+                    else self.policy.logprobs(batch, self.temperature)
                 )
         return Experience(
             batch=batch,
@@ -95,9 +101,6 @@ class Preparer:
             returns=None,
         )
 
-    def _all_logprobs(self, batch: Batch) -> Tensor:
-        return all_logprobs(self.policy.head, self.policy.rows(batch), self.temperature)
-
     def _kl_penalty(self, experience: Experience, beta: float) -> Tensor:
         """What the KL takes off the reward at each token; 0 where it is part of the loss."""
         if self.config.loss.kl_in != "reward" or experience.reference is None:
@@ -107,14 +110,15 @@ class Preparer:
 
     def _with_baseline(self, flat: list[Experience], num_generations: int, beta: float) -> list[Experience]:
         """One advantage per completion, from all completions of the batch."""
-        loss = self.config.loss
-        rewards = torch.zeros(sum(e.batch.num_sequences for e in flat), device=self.policy.device)
+        loss, ranks = self.config.loss, self.policy.ranks
+        mine = torch.tensor(sum(e.batch.num_sequences for e in flat))
+        rewards = torch.zeros(int(sum_of_data(ranks, mine)), device=self.policy.device)
         for e in flat:
             penalty = torch.zeros_like(e.batch.rewards).index_add(
                 0, e.batch.sequence, self._kl_penalty(e, beta)
             )
             rewards[e.batch.places] = e.batch.rewards - penalty
-        table = rewards.view(-1, num_generations)
+        table = sum_of_data(ranks, rewards).view(-1, num_generations)  # 0 where another rank has it
         advantages = estimate(table, baseline=loss.advantage, scale=loss.scale_rewards).flatten()
         return [replace(e, advantages=advantages[e.batch.places][e.batch.sequence]) for e in flat]
 
@@ -132,5 +136,8 @@ class Preparer:
             done.append(replace(e, advantages=advantages, returns=returns))
         if self.config.loss.scale_rewards == "none":
             return done
-        white = whiten(torch.cat([e.advantages for e in done])).split([len(e.advantages) for e in done])
+        ranks, mine = self.policy.ranks, torch.cat([e.advantages for e in done])
+        everybodys = gather_of_data(ranks, mine)
+        white = whiten(torch.cat(everybodys)).split([len(part) for part in everybodys])[ranks.data_rank]
+        white = white.split([len(e.advantages) for e in done])
         return [replace(e, advantages=part) for e, part in zip(done, white, strict=True)]

@@ -299,8 +299,12 @@ def _start(name: str) -> Iterator[None]:
 STEP_LINES = "whetstone.steps"  # for training.log only: progress and evaluations show themselves
 
 
-def setup_logging(run_folder: str | os.PathLike[str]) -> logging.Logger:
-    """Send the package's log to `training.log` (time stamped, appended) and to the terminal (as it is)."""
+def setup_logging(run_folder: str | os.PathLike[str], *, speaks: bool = True) -> logging.Logger:
+    """Send the package's log to `training.log` (time stamped, appended) and to the terminal (as it is).
+
+    A rank that does not speak leaves the terminal, all of it, to the one that does.
+    """
+    rich.get_console().quiet = not speaks
     folder = Path(run_folder)
     folder.mkdir(parents=True, exist_ok=True)
     for handler in [*logger.handlers]:

@@ -2,7 +2,8 @@
 
 At a learning rate of 1e-6 an update is far below the spacing of bf16 numbers: added to bf16 weights directly
 it would be lost. So bf16 parameters keep a float32 master here; gradients are summed in float32 as they
-appear, and the rounded master is copied back.
+appear, and the rounded master is copied back. Sharded parameters are float32 and their own masters: Adam
+works on each rank's part, element by element. `offload` keeps masters and moments in the memory of the CPU.
 """
 
 import warnings
@@ -13,17 +14,32 @@ from torch import Tensor, nn
 
 from whetstone.config.rooms import UpdateRoom
 from whetstone.errors import UserError
+from whetstone.parallel.collectives import sum_of_all
+from whetstone.parallel.fsdp import like, local, share_of
+from whetstone.parallel.mesh import ALONE, Ranks
 
 
 class Optimiser:
     """step() takes the gradients that backward() left, clips, moves the weights and the schedule."""
 
     def __init__(
-        self, parameters: list[nn.Parameter], config: UpdateRoom, *, num_steps: int, warmup_steps: int
+        self,
+        parameters: list[nn.Parameter],
+        config: UpdateRoom,
+        *,
+        num_steps: int,
+        warmup_steps: int,
+        ranks: Ranks = ALONE,
+        offload: bool = False,
     ):
         self.config = config
+        self.ranks = ranks
         self.parameters = parameters
-        self.masters = [self._master(parameter) for parameter in parameters]
+        self._sums: dict[int, Tensor] = {}  # float32 gradients of half-precision parameters
+        for index, parameter in enumerate(parameters):
+            if parameter.dtype != torch.float32:
+                parameter.register_post_accumulate_grad_hook(self._sum_up(index))
+        self.masters = [_master(parameter, offload) for parameter in parameters]
         self.adam = torch.optim.AdamW(
             self.masters,
             lr=config.learning_rate,
@@ -32,63 +48,110 @@ class Optimiser:
             weight_decay=config.weight_decay,
             fused=True,
         )
+        for (
+            master
+        ) in self.masters:  # at once, not at the first step, so that a checkpoint can be read into them
+            zeros = {"exp_avg": torch.zeros_like(master), "exp_avg_sq": torch.zeros_like(master)}
+            step = torch.zeros((), dtype=torch.float32, device=master.device)
+            self.adam.state[master] = {"step": step, **zeros}
         self.schedule = make_schedule(self.adam, config, num_steps=num_steps, warmup_steps=warmup_steps)
 
-    def _master(self, parameter: nn.Parameter) -> Tensor:
-        if parameter.dtype == torch.float32:
-            return parameter
-        master = parameter.detach().float()
-
-        def move_gradient(parameter: Tensor) -> None:
+    def _sum_up(self, index: int) -> Any:
+        def move(parameter: Tensor) -> None:
             gradient = parameter.grad
             assert gradient is not None
-            master.grad = gradient.float() if master.grad is None else master.grad.add_(gradient)
+            before = self._sums.get(index)
+            self._sums[index] = gradient.float() if before is None else before.add_(gradient)
             parameter.grad = None
 
-        parameter.register_post_accumulate_grad_hook(move_gradient)
-        return master
+        return move
 
     @property
     def learning_rate(self) -> float:
         return self.schedule.get_last_lr()[0]
 
+    def gradients(self) -> list[Tensor | None]:
+        """This rank's part of every gradient, float32."""
+        return [
+            self._sums.get(index) if parameter.grad is None else local(parameter.grad)
+            for index, parameter in enumerate(self.parameters)
+        ]
+
     def gradient_norm(self) -> float:
-        gradients = [master.grad for master in self.masters if master.grad is not None]
-        return torch.nn.utils.get_total_norm(gradients).item() if gradients else 0.0
+        """The norm of the whole gradient, the parts of all ranks together."""
+        pairs = [
+            (share_of(parameter, self.ranks), gradient)
+            for parameter, gradient in zip(self.parameters, self.gradients(), strict=True)
+            if gradient is not None
+        ]
+        device = pairs[0][1].device if pairs else torch.device("cpu")
+        total = torch.zeros((), dtype=torch.float64, device=device)
+        if pairs:
+            norms = torch.stack([torch.linalg.vector_norm(gradient) for _, gradient in pairs]).double()
+            shares = torch.tensor([share for share, _ in pairs], dtype=torch.float64, device=device)
+            total = (shares * norms.square()).sum()
+        return sum_of_all(self.ranks, total).sqrt().item()
 
     def step(self, norm: float) -> None:
         """Move the weights along gradients whose norm is `norm`."""
         limit = self.config.max_grad_norm
-        if limit and norm > limit:
-            for master in self.masters:
-                if master.grad is not None:
-                    master.grad.mul_(limit / (norm + 1e-6))
+        clip = limit / (norm + 1e-6) if limit and norm > limit else None
+        for master, gradient in zip(self.masters, self.gradients(), strict=True):
+            if gradient is not None:
+                if clip is not None:
+                    gradient.mul_(clip)
+                master.grad = gradient.to(master.device)
         self.adam.step()
         with torch.no_grad():
             for parameter, master in zip(self.parameters, self.masters, strict=True):
-                if parameter is not master:
-                    parameter.copy_(master)
+                if local(parameter).data_ptr() != master.data_ptr():
+                    local(parameter).copy_(master)
 
     def finish(self) -> None:
         """End the step, whether the weights moved or not: forget the gradients, advance the schedule."""
-        for master in self.masters:
-            master.grad = None
+        self._sums.clear()
+        for tensor in (*self.masters, *self.parameters):
+            tensor.grad = None
         with warnings.catch_warnings():  # torch warns where a skipped first step has not moved the optimiser
             warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
             self.schedule.step()
 
-    def state(self) -> dict[str, Any]:
-        masters = {
-            i: m for i, (p, m) in enumerate(zip(self.parameters, self.masters, strict=True)) if p is not m
-        }
-        return {"adam": self.adam.state_dict(), "schedule": self.schedule.state_dict(), "masters": masters}
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Moments and masters by the number of their parameter, spread as it is."""
+        state: dict[str, dict[str, Tensor]] = {}
+        for index, (parameter, master) in enumerate(zip(self.parameters, self.masters, strict=True)):
+            adam = self.adam.state[master]
+            state[str(index)] = {
+                "step": adam["step"],
+                "exp_avg": like(parameter, adam["exp_avg"]),
+                "exp_avg_sq": like(parameter, adam["exp_avg_sq"]),
+                "master": like(parameter, master.detach()),
+            }
+        return state
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        self.adam.load_state_dict(state["adam"])
-        self.schedule.load_state_dict(state["schedule"])
-        with torch.no_grad():
-            for index, master in state["masters"].items():
-                self.masters[index].copy_(master)
+    @torch.no_grad()
+    def load_tensors(self) -> None:
+        """Go on from what was read into `tensors()`: the weights follow their masters."""
+        for parameter, master in zip(self.parameters, self.masters, strict=True):
+            if local(parameter).data_ptr() != master.data_ptr():
+                local(parameter).copy_(master)
+
+    def numbers(self) -> dict[str, Any]:
+        return self.schedule.state_dict()
+
+    def load_numbers(self, numbers: dict[str, Any]) -> None:
+        self.schedule.load_state_dict(numbers)
+        for group, rate in zip(self.adam.param_groups, self.schedule.get_last_lr(), strict=True):
+            group["lr"] = rate
+
+
+def _master(parameter: nn.Parameter, offload: bool) -> Tensor:
+    part = local(parameter.detach())
+    if offload and part.device.type != "cpu":
+        return part.float().cpu().pin_memory()
+    if part.dtype == torch.float32:
+        return parameter if local(parameter) is parameter else part
+    return part.float()
 
 
 def make_schedule(

@@ -102,6 +102,11 @@ class Collector:
             for p, problem in enumerate(problems)
         ]
 
+    @property
+    def custom_metrics(self) -> dict[str, float]:
+        """What the user's reward functions logged in the last `collect`."""
+        return self.scorer.custom_metrics
+
     def _encode(self, problem: Problem, max_tokens: int) -> tuple[int, ...]:
         prompt = self.codec.encode(problem)
         if self.max_prompt_length is not None and len(prompt) > self.max_prompt_length:
@@ -129,10 +134,34 @@ class Round:
     row: dict[str, float]  # metrics of the sampling itself
 
 
+class Collects(Protocol):
+    """What `Collector` offers: one of this process, or those of all ranks as one (`sharing`)."""
+
+    engine: Engine
+    prompts_cut: int
+    scoring_s: float
+
+    @property
+    def abandoned(self) -> bool: ...
+    @abandoned.setter
+    def abandoned(self, value: bool) -> None: ...
+    @property
+    def custom_metrics(self) -> dict[str, float]: ...
+
+    def collect(
+        self,
+        problems: list[Problem],
+        *,
+        num_samples: int,
+        sampling: Sampling,
+        seed_parts: tuple[int | str, ...],
+    ) -> list[Group]: ...
+
+
 class Groups:
     """The scored groups of each batch of a run, a function of (seeds, step, weights) alone."""
 
-    def __init__(self, collector: Collector, tasks: Mixture, config: Config, plan: Plan):
+    def __init__(self, collector: Collects, tasks: Mixture, config: Config, plan: Plan):
         self._collector = collector
         self._tasks = tasks
         self._config = config
@@ -172,7 +201,7 @@ class Groups:
         groups = self._collect(step, 0, indices)
         if self._config.rollout.dynamic_sampling:
             row["dynamic_sampling_extra"] = self._replace_flat(step, groups, indices) / size
-        row |= {"prompts_cut": float(collector.prompts_cut), **collector.scorer.custom_metrics}
+        row |= {"prompts_cut": float(collector.prompts_cut), **collector.custom_metrics}
         self._curriculum.observe(groups)
         return Round(
             groups=groups,

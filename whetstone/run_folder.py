@@ -4,7 +4,10 @@ overwritten silently.
 Knows files and configuration; no model, no metrics.
 """
 
+import contextlib
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
@@ -13,6 +16,7 @@ from whetstone import checkpoint
 from whetstone.checkpoint import Checkpoint
 from whetstone.config import Config, dump, flatten
 from whetstone.config.engines import EnginesRoom
+from whetstone.config.parallel import ParallelRoom
 from whetstone.errors import UserError
 from whetstone.metrics import write_aside
 
@@ -47,6 +51,7 @@ HARMLESS = frozenset(
         "reward_workers",
         "gradient_checkpointing",
         *EnginesRoom.model_fields,
+        *ParallelRoom.model_fields,
     ]
 )
 
@@ -55,15 +60,27 @@ def path_of(config: Config) -> Path:
     return Path(config.run.output_dir) / (config.run.run_name or "")
 
 
-def open_run(config: Config) -> tuple[Path, Checkpoint | None, list[str]]:
-    """The run's folder, the checkpoint to go on from (None: begin), and what the user should know."""
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """Where a rank that is not the first writes what it needn't: thrown away in the end."""
+    with tempfile.TemporaryDirectory(prefix="whetstone-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+def open_run(config: Config, *, is_restart: bool = False) -> tuple[Path, Checkpoint | None, list[str]]:
+    """The run's folder, the checkpoint to go on from (None: begin), and what the user should know.
+
+    `is_restart`: a launcher starts it anew after a failure, so it goes on whatever was asked for at first.
+    """
     folder = path_of(config)
-    found = checkpoint.find(
-        folder, resume_from=config.run.resume_from_checkpoint, auto_resume=config.run.auto_resume
-    )
+    found = checkpoint.find(folder, resume_from=None, auto_resume=is_restart)
+    if found is None:
+        found = checkpoint.find(
+            folder, resume_from=config.run.resume_from_checkpoint, auto_resume=config.run.auto_resume
+        )
     notes = []
     if found is None and _is_used(folder):
-        if not config.run.overwrite_output_dir and not config.run.auto_resume:
+        if not config.run.overwrite_output_dir and not config.run.auto_resume and not is_restart:
             raise UserError(
                 f"{folder} holds another run: choose another run_name, go on with it by auto_resume=true, "
                 "or begin anew with overwrite_output_dir=true (the old one is moved aside)."

@@ -1,9 +1,11 @@
 """Ctrl-C and SIGTERM: the first asks for a stop after the current step, so that nothing is lost; the second
-stops at once.
+stops at once. A launcher hands on what the terminal has sent as well: the same signal within a moment
+counts once.
 """
 
 import signal
 import threading
+import time
 from types import FrameType, TracebackType
 from typing import Self
 
@@ -11,10 +13,15 @@ import rich
 
 
 class StopRequest:
-    """`with StopRequest() as stop:` and ask `stop.requested` between steps."""
+    """`with StopRequest() as stop:` and ask `stop.requested` between steps. One rank of several speaks for
+    all.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_launched: bool = False, speaks: bool = True) -> None:
         self.requested = False
+        self._since = 0.0
+        self._moment_s = 3.0 if is_launched else 0.0
+        self._speaks = speaks
         self._previous: dict[int, object] = {}
 
     def __enter__(self) -> Self:
@@ -31,8 +38,12 @@ class StopRequest:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.requested:
-            raise KeyboardInterrupt
-        self.requested = True
+            if time.monotonic() - self._since > self._moment_s:
+                raise KeyboardInterrupt
+            return
+        self.requested, self._since = True, time.monotonic()
+        if not self._speaks:
+            return
         rich.get_console().print(
             "Stopping: this step is finished and saved first. Once more stops at once and loses it."
         )

@@ -2,7 +2,9 @@
 checkpoint? -> log.
 
 `train` runs a configuration from wherever its checkpoint left it; `evaluate_only` measures a model and stops.
-A step's problems and samples are functions of (seed, step), so the loop needs no state but the step.
+A step's problems and samples are functions of (seed, step), so the loop needs no state but the step. Where a
+launcher started several ranks, all of them run this file alike; only the first speaks and writes to the run
+folder, the others write to a scratch folder of their own.
 """
 
 import contextlib
@@ -17,23 +19,28 @@ import torch
 
 from whetstone import seeds
 from whetstone.ahead import Ahead
-from whetstone.assembly import conclude, make_collector, open_metrics, plan_problems
-from whetstone.batch import minibatches
-from whetstone.checkpoint import Checkpoint, save_checkpoint, save_model
+from whetstone.assembly import conclude, make_collector, make_scorer, open_metrics, plan_problems
+from whetstone.batch import Batch, minibatches
+from whetstone.checkpoint import Checkpoint, Contents, Saver, save_model
 from whetstone.completions import show_variance, write_completions
 from whetstone.config import Config, Loaded, Plan, without_effect
 from whetstone.errors import UserError
 from whetstone.evaluate import EvalResult, Evaluator, show
 from whetstone.metrics import MetricsLog, setup_logging
-from whetstone.model.policy import Policy, load_policy
+from whetstone.model.policy import Policy, choose_device
 from whetstone.model.reference import Reference
+from whetstone.model.spread import load_spread, model_writer
+from whetstone.parallel import mesh
+from whetstone.parallel.collectives import any_of, main_first
+from whetstone.parallel.mesh import Ranks
+from whetstone.parallel.watch import Watch
 from whetstone.progress import Progress
 from whetstone.rollout import Groups, Round, rollout_metrics, variance_metrics
-from whetstone.run_folder import open_run, path_of
+from whetstone.run_folder import open_run, path_of, scratch_folder
 from whetstone.stopping import StopRequest
 from whetstone.sync_check import check_sync
 from whetstone.tasks.mixture import eval_problems
-from whetstone.tasks.scoring import Scorer
+from whetstone.types import Group
 from whetstone.update import Updater
 
 logger = logging.getLogger("whetstone")
@@ -45,7 +52,9 @@ class Parts:
 
     config: Config
     plan: Plan
+    ranks: Ranks
     folder: Path
+    saver: Saver
     policy: Policy
     groups: Groups
     updater: Updater
@@ -64,16 +73,13 @@ def train(loaded: Loaded) -> dict[str, Any]:
         from whetstone.trl import train_with_trl
 
         return train_with_trl(loaded)
-    folder, found, notes = open_run(config)
-    setup_logging(folder)
-    for note in (*loaded.notes, *notes):
-        logger.info(note)
     with contextlib.ExitStack() as stack:
-        parts, seconds_before = build(config, folder, found, stack)
+        parts, found, seconds_before = build(loaded, meet(config, stack), stack)
         begun = time.monotonic() - seconds_before
         if found is None:
             evaluate(parts, 0)
         step = _loop(parts, 0 if found is None else found.step, begun)
+        parts.saver.finish()
         if step < parts.plan.num_steps:
             logger.info(f"Stopped at step {step}, saved. Go on with the same command and auto_resume=true.")
             raise KeyboardInterrupt
@@ -89,14 +95,15 @@ def _loop(parts: Parts, step: int, begun: float) -> int:
         logging_steps=config.run.logging_steps,
         logging_first_step=config.run.logging_first_step,
     )
-    with progress, StopRequest() as stop:
-        while step < plan.num_steps and not stop.requested:
+    stopping = False
+    with progress, StopRequest(is_launched=mesh.is_launched(), speaks=parts.ranks.is_main) as stop:
+        while step < plan.num_steps and not stopping:
             clock = Clock()
             with clock("rollout"):
                 made = parts.groups.of(step)
             with clock("update"):
                 seed = seeds.seed(config.run.seed, "update", step)
-                row = parts.updater.step(minibatches(made.groups, config, plan.minibatches, seed), seed)
+                row = parts.updater.step(shares(parts, made.groups, seed), seed)
             check_sync(row, config, made.row["staleness"])
             step += plan.updates_per_batch
             row |= describe(parts, step, made)
@@ -106,45 +113,83 @@ def _loop(parts: Parts, step: int, begun: float) -> int:
             row |= clock.row(made)
             parts.metrics.log(step, row)
             progress.update(step, row)
-            if plan.is_due(plan.save_every, step) or stop.requested:
+            stopping = any_of(parts.ranks, stop.requested)
+            if plan.is_due(plan.save_every, step) or stopping:
                 save(parts, step, time.monotonic() - begun)
     return step
 
 
+def meet(config: Config, stack: contextlib.ExitStack) -> Ranks:
+    """Meet the other ranks of the launch, if there are any; until `stack` closes, a failure of one ends
+    all.
+    """
+    ranks = stack.enter_context(mesh.start(config.parallel, choose_device(config.model.device).type))
+    stack.enter_context(Watch(ranks, config.parallel.heartbeat_timeout_s))
+    if ranks.world_size > 1 and config.rollout.async_rollouts:
+        raise UserError(
+            "async_rollouts: 1 is for one process yet: sampling and update would talk to the other ranks at "
+            "the same time: set async_rollouts=0, or train on one device."
+        )
+    return ranks
+
+
+def shares(parts: Parts, groups: list[Group], seed: int) -> list[list[Batch]]:
+    """This rank's micro-batches of everybody's groups."""
+    ranks, plan = parts.ranks, parts.plan
+    return minibatches(
+        groups, parts.config, plan.minibatches, seed, rank=ranks.data_rank, num_ranks=ranks.data_size
+    )
+
+
 def build(
-    config: Config, folder: Path, found: Checkpoint | None, stack: contextlib.ExitStack
-) -> tuple[Parts, float]:
-    """Every part of a run, and the seconds it had been running before `found` was saved."""
+    loaded: Loaded, ranks: Ranks, stack: contextlib.ExitStack
+) -> tuple[Parts, Checkpoint | None, float]:
+    """Every part of a run, the checkpoint it goes on from, and the seconds it had run before that."""
+    config = loaded.config
+    opened = main_first(ranks, lambda: open_run(config, is_restart=mesh.restarts() > 0), to_all=True)
+    assert opened is not None
+    folder, found, notes = opened
+    folder = folder if ranks.is_main else stack.enter_context(scratch_folder())
+    setup_logging(folder, speaks=ranks.is_main)
+    for note in (*loaded.notes, *notes):
+        logger.info(note)
     torch.manual_seed(config.run.seed)  # a new LoRA adapter begins with random numbers
-    problems, tasks, plan = plan_problems(config)
-    for line in without_effect(config, plan):
+    problems, tasks, plan = plan_problems(config, ranks)
+    for line in (*describe_ranks(ranks), *without_effect(config, plan)):
         logger.info(line)
-    scorer = stack.enter_context(Scorer(config))  # its processes start while the model loads
-    policy = load_policy(config.model, None if found is None else found.folder)
+    scorer = stack.enter_context(make_scorer(config, ranks))  # its processes start while the model loads
+    policy = load_spread(config.model, config.parallel, ranks, None if found is None else found.folder)
     logger.info(describe_model(policy, config))
     updater = Updater(policy, config, plan, make_reference(config, policy, found))
-    seconds = 0.0
-    if found is not None:
-        state = found.load_state()
-        updater.load_state(state["updater"])
-        seconds = state["seconds"]
+    numbers = {} if found is None else restore(updater, found)
     collector = make_collector(config, policy, scorer, stack)
     groups = (Ahead if config.rollout.async_rollouts else Groups)(collector, tasks, config, plan)
     stack.callback(groups.close)
     if found is not None:
-        groups.load_state(state["groups"])
-    metrics = open_metrics(config, folder, found, stack)
+        groups.load_state(numbers["groups"])
     parts = Parts(
         config=config,
         plan=plan,
+        ranks=ranks,
         folder=folder,
+        saver=Saver(path_of(config), config.run.save_total_limit, ranks),
         policy=policy,
         groups=groups,
         updater=updater,
         evaluator=Evaluator(config, problems, collector, folder) if problems else None,
-        metrics=metrics,
+        metrics=open_metrics(config, folder, found, stack, speaks=ranks.is_main),
     )
-    return parts, seconds
+    stack.callback(parts.saver.finish)
+    return parts, found, numbers.get("seconds", 0.0)
+
+
+def restore(updater: Updater, found: Checkpoint) -> dict[str, Any]:
+    """Put the updater where the checkpoint left it; returns all of the checkpoint's numbers."""
+    tensors, numbers = updater.tensors(), found.numbers()
+    found.load_tensors(tensors)
+    updater.load_tensors(tensors)
+    updater.load_numbers(numbers["updater"])
+    return numbers
 
 
 def make_reference(config: Config, policy: Policy, found: Checkpoint | None) -> Reference | None:
@@ -154,7 +199,8 @@ def make_reference(config: Config, policy: Policy, found: Checkpoint | None) -> 
         return None
     moving = loss.kl_target == "moving"  # its weights are in the checkpoint
     again = found is not None and not moving and not policy.is_lora
-    return Reference.of(policy, load_policy(config.model) if again else policy, moving=moving)
+    first = load_spread(config.model, config.parallel, policy.ranks) if again else policy
+    return Reference.of(policy, first, moving=moving)
 
 
 def describe(parts: Parts, step: int, made: Round) -> dict[str, float]:
@@ -172,10 +218,20 @@ def describe(parts: Parts, step: int, made: Round) -> dict[str, float]:
     return {**row, **made.row}
 
 
+def describe_ranks(ranks: Ranks) -> list[str]:
+    """How the ranks share the work, in words; nothing for a process alone."""
+    if ranks.mesh is None or ranks.world_size == 1:
+        return []
+    replicas, num_shards, tp = ranks.mesh.size(0), ranks.mesh.size(1), ranks.mesh.size(2)
+    text = f"{ranks.world_size} ranks: weights in {num_shards} shards"
+    text += f" x {tp} tensor-parallel parts" if tp > 1 else ""
+    return [text + (f", {replicas} replicas" if replicas > 1 else "")]
+
+
 def describe_model(policy: Policy, config: Config) -> str:
     total = sum(parameter.numel() for parameter in policy.model.parameters())
     trained = sum(parameter.numel() for parameter in policy.parameters)
-    precision = str(policy.lm.dtype).removeprefix("torch.")
+    precision = str(policy.dtype).removeprefix("torch.")
     name = config.model.model_name_or_path
     text = f"{name}: {total:,} parameters, {trained:,} trained, {precision} on {policy.device}"
     if config.model.bf16 and policy.device.type == "cpu":
@@ -196,13 +252,14 @@ def evaluate(parts: Parts, step: int) -> EvalResult | None:
 
 
 def save(parts: Parts, step: int, seconds: float) -> None:
-    save_checkpoint(
-        parts.folder,
-        step=step,
-        model=parts.policy.model,
-        tokenizer=parts.policy.tokenizer,
-        state={"updater": parts.updater.state(), "groups": parts.groups.state(), "seconds": seconds},
-        keep=parts.config.run.save_total_limit,
+    updater, groups = parts.updater, parts.groups.state()
+    parts.saver.save(
+        Contents(
+            step=step,
+            write_model=model_writer(parts.policy),
+            tensors=updater.tensors(),
+            numbers={"updater": updater.numbers(), "groups": groups, "seconds": seconds},
+        )
     )
 
 
@@ -211,18 +268,17 @@ def _finish(parts: Parts, seconds: float) -> dict[str, Any]:
     after = evaluate(parts, parts.plan.num_steps)
     if parts.config.run.save_strategy != "no":
         save(parts, parts.plan.num_steps, seconds)
-    save_model(parts.policy.model, parts.policy.tokenizer, parts.folder / "final_model")
+    write_model = model_writer(parts.policy)
+    parts.saver.finish()
+    if not parts.ranks.is_main:
+        return {}
+    save_model(write_model, parts.folder / "final_model")
     return conclude(parts.folder, after, steps=parts.plan.num_steps, seconds=seconds)
 
 
 def evaluate_only(loaded: Loaded) -> dict[str, Any]:
     """Measure `checkpoint_path` (or the model itself) on the fixed problems."""
     config = loaded.config
-    folder = path_of(config)
-    folder.mkdir(parents=True, exist_ok=True)
-    setup_logging(folder)
-    for note in loaded.notes:
-        logger.info(note)
     problems = eval_problems(config)
     if not problems:
         raise UserError("There is nothing to evaluate: set eval_num_samples to how many problems you want.")
@@ -232,15 +288,21 @@ def evaluate_only(loaded: Loaded) -> dict[str, Any]:
             f"checkpoint_path: there is no folder '{weights}': give a checkpoint-N or final_model folder."
         )
     with contextlib.ExitStack() as stack:
-        scorer = stack.enter_context(Scorer(config))
-        policy = load_policy(config.model, weights)
+        ranks = meet(config, stack)
+        folder = path_of(config) if ranks.is_main else stack.enter_context(scratch_folder())
+        folder.mkdir(parents=True, exist_ok=True)
+        setup_logging(folder, speaks=ranks.is_main)
+        for note in loaded.notes:
+            logger.info(note)
+        scorer = stack.enter_context(make_scorer(config, ranks))
+        policy = load_spread(config.model, config.parallel, ranks, weights)
         logger.info(describe_model(policy, config))
         collector = make_collector(config, policy, scorer, stack)
         collector.engine.update_weights(0)
         name = Path(weights).name if weights else "model"
         evaluator = Evaluator(config, problems, collector, folder / "evaluations" / name)
         result = evaluator.run(0, greedy=config.evaluation.eval_greedy)
-    show(result, num_examples=config.evaluation.eval_num_examples_to_print)
+        show(result, num_examples=config.evaluation.eval_num_examples_to_print)
     return result.summary()
 
 

@@ -2,7 +2,9 @@
 
 One call of `Updater.step` uses one batch of rollouts: `num_iterations` times over its parts, an optimiser
 step each, every step accumulated over packed micro-batches. Owns the optimisers, the critic, the reference
-and the coefficients that adapt; `state` is all of it. Knows nothing of problems or engines.
+and the coefficients that adapt; `tensors` and `numbers` are all of it. Where there are several ranks, each
+brings its share of the micro-batches, and everything that is counted is counted over all of them. Knows
+nothing of problems or engines.
 """
 
 import math
@@ -26,6 +28,8 @@ from whetstone.model.critic import Critic
 from whetstone.model.policy import Policy
 from whetstone.model.reference import Reference
 from whetstone.optimiser import Optimiser
+from whetstone.parallel.collectives import gather_of_data, sum_of_data
+from whetstone.parallel.mesh import Ranks
 
 
 class Updater:
@@ -34,8 +38,14 @@ class Updater:
         self.config = config
         self.plan = plan
         self.reference = reference  # None without beta, and for a local KL
+        self.ranks = policy.ranks
+        common: Any = {"ranks": policy.ranks, "offload": config.parallel.cpu_offload != "none"}
         self.optimiser = Optimiser(
-            policy.parameters, config.update, num_steps=plan.num_steps, warmup_steps=plan.warmup_steps
+            policy.parameters,
+            config.update,
+            num_steps=plan.num_steps,
+            warmup_steps=plan.warmup_steps,
+            **common,
         )
         self.critic: Critic | None = None
         if config.loss.advantage == "gae":
@@ -46,6 +56,7 @@ class Updater:
                 config.update.model_copy(update=settings),
                 num_steps=plan.num_steps,
                 warmup_steps=0,
+                **common,
             )
         self.coefficients = Coefficients(config.loss)
         self.preparer = Preparer(policy, reference, self.critic, config)
@@ -76,41 +87,54 @@ class Updater:
         every = [experience for part in parts for experience in part]
         values = torch.cat([e.values for e in every if e.values is not None])
         returns = torch.cat([e.returns for e in every if e.returns is not None])
+        values, returns = (torch.cat(gather_of_data(self.ranks, mine)) for mine in (values, returns))
         return {"explained_variance": explained_variance(values, returns)}
 
-    def state(self) -> dict[str, Any]:
-        """All that a resumed run needs beside the policy's weights."""
-        state: dict[str, Any] = {
-            "optimiser": self.optimiser.state(),
+    def tensors(self) -> dict[str, Any]:
+        """The tensors that a resumed run needs (the policy's weights among them), nested by name."""
+        state: dict[str, Any] = {"optimiser": self.optimiser.tensors()}
+        if self.critic is not None:
+            state["critic_optimiser"] = self.critic_optimiser.tensors()
+        if self.reference is not None and self.config.loss.kl_target == "moving":
+            state["reference"] = self.reference.state()
+        return state
+
+    def load_tensors(self, state: dict[str, Any]) -> None:
+        """Go on from `state`, which is `tensors()` with the numbers of a checkpoint read into it."""
+        self.optimiser.load_tensors()
+        if self.critic is not None:
+            self.critic_optimiser.load_tensors()
+        if "reference" in state:
+            assert self.reference is not None
+            self.reference.load_state(state["reference"])
+
+    def numbers(self) -> dict[str, Any]:
+        """The rest of it, as plain numbers."""
+        return {
+            "schedule": self.optimiser.numbers(),
+            "critic_schedule": None if self.critic is None else self.critic_optimiser.numbers(),
             "coefficients": self.coefficients.state(),
             "steps_done": self.steps_done,
         }
-        if self.critic is not None:
-            state["critic"] = self.critic.state()
-            state["critic_optimiser"] = self.critic_optimiser.state()
-        if self.reference is not None and self.config.loss.kl_target == "moving":
-            state["reference"] = self.reference.weights
-        return state
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        self.optimiser.load_state(state["optimiser"])
-        self.coefficients.load_state(state["coefficients"])
-        self.steps_done = state["steps_done"]
-        if self.critic is not None:
-            self.critic.load_state(state["critic"])
-            self.critic_optimiser.load_state(state["critic_optimiser"])
-        if self.reference is not None and "reference" in state:
-            self.reference.weights = [weight.to(self.policy.device) for weight in state["reference"]]
+    def load_numbers(self, numbers: dict[str, Any]) -> None:
+        self.optimiser.load_numbers(numbers["schedule"])
+        if self.critic is not None and numbers["critic_schedule"] is not None:
+            self.critic_optimiser.load_numbers(numbers["critic_schedule"])
+        self.coefficients.load_state(numbers["coefficients"])
+        self.steps_done = numbers["steps_done"]
 
     def _optimiser_step(self, part: list[Experience], totals: "Totals") -> None:
         counts = self._count([experience.batch for experience in part])
-        sums = Sums()
+        sums = Sums(self.ranks)
         loss = 0.0
         for index, experience in enumerate(part):
             value, part[index] = self._backward(experience, counts.weights[index], counts, sums)
             loss += value
+        loss = sum_of_data(self.ranks, torch.tensor(loss, dtype=torch.float64)).item()
         norm = self.optimiser.gradient_norm()
-        totals.add(sums, loss=loss, grad_norm=norm, learning_rate=self.optimiser.learning_rate)
+        means = sums.means()
+        totals.add(means, loss=loss, grad_norm=norm, learning_rate=self.optimiser.learning_rate)
         if math.isfinite(loss) and math.isfinite(norm):
             self._move(norm)
         else:
@@ -119,7 +143,7 @@ class Updater:
         if self.critic is not None:
             self.critic_optimiser.finish()
         self.steps_done += 1
-        self.coefficients.adapt(sums.means())
+        self.coefficients.adapt(means)
         is_due = self.steps_done % self.config.loss.ref_model_sync_steps == 0
         if self.reference is not None and self.config.loss.kl_target == "moving" and is_due:
             self.reference.follow(self.config.loss.ref_model_mixup_alpha)
@@ -225,17 +249,22 @@ class Updater:
         """Everything that is counted over the whole optimiser step before any backward pass."""
         lengths = torch.cat([torch.bincount(b.sequence, minlength=b.num_sequences) for b in part])
         keep = torch.cat([batch.keep for batch in part])
+        mine = torch.tensor([len(keep), float((lengths * keep).sum())], dtype=torch.float64)
+        num_sequences, num_tokens = sum_of_data(self.ranks, mine).tolist()
         weights = token_weights(
             lengths,
             keep,
             loss_type=self.config.loss.loss_type,
             max_length=self.config.rollout.max_completion_length,
+            num_sequences=num_sequences,
+            num_tokens=num_tokens,
         )
-        tokens = max(1.0, float((lengths * keep).sum()))
+        tokens = max(1.0, num_tokens)
         entropy_tokens, threshold = tokens, None
         if self.config.loss.top_entropy_quantile < 1:
-            # One more pass without gradients: the quantile is that of the step, not of a micro-batch.
-            entropy = torch.cat([self._entropy_now(b)[b.keep[b.sequence] > 0] for b in part])
+            # One more pass without gradients: the quantile is that of the step, not of a micro-batch or rank.
+            mine = torch.cat([self._entropy_now(b)[b.keep[b.sequence] > 0] for b in part])
+            entropy = torch.cat(gather_of_data(self.ranks, mine))
             threshold = torch.quantile(entropy, 1 - self.config.loss.top_entropy_quantile)
             entropy_tokens = max(1.0, float((entropy >= threshold).sum()))
         return Counts(
@@ -272,9 +301,12 @@ class Counts:
 
 
 class Sums:
-    """Sums over the tokens of an optimiser step, kept on the device until the end."""
+    """Sums over the tokens of an optimiser step, kept on the device until the end; means over those of all
+    ranks.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
         self.values: dict[str, tuple[Tensor, int]] = {}
 
     def add(self, count: int, **values: Tensor | None) -> None:
@@ -284,7 +316,11 @@ class Sums:
                 self.values[name] = (total + value.sum(), tokens + count)
 
     def means(self) -> dict[str, float]:
-        return {name: total.item() / max(1, tokens) for name, (total, tokens) in self.values.items()}
+        table = torch.tensor([(total.item(), tokens) for total, tokens in self.values.values()])
+        table = sum_of_data(self.ranks, table.double()).tolist()
+        return {
+            name: total / max(1, tokens) for name, (total, tokens) in zip(self.values, table, strict=True)
+        }
 
 
 class Totals:
@@ -294,8 +330,8 @@ class Totals:
         self.steps: list[dict[str, float]] = []
         self.skipped = 0
 
-    def add(self, sums: Sums, **values: float) -> None:
-        self.steps.append({**sums.means(), **values})
+    def add(self, means: dict[str, float], **values: float) -> None:
+        self.steps.append({**means, **values})
 
     def means(self) -> dict[str, float]:
         row = {name: sum(step[name] for step in self.steps) / len(self.steps) for name in self.steps[0]}

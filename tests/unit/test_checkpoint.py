@@ -9,6 +9,7 @@ from tests.conftest import make_policy
 from whetstone import checkpoint
 from whetstone.config import build
 from whetstone.errors import UserError
+from whetstone.model.spread import model_writer
 from whetstone.run_folder import open_run
 
 
@@ -19,10 +20,23 @@ class NoTokenizer:
 
 def save(run, step, keep=None):
     policy = make_policy(seed=step)
-    state = {"optimiser": {"moment": torch.full((2,), float(step))}, "seconds": 1.5}
-    return checkpoint.save_checkpoint(
-        run, step=step, model=policy.model, tokenizer=NoTokenizer(), state=state, keep=keep
+    policy.tokenizer = NoTokenizer()
+    moment = torch.full((2,), float(step))
+    saver = checkpoint.Saver(run, keep)
+    saver.save(
+        checkpoint.Contents(
+            step=step,
+            write_model=model_writer(policy),
+            tensors={"optimiser": {"moment": moment}},
+            numbers={"seconds": 1.5},
+        )
     )
+    with torch.no_grad():  # the run goes on while it is being written
+        moment.add_(1)
+        for parameter in policy.parameters:
+            parameter.add_(1)
+    saver.finish()
+    return run / f"checkpoint-{step}"
 
 
 def newest(run):
@@ -37,7 +51,10 @@ def test_the_newest_whole_checkpoint_is_found_and_old_ones_go(tmp_path):
     assert newest(tmp_path).step == 10
     save(tmp_path, 12, keep=2)
     assert sorted(found.step for found in checkpoint.whole_checkpoints(tmp_path)) == [10, 12]
-    assert newest(tmp_path).load_state()["optimiser"]["moment"].tolist() == [12.0, 12.0]
+    into = {"optimiser": {"moment": torch.zeros(2)}}
+    newest(tmp_path).load_tensors(into)
+    assert into["optimiser"]["moment"].tolist() == [12.0, 12.0]
+    assert newest(tmp_path).numbers() == {"seconds": 1.5}
 
 
 def test_weights_come_back_bit_for_bit(tmp_path):
@@ -52,14 +69,27 @@ def test_weights_come_back_bit_for_bit(tmp_path):
 def test_a_half_written_or_damaged_checkpoint_is_passed_over(tmp_path):
     save(tmp_path, 1)
     damaged = save(tmp_path, 2)
-    (damaged / "trainer_state.pt").write_bytes(b"cut off")
+    (damaged / "state" / "__0_0.distcp").write_bytes(b"cut off")
     killed = save(tmp_path, 3)
     (killed / "whetstone.json").unlink()
     assert newest(tmp_path).step == 1
-    with pytest.raises(UserError, match=r"trainer_state.pt is missing or has another size.*checkpoint-1"):
+    with pytest.raises(UserError, match=r"state/__0_0.distcp is missing or has another size.*checkpoint-1"):
         checkpoint.find(tmp_path, resume_from="checkpoint-2", auto_resume=False)
     with pytest.raises(UserError, match="there is no such folder"):
         checkpoint.find(tmp_path, resume_from="checkpoint-77", auto_resume=False)
+
+
+def test_a_checkpoint_that_could_not_be_written_is_said_at_the_next_occasion(tmp_path):
+    def fail(folder):
+        raise OSError(28, "No space left on device", str(folder))
+
+    saver = checkpoint.Saver(tmp_path, None)
+    contents = checkpoint.Contents(step=1, write_model=fail, tensors={"a": {"b": torch.zeros(1)}}, numbers={})
+    saver.save(contents)
+    with pytest.raises(OSError, match="No space left"):
+        saver.finish()
+    saver.finish()  # said once
+    assert checkpoint.whole_checkpoints(tmp_path) == []
 
 
 def test_resume_true_needs_a_checkpoint_and_auto_resume_does_not(tmp_path):
@@ -101,4 +131,10 @@ def test_going_on_says_what_changed_and_refuses_another_model(tmp_path):
 
 def test_the_mark_names_every_file(tmp_path):
     mark = json.loads((save(tmp_path, 1) / "whetstone.json").read_text())
-    assert {"trainer_state.pt", "tokenizer.txt", "config.json", "model.safetensors"} <= set(mark["files"])
+    assert {
+        "state/__0_0.distcp",
+        "state/.metadata",
+        "tokenizer.txt",
+        "config.json",
+        "model.safetensors",
+    } <= set(mark["files"])

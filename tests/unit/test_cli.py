@@ -52,6 +52,7 @@ def test_version_and_overview(capsys: pytest.CaptureFixture[str]) -> None:
         "explain",
         "compare",
         "serve",
+        "launch",
     ]
 
 

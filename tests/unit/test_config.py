@@ -9,6 +9,7 @@ import pytest
 
 from whetstone.config import Config, build, dump, flatten, load, make_plan
 from whetstone.config.load import ROOM_OF, parse_overrides, read_yaml, recipe_folders
+from whetstone.config.names import WITHOUT_EFFECT
 from whetstone.config.plan import Plan
 from whetstone.errors import UserError
 
@@ -131,8 +132,9 @@ def test_datasets_as_mapping_json_text_or_empty(form: str) -> None:
         ("min_eps=0.1", "epsilon", 0.1),
         ("checkpoint_interval=7", "save_steps", 7),
         ("resume_steps=70", "resume_from_checkpoint", "checkpoint-70"),
-        ("tp_size=1", "tp_size", 1),
-        ("ddp_size=1", "ddp_size", 1),
+        ("tp_size=2", "tp_size", 2),
+        ("ddp_size=2", "ddp_size", 2),
+        ("offload_model=true", "cpu_offload", "all"),
         ("scale_rewards=false", "scale_rewards", "none"),
         ("scale_rewards=true", "scale_rewards", "group"),
         ("report_to=wandb,tensorboard", "report_to", ["wandb", "tensorboard"]),
@@ -153,10 +155,11 @@ def test_data_path_goes_to_the_one_task() -> None:
     assert {name: spec.config for name, spec in datasets.items()} == {"math": {"path": "rows.json"}}
 
 
-def test_a_name_without_effect_is_said_to_have_none() -> None:
-    loaded = load(None, ["offload_model=true"])
+def test_a_name_without_effect_is_said_to_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(WITHOUT_EFFECT, "make_tea", "there is no kettle")
+    loaded = load(None, ["make_tea=true"])
     assert loaded.config == Config()
-    assert "no effect" in loaded.notes[0]
+    assert loaded.notes[0] == "make_tea (command line) has no effect: there is no kettle."
 
 
 @pytest.mark.parametrize(
@@ -176,7 +179,8 @@ def test_a_name_without_effect_is_said_to_have_none() -> None:
         ("max_model_len=100", ["max_model_len", "no room for a prompt"]),
         ("rollout_servers=a:1,a:1", ["rollout_servers", "twice"]),
         ("max_logprob_difference=0", ["max_logprob_difference", "greater than 0"]),
-        ("tp_size=2", ["tp_size", "less than or equal to 1"]),
+        ("tp_size=0", ["tp_size", "greater than or equal to 1"]),
+        ("cpu_offload=disk", ["cpu_offload", "optimizer"]),
         ("nonsense", ["'nonsense'", "key=value"]),
     ],
 )

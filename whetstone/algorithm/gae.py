@@ -14,6 +14,8 @@ def gae(
     rewards_N: Tensor, values_N: Tensor, sequence_N: Tensor, *, gamma: float, gae_lambda: float
 ) -> tuple[Tensor, Tensor]:
     """(advantages [N], returns [N]); tokens of one sequence stand together, in order."""
+    if not len(sequence_N):  # a rank without work
+        return rewards_N, values_N
     lengths_S = torch.bincount(sequence_N)
     column = torch.cat([torch.arange(int(length)) for length in lengths_S]).to(sequence_N.device)
     shape = (len(lengths_S), int(lengths_S.max()))

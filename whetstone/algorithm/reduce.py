@@ -12,19 +12,30 @@ SEQUENCE_MEAN = ("grpo", "gspo", "sapo")
 TOKEN_MEAN = ("bnpo", "dapo", "cispo", "reinforce")
 
 
-def token_weights(lengths_S: Tensor, keep_S: Tensor, *, loss_type: str, max_length: int) -> Tensor:
+def token_weights(
+    lengths_S: Tensor,
+    keep_S: Tensor,
+    *,
+    loss_type: str,
+    max_length: int,
+    num_sequences: float | None = None,
+    num_tokens: float | None = None,
+) -> Tensor:
     """The weight [S] that each token of a sequence carries; a sequence left out (keep 0) weighs nothing.
 
     grpo, gspo, sapo: mean over the tokens of a sequence, then over sequences. bnpo, dapo, cispo, reinforce:
     mean over all tokens of the step. dr_grpo: sum over tokens divided by a constant, sequences x max_length,
-    so that length brings no bias.
+    so that length brings no bias. Where these sequences are only a part of the step, `num_sequences` and
+    `num_tokens` (kept ones) count all of it.
     """
     lengths_S, keep_S = lengths_S.double(), keep_S.double()
+    num_sequences = len(lengths_S) if num_sequences is None else num_sequences
     if loss_type in SEQUENCE_MEAN:
-        weights_S = 1 / (lengths_S.clamp(min=1) * len(lengths_S))
+        weights_S = 1 / (lengths_S.clamp(min=1) * num_sequences)
     elif loss_type == "dr_grpo":
-        weights_S = torch.full_like(lengths_S, 1 / (len(lengths_S) * max_length))
+        weights_S = torch.full_like(lengths_S, 1 / (num_sequences * max_length))
     else:
         assert loss_type in TOKEN_MEAN, loss_type
-        weights_S = (1 / (lengths_S * keep_S).sum().clamp(min=1)).expand_as(lengths_S)
+        num_tokens = float((lengths_S * keep_S).sum()) if num_tokens is None else num_tokens
+        weights_S = torch.full_like(lengths_S, 1 / max(1.0, num_tokens))
     return (weights_S * keep_S).float()

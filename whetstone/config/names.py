@@ -74,6 +74,10 @@ def _data_path(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
     return {"datasets": {name: {**spec, "config": {**(spec.get("config") or {}), "path": value}}}}
 
 
+def _offload_model(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
+    return {"cpu_offload": "all" if value else "none"}
+
+
 # other name -> a function of (its value, all keys of the file) that gives our keys
 CONVERTED: dict[str, Callable[[Any, dict[str, Any]], dict[str, Any]]] = {
     "use_wandb": _use_wandb,
@@ -81,10 +85,8 @@ CONVERTED: dict[str, Callable[[Any, dict[str, Any]], dict[str, Any]]] = {
     "updates_per_rollout": _updates_per_rollout,
     "max_model_len": _max_model_len,
     "data_path": _data_path,
+    "offload_model": _offload_model,
 }
 
 # known elsewhere, without a meaning here, and why
-WITHOUT_EFFECT: dict[str, str] = {
-    "offload_model": "the native engine samples from the policy's own weights, so there is no second copy "
-    "to offload",
-}
+WITHOUT_EFFECT: dict[str, str] = {}

@@ -126,6 +126,8 @@ def without_effect(config: Config, plan: Plan) -> list[str]:
             notes.append(f"off_policy_mask_threshold has no effect {once}.")
     if ahead and plan.num_batches == 1:
         notes.append("async_rollouts has no effect on a run of one batch.")
+    if config.parallel.sequence_parallel and config.parallel.tp_size == 1:
+        notes.append("sequence_parallel has no effect while tp_size is 1.")
     if loss.beta == 0 and (loss.kl_target != "base" or loss.kl_in != "loss"):
         notes.append("kl_target and kl_in have no effect while beta is 0.")
     if config.rollout.rollout_engine in ("native", "hf") and config.engines.addresses:

@@ -1,8 +1,8 @@
 """Every knob: typed, bounded, documented. One frozen model per room, each owning its own keys.
 
-The algorithm's are in `loss.py`. A YAML file is flat; `load.py` sorts its keys into these rooms. The text
-under a field is its help in `whet config`. Checks that concern one room live here; batch arithmetic is in
-`plan.py`. No torch here, and nothing is read from disk.
+The algorithm's are in `loss.py`, those of several devices in `parallel.py`. A YAML file is flat; `load.py`
+sorts its keys into these rooms. The text under a field is its help in `whet config`. Checks that concern
+one room live here; batch arithmetic is in `plan.py`. No torch here, and nothing is read from disk.
 """
 
 from typing import Any, Literal, Self
@@ -13,6 +13,7 @@ from whetstone.config.base import Room
 from whetstone.config.curriculum import CurriculumSpec
 from whetstone.config.engines import EnginesRoom
 from whetstone.config.loss import CriticRoom, LossRoom
+from whetstone.config.parallel import ParallelRoom
 
 
 class ModelRoom(Room):
@@ -351,15 +352,6 @@ class RunRoom(Room):
                     f"'{name}' is not a place to report to: choose from {', '.join(known)} or none"
                 )
         return names
-
-
-class ParallelRoom(Room):
-    """How many devices; this version trains on one."""
-
-    tp_size: int = Field(default=1, ge=1, le=1)
-    """Tensor-parallel ranks."""
-    ddp_size: int = Field(default=1, ge=1, le=1)
-    """Data-parallel replicas."""
 
 
 class Config(Room):

@@ -12,10 +12,15 @@ if TYPE_CHECKING:  # the seam in base.py is used by rooms that need no torch
 
 def make_engine(config: "Config", policy: "Policy") -> "Engine":
     """The engine that samples from `policy`. With `async_rollouts` it has weights of its own, which change
-    at `update_weights` only: those that share the policy's get a copy to work on.
+    at `update_weights` only: those that share the policy's get a copy to work on. So they do where the
+    policy is spread over ranks.
     """
     if config.rollout.rollout_engine in ("vllm", "sglang"):  # they have weights of their own
         return _outside(config, policy)
+    if policy.spread is not None:
+        from whetstone.engines.gathered import GatheredEngine
+
+        return GatheredEngine(policy, lambda copy: _on_its_weights(config, copy))
     if not config.rollout.async_rollouts:
         return _on_its_weights(config, policy)
     if config.rollout.rollout_engine == "native" and policy.device.type == "cuda":
@@ -30,6 +35,8 @@ def make_engine(config: "Config", policy: "Policy") -> "Engine":
 
 
 def _outside(config: "Config", policy: "Policy") -> "Engine":
+    if policy.spread is not None:
+        return _outside_of_ranks(config, policy)
     if config.rollout.rollout_engine == "vllm" and config.rollout.vllm_mode == "colocate":
         from whetstone.engines.vllm.colocated import ColocatedVLLM
 
@@ -37,6 +44,24 @@ def _outside(config: "Config", policy: "Policy") -> "Engine":
     from whetstone.engines.outfit import make_fleet
 
     return make_fleet(config, policy)
+
+
+def _outside_of_ranks(config: "Config", policy: "Policy") -> "Engine":
+    """Servers that all ranks share: each asks them for its own samples, the first sends the weights."""
+    if policy.ranks.tp_size > 1 or config.rollout.vllm_mode == "colocate":
+        raise UserError(
+            f"rollout_engine: {config.rollout.rollout_engine} works with several ranks as a server and with "
+            "tp_size 1 so far: set vllm_mode=server and tp_size=1 (FSDP shards the model), or "
+            "rollout_engine=native."
+        )
+    from whetstone.engines.fleet import Team
+    from whetstone.engines.gathered import GatheredEngine
+    from whetstone.engines.outfit import make_fleet
+    from whetstone.parallel.collectives import from_main
+
+    ranks = policy.ranks
+    team = Team(leads=ranks.is_main, tell=lambda what: from_main(ranks, what))
+    return GatheredEngine(policy, lambda copy: make_fleet(config, copy, team))
 
 
 def _on_its_weights(config: "Config", policy: "Policy") -> "Engine":

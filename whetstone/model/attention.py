@@ -66,7 +66,8 @@ def take(rows: Tensor, index: Tensor) -> Tensor:
     """
     if rows.is_cuda:
         return rows[index]
-    return rows.index_select(0, index.flatten()).view(*index.shape, *rows.shape[1:])
+    taken = rows.index_select(0, index.flatten())
+    return taken if index.dim() == 1 else taken.view(*index.shape, *rows.shape[1:])
 
 
 class PackedAttention:

@@ -5,7 +5,7 @@ in the backward pass. Only rows that predict a completion token come here: promp
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -22,6 +22,52 @@ class TokenStatistics(NamedTuple):
     full_kl: Tensor | None  # from `reference`, over the whole vocabulary
 
 
+class Vocabulary(Protocol):
+    """What is made of logits [N, V]; V is a slice where ranks share the vocabulary (parallel/tensor.py)."""
+
+    def statistics(
+        self, logits: Tensor, targets: Tensor, reference: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Logprob of each target, entropy, and KL divergence from `reference`."""
+        ...
+
+    def logprobs(self, logits: Tensor) -> Tensor: ...
+
+    def width(self, logits: Tensor) -> int:
+        """The largest V of any rank: all must cut their rows alike."""
+        ...
+
+    def gather(self, logits: Tensor) -> Tensor:
+        """The logits of the whole vocabulary."""
+        ...
+
+
+class WholeVocabulary:
+    """All logits in one place."""
+
+    def statistics(
+        self, logits: Tensor, targets: Tensor, reference: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        logprobs = logits.log_softmax(-1)
+        probabilities = logprobs.exp()
+        chosen = logprobs.gather(-1, targets[:, None]).squeeze(-1)
+        entropy = -(probabilities * logprobs).sum(-1)
+        full = None if reference is None else (probabilities * (logprobs - reference)).sum(-1)
+        return chosen, entropy, full
+
+    def logprobs(self, logits: Tensor) -> Tensor:
+        return logits.log_softmax(-1)
+
+    def width(self, logits: Tensor) -> int:
+        return logits.shape[-1]
+
+    def gather(self, logits: Tensor) -> Tensor:
+        return logits
+
+
+WHOLE = WholeVocabulary()
+
+
 def token_statistics(
     head: Callable[[Tensor], Tensor],
     hidden: Tensor,
@@ -29,6 +75,7 @@ def token_statistics(
     *,
     temperature: float,
     reference: Tensor | None = None,
+    vocabulary: Vocabulary = WHOLE,
 ) -> TokenStatistics:
     """Logprob of each target and entropy at `temperature`, in float32 or better.
 
@@ -38,14 +85,11 @@ def token_statistics(
     def chunk(
         hidden: Tensor, targets: Tensor, reference: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        logprobs = all_logprobs(head, hidden, temperature)
-        probabilities = logprobs.exp()
-        chosen = logprobs.gather(-1, targets[:, None]).squeeze(-1)
-        entropy = -(probabilities * logprobs).sum(-1)
-        full = None if reference is None else (probabilities * (logprobs - reference)).sum(-1)
-        return chosen, entropy, full
+        return vocabulary.statistics(_tempered(head(hidden), temperature), targets, reference)
 
-    rows = max(1, LOGITS_BUDGET // _vocabulary(head, hidden))
+    with torch.no_grad():
+        width = vocabulary.width(head(hidden[:1]))
+    rows = max(1, LOGITS_BUDGET // width)
     if len(targets) <= rows:
         return TokenStatistics(*chunk(hidden, targets, reference))
     parts = [
@@ -64,13 +108,13 @@ def token_statistics(
     )
 
 
-def all_logprobs(head: Callable[[Tensor], Tensor], hidden: Tensor, temperature: float) -> Tensor:
-    """[N, V] logprobs of every token of the vocabulary."""
-    logits = head(hidden)
+def all_logprobs(
+    head: Callable[[Tensor], Tensor], hidden: Tensor, temperature: float, vocabulary: Vocabulary = WHOLE
+) -> Tensor:
+    """[N, V] logprobs of every token of the vocabulary, or of this rank's slice of it."""
+    return vocabulary.logprobs(_tempered(head(hidden), temperature))
+
+
+def _tempered(logits: Tensor, temperature: float) -> Tensor:
     logits = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
-    return (logits / temperature).log_softmax(-1)
-
-
-def _vocabulary(head: Callable[[Tensor], Tensor], hidden: Tensor) -> int:
-    with torch.no_grad():
-        return head(hidden[:1]).shape[-1]
+    return logits / temperature

@@ -30,3 +30,16 @@ def add_lora(model: Any, config: ModelRoom, adapter: str | None) -> Any:
         raise UserError(
             f"lora_target_modules: {error} Set it to all-linear, or to names of linear layers of this model."
         ) from None
+
+
+def wrap_lora(model: Any, adapter: Any) -> Any:
+    """Wrap `model` with an adapter of the configuration of another one."""
+    import copy
+
+    from peft import get_peft_model
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*tie_word_embeddings.*")
+        adapter = copy.deepcopy(adapter)
+        adapter.inference_mode = False
+        return get_peft_model(model, adapter)

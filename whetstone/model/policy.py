@@ -7,23 +7,42 @@ never trained wrongly. Sampling is the engines' business, losses and optimisers 
 
 import copy
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whetstone.config.rooms import ModelRoom
 from whetstone.errors import UserError
 from whetstone.model.attention import NAME, Attend, PackedAttention, end_to_end, take
 from whetstone.model.embedded import resolve
-from whetstone.model.logprobs import TokenStatistics, token_statistics
+from whetstone.model.logprobs import WHOLE, TokenStatistics, Vocabulary, all_logprobs, token_statistics
+from whetstone.parallel.fsdp import Root
+from whetstone.parallel.mesh import ALONE, Ranks
+from whetstone.types import Segment
+
+if TYPE_CHECKING:
+    from whetstone.model.spread import Spread
 
 
 class Policy:
-    """A causal language model with its tokenizer, on one device."""
+    """A causal language model with its tokenizer, on one device or (`spread`) on those of all ranks."""
 
-    def __init__(self, model: Any, tokenizer: Any, device: torch.device):
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        device: torch.device,
+        *,
+        root: nn.Module | None = None,
+        vocabulary: Vocabulary = WHOLE,
+        spread: "Spread | None" = None,
+    ):
         self.model = model  # as saved: a transformers model, or peft's wrapper around one
+        self.root = root or Root(model)  # every use of the weights goes through it
+        self.vocabulary = vocabulary
+        self.spread = spread  # None: all weights are here
         self.tokenizer = tokenizer
         self.device = device
         self.is_lora = hasattr(model, "peft_config")
@@ -46,6 +65,23 @@ class Policy:
         self.lm.set_attn_implementation(name)
 
     @property
+    def ranks(self) -> Ranks:
+        """Those that share the weights."""
+        return ALONE if self.spread is None else self.spread.ranks
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What it computes in."""
+        return self.lm.dtype if self.spread is None else self.spread.compute
+
+    @property
+    def num_cache_heads(self) -> int:
+        """Heads of keys and values on this rank."""
+        config = self.config
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        return heads // self.ranks.tp_size
+
+    @property
     def parameters(self) -> list[nn.Parameter]:
         """Those that train."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
@@ -65,30 +101,63 @@ class Policy:
 
     def hidden(self, token_ids: Tensor, position_ids: Tensor, attend: Attend) -> Tensor:
         """[B, T] tokens and positions -> [B, T, H] last hidden states."""
-        return self.trunk(
-            input_ids=token_ids, position_ids=position_ids, attend=attend, use_cache=False
-        ).last_hidden_state
+        return self.root(lambda: self._hidden_of(self.trunk, token_ids, position_ids, attend))
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Hidden states -> logits, as the model's own forward pass makes them."""
-        logits = self.lm.get_output_embeddings()(hidden)
-        softcap = getattr(self.config, "final_logit_softcapping", None)  # Gemma
-        if softcap is not None:
-            logits = softcap * torch.tanh(logits / softcap)
-        scaling = getattr(self.config, "logits_scaling", None)  # Granite
-        return logits if scaling is None else logits / scaling
+        """Hidden states -> logits of the whole vocabulary, as the model's own forward pass makes them."""
+        return self.root(lambda hidden: self.vocabulary.gather(self._logits(hidden)), hidden)
 
     def rows(self, batch: Any) -> Tensor:
         """[N, H] hidden states that predict the completion tokens of a packed `batch.Batch`."""
-        attend = PackedAttention(batch.segments, self.device)
-        hidden = self.hidden(batch.token_ids[None], batch.position_ids[None], attend)[0]
+        return self.root(lambda: self.rows_of(self.trunk, batch))
+
+    def rows_of(self, trunk: nn.Module, batch: Any) -> Tensor:
+        """The same by some trunk of the policy's kind (the critic's), inside a call of its root."""
+        token_ids, position_ids, segments = batch.token_ids, batch.position_ids, batch.segments
+        # With sequence parallelism tokens must divide among the ranks: a segment that nobody looks at fills
+        # up.
+        extra = 0 if self.spread is None else -len(token_ids) % self.spread.token_multiple
+        if extra:
+            segments = [*segments, Segment(len(token_ids), extra)]
+            token_ids = F.pad(token_ids, (0, extra))
+            position_ids = torch.cat([position_ids, torch.arange(extra, device=position_ids.device)])
+        attend = PackedAttention(segments, self.device)
+        hidden = self._hidden_of(trunk, token_ids[None], position_ids[None], attend)[0]
         return take(hidden, batch.rows)
 
     def statistics(
         self, rows: Tensor, batch: Any, temperature: float, reference: Tensor | None = None
     ) -> TokenStatistics:
         """Logprob and entropy [N] of every completion token, and the whole KL from `reference` [N, V]."""
-        return token_statistics(self.head, rows, batch.targets, temperature=temperature, reference=reference)
+        return self.root(
+            lambda rows: token_statistics(
+                self._logits,
+                rows,
+                batch.targets,
+                temperature=temperature,
+                reference=reference,
+                vocabulary=self.vocabulary,
+            ),
+            rows,
+        )
+
+    def all_logprobs(self, batch: Any, temperature: float) -> Tensor:
+        """[N, V] logprobs of every token of the vocabulary (of this rank's slice, where it is split)."""
+        rows = self.rows(batch)
+        return self.root(lambda rows: all_logprobs(self._logits, rows, temperature, self.vocabulary), rows)
+
+    def _hidden_of(self, trunk: Any, token_ids: Tensor, position_ids: Tensor, attend: Attend) -> Tensor:
+        return trunk(
+            input_ids=token_ids, position_ids=position_ids, attend=attend, use_cache=False
+        ).last_hidden_state
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        logits = self.lm.get_output_embeddings()(hidden)
+        softcap = getattr(self.config, "final_logit_softcapping", None)  # Gemma
+        if softcap is not None:
+            logits = softcap * torch.tanh(logits / softcap)
+        scaling = getattr(self.config, "logits_scaling", None)  # Granite
+        return logits if scaling is None else logits / scaling
 
     def logprobs(self, batch: Any, temperature: float) -> Tensor:
         """Logprobs [N] of the completion tokens."""
@@ -132,22 +201,23 @@ def choose_device(name: str) -> torch.device:
     return torch.device("cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu")
 
 
-def load_policy(config: ModelRoom, weights: str | Path | None = None) -> Policy:
-    """The policy of a configuration; `weights` names a checkpoint folder to take the weights (or the adapter)
-    from.
+def load_policy(
+    config: ModelRoom, weights: str | Path | None = None, device: torch.device | None = None
+) -> Policy:
+    """The policy of a configuration, whole on one device; `weights` names a checkpoint folder to take the
+    weights (or the adapter) from.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging as transformers_logging
 
     if config.model_name_or_path == "pebble":  # too small for bars to be worth looking at
         transformers_logging.disable_progress_bar()
-    device = choose_device(config.device)
-    dtype = torch.bfloat16 if config.bf16 and device.type == "cuda" else torch.float32
+    home = choose_device(config.device)
     adapter = weights is not None and (Path(weights) / "adapter_config.json").is_file()
     base = resolve(config.model_name_or_path if weights is None or adapter else str(weights))
     try:
         tokenizer = AutoTokenizer.from_pretrained(base)
-        model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
+        model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=compute_dtype(config, home))
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(
@@ -155,6 +225,7 @@ def load_policy(config: ModelRoom, weights: str | Path | None = None) -> Policy:
             "tokenizer, "
             "a hub name you have access to, pebble or smollm2-135m."
         ) from None
+    device = device or home
     model.to(device)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -162,10 +233,18 @@ def load_policy(config: ModelRoom, weights: str | Path | None = None) -> Policy:
         from whetstone.model.lora import add_lora
 
         model = add_lora(model, config, str(weights) if adapter else None)
+    enable_checkpointing(model, config)
+    policy = Policy(model, tokenizer, device)
+    policy.verify()
+    return policy
+
+
+def compute_dtype(config: ModelRoom, device: torch.device) -> torch.dtype:
+    return torch.bfloat16 if config.bf16 and device.type == "cuda" else torch.float32
+
+
+def enable_checkpointing(model: Any, config: ModelRoom) -> None:
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if config.use_peft:
             model.enable_input_require_grads()
-    policy = Policy(model, tokenizer, device)
-    policy.verify()
-    return policy

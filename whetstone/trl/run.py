@@ -21,6 +21,7 @@ from whetstone.evaluate import Evaluator
 from whetstone.metrics import setup_logging
 from whetstone.model.chat import Chat
 from whetstone.model.policy import load_policy
+from whetstone.model.spread import model_writer
 from whetstone.run_folder import open_run
 from whetstone.stopping import StopRequest
 from whetstone.tasks.scoring import Scorer
@@ -117,7 +118,7 @@ def _finish(parts: Parts, seconds: float) -> dict[str, Any]:
     if policy.is_lora and "ref" in policy.model.peft_config:  # TRL's reference where beta > 0
         policy.model.delete_adapter("ref")
     policy.set_attention(policy.own_attention)
-    save_model(policy.model, policy.tokenizer, parts.folder / "final_model")
+    save_model(model_writer(policy), parts.folder / "final_model")
     return conclude(parts.folder, after, steps=parts.plan.num_steps, seconds=seconds)
 
 

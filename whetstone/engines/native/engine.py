@@ -19,13 +19,15 @@ class NativeEngine:
         config = policy.config
         shape = CacheShape(
             num_layers=config.num_hidden_layers,
-            num_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+            num_heads=policy.num_cache_heads,
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-            dtype=policy.lm.dtype,
+            dtype=policy.dtype,
             device=policy.device,
         )
         self._engine: Engine
-        if policy.device.type == "cuda":
+        # Ranks that split layers among them decode in step, module by module: the fused kernels need whole
+        # ones.
+        if policy.device.type == "cuda" and policy.ranks.tp_size == 1:
             from whetstone.engines.native.paged import PagedEngine
 
             self._engine = PagedEngine(policy, shape, max_slots or SLOTS_ON_GPU)

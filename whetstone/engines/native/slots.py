@@ -167,7 +167,9 @@ class SlotEngine:
     def update_weights(self, policy_version: int) -> None:
         self.policy_version = policy_version  # the weights are the policy's own
 
-    def sleep(self) -> None: ...  # memory is the operating system's affair here
+    def sleep(self) -> None:
+        if self.shape.device.type == "cuda":  # elsewhere memory is the operating system's affair
+            self.cache = None
 
     def wake(self) -> None: ...
 

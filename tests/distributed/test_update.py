@@ -1,0 +1,312 @@
+"""Several ranks against one process: the same losses, gradients and weights, however the weights are spread.
+
+Each test starts its processes once; every process also computes the plain answer for itself.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import make_policy
+from tests.distributed.launch import run_on
+from tests.unit.test_update import make_samples, sequence_logprobs, updater_for
+from whetstone.batch import Batch, _idle, _lay_end_to_end, arrange, balance, pack
+from whetstone.checkpoint import Checkpoint, Contents, Saver
+from whetstone.config import build
+from whetstone.config.parallel import ParallelRoom
+from whetstone.config.rooms import ModelRoom
+from whetstone.engines import make_engine
+from whetstone.engines.base import Request, Sampling
+from whetstone.errors import UserError
+from whetstone.model.logprobs import WHOLE
+from whetstone.model.lora import add_lora
+from whetstone.model.policy import Policy
+from whetstone.model.reference import Reference
+from whetstone.model.spread import model_writer, spread
+from whetstone.parallel import fsdp, mesh
+from whetstone.parallel.mesh import ALONE, Ranks
+from whetstone.parallel.tensor import SlicedVocabulary
+from whetstone.train import restore
+
+Case = tuple[str, dict[str, Any], str, dict[str, Any]]
+CPU = torch.device("cpu")
+GRPO = {"advantage": "group"}
+CRITIC = {"advantage": "gae", "critic_learning_rate": 1e-3}
+# What is shared, and what is trained with it; every entry is compared with a process alone.
+CASES: dict[int, list[Case]] = {
+    2: [
+        ("FSDP 2", {}, "llama", GRPO),
+        ("FSDP 2, critic", {}, "qwen2", CRITIC),
+        ("FSDP 2, critic of its own, checkpointing", {"checkpointing": True}, "smollm",
+         {**CRITIC, "critic": "model"}),
+        ("FSDP 2, moving reference, gspo", {}, "llama",
+         {"beta": 0.1, "kl_target": "moving", "loss_type": "gspo"}),
+        ("TP 2", {"tp_size": 2}, "qwen3", GRPO),
+        ("TP 2, critic", {"tp_size": 2}, "smollm", CRITIC),
+        ("TP 2, sequence parallel, whole KL", {"tp_size": 2, "sequence_parallel": True}, "mistral",
+         {"beta": 0.1, "kl_estimator": "full", "entropy_coef": 0.01}),
+        ("TP 2, LoRA", {"tp_size": 2, "lora": True}, "llama", {"beta": 0.1}),
+        ("FSDP 2, LoRA, entropy quantile", {"lora": True}, "qwen3", {"top_entropy_quantile": 0.5}),
+    ],
+    4: [
+        ("FSDP 2 x TP 2", {"tp_size": 2}, "llama", GRPO),
+        ("FSDP 2 x TP 2, critic of its own", {"tp_size": 2}, "qwen3", {**CRITIC, "critic": "model"}),
+        ("FSDP 2 x 2 replicas", {"ddp_size": 2}, "qwen2", GRPO),
+        ("TP 2 x 2 replicas, sequence parallel, critic",
+         {"ddp_size": 2, "tp_size": 2, "sequence_parallel": True}, "smollm", CRITIC),
+    ],
+}  # fmt: skip
+
+
+def plain_policy(architecture: str, lora: bool) -> Policy:
+    plain = make_policy(architecture)
+    if not lora:
+        return plain
+    model = add_lora(plain.model, ModelRoom(use_peft=True, lora_r=4), None)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():  # the second factor begins as zeros, which would hide the first one's gradient
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) / 10)
+    return Policy(model, plain.tokenizer, plain.device)
+
+
+def my_batches(samples: list[Any], ranks: Ranks, max_tokens: int = 30) -> list[Batch]:
+    bins = [arrange(share, max_tokens) for share in balance(samples, ranks.data_size)]
+    mine = [_lay_end_to_end(one) for one in bins[ranks.data_rank]]
+    return mine + [_idle(samples[0])] * (max(len(one) for one in bins) - len(mine))
+
+
+class Trained:
+    """Five steps of a policy on some batches: the rows, the first gradient, the weights at the end."""
+
+    def __init__(self, policy: Policy, batches: list[Batch], flat: dict[str, Any]):
+        wants_reference = flat.get("beta", 0) > 0
+        moving = flat.get("kl_target") == "moving"
+        reference = Reference.of(policy, policy, moving=moving) if wants_reference else None
+        # A floor under Adam's denominator: gradients that are only rounding must not become steps of full
+        # size.
+        settings = {"ref_model_sync_steps": 2, "max_steps": 5, "adam_epsilon": 1e-6}
+        updater = updater_for(policy, reference, **settings, **flat)
+        parameters = list(policy.parameters)
+        if updater.critic is not None:
+            parameters += updater.critic.parameters
+        self.gradient: list[torch.Tensor] = []
+        move = updater._move
+
+        def catch(norm: float) -> None:
+            if not self.gradient:
+                self.gradient = [fsdp.full(p.grad).clone() for p in parameters if p.grad is not None]
+            move(norm)
+
+        updater._move = catch
+        self.rows = [updater.step([batches], seed=0) for _ in range(5)]
+        self.weights = [fsdp.full(parameter.detach()).clone() for parameter in parameters]
+
+
+def compare(cases: list[Case]) -> list[tuple[str, float, float, float]]:
+    """In every process: for each case the largest difference of gradients, rows and final weights."""
+    found = []
+    for name, given, architecture, flat in cases:
+        settings = dict(given)
+        lora, checkpointing = settings.pop("lora", False), settings.pop("checkpointing", False)
+        room = ParallelRoom(**settings)
+        ranks = mesh.make_ranks(room, "cpu")
+        samples = make_samples(make_policy(architecture))
+        alone = Trained(plain_policy(architecture, lora), pack(samples, 30), flat)
+        source = plain_policy(architecture, lora) if ranks.is_main else None
+        model_room = ModelRoom(gradient_checkpointing=checkpointing)
+        policy = spread(source, model_room, room, ranks, CPU)
+        together = Trained(policy, my_batches(samples, ranks), flat)
+        gradient = max(difference(a, b) for a, b in zip(alone.gradient, together.gradient, strict=True))
+        rows = max(abs(a[key] - b[key]) for a, b in zip(alone.rows, together.rows, strict=True) for key in a)
+        weights = max(difference(a, b) for a, b in zip(alone.weights, together.weights, strict=True))
+        found.append((name, gradient, rows, weights))
+    return found
+
+
+def difference(one: torch.Tensor, other: torch.Tensor) -> float:
+    return ((one - other).norm() / one.norm().clamp(min=1e-12)).item()
+
+
+def steps_with_checkpoint(folder: Path, room: ParallelRoom, ranks: Ranks, *, resume: bool) -> list[Any]:
+    """Two steps with a critic and a moving reference, a checkpoint, three more steps; or only those three."""
+    flat = {
+        "advantage": "gae",
+        "critic": "model",
+        "beta": 0.1,
+        "kl_target": "moving",
+        "ref_model_sync_steps": 1,
+    }
+    flat |= {
+        "max_steps": 5,
+        "adam_epsilon": 1e-6,
+        "lr_scheduler_type": "linear",
+        "critic_learning_rate": 1e-3,
+    }
+    samples = make_samples(make_policy("smollm"))
+    if ranks.mesh is None:
+        policy = make_policy("smollm")
+    else:
+        source = make_policy("smollm") if ranks.is_main else None
+        policy = spread(source, ModelRoom(), room, ranks, CPU)
+    updater = updater_for(policy, Reference.of(policy, policy, moving=True), **flat)
+    batches = my_batches(samples, ranks)
+    if resume:
+        restore(updater, Checkpoint(folder=folder / "checkpoint-2", step=2))
+    else:
+        for _ in range(2):
+            updater.step([batches], seed=0)
+        numbers = {"updater": updater.numbers(), "seconds": 1.0}
+        write = model_writer(policy)
+        contents = Contents(step=2, write_model=write, tensors=updater.tensors(), numbers=numbers)
+        saver = Saver(folder, None, ranks)
+        saver.save(contents)  # goes on in the background while the next step moves the weights
+    for _ in range(3):
+        updater.step([batches], seed=0)
+    if not resume:
+        saver.finish()
+    critic = updater.critic
+    assert critic is not None
+    # As numpy: torch would hand tensors over through memory that ends with the process.
+    return [fsdp.full(p.detach()).clone().numpy() for p in (*policy.parameters, *critic.parameters)]
+
+
+def sampled(room: ParallelRoom, architecture: str) -> tuple[list[Any], list[Any], float]:
+    """What the native engine samples from weights that are spread, beside a process alone, and how far its
+    logprobs are from those of the trainer, after the weights have moved.
+    """
+    ranks = mesh.make_ranks(room, "cpu")
+    samples = make_samples(make_policy(architecture))
+    source = make_policy(architecture) if ranks.is_main else None
+    policy = spread(source, ModelRoom(), room, ranks, CPU)
+    plain = make_policy(architecture)
+    engines = []
+    for one, batches in ((plain, pack(samples, 30)), (policy, my_batches(samples, ranks))):
+        engine = make_engine(build({}), one)
+        updater = updater_for(one, adam_epsilon=1e-6)
+        for _ in range(2):
+            updater.step([batches], seed=0)
+        engine.update_weights(2)
+        engines.append(engine)
+    requests = [Request(prompt_ids=s.rollout.prompt_ids, seeds=(1, 2)) for s in samples[2:4]]
+    drawn = [
+        sorted(e.generate(requests, Sampling(max_tokens=10)), key=lambda d: (d.request, d.sample))
+        for e in engines
+    ]
+    tokens = [[one.completion.token_ids for one in some] for some in drawn]
+    worst = 0.0
+    for one in drawn[1]:
+        prompt = requests[one.request].prompt_ids
+        own = sequence_logprobs(plain, [*prompt, *one.completion.token_ids], len(prompt))
+        worst = max(worst, (own - torch.tensor(one.completion.logprobs)).abs().max().item())
+    return tokens[0], tokens[1], worst
+
+
+def sliced_vocabulary() -> float:
+    """The vocabulary split between two ranks, 97 tokens unevenly, against whole float64 logits: values and
+    gradients.
+    """
+    ranks = mesh.make_ranks(ParallelRoom(tp_size=2), "cpu")
+    generator = torch.Generator().manual_seed(5)
+    logits = 30 * torch.randn(6, 97, generator=generator, dtype=torch.float64)
+    reference = torch.randn(6, 97, generator=generator, dtype=torch.float64).log_softmax(-1)
+    targets = torch.randint(0, 97, (6,), generator=generator)
+    mine = slice(49 * ranks.tp_rank, 49 * ranks.tp_rank + 49)
+    whole, part = logits.clone().requires_grad_(), logits[:, mine].clone().requires_grad_()
+    vocabulary = SlicedVocabulary(ranks.tp, 97)
+    results = []
+    for leaf, found in (
+        (whole, WHOLE.statistics(whole, targets, reference)),
+        (part, vocabulary.statistics(part, targets, reference[:, mine])),
+    ):
+        weights = torch.arange(1.0, 7.0, dtype=torch.float64)
+        sum((weights * (i + 1) * one).sum() for i, one in enumerate(found)).backward()  # type: ignore[union-attr, arg-type]
+        results.append((*found, leaf.grad))
+    (*values, gradient), (*parts, slice_gradient) = results
+    assert torch.equal(vocabulary.gather(part.detach()), logits)
+    errors = [(a - b).abs().max().item() for a, b in zip(values, parts, strict=True)]
+    errors.append((gradient[:, mine] - slice_gradient).abs().max().item())
+    errors.append((WHOLE.logprobs(logits)[:, mine] - vocabulary.logprobs(logits[:, mine])).abs().max().item())
+    return max(errors)
+
+
+def refusals() -> list[str]:
+    """What can't be done, said in a sentence."""
+    said = []
+    for architecture, given in (("phi3", {"tp_size": 2}), ("llama", {"tp_size": 2, "heads": 1})):
+        settings: dict[str, Any] = dict(given)
+        changes = {"num_key_value_heads": settings.pop("heads")} if "heads" in settings else {}
+        ranks = mesh.make_ranks(ParallelRoom(**settings), "cpu")
+        source = make_policy(architecture, **changes) if ranks.is_main else None
+        try:
+            spread(source, ModelRoom(), ParallelRoom(**settings), ranks, CPU)
+        except UserError as error:
+            said.append(str(error))
+    return said
+
+
+def on_two(folder: Path) -> dict[str, Any]:
+    with mesh.start(ParallelRoom(), "cpu") as ranks:
+        return {
+            "compared": compare(CASES[2]),
+            "whole": steps_with_checkpoint(folder, ParallelRoom(), ranks, resume=False),
+            "sampled": [sampled(ParallelRoom(), "llama"), sampled(ParallelRoom(tp_size=2), "qwen3")],
+            "sliced": sliced_vocabulary(),
+            "refused": refusals(),
+        }
+
+
+def on_four(folder: Path) -> dict[str, Any]:
+    room = ParallelRoom(tp_size=2)
+    with mesh.start(room, "cpu") as ranks:
+        return {
+            "compared": compare(CASES[4]),
+            "resumed": steps_with_checkpoint(folder, room, ranks, resume=True),
+        }
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory) -> dict[int, list[dict[str, Any]]]:
+    """Everything that two and four ranks have to show, each in one launch: starting processes takes
+    longest.
+    """
+    folder = tmp_path_factory.mktemp("run")
+    found: dict[int, Any] = {2: run_on(2, on_two, folder), 4: run_on(4, on_four, folder)}
+    found[1] = [{"resumed": steps_with_checkpoint(folder, ParallelRoom(), ALONE, resume=True)}]
+    return found
+
+
+@pytest.mark.parametrize("num_ranks", CASES)
+def test_losses_gradients_and_weights_equal_those_of_one_process(results, num_ranks):
+    for name, gradient, rows, weights in results[num_ranks][0]["compared"]:
+        assert gradient < 1e-5, f"{name}: gradients differ by {gradient:.1e}"
+        assert rows < 1e-4, f"{name}: losses and other metrics differ by {rows:.1e}"
+        assert weights < 1e-4, f"{name}: weights after 5 steps differ by {weights:.1e}"
+    for other in results[num_ranks][1:]:  # every rank has seen the same
+        assert other["compared"] == results[num_ranks][0]["compared"]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 4])
+def test_a_checkpoint_of_two_ranks_goes_on_elsewhere(results, num_ranks):
+    for one, other in zip(results[2][0]["whole"], results[num_ranks][0]["resumed"], strict=True):
+        assert difference(torch.tensor(one), torch.tensor(other)) < 1e-4
+
+
+def test_the_native_engine_samples_the_same_from_spread_weights(results):
+    for expected, tokens, error in results[2][0]["sampled"]:
+        assert tokens == expected and any(len(one) == 10 for one in tokens)
+        assert error < 1e-4
+
+
+def test_a_sliced_vocabulary_gives_the_same_statistics_in_float64(results):
+    assert max(result["sliced"] for result in results[2]) < 1e-10
+
+
+def test_what_cannot_be_split_is_refused(results):
+    for result in results[2]:  # on every rank, so that none waits
+        fused, heads = result["refused"]
+        assert "no tensor-parallel plan for phi3" in fused and "tp_size to 1" in fused
+        assert "num_key_value_heads" in heads and "divisor" in heads

@@ -1,0 +1,67 @@
+"""A rank that fails, dies or hangs brings the other down with its reason, soon."""
+
+import os
+import re
+import signal
+import time
+
+import pytest
+import torch
+
+from tests.distributed.launch import CONTEXT, free_port, set_environment
+from whetstone.config.parallel import ParallelRoom
+from whetstone.metrics import setup_logging
+from whetstone.parallel import mesh
+from whetstone.parallel.collectives import sum_of_all
+from whetstone.parallel.watch import EXIT_CODE, Watch
+
+SILENT = r"This run ends because rank 1 on \S+ has not been heard of for \d+ s: it died or was cut off\."
+REASONS = {
+    "raise": r"This run ends because rank 1 on \S+ ended: the fourth layer is missing\.",
+    "kill": SILENT,
+    "stop": SILENT,
+}
+
+
+def work(rank: int, port: int, how: str, folder) -> None:
+    """The first rank waits in a collective for the second, which does something worse."""
+    set_environment(rank, 2, port)
+    with mesh.start(ParallelRoom(), "cpu") as ranks:
+        setup_logging(folder / str(rank), speaks=ranks.is_main)
+        with Watch(ranks, timeout_s=3.0):
+            sum_of_all(ranks, torch.zeros(1))
+            if ranks.rank == 1 and how == "raise":
+                raise ValueError("the fourth layer is missing")
+            if ranks.rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGSTOP)
+            sum_of_all(ranks, torch.zeros(1))
+            time.sleep(100)
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    """All ways to go at once: what the first rank logged, its exit code, and how long it took."""
+    pairs, found, begun = {}, {}, time.monotonic()
+    for how in REASONS:
+        folder, port = tmp_path_factory.mktemp(how), free_port()
+        pair = [CONTEXT.Process(target=work, args=(rank, port, how, folder)) for rank in range(2)]
+        for process in pair:
+            process.start()
+        pairs[how] = (pair, folder)
+    for how, (pair, folder) in pairs.items():
+        pair[0].join(timeout=100)
+        log = (folder / "0" / "training.log").read_text()
+        found[how] = (log, pair[0].exitcode, time.monotonic() - begun)
+        for process in pair:
+            process.kill()
+            process.join()
+    return found
+
+
+@pytest.mark.parametrize("how", REASONS)
+def test_the_other_rank_ends_with_the_reason(ended, how):
+    log, code, took_s = ended[how]
+    assert code == EXIT_CODE, log
+    assert re.search(REASONS[how], log), log
+    assert "auto_resume=true" in log
+    assert took_s < 60

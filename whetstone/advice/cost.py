@@ -1,0 +1,253 @@
+"""What a step costs on some number of GPUs: seconds and memory from flops, bytes and link speeds.
+Arithmetic only.
+
+Its constants are fitted to measurements on one H200 (docs/scale.md has them side by side): the share of
+the peak that the update and a decode step reach, and the time a decode step takes per layer beside flops
+and bytes. Everything beyond one GPU is prediction. `python -m whetstone.advice.cost` prints the tables of
+docs/scale.md.
+"""
+
+from dataclasses import dataclass
+
+UPDATE_SHARE = 0.45  # of the peak, forward and backward, recomputation counted as work
+DECODE_SHARE = 0.75  # of the peak, for the matrix products of a decode step
+# A decode step's time per layer beside bytes and flops: two probes, and the native engine with its fused
+# kernels.
+LAYER_S = {"native": 4e-6, "compiled": 41e-6, "graph": 119e-6}
+ACTIVATIONS = 72  # bytes per token, layer and hidden unit that the backward pass keeps without checkpointing
+OVERLAP = 0.8  # share of FSDP's traffic that hides behind computation, where there is enough of it
+IMBALANCE = 1.05  # the fullest rank has so much more than the mean
+PICKLED = 24  # bytes per token of a rollout on its way to all ranks
+HOST_LINK = 2e9  # bytes/s between hosts for such objects (gloo over TCP)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """One GPU and its links; `flops` and `memory_speed` as measured, not as printed."""
+
+    name: str
+    flops: float
+    memory_speed: float  # bytes/s
+    memory: float  # bytes
+    near_link: float  # bytes/s each way to GPUs of the same host
+    far_link: float  # bytes/s each way to GPUs of other hosts
+    per_host: int = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    name: str
+    parameters: float
+    layers: int
+    hidden: int
+    kv_bytes: int  # of keys and values per token, all layers, bf16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """One optimiser step."""
+
+    prompts: int
+    group: int
+    prompt_tokens: int
+    new_tokens: int
+    micro_batch_tokens: int = 32768
+    checkpointing: bool = True
+
+    @property
+    def update_tokens(self) -> int:
+        """A prompt is run once for its group."""
+        return self.prompts * (self.prompt_tokens + self.group * self.new_tokens)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    gpus: int
+    tp: int = 1
+    replicas: int = 1
+    decode: str | None = None  # None: native, or where layers are split an engine with plain CUDA graphs
+
+    @property
+    def shards(self) -> int:
+        return self.gpus // (self.tp * self.replicas)
+
+    @property
+    def layer_s(self) -> float:
+        return LAYER_S[self.decode or ("native" if self.tp == 1 else "graph")]
+
+    @property
+    def data(self) -> int:
+        return self.gpus // self.tp
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """Seconds of one step by stage, and bytes on each GPU."""
+
+    rollout_s: float
+    exchange_s: float
+    update_s: float
+    gather_s: float
+    memory: float
+    new_tokens: int
+
+    @property
+    def step_s(self) -> float:
+        return self.rollout_s + self.exchange_s + self.update_s + self.gather_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.new_tokens / self.step_s
+
+
+def predict(machine: Machine, model: Model, work: Work, layout: Layout) -> Cost:
+    completions = work.prompts * work.group
+    fullest = min(completions, -(-work.prompts // layout.data) * work.group)  # groups stay whole
+    rollout = work.new_tokens * decode_step(machine, model, work, layout, fullest)
+    update = update_seconds(machine, model, work, layout)
+    link = _link(machine, layout.shards * layout.tp)
+    gather = 2 * model.parameters / layout.tp * (1 - 1 / layout.shards) / link
+    exchange = 0.0
+    if layout.gpus > machine.per_host:  # every rank of a host gets everything over the same wire
+        exchange = completions * work.new_tokens * PICKLED * machine.per_host / HOST_LINK
+    return Cost(
+        rollout_s=rollout * IMBALANCE,
+        exchange_s=exchange,
+        update_s=update,
+        gather_s=gather,
+        memory=memory(model, work, layout),
+        new_tokens=completions * work.new_tokens,
+    )
+
+
+def decode_step(machine: Machine, model: Model, work: Work, layout: Layout, sequences: int) -> float:
+    """One new token for each of `sequences`: weights and cache read once, the products, the rest per
+    layer.
+    """
+    length = work.prompt_tokens + work.new_tokens / 2
+    moved = (2 * model.parameters + sequences * length * model.kv_bytes) / layout.tp
+    products = 2 * model.parameters * sequences / layout.tp
+    seconds = moved / machine.memory_speed + products / (machine.flops * DECODE_SHARE)
+    seconds += model.layers * layout.layer_s
+    if layout.tp > 1:  # two sums a layer, each at least the latency of a small message
+        traffic = 2 * sequences * model.hidden * 2 * (1 - 1 / layout.tp)
+        seconds += 2 * model.layers * (20e-6 + traffic / machine.near_link)
+    return seconds
+
+
+def update_seconds(machine: Machine, model: Model, work: Work, layout: Layout) -> float:
+    """Forward, backward and optimiser of the fullest rank, with the traffic that does not hide."""
+    tokens = work.update_tokens / layout.data * (IMBALANCE if layout.data > 1 else 1.0)
+    passes = 8 if work.checkpointing else 6
+    compute = tokens * passes * model.parameters / layout.tp / (machine.flops * UPDATE_SHARE)
+    batches = max(1.0, tokens / work.micro_batch_tokens)
+    own = model.parameters / layout.tp
+    # Gathered in bf16 on the way forward and back, gradients scattered in float32, each micro-batch.
+    traffic = 8 * own * (1 - 1 / layout.shards) * batches
+    sharding = traffic / _link(machine, layout.shards * layout.tp)
+    replicas = 8 * own / layout.shards * batches / machine.far_link if layout.replicas > 1 else 0.0
+    tensor = 0.0
+    if layout.tp > 1:  # four sums of the activations a layer, six with recomputation
+        sums = (6 if work.checkpointing else 4) * model.layers
+        tensor = sums * tokens * model.hidden * 2 * 2 * (1 - 1 / layout.tp) / machine.near_link
+    hidden = min(sharding + replicas, OVERLAP * compute)
+    optimiser = 28 * own / layout.shards / machine.memory_speed
+    return compute + tensor + sharding + replicas - hidden + optimiser
+
+
+def memory(model: Model, work: Work, layout: Layout) -> float:
+    """Masters, moments and gradients in shards; the copy to sample from; one gathered layer; activations."""
+    own = model.parameters / layout.tp
+    shards = 16 * own / layout.shards
+    copy = 2 * own
+    a_layer = 2 * own / model.layers * 2
+    width = model.hidden * work.micro_batch_tokens
+    if work.checkpointing:
+        activations = 2 * width * model.layers + ACTIVATIONS * width / layout.tp
+    else:
+        activations = ACTIVATIONS * width * model.layers / layout.tp
+    return shards + copy + a_layer + activations
+
+
+def _link(machine: Machine, spread: int) -> float:
+    return machine.near_link if spread <= machine.per_host else machine.far_link
+
+
+H200 = Machine(
+    name="H200",
+    flops=791e12,
+    memory_speed=4.3e12,
+    memory=139 * 2**30,
+    near_link=350e9,  # NVLink 4: 450 printed; not measured here
+    far_link=42e9,  # 400 Gb/s a GPU: 50 printed; not measured here
+)
+MODELS = {
+    "0.5B": Model(name="0.5B", parameters=0.494e9, layers=24, hidden=896, kv_bytes=24 * 2 * 64 * 4),
+    "1.5B": Model(name="1.5B", parameters=1.54e9, layers=28, hidden=1536, kv_bytes=28 * 2 * 128 * 4),
+    "7B": Model(name="7B", parameters=7.6e9, layers=28, hidden=3584, kv_bytes=28 * 4 * 128 * 4),
+    "14B": Model(name="14B", parameters=14.8e9, layers=48, hidden=5120, kv_bytes=48 * 8 * 128 * 4),
+    "32B": Model(name="32B", parameters=32.8e9, layers=64, hidden=5120, kv_bytes=64 * 8 * 128 * 4),
+    "70B": Model(name="70B", parameters=70.6e9, layers=80, hidden=8192, kv_bytes=80 * 8 * 128 * 4),
+}
+# What facts there are: (what, predicted by, measured) on one H200, 2026-11-15, torch 2.11.
+BENCH = Work(prompts=32, group=8, prompt_tokens=192, new_tokens=512, checkpointing=False)
+ONE = Layout(gpus=1)
+
+
+def measured() -> list[tuple[str, float, float]]:
+    """Predictions beside measurements, in tokens/s."""
+
+    def decode(name: str, sequences: int, how: str) -> float:
+        layout = Layout(gpus=1, decode=how)
+        return sequences / decode_step(H200, MODELS[name], BENCH, layout, sequences)
+
+    def update(checkpointing: bool) -> float:
+        # As it was measured: whole sequences of 456 tokens on the mean, prompts not shared.
+        work = Work(prompts=256, group=1, prompt_tokens=192, new_tokens=264, checkpointing=checkpointing)
+        return work.update_tokens / update_seconds(H200, MODELS["1.5B"], work, ONE)
+
+    return [
+        ("decode 1.5B, 256 sequences, native engine (fitted)", decode("1.5B", 256, "native"), 87000),
+        ("decode 1.5B, 256 sequences, compiled (fitted)", decode("1.5B", 256, "compiled"), 64489),
+        ("decode 1.5B, 1,024 sequences, compiled (fitted)", decode("1.5B", 1024, "compiled"), 99615),
+        ("decode 1.5B, 256 sequences, CUDA graph (fitted)", decode("1.5B", 256, "graph"), 41546),
+        ("decode 0.5B, 256 sequences, compiled (predicted)", decode("0.5B", 256, "compiled"), 110396),
+        ("update 1.5B, no checkpointing (fitted)", update(False), 36783),
+        ("update 1.5B, checkpointing (predicted)", update(True), 30312),
+    ]
+
+
+def scaling(model: str, work: Work, layouts: list[Layout]) -> list[str]:
+    """Rows of a table: one layout each."""
+    rows = []
+    for layout in layouts:
+        cost = predict(H200, MODELS[model], work, layout)
+        shape = f"{layout.replicas} x {layout.shards} x {layout.tp}"
+        fits = "" if cost.memory < 0.9 * H200.memory else " (too much)"
+        rows.append(
+            f"| {layout.gpus:,} | {shape} | {cost.rollout_s:.1f} | {cost.exchange_s:.1f} "
+            f"| {cost.update_s:.1f} | {cost.gather_s:.2f} | {cost.step_s:.1f} | {cost.tokens_per_s:,.0f} | "
+            f"{cost.tokens_per_s / layout.gpus:,.0f} | {cost.memory / 2**30:.0f}{fits} |"
+        )
+    return rows
+
+
+def main() -> None:
+    print("| what | predicted tokens/s | measured | ratio |\n|---|---|---|---|")
+    for what, predicted, seen in measured():
+        print(f"| {what} | {predicted:,.0f} | {seen:,} | {predicted / seen:.2f} |")
+    head = "\n| GPUs | replicas x shards x tp | rollout s | exchange s | update s | gather s | step s "
+    head += "| tokens/s | per GPU | GB |"
+    for name, prompts, layouts in (
+        ("1.5B", 128, [Layout(gpus=n) for n in (1, 2, 4, 8)]),
+        ("7B", 256, [Layout(gpus=8), *(Layout(gpus=n, replicas=n // 8) for n in (16, 64))]),
+        ("32B", 512, [Layout(gpus=16, tp=2), Layout(gpus=64, tp=4, replicas=4)]),
+        ("70B", 1024, [Layout(gpus=n, tp=8, replicas=max(1, n // 64)) for n in (32, 64, 256, 1024)]),
+    ):
+        work = Work(prompts=prompts, group=8, prompt_tokens=256, new_tokens=2048)
+        print(f"\n{name}: {prompts} prompts x 8 completions of 2,048 tokens a step{head}\n|{'---|' * 10}")
+        print("\n".join(scaling(name, work, layouts)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""Where this process stands among all of a run, and what it shares with them: three axes, replicate x shard
+x tp.
+
+`Ranks` with its defaults is a process alone, for which every collective is the identity: the loop and the
+mathematics have no branch for it. Starting is torchrun's (or Ray's, or Slurm's) business: it sets RANK,
+WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, which is all that `start` reads. Does not touch models.
+"""
+
+import contextlib
+import datetime
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from whetstone.config.parallel import ParallelRoom
+from whetstone.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """This process and its place on each axis. Ranks that differ only in `tp_rank` work on the same
+    tokens.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    data_rank: int = 0  # which share of the problems and tokens is ours
+    data_size: int = 1
+    tp_rank: int = 0
+    tp_size: int = 1
+    mesh: DeviceMesh | None = None  # replicate x shard x tp; None: alone
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this rank speaks and writes for all."""
+        return self.rank == 0
+
+    @property
+    def is_first_of_tp(self) -> bool:
+        """Whether this rank speaks for those that work on the same tokens."""
+        return self.tp_rank == 0
+
+    @property
+    def sharding(self) -> DeviceMesh:
+        """The axes that weights are sharded over, and repeated over where there are replicas."""
+        assert self.mesh is not None
+        return self.mesh["replicate", "shard"] if self.mesh.size(0) > 1 else self.mesh["shard"]
+
+    @property
+    def tp(self) -> DeviceMesh:
+        assert self.mesh is not None
+        return self.mesh["tp"]
+
+
+ALONE = Ranks()
+
+
+def is_launched() -> bool:
+    """Whether a launcher started this process as one of several."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def restarts() -> int:
+    """How often torchrun has started this run anew after a failure."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+@contextlib.contextmanager
+def start(config: ParallelRoom, device_type: str) -> Iterator[Ranks]:
+    """Meet the other ranks that the launcher started; `ALONE` where there are none."""
+    # Weights that rest in the memory of the CPU are FSDP's business, on one GPU as well.
+    needs_group = is_launched() or (config.cpu_offload == "all" and device_type == "cuda")
+    if not needs_group:
+        check_sizes(config, 1)
+        yield ALONE
+        return
+    check_sizes(config, int(os.environ.get("WORLD_SIZE", "1")))
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if device_type == "cuda":
+        if local_rank >= torch.cuda.device_count():
+            raise UserError(
+                f"This host has {torch.cuda.device_count()} GPUs, and the launcher started a rank for number "
+                f"{local_rank + 1}: set --nproc_per_node to the number of GPUs."
+            )
+        torch.cuda.set_device(local_rank)
+    timeout = datetime.timedelta(seconds=config.collective_timeout_s)
+    arguments: dict[str, Any] = {}
+    if not is_launched():
+        store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+        arguments = {"store": store, "rank": 0, "world_size": 1}
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo", timeout=timeout, **arguments
+    )
+    quieten()
+    try:
+        yield make_ranks(config, device_type, local_rank)
+    finally:
+        dist.destroy_process_group()
+
+
+def quieten() -> None:
+    """Remarks of torch that are of no use to a user: how a collective was carried out, what we never do."""
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", message="To construct DTensor from torch.Tensor")
+    warnings.filterwarnings(
+        "ignore", message="FSDP2-wrapped module .* returned a view"
+    )  # never changed in place
+
+
+def make_ranks(config: ParallelRoom, device_type: str, local_rank: int = 0) -> Ranks:
+    """The mesh over a process group that exists."""
+    world_size, rank = dist.get_world_size(), dist.get_rank()
+    shards = world_size // (config.ddp_size * config.tp_size)
+    mesh = init_device_mesh(
+        device_type, (config.ddp_size, shards, config.tp_size), mesh_dim_names=("replicate", "shard", "tp")
+    )
+    return Ranks(
+        rank=rank,
+        world_size=world_size,
+        local_rank=local_rank,
+        data_rank=rank // config.tp_size,
+        data_size=world_size // config.tp_size,
+        tp_rank=rank % config.tp_size,
+        tp_size=config.tp_size,
+        mesh=mesh,
+    )
+
+
+def check_sizes(config: ParallelRoom, world_size: int) -> None:
+    """Refuse sizes that do not divide the ranks there are, with the remedy."""
+    sizes = config.ddp_size * config.tp_size
+    if world_size % sizes == 0:
+        return
+    how = f"torchrun --nproc_per_node={sizes} -m whetstone train ..."
+    if world_size == 1:
+        raise UserError(
+            f"tp_size {config.tp_size} x ddp_size {config.ddp_size} needs {sizes} ranks, and there is one: "
+            f"start it with `{how}`, or set both to 1."
+        )
+    raise UserError(
+        f"tp_size {config.tp_size} x ddp_size {config.ddp_size} = {sizes} does not divide the {world_size} "
+        "ranks that the launcher started: change one of them."
+    )

@@ -1,0 +1,169 @@
+"""A rank that dies takes the others with it, with its reason and soon, instead of leaving them to wait in
+silence.
+
+Every rank beats into the launcher's store; the first one looks at all beats, and every rank looks for the
+reason of a failure there. Who fails says why before it ends; who is silent for too long is taken for dead;
+who can't reach the store any more is cut off. The end is `os._exit`, for the main thread may be waiting
+inside a collective that never returns.
+"""
+
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from datetime import timedelta
+from types import TracebackType
+from typing import Self
+
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+from whetstone.parallel.mesh import Ranks, restarts
+
+logger = logging.getLogger("whetstone")
+EXIT_CODE = 3  # of a rank that ends because of another
+GRACE_S = 4.0  # for a main thread that is about to end for the same reason
+
+
+class Watch:
+    """`with Watch(ranks, timeout_s):` around everything that ranks do together. Does nothing for a process
+    alone.
+    """
+
+    def __init__(self, ranks: Ranks, timeout_s: float):
+        self._ranks = ranks
+        self._timeout_s = timeout_s
+        self._pause_s = min(2.0, timeout_s / 5)
+        self._over = threading.Event()
+        self._last_contact = time.monotonic()
+        self._store: Store | None = None
+        self._ending = threading.Lock()  # who has it knows the reason
+
+    def __enter__(self) -> Self:
+        if self._ranks.world_size == 1:
+            return self
+        # A connection of our own: the main thread may keep the other one busy.
+        client = TCPStore(
+            os.environ["MASTER_ADDR"],
+            int(os.environ["MASTER_PORT"]),
+            is_master=False,
+            timeout=timedelta(seconds=self._timeout_s),
+        )
+        name = os.environ.get("TORCHELASTIC_RUN_ID", "run")
+        self._store = PrefixStore(f"whetstone/{name}/{restarts()}", client)
+        self._last_contact = time.monotonic()
+        for work in (self._beat, self._judge):
+            threading.Thread(target=work, name="watch", daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._store is None:
+            return
+        if error is not None and not isinstance(error, KeyboardInterrupt | SystemExit):
+            if is_lost_connection(error):
+                # Somebody else's failure: the threads find out whose, and end this process with it. Said at
+                # once all the same, for the launcher may end us before they do.
+                logger.error(f"The connection to another rank was lost ({_first_line(error)}).")
+                time.sleep(self._timeout_s + 2 * self._pause_s)
+                self._end(f"the connection to another rank was lost ({_first_line(error)})")
+            self._publish(f"{self._name()} ended: {_first_line(error)}")
+        self._over.set()
+        self._farewell()
+
+    def _beat(self) -> None:
+        """Say that this rank is alive, and look for reasons to end. May hang with the network."""
+        store = self._store
+        assert store is not None
+        seen: dict[int, tuple[bytes, float]] = {}
+        count = 0
+        while not self._over.wait(self._pause_s if count else 0):
+            count += 1
+            try:
+                store.set(f"alive/{self._ranks.rank}", f"{count} {socket.gethostname()}")
+                if store.check(["failed"]):
+                    reason = store.get("failed").decode()
+                    self._end(reason, grace_s=GRACE_S)
+                if self._ranks.is_main:
+                    self._look_at_all(store, seen)
+            except RuntimeError:  # the store is away: `_judge` gives it a while to come back
+                continue
+            self._last_contact = time.monotonic()
+
+    def _look_at_all(self, store: Store, seen: dict[int, tuple[bytes, float]]) -> None:
+        now = time.monotonic()
+        for rank in range(self._ranks.world_size):
+            key = f"alive/{rank}"
+            beat = store.get(key) if store.check([key]) else b""
+            if rank not in seen or seen[rank][0] != beat:
+                seen[rank] = (beat, now)
+            silent_s = now - seen[rank][1]
+            if silent_s > self._timeout_s and beat != b"done":
+                where = beat.decode().partition(" ")[2] or "an unknown host"
+                self._publish(
+                    f"rank {rank} on {where} has not been heard of for {silent_s:.0f} s: it died or was cut "
+                    "off"
+                )
+
+    def _judge(self) -> None:
+        """Never waits for the network: notices that the store has been out of reach for too long."""
+        while not self._over.wait(1.0):
+            if time.monotonic() - self._last_contact > self._timeout_s:
+                host = os.environ["MASTER_ADDR"]
+                self._end(f"the first host ({host}) has been out of reach for {self._timeout_s:.0f} s")
+
+    def _publish(self, reason: str) -> None:
+        """The first reason stays."""
+        assert self._store is not None
+        try:
+            self._store.compare_set("failed", "", reason)
+        except RuntimeError:  # out of reach: the others will miss our beats
+            logger.debug("the reason could not be told to the other ranks")
+
+    def _farewell(self) -> None:
+        assert self._store is not None
+        try:
+            self._store.set(f"alive/{self._ranks.rank}", "done")
+        except RuntimeError:
+            logger.debug("the store is gone: the first rank ended before this one")
+
+    def _end(self, reason: str, grace_s: float = 0.0) -> None:
+        self._ending.acquire()  # never given back: the first reason known here is the one that is said
+        if self._over.wait(grace_s):
+            return
+        text = (
+            f"This run ends because {reason}. Start it again with auto_resume=true (or let torchrun "
+            "--max-restarts do it): it goes on from the last checkpoint."
+        )
+        if self._ranks.is_main:
+            logger.error(text)
+        elif self._ranks.local_rank == 0:  # one voice for each host
+            print(f"whet: {text}", file=sys.stderr, flush=True)
+        os._exit(EXIT_CODE)
+
+    def _name(self) -> str:
+        return f"rank {self._ranks.rank} on {socket.gethostname()}"
+
+
+def is_lost_connection(error: BaseException) -> bool:
+    """Whether an error is what a collective says when another rank has gone."""
+    if isinstance(error, dist.DistError):
+        return True
+    text = str(error).lower()
+    words = (
+        "connection closed by peer",
+        "connection reset",
+        "timed out waiting",
+        "gloo",
+        "socket timeout",
+        "broken pipe",
+    )
+    return isinstance(error, RuntimeError) and any(word in text for word in words)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__
