@@ -113,7 +113,7 @@ class TasksRoom(Room):
     reward_timeout_s: float = Field(default=10.0, gt=0)
     """Hard time limit for scoring one answer; one that takes longer earns nothing and is counted."""
     reward_workers: int = Field(default=0, ge=0)
-    """Processes that score answers; 0: one per two cores, at least one and at most 16."""
+    """Processes that score answers (of each rank); 0: one per two cores, at least one and at most 16."""
     max_reward_failure_share: float = Field(default=0.2, ge=0, le=1)
     """The run stops when scoring fails (hangs, crashes, raises) on more than this share of a step's
     answers.

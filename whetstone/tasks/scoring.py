@@ -348,7 +348,8 @@ def _num_workers(config: Config) -> int:
     if config.tasks.reward_workers:
         return config.tasks.reward_workers
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(_MOST_WORKERS, max(1, cores // 2))
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # a launcher's: the ranks of a host share its cores
+    return min(_MOST_WORKERS, max(1, cores // 2 // ranks))
 
 
 def _close_all(workers: list[_Worker]) -> None:
