@@ -29,7 +29,7 @@ class ParallelRoom(Room):
     """Keep the optimiser's state, or that and the weights, in the memory of the CPU while they aren't used.
     Without effect where the CPU trains.
     """
-    heartbeat_timeout_s: float = Field(default=20.0, ge=2, le=600)
+    heartbeat_timeout_s: float = Field(default=30.0, ge=2, le=600)
     """A rank that has not been heard of for so long is taken for dead, and all others end with that
     reason.
     """
