@@ -33,6 +33,8 @@ class Walls:
     readable: tuple[str, ...]  # for Landlock
     writable: tuple[str, ...]
     processes_elsewhere: int  # threads of the same user outside, which RLIMIT_NPROC counts too
+    keeper_is_inside: bool  # the keeper has closed itself in already: its children are born behind the walls
+    address_space_now: int  # bytes that the keeper itself takes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,17 +49,24 @@ class Ceilings:
 
 
 def close_in(walls: Walls, ceilings: Ceilings) -> None:
-    """Build every wall around this process."""
+    """Build every wall around this process that is not there yet."""
     _set_limits(walls, ceilings)
-    if walls.user is not None:
+    if walls.user is None:
+        kernel.drop_capabilities()
+    else:  # which takes the capabilities away as well
         os.setgroups([])
         os.setresgid(walls.user, walls.user, walls.user)
         os.setresuid(walls.user, walls.user, walls.user)
-    kernel.drop_capabilities()
-    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # its own /proc/self belongs to it
+    if not walls.keeper_is_inside:
+        for_good(walls, walls.writable)
+
+
+def for_good(walls: Walls, writable: Sequence[str]) -> None:
+    """The walls that are inherited: no new privileges, Landlock, seccomp."""
+    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     if walls.landlock:
-        _landlock(walls)
+        _landlock(walls, writable)
     if walls.seccomp:
         scoped = walls.has_own_processes or walls.landlock >= SIGNALS_SCOPED_SINCE
         kernel.load_seccomp(_FILTER if scoped else seccomp.build(os.getpid()))
@@ -76,8 +85,7 @@ def _set_limits(walls: Walls, ceilings: Ceilings) -> None:
         resource.RLIMIT_NPROC: (ceilings.processes + walls.processes_elsewhere,) * 2,
     }
     if ceilings.limit_address_space:
-        bytes_now = int(_first_word("/proc/self/statm") or 0) * resource.getpagesize()
-        wanted[resource.RLIMIT_AS] = ((ceilings.memory_mb << 20) + bytes_now,) * 2
+        wanted[resource.RLIMIT_AS] = ((ceilings.memory_mb << 20) + walls.address_space_now,) * 2
     for which, (soft, hard) in wanted.items():
         most = resource.getrlimit(which)[1]
         if most != resource.RLIM_INFINITY:
@@ -85,19 +93,11 @@ def _set_limits(walls: Walls, ceilings: Ceilings) -> None:
         resource.setrlimit(which, (soft, hard))
 
 
-def _first_word(path: str) -> str:
-    try:
-        with open(path, encoding="ascii") as file:
-            return file.read().split()[0]
-    except OSError:  # no /proc in here
-        return ""
-
-
 def all_rights(version: int) -> int:
     return _ALL_BY_VERSION[max(known for known in _ALL_BY_VERSION if known <= version)]
 
 
-def _landlock(walls: Walls) -> None:
+def _landlock(walls: Walls, writable: Sequence[str]) -> None:
     rights, version = all_rights(walls.landlock), walls.landlock
     attributes = struct.pack("Q", rights)
     if version >= 4:
@@ -107,7 +107,7 @@ def _landlock(walls: Walls) -> None:
     ruleset = kernel.landlock_ruleset(attributes)
     try:
         _allow(ruleset, walls.readable, _EXECUTE | _READ_FILE | _READ_DIR)
-        _allow(ruleset, walls.writable, rights)
+        _allow(ruleset, writable, rights)
         kernel.landlock_restrict(ruleset)
     finally:
         os.close(ruleset)

@@ -5,11 +5,12 @@ What a program leaves behind dies with the process. Values of calls are printed 
 of exact plain types only: an object of the program's own class is never asked what it equals or how it looks.
 """
 
+import atexit
 import builtins
-import io
 import json
 import os
 import sys
+import threading
 import traceback
 import types
 from collections.abc import Callable
@@ -52,12 +53,7 @@ def _key(key: Any) -> str:
 
 def run(how: str, source: str, call: tuple[str, list[Any]] | None, after_compile: Tell) -> None:
     """Run and end this process. `after_compile` hears, before any of the program's code runs, whether it
-    could not be compiled."""
-    sys.stdin = open(0, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
-    sys.stdout = io.TextIOWrapper(open(1, "wb", closefd=False), encoding="utf-8", errors="replace")  # noqa: SIM115
-    sys.stderr = io.TextIOWrapper(
-        open(2, "wb", 0, closefd=False), encoding="utf-8", errors="replace", write_through=True  # noqa: SIM115
-    )
+    could not be compiled. The interpreter's own streams are made for 0, 1 and 2, whatever those are by now."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "whetstone"]:
         del sys.modules[name]
     code = 1
@@ -109,9 +105,6 @@ def _python(source: str, call: tuple[str, list[Any]] | None, after_compile: Tell
 
 
 def _ended_properly() -> int:
-    import atexit
-    import threading
-
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     return 0

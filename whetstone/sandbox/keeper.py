@@ -60,6 +60,7 @@ def main() -> None:
         return
     gc.collect()
     gc.freeze()  # forks share what is there now
+    gc.disable()
     frames.send(channel, {"ready": list(place.layers)})
     try:
         while True:
@@ -83,7 +84,7 @@ def _settle(settings: dict[str, Any], channel: int) -> Place:
         layers = [f"namespaces ({spaces})", "read-only root"]
     else:
         box, built = os.path.join(settings["folder"], "box"), os.path.join(settings["folder"], "built")
-        user, has_proc = (settings["outside_user"] if os.geteuid() == 0 else None), True
+        user, has_proc = _other_user(settings, landlock), True
         layers = []
         kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)  # what a program leaves behind becomes ours
         if user is not None:
@@ -108,7 +109,12 @@ def _settle(settings: dict[str, Any], channel: int) -> Place:
         readable=readable,
         writable=writable,
         processes_elsewhere=0 if inner or user is not None else _threads_of_user(),
+        keeper_is_inside=inner,
+        address_space_now=_address_space(),
     )
+    if inner:
+        # Children are born behind these walls, which saves each of them the time to build its own.
+        guard.for_good(walls, (*writable, built))
     return Place(
         box=box,
         built=built,
@@ -117,6 +123,30 @@ def _settle(settings: dict[str, Any], channel: int) -> Place:
         has_proc=has_proc,
         channel=channel,
     )
+
+
+def _other_user(settings: dict[str, Any], landlock: int) -> int | None:
+    """The user that programs become without a namespace: only root can choose, and only one who can still
+    reach the interpreter.
+    """
+    if os.geteuid() != 0:
+        return None
+    for path in settings["visible"]:
+        while path != "/":
+            if os.path.exists(path) and not os.stat(path).st_mode & stat.S_IXOTH:
+                if not landlock:
+                    raise OSError(13, f"{path} is closed to other users, so programs would have to run as root")
+                return None
+            path = os.path.dirname(path)
+    return settings["outside_user"]
+
+
+def _address_space() -> int:
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[0]) * resource.getpagesize()
+    except OSError:  # no /proc in here
+        return 256 << 20
 
 
 def _threads_of_user() -> int:
@@ -238,10 +268,7 @@ def _run(
     limits: Limits,
 ) -> Result:
     """Fork, close the child in, let it go, watch it, end everything it started."""
-    given = os.memfd_create("stdin") if hasattr(os, "memfd_create") else os.open(os.devnull, os.O_RDONLY)
-    if stdin:
-        os.write(given, stdin)
-        os.lseek(given, 0, os.SEEK_SET)
+    given = _as_file(place, stdin)
     pipes = [os.pipe() for _ in range(3)]  # stdout, stderr, and whether it compiled
     begun = time.monotonic()
     child = os.fork()
@@ -269,6 +296,17 @@ def _run(
         peak_memory_mb=max(usage.ru_maxrss / 1024, watch.most_memory / 2**20),
         compile_error=watch.texts[2] == b"!",
     )
+
+
+def _as_file(place: Place, stdin: bytes) -> int:
+    """A file without a name that holds what the program shall read."""
+    if not stdin:
+        return os.open(os.devnull, os.O_RDONLY)
+    file = os.open(place.built, os.O_TMPFILE | os.O_RDWR, 0o600)
+    while stdin:
+        stdin = stdin[os.write(file, stdin) :]
+    os.lseek(file, 0, os.SEEK_SET)
+    return file
 
 
 def _be_the_child(

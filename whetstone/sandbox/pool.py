@@ -123,6 +123,7 @@ def _clean_environment(package: str) -> dict[str, str]:
         "PYTHONPATH": package,
         "PYTHONHASHSEED": "0",  # sets of text come in the same order every time
         "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONIOENCODING": "utf-8:replace",
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
     }
