@@ -51,6 +51,26 @@ def _key(key: Any) -> str:
     raise NotPlain(f"a dictionary key of type {type(key).__name__}")
 
 
+def literal(value: Any, depth: int = 0) -> str:
+    """`value` as Python writes it, tuples and sets as what they are; raises `NotPlain`."""
+    kind = type(value)
+    if depth > 50:
+        raise NotPlain("a value nested too deeply")
+    inner = [literal(entry, depth + 1) for entry in value] if kind in (list, tuple, set, frozenset) else []
+    if value is None or kind in (bool, int, str, bytes, float, complex):
+        return kind.__repr__(value)
+    if kind is list:
+        return f"[{', '.join(inner)}]"
+    if kind is tuple:
+        return f"({', '.join(inner)}{',' if len(inner) == 1 else ''})"
+    if kind in (set, frozenset):
+        return f"{{{', '.join(inner)}}}" if inner else "set()"
+    if kind is dict:
+        pairs = (f"{literal(key, depth + 1)}: {literal(entry, depth + 1)}" for key, entry in value.items())
+        return f"{{{', '.join(pairs)}}}"
+    raise NotPlain(f"a value of type {kind.__name__}")
+
+
 def run(how: str, source: str, call: tuple[str, list[Any]] | None, after_compile: Tell) -> None:
     """Run and end this process. `after_compile` hears, before any of the program's code runs, whether it
     could not be compiled. The interpreter's own streams are made for 0, 1 and 2, whatever those are by now."""
@@ -95,9 +115,13 @@ def _python(source: str, call: tuple[str, list[Any]] | None, after_compile: Tell
     exec(code, main.__dict__)
     if call is not None:
         function, arguments = call
-        value = eval(function, main.__dict__)(*arguments)
+        if function.startswith("="):  # an expression, whose value is wanted as Python writes it
+            value = eval(function[1:], main.__dict__)
+            text = dumps(literal(value))
+        else:
+            value = eval(function, main.__dict__)(*arguments)
+            text = dumps(plain(value))
         sys.stdout.flush()
-        text = dumps(plain(value))
         data = memoryview(f"{MARK}{text}\n".encode())
         while data:
             data = data[write(1, data) :]

@@ -200,7 +200,7 @@ def _compile(place: Place, job: Job, command: Sequence[str], left_s: float) -> R
         processes=max(64, limits.processes),
         limit_address_space=False,  # compilers reserve much; the watch looks at what they use
     )
-    compiled = _run(place, _executor(place.box, command, job.environment), b"", ceilings, limits)
+    compiled = _run(place, _executor(place, command, job.environment), b"", ceilings, limits)
     if compiled.ok:
         _keep(place)
     return compiled
@@ -234,18 +234,19 @@ def _run_input(place: Place, job: Job, given: dict[str, Any], left_s: float) -> 
     if job.how == "exec":
         if not job.compilers:
             _write_source(place, job.file, given["source"])
-        child = _executor(place.box, job.command, job.environment)
+        child = _executor(place, job.command, job.environment)
     else:
         child = lambda tell: inside.run(job.how, given["source"], given["call"], tell)  # noqa: E731
     return _run(place, child, given["stdin"].encode("utf-8", "replace"), ceilings, limits)
 
 
-def _executor(folder: str, command: Sequence[str], extra: Any) -> Callable[[Callable[[bool], None]], None]:
+def _executor(place: Place, command: Sequence[str], extra: Any) -> Callable[[Callable[[bool], None]], None]:
     def start(tell: Callable[[bool], None]) -> None:
         for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them; programs expect them
             signal.signal(number, signal.SIG_DFL)
-        here = {**_ENVIRONMENT, "HOME": folder, "TMPDIR": folder, **extra}
-        os.execve(command[0], [part.replace("{box}", folder) for part in command], here)
+        here = {**_ENVIRONMENT, "HOME": place.box, "TMPDIR": place.box, **extra}
+        words = [part.replace("{built}", place.built) for part in command]
+        os.execve(words[0], words, here)
 
     return start
 

@@ -140,6 +140,7 @@ LANGUAGES: dict[str, Language] = {
             print_call=_print_javascript,
             syntax_error=r"^SyntaxError:",
             limit_address_space=False,
+            environment={"OPENSSL_CONF": "/dev/null"},
         ),
         Language(
             name="bash",
@@ -249,7 +250,7 @@ def tools(name: str) -> Tools:
     compilers = tuple(made for one in row.compilers if (made := _found(one)) is not None)
     command = row.command if row.command[0].startswith("{") else _found(row.command)
     environment: dict[str, str] = {}
-    visible = [folder for one in (*compilers, command or ()) for folder in _home(one[0] if isinstance(one, tuple) else one)]
+    visible = [folder for words in (*compilers, command) if words for folder in _home(words[0])]
     if name == "q":
         if command is None and _pykx_is_licensed():
             command = (sys.executable, "-c", _PYKX, row.file)
