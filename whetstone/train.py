@@ -32,7 +32,7 @@ from whetstone.rollout import Groups, Round, rollout_metrics, variance_metrics
 from whetstone.run_folder import open_run, path_of
 from whetstone.stopping import StopRequest
 from whetstone.sync_check import check_sync
-from whetstone.tasks.mixture import eval_problems
+from whetstone.tasks.mixture import eval_problems, sandbox_notes
 from whetstone.tasks.scoring import Scorer
 from whetstone.update import Updater
 
@@ -117,7 +117,7 @@ def build(
     """Every part of a run, and the seconds it had been running before `found` was saved."""
     torch.manual_seed(config.run.seed)  # a new LoRA adapter begins with random numbers
     problems, tasks, plan = plan_problems(config)
-    for line in without_effect(config, plan):
+    for line in (*without_effect(config, plan), *sandbox_notes(tasks)):
         logger.info(line)
     scorer = stack.enter_context(Scorer(config))  # its processes start while the model loads
     policy = load_policy(config.model, None if found is None else found.folder)

@@ -13,6 +13,7 @@ from whetstone.config.base import Room
 from whetstone.config.curriculum import CurriculumSpec
 from whetstone.config.engines import EnginesRoom
 from whetstone.config.loss import CriticRoom, LossRoom
+from whetstone.config.programs import ProgramsRoom
 
 
 class ModelRoom(Room):
@@ -377,6 +378,7 @@ class Config(Room):
 
     model: ModelRoom = ModelRoom()
     tasks: TasksRoom = TasksRoom()
+    programs: ProgramsRoom = ProgramsRoom()
     rollout: RolloutRoom = RolloutRoom()
     engines: EnginesRoom = EnginesRoom()
     update: UpdateRoom = UpdateRoom()
