@@ -185,9 +185,11 @@ def to_klong(value: Any) -> Any:
         return int(value)
     if type(value) is list:
         made = [to_klong(entry) for entry in value]
-        is_flat = all(type(entry) in (int, float) for entry in made)
-        if is_flat:
-            return numpy.asarray(made) if made else numpy.asarray([], dtype=object)
+        if made and all(type(entry) in (int, float) for entry in made):
+            return numpy.asarray(made)
+        shapes = {entry.shape if isinstance(entry, numpy.ndarray) else None for entry in made}
+        if len(shapes) == 1 and None not in shapes and made[0].dtype != object:
+            return numpy.stack(made)  # a matrix
         array = numpy.empty(len(made), dtype=object)
         array[:] = made
         return array
