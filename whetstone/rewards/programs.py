@@ -26,7 +26,7 @@ _FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+#.-]*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Test:
+class Check:
     """One test; which fields are set says of which kind it is."""
 
     stdin: str = ""
@@ -80,7 +80,7 @@ def extract_program(text: str, language: Language, use_reasoning_format: bool) -
 # ---- tests out of rows -------------------------------------------------------------------------------------
 
 
-def read_tests(raw: Any, language: Language, function: str | None, where: str) -> tuple[Test, ...]:
+def read_tests(raw: Any, language: Language, function: str | None, where: str) -> tuple[Check, ...]:
     """The tests of a row; a complaint that says what is wrong with the first that can't be used."""
     if isinstance(raw, str):
         try:
@@ -94,7 +94,7 @@ def read_tests(raw: Any, language: Language, function: str | None, where: str) -
     return tuple(tests)
 
 
-def _read(entry: Any, language: Language, function: str | None, where: str) -> list[Test]:
+def _read(entry: Any, language: Language, function: str | None, where: str) -> list[Check]:
     if isinstance(entry, str):
         entry = {"assert": entry}
     if not isinstance(entry, dict):
@@ -113,20 +113,20 @@ def _read(entry: Any, language: Language, function: str | None, where: str) -> l
             raise UserError(f"{where} calls a function, which {language.name} can't be asked to: use stdin and stdout.")
         if "expected" not in entry:
             raise UserError(f"{where} has no `expected`: give the value that the call must have.")
-        return [Test(call=(str(name), tuple(entry.get("args", ()))), expected=entry["expected"])]
+        return [Check(call=(str(name), tuple(entry.get("args", ()))), expected=entry["expected"])]
     stdout = entry.get("stdout", entry.get("output"))
     if stdout is None:
         raise UserError(f"{where} says not what is expected: give `stdout`, `expected` or `assert`.")
     if entry.get("code") and not language.takes_code:
         raise UserError(f"{where} has code, which can't be put behind a program in {language.name}: use stdin and stdout.")
-    return [Test(stdin=str(entry.get("stdin", entry.get("input", "")) or ""), stdout=str(stdout), code=str(entry.get("code", "")))]
+    return [Check(stdin=str(entry.get("stdin", entry.get("input", "")) or ""), stdout=str(stdout), code=str(entry.get("code", "")))]
 
 
-def _assertions(code: str, language: Language, function: str | None, where: str) -> list[Test]:
+def _assertions(code: str, language: Language, function: str | None, where: str) -> list[Check]:
     if language.name != "python":
         raise UserError(f"{where} is assertion code, which works for Python only: use calls or stdout for {language.name}.")
     try:
-        return [Test(assertion=assertion) for assertion in take_apart(code, function)]
+        return [Check(assertion=assertion) for assertion in take_apart(code, function)]
     except NotTakenApart as error:
         raise UserError(f"{where} can't be judged apart from the program: {error}. Write plain assertions, or calls with `expected`.") from None
 
@@ -134,7 +134,7 @@ def _assertions(code: str, language: Language, function: str | None, where: str)
 # ---- judged ------------------------------------------------------------------------------------------------
 
 
-def judge(pool: Pool, language: Language, source: str, tests: Sequence[Test], limits: Limits) -> Verdict:
+def judge(pool: Pool, language: Language, source: str, tests: Sequence[Check], limits: Limits) -> Verdict:
     """Run the program on every test and compare."""
     inputs: list[Input] = []
     for test in tests:
@@ -152,7 +152,7 @@ def judge(pool: Pool, language: Language, source: str, tests: Sequence[Test], li
     return Verdict(tests=tuple(outcomes), stderr=complaint)
 
 
-def _outcome(pool: Pool, test: Test, results: list[Result], language: Language, limits: Limits) -> str:
+def _outcome(pool: Pool, test: Check, results: list[Result], language: Language, limits: Limits) -> str:
     for result in results:
         if result.outcome != "ok":
             return result.outcome

@@ -484,24 +484,27 @@ def _kill(place: Place) -> None:
 
 
 def _empty(place: Place, folder: str) -> None:
-    """Remove everything in a folder; links are removed, never followed."""
+    """Remove everything in a folder; links are removed, never followed. A folder inside is moved up before it is
+    emptied, so that no depth is too deep.
+    """
     if folder == place.box:
         os.chmod(folder, 0o700)
-    for entry in list(os.scandir(folder)):
-        if entry.is_dir(follow_symlinks=False):
-            shutil.rmtree(entry.path, onerror=_insist)
-        else:
-            os.unlink(entry.path)
-
-
-def _insist(function: Callable[..., Any], path: str, error: Any) -> None:
-    """A folder without rights, from a keeper that has none either: give them, and try once more."""
-    os.chmod(os.path.dirname(path), 0o700)
-    os.chmod(path, 0o700, follow_symlinks=os.chmod not in os.supports_follow_symlinks)
-    if os.path.isdir(path) and not os.path.islink(path):
-        shutil.rmtree(path)
-    else:
-        function(path)
+    waiting, number = [folder], 0
+    while waiting:
+        here = waiting.pop()
+        for entry in list(os.scandir(here)):
+            if not entry.is_dir(follow_symlinks=False):
+                os.unlink(entry.path)
+                continue
+            os.chmod(entry.path, 0o700)
+            target = entry.path
+            while here != folder and os.path.lexists(target := os.path.join(folder, f".{number}")):
+                number += 1
+            if target != entry.path:
+                os.rename(entry.path, target)
+            waiting.append(target)
+        if here != folder:
+            os.rmdir(here)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,8 @@ KINDS = ("namespaces", "filters", "limits")  # strongest first
 MISSING = {
     "namespaces": "",
     "filters": "no namespaces are allowed here: programs can see that other processes exist, and share the "
-    "network's and the file system's names with them, though they can open neither",
+    "network's and the file system's names with them, though they can open neither; their disk is limited per "
+    "file, not in all",
     "limits": "neither namespaces nor seccomp: programs can read every file this user can, use the network and "
     "signal this user's other processes",
 }

@@ -13,7 +13,7 @@ from typing import Any
 from whetstone.config import nearest
 from whetstone.config.rooms import Config, TaskSpec
 from whetstone.errors import UserError
-from whetstone.rewards.programs import Test, extract_program, judge, read_tests
+from whetstone.rewards.programs import Check, extract_program, judge, read_tests
 from whetstone.sandbox import languages
 from whetstone.sandbox.languages import Language
 from whetstone.sandbox.pool import Pool, shared_pool
@@ -143,7 +143,7 @@ class CodeTask:
             tests=verdict.tests,
         )
 
-    def _chosen(self, tests: tuple[Test, ...], problem: Problem) -> list[Test]:
+    def _chosen(self, tests: tuple[Check, ...], problem: Problem) -> list[Check]:
         """The tests of this answer: in training a few, always the same ones for a problem."""
         most = self._config.programs.max_tests_per_problem
         if self.split == "eval" or not most or most >= len(tests):
