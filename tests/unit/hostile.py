@@ -2,7 +2,7 @@
 word it must not be able to say.
 
 Each is run as an answer to a problem whose tests want `OPEN SESAME <n>`; a program that gets at what it is after
-prints `ESCAPED`. `needs`: what must be part of the isolation for the attempt to be held back.
+prints `ESCAPED`. `needs`: "files" where only namespaces or Landlock hold the attempt back.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ class Hostile:
     name: str
     language: str
     source: str
-    needs: str = ""  # "namespaces": held back only there
+    needs: str = ""
     outcomes: tuple[str, ...] = ("wrong", "crash", "timeout", "compile_error")
 
 
@@ -90,22 +90,22 @@ PROGRAMS: tuple[Hostile, ...] = (
     _python("read the parent's memory", "import os\ntry:\n    m = open(f'/proc/{os.getppid()}/mem', 'rb'); print('ESCAPED')\nexcept OSError: pass"),
     _python("lower the parent's limits", "import resource, os\ntry:\n    resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE, (3, 3)); print('ESCAPED')\nexcept OSError: pass"),
     # ---- read and write
-    _python("read /etc/passwd", "try:\n    if 'root:' in open('/etc/passwd').read(): print('ESCAPED')\nexcept OSError: pass"),
+    _python("read /etc/passwd", "try:\n    if 'root:' in open('/etc/passwd').read(): print('ESCAPED')\nexcept OSError: pass", needs="files"),
     _python("read /etc/shadow", "try:\n    open('/etc/shadow').read(); print('ESCAPED')\nexcept OSError: pass"),
     _python("read the environment", f"import os\nif any('{SECRET[:4]}' in v for v in os.environ.values()): print('ESCAPED', os.environ)"),
     _python("read everybody's environment", f"import os, glob\nfor p in glob.glob('/proc/[0-9]*/environ'):\n    try:\n        if b'{SECRET}'[:11] in open(p, 'rb').read(): print('ESCAPED')\n    except OSError: pass"),
-    _python("read the answers", "import os, sys\nfor top in (os.environ.get('HOME', '/'), '/root', '/home', '/work', '/tmp', '/usr/lib/python3', *sys.path):\n    for d, _, names in os.walk(top):\n        for n in names:\n            if n == 'problems.jsonl' or n == 'secret-answers.jsonl': print('ESCAPED', d)"),
-    _python("list the home folder", "import os\ntry:\n    os.listdir('/root'); os.listdir('/home')\n    if os.path.exists('/root/.cache'): print('ESCAPED')\nexcept OSError: pass"),
+    _python("read the answers", "import os, sys\nfor top in (os.environ.get('HOME', '/'), '/root', '/home', '/work', '/tmp', '/usr/lib/python3', *sys.path):\n    for d, _, names in os.walk(top):\n        for n in names:\n            if n == 'problems.jsonl' or n == 'secret-answers.jsonl': print('ESCAPED', d)", needs="files"),
+    _python("list the home folder", "import os\ntry:\n    os.listdir('/root'); os.listdir('/home')\n    if os.path.exists('/root/.cache'): print('ESCAPED')\nexcept OSError: pass", needs="files"),
     _python("write outside", "for p in ('/x', '/usr/x', '/etc/x', '/var/x', '/home/x', '/root/x', '/dev/x', '/usr/bin/python3'):\n    try:\n        open(p, 'a').write('x'); print('ESCAPED', p)\n    except OSError: pass"),
-    _python("symlink out", "import os\nfor t in ('/etc/passwd', '/root', '/proc/1/root/etc/passwd', '/proc/1/cwd'):\n    try:\n        os.symlink(t, 'l'); data = open('l').read()\n        if 'root:' in data: print('ESCAPED')\n    except OSError: pass\n    if os.path.lexists('l'): os.unlink('l')"),
+    _python("symlink out", "import os\nfor t in ('/etc/passwd', '/root', '/proc/1/root/etc/passwd', '/proc/1/cwd'):\n    try:\n        os.symlink(t, 'l'); data = open('l').read()\n        if 'root:' in data: print('ESCAPED')\n    except OSError: pass\n    if os.path.lexists('l'): os.unlink('l')", needs="files"),
     _python("symlink for the cleaner", "import os\nos.symlink('/usr', 'usr'); os.symlink('/', 'root'); os.mkdir('d'); os.symlink('/usr/bin', 'd/b'); os.chmod('d', 0)"),
     _python("hard link out", "import os\nfor t in ('/etc/passwd', '/usr/bin/env'):\n    try:\n        os.link(t, 'l'); print('ESCAPED')\n    except OSError: pass"),
     _python("device nodes", "import os, stat\ntry:\n    os.mknod('d', 0o600 | stat.S_IFBLK, os.makedev(254, 0)); open('d', 'rb').read(1); print('ESCAPED')\nexcept OSError: pass"),
     _python("mount", "import ctypes\nl = ctypes.CDLL(None)\nif l.mount(b'none', b'/box', b'tmpfs', 0, None) == 0: print('ESCAPED')\nif l.unshare(0x10000000) == 0: print('ESCAPED')\nif l.chroot(b'/') == 0: print('ESCAPED')"),
     _python("become root", "import os\ntry:\n    os.setuid(0); os.setgid(0)\n    open('/etc/shadow').read(); print('ESCAPED')\nexcept OSError: pass"),
     _bash("sudo and su", "su -c 'echo ESCAPED' </dev/null; sudo -n echo ESCAPED"),
-    _bash("read the answers in bash", "grep -rl 'sumlist' / --include='*.jsonl' 2>/dev/null | grep -q . && echo ESCAPED; grep root: /etc/passwd && echo ESCAPED"),
-    _c("read /etc/passwd in C", "char b[4096] = {0}; int f = open(\"/etc/passwd\", 0); if (f >= 0) { read(f, b, 4095); if (strstr(b, \"root:\")) puts(\"ESCAPED\"); } return 0;"),
+    _bash("read the answers in bash", "grep -rl 'sumlist' / --include='*.jsonl' 2>/dev/null | grep -q . && echo ESCAPED; grep root: /etc/passwd && echo ESCAPED", needs="files"),
+    _c("read /etc/passwd in C", "char b[4096] = {0}; int f = open(\"/etc/passwd\", 0); if (f >= 0) { read(f, b, 4095); if (strstr(b, \"root:\")) puts(\"ESCAPED\"); } return 0;", needs="files"),
     # ---- network
     _python("network outside", "import socket\ntry:\n    socket.create_connection(('1.1.1.1', 53), 1); print('ESCAPED')\nexcept OSError: pass"),
     _python("network to loopback", "import socket\nfor f in (socket.AF_INET, socket.AF_INET6):\n    try:\n        s = socket.socket(f); s.bind(('localhost', 0)); s.listen(); print('ESCAPED')\n    except OSError: pass"),
@@ -132,7 +132,7 @@ PROGRAMS: tuple[Hostile, ...] = (
     # ---- JavaScript, where it is installed
     Hostile(name="endless loop in JavaScript", language="javascript", source="for (;;);"),
     Hostile(name="memory in JavaScript", language="javascript", source="const x = []; for (;;) x.push(new Array(1e6).fill(1.5))"),
-    Hostile(name="read a file in JavaScript", language="javascript", source="try { if (require('fs').readFileSync('/etc/passwd', 'utf8').includes('root:')) console.log('ESCAPED') } catch (e) {}"),
+    Hostile(name="read a file in JavaScript", language="javascript", source="try { if (require('fs').readFileSync('/etc/passwd', 'utf8').includes('root:')) console.log('ESCAPED') } catch (e) {}", needs="files"),
     Hostile(name="spawn in JavaScript", language="javascript", source="for (;;) { try { require('child_process').spawn('sleep', ['1000'], { detached: true }) } catch (e) {} }"),
     Hostile(name="network in JavaScript", language="javascript", source="const s = require('net').createServer(() => {}); s.on('error', () => process.exit(0)); s.listen(0, '127.0.0.1', () => { console.log('ESCAPED'); process.exit(0) })"),
 )

@@ -20,25 +20,48 @@ LIMITS = Limits(
 WANTED = (Check(stdin="3\n", stdout=f"OPEN SESAME {SECRET}"),)
 
 
-def allowed(kind: str) -> str | None:
+def allowed(kind: str, without: tuple[str, ...] = ()) -> str | None:
     """Why this machine can't isolate at a strength; None: it can."""
     try:
-        Keeper(kind, "python", LIMITS).close()
+        Keeper(kind, "python", LIMITS, without).close()
     except Refused as error:
         return str(error)
     return None
 
 
-@pytest.fixture(scope="module", params=KINDS[:-1])
-def pool(request):
-    os.environ["WHET_TEST_SECRET"] = SECRET
-    reason = allowed(request.param)
+def opened(kind: str):
+    """A pool at a strength such as "filters without Landlock", or a skip with the reason."""
+    name, _, without = kind.partition(" without ")
+    leave_out = (without.lower(), "cgroup") if without else ()
+    reason = allowed(name, leave_out)
     if reason is not None:
-        pytest.skip(f"{request.param}: {reason}")
-    with LocalPool(isolation=request.param, limits=LIMITS) as made:
+        pytest.skip(f"{kind}: {reason}")
+    return LocalPool(isolation=name, limits=LIMITS, without=leave_out)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def secret_around():
+    os.environ["WHET_TEST_SECRET"] = SECRET
+    yield
+    del os.environ["WHET_TEST_SECRET"]
+
+
+@pytest.fixture(scope="module")
+def pool():
+    """The strongest isolation that this machine has."""
+    with LocalPool(limits=LIMITS) as made:
         made.start("python")
         yield made
-    del os.environ["WHET_TEST_SECRET"]
+
+
+WEAKER = ("filters", "filters without Landlock")
+
+
+@pytest.fixture(scope="module", params=WEAKER)
+def weaker(request):
+    with opened(request.param) as made:
+        made.start("python")
+        yield made
 
 
 class Recording:
@@ -80,10 +103,25 @@ def test_there_are_enough_of_them() -> None:
 
 @pytest.mark.parametrize("hostile", PROGRAMS, ids=lambda hostile: hostile.name)
 def test_a_hostile_program_is_contained_and_not_paid(pool: LocalPool, hostile: Hostile, tmp_path: Path) -> None:
+    contained(pool, hostile, tmp_path)
+
+
+@pytest.mark.parametrize("hostile", PROGRAMS[::5], ids=lambda hostile: hostile.name)
+def test_so_it_is_without_namespaces(weaker: LocalPool, hostile: Hostile, tmp_path: Path) -> None:
+    contained(weaker, hostile, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hostile", PROGRAMS, ids=lambda hostile: hostile.name)
+def test_so_are_all_of_them_without_namespaces(weaker: LocalPool, hostile: Hostile, tmp_path: Path) -> None:
+    contained(weaker, hostile, tmp_path)
+
+
+def contained(pool: LocalPool, hostile: Hostile, tmp_path: Path) -> None:
     if missing(hostile.language):
         pytest.skip(f"{hostile.language} is not installed")
-    if hostile.needs and hostile.needs != pool.kind:
-        pytest.skip(f"only {hostile.needs} hold this back")
+    if hostile.needs and pool.kind != "namespaces" and not any("Landlock" in layer for layer in pool.layers):
+        pytest.skip("files that everybody may read are closed only by namespaces or Landlock")
     (tmp_path / "secret-answers.jsonl").write_text(SECRET)
     pool.start(hostile.language)
     before = processes_of(pool)

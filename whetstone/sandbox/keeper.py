@@ -73,7 +73,7 @@ def main() -> None:
 
 def _settle(settings: dict[str, Any], channel: int) -> Place:
     """Go as far in as `settings["kind"]` says."""
-    landlock = kernel.landlock_version()
+    landlock = 0 if "landlock" in settings["without"] else kernel.landlock_version()
     has_seccomp = seccomp.is_supported()
     if settings["kind"] == "namespaces":
         world = root.enter(
@@ -304,6 +304,7 @@ def _as_file(place: Place, stdin: bytes) -> int:
     if not stdin:
         return os.open(os.devnull, os.O_RDONLY)
     file = os.open(place.built, os.O_TMPFILE | os.O_RDWR, 0o600)
+    os.fchmod(file, 0o444)  # a program may open it once more, by /dev/stdin
     while stdin:
         stdin = stdin[os.write(file, stdin) :]
     os.lseek(file, 0, os.SEEK_SET)

@@ -55,10 +55,10 @@ class Refused(Exception):
 class Keeper:
     """A keeper process and the line to it."""
 
-    def __init__(self, kind: str, language: str, limits: Limits) -> None:
+    def __init__(self, kind: str, language: str, limits: Limits, without: tuple[str, ...] = ()) -> None:
         how = LANGUAGES[language].how
         number = next(_numbers)
-        self.folder = None
+        self.folder: str | None = None
         if kind != "namespaces":
             self.folder = tempfile.mkdtemp(prefix="whet-")
             os.chmod(self.folder, 0o755)
@@ -77,10 +77,13 @@ class Keeper:
         theirs.close()
         self._line = ours
         memory_mb = max(limits.memory_mb, limits.compile_memory_mb) + 2 * limits.disk_mb + 256
-        self.cgroup = cgroup.join(self.process.pid, memory_mb, limits.processes + 96)
+        self.cgroup = None
+        if "cgroup" not in without:
+            self.cgroup = cgroup.join(self.process.pid, memory_mb, limits.processes + 96)
         settings = {
             "kind": kind,
             "how": how,
+            "without": without,
             "folder": self.folder,
             "visible": tools(language).visible,
             "hidden": _hidden(),
@@ -144,14 +147,22 @@ def _hidden() -> list[str]:
 class LocalPool:
     """At most `size` programs at a time, on this machine; usable from several threads."""
 
-    def __init__(self, *, isolation: str = "auto", size: int = 1, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        isolation: str = "auto",
+        size: int = 1,
+        limits: Limits | None = None,
+        without: tuple[str, ...] = (),
+    ) -> None:
+        """`without`: layers to leave out ("landlock", "cgroup"), to see what the others hold."""
         assert isolation in ("auto", *KINDS), isolation
         if sys.platform != "linux":
             raise UserError(
                 "Programs can only be run safely on Linux, by its namespaces and seccomp: use a Linux machine, or "
                 "a Linux container."
             )
-        self._wanted = isolation
+        self._without = without
         self.kind: str | None = None if isolation == "auto" else isolation
         self.layers: tuple[str, ...] = ()
         self._why: list[str] = []  # what stronger kinds said
@@ -217,7 +228,7 @@ class LocalPool:
         kinds = (self.kind,) if self.kind else KINDS[:-1]
         for kind in kinds:
             try:
-                keeper = Keeper(kind, language, self._limits)
+                keeper = Keeper(kind, language, self._limits, self._without)
             except Refused as error:
                 self._why.append(f"{kind}: {error}")
                 continue
