@@ -69,7 +69,7 @@ def test_values_reach_their_room_and_remember_where_they_came_from(tmp_path: Pat
 
 
 def test_what_is_dumped_loads_to_the_same_configuration(tmp_path: Path) -> None:
-    for recipe in sorted(recipe_folders()[-1].glob("*.yaml")):
+    for recipe in sorted(recipe_folders()[-1].rglob("*.yaml")):
         config = load(recipe).config
         copy = tmp_path / recipe.name
         copy.write_text(dump(config), encoding="utf-8")
@@ -299,7 +299,8 @@ PLANS = {
 
 
 def recipes() -> list[str]:
-    return sorted(path.stem for path in (Path(__file__).parents[2] / "config").glob("*.yaml"))
+    folder = Path(__file__).parents[2] / "config"
+    return sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml"))
 
 
 def test_there_is_a_recipe_of_each_name() -> None:

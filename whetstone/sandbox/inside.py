@@ -147,7 +147,7 @@ def warm(how: str) -> None:
         _klong("{x+y}(1;2)")
     elif how == "sql":
         import sqlite3  # noqa: F401
-    else:  # what programs import most often
+    elif how == "python":  # what programs import most often
         import bisect  # noqa: F401
         import collections  # noqa: F401
         import functools  # noqa: F401
