@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Programs a second through the warm sandbox, beside one `subprocess.run` per test: Python and C.
 
-Both sides run the same programs on the same inputs with as many at a time as there are cores, in turns, several
-rounds; the figure is the ratio of the medians. The plain side has no isolation at all; ours has every layer that
-the machine allows, and the table says which. For C, the plain side is shown both ways: compiling before every
-test, and compiling once per program and then one `subprocess.run` per test; ours compiles once, by tcc where it
-is installed and by gcc where tcc fails or is missing.
+Both sides run the same programs on the same inputs with as many at a time as there are cores, in turns,
+several rounds; the figure is the ratio of the medians. The plain side has no isolation at all; ours has
+every layer that the machine allows, and the table says which. For C, the plain side is shown both ways:
+compiling before every test, and compiling once per program and then one `subprocess.run` per test; ours
+compiles once, by tcc where it is installed and by gcc where tcc fails or is missing.
 
     python benchmarks/sandbox.py [--rounds 5] [--programs 60] [--tests 3]
 """
@@ -53,7 +53,9 @@ def expected(k: int, given: str) -> str:
 def ours(pool: LocalPool, language: str, source: str, k: int, tests: int) -> None:
     """One program, all its tests, in the sandbox."""
     given = inputs(tests)
-    program = Program(language=language, source=source.format(k=k), inputs=tuple(Input(stdin=text) for text in given))
+    program = Program(
+        language=language, source=source.format(k=k), inputs=tuple(Input(stdin=text) for text in given)
+    )
     for text, result in zip(given, pool.run(program, LIMITS).results, strict=True):
         assert result.stdout == expected(k, text), result
 
@@ -72,7 +74,9 @@ def plain_c(k: int, tests: int, *, compile_each: bool) -> None:
         source.write_text(C.format(k=k))
         for number, text in enumerate(inputs(tests)):
             if number == 0 or compile_each:
-                subprocess.run(["gcc", "-O2", "-w", "-o", binary, source], check=True, capture_output=True, timeout=30)
+                subprocess.run(
+                    ["gcc", "-O2", "-w", "-o", binary, source], check=True, capture_output=True, timeout=30
+                )
             done = subprocess.run([binary], input=text, capture_output=True, text=True, timeout=10)
             assert done.stdout == expected(k, text), done
 
@@ -85,7 +89,9 @@ def rate(one: Callable[[int], None], count: int, threads: ThreadPoolExecutor, fi
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--programs", type=int, default=60)
     parser.add_argument("--tests", type=int, default=3)

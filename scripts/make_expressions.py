@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Make a small programming task: complete `def f(x): return` by one expression that does what a sentence says.
+"""Make a small programming task: complete `def f(x): return` by one expression that does what a sentence
+says.
 
-Writes rows for the `code` task: a statement ("add 7 to x, then multiply the result by 3"), calls of f with their
-values, and the expression as reference solution. Values come from running the solutions; a sentence whose
-solution fails on one of its inputs is left out. The same rows every time.
+Writes rows for the `code` task: a statement ("add 7 to x, then multiply the result by 3"), calls of f with
+their values, and the expression as reference solution. Values come from running the solutions; a sentence
+whose solution fails on one of its inputs is left out. The same rows every time.
 
     python scripts/make_expressions.py expressions.jsonl
 """
@@ -71,7 +72,9 @@ _WORDS = [
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path)
     parser.add_argument("--count", type=int, default=2000)
     arguments = parser.parse_args()

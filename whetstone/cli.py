@@ -280,8 +280,8 @@ it rests on, and the setting to change. Reads files only.
         summary="what this machine has, and how to get what it lacks",
         usage="whet doctor",
         help="""\
-Looks at the machine: devices, torch, engines, the languages that programs may be written in, how safely they can
-be run here, and the optional packages. For what is missing it says how to get it, a q interpreter among them.
+Looks at the machine: devices, torch, engines, the languages that programs may be written in, how safely they
+can be run here, and the optional packages. For what is missing it says how to get it, q among them.
 
   whet doctor""",
         call=_doctor,

@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Programs out of texts, tests out of rows, verdicts out of runs: by hand-written examples."""
 
 import math
@@ -123,7 +124,12 @@ def test_a_cheat_on_calls_and_assertions_earns_nothing(pool: LocalPool) -> None:
         "import builtins\nbuiltins.AssertionError = ZeroDivisionError\nbuiltins.all = builtins.any = lambda x: True\n"
         "import json\njson.dumps = lambda x: '10'\n"
     )
-    raw = ["assert f(3) == 10", "assert f(4) == 10", {"args": [3], "expected": 10}, {"args": [4], "expected": 10}]
+    raw = [
+        "assert f(3) == 10",
+        "assert f(4) == 10",
+        {"args": [3], "expected": 10},
+        {"args": [4], "expected": 10},
+    ]
     verdict = judge(pool, PYTHON, cheat, read_tests(raw, PYTHON, "f", "row"), Limits())
     assert verdict.passed == 0
 
@@ -131,7 +137,10 @@ def test_a_cheat_on_calls_and_assertions_earns_nothing(pool: LocalPool) -> None:
 def test_the_program_never_meets_what_an_assertion_expects(pool: LocalPool) -> None:
     spy = "import sys, inspect\ndef f(x):\n    f = sys._getframe()\n    seen = ''\n    while f:\n        seen += repr(f.f_locals) + repr(f.f_globals); f = f.f_back\n    return '321zyx'[::-1] if '321zyx'[::-1] in seen else ''\n"
     code = "wanted = 'xyz123'\nassert f(1) == wanted\nassert f(2) == 'xyz123'"
-    assert judge(pool, PYTHON, spy, read_tests(code, PYTHON, "f", "row"), Limits()).tests == ("wrong", "wrong")
+    assert judge(pool, PYTHON, spy, read_tests(code, PYTHON, "f", "row"), Limits()).tests == (
+        "wrong",
+        "wrong",
+    )
 
 
 def test_assertions_are_taken_apart() -> None:

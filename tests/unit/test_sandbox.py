@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """The sandbox with well-meaning programs: every language that is installed, every way a run can end, and what
 the layers let through.
 """
@@ -71,14 +72,21 @@ def test_every_language_reads_and_prints(box: LocalPool, name: str) -> None:
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_program_that_can_not_be_read_is_a_compile_error(box: LocalPool, name: str) -> None:
     installed(name)
-    result = box.run(Program(language=name, source=BROKEN[name], inputs=(Input(stdin=stdin_of(name)),))).results[0]
+    result = box.run(
+        Program(language=name, source=BROKEN[name], inputs=(Input(stdin=stdin_of(name)),))
+    ).results[0]
     assert result.outcome == "compile_error"
     assert result.stderr
 
 
 @pytest.mark.parametrize(
     ("source", "outcome"),
-    [("1 / 0", "crash"), ("raise SystemExit(3)", "crash"), ("raise SystemExit", "ok"), ("while True: pass", "timeout")],
+    [
+        ("1 / 0", "crash"),
+        ("raise SystemExit(3)", "crash"),
+        ("raise SystemExit", "ok"),
+        ("while True: pass", "timeout"),
+    ],
 )
 def test_crash_timeout_and_success_are_told_apart(box: LocalPool, source: str, outcome: str) -> None:
     limits = Limits(seconds=0.3)
@@ -86,7 +94,9 @@ def test_crash_timeout_and_success_are_told_apart(box: LocalPool, source: str, o
 
 
 def test_what_a_limit_ended_is_named(box: LocalPool) -> None:
-    talks = box.run(Program(language="python", source="while True: print('x' * 99)"), Limits(output_kb=4)).results[0]
+    talks = box.run(
+        Program(language="python", source="while True: print('x' * 99)"), Limits(output_kb=4)
+    ).results[0]
     assert talks.too_much == "output"
     assert len(talks.stdout) == 4 << 10
     grows = "import os\nfor _ in range(8):\n    if os.fork() == 0: break\nx = bytearray(b'1') * (60 << 20)\nimport time; time.sleep(5)"
@@ -130,7 +140,11 @@ def test_values_of_calls_come_back_as_plain_data(box: LocalPool) -> None:
 
 def test_javascript_calls(box: LocalPool) -> None:
     installed("javascript")
-    program = Program(language="javascript", source="function f(a, b) { return [a + b, {k: a}] }", inputs=(Input(call=("f", (1, 2))),))
+    program = Program(
+        language="javascript",
+        source="function f(a, b) { return [a + b, {k: a}] }",
+        inputs=(Input(call=("f", (1, 2))),),
+    )
     assert box.run(program).results[0].stdout == f'{MARK}[3,{{"k":1}}]\n'
 
 
@@ -138,7 +152,13 @@ def test_c_falls_back_to_the_next_compiler(box: LocalPool, monkeypatch: pytest.M
     installed("c")
     here = languages.tools("c")
     false = ("/bin/false",)
-    monkeypatch.setattr(languages, "tools", lambda name: languages.Tools(compilers=(false, *here.compilers), command=here.command, visible=here.visible))
+    monkeypatch.setattr(
+        languages,
+        "tools",
+        lambda name: languages.Tools(
+            compilers=(false, *here.compilers), command=here.command, visible=here.visible
+        ),
+    )
     result = box.run(Program(language="c", source=DOUBLE["c"], inputs=(Input(stdin="4"),))).results[0]
     assert result.stdout == "8\n"
 
@@ -155,7 +175,7 @@ def test_a_pool_that_finds_nothing_safe_refuses(monkeypatch: pytest.MonkeyPatch)
         raise pool.Refused("not here")
 
     monkeypatch.setattr(pool, "Keeper", refuse)
-    with pytest.raises(UserError, match="No safe way.*sandbox_isolation: limits"):
+    with pytest.raises(UserError, match=r"No safe way.*sandbox_isolation: limits"):
         LocalPool().start("python")
 
 
@@ -231,7 +251,9 @@ exit 0
 """
 
 
-def test_the_command_line_of_q_with_a_stand_in_that_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_line_of_q_with_a_stand_in_that_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "bin"
     folder.mkdir()
     script = folder / "q"

@@ -102,7 +102,9 @@ def test_there_are_enough_of_them() -> None:
 
 
 @pytest.mark.parametrize("hostile", PROGRAMS, ids=lambda hostile: hostile.name)
-def test_a_hostile_program_is_contained_and_not_paid(pool: LocalPool, hostile: Hostile, tmp_path: Path) -> None:
+def test_a_hostile_program_is_contained_and_not_paid(
+    pool: LocalPool, hostile: Hostile, tmp_path: Path
+) -> None:
     contained(pool, hostile, tmp_path)
 
 
@@ -148,7 +150,11 @@ def assert_empty(pool: LocalPool) -> None:
 
 def test_the_pool_serves_on_at_full_speed_after_all_that(pool: LocalPool) -> None:
     program = Program(language="python", source="print(int(input()) * 2)", inputs=(Input(stdin="21"),))
-    attack = [hostile.source for hostile in PROGRAMS if hostile.name in ("fork bomb", "memory", "daemon", "kill the parent")]
+    attack = [
+        hostile.source
+        for hostile in PROGRAMS
+        if hostile.name in ("fork bomb", "memory", "daemon", "kill the parent")
+    ]
 
     def speed() -> float:
         seconds = []
@@ -175,9 +181,13 @@ def test_closing_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Monke
         if allowed(kind) is not None:
             continue
         with LocalPool(isolation=kind, limits=LIMITS) as pool:
-            pool.run(Program(language="python", source="open('x', 'w').write('x'); import os; os.fork()"), LIMITS)
+            pool.run(
+                Program(language="python", source="open('x', 'w').write('x'); import os; os.fork()"), LIMITS
+            )
             keepers = [keeper.process.pid for some in pool._idle.values() for keeper in some]
-            groups = [folder for some in pool._idle.values() for keeper in some for folder in keeper.cgroup or ()]
+            groups = [
+                folder for some in pool._idle.values() for keeper in some for folder in keeper.cgroup or ()
+            ]
         assert all(wait_until_gone(process) for process in keepers)
         assert not list(tmp_path.iterdir())
         assert not [folder for folder in groups if os.path.exists(folder)]

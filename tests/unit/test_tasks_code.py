@@ -1,4 +1,6 @@
-"""Programming problems from rows: prompts, rewards, which tests run, what is refused, and the set that ships."""
+"""Programming problems from rows: prompts, rewards, which tests run, what is refused, and the set that
+ships.
+"""
 
 import json
 from pathlib import Path
@@ -29,13 +31,20 @@ ROWS = [
 ]
 
 
-def make(tmp_path: Path, rows: list[dict[str, Any]] | None = None, split: str = "train", **settings: Any) -> CodeTask:
+def make(
+    tmp_path: Path, rows: list[dict[str, Any]] | None = None, split: str = "train", **settings: Any
+) -> CodeTask:
     path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS if rows is None) or "".join(json.dumps(r) + "\n" for r in rows or []))
+    path.write_text(
+        "".join(json.dumps(row) + "\n" for row in ROWS if rows is None)
+        or "".join(json.dumps(r) + "\n" for r in rows or [])
+    )
     own = {key: settings.pop(key) for key in ("language", "prompt", "continue_starter") if key in settings}
     words = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
     config = load(None, ["max_tests_per_problem=0", *words]).config
-    return CodeTask(config, "code", TaskSpec(config={"path": str(path), "language": "python", **own}), split, False)
+    return CodeTask(
+        config, "code", TaskSpec(config={"path": str(path), "language": "python", **own}), split, False
+    )
 
 
 def paid(task: CodeTask, text: str, index: int = 2) -> tuple[float, float]:
@@ -75,7 +84,10 @@ def test_which_tests_run_is_fixed_by_the_seed_and_evaluation_runs_all(tmp_path: 
         task = make(tmp_path, split=split, max_tests_per_problem=2, **settings)
         problems = [task.problem(i) for i in range(6)]
         return [
-            [test.expected for test in task._chosen(read_tests(p.answer["tests"], LANGUAGES["python"], "f", ""), p)]
+            [
+                test.expected
+                for test in task._chosen(read_tests(p.answer["tests"], LANGUAGES["python"], "f", ""), p)
+            ]
             for p in problems
         ]
 
@@ -126,24 +138,33 @@ def test_bad_rows_are_refused_before_training(tmp_path: Path, row: dict[str, Any
 
 
 def test_rows_of_another_language_are_left_out_and_none_left_is_said(tmp_path: Path) -> None:
-    rows = [{**ROWS[0], "language": "python"}, {**ROWS[1], "language": "c", "tests": [{"stdin": "1", "stdout": "2"}]}]
+    rows = [
+        {**ROWS[0], "language": "python"},
+        {**ROWS[1], "language": "c", "tests": [{"stdin": "1", "stdout": "2"}]},
+    ]
     assert len(make(tmp_path, rows)) == 1
     with pytest.raises(UserError, match="has no problem in python"):
         len(make(tmp_path, rows[1:]))
 
 
-def test_a_language_that_is_not_installed_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(languages, "missing", lambda name: f"The language {name} is not installed on this machine: get it.")
-    with pytest.raises(UserError, match="can't be trained on here. The language q is not installed"):
+def test_a_language_that_is_not_installed_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        languages, "missing", lambda name: f"The language {name} is not installed on this machine: get it."
+    )
+    with pytest.raises(UserError, match=r"can't be trained on here\. The language q is not installed"):
         make(tmp_path, language="q")
 
 
 def test_time_limits_must_fit_into_each_other(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"sandbox_time_limit_s \(20\) must be less than reward_timeout_s \(10\)"):
+    with pytest.raises(
+        UserError, match=r"sandbox_time_limit_s \(20\) must be less than reward_timeout_s \(10\)"
+    ):
         make(tmp_path, sandbox_time_limit_s=20)
 
 
-# ---- the set that ships --------------------------------------------------------------------------------------
+# ---- the set that ships ------------------------------------------------------------------------------------
 
 SHIPPED = [json.loads(line) for line in shipped_problems().read_text(encoding="utf-8").splitlines()]
 
@@ -179,12 +200,19 @@ def test_every_solution_passes_and_every_wrong_one_fails(pool: LocalPool, langua
 
 
 def test_the_shipped_set_goes_through_the_scoring_processes() -> None:
-    words = ["datasets={code: {config: {path: problems, language: python, eval_share: 0.3}}}", "eval_num_samples=5"]
-    config = load(None, [*words, "reward_funcs=accuracy", "reward_workers=1", "sandbox_time_limit_s=0.3"]).config
+    words = [
+        "datasets={code: {config: {path: problems, language: python, eval_share: 0.3}}}",
+        "eval_num_samples=5",
+    ]
+    config = load(
+        None, [*words, "reward_funcs=accuracy", "reward_workers=1", "sandbox_time_limit_s=0.3"]
+    ).config
     held_out = eval_problems(config)
     tasks = build_tasks(config, "train", held_out)
     check_gold(tasks)
-    assert not {problem.question for problem in held_out} & {tasks.problem(i).question for i in range(len(tasks))}
+    assert not {problem.question for problem in held_out} & {
+        tasks.problem(i).question for i in range(len(tasks))
+    }
     problems = [tasks.problem(0), tasks.problem(1), held_out[0]]
     with Scorer(config) as scorer:
         for problem in problems:

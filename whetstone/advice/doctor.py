@@ -1,7 +1,7 @@
 """What this machine has: devices, packages, engines, languages of programs, and how safely it can run them.
 
-Looks and tells; changes nothing and downloads nothing. The isolation is not guessed: a sandbox is started, asked
-and closed. For what is missing it says how to get it.
+Looks and tells; changes nothing and downloads nothing. The isolation is not guessed: a sandbox is started,
+asked and closed. For what is missing it says how to get it.
 """
 
 import importlib.metadata

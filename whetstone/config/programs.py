@@ -17,16 +17,22 @@ class ProgramsRoom(Room):
     perfect_reward_weight: float = Field(default=1.0, ge=0)
     """What is paid on top for passing every test."""
     test_reward: Literal["share", "all"] = "share"
-    """`share`: base_reward_weight x share of tests passed; `all`: base_reward_weight only if all of them pass."""
+    """`share`: base_reward_weight x share of tests passed; `all`: base_reward_weight only if all of them
+    pass.
+    """
     max_tests_per_problem: int = Field(default=3, ge=0)
-    """Tests run for a training answer, chosen once per problem by dataset_seed; 0: all. Evaluation runs all."""
+    """Tests run for a training answer, chosen once per problem by dataset_seed; 0: all. Evaluation runs
+    all.
+    """
     sandbox_pool: Literal["local", "ray"] = "local"
     """Where programs run: on this machine, one at a time for each of reward_workers, or on a Ray cluster."""
     ray_address: str = "auto"
-    """Address of the Ray cluster for sandbox_pool: ray; `auto` finds a running one, `local` starts one here."""
+    """Address of the Ray cluster for sandbox_pool: ray; `auto` finds a running one, `local` starts one
+    here.
+    """
     sandbox_isolation: Literal["auto", "namespaces", "filters", "limits"] = "auto"
-    """`auto`: the strongest that works here, never weaker than `filters` (seccomp, Landlock); `limits` accepts
-    programs that can read files and use the network.
+    """`auto`: the strongest that works here, never weaker than `filters` (seccomp, Landlock); `limits`
+    accepts programs that can read files and use the network.
     """
     sandbox_time_limit_s: float = Field(default=2.0, gt=0)
     """For one test of a problem that names no time limit of its own."""

@@ -1,9 +1,9 @@
 """Assertions about a Python program, judged without showing it what they expect.
 
-`assert f(3) == 10` is taken apart: the program's process evaluates `f(3)` and prints the value; another process,
-which never holds the program, evaluates `assert <value> == 10`. Only plain data crosses. Loops and functions
-around assertions are not taken apart and are refused when the problem is read (HumanEval's `check(candidate)`
-is understood).
+`assert f(3) == 10` is taken apart: the program's process evaluates `f(3)` and prints the value; another
+process, which never holds the program, evaluates `assert <value> == 10`. Only plain data crosses. Loops and
+functions around assertions are not taken apart and are refused when the problem is read (HumanEval's
+`check(candidate)` is understood).
 """
 
 import ast
@@ -46,7 +46,9 @@ def take_apart(code: str, entry_point: str | None = None) -> list[Assertion]:
         if isinstance(statement, ast.Assert):
             found.append(_assertion(statement, statements, known, foreign))
             continue
-        if not isinstance(statement, ast.Assign | ast.AnnAssign | ast.Expr | ast.Import | ast.ImportFrom | ast.FunctionDef):
+        if not isinstance(
+            statement, ast.Assign | ast.AnnAssign | ast.Expr | ast.Import | ast.ImportFrom | ast.FunctionDef
+        ):
             raise NotTakenApart(f"line {statement.lineno} holds {type(statement).__name__.lower()}")
         if any(isinstance(node, ast.Assert) for node in ast.walk(statement)):
             raise NotTakenApart(f"line {statement.lineno} holds an assertion inside something else")
@@ -92,7 +94,11 @@ def _made(statement: ast.stmt) -> set[str]:
         return {(alias.asname or alias.name).partition(".")[0] for alias in statement.names}
     if isinstance(statement, ast.FunctionDef):
         return {statement.name}
-    return {node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return {
+        node.id
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
 
 
 def _read(node: ast.AST) -> set[str]:
@@ -115,7 +121,9 @@ def _assertion(
 
         def visit(self, node: ast.AST) -> ast.AST:
             is_call = isinstance(node, ast.Call) and _uses_foreign(node.func, known, foreign)
-            is_value = isinstance(node, ast.Name | ast.Attribute | ast.Subscript) and _uses_foreign(node, known, foreign)
+            is_value = isinstance(node, ast.Name | ast.Attribute | ast.Subscript) and _uses_foreign(
+                node, known, foreign
+            )
             if is_call or is_value:
                 asked.append(ast.unparse(node))
                 return ast.copy_location(ast.Name(_VALUE.format(len(asked) - 1), ast.Load()), node)

@@ -1,8 +1,8 @@
 """Programs in a model's answers: taken out of the text, run against tests, judged from outside.
 
-A test is text in and text out, a call and its value, code behind the program and what it prints, or assertions.
-What is expected stays in this process: the sandbox gets inputs and gives back what was printed, which is
-compared here as plain data. A program can't override a comparison that it never meets.
+A test is text in and text out, a call and its value, code behind the program and what it prints, or
+assertions. What is expected stays in this process: the sandbox gets inputs and gives back what was printed,
+which is compared here as plain data. A program can't override a comparison that it never meets.
 """
 
 import ast
@@ -88,7 +88,11 @@ def read_tests(raw: Any, language: Language, function: str | None, where: str) -
         except json.JSONDecodeError:
             raw = [raw]
     entries = raw if isinstance(raw, list) else [raw]
-    tests = [test for number, entry in enumerate(entries, 1) for test in _read(entry, language, function, f"{where}, test {number}")]
+    tests = [
+        test
+        for number, entry in enumerate(entries, 1)
+        for test in _read(entry, language, function, f"{where}, test {number}")
+    ]
     if not tests:
         raise UserError(f"{where} has no tests: give at least one.")
     return tuple(tests)
@@ -98,7 +102,7 @@ def _read(entry: Any, language: Language, function: str | None, where: str) -> l
     if isinstance(entry, str):
         entry = {"assert": entry}
     if not isinstance(entry, dict):
-        raise UserError(f"{where} is {entry!r}: write an object such as {{\"stdin\": \"2\", \"stdout\": \"4\"}}.")
+        raise UserError(f'{where} is {entry!r}: write an object such as {{"stdin": "2", "stdout": "4"}}.')
     known = {"stdin", "input", "stdout", "output", "call", "args", "expected", "code", "assert"}
     for key in entry:
         if key not in known:
@@ -108,9 +112,13 @@ def _read(entry: Any, language: Language, function: str | None, where: str) -> l
     if "args" in entry or "call" in entry:
         name = entry.get("call") or function
         if not name:
-            raise UserError(f"{where} calls a function without a name: give `call`, or `function` in the row.")
+            raise UserError(
+                f"{where} calls a function without a name: give `call`, or `function` in the row."
+            )
         if not language.takes_calls:
-            raise UserError(f"{where} calls a function, which {language.name} can't be asked to: use stdin and stdout.")
+            raise UserError(
+                f"{where} calls a function, which {language.name} can't be asked to: use stdin and stdout."
+            )
         if "expected" not in entry:
             raise UserError(f"{where} has no `expected`: give the value that the call must have.")
         return [Check(call=(str(name), tuple(entry.get("args", ()))), expected=entry["expected"])]
@@ -118,17 +126,31 @@ def _read(entry: Any, language: Language, function: str | None, where: str) -> l
     if stdout is None:
         raise UserError(f"{where} says not what is expected: give `stdout`, `expected` or `assert`.")
     if entry.get("code") and not language.takes_code:
-        raise UserError(f"{where} has code, which can't be put behind a program in {language.name}: use stdin and stdout.")
-    return [Check(stdin=str(entry.get("stdin", entry.get("input", "")) or ""), stdout=str(stdout), code=str(entry.get("code", "")))]
+        raise UserError(
+            f"{where} has code, which can't be put behind a program in {language.name}: use stdin and stdout."
+        )
+    return [
+        Check(
+            stdin=str(entry.get("stdin", entry.get("input", "")) or ""),
+            stdout=str(stdout),
+            code=str(entry.get("code", "")),
+        )
+    ]
 
 
 def _assertions(code: str, language: Language, function: str | None, where: str) -> list[Check]:
     if language.name != "python":
-        raise UserError(f"{where} is assertion code, which works for Python only: use calls or stdout for {language.name}.")
+        raise UserError(
+            f"{where} is assertion code, which works for Python only: use calls or stdout for "
+            f"{language.name}."
+        )
     try:
         return [Check(assertion=assertion) for assertion in take_apart(code, function)]
     except NotTakenApart as error:
-        raise UserError(f"{where} can't be judged apart from the program: {error}. Write plain assertions, or calls with `expected`.") from None
+        raise UserError(
+            f"{where} can't be judged apart from the program: {error}. Write plain assertions, or calls with "
+            "`expected`."
+        ) from None
 
 
 # ---- judged ------------------------------------------------------------------------------------------------
@@ -139,10 +161,14 @@ def judge(pool: Pool, language: Language, source: str, tests: Sequence[Check], l
     inputs: list[Input] = []
     for test in tests:
         if test.assertion is not None:
-            inputs += [Input(code=test.assertion.before, call=("=" + asked, ())) for asked in test.assertion.asked]
+            inputs += [
+                Input(code=test.assertion.before, call=("=" + asked, ())) for asked in test.assertion.asked
+            ]
         else:
             inputs.append(Input(stdin=test.stdin, code=test.code, call=test.call))
-    results = list(pool.run(Program(language=language.name, source=source, inputs=tuple(inputs)), limits).results)
+    results = list(
+        pool.run(Program(language=language.name, source=source, inputs=tuple(inputs)), limits).results
+    )
     complaint = next((result.stderr[-2000:] for result in results if not result.ok), "")
     outcomes = []
     for test in tests:

@@ -58,7 +58,7 @@ def literal(value: Any, depth: int = 0) -> str:
         raise NotPlain("a value nested too deeply")
     inner = [literal(entry, depth + 1) for entry in value] if kind in (list, tuple, set, frozenset) else []
     if value is None or kind in (bool, int, str, bytes, float, complex):
-        return kind.__repr__(value)
+        return repr(value)
     if kind is list:
         return f"[{', '.join(inner)}]"
     if kind is tuple:
@@ -73,7 +73,8 @@ def literal(value: Any, depth: int = 0) -> str:
 
 def run(how: str, source: str, call: tuple[str, list[Any]] | None, after_compile: Tell) -> None:
     """Run and end this process. `after_compile` hears, before any of the program's code runs, whether it
-    could not be compiled. The interpreter's own streams are made for 0, 1 and 2, whatever those are by now."""
+    could not be compiled. The interpreter's own streams are made for 0, 1 and 2, whatever those are by now.
+    """
     for name in [name for name in sys.modules if name.partition(".")[0] == "whetstone"]:
         del sys.modules[name]
     code = 1
@@ -215,7 +216,9 @@ def from_klong(value: Any) -> Any:
 
 
 def _sql(source: str, call: tuple[str, list[Any]] | None, after_compile: Tell) -> int:
-    """stdin holds the tables, as SQL; the rows of the program's last query are printed, columns joined by |."""
+    """stdin holds the tables, as SQL; the rows of the program's last query are printed, columns joined by
+    |.
+    """
     import sqlite3
 
     after_compile(False)

@@ -9,39 +9,22 @@ import contextlib
 import gc
 import os
 import resource
-import select
 import shutil
 import signal
 import stat
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
-from whetstone.sandbox import frames, guard, inside, kernel, root, seccomp
-from whetstone.sandbox.guard import Ceilings, Walls
+from whetstone.sandbox import frames, guard, inside
+from whetstone.sandbox.guard import Ceilings
 from whetstone.sandbox.program import NEVER_BEGUN, Job, Limits, Result, job_from
+from whetstone.sandbox.settle import Place, settle
+from whetstone.sandbox.watch import HungUp, Watch, end_all
 
-_WATCH_S = 0.05  # between two looks at the memory of all processes of a program
-_CHUNK = 1 << 16
 _ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/box", "TMPDIR": "/box"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where this keeper works and what surrounds its programs."""
-
-    box: str
-    built: str
-    walls: Walls
-    layers: tuple[str, ...]
-    has_proc: bool
-    channel: int  # to the pool
-
-
-class HungUp(Exception):
-    """The pool is gone: so is the reason to go on."""
 
 
 def main() -> None:
@@ -54,7 +37,7 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
     try:
         inside.warm(settings["how"])  # before the walls: it reads files that are not there behind them
-        place = _settle(settings, channel)
+        place = settle(settings, channel)
     except OSError as error:
         frames.send(channel, {"refused": str(error)})
         return
@@ -71,99 +54,11 @@ def main() -> None:
             shutil.rmtree(settings["folder"], ignore_errors=True)
 
 
-def _settle(settings: dict[str, Any], channel: int) -> Place:
-    """Go as far in as `settings["kind"]` says."""
-    landlock = 0 if "landlock" in settings["without"] else kernel.landlock_version()
-    has_seccomp = seccomp.is_supported()
-    if settings["kind"] == "namespaces":
-        world = root.enter(
-            settings["visible"], settings["hidden"], settings["disk_mb"], settings["outside_user"]
-        )
-        box, built, user, has_proc = root.BOX, root.BUILT, world.user, world.has_proc
-        spaces = "process, mount, network, ipc, host name" + (", user" if world.has_user_namespace else "")
-        layers = [f"namespaces ({spaces})", "read-only root"]
-    else:
-        box, built = os.path.join(settings["folder"], "box"), os.path.join(settings["folder"], "built")
-        user, has_proc = _other_user(settings, landlock), True
-        layers = []
-        kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)  # what a program leaves behind becomes ours
-        if user is not None:
-            os.chown(box, user, user)
-        if settings["kind"] == "filters" and not has_seccomp:
-            raise OSError(38, "seccomp is not to be had on this machine")
-        if settings["kind"] == "limits":
-            landlock, has_seccomp = 0, False
-    inner = settings["kind"] == "namespaces"
-    readable = (*root.SYSTEM, *root.SYSTEM_FILES, *settings["visible"], built)
-    readable += ("/proc", "/etc") if inner else ()
-    writable = (box, "/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
-    layers += [f"Landlock {landlock}"] if landlock else []
-    layers += ["seccomp"] if has_seccomp else []
-    layers += ["a user of its own"] if user is not None else []
-    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # a program of the same user can't look into us
-    walls = Walls(
-        user=user,
-        has_own_processes=inner,
-        landlock=landlock,
-        seccomp=has_seccomp,
-        readable=readable,
-        writable=writable,
-        processes_elsewhere=0 if inner or user is not None else _threads_of_user(),
-        keeper_is_inside=inner,
-        address_space_now=_address_space(),
-    )
-    if inner:
-        # Children are born behind these walls, which saves each of them the time to build its own.
-        guard.for_good(walls, (*writable, built))
-    return Place(
-        box=box,
-        built=built,
-        walls=walls,
-        layers=(*layers, "rlimits"),
-        has_proc=has_proc,
-        channel=channel,
-    )
-
-
-def _other_user(settings: dict[str, Any], landlock: int) -> int | None:
-    """The user that programs become without a namespace: only root can choose, and only one who can still
-    reach the interpreter.
-    """
-    if os.geteuid() != 0:
-        return None
-    for path in settings["visible"]:
-        while path != "/":
-            if os.path.exists(path) and not os.stat(path).st_mode & stat.S_IXOTH:
-                if not landlock:
-                    raise OSError(13, f"{path} is closed to other users, so programs would have to run as root")
-                return None
-            path = os.path.dirname(path)
-    return settings["outside_user"]
-
-
-def _address_space() -> int:
-    try:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            return int(file.read().split()[0]) * resource.getpagesize()
-    except OSError:  # no /proc in here
-        return 256 << 20
-
-
-def _threads_of_user() -> int:
-    """RLIMIT_NPROC counts all threads of a user on the machine."""
-    count = 0
-    for entry in os.scandir("/proc") if os.path.isdir("/proc/self") else ():
-        with contextlib.suppress(OSError):
-            if entry.name.isdigit() and entry.stat().st_uid == os.getuid():
-                count += len(os.listdir(f"/proc/{entry.name}/task"))
-    return count
-
-
-# ---- a job ---------------------------------------------------------------------------------------------------
+# ---- a job -------------------------------------------------------------------------------------------------
 
 
 def _serve(place: Place, job: Job) -> dict[str, Any]:
-    """Compile once, run every input; the next compiler has a try where the quick one fails or is too slow."""
+    """Compile once, run every input; the next compiler has a try where the first fails or is too slow."""
     begun = time.monotonic()
     left = lambda: job.limits.total_seconds - (time.monotonic() - begun)  # noqa: E731
     results: list[Result] = []
@@ -219,7 +114,7 @@ def _keep(place: Place) -> None:
                 os.chmod(target, 0o755)
 
 
-def _run_input(place: Place, job: Job, given: dict[str, Any], left_s: float) -> Result:
+def _run_input(place: Place, job: Job, given: Mapping[str, Any], left_s: float) -> Result:
     if left_s <= 0:
         return NEVER_BEGUN
     _empty(place, place.box)
@@ -258,7 +153,7 @@ def _write_source(place: Place, name: str, source: str) -> None:
     os.chmod(path, 0o644)
 
 
-# ---- a run ---------------------------------------------------------------------------------------------------
+# ---- a run -------------------------------------------------------------------------------------------------
 
 
 def _run(
@@ -278,9 +173,9 @@ def _run(
     for _, theirs in pipes:
         os.close(theirs)
     os.close(given)
-    watch = _Watch(place, child, [ours for ours, _ in pipes], ceilings, limits.output_kb << 10)
+    watch = Watch(place, child, [ours for ours, _ in pipes], ceilings, limits.output_kb << 10)
     watch.until_it_ends(begun + ceilings.seconds)
-    status, usage = _end_all(place, child)
+    status, usage = end_all(place, child)
     seconds = time.monotonic() - begun
     watch.drain()
     for ours, _ in pipes:
@@ -338,155 +233,9 @@ def _be_the_child(
     os._exit(127)
 
 
-class _Watch:
-    """Reads what a program prints, and looks at its time and memory."""
-
-    def __init__(
-        self, place: Place, child: int, ends: list[int], ceilings: Ceilings, most_output: int
-    ) -> None:
-        self.texts = [b"", b"", b""]
-        self.timed_out = False
-        self.too_much: str | None = None
-        self.most_memory = 0
-        self._place, self._child, self._ends = place, child, ends
-        self._most_memory = ceilings.memory_mb << 20
-        self._limits = [most_output, most_output, 1]
-        for end in ends:
-            os.set_blocking(end, False)
-
-    def until_it_ends(self, deadline: float) -> None:
-        exited = os.pidfd_open(self._child) if hasattr(os, "pidfd_open") else -1
-        poll = select.poll()
-        for end in (*self._ends, exited):
-            poll.register(end, select.POLLIN)
-        poll.register(self._place.channel, 0)  # tells only that the other side has hung up
-        next_look = time.monotonic() + _WATCH_S
-        try:
-            while True:
-                now = time.monotonic()
-                if now >= deadline:
-                    self.timed_out = True
-                    return
-                for end, event in poll.poll(max(1, int(1000 * (min(deadline, next_look) - now)) + 1)):
-                    if end == exited:
-                        return
-                    if end == self._place.channel:
-                        _kill(self._place)
-                        raise HungUp
-                    if event & select.POLLIN:
-                        self._read(self._ends.index(end))
-                    else:
-                        poll.unregister(end)
-                if self.too_much:
-                    return
-                if time.monotonic() >= next_look:
-                    next_look = time.monotonic() + _WATCH_S
-                    self._look_at_memory()
-        finally:
-            os.close(exited)
-
-    def drain(self) -> None:
-        """What is left in the pipes after the end."""
-        for number in range(3):
-            while self._read(number):
-                pass
-
-    def _read(self, number: int) -> bool:
-        try:
-            piece = os.read(self._ends[number], _CHUNK)
-        except BlockingIOError:
-            return False
-        room = self._limits[number] - len(self.texts[number])
-        self.texts[number] += piece[:room]
-        if len(piece) > room:
-            self.too_much = self.too_much or "output"
-            return False
-        return bool(piece)
-
-    def _look_at_memory(self) -> None:
-        memory = sum(_memory_of(process) for process in _descendants(self._place))
-        self.most_memory = max(self.most_memory, memory)
-        if memory > self._most_memory:
-            self.too_much = "memory"
-
-
-def _memory_of(process: int) -> int:
-    try:
-        with open(f"/proc/{process}/statm", encoding="ascii") as file:
-            return int(file.read().split()[1]) * resource.getpagesize()
-    except (OSError, IndexError, ValueError):
-        return 0
-
-
-def _descendants(place: Place) -> list[int]:
-    """Every process that programs have started here."""
-    if not place.has_proc or not os.path.isdir("/proc/self"):
-        return []
-    us = os.getpid()
-    processes = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    if place.walls.has_own_processes:
-        return [process for process in processes if process != us]
-    parents = {}
-    for process in processes:
-        with contextlib.suppress(OSError, IndexError, ValueError):
-            with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
-                parents[process] = int(file.read().rpartition(")")[2].split()[1])
-    found, waiting = [], [us]
-    while waiting:
-        above = waiting.pop()
-        below = [process for process, parent in parents.items() if parent == above]
-        found += below
-        waiting += below
-    return found
-
-
-def _end_all(place: Place, child: int) -> tuple[int, Any]:
-    """Kill what is left, until there is nothing; the child's own status and usage."""
-    own: tuple[int, Any] | None = None
-    patience = time.monotonic() + 5
-    ended = False
-    while True:
-        try:
-            process, status, usage = os.wait4(-1, os.WNOHANG if not ended else 0)
-        except ChildProcessError:
-            break
-        if process == child:
-            own = (status, usage)
-            continue
-        if process:
-            continue
-        _kill(place)
-        ended = place.walls.has_own_processes  # one call gets them all; then it is enough to wait
-        if not ended:
-            time.sleep(0.001)
-            if time.monotonic() > patience:
-                raise OSError(16, "processes that can't be ended")  # the pool replaces us
-    assert own is not None
-    return own
-
-
-def _kill(place: Place) -> None:
-    if place.walls.has_own_processes:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(-1, signal.SIGKILL)
-        return
-    if place.walls.user is not None:  # nobody else has this user: -1 as that user reaches them all at once
-        helper = os.fork()
-        if helper == 0:
-            try:
-                os.setresuid(place.walls.user, place.walls.user, place.walls.user)
-                os.kill(-1, signal.SIGKILL)
-            finally:
-                os._exit(0)
-        return
-    for process in _descendants(place):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(process, signal.SIGKILL)
-
-
 def _empty(place: Place, folder: str) -> None:
-    """Remove everything in a folder; links are removed, never followed. A folder inside is moved up before it is
-    emptied, so that no depth is too deep.
+    """Remove everything in a folder; links are removed, never followed. A folder inside is moved up before
+    it is emptied, so that no depth is too deep.
     """
     if folder == place.box:
         os.chmod(folder, 0o700)

@@ -1,8 +1,8 @@
 """The languages programs may be written in, as a table: how one is run, how a value is printed, how to see
 whether it is there and how to get it.
 
-`how` is `python`, `klong` or `sql` where the keeper's own interpreter runs it, and `exec` where a command does.
-Looks for programs on this machine, and starts nothing but a compiler that is asked where it lives.
+`how` is `python`, `klong` or `sql` where the keeper's own interpreter runs it, and `exec` where a command
+does. Looks for programs on this machine, and starts nothing but a compiler that is asked where it lives.
 """
 
 import glob
@@ -61,7 +61,9 @@ def q_literal(value: Any) -> str:
     if isinstance(value, int):
         return f"({value})" if value < 0 else str(value)
     if isinstance(value, float):
-        text = {math.inf: "0w", -math.inf: "-0w"}.get(value) or ("0n" if math.isnan(value) else repr(value) + "f")
+        text = {math.inf: "0w", -math.inf: "-0w"}.get(value) or (
+            "0n" if math.isnan(value) else repr(value) + "f"
+        )
         return f"({text})" if text.startswith("-") else text
     if isinstance(value, str):
         if not value:
@@ -77,7 +79,9 @@ def q_literal(value: Any) -> str:
         keys = "`" + "`".join(str(key) for key in value)
         entries = ";".join(q_literal(entry) for entry in value.values())
         return f"((enlist {keys})!enlist {entries})" if len(value) == 1 else f"({keys}!({entries}))"
-    raise UserError(f"A test holds {value!r}, which q has no way to write: use numbers, text, lists and dictionaries.")
+    raise UserError(
+        f"A test holds {value!r}, which q has no way to write: use numbers, text, lists and dictionaries."
+    )
 
 
 def _print_q(function: str, arguments: tuple[Any, ...]) -> str:
@@ -199,8 +203,27 @@ LANGUAGES: dict[str, Language] = {
             how="exec",
             file="Main.java",
             get="install a JDK (apt install default-jdk-headless)",
-            compilers=(("javac", "-J-XX:TieredStopAtLevel=1", "-J-XX:-UsePerfData", "-J-Xshare:auto", "-proc:none", "Main.java"),),
-            command=("java", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData", "-XX:+UseSerialGC", "-Xmx256m", "-Xshare:auto", "-cp", "{built}", "Main"),
+            compilers=(
+                (
+                    "javac",
+                    "-J-XX:TieredStopAtLevel=1",
+                    "-J-XX:-UsePerfData",
+                    "-J-Xshare:auto",
+                    "-proc:none",
+                    "Main.java",
+                ),
+            ),
+            command=(
+                "java",
+                "-XX:TieredStopAtLevel=1",
+                "-XX:-UsePerfData",
+                "-XX:+UseSerialGC",
+                "-Xmx256m",
+                "-Xshare:auto",
+                "-cp",
+                "{built}",
+                "Main",
+            ),
             takes_code=False,
             limit_address_space=False,
         ),

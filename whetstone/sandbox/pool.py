@@ -27,10 +27,10 @@ KINDS = ("namespaces", "filters", "limits")  # strongest first
 MISSING = {
     "namespaces": "",
     "filters": "no namespaces are allowed here: programs can see that other processes exist, and share the "
-    "network's and the file system's names with them, though they can open neither; their disk is limited per "
-    "file, not in all",
-    "limits": "neither namespaces nor seccomp: programs can read every file this user can, use the network and "
-    "signal this user's other processes",
+    "network's and the file system's names with them, though they can open neither; their disk is limited "
+    "per file, not in all",
+    "limits": "neither namespaces nor seccomp: programs can read every file this user can, use the network "
+    "and signal this user's other processes",
 }
 _GRACE_S = 15.0  # beyond its limits, before a keeper is taken for dead
 _START_S = 60.0
@@ -159,8 +159,8 @@ class LocalPool:
         assert isolation in ("auto", *KINDS), isolation
         if sys.platform != "linux":
             raise UserError(
-                "Programs can only be run safely on Linux, by its namespaces and seccomp: use a Linux machine, or "
-                "a Linux container."
+                "Programs can only be run safely on Linux, by its namespaces and seccomp: use a Linux "
+                "machine or container."
             )
         self._without = without
         self.kind: str | None = None if isolation == "auto" else isolation
@@ -202,7 +202,9 @@ class LocalPool:
         assert self.kind is not None, "start a keeper first"
         gap = MISSING[self.kind]
         if self.kind == "filters" and not any(layer.startswith("Landlock") for layer in self.layers):
-            gap = gap.replace("though they can open neither", "and can read the files that everybody can read")
+            gap = gap.replace(
+                "though they can open neither", "and can read the files that everybody can read"
+            )
         said = f"Programs run in a sandbox: {', '.join(self.layers)}."
         return said + (f" Missing: {gap}." if gap else "")
 

@@ -1,8 +1,8 @@
 """The same pool on a Ray cluster: a sandbox on each scoring machine, programs sent to whichever is free.
 
-Every actor holds a `LocalPool` of its own and finds out by itself how strongly its machine can isolate. A program
-and its inputs travel to the actor, what was printed travels back; expected values stay here. Ray is imported only
-when a pool is made. An actor that dies is replaced, as a keeper is.
+Every actor holds a `LocalPool` of its own and finds out by itself how strongly its machine can isolate. A
+program and its inputs travel to the actor, what was printed travels back; expected values stay here. Ray is
+imported only when a pool is made. An actor that dies is replaced, as a keeper is.
 """
 
 from typing import Any
@@ -34,9 +34,11 @@ class RayPool:
     def __init__(self, *, address: str = "auto", isolation: str = "auto", num_cpus: float = 1.0) -> None:
         """`address`: of a running cluster, `auto` to find it, `local` to start one on this machine."""
         try:
-            import ray
+            import ray  # pyright: ignore[reportMissingImports]
         except ImportError:
-            raise UserError("sandbox_pool: ray needs Ray: pip install ray, or set sandbox_pool: local.") from None
+            raise UserError(
+                "sandbox_pool: ray needs Ray: pip install ray, or set sandbox_pool: local."
+            ) from None
         self._ray = ray
         if not ray.is_initialized():
             try:
@@ -48,8 +50,8 @@ class RayPool:
                 )
             except ConnectionError:
                 raise UserError(
-                    f"There is no Ray cluster at '{address}': start one with `ray start --head`, give its address as "
-                    "ray_address, or set ray_address: local or sandbox_pool: local."
+                    f"There is no Ray cluster at '{address}': start one with `ray start --head`, give its "
+                    "address as ray_address, or set ray_address: local or sandbox_pool: local."
                 ) from None
         self._isolation = isolation
         self._num_cpus = num_cpus

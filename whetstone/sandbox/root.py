@@ -22,11 +22,7 @@ SYSTEM_FILES = (
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _PLACES = ("/mnt", "/media", "/srv", "/sys")  # where the new root can be put together, hidden from others
 _SPACES = (
-    kernel.CLONE_NEWNS
-    | kernel.CLONE_NEWPID
-    | kernel.CLONE_NEWNET
-    | kernel.CLONE_NEWIPC
-    | kernel.CLONE_NEWUTS
+    kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
 )
 BOX, BUILT = "/box", "/built"
 PROGRAM_USER = 1  # inside the user namespace of a keeper that root started
@@ -118,9 +114,9 @@ def _build(visible: Sequence[str], hidden: Sequence[str], disk_mb: int, user: in
     kernel.mount("none", new, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=755")
     shown: list[str] = []
     for path in needed:
-        if not any(path == above or path.startswith(above + "/") for above in shown):
-            if _show(path, new):
-                shown.append(path)
+        is_shown = any(path == above or path.startswith(above + "/") for above in shown)
+        if not is_shown and _show(path, new):
+            shown.append(path)
     for path in hidden:
         if os.path.isdir(new + path):  # beneath something shown: an empty folder covers it
             kernel.mount("none", new + path, "tmpfs", kernel.MS_RDONLY | kernel.MS_NOSUID, "size=4k,mode=555")

@@ -117,12 +117,8 @@ def build(only_signals_to: int | None = None) -> bytes:
             code += [_instruction(_JEQ, 0, 1, number), _refuse(errno.EPERM)]
     # Its flags lie in memory, where a filter cannot look: without it glibc falls back to clone.
     code += [_instruction(_JEQ, 0, 1, _CLONE3[column]), _refuse(errno.ENOSYS)]
-    code += _on_argument(
-        _CLONE[column], [_instruction(_JSET, 0, 1, _NEW_NAMESPACES), _refuse(errno.EPERM)]
-    )
-    code += _on_argument(
-        _SOCKET[column], [_instruction(_JEQ, 1, 0, _AF_UNIX), _refuse(errno.EACCES)]
-    )
+    code += _on_argument(_CLONE[column], [_instruction(_JSET, 0, 1, _NEW_NAMESPACES), _refuse(errno.EPERM)])
+    code += _on_argument(_SOCKET[column], [_instruction(_JEQ, 1, 0, _AF_UNIX), _refuse(errno.EACCES)])
     code += _on_argument(_PRLIMIT[column], [_instruction(_JEQ, 1, 0, 0), _refuse(errno.EPERM)])
     if only_signals_to is not None:
         for numbers in _SIGNAL_CALLS.values():

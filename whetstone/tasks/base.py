@@ -34,8 +34,8 @@ class Task(Protocol):
         ...
 
     def gold(self, problem: Problem) -> str | None:
-        """A completion text that earns full marks, for the check before step 1 and for `whet tasks`; None where
-        nobody knows one.
+        """A completion text that earns full marks, for the check before step 1 and for `whet tasks`; None
+        where nobody knows one.
         """
         ...
 

@@ -28,8 +28,8 @@ KEYS = (*rows.SOURCE_KEYS, "language", "statement_column", "tests_column", "prom
 PROBLEMS = "problems"  # the set that ships with the package, by this name as `path`
 _DIRECT = "Write the answer in {language}. Reply with the program only, in one fenced code block."
 _REASONED = (
-    "Write the answer in {language}. First think between <reasoning> and </reasoning>, then give the whole program "
-    "between <answer> and </answer>."
+    "Write the answer in {language}. First think between <reasoning> and </reasoning>, then give the whole "
+    "program between <answer> and </answer>."
 )
 _PROMPT = "{statement}\n{signature}{starter}\n{format}"
 
@@ -54,8 +54,8 @@ class CodeTask:
         if limit >= config.tasks.reward_timeout_s:
             raise UserError(
                 f"sandbox_time_limit_s ({limit:g}) must be less than reward_timeout_s "
-                f"({config.tasks.reward_timeout_s:g}), which holds for all tests of an answer together: raise the "
-                "latter."
+                f"({config.tasks.reward_timeout_s:g}), which holds for all tests of an answer together: "
+                "raise the latter."
             )
 
     def __len__(self) -> int:
@@ -67,19 +67,29 @@ class CodeTask:
         where = f"The data set {rows.source(settings, self.split)[0]} of task {self.name}"
         raw = rows.read(settings, self.split, self.name)
         statement = rows.pick_column(
-            raw, settings.get("statement_column"), ("statement", "question", "problem", "prompt"), "statement_column", where
+            raw,
+            settings.get("statement_column"),
+            ("statement", "question", "problem", "prompt"),
+            "statement_column",
+            where,
         )
-        tests = rows.pick_column(raw, settings.get("tests_column"), ("tests", "test_list", "test"), "tests_column", where)
+        tests = rows.pick_column(
+            raw, settings.get("tests_column"), ("tests", "test_list", "test"), "tests_column", where
+        )
         made = [self._row(row, statement, tests, f"{where}, row {i}") for i, row in enumerate(raw, 1)]
         made = [row for row in made if row is not None]
         if not made:
-            raise UserError(f"{where} has no problem in {self._language.name if self._language else 'any language'}.")
+            raise UserError(
+                f"{where} has no problem in {self._language.name if self._language else 'any language'}."
+            )
         return split_rows(made, [row["statement"] for row in made], settings, self.split, self._shared, where)
 
     def _row(self, row: dict[str, Any], statement: str, tests: str, where: str) -> dict[str, Any] | None:
         """One row in the form that problems are made of; None where it is not for this language."""
         if self._language is None and not row.get("language"):
-            raise UserError(f"{where} names no language: give a column `language`, or config: {{language: python}}.")
+            raise UserError(
+                f"{where} names no language: give a column `language`, or config: {{language: python}}."
+            )
         language = self._language or _language(row["language"], self.name)
         if row.get("language") and languages.language(row["language"]) is not language:
             return None
@@ -129,7 +139,11 @@ class CodeTask:
             return Score(reward=0.0, parts=parts, answer=None, outcome="no_program")
         tests = read_tests(row["tests"], language, row["function"], problem.id)
         verdict = judge(
-            self._pool, language, row["before"] + program, self._chosen(tests, problem), self._limits(row, len(tests))
+            self._pool,
+            language,
+            row["before"] + program,
+            self._chosen(tests, problem),
+            self._limits(row, len(tests)),
         )
         share = verdict.passed / len(verdict.tests)
         perfect = float(verdict.passed == len(verdict.tests))
@@ -204,7 +218,9 @@ def _language(name: str, task: str) -> Language:
         ) from None
     reason = languages.missing(found.name)
     if reason is not None:
-        raise UserError(f"The task {task} can't be trained on here. {reason} `whet doctor` tells what is there.")
+        raise UserError(
+            f"The task {task} can't be trained on here. {reason} `whet doctor` tells what is there."
+        )
     return found
 
 
