@@ -75,7 +75,7 @@ def run(how: str, source: str, call: tuple[str, list[Any]] | None, after_compile
     """Run and end this process. `after_compile` hears, before any of the program's code runs, whether it
     could not be compiled. The interpreter's own streams are made for 0, 1 and 2, whatever those are by now.
     """
-    for name in [name for name in sys.modules if name.partition(".")[0] == "whetstone"]:
+    for name in _ours:
         del sys.modules[name]
     code = 1
     try:
@@ -136,11 +136,15 @@ def _ended_properly() -> int:
 
 
 _klong: Any = None
+_ours: list[
+    str
+] = []  # modules that are no business of a program; looked up before the fork, which is cheaper
 
 
 def warm(how: str) -> None:
     """Import, once and before any fork, what programs of this kind need."""
-    global _klong
+    global _klong, _ours
+    _ours = [name for name in sys.modules if name.partition(".")[0] == "whetstone"]
     if how == "klong":
         from klongpy import KlongInterpreter
 

@@ -72,6 +72,7 @@ class Keeper:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             cwd="/",
+            start_new_session=True,  # Ctrl-C in the terminal is the pool's business
             env=_clean_environment(package),
         )
         theirs.close()
