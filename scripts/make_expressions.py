@@ -7,6 +7,9 @@ their values, and the expression as reference solution. Values come from running
 whose solution fails on one of its inputs is left out. The same rows every time.
 
     python scripts/make_expressions.py expressions.jsonl
+    python scripts/make_expressions.py sums.jsonl --sums
+
+The second is for pebble, which knows no Python: it goes on from `def f(): return` with the value of a sum.
 """
 
 import argparse
@@ -76,9 +79,10 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("out", type=Path)
-    parser.add_argument("--count", type=int, default=2000)
+    parser.add_argument("--count", type=int, default=1200)
+    parser.add_argument("--sums", action="store_true", help="sums of reasoning-gym, for pebble; no --count")
     arguments = parser.parse_args()
-    rows = make(arguments.count)
+    rows = make_sums() if arguments.sums else make(arguments.count)
     arguments.out.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     print(f"{len(rows)} problems are in {arguments.out}.")
 
@@ -102,6 +106,28 @@ def make(count: int) -> list[dict[str, Any]]:
             "tests": tests,
             "solution": f"def f(x):\n    return {expression}\n",
         }
+    return list(found.values())
+
+
+def make_sums() -> list[dict[str, Any]]:
+    """The different ones of 1,600 sums as the quickstart asks for them; the answer goes on from the starter
+    code.
+    """
+    import reasoning_gym
+
+    settings = {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 2}
+    entries = reasoning_gym.create_dataset("chain_sum", seed=77, size=1600, **settings)
+    starter = "def f():\n    return "
+    found = {
+        entry["question"]: {
+            "statement": entry["question"],
+            "function": "f",
+            "starter_code": starter,
+            "tests": [{"args": [], "expected": int(entry["answer"])}],
+            "solution": starter + entry["answer"],
+        }
+        for entry in entries
+    }
     return list(found.values())
 
 
