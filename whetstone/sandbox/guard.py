@@ -9,7 +9,7 @@ import contextlib
 import os
 import resource
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from whetstone.sandbox import kernel, seccomp
@@ -54,12 +54,18 @@ def close_in(walls: Walls, ceilings: Ceilings) -> None:
     if walls.user is None:
         kernel.drop_capabilities()
     else:  # which takes the capabilities away as well
-        os.setgroups([])
-        os.setresgid(walls.user, walls.user, walls.user)
+        if not walls.keeper_is_inside:
+            give_up_groups(walls.user)
         os.setresuid(walls.user, walls.user, walls.user)
     kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # its own /proc/self belongs to it
     if not walls.keeper_is_inside:
         for_good(walls, walls.writable)
+
+
+def give_up_groups(user: int) -> None:
+    """Belong to the program's group and to no other."""
+    os.setgroups([])
+    os.setresgid(user, user, user)
 
 
 def for_good(walls: Walls, writable: Sequence[str]) -> None:
@@ -79,18 +85,22 @@ def _set_limits(walls: Walls, ceilings: Ceilings) -> None:
     cpu = max(1, int(ceilings.seconds + 1.5))
     wanted = {
         resource.RLIMIT_CPU: (cpu, cpu + 1),
-        resource.RLIMIT_CORE: (0, 0),
         resource.RLIMIT_FSIZE: (ceilings.disk_mb << 20,) * 2,
-        resource.RLIMIT_NOFILE: (256, 256),
         resource.RLIMIT_NPROC: (ceilings.processes + walls.processes_elsewhere,) * 2,
     }
     if ceilings.limit_address_space:
         wanted[resource.RLIMIT_AS] = ((ceilings.memory_mb << 20) + walls.address_space_now,) * 2
+    set_limits(wanted)
+
+
+def set_limits(wanted: Mapping[int, tuple[int, int]]) -> None:
+    """These rlimits, or the lower ones that we have ourselves."""
     for which, (soft, hard) in wanted.items():
-        most = resource.getrlimit(which)[1]
-        if most != resource.RLIM_INFINITY:
-            soft, hard = min(soft, most), min(hard, most)
-        resource.setrlimit(which, (soft, hard))
+        try:
+            resource.setrlimit(which, (soft, hard))
+        except ValueError:  # we have a lower one ourselves, which can't be raised
+            most = resource.getrlimit(which)[1]
+            resource.setrlimit(which, (min(soft, most), min(hard, most)))
 
 
 def all_rights(version: int) -> int:

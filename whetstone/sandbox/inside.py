@@ -10,7 +10,6 @@ import builtins
 import json
 import os
 import sys
-import threading
 import traceback
 import types
 from collections.abc import Callable
@@ -130,21 +129,21 @@ def _python(source: str, call: tuple[str, list[Any]] | None, after_compile: Tell
 
 
 def _ended_properly() -> int:
-    threading._shutdown()  # type: ignore[attr-defined]
+    if "threading" in sys.modules:  # not imported here: its hook at every fork would cost more than it gives
+        sys.modules["threading"]._shutdown()  # waits for the program's threads
     atexit._run_exitfuncs()
     return 0
 
 
 _klong: Any = None
-_ours: list[
-    str
-] = []  # modules that are no business of a program; looked up before the fork, which is cheaper
+_ours: dict[str, types.ModuleType] = {}  # modules that are no business of a program
 
 
 def warm(how: str) -> None:
     """Import, once and before any fork, what programs of this kind need."""
-    global _klong, _ours
-    _ours = [name for name in sys.modules if name.partition(".")[0] == "whetstone"]
+    global _klong
+    # Held here, so that forgetting them after the fork does not take them apart, page by page.
+    _ours.update({name: it for name, it in sys.modules.items() if name.partition(".")[0] == "whetstone"})
     if how == "klong":
         from klongpy import KlongInterpreter
 
@@ -152,14 +151,13 @@ def warm(how: str) -> None:
         _klong("{x+y}(1;2)")
     elif how == "sql":
         import sqlite3  # noqa: F401
-    elif how == "python":  # what programs import most often
+    elif how == "python":  # what programs import most often; `random` seeds itself anew after every fork
         import bisect  # noqa: F401
         import collections  # noqa: F401
         import functools  # noqa: F401
         import heapq  # noqa: F401
         import itertools  # noqa: F401
         import math  # noqa: F401
-        import random  # noqa: F401
         import re  # noqa: F401
         import string  # noqa: F401
         import typing  # noqa: F401

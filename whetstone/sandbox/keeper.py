@@ -10,7 +10,6 @@ import contextlib
 import gc
 import os
 import resource
-import shutil
 import signal
 import stat
 import sys
@@ -52,6 +51,8 @@ def main() -> None:
             frames.send(channel, _serve(place, job))
     except (EOFError, BrokenPipeError, ConnectionResetError, HungUp):
         if settings["folder"]:
+            import shutil  # not at the top: it brings libraries that every fork would have to carry
+
             shutil.rmtree(settings["folder"], ignore_errors=True)
 
 
@@ -77,7 +78,7 @@ def _serve(place: Place, job: Job) -> dict[str, Any]:
     _empty(place, place.box)
     if job.compilers:
         _empty(place, place.built)
-    return {"results": [asdict(result) for result in results], "compile_s": compile_s}
+    return {"results": [vars(result) for result in results], "compile_s": compile_s}
 
 
 def _refused(compiled: Result) -> Result:
@@ -111,7 +112,8 @@ def _keep(place: Place) -> None:
             if stat.S_ISREG(os.fstat(descriptor).st_mode):
                 target = os.path.join(place.built, name)
                 with open(target, "wb") as copy:
-                    shutil.copyfileobj(file, copy)
+                    while piece := file.read(1 << 20):
+                        copy.write(piece)
                 os.chmod(target, 0o755)
 
 

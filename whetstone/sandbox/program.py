@@ -5,7 +5,7 @@ values have no place here; they stay with whoever compares.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 MARK = "\x1e\x02value\x03"  # stands before the value of a call in what a program prints; no secret
@@ -92,7 +92,8 @@ class Job:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def plain(self) -> dict[str, Any]:
-        return asdict(self)
+        """As JSON takes it."""
+        return {**vars(self), "limits": vars(self.limits), "environment": dict(self.environment)}
 
 
 def job_from(plain: Mapping[str, Any]) -> Job:

@@ -69,7 +69,10 @@ def settle(settings: dict[str, Any], channel: int) -> Place:
         keeper_is_inside=inner,
         address_space_now=_address_space(),
     )
+    guard.set_limits({resource.RLIMIT_CORE: (0, 0), resource.RLIMIT_NOFILE: (256, 256)})  # for all to come
     if inner:
+        if user is not None:
+            guard.give_up_groups(user)
         # Children are born behind these walls, which saves each of them the time to build its own.
         guard.for_good(walls, (*writable, built))
     return Place(

@@ -18,6 +18,7 @@ from whetstone.sandbox.settle import Place
 
 _WATCH_S = 0.05  # between two looks at the memory of all processes of a program
 _CHUNK = 1 << 16
+_AT_ONCE_MS = 20
 
 
 class HungUp(Exception):
@@ -41,9 +42,15 @@ class Watch:
             os.set_blocking(end, False)
 
     def until_it_ends(self, deadline: float) -> None:
-        exited = os.pidfd_open(self._child) if hasattr(os, "pidfd_open") else -1
+        """Return when the program has ended, or must."""
+        exited = os.pidfd_open(self._child)
         poll = select.poll()
-        for end in (*self._ends, exited):
+        poll.register(exited, select.POLLIN)
+        # Most are done at once. Until then only their end wakes us, and not each line that they print.
+        if poll.poll(_AT_ONCE_MS):
+            os.close(exited)
+            return
+        for end in self._ends:
             poll.register(end, select.POLLIN)
         poll.register(self._place.channel, 0)  # tells only that the other side has hung up
         next_look = time.monotonic() + _WATCH_S
