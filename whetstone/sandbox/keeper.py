@@ -5,7 +5,7 @@ has started. It never sees an expected value. It serves one program at a time, a
 the next: a forked process, an emptied folder. Started by `pool.py`, with a cleaned environment.
 """
 
-import _signal
+import _signal  # pyright: ignore[reportMissingImports]
 import contextlib
 import gc
 import os
