@@ -185,7 +185,7 @@ PROGRAMS: tuple[Hostile, ...] = (
     ),
     _python(
         "read the answers",
-        "import os, sys\nfor top in (os.environ.get('HOME', '/'), '/root', '/home', '/work', '/tmp', '/usr/lib/python3', *sys.path):\n    for d, _, names in os.walk(top):\n        for n in names:\n            if n == 'problems.jsonl' or n == 'secret-answers.jsonl': print('ESCAPED', d)",
+        "import os, sys\nfor top in (os.environ.get('HOME', '/'), '/root', '/home', '/srv', '/opt', '/tmp', '/usr/lib/python3', *sys.path):\n    for d, _, names in os.walk(top):\n        for n in names:\n            if n == 'problems.jsonl' or n == 'secret-answers.jsonl': print('ESCAPED', d)",
         needs="files",
     ),
     _python(
