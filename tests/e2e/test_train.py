@@ -249,6 +249,8 @@ def test_it_learns_one_batch_ahead(tmp_path):
     steps = [row for row in map(json.loads, lines) if row["kind"] == "train"]
     assert [row["staleness"] for row in steps] == [0, 1, 1, 1, 1, 1]
     assert steps[0]["sampler_logprob_difference"] < 1e-4 < steps[1]["sampler_logprob_difference"]
+
+
 def test_programs_are_run_and_their_tests_written_down(tmp_path):
     problems = [
         {
