@@ -33,8 +33,8 @@ _TRIES = 200
 _OURS = {
     "math": "Questions with a final answer from a JSON, JSONL, CSV or parquet file or a hub data set "
     "(config: {path: ...})",
-    "code": "Programs that are run against tests, in Python, q, Klong, C, ... from rows (config: {path: "
-    "problems, language: python} for the set that ships here)",
+    "code": "Programs that are run against tests, in Python, q, Klong, C, ... (config: {path: problems, "
+    "language: python} for the set that ships)",
     "countdown": "Makes a target from given numbers, generated or from rows (reasoning-gym's own is "
     "reasoning_gym/countdown)",
 }
