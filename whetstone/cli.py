@@ -140,6 +140,14 @@ def _explain(words: list[str]) -> None:
     explain(words[0])
 
 
+def _doctor(words: list[str]) -> None:
+    if words:
+        raise UserError("`whet doctor` takes no words: it looks at this machine.")
+    from whetstone.advice.doctor import doctor
+
+    doctor()
+
+
 def _compare(words: list[str]) -> None:
     from whetstone.compare import compare
 
@@ -282,6 +290,16 @@ it rests on, and the setting to change. Reads files only.
 
   whet explain outputs/quickstart""",
         call=_explain,
+    ),
+    "doctor": Verb(
+        summary="what this machine has, and how to get what it lacks",
+        usage="whet doctor",
+        help="""\
+Looks at the machine: devices, torch, engines, the languages that programs may be written in, how safely they
+can be run here, and the optional packages. For what is missing it says how to get it, q among them.
+
+  whet doctor""",
+        call=_doctor,
     ),
     "compare": Verb(
         summary="train a grid of variants and seeds; a table and a plot of them",

@@ -26,6 +26,8 @@ def write_completions(run_folder: Path, step: int, groups: list[Group]) -> None:
             "reward": rollout.score.reward,
             "parts": dict(rollout.score.parts),
             "failure": rollout.score.failure,
+            **({"outcome": rollout.score.outcome} if rollout.score.outcome else {}),
+            **({"tests": list(rollout.score.tests)} if rollout.score.tests else {}),
             "length": len(rollout.completion.token_ids),
             "finish": rollout.completion.finish.value,
         }

@@ -59,6 +59,8 @@ class Answered:
     length: int  # tokens
     finish: str
     failure: str | None  # why scoring failed, if it did: such an answer counts as wrong
+    outcome: str | None = None  # how a program fared
+    tests: tuple[str, ...] = ()  # and each of its tests
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,6 +218,8 @@ def _read(group: Group) -> list[Answered]:
             length=len(rollout.completion.token_ids),
             finish=str(rollout.completion.finish),
             failure=rollout.score.failure,
+            outcome=rollout.score.outcome,
+            tests=rollout.score.tests,
         )
         for i, rollout in enumerate(group.rollouts)
     ]

@@ -157,6 +157,9 @@ def print_task(name: str, overrides: list[str]) -> None:
         else:
             print(chat.prompt(problem))
         gold = task.gold(problem)
+        if gold is None:
+            print(f"{' no gold answer is known ':-^80}")
+            continue
         score = task.score(problem, gold)
         parts = ", ".join(f"{part} {value:g}" for part, value in score.parts.items())
         print(f"{' gold answer ':-^80}\n{gold}\n{' its score ':-^80}\n{parts}")

@@ -285,6 +285,9 @@ def rollout_metrics(groups: Iterable[Group]) -> dict[str, float]:
     for part in parts:
         values = [rollout.score.parts[part] for rollout in rollouts if part in rollout.score.parts]
         row[f"reward/{part}"] = fmean(values)
+    outcomes = [rollout.score.outcome for rollout in rollouts if rollout.score.outcome is not None]
+    for outcome in ("passed", "wrong", "crash", "timeout", "compile_error", "no_program") if outcomes else ():
+        row[f"programs/{outcome}_share"] = outcomes.count(outcome) / len(outcomes)
     for task in sorted({group.problem.task for group in groups}):
         of_task = [
             r.score.parts["correct"] for group in groups if group.problem.task == task for r in group.rollouts

@@ -39,7 +39,7 @@ from whetstone.rollout import Groups, Round, rollout_metrics, variance_metrics
 from whetstone.run_folder import open_run, path_of, scratch_folder
 from whetstone.stopping import StopRequest
 from whetstone.sync_check import check_sync
-from whetstone.tasks.mixture import eval_problems
+from whetstone.tasks.mixture import eval_problems, sandbox_notes
 from whetstone.types import Group
 from whetstone.update import Updater
 
@@ -155,7 +155,7 @@ def build(
         logger.info(note)
     torch.manual_seed(config.run.seed)  # a new LoRA adapter begins with random numbers
     problems, tasks, plan = plan_problems(config, ranks)
-    for line in (*describe_ranks(ranks), *without_effect(config, plan)):
+    for line in (*describe_ranks(ranks), *without_effect(config, plan), *sandbox_notes(tasks)):
         logger.info(line)
     scorer = stack.enter_context(make_scorer(config, ranks))  # its processes start while the model loads
     policy = load_spread(config.model, config.parallel, ranks, None if found is None else found.folder)

@@ -52,6 +52,10 @@ class Score:
     failure: str | None = (
         None  # why scoring failed ("timeout", "crash", "error: ..."), None when it went well
     )
+    outcome: str | None = (
+        None  # how a program fared: passed, wrong, compile_error, timeout, crash, no_program
+    )
+    tests: tuple[str, ...] = ()  # the same for each of its tests
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -249,3 +249,36 @@ def test_it_learns_one_batch_ahead(tmp_path):
     steps = [row for row in map(json.loads, lines) if row["kind"] == "train"]
     assert [row["staleness"] for row in steps] == [0, 1, 1, 1, 1, 1]
     assert steps[0]["sampler_logprob_difference"] < 1e-4 < steps[1]["sampler_logprob_difference"]
+
+
+def test_programs_are_run_and_their_tests_written_down(tmp_path):
+    problems = [
+        {
+            "statement": f"{a} + {b} =",
+            "function": "f",
+            "starter_code": "def f():\n    return ",
+            "tests": [{"args": [], "expected": a + b}, {"code": "print(f())", "stdout": str(a + b)}],
+            "solution": f"def f():\n    return {a + b}",
+        }
+        for a in range(4)
+        for b in range(4)
+    ]
+    path = tmp_path / "problems.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in problems))
+    settings = (
+        f'{{code: {{config: {{path: "{path}", language: python, continue_starter: true, eval_share: 0.3}}}}}}'
+    )
+    run(tmp_path, datasets=settings, reward_funcs="accuracy", eval_samples_per_problem=2, eval_temperature=1)
+    shares = [
+        sum(value for key, value in row.items() if key.startswith("programs/"))
+        for row in rows(tmp_path, "train")
+    ]
+    assert shares and all(abs(share - 1) < 1e-9 for share in shares), "every program has one outcome"
+    (file, *_) = sorted((tmp_path / "run" / "completions").glob("*.jsonl"))
+    for line in map(json.loads, file.read_text().splitlines()):
+        assert line["outcome"] in ("passed", "wrong", "crash", "timeout", "compile_error", "no_program")
+        assert len(line.get("tests", [])) == (0 if line["outcome"] == "no_program" else 2)
+    document = json.loads((tmp_path / "run" / "eval_results" / "eval_step_0.json").read_text())
+    assert all("tests" in answered for answered in document["completions"])
+    assert set(document["summary"]["pass_at_k"]) == {"1", "2"}
+    assert "Programs run in a sandbox" in (tmp_path / "run" / "training.log").read_text()

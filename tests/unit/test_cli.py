@@ -50,6 +50,7 @@ def test_version_and_overview(capsys: pytest.CaptureFixture[str]) -> None:
         "tasks",
         "report",
         "explain",
+        "doctor",
         "compare",
         "serve",
         "launch",

@@ -184,6 +184,8 @@ def test_the_file_holds_every_completion(tmp_path: Path):
         "length": 18,
         "finish": "stop",
         "failure": None,
+        "outcome": None,
+        "tests": [],
     }
     assert [p.name for p in (tmp_path / "eval_results").iterdir()] == ["eval_step_3.json"]
     assert result.versus_start is None  # there was no step 0

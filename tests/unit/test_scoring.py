@@ -143,7 +143,7 @@ def test_none_is_left_out_and_columns_a_task_lacks_are_none():
     gcd = build_tasks(config, "train").tasks["gcd"]
     with Scorer(config) as scorer:
         scorer.submit(answer(countdown(35), "<answer>30 + 5</answer>"))
-        scorer.submit(answer(gcd.problem(0), gcd.gold(gcd.problem(0))))
+        scorer.submit(answer(gcd.problem(0), gcd.gold(gcd.problem(0)) or ""))
         ours, theirs = scorer.gather()
     assert ours.parts["only_countdown"] == 35.0 and ours.reward == 36.0
     assert theirs.parts == {"correct": 1.0, "accuracy": 1.0} and theirs.reward == 1.0

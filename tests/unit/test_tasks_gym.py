@@ -152,7 +152,7 @@ def test_the_prefix_reaches_reasoning_gyms_own_countdown():
     theirs = make_task(Config(), "reasoning_gym/countdown", TaskSpec(weight=1.0), "train")
     problem = theirs.problem(0)
     assert problem.answer["metadata"]["source_dataset"] == "countdown"
-    assert theirs.score(problem, theirs.gold(problem)).parts["correct"] == 1.0
+    assert theirs.score(problem, theirs.gold(problem) or "").parts["correct"] == 1.0
     assert problem.id == "reasoning_gym/countdown/train/000000"
 
 

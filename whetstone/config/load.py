@@ -89,7 +89,15 @@ def find(source: str | os.PathLike[str]) -> Path:
         for candidate in (folder / given, folder / f"{given}.yaml", folder / given.name):
             if candidate.is_file():
                 return candidate
-    shipped = ", ".join(sorted({path.stem for folder in recipe_folders() for path in folder.glob("*.yaml")}))
+    shipped = ", ".join(
+        sorted(
+            {
+                path.relative_to(folder).with_suffix("").as_posix()
+                for folder in recipe_folders()
+                for path in folder.rglob("*.yaml")
+            }
+        )
+    )
     raise UserError(
         f"There is no configuration file '{source}': give the path of a YAML file, or one of the recipes "
         f"{shipped}."

@@ -14,6 +14,7 @@ from whetstone.config.curriculum import CurriculumSpec
 from whetstone.config.engines import EnginesRoom
 from whetstone.config.loss import CriticRoom, LossRoom
 from whetstone.config.parallel import ParallelRoom
+from whetstone.config.programs import ProgramsRoom
 
 
 class ModelRoom(Room):
@@ -369,6 +370,7 @@ class Config(Room):
 
     model: ModelRoom = ModelRoom()
     tasks: TasksRoom = TasksRoom()
+    programs: ProgramsRoom = ProgramsRoom()
     rollout: RolloutRoom = RolloutRoom()
     engines: EnginesRoom = EnginesRoom()
     update: UpdateRoom = UpdateRoom()

@@ -33,8 +33,10 @@ class Task(Protocol):
         """
         ...
 
-    def gold(self, problem: Problem) -> str:
-        """A completion text that earns full marks, for the check before step 1 and for `whet tasks`."""
+    def gold(self, problem: Problem) -> str | None:
+        """A completion text that earns full marks, for the check before step 1 and for `whet tasks`; None
+        where nobody knows one.
+        """
         ...
 
     def columns(self, problem: Problem) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from whetstone.errors import UserError
 from whetstone.seeds import seed
 from whetstone.tasks import gym, gym_levels, rows
 from whetstone.tasks.base import Task
+from whetstone.tasks.code import CodeTask
 from whetstone.tasks.countdown import CountdownTask
 from whetstone.tasks.math import MathTask
 from whetstone.types import Problem, Score
@@ -32,6 +33,8 @@ _TRIES = 200
 _OURS = {
     "math": "Questions with a final answer from a JSON, JSONL, CSV or parquet file or a hub data set "
     "(config: {path: ...})",
+    "code": "Programs that are run against tests, in Python, q, Klong, C, ... (config: {path: problems, "
+    "language: python} for the set that ships)",
     "countdown": "Makes a target from given numbers, generated or from rows (reasoning-gym's own is "
     "reasoning_gym/countdown)",
 }
@@ -77,6 +80,8 @@ def make_task(config: Config, name: str, spec: TaskSpec, split: str) -> Task:
         )
     if kind == "math":
         return MathTask(config, name, spec, split, _is_shared(config, spec, split))
+    if kind == "code":
+        return CodeTask(config, name, spec, split, _is_shared(config, spec, split))
     if kind == "countdown":
         return CountdownTask(config, name, spec, split, _is_shared(config, spec, split))
     task = gym.gym_name(name)
@@ -249,6 +254,12 @@ def _different(task: Task, count: int, base: int) -> list[Problem]:
     return list(found.values())
 
 
+def sandbox_notes(mixture: Mixture) -> list[str]:
+    """What protects this machine from the programs of code tasks, each sentence once."""
+    said = [task.prepare() for task in mixture.tasks.values() if isinstance(task, CodeTask)]
+    return list(dict.fromkeys(sentence for sentence in said if sentence))
+
+
 def check_gold(mixture: Mixture, per_task: int = 3) -> None:
     """Every task scores the gold answers of a few of its own problems; one that rejects them cannot be
     trained on.
@@ -261,7 +272,10 @@ def check_gold(mixture: Mixture, per_task: int = 3) -> None:
     for task in tasks:
         for index in range(min(per_task, len(task))):
             problem = task.problem(index)
-            score = task.score(problem, task.gold(problem))
+            gold = task.gold(problem)
+            if gold is None:
+                continue
+            score = task.score(problem, gold)
             if score.parts["correct"] != 1.0:
                 raise UserError(
                     f"The task {task.name} rejects its own gold answer of {problem.id} ({score.answer!r}), "

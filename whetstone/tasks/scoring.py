@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from whetstone.config import nearest
 from whetstone.config.rooms import Config
@@ -50,6 +50,14 @@ class _Job:
     kind: str  # "score": answers one by one; "custom": one of the user's functions on a list of answers
     numbers: tuple[int, ...]
     spec: str = ""
+
+
+class _Taken(NamedTuple):
+    """What a task said beside the numbers: what it took for the answer, and how a program fared."""
+
+    answer: str | None = None
+    outcome: str | None = None
+    tests: tuple[str, ...] = ()
 
 
 class _Worker:
@@ -112,7 +120,7 @@ class Scorer:
         self._unsent: deque[int] = deque()
         self._jobs: deque[_Job] = deque()
         self._parts: dict[int, dict[str, float]] = {}
-        self._taken: dict[int, str | None] = {}
+        self._taken: dict[int, _Taken] = {}
         self._failed: dict[int, str] = {}
         self._suspects: set[int] = set()  # answers whose scoring ended a process once
         self._open_calls: dict[tuple[str, tuple[int, ...]], None] = {}
@@ -216,10 +224,10 @@ class Scorer:
         if kind == "ready":
             worker.ready, self._worst, self._failed_starts = True, rest[0], 0
         elif kind == "scored":
-            number, parts, answer, failure, seconds = rest
+            number, parts, taken, failure, seconds = rest
             assert worker.waiting.popleft() == number
             failure = failure or ("timeout" if seconds > self._limit_s else None)
-            self._record(number, parts, answer, failure)
+            self._record(number, parts, _Taken(*taken), failure)
             if not worker.waiting:
                 worker.job = None
         else:
@@ -255,7 +263,7 @@ class Scorer:
                 self._suspects.add(suspect)  # the process may have been killed from outside: once more
                 rest = [suspect, *rest]
             else:
-                self._record(suspect, {}, None, failure)
+                self._record(suspect, {}, _Taken(), failure)
             self._put_back(worker.job, tuple(rest))
 
     def _put_back(self, job: _Job, numbers: tuple[int, ...]) -> None:
@@ -264,14 +272,14 @@ class Scorer:
         else:
             self._jobs.appendleft(job)
 
-    def _record(self, number: int, parts: dict[str, float], answer: str | None, failure: str | None) -> None:
+    def _record(self, number: int, parts: dict[str, float], taken: _Taken, failure: str | None) -> None:
         if failure:
             problem = self._answers[number].problem
             worst = self._worst.get((split_of(problem), problem.task), 0.0)
             parts = {"correct": 0.0, **({"accuracy": worst} if "accuracy" in self._funcs else {})}
             self._failed[number] = failure
         self._parts.setdefault(number, {}).update(parts)
-        self._taken[number] = answer
+        self._taken[number] = taken
 
     def _call(self, spec: str, numbers: tuple[int, ...]) -> None:
         self._open_calls[spec, numbers] = None
@@ -297,7 +305,7 @@ class Scorer:
         }
         reward = combine(paid, self._names, self._config.tasks.reward_weights)
         ordered = {name: parts[name] for name in ("correct", *self._names) if name in parts}
-        return Score(reward=reward, parts=ordered, answer=self._taken[number], failure=failure)
+        return Score(reward=reward, parts=ordered, failure=failure, **self._taken[number]._asdict())
 
     def _check_failures(self) -> None:
         count, total = len(self._failed), len(self._answers)

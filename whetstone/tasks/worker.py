@@ -21,9 +21,10 @@ from whetstone.rewards.answers import math_equal
 from whetstone.rewards.combine import BUILT_IN
 from whetstone.rewards.shaping import format_reward, overlong_penalty
 from whetstone.tasks.base import Task
+from whetstone.tasks.code import CodeTask
 from whetstone.tasks.math import MathTask
 from whetstone.tasks.mixture import make_tasks
-from whetstone.types import Problem
+from whetstone.types import Problem, Score
 
 Parts = dict[str, float]
 _MOST_MEMORY = 4 * 2**30  # bytes of address space
@@ -45,6 +46,10 @@ class Judge:
             math_equal(
                 "1+x", "x+1"
             )  # loads math-verify and its grammar, which would count as the first answer's time
+        for tasks in self._tasks.values():
+            for task in tasks.values():
+                if isinstance(task, CodeTask):
+                    task.prepare(read_rows=False)  # the start of a sandbox is not the first answer's fault
         self._custom = {spec: custom.load(spec) for spec in config.tasks.reward_funcs if spec not in BUILT_IN}
 
     @property
@@ -54,8 +59,8 @@ class Judge:
             (split, name): task.worst for split, tasks in self._tasks.items() for name, task in tasks.items()
         }
 
-    def parts(self, problem: Problem, text: str, num_tokens: int) -> tuple[Parts, str | None]:
-        """The built-in parts of one answer's reward, with "correct", and what was taken for the answer."""
+    def judged(self, problem: Problem, text: str, num_tokens: int) -> tuple[Parts, Score]:
+        """The built-in parts of one answer's reward, with "correct", and the judgement of its task."""
         config = self._config
         # What the prompt put into the assistant's mouth belongs to what it said.
         whole = config.model.assistant_prefix + text
@@ -69,7 +74,7 @@ class Judge:
             elif name == "length":
                 limit, buffer = config.rollout.max_completion_length, config.tasks.overlong_buffer_length
                 parts[name] = overlong_penalty(num_tokens, limit, buffer)
-        return parts, score.answer
+        return parts, score
 
     def call_custom(
         self, spec: str, answers: Sequence[tuple[Problem, str, Sequence[int], bool]]
@@ -146,14 +151,15 @@ def _alarm(limit_s: float) -> None:
 
 def _score(judge: Judge, number: int, problem: Problem, text: str, num_tokens: int) -> tuple[Any, ...]:
     began = time.perf_counter()
+    failure = None
     try:
-        parts, answer = judge.parts(problem, text, num_tokens)
-        failure = None
+        parts, score = judge.judged(problem, text, num_tokens)
+        taken = (score.answer, score.outcome, score.tests)
     except (
         Exception
     ) as error:  # a bug in a scorer costs this answer its score, is counted, and does not end the run
-        parts, answer, failure = {}, None, f"error: {type(error).__name__}: {error}"
-    return ("scored", number, parts, answer, failure, time.perf_counter() - began)
+        parts, taken, failure = {}, (None, None, ()), f"error: {type(error).__name__}: {error}"
+    return ("scored", number, parts, taken, failure, time.perf_counter() - began)
 
 
 def _custom(

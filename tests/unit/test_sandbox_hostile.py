@@ -1,0 +1,193 @@
+"""Programs that mean harm: all contained, none paid, nothing left running or on disk, the pool as quick as
+before. Runs at every strength of isolation that this machine allows.
+"""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.unit.hostile import PROGRAMS, SECRET, Hostile
+from whetstone.rewards.programs import Check, judge
+from whetstone.sandbox.languages import LANGUAGES, missing
+from whetstone.sandbox.pool import KINDS, Keeper, LocalPool, Refused, wait_until_gone
+from whetstone.sandbox.program import Input, Limits, Outcome, Program
+
+LIMITS = Limits(
+    seconds=0.3, memory_mb=128, disk_mb=8, output_kb=64, processes=24, compile_seconds=2, total_seconds=5
+)
+WANTED = (Check(stdin="3\n", stdout=f"OPEN SESAME {SECRET}"),)
+
+
+def allowed(kind: str, without: tuple[str, ...] = ()) -> str | None:
+    """Why this machine can't isolate at a strength; None: it can."""
+    try:
+        Keeper(kind, "python", LIMITS, without).close()
+    except Refused as error:
+        return str(error)
+    return None
+
+
+def opened(kind: str):
+    """A pool at a strength such as "filters without Landlock", or a skip with the reason."""
+    name, _, without = kind.partition(" without ")
+    leave_out = (without.lower(), "cgroup") if without else ()
+    reason = allowed(name, leave_out)
+    if reason is not None:
+        pytest.skip(f"{kind}: {reason}")
+    return LocalPool(isolation=name, limits=LIMITS, without=leave_out)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def secret_around():
+    os.environ["WHET_TEST_SECRET"] = SECRET
+    yield
+    del os.environ["WHET_TEST_SECRET"]
+
+
+@pytest.fixture(scope="module")
+def pool():
+    """The strongest isolation that this machine has."""
+    with LocalPool(limits=LIMITS) as made:
+        made.start("python")
+        yield made
+
+
+WEAKER = ("filters", "filters without Landlock")
+
+
+@pytest.fixture(scope="module", params=WEAKER)
+def weaker(request):
+    with opened(request.param) as made:
+        made.start("python")
+        yield made
+
+
+class Recording:
+    """A pool that remembers what its programs said."""
+
+    def __init__(self, pool: LocalPool) -> None:
+        self._pool = pool
+        self.said: list[Outcome] = []
+        self.start, self.close, self.statement = pool.start, pool.close, pool.statement
+
+    def run(self, program: Program, limits: Limits) -> Outcome:
+        self.said.append(self._pool.run(program, limits))
+        return self.said[-1]
+
+
+def processes_of(pool: LocalPool) -> set[int]:
+    """Every process beneath this one."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except (OSError, ValueError, IndexError):
+                continue
+    found, waiting = set(), [os.getpid()]
+    while waiting:
+        above = waiting.pop()
+        below = [process for process, parent in parents.items() if parent == above]
+        found.update(below)
+        waiting += below
+    return found
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len(PROGRAMS) >= 60
+    assert len({program.language for program in PROGRAMS}) >= 3
+    assert len({program.name for program in PROGRAMS}) == len(PROGRAMS)
+
+
+@pytest.mark.parametrize("hostile", PROGRAMS, ids=lambda hostile: hostile.name)
+def test_a_hostile_program_is_contained_and_not_paid(
+    pool: LocalPool, hostile: Hostile, tmp_path: Path
+) -> None:
+    contained(pool, hostile, tmp_path)
+
+
+@pytest.mark.parametrize("hostile", PROGRAMS[::5], ids=lambda hostile: hostile.name)
+def test_so_it_is_without_namespaces(weaker: LocalPool, hostile: Hostile, tmp_path: Path) -> None:
+    contained(weaker, hostile, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hostile", PROGRAMS, ids=lambda hostile: hostile.name)
+def test_so_are_all_of_them_without_namespaces(weaker: LocalPool, hostile: Hostile, tmp_path: Path) -> None:
+    contained(weaker, hostile, tmp_path)
+
+
+def contained(pool: LocalPool, hostile: Hostile, tmp_path: Path) -> None:
+    if missing(hostile.language):
+        pytest.skip(f"{hostile.language} is not installed")
+    if hostile.needs and pool.kind != "namespaces" and not any("Landlock" in layer for layer in pool.layers):
+        pytest.skip("files that everybody may read are closed only by namespaces or Landlock")
+    (tmp_path / "secret-answers.jsonl").write_text(SECRET)
+    pool.start(hostile.language)
+    before = processes_of(pool)
+    begun = time.monotonic()
+    recording = Recording(pool)
+    verdict = judge(recording, LANGUAGES[hostile.language], hostile.source, WANTED, LIMITS)
+    seconds = time.monotonic() - begun
+    assert verdict.outcome in hostile.outcomes, verdict
+    said = recording.said[0].results[0]
+    assert "ESCAPED" not in said.stdout, said
+    assert len(said.stdout) <= LIMITS.output_kb << 10
+    assert seconds < 2 * (LIMITS.compile_seconds + LIMITS.seconds + 3)
+    left = [process for process in processes_of(pool) - before if not wait_until_gone(process, 2)]
+    assert not left, "processes are left running"
+    assert_empty(pool)
+
+
+def assert_empty(pool: LocalPool) -> None:
+    """Nothing of the program is left where the next one will work."""
+    probe = "import os\nprint(os.listdir('.'), os.listdir(os.environ.get('TMPDIR', '.')))"
+    said = pool.run(Program(language="python", source=probe), LIMITS).results[0]
+    assert said.stdout.split() == ["[]", "[]"], said
+
+
+def test_the_pool_serves_on_at_full_speed_after_all_that(pool: LocalPool) -> None:
+    program = Program(language="python", source="print(int(input()) * 2)", inputs=(Input(stdin="21"),))
+    attack = [
+        hostile.source
+        for hostile in PROGRAMS
+        if hostile.name in ("fork bomb", "memory", "daemon", "kill the parent")
+    ]
+
+    def speed() -> float:
+        seconds = []
+        for _ in range(30):
+            begun = time.perf_counter()
+            assert pool.run(program, LIMITS).results[0].stdout == "42\n"
+            seconds.append(time.perf_counter() - begun)
+        return sorted(seconds)[len(seconds) // 2]
+
+    with LocalPool(isolation=pool.kind or "auto", limits=LIMITS) as fresh:
+        fresh.run(program, LIMITS)
+        keeper = fresh._idle["python"][0].process.pid
+    before = speed()
+    for source in attack:
+        pool.run(Program(language="python", source=source), LIMITS)
+    after = speed()
+    assert after < 3 * before + 0.01, (before, after)
+    assert wait_until_gone(keeper)
+
+
+def test_closing_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for kind in KINDS[:-1]:
+        if allowed(kind) is not None:
+            continue
+        with LocalPool(isolation=kind, limits=LIMITS) as pool:
+            pool.run(
+                Program(language="python", source="open('x', 'w').write('x'); import os; os.fork()"), LIMITS
+            )
+            keepers = [keeper.process.pid for some in pool._idle.values() for keeper in some]
+            groups = [
+                folder for some in pool._idle.values() for keeper in some for folder in keeper.cgroup or ()
+            ]
+        assert all(wait_until_gone(process) for process in keepers)
+        assert not list(tmp_path.iterdir())
+        assert not [folder for folder in groups if os.path.exists(folder)]

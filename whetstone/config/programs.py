@@ -1,0 +1,42 @@
+"""Knobs of programs as answers: what a program is paid, and the sandbox that it runs in."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from whetstone.config.base import Room
+
+
+class ProgramsRoom(Room):
+    """Code tasks: what is paid for a program that runs, and how it is kept from doing harm."""
+
+    use_reasoning_format: bool = False
+    """Ask for `<reasoning>...</reasoning><answer>...</answer>`; false: the program directly."""
+    base_reward_weight: float = Field(default=1.0, ge=0)
+    """What the share of passed tests is worth (all of it or nothing with test_reward: all)."""
+    perfect_reward_weight: float = Field(default=1.0, ge=0)
+    """What is paid on top for passing every test."""
+    test_reward: Literal["share", "all"] = "share"
+    """`share`: base_reward_weight x share of tests passed; `all`: base_reward_weight only if all of them
+    pass.
+    """
+    max_tests_per_problem: int = Field(default=3, ge=0)
+    """Tests run for a training answer, chosen once per problem by dataset_seed; 0: all. Evaluation runs
+    all.
+    """
+    sandbox_pool: Literal["local", "ray"] = "local"
+    """Where programs run: on this machine, one at a time for each of reward_workers, or on a Ray cluster."""
+    ray_address: str = "auto"
+    """Address of the Ray cluster for sandbox_pool: ray; `auto` finds a running one, `local` starts one
+    here.
+    """
+    sandbox_isolation: Literal["auto", "namespaces", "filters", "limits"] = "auto"
+    """`auto`: the strongest that works here, never weaker than `filters` (seccomp, Landlock); `limits`
+    accepts programs that can read files and use the network.
+    """
+    sandbox_time_limit_s: float = Field(default=2.0, gt=0)
+    """For one test of a problem that names no time limit of its own."""
+    sandbox_memory_mb: int = Field(default=512, ge=32)
+    """For all processes of a program together."""
+    sandbox_output_kb: int = Field(default=256, ge=1)
+    """What a program may print in one test; more ends it."""

@@ -1,0 +1,259 @@
+"""Programs in a model's answers: taken out of the text, run against tests, judged from outside.
+
+A test is text in and text out, a call and its value, code behind the program and what it prints, or
+assertions. What is expected stays in this process: the sandbox gets inputs and gives back what was printed,
+which is compared here as plain data. A program can't override a comparison that it never meets.
+"""
+
+import ast
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from whetstone.errors import UserError
+from whetstone.rewards.answers import extract_tag
+from whetstone.rewards.assertions import Assertion, NotTakenApart, take_apart
+from whetstone.sandbox.languages import Language
+from whetstone.sandbox.pool import Pool
+from whetstone.sandbox.program import MARK, Input, Limits, Program, Result
+
+OUTCOMES = ("passed", "wrong", "crash", "timeout", "compile_error", "no_program")
+TOLERANCE = 1e-6  # of numbers with a fraction, relative and absolute
+_FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+#.-]*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One test; which fields are set says of which kind it is."""
+
+    stdin: str = ""
+    stdout: str | None = None  # what must be printed
+    code: str = ""  # in the program's language, run behind it
+    call: tuple[str, tuple[Any, ...]] | None = None
+    expected: Any = None
+    assertion: Assertion | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """How a program fared: each test's outcome, and the worst of them that explains it."""
+
+    tests: tuple[str, ...]
+    stderr: str = ""
+
+    @property
+    def passed(self) -> int:
+        return self.tests.count("passed")
+
+    @property
+    def outcome(self) -> str:
+        if self.tests and self.passed == len(self.tests):
+            return "passed"
+        return next((name for name in reversed(OUTCOMES) if name in self.tests), "wrong")
+
+
+# ---- out of the text ---------------------------------------------------------------------------------------
+
+
+def extract_program(text: str, language: Language, use_reasoning_format: bool) -> str | None:
+    """The program in an answer: the last `<answer>`, the last fenced block, or all of it; None where the
+    reasoning format was asked for and there is no `<answer>`, or where there is nothing.
+    """
+    answer = extract_tag(text)
+    if answer is None and use_reasoning_format:
+        return None
+    text = text if answer is None else answer
+    blocks = _FENCE.findall(text)
+    if blocks:
+        ours = [code for name, code in blocks if not name or name.lower() in language.fences]
+        text = ours[-1] if ours else blocks[-1][1]
+    elif "```" in text and text.count("```") % 2 == 0:  # a fence inside a line
+        text = text.rsplit("```", 2)[1]
+        head, _, rest = text.partition(" ")
+        text = rest if head.lower() in language.fences else text
+    return text if text.strip() else None
+
+
+# ---- tests out of rows -------------------------------------------------------------------------------------
+
+
+def read_tests(raw: Any, language: Language, function: str | None, where: str) -> tuple[Check, ...]:
+    """The tests of a row; a complaint that says what is wrong with the first that can't be used."""
+    if isinstance(raw, str):
+        try:
+            raw = json.loads(raw)
+        except json.JSONDecodeError:
+            raw = [raw]
+    entries = raw if isinstance(raw, list) else [raw]
+    tests = [
+        test
+        for number, entry in enumerate(entries, 1)
+        for test in _read(entry, language, function, f"{where}, test {number}")
+    ]
+    if not tests:
+        raise UserError(f"{where} has no tests: give at least one.")
+    return tuple(tests)
+
+
+def _read(entry: Any, language: Language, function: str | None, where: str) -> list[Check]:
+    if isinstance(entry, str):
+        entry = {"assert": entry}
+    if not isinstance(entry, dict):
+        raise UserError(f'{where} is {entry!r}: write an object such as {{"stdin": "2", "stdout": "4"}}.')
+    known = {"stdin", "input", "stdout", "output", "call", "args", "expected", "code", "assert"}
+    for key in entry:
+        if key not in known:
+            raise UserError(f"{where} has the field '{key}': a test is made of {', '.join(sorted(known))}.")
+    if "assert" in entry:
+        return _assertions(str(entry["assert"]), language, function, where)
+    if "args" in entry or "call" in entry:
+        name = entry.get("call") or function
+        if not name:
+            raise UserError(
+                f"{where} calls a function without a name: give `call`, or `function` in the row."
+            )
+        if not language.takes_calls:
+            raise UserError(
+                f"{where} calls a function, which {language.name} can't be asked to: use stdin and stdout."
+            )
+        if "expected" not in entry:
+            raise UserError(f"{where} has no `expected`: give the value that the call must have.")
+        return [Check(call=(str(name), tuple(entry.get("args", ()))), expected=entry["expected"])]
+    stdout = entry.get("stdout", entry.get("output"))
+    if stdout is None:
+        raise UserError(f"{where} says not what is expected: give `stdout`, `expected` or `assert`.")
+    if entry.get("code") and not language.takes_code:
+        raise UserError(
+            f"{where} has code, which can't be put behind a program in {language.name}: use stdin and stdout."
+        )
+    return [
+        Check(
+            stdin=str(entry.get("stdin", entry.get("input", "")) or ""),
+            stdout=str(stdout),
+            code=str(entry.get("code", "")),
+        )
+    ]
+
+
+def _assertions(code: str, language: Language, function: str | None, where: str) -> list[Check]:
+    if language.name != "python":
+        raise UserError(
+            f"{where} is assertion code, which works for Python only: use calls or stdout for "
+            f"{language.name}."
+        )
+    try:
+        return [Check(assertion=assertion) for assertion in take_apart(code, function)]
+    except NotTakenApart as error:
+        raise UserError(
+            f"{where} can't be judged apart from the program: {error}. Write plain assertions, or calls with "
+            "`expected`."
+        ) from None
+
+
+# ---- judged ------------------------------------------------------------------------------------------------
+
+
+def judge(pool: Pool, language: Language, source: str, tests: Sequence[Check], limits: Limits) -> Verdict:
+    """Run the program on every test and compare."""
+    inputs: list[Input] = []
+    for test in tests:
+        if test.assertion is not None:
+            inputs += [
+                Input(code=test.assertion.before, call=("=" + asked, ())) for asked in test.assertion.asked
+            ]
+        else:
+            inputs.append(Input(stdin=test.stdin, code=test.code, call=test.call))
+    results = list(
+        pool.run(Program(language=language.name, source=source, inputs=tuple(inputs)), limits).results
+    )
+    complaint = next((result.stderr[-2000:] for result in results if not result.ok), "")
+    outcomes = []
+    for test in tests:
+        count = len(test.assertion.asked) if test.assertion else 1
+        own, results = results[:count], results[count:]
+        outcomes.append(_outcome(pool, test, own, language, limits))
+    return Verdict(tests=tuple(outcomes), stderr=complaint)
+
+
+def _outcome(pool: Pool, test: Check, results: list[Result], language: Language, limits: Limits) -> str:
+    for result in results:
+        if result.outcome != "ok":
+            return result.outcome
+    if test.assertion is not None:
+        return _judge_apart(pool, test.assertion, results, limits)
+    if test.call is not None:
+        value = _value_of(results[0].stdout)
+        same = value is not None and same_value(value[0], test.expected, language.has_truth)
+        return "passed" if same else "wrong"
+    assert test.stdout is not None
+    return "passed" if same_text(results[0].stdout, test.stdout) else "wrong"
+
+
+def _judge_apart(pool: Pool, assertion: Assertion, results: list[Result], limits: Limits) -> str:
+    values = []
+    for result in results:
+        value = _value_of(result.stdout)
+        if value is None or not isinstance(value[0], str):
+            return "wrong"
+        try:
+            values.append(ast.literal_eval(value[0]))
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            return "wrong"
+    judged = Program(language="python", source=assertion.judge_code(tuple(values)))
+    return "passed" if pool.run(judged, replace(limits, memory_mb=512)).results[0].ok else "wrong"
+
+
+def _value_of(stdout: str) -> tuple[Any] | None:
+    """The value behind the last mark, if that is whole JSON and nothing follows."""
+    _, mark, text = stdout.rpartition(MARK)
+    if not mark:
+        return None
+    try:
+        return (json.loads(text),)
+    except (ValueError, RecursionError):
+        return None
+
+
+def same_text(printed: str, wanted: str) -> bool:
+    """The same lines; spaces at their ends and empty lines at the end do not count."""
+    return _lines(printed) == _lines(wanted)
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.rstrip().splitlines()]
+
+
+def same_value(value: Any, wanted: Any, has_truth: bool = True) -> bool:
+    """Equal plain data; numbers with a fraction within a tolerance. Without `has_truth` 1 is true."""
+    if isinstance(value, bool) or isinstance(wanted, bool):
+        if has_truth:
+            return isinstance(value, bool) and isinstance(wanted, bool) and value == wanted
+        value, wanted = _untrue(value), _untrue(wanted)
+    if isinstance(value, int | float) and isinstance(wanted, int | float):
+        if isinstance(value, int) and isinstance(wanted, int):
+            return value == wanted
+        return _close(value, wanted)
+    if isinstance(value, list) and isinstance(wanted, list | tuple):
+        return len(value) == len(wanted) and all(
+            same_value(a, b, has_truth) for a, b in zip(value, wanted, strict=True)
+        )
+    if isinstance(value, dict) and isinstance(wanted, dict):
+        return set(value) == set(wanted) and all(same_value(value[k], wanted[k], has_truth) for k in wanted)
+    return type(value) is type(wanted) and value == wanted
+
+
+def _untrue(value: Any) -> Any:
+    return int(value) if isinstance(value, bool) else value
+
+
+def _close(value: float, wanted: float) -> bool:
+    try:
+        value, wanted = float(value), float(wanted)
+    except OverflowError:
+        return False
+    if math.isnan(value) or math.isnan(wanted):
+        return math.isnan(value) and math.isnan(wanted)
+    return value == wanted or math.isclose(value, wanted, rel_tol=TOLERANCE, abs_tol=TOLERANCE)

@@ -1,0 +1,35 @@
+"""Messages between a pool and its keepers: a length, then JSON. Nothing is ever unpickled."""
+
+import json
+import os
+import struct
+from typing import Any
+
+LONGEST = 256 << 20
+
+
+def send(descriptor: int, message: Any) -> None:
+    """Write one message; blocks until the other side has taken it."""
+    text = json.dumps(message).encode()
+    data = memoryview(struct.pack("<I", len(text)) + text)
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def receive(descriptor: int) -> Any:
+    """Read one message; `EOFError` where the other side is gone."""
+    (length,) = struct.unpack("<I", _exactly(descriptor, 4))
+    if length > LONGEST:
+        raise EOFError(f"a message of {length} bytes")
+    return json.loads(_exactly(descriptor, length))
+
+
+def _exactly(descriptor: int, count: int) -> bytes:
+    pieces = []
+    while count:
+        piece = os.read(descriptor, min(count, 1 << 20))
+        if not piece:
+            raise EOFError("the other side is gone")
+        pieces.append(piece)
+        count -= len(piece)
+    return b"".join(pieces)

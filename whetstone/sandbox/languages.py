@@ -1,0 +1,377 @@
+"""The languages programs may be written in, as a table: how one is run, how a value is printed, how to see
+whether it is there and how to get it.
+
+`how` is `python`, `klong` or `sql` where the keeper's own interpreter runs it, and `exec` where a command
+does. Looks for programs on this machine, and starts nothing but a compiler that is asked where it lives.
+"""
+
+import glob
+import importlib.util
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+from whetstone.errors import UserError
+from whetstone.sandbox.program import MARK, Job, Limits, Program
+
+
+@dataclass(frozen=True, kw_only=True)
+class Language:
+    """A line of the table. Commands begin with the name of a program, which is looked for on the PATH."""
+
+    name: str
+    title: str
+    fences: tuple[str, ...]  # what stands behind ``` in a model's answer
+    how: str
+    file: str
+    get: str  # how to get it
+    compilers: tuple[tuple[str, ...], ...] = ()  # the quickest first; the next where it fails
+    command: tuple[str, ...] = ()
+    print_call: Callable[[str, tuple[Any, ...]], str] | None = None  # code that prints a call's value
+    takes_code: bool = True  # tests may put code behind the program
+    syntax_error: str | None = None  # what stderr says where the program could not be read at all
+    has_truth: bool = True  # its truth values are not just 1 and 0
+    limit_address_space: bool = True
+    environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def takes_calls(self) -> bool:
+        return self.print_call is not None or self.how in ("python", "klong")
+
+
+def _print_javascript(function: str, arguments: tuple[Any, ...]) -> str:
+    given = ", ".join(json.dumps(argument) for argument in arguments)
+    return f"\n;process.stdout.write({json.dumps(MARK)} + JSON.stringify({function}({given})) + '\\n');\n"
+
+
+def q_literal(value: Any) -> str:
+    """Plain data as q writes it."""
+    if value is None:
+        return "(::)"
+    if isinstance(value, bool):
+        return "1b" if value else "0b"
+    if isinstance(value, int):
+        return f"({value})" if value < 0 else str(value)
+    if isinstance(value, float):
+        text = {math.inf: "0w", -math.inf: "-0w"}.get(value) or (
+            "0n" if math.isnan(value) else repr(value) + "f"
+        )
+        return f"({text})" if text.startswith("-") else text
+    if isinstance(value, str):
+        if not value:
+            return '""'
+        text = json.dumps(value, ensure_ascii=True)
+        return f"(enlist {text})" if len(value) == 1 else text
+    if isinstance(value, list | tuple):
+        if not value:
+            return "()"
+        inner = ";".join(q_literal(entry) for entry in value)
+        return f"(enlist {inner})" if len(value) == 1 else f"({inner})"
+    if isinstance(value, dict):
+        keys = "`" + "`".join(str(key) for key in value)
+        entries = ";".join(q_literal(entry) for entry in value.values())
+        return f"((enlist {keys})!enlist {entries})" if len(value) == 1 else f"({keys}!({entries}))"
+    raise UserError(
+        f"A test holds {value!r}, which q has no way to write: use numbers, text, lists and dictionaries."
+    )
+
+
+def _print_q(function: str, arguments: tuple[Any, ...]) -> str:
+    mark = "".join(f"\\{ord(letter):03o}" if ord(letter) < 32 else letter for letter in MARK)
+    given = ";".join(q_literal(argument) for argument in arguments)
+    return f'\n-1 "{mark}",.j.j {function}[{given}];\n'
+
+
+_RUST = "https://rustup.rs"
+LANGUAGES: dict[str, Language] = {
+    language.name: language
+    for language in (
+        Language(
+            name="python",
+            title="Python",
+            fences=("python", "py", "python3"),
+            how="python",
+            file="main.py",
+            get="it runs whetstone itself",
+        ),
+        Language(
+            name="klong",
+            title="Klong",
+            fences=("klong", "kg"),
+            how="klong",
+            file="main.kg",
+            get="pip install klongpy==0.7.1",
+            has_truth=False,
+        ),
+        Language(
+            name="q",
+            title="q (kdb+)",
+            fences=("q", "kdb", "kdb+"),
+            how="exec",
+            file="main.q",
+            get="install kdb+ from kx.com (the personal edition is free) and put `q` on the PATH, or pip "
+            "install pykx and set up its licence: PyKX without a licence can't evaluate q",
+            command=("q", "main.q", "-q"),
+            print_call=_print_q,
+            environment={"QINIT": "/dev/null"},
+        ),
+        Language(
+            name="sql",
+            title="SQL (SQLite)",
+            fences=("sql", "sqlite"),
+            how="sql",
+            file="main.sql",
+            get="Python's sqlite3 module, which most builds of Python have",
+            syntax_error=r"OperationalError: near |incomplete input|syntax error",
+            takes_code=False,
+        ),
+        Language(
+            name="javascript",
+            title="JavaScript",
+            fences=("javascript", "js", "node"),
+            how="exec",
+            file="main.js",
+            get="install node (apt install nodejs)",
+            command=("node", "--max-old-space-size=256", "main.js"),
+            print_call=_print_javascript,
+            syntax_error=r"^SyntaxError:",
+            limit_address_space=False,
+            environment={"OPENSSL_CONF": "/dev/null"},
+        ),
+        Language(
+            name="bash",
+            title="Bash",
+            fences=("bash", "sh", "shell"),
+            how="exec",
+            file="main.sh",
+            get="install bash",
+            command=("bash", "main.sh"),
+            syntax_error=r"syntax error",
+        ),
+        Language(
+            name="c",
+            title="C",
+            fences=("c",),
+            how="exec",
+            file="main.c",
+            get="install gcc, clang or tcc (apt install gcc)",
+            compilers=(
+                ("tcc", "-o", "main", "main.c", "-lm"),
+                ("gcc", "-O2", "-w", "-o", "main", "main.c", "-lm"),
+                ("clang", "-O2", "-w", "-o", "main", "main.c", "-lm"),
+            ),
+            command=("{built}/main",),
+            takes_code=False,
+        ),
+        Language(
+            name="cpp",
+            title="C++",
+            fences=("cpp", "c++", "cxx"),
+            how="exec",
+            file="main.cpp",
+            get="install g++ or clang++ (apt install g++)",
+            compilers=(
+                ("g++", "-O1", "-w", "-std=c++17", "-o", "main", "main.cpp"),
+                ("clang++", "-O1", "-w", "-std=c++17", "-o", "main", "main.cpp"),
+            ),
+            command=("{built}/main",),
+            takes_code=False,
+        ),
+        Language(
+            name="rust",
+            title="Rust",
+            fences=("rust", "rs"),
+            how="exec",
+            file="main.rs",
+            get=f"install rustc ({_RUST}) and a C compiler to link with",
+            compilers=(("rustc", "-O", "--edition=2021", "-Awarnings", "-o", "main", "main.rs"),),
+            command=("{built}/main",),
+            takes_code=False,
+        ),
+        Language(
+            name="java",
+            title="Java (class Main)",
+            fences=("java",),
+            how="exec",
+            file="Main.java",
+            get="install a JDK (apt install default-jdk-headless)",
+            compilers=(
+                (
+                    "javac",
+                    "-J-XX:TieredStopAtLevel=1",
+                    "-J-XX:-UsePerfData",
+                    "-J-Xshare:auto",
+                    "-proc:none",
+                    "Main.java",
+                ),
+            ),
+            command=(
+                "java",
+                "-XX:TieredStopAtLevel=1",
+                "-XX:-UsePerfData",
+                "-XX:+UseSerialGC",
+                "-Xmx256m",
+                "-Xshare:auto",
+                "-cp",
+                "{built}",
+                "Main",
+            ),
+            takes_code=False,
+            limit_address_space=False,
+        ),
+    )
+}
+_PYKX = "import pykx, sys; assert pykx.licensed; pykx.q('\\\\l ' + sys.argv[1])"
+
+
+def language(name: str) -> Language:
+    """The language called `name` (or one of its names in fences)."""
+    for known in LANGUAGES.values():
+        if name.lower() == known.name or name.lower() in known.fences:
+            return known
+    raise UserError(f"There is no language '{name}': choose from {', '.join(LANGUAGES)}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tools:
+    """A language as this machine has it: whole paths, and the folders they need to see."""
+
+    compilers: tuple[tuple[str, ...], ...]
+    command: tuple[str, ...]
+    visible: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...] = ()
+
+
+@cache
+def missing(name: str) -> str | None:
+    """Why the language can't be used on this machine, and how to get it; None: it can."""
+    try:
+        tools(name)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+@cache
+def tools(name: str) -> Tools:
+    """What runs the language here; a complaint that names it and says how to get it where nothing does."""
+    row = LANGUAGES[name]
+    absent = UserError(f"The language {name} is not installed on this machine: {row.get}.")
+    if row.how != "exec":
+        if importlib.util.find_spec({"klong": "klongpy", "sql": "sqlite3"}.get(row.how, "sys")) is None:
+            raise absent
+        packages = _package_folders("klongpy", "numpy") if row.how == "klong" else ()
+        return Tools(compilers=(), command=(), visible=(*_python_folders(), *packages))
+    compilers = tuple(made for one in row.compilers if (made := _found(one)) is not None)
+    command = row.command if row.command[0].startswith("{") else _found(row.command)
+    environment: dict[str, str] = {}
+    visible = [folder for words in (*compilers, command) if words for folder in _home(words[0])]
+    if name == "q":
+        if command is None and _pykx_is_licensed():
+            command = (sys.executable, "-c", _PYKX, row.file)
+            visible = [*_python_folders(), *_package_folders("pykx", "numpy", "pandas", "pytz")]
+        for key in ("QHOME", "QLIC"):
+            if os.environ.get(key):
+                environment[key] = os.environ[key]
+                visible.append(os.environ[key])
+    if command is None or (row.compilers and not compilers):
+        raise absent
+    return Tools(
+        compilers=compilers,
+        command=command,
+        visible=tuple(dict.fromkeys(visible)),
+        environment=tuple(environment.items()),
+    )
+
+
+def _found(command: tuple[str, ...]) -> tuple[str, ...] | None:
+    path = shutil.which(command[0])
+    if path is None:
+        return None
+    if command[0] == "rustc":  # rustup's is only a door, which looks for the real one in the home folder
+        asked = subprocess.run([path, "--print", "sysroot"], capture_output=True, text=True, check=False)
+        real = os.path.join(asked.stdout.strip(), "bin", "rustc")
+        path = real if os.path.exists(real) else path
+    return (os.path.realpath(path) if command[0] in ("java", "javac") else path, *command[1:])
+
+
+def _home(program: str) -> list[str]:
+    """The folders beside the system's own that a program needs to see."""
+    if not program.startswith("/"):
+        return []
+    path = os.path.realpath(program)
+    extra = glob.glob("/etc/java*") if "/jvm/" in path else []
+    if path.startswith(("/usr/", "/bin/", "/lib")):
+        return extra if program.startswith(("/usr/", "/bin/")) else [*extra, os.path.dirname(program)]
+    return [os.path.dirname(os.path.dirname(path)), os.path.dirname(program), *extra]
+
+
+@cache
+def _pykx_is_licensed() -> bool:
+    if importlib.util.find_spec("pykx") is None:
+        return False
+    asked = [sys.executable, "-c", "import pykx; print(pykx.licensed)"]
+    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip() == "True"
+
+
+def _python_folders() -> tuple[str, ...]:
+    return tuple(dict.fromkeys((os.path.realpath(sys.base_prefix), sys.base_prefix)))
+
+
+def _package_folders(*names: str) -> tuple[str, ...]:
+    """Where packages lie, and the libraries beside them that wheels bring."""
+    found = []
+    for name in names:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.origin:
+            folder = os.path.dirname(spec.origin)
+            found += [folder, *glob.glob(f"{os.path.dirname(folder)}/{name}.libs")]
+    return tuple(found)
+
+
+def job_of(program: Program, limits: Limits) -> Job:
+    """A program as a keeper runs it."""
+    row, here = LANGUAGES[program.language], tools(program.language)
+    inputs = []
+    for given in program.inputs:
+        source, call = program.source, None
+        if given.code:
+            assert row.takes_code, f"{row.name} takes no code behind a program"
+            source += "\n" + given.code
+        if given.call is not None:
+            function, arguments = given.call
+            if row.print_call is None:
+                call = (function, list(arguments))
+            else:
+                source += row.print_call(function, arguments)
+        if row.name == "q":
+            source += "\nexit 0\n"
+        inputs.append({"source": source, "stdin": given.stdin, "call": call})
+    return Job(
+        how=row.how,
+        file=row.file,
+        inputs=tuple(inputs),
+        limits=limits,
+        compilers=here.compilers,
+        command=here.command,
+        limit_address_space=row.limit_address_space,
+        environment={**row.environment, **dict(here.environment)},
+    )
+
+
+def is_syntax_error(name: str, stderr: str) -> bool:
+    """Whether a language without a compiler could not even read the program; for the metrics only."""
+    pattern = LANGUAGES[name].syntax_error
+    return pattern is not None and re.search(pattern, stderr, re.MULTILINE) is not None
+
+
+def with_limits(limits: Limits, **changes: Any) -> Limits:
+    return replace(limits, **changes)

@@ -1,0 +1,112 @@
+"""What goes into the sandbox and what comes out: a program with its inputs, limits, results.
+
+Plain data only, all of it sent as JSON: nothing that a program can influence is ever unpickled. Expected
+values have no place here; they stay with whoever compares.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+MARK = "\x1e\x02value\x03"  # stands before the value of a call in what a program prints; no secret
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What one run of a program may use."""
+
+    seconds: float = 5.0  # wall clock and processor time
+    memory_mb: int = 512  # of all its processes together
+    disk_mb: int = 32  # in its folder
+    output_kb: int = 256  # on stdout, and as much on stderr
+    processes: int = 32  # and threads
+    compile_seconds: float = 20.0
+    compile_memory_mb: int = 1536
+    total_seconds: float = 60.0  # for the compilation and all runs together; later ones are not begun
+
+
+@dataclass(frozen=True, kw_only=True)
+class Input:
+    """One run: what is read, and what is called."""
+
+    stdin: str = ""
+    call: tuple[str, tuple[Any, ...]] | None = None  # (function, arguments), plain data
+    code: str = ""  # in the program's language, put behind the program
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """A source text in a language, and the runs that are wanted of it, each in a process of its own."""
+
+    language: str
+    source: str
+    inputs: tuple[Input, ...] = (Input(),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """How one run went."""
+
+    exit_code: int | None  # None: ended by a signal, or never begun
+    signal: int | None
+    stdout: str
+    stderr: str
+    timed_out: bool
+    too_much: str | None  # "output", "memory": which limit ended it
+    seconds: float
+    peak_memory_mb: float
+    compile_error: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """It ended by itself, with exit code 0."""
+        return self.exit_code == 0 and not self.timed_out and self.too_much is None
+
+    @property
+    def outcome(self) -> str:
+        """`ok`, `compile_error`, `timeout` or `crash`."""
+        if self.compile_error:
+            return "compile_error"
+        return "timeout" if self.timed_out else "ok" if self.ok else "crash"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """All runs of a program, in the order of its inputs."""
+
+    results: tuple[Result, ...]
+    compile_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A program as a keeper gets it: how it is run and not in which language."""
+
+    how: str  # "python", "klong", "sql": inside the keeper's own interpreter; "exec": by commands
+    file: str
+    inputs: tuple[Mapping[str, Any], ...]  # "source", "stdin", "call"
+    limits: Limits
+    compilers: tuple[tuple[str, ...], ...] = ()  # tried in turn until one succeeds
+    command: tuple[str, ...] = ()
+    limit_address_space: bool = True  # off for those who reserve far more than they use (node, java)
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON takes it."""
+        return {**vars(self), "limits": vars(self.limits), "environment": dict(self.environment)}
+
+
+def job_from(plain: Mapping[str, Any]) -> Job:
+    return Job(**{**plain, "limits": Limits(**plain["limits"])})
+
+
+NEVER_BEGUN = Result(
+    exit_code=None,
+    signal=None,
+    stdout="",
+    stderr="not begun: the time for the whole program was spent",
+    timed_out=True,
+    too_much=None,
+    seconds=0.0,
+    peak_memory_mb=0.0,
+)

@@ -1,0 +1,121 @@
+"""Where a keeper works and what surrounds its programs: found out once, when it starts.
+
+Goes as far in as it is told (`kind`): into a world of its own (`root.py`), or no further than a folder,
+behind the filters of `guard.py`. Raises `OSError` where the machine does not allow it; the pool then tries
+the next.
+"""
+
+import contextlib
+import os
+import resource
+import stat
+from dataclasses import dataclass
+from typing import Any
+
+from whetstone.sandbox import guard, kernel, root, seccomp
+from whetstone.sandbox.guard import Walls
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where this keeper works and what surrounds its programs."""
+
+    box: str
+    built: str
+    walls: Walls
+    layers: tuple[str, ...]
+    has_proc: bool
+    channel: int  # to the pool
+
+
+def settle(settings: dict[str, Any], channel: int) -> Place:
+    """Go as far in as `settings["kind"]` says."""
+    landlock = 0 if "landlock" in settings["without"] else kernel.landlock_version()
+    has_seccomp = seccomp.is_supported()
+    if settings["kind"] == "namespaces":
+        world = root.enter(
+            settings["visible"], settings["hidden"], settings["disk_mb"], settings["outside_user"]
+        )
+        box, built, user, has_proc = root.BOX, root.BUILT, world.user, world.has_proc
+        spaces = "process, mount, network, ipc, host name" + (", user" if world.has_user_namespace else "")
+        layers = [f"namespaces ({spaces})", "read-only root"]
+    else:
+        box, built = os.path.join(settings["folder"], "box"), os.path.join(settings["folder"], "built")
+        user, has_proc = _other_user(settings, landlock), True
+        layers = []
+        kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)  # what a program leaves behind becomes ours
+        if user is not None:
+            os.chown(box, user, user)
+        if settings["kind"] == "filters" and not has_seccomp:
+            raise OSError(38, "seccomp is not to be had on this machine")
+        if settings["kind"] == "limits":
+            landlock, has_seccomp = 0, False
+    inner = settings["kind"] == "namespaces"
+    readable = (*root.SYSTEM, *root.SYSTEM_FILES, *settings["visible"], built)
+    readable += ("/proc", "/etc") if inner else ()
+    writable = (box, "/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+    layers += [f"Landlock {landlock}"] if landlock else []
+    layers += ["seccomp"] if has_seccomp else []
+    layers += ["a user of its own"] if user is not None else []
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # a program of the same user can't look into us
+    walls = Walls(
+        user=user,
+        has_own_processes=inner,
+        landlock=landlock,
+        seccomp=has_seccomp,
+        readable=readable,
+        writable=writable,
+        processes_elsewhere=0 if inner or user is not None else _threads_of_user(),
+        keeper_is_inside=inner,
+        address_space_now=_address_space(),
+    )
+    guard.set_limits({resource.RLIMIT_CORE: (0, 0), resource.RLIMIT_NOFILE: (256, 256)})  # for all to come
+    if inner:
+        if user is not None:
+            guard.give_up_groups(user)
+        # Children are born behind these walls, which saves each of them the time to build its own.
+        guard.for_good(walls, (*writable, built))
+    return Place(
+        box=box,
+        built=built,
+        walls=walls,
+        layers=(*layers, "rlimits"),
+        has_proc=has_proc,
+        channel=channel,
+    )
+
+
+def _other_user(settings: dict[str, Any], landlock: int) -> int | None:
+    """The user that programs become without a namespace: only root can choose, and only one who can still
+    reach the interpreter.
+    """
+    if os.geteuid() != 0:
+        return None
+    for path in settings["visible"]:
+        while path != "/":
+            if os.path.exists(path) and not os.stat(path).st_mode & stat.S_IXOTH:
+                if not landlock:
+                    raise OSError(
+                        13, f"{path} is closed to other users, so programs would have to run as root"
+                    )
+                return None
+            path = os.path.dirname(path)
+    return settings["outside_user"]
+
+
+def _address_space() -> int:
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[0]) * resource.getpagesize()
+    except OSError:  # no /proc in here
+        return 256 << 20
+
+
+def _threads_of_user() -> int:
+    """RLIMIT_NPROC counts all threads of a user on the machine."""
+    count = 0
+    for entry in os.scandir("/proc") if os.path.isdir("/proc/self") else ():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and entry.stat().st_uid == os.getuid():
+                count += len(os.listdir(f"/proc/{entry.name}/task"))
+    return count
