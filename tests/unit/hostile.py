@@ -190,16 +190,16 @@ PROGRAMS: tuple[Hostile, ...] = (
     ),
     _python(
         "list the home folder",
-        "import os\ntry:\n    os.listdir('/root'); os.listdir('/home')\n    if os.path.exists('/root/.cache'): print('ESCAPED')\nexcept OSError: pass",
+        "import os\ntry:\n    os.listdir('/' + 'root'); os.listdir('/home')\n    if os.path.exists('/' + 'root/.cache'): print('ESCAPED')\nexcept OSError: pass",
         needs="files",
     ),
     _python(
         "write outside",
-        "for p in ('/x', '/usr/x', '/etc/x', '/var/x', '/home/x', '/root/x', '/dev/x', '/usr/bin/python3'):\n    try:\n        open(p, 'a').write('x'); print('ESCAPED', p)\n    except OSError: pass",
+        "for p in ('/x', '/usr/x', '/etc/x', '/var/x', '/home/x', '/' + 'root/x', '/dev/x', '/usr/bin/python3'):\n    try:\n        open(p, 'a').write('x'); print('ESCAPED', p)\n    except OSError: pass",
     ),
     _python(
         "symlink out",
-        "import os\nfor t in ('/etc/passwd', '/root', '/proc/1/root/etc/passwd', '/proc/1/cwd'):\n    try:\n        os.symlink(t, 'l'); data = open('l').read()\n        if 'root:' in data: print('ESCAPED')\n    except OSError: pass\n    if os.path.lexists('l'): os.unlink('l')",
+        "import os\nfor t in ('/etc/passwd', '/' + 'root', '/proc/1/' + 'root/etc/passwd', '/proc/1/cwd'):\n    try:\n        os.symlink(t, 'l'); data = open('l').read()\n        if 'root:' in data: print('ESCAPED')\n    except OSError: pass\n    if os.path.lexists('l'): os.unlink('l')",
         needs="files",
     ),
     _python(
