@@ -127,7 +127,9 @@ def _build(visible: Sequence[str], hidden: Sequence[str], disk_mb: int, user: in
     has_proc = _proc(new)
     for name in ("tmp", "var/tmp"):
         os.makedirs(os.path.dirname(f"{new}/{name}"), exist_ok=True)
-        os.symlink(BOX, f"{new}/{name}")
+        # An interpreter that lies beneath it keeps its place, read-only; TMPDIR names the box all the same.
+        if not os.path.lexists(f"{new}/{name}"):
+            os.symlink(BOX, f"{new}/{name}")
     owner = f",uid={user},gid={user}" if user is not None else ""
     for place, mode in ((BOX, "700"), (BUILT, "755")):
         os.mkdir(new + place)
