@@ -7,6 +7,7 @@ vLLM gets one process for its engine, async scheduling, prefix caching, CUDA gra
 `ignore_eos` and `max_tokens` (no `min_tokens`), flat logprobs of the sampled token only, no detokenising.
 """
 
+import functools
 import json
 import logging
 import sys
@@ -18,19 +19,20 @@ import torch
 from rollout_work import Work, model_config
 
 WARM_TOKENS = 24
+REPEATS = 2  # for everyone; the best counts
 
 
-def timed(run: Callable[[Work], int], work: Work, repeats: int) -> dict:
+def timed(run: Callable[[Work], int], work: Work) -> dict:
     tokens = sum(work.lengths())
     best = float("inf")
-    for _ in range(repeats):
+    for _ in range(REPEATS):
         torch.cuda.synchronize()
         begun = time.perf_counter()
         made = run(work)
         torch.cuda.synchronize()
         best = min(best, time.perf_counter() - begun)
         assert made == tokens, (made, tokens)
-    return {"seconds": round(best, 3), "tokens_per_s": round(tokens / best)}
+    return {"seconds": round(best, 3), "tokens_per_s": round(tokens / best), "repeats": REPEATS}
 
 
 def make_policy(size: str):
@@ -104,7 +106,7 @@ def continuous(size: str) -> Callable[[Work], int]:
     return run
 
 
-def vllm(size: str, logprobs: bool = True) -> Callable[[Work], int]:
+def vllm(size: str) -> Callable[..., int]:
     from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
 
     folder = tempfile.mkdtemp()
@@ -124,7 +126,7 @@ def vllm(size: str, logprobs: bool = True) -> Callable[[Work], int]:
         compilation_config={"cudagraph_capture_sizes": graphs},
     )
 
-    def run(work: Work) -> int:
+    def run(work: Work, logprobs: bool = True) -> int:
         prompts = [{"prompt_token_ids": p} for p in work.prompts() for _ in range(work.group)]
         settings = [
             SamplingParams(
@@ -141,15 +143,6 @@ def vllm(size: str, logprobs: bool = True) -> Callable[[Work], int]:
         outputs = llm.generate(prompts, settings, use_tqdm=False)
         return sum(len(output.outputs[0].token_ids) for output in outputs)
 
-    def run_without(work: Work) -> int:
-        nonlocal logprobs
-        logprobs = False
-        try:
-            return run(work)
-        finally:
-            logprobs = True
-
-    run.without_logprobs = run_without  # type: ignore[attr-defined]
     return run
 
 
@@ -169,12 +162,12 @@ def main() -> None:
         warm = time.perf_counter() - begun
         # Loading is set-up for vLLM (it compiles and captures there); ours captures in the first round.
         setup = loaded + warm if who == "vllm" else warm
-        ways = {who: run}
+        ways: dict[str, Callable[[Work], int]] = {who: run}
         if who == "vllm":
-            ways["vllm without logprobs"] = run.without_logprobs  # type: ignore[attr-defined]
+            ways["vllm without logprobs"] = functools.partial(run, logprobs=False)
         for name, way in ways.items():
             torch.cuda.reset_peak_memory_stats()
-            row = {"who": name, **work.row(), **timed(way, work, 2 if who == "native" else 1)}
+            row = {"who": name, **work.row(), **timed(way, work)}
             row |= {"peak_gb": round(peak_gb(who), 1), "setup_s": round(setup, 1)}
             if new_tokens != 512:
                 row["new_tokens"] = new_tokens

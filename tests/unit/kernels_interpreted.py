@@ -2,12 +2,14 @@
 against plain torch in float64.
 """
 
+import sys
+
 import numpy as np
 import torch
 import torch.nn.functional as F
 from triton.runtime import interpreter
 
-from tests.conftest import make_policy
+from tests.conftest import ARCHITECTURES, make_policy
 from whetstone import seeds
 from whetstone.engines.base import Sampling
 from whetstone.engines.native import layout
@@ -202,7 +204,12 @@ CASES = {
     **{f"a step of {name}": lambda name=name: whole_step(name) for name in ("qwen3", "gemma2")},
 }
 
+MORE = {
+    "attention in a window": lambda: attention_with(window=70),
+    **{f"a step of {name}": lambda name=name: whole_step(name) for name in ARCHITECTURES},
+}
+
 if __name__ == "__main__":
-    for name, case in CASES.items():
+    for name, case in (MORE if "more" in sys.argv else CASES).items():
         case()
         print(f"{name}: agrees", flush=True)

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 
-def test_kernels_agree_with_plain_torch():
+def agreeing(*words: str) -> int:
+    """How many cases agree; all of them, or the test ends here."""
     pytest.importorskip("triton", reason="Triton is not installed: pip install -e '.[dev]'")
     root = Path(__file__).parents[2]
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.unit.kernels_interpreted"],
+        [sys.executable, "-W", "ignore", "-m", "tests.unit.kernels_interpreted", *words],
         env={
             **os.environ,
             "TRITON_INTERPRET": "1",
@@ -25,4 +26,13 @@ def test_kernels_agree_with_plain_torch():
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("agrees") == 14
+    return done.stdout.count("agrees")
+
+
+def test_kernels_agree_with_plain_torch():
+    assert agreeing() == 14
+
+
+@pytest.mark.slow
+def test_every_architecture_is_read_as_blocks_that_agree():
+    assert agreeing("more") == 9

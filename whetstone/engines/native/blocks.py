@@ -20,6 +20,9 @@ from whetstone.model.policy import Policy
 LONGEST_TABLE = 1 << 18  # positions of a rotary table
 
 
+Tables = dict[tuple[str, ...], tuple[Tensor, Tensor]]  # by kind of layer: cosines and sines
+
+
 class Unreadable(Exception):
     """Why a model can't be read as blocks."""
 
@@ -54,8 +57,9 @@ def read_blocks(policy: Policy) -> Blocks:
     trunk, config = policy.trunk, policy.config
     try:
         norm_kind = _norm_kind(trunk.norm)
+        tables: Tables = {}
         layers = [
-            _read_block(policy, module, options[number], norm_kind)
+            _read_block(policy, module, options[number], norm_kind, tables)
             for number, module in enumerate(trunk.layers)
         ]
         final_norm = trunk.norm.weight.data
@@ -66,7 +70,9 @@ def read_blocks(policy: Policy) -> Blocks:
     return Blocks(layers=layers, final_norm=final_norm, norm_kind=norm_kind)
 
 
-def _read_block(policy: Policy, module: Any, options: LayerOptions, norm_kind: tuple[float, float]) -> Block:
+def _read_block(
+    policy: Policy, module: Any, options: LayerOptions, norm_kind: tuple[float, float], tables: "Tables"
+) -> Block:
     attention, mlp, config = module.self_attn, module.mlp, policy.config
     has = {name for name, _ in module.named_modules()}
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -89,7 +95,7 @@ def _read_block(policy: Policy, module: Any, options: LayerOptions, norm_kind: t
             heads=config.num_attention_heads,
             kv_heads=config.num_key_value_heads,
             width=width,
-            rotary=_rotary_table(policy, options.layer, width),
+            rotary=_rotary_table(policy, options.layer, width, tables),
             head_norms=head_norms,
             norm_offset=norm_kind[1],
             norm_eps=norm_kind[0],
@@ -144,14 +150,13 @@ def _norm_kind(norm: Any) -> tuple[float, float]:
 
 
 @torch.no_grad()
-def _rotary_table(policy: Policy, layer: int, width: int) -> tuple[Tensor, Tensor]:
+def _rotary_table(policy: Policy, layer: int, width: int, tables: "Tables") -> tuple[Tensor, Tensor]:
     """Cosines and sines [positions, width / 2] from the model's own rotary embedding; one table per kind of
-    layer, kept with the policy's trunk so that layers share it.
+    layer, which its layers share.
     """
     rotary, config = policy.trunk.rotary_emb, policy.config
     by_type = "layer_type" in inspect.signature(rotary.forward).parameters
     kind = (config.layer_types[layer],) if by_type else ()
-    tables = policy.__dict__.setdefault("_rotary_tables", {})
     if kind not in tables:
         length = min(policy.max_length or 4096, LONGEST_TABLE)
         probe = torch.zeros(1, 1, 1, dtype=policy.lm.dtype, device=policy.device)
@@ -163,5 +168,5 @@ def _rotary_table(policy: Policy, layer: int, width: int) -> tuple[Tensor, Tenso
             raise Unreadable("it rotates only a part of each head, or in another order")
         if not torch.equal(short, cosines[:, :8]):
             raise Unreadable("its rotary embedding depends on the length of the sequence")
-        tables[kind] = tuple(table[0, :, :half].contiguous() for table in (cosines, sines))
+        tables[kind] = (cosines[0, :, :half].contiguous(), sines[0, :, :half].contiguous())
     return tables[kind]
