@@ -37,8 +37,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "experience": frozenset({"types", "config", "algorithm", "model", "parallel", "batch"}),
     "update": frozenset(
         {"types", "config", "algorithm", "model", "parallel", "batch", "metrics", "optimiser"}
-        | {"coefficients", "experience"}
+        | {"coefficients", "experience", "budget"}
     ),
+    "budget": frozenset({"types", "model", "batch"}),
     "evaluate": frozenset({"types", "config", "tasks", "engines", "rollout", "metrics", "statistics"}),
     "checkpoint": frozenset({"config", "parallel"}),
     "run_folder": frozenset({"config", "checkpoint", "metrics"}),

@@ -13,7 +13,7 @@ from torch import Tensor
 from whetstone.algorithm.advantages import estimate
 from whetstone.algorithm.gae import gae, whiten
 from whetstone.algorithm.kl import ESTIMATORS
-from whetstone.batch import Batch
+from whetstone.batch import Batch, cut_out
 from whetstone.config import Config
 from whetstone.model.critic import Critic
 from whetstone.model.policy import Policy
@@ -31,6 +31,19 @@ class Experience:
     reference: Tensor | None  # logprobs of the reference, [N] or, for the full KL, [N, V]
     values: Tensor | None  # by the critic, before any update
     returns: Tensor | None  # what it should have said
+
+
+def halves(experience: Experience) -> list[Experience]:
+    """The same in two micro-batches, half of the completions each; one completion stays whole."""
+    total = experience.batch.num_sequences
+    if total < 2:
+        return [experience]
+    parts = []
+    for first, last in ((0, total // 2), (total // 2, total)):
+        batch, mine = cut_out(experience.batch, first, last)
+        tensors = {name: value[mine] for name, value in vars(experience).items() if isinstance(value, Tensor)}
+        parts.append(replace(experience, batch=batch, **tensors))
+    return parts
 
 
 class Preparer:

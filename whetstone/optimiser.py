@@ -107,11 +107,15 @@ class Optimiser:
                 if local(parameter).data_ptr() != master.data_ptr():
                     local(parameter).copy_(master)
 
-    def finish(self) -> None:
-        """End the step, whether the weights moved or not: forget the gradients, advance the schedule."""
+    def forget(self) -> None:
+        """Drop the gradients that were collected so far."""
         self._sums.clear()
         for tensor in (*self.masters, *self.parameters):
             tensor.grad = None
+
+    def finish(self) -> None:
+        """End the step, whether the weights moved or not: forget the gradients, advance the schedule."""
+        self.forget()
         with warnings.catch_warnings():  # torch warns where a skipped first step has not moved the optimiser
             warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
             self.schedule.step()

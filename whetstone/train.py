@@ -137,7 +137,13 @@ def shares(parts: Parts, groups: list[Group], seed: int) -> list[list[Batch]]:
     """This rank's micro-batches of everybody's groups."""
     ranks, plan = parts.ranks, parts.plan
     return minibatches(
-        groups, parts.config, plan.minibatches, seed, rank=ranks.data_rank, num_ranks=ranks.data_size
+        groups,
+        parts.config,
+        plan.minibatches,
+        seed,
+        max_tokens=parts.updater.micro_batch_tokens(groups),
+        rank=ranks.data_rank,
+        num_ranks=ranks.data_size,
     )
 
 

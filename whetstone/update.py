@@ -7,9 +7,10 @@ brings its share of the micro-batches, and everything that is counted is counted
 nothing of problems or engines.
 """
 
+import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -20,16 +21,20 @@ from whetstone.algorithm.losses import LossInputs, policy_loss
 from whetstone.algorithm.masks import high_entropy, off_policy_keep, sampler_weights, sequence_mean
 from whetstone.algorithm.reduce import token_weights
 from whetstone.batch import Batch
+from whetstone.budget import UNTRIED, Budget, find
 from whetstone.coefficients import Coefficients
 from whetstone.config import Config, Plan
 from whetstone.errors import UserError
-from whetstone.experience import Experience, Preparer
+from whetstone.experience import Experience, Preparer, halves
 from whetstone.model.critic import Critic
 from whetstone.model.policy import Policy
 from whetstone.model.reference import Reference
 from whetstone.optimiser import Optimiser
 from whetstone.parallel.collectives import gather_of_data, sum_of_data
 from whetstone.parallel.mesh import Ranks
+from whetstone.types import Group
+
+logger = logging.getLogger("whetstone")
 
 
 class Updater:
@@ -60,8 +65,29 @@ class Updater:
             )
         self.coefficients = Coefficients(config.loss)
         self.preparer = Preparer(policy, reference, self.critic, config)
+        size = config.update.micro_batch_tokens
+        self.budget = Budget(tokens=0 if size == "auto" else size)
         self.steps_done = 0
         self.skipped_in_a_row = 0
+
+    def micro_batch_tokens(self, groups: Sequence[Group]) -> int:
+        """How many tokens a micro-batch may have; tried out at the first batch, when all else is in place."""
+        if self.budget.tokens == 0:
+            alone = self.policy.device.type == "cuda" and self.ranks.world_size == 1
+            may_run_again = self.config.model.gradient_checkpointing == "auto"
+            self.budget = (
+                find(self.policy, self._attempt, groups, may_run_again) if alone else Budget(UNTRIED)
+            )
+        return self.budget.tokens
+
+    def _attempt(self, batch: Batch) -> None:
+        """A forward and backward pass that nothing is learnt from, to see what memory it takes."""
+        [part] = self.preparer.prepare([[batch]], num_generations=1, beta=self.coefficients.beta)
+        self.policy.model.train()
+        try:
+            self._collect(part)
+        finally:
+            self._forget()
 
     def step(self, minibatches: Sequence[Sequence[Batch]], seed: int) -> dict[str, float]:
         """All optimiser steps of one batch of rollouts; the metrics are token means over them.
@@ -115,6 +141,7 @@ class Updater:
             "critic_schedule": None if self.critic is None else self.critic_optimiser.numbers(),
             "coefficients": self.coefficients.state(),
             "steps_done": self.steps_done,
+            "budget": asdict(self.budget),
         }
 
     def load_numbers(self, numbers: dict[str, Any]) -> None:
@@ -123,15 +150,56 @@ class Updater:
             self.critic_optimiser.load_numbers(numbers["critic_schedule"])
         self.coefficients.load_state(numbers["coefficients"])
         self.steps_done = numbers["steps_done"]
+        found = Budget(**numbers.get("budget", {"tokens": 0}))  # runs of earlier versions have none
+        if self.config.update.micro_batch_tokens == "auto" and found.tokens:
+            self.budget = found
+            if found.layers_run_again is not None:
+                self.policy.run_layers_again(found.layers_run_again)
 
-    def _optimiser_step(self, part: list[Experience], totals: "Totals") -> None:
+    def _collect(self, part: list[Experience]) -> tuple[float, "Sums"]:
+        """The gradient of one optimiser step, micro-batch by micro-batch; its loss, and sums over its tokens.
+
+        From here on `part` has the old logprobs too.
+        """
         counts = self._count([experience.batch for experience in part])
         sums = Sums(self.ranks)
-        loss = 0.0
+        loss = torch.zeros((), dtype=torch.float64, device=self.policy.device)
         for index, experience in enumerate(part):
             value, part[index] = self._backward(experience, counts.weights[index], counts, sums)
             loss += value
-        loss = sum_of_data(self.ranks, torch.tensor(loss, dtype=torch.float64)).item()
+        return sum_of_data(self.ranks, loss).item(), sums
+
+    def _collect_in_memory(self, part: list[Experience], totals: "Totals") -> tuple[float, "Sums"]:
+        """The same; where memory runs out, all of it again in micro-batches of half the size."""
+        while True:
+            try:
+                return self._collect(part)
+            except torch.OutOfMemoryError as error:
+                if self.ranks.world_size > 1 or max(e.batch.num_sequences for e in part) < 2:
+                    raise UserError(
+                        f"The GPU's memory ran out in the update ({str(error).splitlines()[0]}): set "
+                        "micro_batch_tokens lower, gradient_checkpointing=true, optim=adamw_8bit or "
+                        "cpu_offload=optimizer."
+                    ) from None
+            # Outside the handler: the exception holds everything that was on its way.
+            self._forget()
+            part[:] = [half for experience in part for half in halves(experience)]
+            self.budget.tokens = max(1, self.budget.tokens // 2)
+            totals.splits += 1
+            logger.warning(
+                f"The GPU's memory ran out: micro-batches have at most {self.budget.tokens:,} tokens from "
+                "now on."
+            )
+            if self.policy.device.type == "cuda":
+                torch.cuda.empty_cache()
+
+    def _forget(self) -> None:
+        self.optimiser.forget()
+        if self.critic is not None:
+            self.critic_optimiser.forget()
+
+    def _optimiser_step(self, part: list[Experience], totals: "Totals") -> None:
+        loss, sums = self._collect_in_memory(part, totals)
         norm = self.optimiser.gradient_norm()
         means = sums.means()
         totals.add(means, loss=loss, grad_norm=norm, learning_rate=self.optimiser.learning_rate)
@@ -157,7 +225,7 @@ class Updater:
 
     def _backward(
         self, experience: Experience, weights_S: Tensor, counts: "Counts", sums: "Sums"
-    ) -> tuple[float, Experience]:
+    ) -> tuple[Tensor, Experience]:
         """Accumulate the gradient of one micro-batch; returns its loss, and itself with old logprobs."""
         config, batch = self.config.loss, experience.batch
         in_loss = config.beta > 0 and config.kl_in == "loss"
@@ -207,7 +275,7 @@ class Updater:
             **{f"{name}_removed_share": (factor == 0).float() for name, factor in factors.items()},
             sampler_truncated_share=self._truncated(factors.get("sampler")),
         )
-        return loss.item(), experience
+        return loss.detach().double(), experience
 
     def _value_error(self, experience: Experience, rows: Tensor) -> Tensor:
         """The critic's loss per token. A trunk that it shares with the policy feels `value_coef` of it."""
@@ -329,10 +397,11 @@ class Totals:
     def __init__(self) -> None:
         self.steps: list[dict[str, float]] = []
         self.skipped = 0
+        self.splits = 0  # times that memory ran out
 
     def add(self, means: dict[str, float], **values: float) -> None:
         self.steps.append({**means, **values})
 
     def means(self) -> dict[str, float]:
         row = {name: sum(step[name] for step in self.steps) / len(self.steps) for name in self.steps[0]}
-        return {**row, "skipped_steps": float(self.skipped)}
+        return {**row, "skipped_steps": float(self.skipped), "oom_splits": float(self.splits)}

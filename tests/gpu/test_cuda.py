@@ -12,10 +12,12 @@ from tests.conftest import ARCHITECTURES, make_policy
 from tests.unit.test_native_engine import PROMPTS, collect
 from tests.unit.test_update import flat_gradient, make_samples, updater_for
 from whetstone.batch import pack
+from whetstone.budget import made_up
 from whetstone.engines.base import Request, Sampling
 from whetstone.engines.native import NativeEngine
 from whetstone.model.attention import NAME
 from whetstone.model.policy import Policy
+from whetstone.types import Group
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 # Flash attention wants heads of at least 16 numbers or so.
@@ -58,7 +60,7 @@ def test_greedy_tokens_equal_those_of_generate(architecture):
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "mistral"])
 def test_varlen_update_with_shared_prompts_has_the_gradient_of_float32(architecture):
-    """bf16 through torch's varlen attention, beside float32 through padded SDPA on the CPU."""
+    """bf16 through flash attention and the fused head, beside float32 through padded SDPA on the CPU."""
     cpu = make_policy(architecture, **WIDE)
     samples = make_samples(cpu)
     updater = updater_for(cpu)
@@ -67,9 +69,8 @@ def test_varlen_update_with_shared_prompts_has_the_gradient_of_float32(architect
     updater.step([pack(samples, 1000)], seed=0)
     gpu = on_gpu(architecture, torch.bfloat16)
     updater = updater_for(gpu)
-    masters = updater.optimiser.masters
     updater.optimiser.step = lambda norm: caught.append(
-        torch.cat([m.grad.double().flatten().cpu() for m in masters if m.grad is not None])
+        torch.cat([g.double().flatten().cpu() for g in updater.optimiser.gradients()])
     )
     updater.step([pack(samples, 1000)], seed=0)
     exact, half = caught
@@ -116,3 +117,42 @@ def test_the_quickstart_learns_on_the_gpu(tmp_path, bf16):
           f"in {results['seconds']} s, logprob difference at most {max(differences):.5f}")  # fmt: skip
     assert results["accuracy_after"]["mean"] > results["accuracy_before"]["mean"] + 0.3
     assert max(differences) < (0.02 if bf16 else 1e-3)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma3"])
+def test_compiled_layers_have_the_gradient_of_plain_ones(architecture):
+    gradients = []
+    for compiled in (False, True):
+        policy = on_gpu(architecture)
+        if compiled:
+            policy.compile_layers()
+        updater = updater_for(policy)
+        updater.optimiser.step = lambda norm, of=updater: gradients.append(
+            torch.cat([g.double().flatten().cpu() for g in of.optimiser.gradients()])
+        )
+        updater.step([pack(make_samples(make_policy(architecture)), 1000)], seed=0)
+    plain, fast = gradients
+    assert (fast - plain).norm() / plain.norm() < 1e-4
+
+
+def test_the_budget_is_found_and_memory_that_runs_out_is_survived():
+    """The allocator is capped a little above what the model needs."""
+    policy = on_gpu("llama", torch.bfloat16)
+    updater = updater_for(policy)
+    samples = make_samples(make_policy("llama"))
+    groups = [Group(problem=None, rollouts=tuple(sample.rollout for sample in samples))]  # type: ignore
+    wanted = sum(sample.num_tokens for sample in samples)
+    assert updater.micro_batch_tokens(groups) == wanted
+    assert all(parameter.grad is None for parameter in policy.parameters)
+    again = updater_for(policy)
+    again.budget.tokens = 1 << 20
+    big = made_up(1 << 20, longest=1024, prompt=64).to(policy.device)
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_allocated() + (2 << 30)) / total)
+    try:
+        row = again.step([[big]], seed=0)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    print(f"memory ran out {row['oom_splits']:.0f} times; {again.budget.tokens:,} tokens a micro-batch")
+    assert row["oom_splits"] >= 1

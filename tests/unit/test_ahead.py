@@ -71,7 +71,7 @@ def parts(rewards, scorer, policy=None, kind=Ahead, **changes):
 
 
 def learn(config, plan, updater, made):
-    return updater.step(minibatches(made.groups, config, plan.minibatches, 0), seed=0)
+    return updater.step(minibatches(made.groups, config, plan.minibatches, 0, max_tokens=8192), seed=0)
 
 
 @pytest.mark.parametrize("engine", ["native", "hf"])

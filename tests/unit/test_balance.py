@@ -58,10 +58,11 @@ def test_every_sample_is_somewhere_once():
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 7])
 def test_all_ranks_have_equally_many_micro_batches_and_idle_ones_hold_nothing(num_ranks):
-    config = build({"micro_batch_tokens": 20, "num_generations": 3})
+    config = build({"num_generations": 3})
     groups = [group(0, [9, 2, 5]), group(1, [14, 14, 1])]
     parts = [
-        minibatches(groups, config, 1, 0, rank=rank, num_ranks=num_ranks)[0] for rank in range(num_ranks)
+        minibatches(groups, config, 1, 0, max_tokens=20, rank=rank, num_ranks=num_ranks)[0]
+        for rank in range(num_ranks)
     ]
     assert len({len(part) for part in parts}) == 1
     places = sorted(place for part in parts for batch in part for place in batch.places.tolist())

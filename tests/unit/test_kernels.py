@@ -1,4 +1,4 @@
-"""The GPU kernels by Triton's interpreter, on the CPU: each case of kernels_interpreted.py agrees with plain
+"""The GPU kernels by Triton's interpreter, on the CPU: each case of *kernels_interpreted.py agrees with plain
 torch. The interpreter is chosen when Triton is imported, hence the process of its own.
 """
 
@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 
-def agreeing(*words: str) -> int:
+def agreeing(*words: str, module: str = "kernels_interpreted") -> int:
     """How many cases agree; all of them, or the test ends here."""
     pytest.importorskip("triton", reason="Triton is not installed: pip install -e '.[dev]'")
     root = Path(__file__).parents[2]
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.unit.kernels_interpreted", *words],
+        [sys.executable, "-W", "ignore", "-m", f"tests.unit.{module}", *words],
         env={
             **os.environ,
             "TRITON_INTERPRET": "1",
@@ -31,6 +31,10 @@ def agreeing(*words: str) -> int:
 
 def test_kernels_agree_with_plain_torch():
     assert agreeing() == 14
+
+
+def test_kernels_of_the_update_agree_with_plain_torch():
+    assert agreeing(module="update_kernels_interpreted") == 7
 
 
 @pytest.mark.slow

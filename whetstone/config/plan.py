@@ -46,13 +46,14 @@ class Plan:
         if evaluations and self.eval_every:
             evaluations = 1 + math.ceil(self.num_steps / self.eval_every)
         repeats = self.num_batches * self.prompts_per_batch / self.num_problems
+        size = config.update.micro_batch_tokens
         lines = [
             f"{self.num_batches} batches of {self.prompts_per_batch} prompts x {self.num_generations} "
             "completions "
             f"= {self.completions_per_batch} completions, at most {tokens:,} new tokens each batch",
             f"{self.num_steps} optimiser steps, {self.updates_per_batch} a batch "
             f"({self.minibatches} parts x {self.num_iterations} iterations), micro-batches of "
-            f"{config.update.micro_batch_tokens:,} tokens",
+            + ("as many tokens as fit" if size == "auto" else f"{size:,} tokens"),
             f"{self.num_problems:,} training problems, seen {repeats:.2g} times; "
             f"{evaluations} evaluations of {config.evaluation.eval_num_samples} problems x "
             f"{config.evaluation.eval_samples_per_problem}",

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from whetstone.model.flash import FlashPlan, flash_attention
 from whetstone.types import Segment
 
 NAME = "whetstone"
@@ -37,6 +38,9 @@ class Attend(Protocol):
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: LayerOptions) -> Tensor: ...
 
 
+# Layers are compiled (policy.py), attention is not: it is one kernel already, and what it works on (lengths,
+# segments) would have them compiled anew for every batch.
+@torch.compiler.disable
 def _attention(module, query, key, value, attention_mask, *, attend: Attend, scaling: float, **kwargs):
     # Gemma passes softcap, and the sliding layers of several families sliding_window; the rest is of no
     # concern here.
@@ -73,21 +77,22 @@ def take(rows: Tensor, index: Tensor) -> Tensor:
 class PackedAttention:
     """Causal attention inside each of several segments laid end to end, which together cover all tokens.
 
-    On a GPU in half precision: torch's varlen flash attention. Elsewhere the segments are laid side by side,
-    padded, for SDPA, and taken apart again: linear layers never see padding.
+    On a GPU in half precision: torch's flash attention (flash.py). Elsewhere the segments are laid side by
+    side, padded, for SDPA, and taken apart again: linear layers never see padding.
     """
 
     def __init__(self, segments: Sequence[Segment], device: torch.device):
         self.segments = list(segments)
         self.device = device
         self._padded: list[_SideBySide] | None = None
-        self._varlen: _Varlen | None = None
+        self._plan: FlashPlan | None = None
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: LayerOptions) -> Tensor:
         q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # [T, heads, D]
         if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and options.softcap is None:
-            self._varlen = self._varlen or _Varlen(self.segments, self.device)
-            return self._varlen.attend(q, k, v, options)[None]
+            self._plan = self._plan or FlashPlan(self.segments, self.device)
+            window = options.sliding_window
+            return flash_attention(q, k, v, self._plan, scale=options.scale, window=window)[None]
         if self._padded is None:
             alone = [segment for segment in self.segments if not segment.prefix_length]
             sharing = [segment for segment in self.segments if segment.prefix_length]
@@ -153,47 +158,6 @@ class _SideBySide:
                 visible &= query - key < window
             self._masks[window] = visible[:, None]
         return self._masks[window]
-
-
-class _Varlen:
-    """The same by torch's varlen flash attention, which aligns queries with the end of their keys."""
-
-    def __init__(self, segments: list[Segment], device: torch.device):
-        keys = [
-            torch.cat([torch.arange(s.prefix_length) + s.prefix_start, torch.arange(s.length) + s.start])
-            for s in segments
-        ]
-        self.key_index = torch.cat(keys).to(device) if any(s.prefix_length for s in segments) else None
-        query_lengths, key_lengths = [s.length for s in segments], [len(index) for index in keys]
-        self.query_bounds, self.key_bounds = (
-            torch.tensor([0, *lengths]).cumsum(0).to(device=device, dtype=torch.int32)
-            for lengths in (query_lengths, key_lengths)
-        )
-        self.max_query, self.max_key = max(query_lengths), max(key_lengths)
-        assert [s.start for s in segments] == sorted(s.start for s in segments)
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, options: LayerOptions) -> Tensor:
-        from torch.nn.attention.varlen import varlen_attn
-
-        if self.key_index is not None:
-            key, value = take(key, self.key_index), take(value, self.key_index)
-        groups = query.shape[1] // key.shape[1]
-        if groups > 1:  # torch 2.11 has no grouped heads here
-            key, value = (tensor.repeat_interleave(groups, dim=1) for tensor in (key, value))
-        window = -1 if options.sliding_window is None else options.sliding_window - 1
-        out = varlen_attn(
-            query,
-            key,
-            value,
-            self.query_bounds,
-            self.key_bounds,
-            self.max_query,
-            self.max_key,
-            scale=options.scale,
-            window_size=(window, 0),
-        )
-        assert isinstance(out, Tensor)
-        return out
 
 
 def softcapped(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, options: LayerOptions) -> Tensor:

@@ -17,6 +17,7 @@ from whetstone.config.rooms import ModelRoom
 from whetstone.errors import UserError
 from whetstone.model.attention import NAME, Attend, PackedAttention, end_to_end, take
 from whetstone.model.embedded import resolve
+from whetstone.model.fused_head import Head
 from whetstone.model.logprobs import WHOLE, TokenStatistics, Vocabulary, all_logprobs, token_statistics
 from whetstone.parallel.fsdp import Root
 from whetstone.parallel.mesh import ALONE, Ranks
@@ -24,6 +25,8 @@ from whetstone.types import Segment
 
 if TYPE_CHECKING:
     from whetstone.model.spread import Spread
+
+COMPILED_FROM = 50_000_000  # parameters
 
 
 class Policy:
@@ -60,6 +63,20 @@ class Policy:
         other = Policy(copy.deepcopy(self.model, shared), self.tokenizer, self.device)
         other.own_attention = self.own_attention
         return other
+
+    def compile_layers(self, backend: str = "inductor") -> None:
+        """Compile every layer, once for all: they differ in their weights only, and lengths may vary.
+
+        The whole model at once takes minutes. What happens between the layers is little.
+        """
+        for layer in self.trunk.layers:
+            layer.compile(dynamic=True, backend=backend)
+
+    def run_layers_again(self, number: int) -> None:
+        """Let the first `number` layers forget their activations and run again in the backward pass."""
+        self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        for layer, module in enumerate(self.trunk.layers):
+            module.gradient_checkpointing = layer < number
 
     def set_attention(self, name: str) -> None:
         self.lm.set_attn_implementation(name)
@@ -100,8 +117,9 @@ class Policy:
         return tuple(dict.fromkeys(stops))
 
     def hidden(self, token_ids: Tensor, position_ids: Tensor, attend: Attend) -> Tensor:
-        """[B, T] tokens and positions -> [B, T, H] last hidden states."""
-        return self.root(lambda: self._hidden_of(self.trunk, token_ids, position_ids, attend))
+        """[B, T] tokens and positions -> [B, T, H] last hidden states. For engines: never compiled."""
+        with torch.compiler.set_stance("force_eager"):
+            return self.root(lambda: self._hidden_of(self.trunk, token_ids, position_ids, attend))
 
     def head(self, hidden: Tensor) -> Tensor:
         """Hidden states -> logits of the whole vocabulary, as the model's own forward pass makes them."""
@@ -137,6 +155,7 @@ class Policy:
                 temperature=temperature,
                 reference=reference,
                 vocabulary=self.vocabulary,
+                matrix=self._matrix(temperature),
             ),
             rows,
         )
@@ -158,6 +177,15 @@ class Policy:
             logits = softcap * torch.tanh(logits / softcap)
         scaling = getattr(self.config, "logits_scaling", None)  # Granite
         return logits if scaling is None else logits / scaling
+
+    def _matrix(self, temperature: float) -> Head | None:
+        """`_logits` as one matrix, for kernels; None where it is more than that (an adapter, a slice)."""
+        head = self.lm.get_output_embeddings()
+        if type(head) is not nn.Linear or self.vocabulary is not WHOLE:
+            return None
+        softcap = getattr(self.config, "final_logit_softcapping", None)
+        scaling = getattr(self.config, "logits_scaling", None) or 1.0
+        return Head(head.weight, head.bias, softcap, 1 / (temperature * scaling))
 
     def logprobs(self, batch: Any, temperature: float) -> Tensor:
         """Logprobs [N] of the completion tokens."""
@@ -236,7 +264,17 @@ def load_policy(
     enable_checkpointing(model, config)
     policy = Policy(model, tokenizer, device)
     policy.verify()
+    if should_compile(config, policy):
+        policy.compile_layers()
     return policy
+
+
+def should_compile(config: ModelRoom, policy: Policy) -> bool:
+    """`auto`: on a GPU, where the model is large enough for a compiler's half minute to come back."""
+    if config.torch_compile != "auto":
+        return config.torch_compile
+    size = sum(parameter.numel() for parameter in policy.model.parameters())
+    return policy.device.type == "cuda" and size >= COMPILED_FROM
 
 
 def compute_dtype(config: ModelRoom, device: torch.device) -> torch.dtype:
@@ -244,7 +282,6 @@ def compute_dtype(config: ModelRoom, device: torch.device) -> torch.dtype:
 
 
 def enable_checkpointing(model: Any, config: ModelRoom) -> None:
-    if config.gradient_checkpointing:
+    """All layers, where the configuration says so; `auto` is decided later (budget.py)."""
+    if config.gradient_checkpointing is True:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        if config.use_peft:
-            model.enable_input_require_grads()

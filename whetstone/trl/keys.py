@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from whetstone.budget import UNTRIED
 from whetstone.config import Config, Plan, flatten
 from whetstone.errors import UserError
 
@@ -23,13 +24,14 @@ SAME = _words("""
     num_iterations num_generations max_completion_length temperature top_p min_p beta epsilon delta
     sapo_temperature_pos sapo_temperature_neg ref_model_sync_steps ref_model_mixup_alpha
     use_bias_correction_kl scale_rewards entropy_coef entropy_coef_delta entropy_coef_min entropy_coef_max
-    top_entropy_quantile mask_truncated_completions off_policy_mask_threshold gradient_checkpointing seed
+    top_entropy_quantile mask_truncated_completions off_policy_mask_threshold seed
     save_total_limit
 """)
 # Worked out first (`trl_arguments`).
 SHAPED = _words("""
     bf16 prompts_per_step per_device_train_batch_size gradient_accumulation_steps steps_per_generation
-    micro_batch_tokens max_steps num_train_epochs batch_counts_as_step warmup_ratio warmup_steps top_k
+    gradient_checkpointing torch_compile micro_batch_tokens max_steps num_train_epochs
+    batch_counts_as_step warmup_ratio warmup_steps top_k
     lr_scheduler_kwargs loss_type importance_sampling_level epsilon_high kl_target entropy_target
 """)
 # Done by this package whoever trains.
@@ -125,6 +127,8 @@ def trl_arguments(config: Config, plan: Plan, folder: Path, device: torch.device
         **({} if loss.entropy_target is None else {"entropy_target": loss.entropy_target}),
         "use_cpu": is_cpu,
         "bf16": config.model.bf16 and not is_cpu,  # autocast over float32 weights, TRL's way
+        "gradient_checkpointing": config.model.gradient_checkpointing is True,
+        "torch_compile": config.model.torch_compile is True,
         "dataloader_pin_memory": not is_cpu,
         "optim": "adamw_torch_fused",
         "shuffle_dataset": False,
@@ -143,6 +147,7 @@ def _batch_sizes(config: Config, plan: Plan) -> tuple[int, int]:
     if rollout.prompts_per_step is None:
         return rollout.per_device_train_batch_size, rollout.gradient_accumulation_steps
     completions = plan.completions_per_batch // plan.minibatches
-    most = max(1, config.update.micro_batch_tokens // rollout.max_completion_length)
+    tokens = config.update.micro_batch_tokens
+    most = max(1, (UNTRIED if tokens == "auto" else tokens) // rollout.max_completion_length)
     size = max(n for n in range(1, completions + 1) if completions % n == 0 and n <= most)
     return size, completions // size

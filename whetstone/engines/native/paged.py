@@ -19,6 +19,7 @@ from whetstone.engines.native.layout import MAX_STOPS, PAGE, CacheShape, PagedSt
 from whetstone.engines.native.pages import Seats, num_pages
 from whetstone.engines.native.prefill import PagedPrefill, Sequence
 from whetstone.errors import UserError
+from whetstone.model.memory import free_memory
 from whetstone.model.policy import Policy
 from whetstone.types import Completion, Finish
 
@@ -222,7 +223,7 @@ class PagedEngine:
             return
         state.release_pages()
         size = self.shape.bytes_per_token() * PAGE
-        free = torch.cuda.mem_get_info(device)[0] + cached_bytes(device)
+        free = free_memory(device)
         logits = 8 * self.policy.config.vocab_size * state.num_slots
         fitting = int(max(0, free - KEPT_FREE - logits) * MEMORY_SHARE) // size
         if fitting < least:
@@ -278,8 +279,3 @@ class PagedEngine:
 
 def _is_filtered(sampling: Sampling) -> bool:
     return bool(sampling.top_k) or sampling.top_p < 1 or sampling.min_p > 0
-
-
-def cached_bytes(device: torch.device) -> int:
-    """Memory that torch holds but does not use: free for us, though not for others."""
-    return torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

@@ -1,0 +1,102 @@
+"""Logits -> logprob and entropy of every row in one reading, and back to the logits' gradient in place.
+
+`z` are the logits as the loss sees them: bent by a softcap where the model has one, then multiplied by
+`scale` (1 / temperature). Everything is computed in float32, whatever the logits are stored in.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _bend(x, cap, CAP: tl.constexpr):
+    if CAP:
+        # tanh by exp of a negative number: it can't overflow.
+        e = tl.exp(-2 * tl.abs(x / cap))
+        x = cap * tl.where(x < 0, -1.0, 1.0) * (1 - e) / (1 + e)
+    return x
+
+
+@triton.jit
+def _statistics_kernel(
+    logits_ptr, targets_ptr, logprobs_ptr, entropy_ptr, lse_ptr, width, stride, scale, cap,
+    CAP: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    base = logits_ptr + row * stride
+    column = tl.arange(0, BLOCK)
+    # Running maximum, sum of exponentials, and sum of exponentials times z, of every lane: one reduction at
+    # the end.
+    top = tl.full((BLOCK,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK,), tl.float32)
+    weighted = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, width, BLOCK):
+        inside = start + column < width
+        x = tl.load(base + start + column, mask=inside, other=0.0).to(tl.float32)
+        z = tl.where(inside, _bend(x, cap, CAP) * scale, float("-inf"))
+        higher = tl.maximum(top, z)
+        # Lanes that have seen nothing but padding hold -inf - -inf.
+        old = tl.where(top == float("-inf"), 0.0, tl.exp(top - higher))
+        new = tl.where(inside, tl.exp(z - higher), 0.0)
+        total = total * old + new
+        weighted = weighted * old + tl.where(inside, new * z, 0.0)
+        top = higher
+    highest = tl.max(top, 0)
+    factor = tl.where(top == float("-inf"), 0.0, tl.exp(top - highest))
+    total_row = tl.sum(total * factor, 0)
+    lse = highest + tl.log(total_row)
+    target = tl.load(targets_ptr + row)
+    chosen = _bend(tl.load(base + target).to(tl.float32), cap, CAP) * scale
+    tl.store(logprobs_ptr + row, chosen - lse)
+    tl.store(entropy_ptr + row, lse - tl.sum(weighted * factor, 0) / total_row)
+    tl.store(lse_ptr + row, lse)
+
+
+@triton.jit
+def _gradient_kernel(
+    logits_ptr, targets_ptr, lse_ptr, entropy_ptr, grad_logprobs_ptr, grad_entropy_ptr,
+    width, stride, scale, cap,
+    CAP: tl.constexpr, ENTROPY: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    at = logits_ptr + row * stride + column
+    x = _bend(tl.load(at, mask=inside, other=0.0).to(tl.float32), cap, CAP)
+    logprob = x * scale - tl.load(lse_ptr + row)
+    p = tl.exp(logprob)
+    chosen = column == tl.load(targets_ptr + row)
+    grad = tl.load(grad_logprobs_ptr + row) * (tl.where(chosen, 1.0, 0.0) - p)
+    if ENTROPY:
+        grad -= tl.load(grad_entropy_ptr + row) * p * (logprob + tl.load(entropy_ptr + row))
+    grad *= scale
+    if CAP:
+        grad *= 1 - (x / cap) * (x / cap)
+    tl.store(at, grad.to(logits_ptr.dtype.element_ty), mask=inside)
+
+
+def row_statistics(
+    logits: Tensor, targets: Tensor, scale: float, softcap: float | None, out: tuple[Tensor, Tensor, Tensor]
+) -> None:
+    """Logprob of the target, entropy, and log-sum-exp of every row [n, V] into the three of `out` [n]."""
+    rows, width = logits.shape
+    _statistics_kernel[(rows,)](
+        logits, targets, *out, width, logits.stride(0), scale, softcap or 1.0,
+        CAP=softcap is not None, BLOCK=min(4096, triton.next_power_of_2(width)), num_warps=8,
+    )  # fmt: skip
+
+
+def logits_to_gradient(
+    logits: Tensor, targets: Tensor, lse: Tensor, entropy: Tensor, grads: tuple[Tensor, Tensor | None],
+    scale: float, softcap: float | None,
+) -> None:  # fmt: skip
+    """Replace logits [n, V] by the gradient of what `grads` (of logprobs and of entropies, [n]) weigh."""
+    rows, width = logits.shape
+    block = min(4096, triton.next_power_of_2(width))
+    grad_logprobs, grad_entropy = grads
+    _gradient_kernel[rows, triton.cdiv(width, block)](
+        logits, targets, lse, entropy, grad_logprobs, grad_logprobs if grad_entropy is None else grad_entropy,
+        width, logits.stride(0), scale, softcap or 1.0,
+        CAP=softcap is not None, ENTROPY=grad_entropy is not None, BLOCK=block, num_warps=8,
+    )  # fmt: skip
