@@ -103,8 +103,10 @@ def test_graphs_outlive_updates_and_a_cache_that_was_released():
     assert collect(engine, requests, sampling)[0, 0].policy_version == 3
 
 
-@pytest.mark.parametrize("bias", [False, True])
-def test_lora_is_merged_for_the_rollout_and_the_weights_that_train_are_not_touched(bias):
+@pytest.mark.parametrize(("bias", "merge"), [(False, True), (True, True), (True, False)])
+def test_lora_takes_part_in_the_rollout_and_the_weights_that_train_are_not_touched(bias, merge, monkeypatch):
+    """Merged into copies, or, where there is no memory for those, applied on the fly."""
+    monkeypatch.setattr("whetstone.engines.native.fused._may_copy", lambda policy: merge)
     from peft import LoraConfig, get_peft_model
 
     from whetstone.model.policy import Policy

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from whetstone.engines.native.layout import AttentionLayer
-from whetstone.engines.native.weights import Joined
+from whetstone.engines.native.weights import Joined, is_plain
 from whetstone.model.attention import LayerOptions, PackedAttention, end_to_end
 from whetstone.model.policy import Policy
 
@@ -51,15 +51,15 @@ class Blocks:
         return [part for block in self.layers for part in (block.qkv, block.out, block.gate_up, block.down)]
 
 
-def read_blocks(policy: Policy) -> Blocks:
-    """Raises Unreadable."""
+def read_blocks(policy: Policy, *, merge: bool = True) -> Blocks:
+    """Raises Unreadable. `merge`: LoRA adapters are merged into copies of their matrices."""
     options = _layer_options(policy)
     trunk, config = policy.trunk, policy.config
     try:
         norm_kind = _norm_kind(trunk.norm)
         tables: Tables = {}
         layers = [
-            _read_block(policy, module, options[number], norm_kind, tables)
+            _read_block(policy, module, options[number], norm_kind, tables, merge)
             for number, module in enumerate(trunk.layers)
         ]
         final_norm = trunk.norm.weight.data
@@ -71,7 +71,12 @@ def read_blocks(policy: Policy) -> Blocks:
 
 
 def _read_block(
-    policy: Policy, module: Any, options: LayerOptions, norm_kind: tuple[float, float], tables: "Tables"
+    policy: Policy,
+    module: Any,
+    options: LayerOptions,
+    norm_kind: tuple[float, float],
+    tables: "Tables",
+    merge: bool,
 ) -> Block:
     attention, mlp, config = module.self_attn, module.mlp, policy.config
     has = {name for name, _ in module.named_modules()}
@@ -80,6 +85,8 @@ def _read_block(
     fused_gate = "mlp.gate_up_proj" in has
     qkv = [attention.qkv_proj] if fused_qkv else [attention.q_proj, attention.k_proj, attention.v_proj]
     gate_up = [mlp.gate_up_proj] if fused_gate else [mlp.gate_proj, mlp.up_proj]
+    if not all(map(is_plain, (*qkv, attention.o_proj, *gate_up, mlp.down_proj))):
+        raise Unreadable("its adapter is more than a LoRA of two matrices")
     head_norms = None
     if "self_attn.q_norm" in has:
         head_norms = (attention.q_norm.weight.data, attention.k_norm.weight.data)
@@ -100,10 +107,10 @@ def _read_block(
             norm_offset=norm_kind[1],
             norm_eps=norm_kind[0],
         ),
-        qkv=Joined(qkv),
-        out=Joined([attention.o_proj]),
-        gate_up=Joined(gate_up),
-        down=Joined([mlp.down_proj]),
+        qkv=Joined(qkv, merge=merge),
+        out=Joined([attention.o_proj], merge=merge),
+        gate_up=Joined(gate_up, merge=merge),
+        down=Joined([mlp.down_proj], merge=merge),
         gelu=activation != "silu",
         input_norm=module.input_layernorm.weight.data,
         after_attention=module.post_attention_layernorm.weight.data if sandwich else None,

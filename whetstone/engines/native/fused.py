@@ -10,13 +10,14 @@ from collections.abc import Callable
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from whetstone.engines.native.blocks import Blocks, Unreadable, read_blocks
 from whetstone.engines.native.layout import OWN, PREFIX, TOKEN, AttentionLayer, PagedState
 from whetstone.engines.native.prefill import PagedPrefill
+from whetstone.engines.native.weights import adapted_bytes
 from whetstone.model.attention import LayerOptions
+from whetstone.model.memory import free_memory
 from whetstone.model.policy import Policy
 
 logger = logging.getLogger("whetstone")
@@ -55,14 +56,14 @@ class FusedStep:
         x = after = None
         for block in self.blocks.layers:
             hidden = add_norm(x, residual, block.input_norm, after, kind)
-            qkv = F.linear(hidden, block.qkv.weight, block.qkv.bias)
+            qkv = block.qkv(hidden)
             layer = block.attention
             sizes = [layer.heads * layer.width, layer.kv_heads * layer.width, layer.kv_heads * layer.width]
             x = decode_attention(*qkv.split(sizes, dim=1), state, rows, layer)
-            x = F.linear(x, block.out.weight, block.out.bias)
+            x = block.out(x)
             hidden = add_norm(x, residual, block.before_mlp, block.after_attention, kind)
-            x = gated(F.linear(hidden, block.gate_up.weight, block.gate_up.bias), gelu=block.gelu)
-            x = F.linear(x, block.down.weight, block.down.bias)
+            x = gated(block.gate_up(hidden), gelu=block.gelu)
+            x = block.down(x)
             after = block.after_mlp
         return self.policy.head(add_norm(x, residual, self.blocks.final_norm, after, kind))
 
@@ -75,17 +76,17 @@ class FusedStep:
         x = after = None
         for block in self.blocks.layers:
             hidden = add_norm(x, residual, block.input_norm, after, kind)
-            qkv = F.linear(hidden, block.qkv.weight, block.qkv.bias)
+            qkv = block.qkv(hidden)
             layer = block.attention
             where = (sequences.state, sequences.position_ids[0], sequences.places, layer)
             query, key, value = rotate_and_store(qkv, *where)
             if block is self.blocks.layers[-1]:
                 return  # its keys and values were all that was wanted of it
             x = sequences.attend(query, key, value, layer.options)
-            x = F.linear(x, block.out.weight, block.out.bias)
+            x = block.out(x)
             hidden = add_norm(x, residual, block.before_mlp, block.after_attention, kind)
-            x = gated(F.linear(hidden, block.gate_up.weight, block.gate_up.bias), gelu=block.gelu)
-            x = F.linear(x, block.down.weight, block.down.bias)
+            x = gated(block.gate_up(hidden), gelu=block.gelu)
+            x = block.down(x)
             after = block.after_mlp
 
     def refresh(self) -> None:
@@ -135,6 +136,14 @@ class _PagedAttention:
         return out.view(len(self.rows), 1, heads, width)
 
 
+def _may_copy(policy: Policy) -> bool:
+    """Whether there is memory for a second copy of the layers with LoRA adapters, adapters merged in: a third
+    of what is free, for the update and the cache need room too.
+    """
+    layers = [module for module in policy.trunk.modules() if hasattr(module, "get_base_layer")]
+    return policy.device.type != "cuda" or adapted_bytes(layers) < free_memory(policy.device) / 3
+
+
 @torch.no_grad()
 def make_step(policy: Policy, state: PagedState, rehearse: Callable[[Step], Tensor]) -> Step:
     """The fused step if its logits in a rehearsal are those of the modules, else the modules."""
@@ -142,7 +151,7 @@ def make_step(policy: Policy, state: PagedState, rehearse: Callable[[Step], Tens
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     heads = (config.num_attention_heads, state.shape.num_heads, width)
     try:
-        fused = FusedStep(policy, read_blocks(policy))
+        fused = FusedStep(policy, read_blocks(policy, merge=_may_copy(policy)))
     except Unreadable as reason:
         logger.info(f"The native engine runs {type(policy.lm).__name__} module by module: {reason}.")
         return ModuleStep(policy, heads)

@@ -1,29 +1,42 @@
 """The matrices that decoding multiplies with, joined where one product can do the work of several.
 
-Queries, keys and values (and the MLP's gate and up) become one matrix. Where the policy's own parameters can
-simply be laid side by side in memory, they are moved there: no copy exists, and an update of the policy is an
-update of these. Where that can't be (a LoRA adapter that must be merged in), a joined copy is kept and
-refreshed after each update; the weights that train are never touched.
+Queries, keys and values (and the MLP's gate and up) become one matrix. The policy's own parameters are laid
+side by side in memory, where they stay: no copy exists, and an update of the policy is an update of these.
+A LoRA adapter is merged into a joined copy, refreshed after each update, where there is memory for that;
+else it is applied on the fly, two thin products more. The weights that train are never touched.
 """
 
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 
 class Joined:
-    """One matrix (and bias) for several linear layers with the same input."""
+    """One matrix (and bias) for several linear layers with the same input. `merge`: adapters may be merged
+    into a copy.
+    """
 
-    def __init__(self, layers: list[Any]):
+    def __init__(self, layers: list[Any], *, merge: bool = True):
         self.layers = layers
-        self.is_copy = any(not isinstance(layer, nn.Linear) for layer in layers)
+        adapted = any(not isinstance(layer, nn.Linear) for layer in layers)
+        assert all(map(is_plain, layers))
+        self.is_copy = adapted and merge
         with torch.no_grad():
-            self.weight = self._weights() if self.is_copy else _side_by_side([m.weight for m in layers])
+            own = [_base(layer).weight for layer in layers]
+            self.weight = self._weights() if self.is_copy else _side_by_side(own)
+            self.adapter = Adapter(layers) if adapted and not self.is_copy else None
             biases = [_base(layer).bias for layer in layers]
             self.bias: Tensor | None = None
             if any(bias is not None for bias in biases):
                 self.bias = self._biases() if self._copies_bias() else _side_by_side(biases)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out = F.linear(x, self.weight, self.bias)
+        if self.adapter is not None:
+            out.addmm_(F.linear(x, self.adapter.down), self.adapter.up)
+        return out
 
     def _copies_bias(self) -> bool:
         return self.is_copy or any(_base(layer).bias is None for layer in self.layers)
@@ -35,6 +48,8 @@ class Joined:
                 self.weight.copy_(self._weights())
             if self.bias is not None and self._copies_bias():
                 self.bias.copy_(self._biases())
+            if self.adapter is not None:
+                self.adapter.refresh()
 
     def is_current(self) -> bool:
         """Whether the parameters still lie where they were put (something may have replaced them)."""
@@ -42,9 +57,10 @@ class Joined:
             return True
         address = self.weight.data_ptr()
         for layer in self.layers:
-            if layer.weight.data_ptr() != address:
+            weight = _base(layer).weight
+            if weight.data_ptr() != address:
                 return False
-            address += layer.weight.numel() * layer.weight.element_size()
+            address += weight.numel() * weight.element_size()
         return True
 
     def _weights(self) -> Tensor:
@@ -56,6 +72,58 @@ class Joined:
             base = _base(layer)
             parts.append(base.weight.new_zeros(base.weight.shape[0]) if base.bias is None else base.bias)
         return torch.cat(parts)
+
+
+class Adapter:
+    """The adapters of several layers as two thin matrices: out += (x @ down.T) @ up, each layer's rank with
+    columns of its own.
+    """
+
+    def __init__(self, layers: list[Any]):
+        self.layers = layers
+        base = _base(layers[0]).weight
+        ranks = [down.shape[0] for layer in layers for down, _, _ in _factors(layer)]
+        width = sum(_base(layer).weight.shape[0] for layer in layers)
+        self.down = base.new_zeros(sum(ranks), base.shape[1])
+        self.up = base.new_zeros(sum(ranks), width)
+        self.refresh()
+
+    def refresh(self) -> None:
+        row = column = 0
+        for layer in self.layers:
+            size = _base(layer).weight.shape[0]
+            for down, up, scale in _factors(layer):
+                rank = down.shape[0]
+                self.down[row : row + rank].copy_(down)
+                self.up[row : row + rank, column : column + size].copy_(up.t() * scale)
+                row += rank
+            column += size
+
+
+def _factors(layer: Any) -> list[tuple[Tensor, Tensor, float]]:
+    """(A, B, scale) of every active adapter."""
+    if isinstance(layer, nn.Linear):
+        return []
+    names = [name for name in layer.active_adapters if name in layer.lora_A]
+    return [(layer.lora_A[name].weight, layer.lora_B[name].weight, layer.scaling[name]) for name in names]
+
+
+def is_plain(layer: Any) -> bool:
+    """Whether the layer is a matrix, with LoRA as it was first written or without."""
+    if isinstance(layer, nn.Linear):
+        return True
+    from peft.tuners.lora import Linear
+
+    return type(layer) is Linear and not layer.lora_variant and not any(layer.lora_bias.values())
+
+
+def adapted_bytes(layers: list[Any]) -> int:
+    """What copies of the layers with adapters would take."""
+    return sum(
+        _base(layer).weight.numel() * _base(layer).weight.element_size()
+        for layer in layers
+        if not isinstance(layer, nn.Linear)
+    )
 
 
 def _side_by_side(parameters: list[nn.Parameter]) -> Tensor:

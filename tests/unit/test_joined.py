@@ -1,0 +1,70 @@
+"""Several linear layers as one product: their own memory, LoRA merged into a copy or applied on the fly."""
+
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import nn
+
+from whetstone.engines.native.weights import Joined, is_plain
+
+
+class Three(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v = nn.Linear(16, 24), nn.Linear(16, 8, bias=False), nn.Linear(16, 8)
+
+    def forward(self, x):
+        return torch.cat([self.q(x), self.k(x), self.v(x)], -1)
+
+
+def adapted(**settings) -> Any:
+    torch.manual_seed(0)
+    model = get_peft_model(
+        Three(), LoraConfig(**{"r": 4, "lora_alpha": 10, "target_modules": ["q", "v"], **settings})
+    )
+    change(model)
+    return model
+
+
+def change(model):
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.normal_()
+
+
+@pytest.mark.parametrize("merge", [True, False])
+@pytest.mark.parametrize("settings", [{}, {"use_rslora": True}])
+def test_joined_layers_with_adapters_give_what_the_layers_give(merge, settings):
+    model = adapted(**settings)
+    three = model.base_model.model
+    joined = Joined([three.q, three.k, three.v], merge=merge)
+    assert joined.is_copy == merge
+    if not merge:
+        assert joined.weight.data_ptr() == three.q.get_base_layer().weight.data_ptr()
+    x = torch.randn(5, 16)
+    with torch.no_grad():
+        assert torch.allclose(joined(x), model(x), atol=1e-5)
+        change(model)
+        assert not torch.allclose(joined(x), model(x), atol=1e-2)
+        joined.refresh()
+        assert torch.allclose(joined(x), model(x), atol=1e-5)
+    assert joined.is_current()
+
+
+def test_layers_without_adapters_share_the_memory_of_the_policy():
+    three = Three()
+    joined = Joined([three.q, three.k])
+    with torch.no_grad():
+        three.k.weight.add_(1.0)
+        x = torch.randn(2, 16)
+        assert torch.allclose(joined(x), three(x)[:, :32], atol=1e-6)
+    three.k.weight.data = three.k.weight.data.clone()
+    assert not joined.is_current()
+
+
+def test_an_adapter_that_is_more_than_two_matrices_is_known():
+    plain, dora = adapted().base_model.model, adapted(use_dora=True).base_model.model
+    assert is_plain(plain.q) and is_plain(plain.k) and not is_plain(dora.q)
