@@ -59,7 +59,8 @@ class FusedStep:
             qkv = block.qkv(hidden)
             layer = block.attention
             sizes = [layer.heads * layer.width, layer.kv_heads * layer.width, layer.kv_heads * layer.width]
-            x = decode_attention(*qkv.split(sizes, dim=1), state, rows, layer)
+            query, key, value = qkv.split(sizes, dim=1)
+            x = decode_attention(query, key, value, state, rows, layer)
             x = block.out(x)
             hidden = add_norm(x, residual, block.before_mlp, block.after_attention, kind)
             x = gated(block.gate_up(hidden), gelu=block.gelu)
