@@ -16,6 +16,7 @@ SIZES = {
     "1.5b": (1536, 28, 12, 2, 8960),
     "3b": (2048, 36, 16, 2, 11008),
 }
+LARGER = {"7b": (3584, 28, 28, 4, 18944)}  # for memory.py
 VOCABULARY = 151936
 GROUP = 8
 NEW_TOKENS = 512
@@ -78,7 +79,7 @@ def works_of(size: str) -> list[Work]:
 def model_config(size: str):
     from transformers import Qwen2Config
 
-    hidden, layers, heads, kv_heads, inner = SIZES[size]
+    hidden, layers, heads, kv_heads, inner = {**SIZES, **LARGER}[size]
     return Qwen2Config(
         vocab_size=VOCABULARY,
         hidden_size=hidden,
@@ -87,7 +88,7 @@ def model_config(size: str):
         num_key_value_heads=kv_heads,
         intermediate_size=inner,
         max_position_embeddings=32768,
-        tie_word_embeddings=True,
+        tie_word_embeddings=size in SIZES,
         bos_token_id=1,
         eos_token_id=2,
         architectures=["Qwen2ForCausalLM"],

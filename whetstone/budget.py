@@ -36,6 +36,10 @@ class Budget:
     tokens: int
     layers_run_again: int | None = None  # None: as the configuration says
 
+    def row(self) -> dict[str, float]:
+        again = {} if self.layers_run_again is None else {"layers_run_again": float(self.layers_run_again)}
+        return {"micro_batch_tokens": float(self.tokens), **again}
+
 
 def find(
     policy: Policy, attempt: Callable[[Batch], None], groups: Sequence[Group], may_run_again: bool

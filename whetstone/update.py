@@ -104,7 +104,7 @@ class Updater:
         for _ in range(self.config.update.num_iterations):
             for part in parts:
                 self._optimiser_step(part, totals)
-        return {**row, **totals.means(), **self.coefficients.row()}
+        return {**row, **totals.means(), **self.coefficients.row(), **self.budget.row()}
 
     def _foresight(self, parts: Sequence[Sequence[Experience]]) -> dict[str, float]:
         """How much of the returns the critic foresaw, before it learnt from them."""
