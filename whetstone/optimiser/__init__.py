@@ -156,7 +156,7 @@ def _norms(gradients: list[Tensor]) -> list[Tensor]:
     norms: dict[int, Tensor] = {}
     for kind in {gradient.dtype for gradient in gradients}:  # a few launches, if all have the same dtype
         places = [n for n, gradient in enumerate(gradients) if gradient.dtype == kind]
-        found = torch._foreach_norm([gradients[n] for n in places], 2, dtype=torch.float32)
+        found = torch._foreach_norm([gradients[n] for n in places], 2, dtype=torch.float32)  # type: ignore[attr-defined]
         norms.update(zip(places, found, strict=True))
     return [norms[n] for n in range(len(gradients))]
 

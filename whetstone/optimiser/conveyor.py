@@ -6,6 +6,7 @@ nothing of what it carries.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,7 +33,7 @@ class Conveyor:
         main = torch.cuda.current_stream(self._buffers[0].device)
         self._inward.wait_stream(main)
         self._inward.wait_stream(self._outward)  # what went out last time has to have arrived
-        is_free: list[torch.cuda.Event | None] = [None, None]
+        is_free: list[Any] = [None, None]  # events
         for number, piece in enumerate(pieces):
             here = self._buffers[number % 2][: len(piece)]
             with torch.cuda.stream(self._inward):
