@@ -259,9 +259,8 @@ def test_states_that_go_through_the_device_give_the_same_bits(coded, dtype):
     here = PackedAdam(one, coded=coded, offload=False)
     away = PackedAdam(other, coded=coded, offload=True, bucket_size=16 * 1024)
     assert len(away._buckets) >= 3
-    assert all(
-        bucket.size <= 24 * 1024 == len(away._conveyor._buffers[0]) or True for bucket in away._buckets
-    )
+    assert away._conveyor is not None
+    assert len(away._conveyor._buffers[0]) <= 16 * 1024
     generator = torch.Generator().manual_seed(1)
     for _ in range(5):
         gradients = [heavy(weight.shape, generator) for weight in one]
