@@ -3,15 +3,12 @@ states on the host, and checkpoints that go on as any other kind.
 """
 
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from tests.unit.test_kernels import agreeing
 from whetstone.checkpoint import Checkpoint, Contents, Saver
 from whetstone.config import build, load
 from whetstone.errors import UserError
@@ -460,15 +457,4 @@ def test_float32_weights_on_a_cpu_stay_with_torchs_own():
 
 
 def test_the_fused_kernel_agrees_with_plain_torch():
-    pytest.importorskip("triton", reason="Triton is not installed: pip install -e '.[dev]'")
-    root = Path(__file__).parents[2]
-    path = f"{root}:{os.environ.get('PYTHONPATH', '')}"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.unit.optimiser_interpreted"],
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path},
-        cwd=root,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("agrees") == 8
+    assert agreeing(module="optimiser_interpreted") == 8
