@@ -14,7 +14,7 @@ import shutil
 import threading
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +89,7 @@ class Saver:
             process_group=self._group,
             no_dist=self._ranks.mesh is None,
         )
+        contents = replace(contents, tensors={})  # copied: what was put together for it can go
         writing = getattr(begun, "upload_completion", begun)  # a future, or a response that holds one
 
         def complete() -> None:

@@ -69,6 +69,9 @@ class Preparer:
         needs_old = len(parts) > 1 or self._is_local or self.config.loss.kl_in == "reward"
         bare = [[self._annotate(batch, needs_old) for batch in part] for part in parts]
         flat = [experience for part in bare for experience in part]
+        if self.reference is not None and not self._is_local:
+            with self.reference.active():  # once for all of them: its weights may come from the host
+                flat = [replace(e, reference=self._all_or_own(e.batch)) for e in flat]
         if self.critic is not None:
             flat = self._with_gae(flat, beta)
         else:
@@ -92,19 +95,7 @@ class Preparer:
             values = self.critic.values(batch, rows)
         reference = None
         if self._is_local:
-            reference = (
-                old
-                if self.config.loss.kl_estimator != "full"
-                else self.policy.all_logprobs(batch, self.temperature)
-            )
-        elif self.reference is not None:
-            with self.reference.active():
-                full = self.config.loss.kl_estimator == "full"
-                reference = (
-                    self.policy.all_logprobs(batch, self.temperature)
-                    if full
-                    else self.policy.logprobs(batch, self.temperature)
-                )
+            reference = old if self.config.loss.kl_estimator != "full" else self._all_or_own(batch)
         return Experience(
             batch=batch,
             advantages=torch.zeros_like(batch.sampler_logprobs),
@@ -113,6 +104,11 @@ class Preparer:
             values=values,
             returns=None,
         )
+
+    def _all_or_own(self, batch: Batch) -> Tensor:
+        """Logprobs of all tokens of the vocabulary where the whole KL needs them, else of the batch's own."""
+        full = self.config.loss.kl_estimator == "full"
+        return (self.policy.all_logprobs if full else self.policy.logprobs)(batch, self.temperature)
 
     def _kl_penalty(self, experience: Experience, beta: float) -> Tensor:
         """What the KL takes off the reward at each token; 0 where it is part of the loss."""

@@ -206,7 +206,8 @@ def make_reference(config: Config, policy: Policy, found: Checkpoint | None) -> 
     moving = loss.kl_target == "moving"  # its weights are in the checkpoint
     again = found is not None and not moving and not policy.is_lora
     first = load_spread(config.model, config.parallel, policy.ranks) if again else policy
-    return Reference.of(policy, first, moving=moving)
+    offload = config.parallel.cpu_offload != "none" and policy.device.type == "cuda"
+    return Reference.of(policy, first, moving=moving, offload=offload)
 
 
 def describe(parts: Parts, step: int, made: Round) -> dict[str, float]:

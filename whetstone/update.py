@@ -127,9 +127,9 @@ class Updater:
 
     def load_tensors(self, state: dict[str, Any]) -> None:
         """Go on from `state`, which is `tensors()` with the numbers of a checkpoint read into it."""
-        self.optimiser.load_tensors()
+        self.optimiser.load_tensors(state["optimiser"])
         if self.critic is not None:
-            self.critic_optimiser.load_tensors()
+            self.critic_optimiser.load_tensors(state["critic_optimiser"])
         if "reference" in state:
             assert self.reference is not None
             self.reference.load_state(state["reference"])

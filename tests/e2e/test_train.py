@@ -63,6 +63,7 @@ VARIANTS = {
         "use_peft": True,
         "lora_dropout": 0.2,
     },
+    "8-bit states, frozen reference": {"optim": "adamw_8bit", "beta": 0.05},
     "critic, moving reference, adaptive coefficients": {
         "advantage": "gae",
         "critic_learning_rate": 1e-3,
@@ -104,6 +105,7 @@ def rows(folder: Path, kind: str) -> list[dict]:
 # Twelve seconds each: the whole suite has ten minutes.
 SLOW = (
     "hf engine",
+    "8-bit states, frozen reference",
     "lora with dropout, two parts",
     "one batch ahead, dynamic sampling",
     "one batch ahead, hf engine, lora with dropout",

@@ -6,7 +6,7 @@ import pytest
 
 from tests.conftest import make_policy
 from tests.unit.test_update import make_samples
-from whetstone.advice.cost import H200, MODELS, Layout, Work, measured, predict
+from whetstone.advice.cost import H200, MODELS, Layout, Work, measured, memory, predict
 from whetstone.batch import Sample, balance, minibatches
 from whetstone.config import build
 from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score
@@ -88,3 +88,18 @@ def test_the_cost_model_by_hand():
     eight = predict(H200, MODELS["1.5B"], work, Layout(gpus=8))
     assert eight.gather_s == pytest.approx(2 * 1.54e9 * 7 / 8 / 350e9)
     assert eight.memory < cost.memory
+
+
+@pytest.mark.parametrize(
+    "layout, bytes_each",
+    [
+        (Layout(gpus=1), 2 + 2 + 8 + 4),  # upper halves, lower halves, moments, gradients
+        (Layout(gpus=1, optim="adamw_8bit"), 2 + 2 + 2 + 8 / 256 + 4),
+        (Layout(gpus=1, offload=True), 2 + 4),
+        (Layout(gpus=4), (4 + 8 + 4) / 4 + 2 + 2 * 2 / 28),  # shards, the sampling copy, one layer twice
+    ],
+)
+def test_bytes_of_a_parameter_in_the_cost_model(layout, bytes_each):
+    work = Work(prompts=1, group=1, prompt_tokens=1, new_tokens=1, micro_batch_tokens=0)
+    buckets = 2 * 64 * 2**20 if layout.offload else 0
+    assert memory(MODELS["1.5B"], work, layout) == pytest.approx(bytes_each * 1.54e9 + buckets)

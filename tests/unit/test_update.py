@@ -279,7 +279,9 @@ def test_half_precision_weights_do_not_lose_small_updates():
         (weight.sum() * 1.0).backward()
         optimiser.step(optimiser.gradient_norm())
         optimiser.finish()
-    assert optimiser.masters[0].tolist() == pytest.approx([0.99] * 4, rel=1e-4)  # Adam moves by lr a step
+    assert optimiser.tensors()["0"]["master"].tolist() == pytest.approx(
+        [0.99] * 4, rel=1e-4
+    )  # Adam moves by lr a step
     assert weight.float().tolist() == pytest.approx([0.99] * 4, abs=4e-3)
     assert weight[0].item() != 1.0
 

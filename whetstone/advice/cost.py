@@ -18,6 +18,9 @@ ACTIVATIONS = 72  # bytes per token, layer and hidden unit that the backward pas
 OVERLAP = 0.8  # share of FSDP's traffic that hides behind computation, where there is enough of it
 IMBALANCE = 1.05  # the fullest rank has so much more than the mean
 PICKLED = 24  # bytes per token of a rollout on its way to all ranks
+# Adam's states per weight, beside the weight itself: two float32 moments, or two of 8 bits with scales.
+STATES = {"adamw_torch": 8.0, "adamw_8bit": 2 + 8 / 256}
+BUCKETS = 2 * 64 * 2**20  # on the device, where the states are on the host
 HOST_LINK = 2e9  # bytes/s between hosts for such objects (gloo over TCP)
 
 
@@ -65,6 +68,8 @@ class Layout:
     gpus: int
     tp: int = 1
     replicas: int = 1
+    optim: str = "adamw_torch"
+    offload: bool = False  # states on the host
     decode: str | None = None  # None: native, or where layers are split an engine with plain CUDA graphs
 
     @property
@@ -156,11 +161,19 @@ def update_seconds(machine: Machine, model: Model, work: Work, layout: Layout) -
 
 
 def memory(model: Model, work: Work, layout: Layout) -> float:
-    """Masters, moments and gradients in shards; the copy to sample from; one gathered layer; activations."""
+    """Weights, moments and gradients in shards; the copy to sample from; one gathered layer; activations.
+
+    A float32 weight is 4 bytes, whole in a shard or in two halves on a GPU alone, whose upper half is what
+    computes and samples: no copy there, and nothing to gather. The lower half goes to the host with the
+    moments.
+    """
     own = model.parameters / layout.tp
-    shards = 16 * own / layout.shards
-    copy = 2 * own
-    a_layer = 2 * own / model.layers * 2
+    alone = layout.gpus == 1
+    states = 0.0 if layout.offload else STATES[layout.optim]
+    weight = 2 if alone and layout.offload else 4
+    shards = (weight + states + 4) * own / layout.shards + (BUCKETS if layout.offload else 0)
+    copy = 0 if alone else 2 * own
+    a_layer = 0 if alone else 2 * own / model.layers * 2
     width = model.hidden * work.micro_batch_tokens
     if work.checkpointing:
         activations = 2 * width * model.layers + ACTIVATIONS * width / layout.tp

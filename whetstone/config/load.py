@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from whetstone.config.names import CONVERTED, RENAMED, WITHOUT_EFFECT
+from whetstone.config.names import CONVERTED, RENAMED, VALUES, WITHOUT_EFFECT
 from whetstone.config.rooms import Config
 from whetstone.errors import UserError
 
@@ -156,7 +156,10 @@ def _understand(
     """Translate other trainers' names; refuse unknown ones."""
     ours: dict[str, Any] = {}
     for key, value in values.items():
-        if key in ROOM_OF:
+        if key in VALUES and isinstance(value, str) and value in VALUES[key]:
+            ours[key], more = VALUES[key][value]
+            notes.append(f"{key}: {value} ({origin}) is taken for {key}: {ours[key]}.{more}")
+        elif key in ROOM_OF:
             ours[key] = value
         elif key in RENAMED:
             ours[RENAMED[key]] = value

@@ -1,5 +1,5 @@
-"""Names from other trainers, and what they are taken for here. One table; `load.py` applies it and the run
-says so.
+"""Names from other trainers, of keys and of their values, and what they are taken for here. One table;
+`load.py` applies it and the run says so.
 """
 
 from collections.abc import Callable
@@ -86,6 +86,19 @@ CONVERTED: dict[str, Callable[[Any, dict[str, Any]], dict[str, Any]]] = {
     "max_model_len": _max_model_len,
     "data_path": _data_path,
     "offload_model": _offload_model,
+}
+
+_PAGING = " Paging is cpu_offload: optimizer, which keeps the states in the memory of the CPU."
+# our key -> another name of one of its values -> our name, and what else there is to say
+VALUES: dict[str, dict[str, tuple[str, str]]] = {
+    "optim": {
+        "adamw": ("adamw_torch", ""),
+        "adamw_hf": ("adamw_torch", ""),
+        "adamw_torch_fused": ("adamw_torch", ""),
+        "adamw_bnb_8bit": ("adamw_8bit", ""),
+        "paged_adamw_8bit": ("adamw_8bit", _PAGING),
+        "paged_adamw_32bit": ("adamw_torch", _PAGING),
+    },
 }
 
 # known elsewhere, without a meaning here, and why

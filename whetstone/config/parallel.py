@@ -26,8 +26,8 @@ class ParallelRoom(Room):
     for activations.
     """
     cpu_offload: Literal["none", "optimizer", "all"] = "none"
-    """Keep the optimiser's state, or that and the weights, in the memory of the CPU while they aren't used.
-    Without effect where the CPU trains.
+    """Keep the optimiser's state and the reference's weights, or with several ranks the weights too, in the
+    memory of the CPU while they aren't used. Without effect where the CPU trains.
     """
     heartbeat_timeout_s: float = Field(default=30.0, ge=2, le=600)
     """A rank that has not been heard of for so long is taken for dead, and all others end with that

@@ -25,8 +25,8 @@ class ModelRoom(Room):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train; `auto` takes the GPU if there is one."""
     bf16: bool = False
-    """Weights and activations in bfloat16 with float32 master weights. A CPU runs in float32 all the same: it
-    is faster there.
+    """Weights and activations in bfloat16, trained as float32 (docs/update.md). A CPU runs in float32 all the
+    same: it is faster there.
     """
     fp16: bool = False
     """Not supported for training, since it needs loss scaling: use bf16."""
@@ -257,6 +257,8 @@ class UpdateRoom(Room):
     """Share of the steps over which the learning rate rises from 0."""
     warmup_steps: int = Field(default=0, ge=0)
     """The same as a number of steps; wins over warmup_ratio."""
+    optim: Literal["adamw_torch", "adamw_8bit"] = "adamw_torch"
+    """AdamW with float32 states, or with states of 8 bits: 6 bytes a parameter less (docs/update.md)."""
     weight_decay: float = Field(default=0.0, ge=0)
     """AdamW's decoupled weight decay."""
     adam_beta1: float = Field(default=0.9, ge=0, lt=1)

@@ -2,7 +2,8 @@
 
 No second module: the reference is a copy of the weights that train (with LoRA of the adapter alone, or of
 nothing where the reference is the base model: then the adapter is switched off), swapped in for its forward
-pass. Where weights are sharded, every rank keeps and swaps its own part.
+passes. Where weights are sharded, every rank keeps and swaps its own part. With `offload` the copy rests in
+the memory of the host, and the policy's weights take its place there while it is in use.
 """
 
 import contextlib
@@ -14,6 +15,8 @@ from torch import Tensor
 from whetstone.model.policy import Policy
 from whetstone.parallel.fsdp import like, local
 
+CHUNK = 2**23  # values that are exchanged at once: so much more memory it takes on the device
+
 
 class Reference:
     def __init__(self, policy: Policy, weights: list[Tensor] | None):
@@ -21,11 +24,12 @@ class Reference:
         self.weights = weights  # of policy.parameters, in their order; None: the model without its adapter
 
     @classmethod
-    def of(cls, policy: Policy, first: Policy, *, moving: bool) -> "Reference":
+    def of(cls, policy: Policy, first: Policy, *, moving: bool, offload: bool = False) -> "Reference":
         """The reference of `policy` with the weights of `first`: the policy itself where a run begins."""
         if policy.is_lora and not moving:
             return cls(policy, None)
-        return cls(policy, [local(parameter.detach()).clone() for parameter in first.parameters])
+        copy = to_host if offload else torch.clone
+        return cls(policy, [copy(local(parameter.detach())) for parameter in first.parameters])
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -45,7 +49,8 @@ class Reference:
         """Move towards the policy: share x policy + (1 - share) x reference."""
         assert self.weights is not None, "a reference without weights of its own can't move"
         for weight, parameter in zip(self.weights, self._policy.parameters, strict=True):
-            weight.lerp_(local(parameter), share)
+            for mine, its in pieces(weight, local(parameter)):
+                mine.copy_(mine.to(its.device).lerp_(its, share))
 
     def state(self) -> dict[str, Tensor]:
         assert self.weights is not None
@@ -60,12 +65,35 @@ class Reference:
 
     @torch.no_grad()
     def _swap(self, weights: list[Tensor]) -> None:
-        if self._policy.spread is None:
-            for number, parameter in enumerate(self._policy.parameters):
-                parameter.data, weights[number] = weights[number], parameter.data
-            return
-        for weight, parameter in zip(weights, self._policy.parameters, strict=True):
-            part = local(parameter)  # FSDP gathers from this very memory: change what it holds
-            kept = part.clone()
-            part.copy_(weight)
-            weight.copy_(kept)
+        for number, parameter in enumerate(self._policy.parameters):
+            part, weight = local(parameter), weights[number]
+            if self._policy.spread is None and weight.device == part.device:
+                parameter.data, weights[number] = weight, parameter.data
+            else:  # FSDP gathers from this very memory: change what it holds
+                exchange(part, weight)
+        if self._policy.device.type == "cuda" and any(weight.device.type == "cpu" for weight in weights):
+            torch.cuda.current_stream(self._policy.device).synchronize()  # before the host reads its part
+
+
+def to_host(weight: Tensor) -> Tensor:
+    """A copy in the memory of the host, pinned where the weight is on a GPU."""
+    host = torch.empty(weight.shape, dtype=weight.dtype, pin_memory=weight.device.type == "cuda")
+    return host.copy_(weight)
+
+
+@torch.no_grad()
+def exchange(one: Tensor, other: Tensor) -> None:
+    """Swap what two tensors hold, bit by bit, wherever they are, through a small buffer where `one` is."""
+    for here, there in pieces(one, other):
+        kept = here.clone()
+        here.copy_(there, non_blocking=True)
+        there.copy_(kept, non_blocking=True)  # behind the copy before it, on the same stream
+
+
+def pieces(one: Tensor, other: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Views of the same parts of two tensors of one shape, at most `CHUNK` values each (whole rows)."""
+    if one.dim() == 0 or one.numel() == 0:
+        yield one, other
+        return
+    rows = max(1, CHUNK * len(one) // one.numel())
+    yield from zip(one.split(rows), other.split(rows), strict=True)

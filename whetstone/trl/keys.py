@@ -60,6 +60,7 @@ REFUSED = {
     "async_rollouts": "TRL's GRPOTrainer samples and learns in turn",
     "use_vllm": "here TRL samples with transformers' generate",
     "max_skipped_steps": "TRL skips no steps",
+    "optim": "TRL's 8-bit AdamW is that of bitsandbytes, another one",
 }
 LOSS_TYPES = {
     "gspo": "grpo",

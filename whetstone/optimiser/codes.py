@@ -1,0 +1,90 @@
+"""Eight bits for a moment of Adam: blocks of 256 values with a float32 scale, codes evenly spaced in the log.
+
+Evenly in the log, since a step is a ratio: what counts is the relative error of each value, not that of the
+largest in its block. A square that is not 0 never becomes 0, which would blow up its steps. While training,
+values are rounded up or down at random, so that they are right on the mean: a square changes by a thousandth
+a step, and rounded to the nearest of codes 9 % apart it would never change. The random bits are a function
+of (step, parameter, place). Numbers that were codes once come back as the same codes, bit for bit.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+BLOCK = 256  # values that share a scale
+
+
+@dataclass(frozen=True)
+class Kind:
+    levels: int  # beside 0; code `levels` is the largest value of the block
+    decades: float  # from the first level to the last
+    floor: float  # scales are not below it: the first level stays a normal number
+    is_signed: bool
+
+    @property
+    def slope(self) -> float:
+        """Levels per doubling."""
+        return (self.levels - 1) / (self.decades * math.log2(10))
+
+    @staticmethod
+    def blocks(part: slice) -> slice:
+        """The blocks of some values."""
+        assert (part.start or 0) % BLOCK == 0
+        return slice((part.start or 0) // BLOCK, None if part.stop is None else -(-part.stop // BLOCK))
+
+
+FIRST = Kind(levels=127, decades=4.0, floor=1e-30, is_signed=True)
+SECOND = Kind(levels=255, decades=10.0, floor=1e-25, is_signed=False)
+_tables: dict[tuple[Kind, torch.device], Tensor] = {}
+
+
+def table(kind: Kind, device: torch.device) -> Tensor:
+    """Code -> value in units of the scale; float32 [levels + 1]."""
+    if (kind, device) not in _tables:
+        below = torch.arange(kind.levels - 1, -1, -1, dtype=torch.float64) / (kind.levels - 1)
+        values = torch.cat([torch.zeros(1, dtype=torch.float64), 10 ** (-kind.decades * below)])
+        _tables[kind, device] = values.float().to(device)
+    return _tables[kind, device]
+
+
+def quantise(kind: Kind, values: Tensor, chance: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Flat values -> codes and scales. `chance`: 16 random bits each; without it, the nearest level."""
+    blocks = F.pad(values, (0, -len(values) % BLOCK)).view(-1, BLOCK)
+    scales = blocks.abs().amax(1).clamp(min=kind.floor)
+    ratio = (blocks.abs() / scales[:, None]).view(-1)[: len(values)]
+    levels = table(kind, values.device)
+    lowest = 0 if kind.is_signed else 1
+    place = torch.log2(ratio.clamp(min=1e-20)) * kind.slope + kind.levels
+    lower = place.floor().clamp(lowest, kind.levels - 1).int()
+    below, above = levels[lower], levels[lower + 1]
+    threshold = 0.5 if chance is None else (chance.float() + 0.5) / 65536
+    codes = lower + ((ratio - below) / (above - below) > threshold)
+    if kind.is_signed:
+        return (codes * values.sign()).to(torch.int8), scales
+    return torch.where(values > 0, codes, 0).to(torch.uint8), scales
+
+
+def dequantise(kind: Kind, codes: Tensor, scales: Tensor) -> Tensor:
+    values = table(kind, codes.device)[codes.int().abs()] * scales.repeat_interleave(BLOCK)[: len(codes)]
+    return values * codes.sign() if kind.is_signed else values
+
+
+def noise(first: int, length: int, seed: int, like: Tensor) -> Tensor:
+    """32 random bits for each of the values from `first` on: a hash of place and seed, in int64."""
+    bits = (torch.arange(first, first + length, device=like.device) ^ seed) & 0xFFFFFFFF
+    bits = bits ^ (bits >> 16)
+    bits = (bits * 0x7FEB352D) & 0xFFFFFFFF
+    bits = bits ^ (bits >> 15)
+    bits = (bits * 0x846CA68B) & 0xFFFFFFFF
+    return bits ^ (bits >> 16)
+
+
+def seed_of(step: int, parameter: int) -> int:
+    """31 bits."""
+    bits = (step * 0x9E3779B1 + parameter * 0x85EBCA6B) & 0xFFFFFFFF
+    bits = ((bits ^ (bits >> 16)) * 0x7FEB352D) & 0xFFFFFFFF
+    bits = ((bits ^ (bits >> 15)) * 0x846CA68B) & 0xFFFFFFFF
+    return (bits ^ (bits >> 16)) & 0x7FFFFFFF
