@@ -32,12 +32,14 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "curriculum": frozenset({"types", "config"}),
     "ahead": frozenset({"types", "config", "tasks", "rollout"}),
     "sharing": frozenset({"types", "tasks", "engines", "rollout", "parallel"}),
+    "marks": frozenset(),
+    "utilisation": frozenset({"batch", "marks", "model", "parallel", "rollout"}),
     "optimiser": frozenset({"config", "parallel"}),
     "coefficients": frozenset({"config"}),
     "experience": frozenset({"types", "config", "algorithm", "model", "parallel", "batch"}),
     "update": frozenset(
         {"types", "config", "algorithm", "model", "parallel", "batch", "metrics", "optimiser"}
-        | {"coefficients", "experience", "budget"}
+        | {"coefficients", "experience", "budget", "marks"}
     ),
     "budget": frozenset({"types", "model", "batch"}),
     "evaluate": frozenset({"types", "config", "tasks", "engines", "rollout", "metrics", "statistics"}),
