@@ -53,7 +53,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "advice": frozenset({"types", "config", "tasks", "model", "sandbox", "metrics"}),
     # train and what it shares with trl, the command line, and the verbs around the loop
     **dict.fromkeys(("train", "assembly", "cli", "__main__", "listing", "trl", "serve"), EVERYTHING),
-    **dict.fromkeys(("sft", "compare", "export", "chat", "launch"), EVERYTHING),
+    **dict.fromkeys(("sft", "compare", "export", "chat", "launch", "profiling"), EVERYTHING),
     "compare_results": frozenset({"statistics"}),
     "compare_plot": frozenset({"metrics"}),
 }
