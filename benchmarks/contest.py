@@ -88,7 +88,8 @@ def start(script: str, task: Row, limit_s: float) -> list[Row]:
     timer.cancel()
     if code != 0:
         error = "stopped at the time limit" if late.is_set() else f"the process ended with exit code {code}"
-        rows.append({"who": task["who"], "size": task["size"], "error": error})
+        known = {"settings": task["setting"]} if "setting" in task else {}
+        rows.append({"who": task["who"], "size": task["size"], **known, "error": error})
         print(json.dumps(rows[-1]), flush=True)
     return rows
 

@@ -4,7 +4,7 @@ colocated, on the same work in one run.
     python benchmarks/step.py --write                          # on a GPU: 1.5 B, 32 prompts x 8 x 512 tokens
     python benchmarks/step.py --only ours,trl_vllm --limit-s 500
     python benchmarks/step.py --cpu --write                    # pebble and SmolLM2-135M on a CPU
-    python benchmarks/step.py --table                          # the table of what was kept (--cpu: of the CPU's)
+    python benchmarks/step.py --table                          # the table of what was kept; --cpu: the CPU's
 
 Prints seconds in generation, scoring, update (old logprobs included) and weight sync, the total, peak memory,
 and how many times as fast ours is. Everyone is warmed up with one step and measured twice; the best counts.
@@ -33,8 +33,8 @@ COLUMNS = (
 IDENTITY = ("who", "size", "settings")
 NUM_BATCHES = 6  # more prompts than the steps need: the mathematics task keeps some back for evaluation
 
-# bf16 weights and AdamW on them: TRL's quickest, though updates of 1e-6 are lost in rounding; ours keeps float32
-# masters. The memory of an H200 needs neither checkpointing nor vLLM's sleep mode.
+# bf16 weights and AdamW on them: TRL's quickest, though updates of 1e-6 are lost in rounding, which ours are
+# not. The memory of an H200 needs neither checkpointing nor vLLM's sleep mode.
 PLAIN: Row = {"dtype": "bfloat16", "gradient_checkpointing": False}
 COLOCATED: Row = {
     **PLAIN,

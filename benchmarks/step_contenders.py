@@ -24,8 +24,7 @@ def main() -> None:
     task = json.loads(sys.argv[1])
     logging.disable(logging.WARNING)
     row = {"who": task["who"], "size": task["size"], "settings": task["setting"]}
-    if not attempt(row, lambda: CONTENDERS[task["who"]](task)):
-        sys.exit(3)
+    attempt(row, lambda: CONTENDERS[task["who"]](task))
 
 
 def configuration(task: Row) -> dict[str, Any]:
