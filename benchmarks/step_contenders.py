@@ -77,7 +77,7 @@ def ours(task: Row) -> Row:
         "update_s": round(best["time/update"], 3),
         "sync_s": round(best["time/sync"], 3),
         **totals([row["time/step"] for row in rows], task),
-        "peak_gb": round(max(row["peak_gb"] for row in rows), 2),
+        "peak_gb": round(rows[-1]["peak_gb"], 2),
     }
 
 
@@ -106,8 +106,8 @@ def with_trl(task: Row) -> Row:
     tokenizer = AutoTokenizer.from_pretrained(task["model"])
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    clock = StepClock(torch.cuda.synchronize if device.type == "cuda" else lambda: None)
-    reset_peak_memory(device)
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    clock = StepClock(wait, on_begin=lambda: reset_peak_memory(device))
     trainer = GRPOTrainer(
         model=task["model"],
         reward_funcs=digit_share,

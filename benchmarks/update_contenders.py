@@ -34,9 +34,8 @@ def main() -> None:
 
 
 def measure(task: dict, work: Work, setting: dict, device: torch.device) -> dict:
-    from whetstone.utilisation import peak_memory_gb, reset_peak_memory
+    from whetstone.utilisation import peak_memory_gb
 
-    reset_peak_memory(device)
     begun = time.perf_counter()
     about, seconds = CONTENDERS[task["who"]](task["model"], work, setting, device)
     return {
@@ -67,10 +66,13 @@ def wait() -> None:
         torch.cuda.synchronize()
 
 
-def timed(step: Step) -> list[float]:
-    """Seconds of the warm-up and of every repeat."""
+def timed(step: Step, device: torch.device) -> list[float]:
+    """Seconds of the warm-up and of every repeat; the peak of memory is that of the last repeat."""
+    from whetstone.utilisation import reset_peak_memory
+
     seconds = []
     for _ in range(1 + REPEATS):
+        reset_peak_memory(device)
         wait()
         begun = time.perf_counter()
         step()
@@ -109,11 +111,12 @@ def ours(model: str, work: Work, setting: dict, device: torch.device) -> tuple[d
     run = []
 
     def step() -> None:
-        batches = minibatches(groups, config, plan.minibatches, 0)
+        size = updater.micro_batch_tokens(groups)
+        batches = minibatches(groups, config, plan.minibatches, 0, max_tokens=size)
         run[:] = [len(batch.token_ids) for part in batches for batch in part]
         updater.step(batches, 0)
 
-    seconds = timed(step)
+    seconds = timed(step, device)
     about = {
         "parameters": count(policy.model),
         "tokens_run": sum(run),
@@ -165,7 +168,7 @@ def padded(model: str, work: Work, setting: dict, device: torch.device) -> tuple
         adam.step()
         adam.zero_grad()
 
-    seconds = timed(step)
+    seconds = timed(step, device)
     tokens = work.tokens
     return {"parameters": count(lm), "tokens_run": tokens, "padding": sum(forwarded) - tokens}, seconds
 
@@ -192,6 +195,8 @@ def trl(model: str, work: Work, setting: dict, device: torch.device) -> tuple[di
     from trl import GRPOConfig, GRPOTrainer
     from trl_clock import StepClock
 
+    from whetstone.utilisation import reset_peak_memory
+
     size, sequences = setting["per_device_train_batch_size"], work.num_prompts * work.group
     is_gpu = device.type == "cuda"
     arguments = GRPOConfig(
@@ -214,7 +219,7 @@ def trl(model: str, work: Work, setting: dict, device: torch.device) -> tuple[di
         logging_steps=1,
         disable_tqdm=True,
     )
-    clock = StepClock(wait)
+    clock = StepClock(wait, on_begin=lambda: reset_peak_memory(device))
     trainer = GRPOTrainer(
         model=load(model, device),
         reward_funcs=lambda completions, **_: [0.0] * len(completions),

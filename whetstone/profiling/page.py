@@ -202,7 +202,7 @@ def _of_update(found: Profile) -> list[str]:
     config, idle = found.config, found.kinds("update")[IDLE]
     spare = None if found.memory_gb is None else 1 - found.peak_gb("update") / found.memory_gb
     told = []
-    if config.model.gradient_checkpointing and (spare is None or spare > 0.5):
+    if config.model.gradient_checkpointing is True and (spare is None or spare > 0.5):
         told.append(
             "gradient_checkpointing=false saves the recomputation, about a quarter of the update, and the "
             "memory for it seems to be there."
