@@ -2,9 +2,9 @@
 
     python benchmarks/random_model.py '{"size": "1.5b", "folder": "/tmp/whetstone-1.5b"}'
 
-The words are t4, t5, ... with a space between them, so that text and token ids are the same thing: a prompt
-can be given to anybody as text and has exactly the tokens that were meant, and whatever a model with random
-weights samples can be read. Speed does not depend on weights.
+The tokenizer is of Qwen2's kind without merges: a letter of a prompt is a token, so that a prompt can be
+given to anybody as text and has exactly as many tokens as were meant; every other token is a word (t300), so
+that whatever a model with random weights samples can be read. Speed does not depend on weights.
 """
 
 import json
@@ -33,20 +33,23 @@ def make(size: str, folder: Path) -> None:
 
 
 def make_tokenizer(num_words: int):
-    from tokenizers import Tokenizer, models, pre_tokenizers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    words = {word: number for number, word in enumerate(SPECIAL)}
-    words |= {f"t{number}": number for number in range(len(SPECIAL), num_words)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
+    bytes_ = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = {word: number for number, word in enumerate([*SPECIAL, *bytes_])}
+    words |= {f"t{number}": number for number in range(len(words), num_words)}
+    tokenizer = Tokenizer(models.BPE(words, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
     )
 
 
 def text_of(token_ids: list[int]) -> str:
-    return " ".join(f"t{token}" for token in token_ids)
+    """A text of as many tokens."""
+    return "".join(chr(ord("a") + token % 26) for token in token_ids)
 
 
 if __name__ == "__main__":

@@ -97,7 +97,7 @@ def with_trl(task: Row) -> Row:
     """GRPOTrainer, with transformers' generate or with vLLM in the same process."""
     from datasets import Dataset
     from transformers import AutoTokenizer
-    from trl import GRPOTrainer
+    from trl.trainer.grpo_trainer import GRPOTrainer
     from trl_clock import StepClock
 
     from whetstone.utilisation import peak_memory_gb, reset_peak_memory
@@ -138,7 +138,7 @@ def with_trl(task: Row) -> Row:
 
 
 def trl_arguments(task: Row) -> Any:
-    from trl import GRPOConfig
+    from trl.trainer.grpo_config import GRPOConfig
 
     is_gpu, sequences = task["device"] == "cuda", task["num_prompts"] * task["group"]
     setting = dict(task["setting"])

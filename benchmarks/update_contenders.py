@@ -192,7 +192,8 @@ def micro_batches(work: Work, size: int, device: torch.device) -> Iterator[tuple
 def trl(model: str, work: Work, setting: dict, device: torch.device) -> tuple[dict, list[float]]:
     from datasets import Dataset
     from transformers import AutoTokenizer
-    from trl import GRPOConfig, GRPOTrainer
+    from trl.trainer.grpo_config import GRPOConfig
+    from trl.trainer.grpo_trainer import GRPOTrainer
     from trl_clock import StepClock
 
     from whetstone.utilisation import reset_peak_memory
