@@ -141,6 +141,13 @@ def table(rows: list[Row], columns: tuple[str, ...]) -> str:
     return "\n".join(lines)
 
 
+def into_docs(name: str, text: str, path: Path = HERE.parent / "docs" / "update.md") -> None:
+    """Put a table between the two comments that keep its place."""
+    before, rest = path.read_text().split(f"<!-- {name} -->\n", 1)
+    after = rest.split("<!-- end -->", 1)[1]
+    path.write_text(f"{before}<!-- {name} -->\n{text}\n<!-- end -->{after}")
+
+
 def _cell(value: Any) -> str:
     if value is None:
         return ""
@@ -181,7 +188,7 @@ def matrix_rate(device: str) -> float:
     for _ in range(4):
         begun = time.perf_counter()
         for _ in range(repeats):
-            a @ b
+            torch.mm(a, b)
         if is_gpu:
             torch.cuda.synchronize()
         best = min(best, (time.perf_counter() - begun) / repeats)

@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from contest import HERE, Contest, Row, machine, table
+from contest import HERE, Contest, Row, into_docs, machine, table
 from random_model import text_of
 from update import embedded, model_folder
 from update_work import Work
@@ -78,10 +78,12 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--models", type=Path, default=Path(tempfile.gettempdir()) / "whetstone-models")
     parser.add_argument("--cpu", action="store_true", help="pebble and SmolLM2-135M on a CPU")
     parser.add_argument("--table", action="store_true", help="print what was kept, and stop")
+    parser.add_argument("--docs", action="store_true", help="with --table: put it into docs/update.md")
     args = parser.parse_args(words)
     out = args.out or (CPU_RESULTS if args.cpu else RESULTS)
     if args.table:
-        return print(table(json.loads(out.read_text())["rows"], COLUMNS))
+        text = table(fastest(json.loads(out.read_text())["rows"]), COLUMNS)
+        return into_docs(out.name, text) if args.docs else print(text)
     if not args.cpu and not torch.cuda.is_available():
         parser.error("there is no GPU here: python benchmarks/step.py --cpu compares on a CPU")
     num_prompts = args.prompts or (4 if args.cpu else 32)
@@ -151,6 +153,16 @@ def local_folder(name: str) -> str:
     from whetstone.model.embedded import resolve
 
     return str(resolve(name))
+
+
+def fastest(rows: list[Row]) -> list[Row]:
+    """Everyone's best setting on every model, in the order of the list."""
+    best: dict[tuple, Row] = {}
+    for row in rows:
+        key = (row["size"], row["who"])
+        if "total_s" in row and row["total_s"] < best.get(key, {"total_s": float("inf")})["total_s"]:
+            best[key] = row
+    return [best[key] for key in sorted(best, key=lambda key: (key[0], WHO.index(key[1])))]
 
 
 def finish(rows: list[Row]) -> None:

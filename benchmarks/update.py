@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from contest import HERE, Contest, Row, machine, matrix_rate, start, table
+from contest import HERE, Contest, Row, into_docs, machine, matrix_rate, start, table
 from rollout_work import SIZES
 from update_work import Work, asdict
 
@@ -65,9 +65,11 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--models", type=Path, default=Path(tempfile.gettempdir()) / "whetstone-models")
     parser.add_argument("--cpu", action="store_true", help="the embedded model on a CPU, small")
     parser.add_argument("--table", action="store_true", help="print what was kept, and stop")
+    parser.add_argument("--docs", action="store_true", help="with --table: put it into docs/update.md")
     args = parser.parse_args(words)
     if args.table:
-        return print(table(fastest(json.loads(args.out.read_text())["rows"]), COLUMNS))
+        text = table(fastest(json.loads(args.out.read_text())["rows"]), COLUMNS)
+        return into_docs("update.json", text) if args.docs else print(text)
     if not args.cpu and not torch.cuda.is_available():
         parser.error("there is no GPU here: python benchmarks/update.py --cpu tries it on a CPU")
     device = "cpu" if args.cpu else "cuda"

@@ -76,6 +76,30 @@ def test_speedups_are_over_trls_best_row_of_the_same_model():
     assert rows[1]["speedup_over_trl_generate"] == 0.89
 
 
+@pytest.mark.parametrize(("script", "words"), [("update", []), ("step", []), ("step", ["--cpu"])])
+def test_the_tables_of_the_docs_are_made_of_the_kept_rows(script, words, capsys):
+    module = importlib.import_module(script)
+    kept = module.CPU_RESULTS if "--cpu" in words else module.RESULTS
+    page = (BENCHMARKS.parent / "docs" / "update.md").read_text()
+    place = page.split(f"<!-- {kept.name} -->\n", 1)[1].split("<!-- end -->")[0]
+    if not kept.is_file():
+        assert not place.strip(), "a table without rows"
+        return
+    module.main([*words, "--table"])
+    assert place == capsys.readouterr().out
+
+
+def test_a_table_goes_to_its_place_in_the_docs(tmp_path):
+    contest = importlib.import_module("contest")
+    page = tmp_path / "page.md"
+    page.write_text("a\n<!-- x.json -->\nold\n<!-- end -->\nb\n<!-- y.json -->\n<!-- end -->\nc\n")
+    contest.into_docs("x.json", "| new |", page)
+    contest.into_docs("y.json", "| other |", page)
+    assert page.read_text() == (
+        "a\n<!-- x.json -->\n| new |\n<!-- end -->\nb\n<!-- y.json -->\n| other |\n<!-- end -->\nc\n"
+    )
+
+
 def test_new_rows_replace_old_ones_of_the_same_identity(tmp_path):
     contest = importlib.import_module("contest")
     path, identity = tmp_path / "results" / "x.json", ("who", "size")
