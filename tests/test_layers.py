@@ -32,12 +32,14 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "curriculum": frozenset({"types", "config"}),
     "ahead": frozenset({"types", "config", "tasks", "rollout"}),
     "sharing": frozenset({"types", "tasks", "engines", "rollout", "parallel"}),
+    "marks": frozenset(),
+    "utilisation": frozenset({"batch", "marks", "model", "parallel", "rollout"}),
     "optimiser": frozenset({"config", "parallel"}),
     "coefficients": frozenset({"config"}),
     "experience": frozenset({"types", "config", "algorithm", "model", "parallel", "batch"}),
     "update": frozenset(
         {"types", "config", "algorithm", "model", "parallel", "batch", "metrics", "optimiser"}
-        | {"coefficients", "experience", "budget"}
+        | {"coefficients", "experience", "budget", "marks"}
     ),
     "budget": frozenset({"types", "model", "batch"}),
     "evaluate": frozenset({"types", "config", "tasks", "engines", "rollout", "metrics", "statistics"}),
@@ -51,7 +53,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "advice": frozenset({"types", "config", "tasks", "model", "sandbox", "metrics"}),
     # train and what it shares with trl, the command line, and the verbs around the loop
     **dict.fromkeys(("train", "assembly", "cli", "__main__", "listing", "trl", "serve"), EVERYTHING),
-    **dict.fromkeys(("sft", "compare", "export", "chat", "launch"), EVERYTHING),
+    **dict.fromkeys(("sft", "compare", "export", "chat", "launch", "profiling"), EVERYTHING),
     "compare_results": frozenset({"statistics"}),
     "compare_plot": frozenset({"metrics"}),
 }

@@ -7,6 +7,7 @@ nothing about what is sampled, and knows no loss: old samples are weighed by `sa
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from whetstone.config import Config, Plan
@@ -27,16 +28,16 @@ class Ahead(Groups):
         """
         made = super().of(step) if self._coming is None else self._dated(self._coming.result(), step)
         self._coming = None
-        self.settle(step)
+        sync_s = made.sync_s + self.settle(step)
         following = step + self._plan.updates_per_batch
         if following < self._plan.num_steps:
             self._coming = self._thread.submit(self.sample, following)
-        return made
+        return replace(made, sync_s=sync_s)
 
-    def settle(self, step: int) -> None:
+    def settle(self, step: int) -> float:
         if self._coming is not None:
             self._coming.result()
-        super().settle(step)
+        return super().settle(step)
 
     def state(self) -> dict[str, Any]:
         if self._coming is None:

@@ -42,7 +42,7 @@ class Budget:
 
 
 def find(
-    policy: Policy, attempt: Callable[[Batch], None], groups: Sequence[Group], may_run_again: bool
+    policy: Policy, attempt: Callable[[list[Batch]], None], groups: Sequence[Group], may_run_again: bool
 ) -> Budget:
     """The budget for batches such as `groups`, by passes of made-up ones."""
     samples = [rollout for group in groups for rollout in group.rollouts]
@@ -50,7 +50,8 @@ def find(
     prompt = max(len(one.prompt_ids) for one in samples)
 
     def attempt_tokens(tokens: int) -> None:
-        attempt(made_up(tokens, longest=max(lengths), prompt=prompt).to(policy.device))
+        # A small one first: gradients are summed, in float32, from the second one on.
+        attempt([made_up(size, longest=max(lengths), prompt=prompt) for size in (LEAST, tokens)])
 
     finder = Finder(policy, attempt_tokens, longest=max(lengths), wanted=sum(lengths))
     budget = finder.find(may_run_again=may_run_again)

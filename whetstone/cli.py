@@ -85,6 +85,20 @@ def split_words(words: list[str]) -> tuple[str | None, list[str]]:
     return None, words
 
 
+def take_number(words: list[str], flag: str, default: int) -> tuple[list[str], int]:
+    """`--flag N` or `--flag=N` taken out of `words`."""
+    words = [
+        part for word in words for part in (word.split("=", 1) if word.startswith(f"{flag}=") else [word])
+    ]
+    if flag not in words:
+        return words, default
+    place = words.index(flag)
+    text = words[place + 1] if place + 1 < len(words) else ""
+    if not text.isdecimal():
+        raise UserError(f"{flag} takes a number, such as {flag} {default}.")
+    return words[:place] + words[place + 2 :], int(text)
+
+
 def _train(words: list[str]) -> None:
     from whetstone.config import load
 
@@ -146,6 +160,17 @@ def _doctor(words: list[str]) -> None:
     from whetstone.advice.doctor import doctor
 
     doctor()
+
+
+def _profile(words: list[str]) -> None:
+    from whetstone.config import load
+
+    words, num_timed = take_number(words, "--steps", 2)
+    source, overrides = split_words(words)
+    loaded = load(source or DEFAULT_RECIPE, overrides)
+    from whetstone.profiling import profile
+
+    profile(loaded, num_timed=num_timed)
 
 
 def _compare(words: list[str]) -> None:
@@ -300,6 +325,22 @@ can be run here, and the optional packages. For what is missing it says how to g
 
   whet doctor""",
         call=_doctor,
+    ),
+    "profile": Verb(
+        summary="where a step's time goes: a trace and a page",
+        usage="whet profile [CONFIG] [key=value ...] [--steps N]",
+        help="""\
+Runs a few real steps of CONFIG: one to warm up, N timed (default: 2), one under torch's profiler. No
+evaluation and no checkpoint; the run folder gets a folder `profile` and is otherwise left alone:
+
+  profile.md      seconds, memory and tokens/s by stage; what they were spent on; what to try
+  profile.png     the same as bars
+  trace.json.gz   every operator and kernel, for ui.perfetto.dev
+
+  whet profile quickstart
+  whet profile config/grpo.yaml micro_batch_tokens=32768 gradient_checkpointing=false
+  whet profile config/math.yaml --steps 4""",
+        call=_profile,
     ),
     "compare": Verb(
         summary="train a grid of variants and seeds; a table and a plot of them",

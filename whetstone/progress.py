@@ -67,11 +67,15 @@ class Progress:
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def line(self, step: int, row: Mapping[str, float]) -> str:
-        """`step 12/60  reward 0.53  accuracy 0.61  2,345 tokens/s  1:42 left`, without what is not known."""
+        """`step 12/60  reward 0.53  accuracy 0.61  2,345 tokens/s  41 % MFU  1:42 left`, without what is not
+        known.
+        """
         parts = [f"step {step}/{self._num_steps}"]
         parts += [f"{key} {row[key]:.2f}" for key in ("reward", "accuracy") if key in row]
         if "tokens_per_s" in row:
             parts.append(f"{row['tokens_per_s']:,.0f} tokens/s")
+        if "mfu" in row:
+            parts.append(f"{100 * row['mfu']:.0f} % MFU")
         left = self.seconds_left(step, row)
         if left is not None and step < self._num_steps:
             parts.append(f"{duration(left)} left")

@@ -132,6 +132,7 @@ class Round:
     seconds: float  # that sampling and scoring took
     scoring_s: float  # of them, waiting for scores after the last sample
     row: dict[str, float]  # metrics of the sampling itself
+    sync_s: float = 0.0  # that the policy's weights took to reach the engine, beside them
 
 
 class Collects(Protocol):
@@ -171,14 +172,18 @@ class Groups:
 
     def of(self, step: int) -> Round:
         """The round of the batch that begins at optimiser step `step`, which the policy has now reached."""
-        self.settle(step)
-        return self._dated(self.sample(step), step)
+        sync_s = self.settle(step)
+        return replace(self._dated(self.sample(step), step), sync_s=sync_s)
 
-    def settle(self, step: int) -> None:
-        """Return when the engine is idle and samples from the policy's weights of now, version `step`."""
+    def settle(self, step: int) -> float:
+        """Return when the engine is idle and samples from the policy's weights of now, version `step`; the
+        seconds that handing them over took.
+        """
+        begun = time.monotonic()
         if self._pushed != step:
             self._collector.engine.update_weights(step)
             self._pushed = step
+        return time.monotonic() - begun
 
     def state(self) -> dict[str, Any]:
         """What a resumed run needs beside the step: plain data."""

@@ -16,6 +16,7 @@ from whetstone import checkpoint
 from whetstone.checkpoint import Checkpoint
 from whetstone.config import Config, dump, flatten
 from whetstone.config.engines import EnginesRoom
+from whetstone.config.measure import MeasureRoom
 from whetstone.config.parallel import ParallelRoom
 from whetstone.errors import UserError
 from whetstone.metrics import write_aside
@@ -52,6 +53,7 @@ HARMLESS = frozenset(
         "gradient_checkpointing",
         *EnginesRoom.model_fields,
         *ParallelRoom.model_fields,
+        *MeasureRoom.model_fields,
     ]
 )
 

@@ -10,7 +10,6 @@ folder, the others write to a scratch folder of their own.
 import contextlib
 import logging
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +41,7 @@ from whetstone.sync_check import check_sync
 from whetstone.tasks.mixture import eval_problems, sandbox_notes
 from whetstone.types import Group
 from whetstone.update import Updater
+from whetstone.utilisation import Meter
 
 logger = logging.getLogger("whetstone")
 
@@ -60,6 +60,7 @@ class Parts:
     updater: Updater
     evaluator: Evaluator | None
     metrics: MetricsLog
+    meter: Meter
 
 
 def train(loaded: Loaded) -> dict[str, Any]:
@@ -78,7 +79,7 @@ def train(loaded: Loaded) -> dict[str, Any]:
         begun = time.monotonic() - seconds_before
         if found is None:
             evaluate(parts, 0)
-        step = _loop(parts, 0 if found is None else found.step, begun)
+        step = loop(parts, 0 if found is None else found.step, begun)
         parts.saver.finish()
         if step < parts.plan.num_steps:
             logger.info(f"Stopped at step {step}, saved. Go on with the same command and auto_resume=true.")
@@ -86,7 +87,7 @@ def train(loaded: Loaded) -> dict[str, Any]:
         return _finish(parts, time.monotonic() - begun)
 
 
-def _loop(parts: Parts, step: int, begun: float) -> int:
+def loop(parts: Parts, step: int, begun: float) -> int:
     """The algorithm. Returns the optimiser step it ended at."""
     config, plan = parts.config, parts.plan
     progress = Progress(
@@ -98,19 +99,20 @@ def _loop(parts: Parts, step: int, begun: float) -> int:
     stopping = False
     with progress, StopRequest(is_launched=mesh.is_launched(), speaks=parts.ranks.is_main) as stop:
         while step < plan.num_steps and not stopping:
-            clock = Clock()
+            clock = parts.meter.start()
             with clock("rollout"):
                 made = parts.groups.of(step)
             with clock("update"):
                 seed = seeds.seed(config.run.seed, "update", step)
-                row = parts.updater.step(shares(parts, made.groups, seed), seed)
+                batches = shares(parts, made.groups, seed)
+                row = parts.updater.step(batches, seed)
             check_sync(row, config, made.row["staleness"])
             step += plan.updates_per_batch
             row |= describe(parts, step, made)
             with clock("eval"):
                 if plan.is_due(plan.eval_every, step) and step < plan.num_steps:
                     evaluate(parts, step)
-            row |= clock.row(made)
+            row |= parts.meter.row(made, batches)
             parts.metrics.log(step, row)
             progress.update(step, row)
             stopping = any_of(parts.ranks, stop.requested)
@@ -184,6 +186,7 @@ def build(
         updater=updater,
         evaluator=Evaluator(config, problems, collector, folder) if problems else None,
         metrics=open_metrics(config, folder, found, stack, speaks=ranks.is_main),
+        meter=Meter(policy, num_iterations=plan.num_iterations, peak_tflops=config.measure.peak_tflops),
     )
     stack.callback(parts.saver.finish)
     return parts, found, numbers.get("seconds", 0.0)
@@ -311,32 +314,3 @@ def evaluate_only(loaded: Loaded) -> dict[str, Any]:
         result = evaluator.run(0, greedy=config.evaluation.eval_greedy)
         show(result, num_examples=config.evaluation.eval_num_examples_to_print)
     return result.summary()
-
-
-class Clock:
-    """Where a step's time went."""
-
-    def __init__(self) -> None:
-        self.begun = time.monotonic()
-        self.seconds: dict[str, float] = {}
-
-    @contextlib.contextmanager
-    def __call__(self, stage: str) -> Iterator[None]:
-        begun = time.monotonic()
-        yield
-        self.seconds[stage] = time.monotonic() - begun
-
-    def row(self, made: Round) -> dict[str, float]:
-        """Where the loop's seconds went (a batch that was sampled in the background costs it only the wait),
-        and tokens a second.
-        """
-        num_tokens = sum(len(r.completion.token_ids) for group in made.groups for r in group.rollouts)
-        waited = self.seconds["rollout"]
-        score = min(made.scoring_s, waited)
-        seconds = {**self.seconds, "rollout": waited - score, "score": score}
-        return {
-            **{f"time/{stage}": value for stage, value in seconds.items()},
-            "time/step": time.monotonic() - self.begun,
-            "tokens_per_s": num_tokens / (waited + self.seconds["update"]),
-            "rollout_tokens_per_s": num_tokens / (made.seconds - made.scoring_s),
-        }

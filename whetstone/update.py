@@ -26,6 +26,7 @@ from whetstone.coefficients import Coefficients
 from whetstone.config import Config, Plan
 from whetstone.errors import UserError
 from whetstone.experience import Experience, Preparer, halves
+from whetstone.marks import mark
 from whetstone.model.critic import Critic
 from whetstone.model.policy import Policy
 from whetstone.model.reference import Reference
@@ -80,9 +81,9 @@ class Updater:
             )
         return self.budget.tokens
 
-    def _attempt(self, batch: Batch) -> None:
-        """A forward and backward pass that nothing is learnt from, to see what memory it takes."""
-        [part] = self.preparer.prepare([[batch]], num_generations=1, beta=self.coefficients.beta)
+    def _attempt(self, batches: list[Batch]) -> None:
+        """Forward and backward passes that nothing is learnt from, to see what memory they take."""
+        [part] = self.preparer.prepare([batches], num_generations=1, beta=self.coefficients.beta)
         self.policy.model.train()
         try:
             self._collect(part)
@@ -95,9 +96,10 @@ class Updater:
         `seed` fixes what is random in the forward pass (LoRA dropout), so that a resumed run repeats it.
         """
         torch.manual_seed(seed)
-        parts = self.preparer.prepare(
-            minibatches, num_generations=self.plan.num_generations, beta=self.coefficients.beta
-        )
+        with mark("prepare"):
+            parts = self.preparer.prepare(
+                minibatches, num_generations=self.plan.num_generations, beta=self.coefficients.beta
+            )
         row = self._foresight(parts)
         self.policy.model.train()
         totals = Totals()
@@ -200,11 +202,13 @@ class Updater:
 
     def _optimiser_step(self, part: list[Experience], totals: "Totals") -> None:
         loss, sums = self._collect_in_memory(part, totals)
-        norm = self.optimiser.gradient_norm()
+        with mark("optimiser"):
+            norm = self.optimiser.gradient_norm()
         means = sums.means()
         totals.add(means, loss=loss, grad_norm=norm, learning_rate=self.optimiser.learning_rate)
         if math.isfinite(loss) and math.isfinite(norm):
-            self._move(norm)
+            with mark("optimiser"):
+                self._move(norm)
         else:
             self._skip(loss, norm, totals)
         self.optimiser.finish()
@@ -230,8 +234,10 @@ class Updater:
         config, batch = self.config.loss, experience.batch
         in_loss = config.beta > 0 and config.kl_in == "loss"
         whole = experience.reference if in_loss and config.kl_estimator == "full" else None
-        rows = self.policy.rows(batch)
-        now = self.policy.statistics(rows, batch, self.config.rollout.temperature, whole)
+        with mark("forward"):
+            rows = self.policy.rows(batch)
+        with mark("head"):
+            now = self.policy.statistics(rows, batch, self.config.rollout.temperature, whole)
         if experience.old_logprobs is None:
             experience = replace(experience, old_logprobs=now.logprobs.detach())
         assert experience.old_logprobs is not None
@@ -263,7 +269,8 @@ class Updater:
             error = self._value_error(experience, rows)
             sums.add(len(error), value_loss=error.detach())
             total = loss + (error * batch.keep[batch.sequence]).sum() / counts.tokens
-        total.backward()
+        with mark("backward"):
+            total.backward()
         difference = batch.sampler_logprobs - experience.old_logprobs
         sums.add(
             len(batch.targets),

@@ -51,6 +51,7 @@ def test_version_and_overview(capsys: pytest.CaptureFixture[str]) -> None:
         "report",
         "explain",
         "doctor",
+        "profile",
         "compare",
         "serve",
         "launch",

@@ -89,6 +89,7 @@ def train_row(step: int, num_steps: int) -> dict[str, float]:
     times = {
         "time/rollout": 2.1 + 2 * share + 0.3 * noise[1],
         "time/score": 0.15,
+        "time/sync": 0.3,
         "time/update": 1.4 + share + 0.2 * noise[2],
     }
     if step % 20 == 0:
@@ -101,7 +102,8 @@ def train_row(step: int, num_steps: int) -> dict[str, float]:
         "length_mean": 30 + 60 * share + 4 * noise[7], "length_max": 120.0, "truncated_share": 0.0,
         "reward_variance_share": 0.8 - 0.4 * share, "answer_variance_share": 0.85 - 0.35 * share, **times,
         "time/step": sum(times.values()) + 0.05, "tokens_per_s": 2400 + 500 * noise[1], "skipped_steps": 0.0,
-        "scoring_failures": 0.0,
+        "scoring_failures": 0.0, "update_tokens_per_s": 9000.0, "mfu": 0.4 + 0.01 * noise[1],
+        "peak_memory_gb": 31.0 + 0.25 * (step == 3),
     }  # fmt: skip
 
 
@@ -247,10 +249,14 @@ def test_what_has_a_picture(whole: Path):
     ):
         assert title in text
     assert "KL to the reference" not in text  # zero throughout: there is no reference
-    # 30 rows of 4 stages: the shares are of the sum of time/step
+    # 30 rows of 5 stages: the shares are of the sum of time/step
     rows = read_run(whole).rows
     share = 100 * sum(row["time/rollout"] for row in rows) / sum(row["time/step"] for row in rows)
-    assert f"rollout {share:.0f} %" in text
+    assert f"rollout {share:.0f} %" in text and "sync" in text
+    mfu = 100 * read_run(whole).recent("mfu")
+    assert f"The update ran 9,000 tokens/s of late, {mfu:.0f} % of what the device can compute" in text
+    assert "peak memory 31.2 GB" in text or "peak memory 31.3 GB" in text
+    assert "Model flops utilisation" in text
 
 
 def test_completions_cannot_inject_markup(whole: Path):

@@ -12,7 +12,7 @@ import pytest
 from whetstone.config import TaskSpec, build
 from whetstone.errors import UserError
 from whetstone.tasks.math import MathTask
-from whetstone.tasks.mixture import build_tasks, eval_problems, make_task
+from whetstone.tasks.mixture import build_tasks, check_gold, eval_problems, make_task
 
 ROWS = [{"question": f"What is {n} + {n}?", "ground_truth": str(2 * n), "level": n % 3} for n in range(40)]
 
@@ -47,6 +47,14 @@ def test_every_kind_of_file_gives_the_same_problems(tmp_path: Path, suffix: str)
     assert problem.question == "What is 7 + 7?"
     assert problem.id == "math/train/000007"
     assert task.score(problem, r"so it is \boxed{14}").parts == {"correct": 1.0, "accuracy": 1.0}
+
+
+def test_a_run_accepts_the_answers_of_its_rows(tmp_path: Path):
+    path = str(write(tmp_path / "rows.json", ROWS))
+    config = build({"datasets": {"math": {"config": {"path": path}}}, "eval_num_samples": 0})
+    check_gold(build_tasks(config, "train"))  # what every run does at its start
+    task = make({"path": path}, eval_num_samples=0)
+    assert task.gold(task.problem(7)).endswith(r"\boxed{14}</answer>")
 
 
 def test_right_wrong_and_missing_answers_are_paid_as_configured(tmp_path: Path):

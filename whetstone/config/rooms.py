@@ -1,8 +1,9 @@
 """Every knob: typed, bounded, documented. One frozen model per room, each owning its own keys.
 
-The algorithm's are in `loss.py`, those of several devices in `parallel.py`. A YAML file is flat; `load.py`
-sorts its keys into these rooms. The text under a field is its help in `whet config`. Checks that concern
-one room live here; batch arithmetic is in `plan.py`. No torch here, and nothing is read from disk.
+The algorithm's are in `loss.py`, those of several devices in `parallel.py`, of measuring in `measure.py`. A
+YAML file is flat; `load.py` sorts its keys into these rooms. The text under a field is its help in `whet
+config`. Checks that concern one room live here; batch arithmetic is in `plan.py`. No torch here, and nothing
+is read from disk.
 """
 
 from typing import Annotated, Any, Literal, Self
@@ -13,6 +14,7 @@ from whetstone.config.base import Room
 from whetstone.config.curriculum import CurriculumSpec
 from whetstone.config.engines import EnginesRoom
 from whetstone.config.loss import CriticRoom, LossRoom
+from whetstone.config.measure import MeasureRoom
 from whetstone.config.parallel import ParallelRoom
 from whetstone.config.programs import ProgramsRoom
 
@@ -389,6 +391,7 @@ class Config(Room):
     evaluation: EvaluationRoom = EvaluationRoom()
     run: RunRoom = RunRoom()
     parallel: ParallelRoom = ParallelRoom()
+    measure: MeasureRoom = MeasureRoom()
 
     @model_validator(mode="after")
     def _check(self) -> Self:

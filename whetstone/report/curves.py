@@ -76,6 +76,19 @@ _CURVES = (
         title="Tokens per second",
         text="Sampled tokens over the time of sampling and updating.",
     ),
+    Curve(
+        name="mfu",
+        series=(("mfu", "MFU"),),
+        title="Model flops utilisation",
+        text="Of what the device could compute in the time of the update, the share that was needed.",
+        percent=True,
+    ),
+    Curve(
+        name="memory",
+        series=(("peak_memory_gb", "GB"),),
+        title="Peak memory",
+        text="Most gigabytes in use in a step, of the first rank's GPU (without one: of its process).",
+    ),
 )
 
 

@@ -207,7 +207,20 @@ def _time_text(run: Run) -> str:
     totals = {key.removeprefix("time/"): sum(run.column(key)[1]) for key in plots.time_stages(run)}
     whole = sum(run.column("time/step")[1]) or sum(totals.values())
     shares = ", ".join(f"{name} {100 * seconds / whole:.0f} %" for name, seconds in totals.items())
-    return f"Seconds of each step. In all: {shares}."
+    return f"Seconds of each step. In all: {shares}.{_use_text(run)}"
+
+
+def _use_text(run: Run) -> str:
+    """How well the update used the device, and the most memory that any step took."""
+    told = []
+    speed, mfu = run.recent("update_tokens_per_s"), run.recent("mfu")
+    if speed is not None:
+        text = f"The update ran {speed:,.0f} tokens/s of late"
+        told.append(text + (f", {100 * mfu:.0f} % of what the device can compute" if mfu is not None else ""))
+    peaks = run.column("peak_memory_gb")[1]
+    if peaks:
+        told.append(f"peak memory {max(peaks):.1f} GB")
+    return f" {'; '.join(told)}." if told else ""
 
 
 def _tasks(run: Run) -> str:

@@ -109,7 +109,7 @@ class MathTask:
         return Score(reward=paid, parts={"correct": float(correct), "accuracy": paid}, answer=answer)
 
     def gold(self, problem: Problem) -> str:
-        return f"<think>\n</think>\n<answer>\\boxed{{{problem.answer['truth']}}}</answer>"
+        return f"<think>\n</think>\n<answer>\\boxed{{{problem.answer['answer']}}}</answer>"
 
     def columns(self, problem: Problem) -> dict[str, Any]:
         return {**problem.answer.get("columns", {}), "answer": problem.answer["answer"]}

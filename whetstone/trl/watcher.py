@@ -23,6 +23,7 @@ from whetstone.rollout import rollout_metrics, variance_metrics
 from whetstone.stopping import StopRequest
 from whetstone.trl.problems import Rewards
 from whetstone.types import Group
+from whetstone.utilisation import peak_memory_gb, reset_peak_memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +90,7 @@ class Watcher(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._ends_batch(state.global_step):
             self.begun, self.logs = time.monotonic(), []
+            reset_peak_memory(self.parts.policy.device)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         step, plan = state.global_step, self.parts.plan
@@ -138,11 +140,13 @@ class Watcher(TrainerCallback):
         return {
             "time/rollout": rollout_s,
             "time/score": rewards.ended - rewards.begun,
+            "time/sync": 0.0,  # it samples from the weights that it trains
             "time/update": self.updated - rewards.ended,
             "time/eval": now - self.updated,
             "time/step": now - self.begun,
             "tokens_per_s": tokens / (self.updated - self.begun),
             "rollout_tokens_per_s": tokens / rollout_s,
+            "peak_memory_gb": peak_memory_gb(self.parts.policy.device),
         }
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:

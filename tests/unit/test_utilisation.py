@@ -1,0 +1,135 @@
+"""Seconds by stage, utilisation and peak memory: the formulas by hand, the device table, and real batches."""
+
+import mmap
+import time
+
+import pytest
+import torch
+
+from tests.conftest import make_policy
+from whetstone.batch import Sample, pack
+from whetstone.rollout import Round
+from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score
+from whetstone.utilisation import (
+    Clock,
+    Meter,
+    flops_per_token,
+    peak_flops,
+    peak_memory_gb,
+    reset_peak_memory,
+)
+
+CPU = torch.device("cpu")
+
+
+def touch(num_bytes: int) -> None:
+    """Use so much memory and give it back to the system at once."""
+    with mmap.mmap(-1, num_bytes) as pages:
+        pages.write(b"1" * num_bytes)
+
+
+def rollout(prompt: tuple[int, ...], num_tokens: int) -> Rollout:
+    return Rollout(
+        prompt_ids=prompt,
+        completion=Completion(
+            token_ids=tuple(range(3, 3 + num_tokens)),
+            logprobs=(-1.0,) * num_tokens,
+            finish=Finish.STOP,
+            policy_version=0,
+        ),
+        text="",
+        score=Score(reward=0.0, parts={"correct": 0.0}, answer=None),
+    )
+
+
+def made(rollouts: list[Rollout], **seconds: float) -> Round:
+    problem = Problem(id="a/train/0", task="a", messages=({"role": "user", "content": "?"},), answer=None)
+    group = Group(problem=problem, rollouts=tuple(rollouts))
+    return Round(groups=[group], indices=[0], levels={}, row={}, **seconds)  # type: ignore[arg-type]
+
+
+def test_flops_by_hand():
+    assert flops_per_token(trained=1000, frozen=0) == 6000
+    # LoRA: 1000 frozen weights pass the gradient on but have none; the adapter of 10 has both
+    assert flops_per_token(trained=10, frozen=1000) == 60 + 4000
+
+
+@pytest.mark.parametrize(
+    ("name", "tflops"),
+    [
+        ("NVIDIA H200", 989),
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA A10", 125),
+        ("NVIDIA L40S", 362),
+        ("NVIDIA L4", 121),
+        ("NVIDIA GeForce RTX 4090", 165.2),
+    ],
+)
+def test_peak_rate_by_the_name_of_the_device(name, tflops):
+    assert peak_flops(name, None) == tflops * 1e12
+    assert peak_flops(name, 100.0) == 100e12  # what the user says wins
+
+
+def test_nobody_knows_the_peak_rate_of_a_cpu_or_of_a_new_device():
+    assert peak_flops(None, None) is None
+    assert peak_flops("NVIDIA Z9000", None) is None
+    assert peak_flops(None, 0.5) == 5e11
+
+
+def test_mfu_of_a_step_by_hand():
+    policy = make_policy()
+    rollouts = [rollout((5, 6, 7, 8), 3), rollout((5, 6, 7, 8), 5)]
+    samples = [Sample(rollout=r, place=i, keep=True) for i, r in enumerate(rollouts)]
+    batches = pack(samples, 100)
+    meter = Meter(policy, num_iterations=2, peak_tflops=1e-3)
+    meter.start().seconds |= {"rollout": 3.0, "update": 0.5}
+    meter.clock.peaks_gb |= {"rollout": 1.5, "update": 2.5}
+    row = meter.row(made(rollouts, seconds=2.9, scoring_s=0.4, sync_s=0.1), [batches])
+    # the prompt of 4 is run once, with 3 and 5 tokens behind it; twice over, since there are two iterations
+    assert row["update_tokens_per_s"] == pytest.approx(2 * (4 + 3 + 5) / 0.5)
+    num_parameters = sum(p.numel() for p in policy.model.parameters())
+    assert row["mfu"] == pytest.approx(6 * num_parameters * 24 / (0.5 * 1e9))
+    assert row["peak_memory_gb"] == 2.5
+    assert row["time/sync"] == pytest.approx(0.1)
+    assert row["time/score"] == pytest.approx(0.4)
+    assert row["time/rollout"] == pytest.approx(2.5)
+    assert row["tokens_per_s"] == pytest.approx(8 / 3.5)
+    assert row["rollout_tokens_per_s"] == pytest.approx(8 / 2.5)
+
+
+def test_no_mfu_where_the_peak_is_unknown():
+    meter = Meter(make_policy(), num_iterations=1, peak_tflops=None)
+    meter.start().seconds |= {"rollout": 1.0, "update": 1.0}
+    meter.clock.peaks_gb["update"] = 1.0
+    assert "mfu" not in meter.row(made([rollout((5,), 1)], seconds=1.0, scoring_s=0.0), [])
+
+
+def test_a_batch_sampled_in_the_background_costs_only_the_wait():
+    clock = Clock(CPU)
+    clock.seconds = {"rollout": 0.2, "update": 1.0}
+    row = clock.row(made([rollout((5,), 10)], seconds=5.0, scoring_s=1.0, sync_s=0.05))
+    assert row["time/score"] == pytest.approx(0.15)  # no more than was waited, less the sync
+    assert row["time/rollout"] == pytest.approx(0.0)
+    assert row["rollout_tokens_per_s"] == pytest.approx(10 / 4.0)
+
+
+def test_the_clock_times_stages_and_their_peak_memory():
+    clock = Clock(CPU)
+    with clock("rollout"):
+        time.sleep(0.02)
+        touch(200_000_000)
+    with clock("update"):
+        time.sleep(0.01)
+    assert 0.02 <= clock.seconds["rollout"] < 1 and 0.01 <= clock.seconds["update"] < 1
+    assert clock.peaks_gb["rollout"] - clock.peaks_gb["update"] > 0.15
+
+
+def test_peak_memory_is_kept_until_it_begins_anew():
+    reset_peak_memory(CPU)
+    before = peak_memory_gb(CPU)
+    touch(200_000_000)
+    assert peak_memory_gb(CPU) - before > 0.15
+    reset_peak_memory(CPU)
+    assert peak_memory_gb(CPU) - before < 0.05

@@ -1,0 +1,14 @@
+"""The knobs of measuring a run's speed. They change no number that training depends on."""
+
+from pydantic import Field
+
+from whetstone.config.base import Room
+
+
+class MeasureRoom(Room):
+    """What the device could do, for those that this package does not know."""
+
+    peak_tflops: float | None = Field(default=None, gt=0)
+    """Dense bf16 TFLOP/s of one device: what the metric `mfu` is a share of. Default: the data sheet's, by
+    the device's name; where that is not known (a CPU) there is no `mfu` unless you say.
+    """
