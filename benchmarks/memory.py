@@ -1,12 +1,12 @@
 """Real training runs under a cap on the GPU's memory: what fits, how fast, with which settings.
 
-    python benchmarks/memory.py --write                  # 1.5 B in 16 GB, 3 B in 24 GB, 7 B with LoRA in 24 GB
+    python benchmarks/memory.py --write           # 1.5 B in 16 GB, 3 B in 24 GB, 7 B with LoRA in 24 GB
     python benchmarks/memory.py --only 7b --steps 5
-    python benchmarks/memory.py --table                  # the table of what was kept
+    python benchmarks/memory.py --table           # the table of what was kept
 
-Each is `whet train` on a model folder with random weights: 20 steps of 8 prompts x 4 completions of 512 tokens,
-rollouts by the native engine, the allocator capped before anything is loaded. Seconds are the median of a
-step, memory the most that was allocated at any moment of the run.
+Each is `whet train` on a model folder with random weights: 20 steps of 8 prompts x 4 completions of 512
+tokens, rollouts by the native engine, the allocator capped before anything is loaded. Seconds are the median
+of a step, memory the most that was allocated at any moment of the run.
 """
 
 import argparse

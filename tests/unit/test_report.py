@@ -253,7 +253,7 @@ def test_what_has_a_picture(whole: Path):
     rows = read_run(whole).rows
     share = 100 * sum(row["time/rollout"] for row in rows) / sum(row["time/step"] for row in rows)
     assert f"rollout {share:.0f} %" in text and "sync" in text
-    mfu = 100 * read_run(whole).recent("mfu")
+    mfu = 100 * (read_run(whole).recent("mfu") or 0.0)
     assert f"The update ran 9,000 tokens/s of late, {mfu:.0f} % of what the device can compute" in text
     assert "peak memory 31.2 GB" in text or "peak memory 31.3 GB" in text
     assert "Model flops utilisation" in text
