@@ -2,8 +2,9 @@
 """Programs a second through the warm sandbox, beside one `subprocess.run` per test: Python and C.
 
 Both sides run the same programs on the same inputs with as many at a time as there are cores, in turns,
-several rounds; the figure is the ratio of the medians. The plain side has no isolation at all; ours has
-every layer that the machine allows, and the table says which. For C, the plain side is shown both ways:
+several rounds; the figure is the ratio of the medians. Beside it stands the processor time, of all processes
+together, which depends less on what else the machine is doing. The plain side has no isolation at all; ours
+has every layer that the machine allows, and the table says which. For C, the plain side is shown both ways:
 compiling before every test, and compiling once per program and then one `subprocess.run` per test; ours
 compiles once, by tcc where it is installed and by gcc where tcc fails or is missing.
 
@@ -23,6 +24,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from whetstone.sandbox.pool import LocalPool
 from whetstone.sandbox.program import Input, Limits, Program
@@ -81,11 +83,31 @@ def plain_c(k: int, tests: int, *, compile_each: bool) -> None:
             assert done.stdout == expected(k, text), done
 
 
-def rate(one: Callable[[int], None], count: int, threads: ThreadPoolExecutor, first: int) -> float:
-    """Programs a second, with every core busy."""
-    begun = time.perf_counter()
+def processor_s() -> float:
+    """Processor time of this process and all beneath it, those that have ended included."""
+    stats: dict[int, list[str]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                stats[int(entry.name)] = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:  # it has just ended
+                continue
+    found, waiting = 0, [os.getpid()]
+    while waiting:
+        process = waiting.pop()
+        found += sum(int(ticks) for ticks in stats[process][11:15])
+        waiting += [below for below, fields in stats.items() if int(fields[1]) == process]
+    return found / os.sysconf("SC_CLK_TCK")
+
+
+def speed(
+    one: Callable[[int], None], count: int, threads: ThreadPoolExecutor, first: int
+) -> tuple[float, float]:
+    """Programs a second with every core busy, and milliseconds of processor time a program."""
+    spent, begun = processor_s(), time.perf_counter()
     list(threads.map(one, range(first, first + count)))
-    return count / (time.perf_counter() - begun)
+    seconds = time.perf_counter() - begun
+    return count / seconds, 1000 * (processor_s() - spent) / count
 
 
 def main() -> None:
@@ -110,29 +132,40 @@ def main() -> None:
                 "c, gcc once, subprocess.run per test": lambda k: plain_c(k, given.tests, compile_each=False),
             }
         rates: dict[str, list[float]] = {name: [] for name in sides}
+        processor: dict[str, list[float]] = {name: [] for name in sides}
         for one in sides.values():  # warm
             list(threads.map(one, range(cores)))
         for number in range(given.rounds):
             for name, one in sides.items():
                 count = given.programs if "sandbox" in name else max(cores, given.programs // 5)
-                rates[name].append(rate(one, count, threads, 1000 * (number + 1)))
+                for kept, value in zip(
+                    (rates, processor), speed(one, count, threads, 1000 * (number + 1)), strict=True
+                ):
+                    kept[name].append(value)
         statement = pool.statement
-    show(rates, statement, given, cores)
-
-
-def show(rates: dict[str, list[float]], statement: str, given: argparse.Namespace, cores: int) -> None:
-    medians = {name: statistics.median(values) for name, values in rates.items()}
-    print(f"{cores} cores, {given.tests} tests a program, {given.rounds} rounds in turns. {statement}")
-    print(f"C by {'tcc, then gcc' if shutil.which('tcc') else 'gcc'}.\n")
-    print(f"{'':38}programs/s   ms a test   sandbox is")
-    for name, value in medians.items():
-        ratio = medians[f"{name.split(',')[0]}, sandbox"] / value
-        times = "" if name.endswith("sandbox") else f"{ratio:9.1f} x"
-        print(f"{name:38}{value:10.1f}{1000 * cores / value / given.tests:12.2f}{times}")
+    facts = {"machine": platform.platform(), "cores": cores, "tests": given.tests, "isolation": statement}
+    show(rates, processor, facts)
     if given.out:
-        facts = {"machine": platform.platform(), "cores": cores, "tests": given.tests, "isolation": statement}
-        text = json.dumps({**facts, "date": time.strftime("%Y-%m-%d"), "rates": rates}, indent=1)
-        given.out.write_text(text + "\n", encoding="utf-8")
+        facts |= {"date": time.strftime("%Y-%m-%d"), "rates": rates, "processor_ms_a_program": processor}
+        given.out.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+
+
+def show(rates: dict[str, list[float]], processor: dict[str, list[float]], facts: dict[str, Any]) -> None:
+    medians = {name: statistics.median(values) for name, values in rates.items()}
+    costs = {name: statistics.median(values) for name, values in processor.items()}
+    rounds = len(next(iter(rates.values())))
+    print(
+        f"{facts['cores']} cores, {facts['tests']} tests a program, {rounds} rounds in turns. "
+        f"{facts['isolation']}"
+    )
+    print(f"C by {'tcc, then gcc' if shutil.which('tcc') else 'gcc'}.\n")
+    print(f"{'':38}programs/s   sandbox is   processor ms a test   sandbox is")
+    for name, value in medians.items():
+        own = f"{name.split(',')[0]}, sandbox"
+        is_own = name == own
+        faster = "" if is_own else f"{medians[own] / value:.1f} x"
+        cheaper = "" if is_own else f"{costs[name] / costs[own]:.1f} x"
+        print(f"{name:38}{value:10.1f}{faster:>13}{costs[name] / facts['tests']:22.2f}{cheaper:>13}")
 
 
 if __name__ == "__main__":

@@ -154,9 +154,7 @@ def _by_fork(place: Place, start: Callable[[Callable[[bool], None]], None], ceil
     return begin
 
 
-def _by_command(
-    place: Place, command: Sequence[str], extra: Mapping[str, str], ceilings: Ceilings
-) -> _Begin:
+def _by_command(place: Place, command: Sequence[str], extra: Mapping[str, str], ceilings: Ceilings) -> _Begin:
     """In a process that has nothing of this one: `start.c` does what `_be_the_child` would do. Copying this
     process and giving the copy up again costs more than most programs take.
     """

@@ -50,4 +50,3 @@ def _hold(content: bytes) -> int:
     while content:
         content = content[os.write(held, content) :]
     return held
-
