@@ -177,7 +177,7 @@ def _by_command(place: Place, command: Sequence[str], extra: Mapping[str, str], 
     return begin
 
 
-def _become(words: Sequence[str], environment: Mapping[str, str]) -> None:
+def _become(words: list[str], environment: Mapping[str, str]) -> None:
     for number in _IGNORED_BY_PYTHON:
         _signal.signal(number, 0)  # the default; `signal.signal` takes longer, for its named numbers
     os.execve(words[0], words, environment)
