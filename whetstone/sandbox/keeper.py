@@ -7,6 +7,7 @@ the next: a forked process, an emptied folder. Started by `pool.py`, with a clea
 
 import _signal  # pyright: ignore[reportMissingImports]
 import contextlib
+import errno
 import gc
 import os
 import resource
@@ -25,6 +26,7 @@ from whetstone.sandbox.settle import Place, settle
 from whetstone.sandbox.watch import HungUp, Watch, end_all
 
 _IGNORED_BY_PYTHON = (int(signal.SIGPIPE), int(signal.SIGXFSZ))
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _Begin = Callable[[list[int]], int]  # from the descriptors of a child's streams to the child
 _ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/box", "TMPDIR": "/box"}
 
@@ -262,27 +264,46 @@ def _be_the_child(
 
 
 def _empty(place: Place, folder: str) -> None:
-    """Remove everything in a folder; links are removed, never followed. A folder inside is moved up before
-    it is emptied, so that no depth is too deep.
+    """Remove everything in a folder; links are removed, never followed. Goes down and up by descriptors, one
+    folder at a time, so that no depth is too deep.
     """
     if folder == place.box:
         os.chmod(folder, 0o700)
-    waiting, number = [folder], 0
-    while waiting:
-        here = waiting.pop()
-        for entry in list(os.scandir(here)):
+    here, depth = os.open(folder, _FOLDER), 0
+    try:
+        while True:
+            is_empty, full = _clear(here)
+            if full is not None:
+                os.chmod(full, 0o700, dir_fd=here)
+                there, depth = os.open(full, _FOLDER, dir_fd=here), depth + 1
+            elif depth:
+                there, depth = os.open("..", _FOLDER, dir_fd=here), depth - 1
+            elif is_empty:
+                return
+            else:
+                continue  # one more look: some file systems leave entries out while others are removed
+            os.close(here)
+            here = there
+    finally:
+        os.close(here)
+
+
+def _clear(here: int) -> tuple[bool, str | None]:
+    """Remove files and empty folders; whether there was nothing, and the first folder that is not empty."""
+    is_empty = True
+    with os.scandir(here) as entries:
+        for entry in entries:
+            is_empty = False
             if not entry.is_dir(follow_symlinks=False):
-                os.unlink(entry.path)
+                os.unlink(entry.name, dir_fd=here)
                 continue
-            os.chmod(entry.path, 0o700)
-            target = entry.path
-            while here != folder and os.path.lexists(target := os.path.join(folder, f".{number}")):
-                number += 1
-            if target != entry.path:
-                os.rename(entry.path, target)
-            waiting.append(target)
-        if here != folder:
-            os.rmdir(here)
+            try:
+                os.rmdir(entry.name, dir_fd=here)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+                return False, entry.name
+    return is_empty, None
 
 
 if __name__ == "__main__":
