@@ -23,7 +23,8 @@ _COMPILERS = (  # the quickest result first: a static program needs no loader
 @cache
 def descriptor() -> int | None:
     """A file without a name that holds the built program; None where none can be built."""
-    with tempfile.TemporaryDirectory(prefix="whet-") as folder:
+    unable = contextlib.suppress(OSError, subprocess.TimeoutExpired)  # a full disk, a compiler that hangs
+    with unable, tempfile.TemporaryDirectory(prefix="whet-") as folder:
         built = os.path.join(folder, "start")
         for compiler, *options in _COMPILERS:
             path = shutil.which(compiler)
