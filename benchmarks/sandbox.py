@@ -2,13 +2,16 @@
 """Programs a second through the warm sandbox, beside one `subprocess.run` per test: Python and C.
 
 Both sides run the same programs on the same inputs with as many at a time as there are cores, in turns,
-several rounds; the figure is the ratio of the medians. Beside it stands the processor time, of all processes
-together, which depends less on what else the machine is doing. The plain side has no isolation at all; ours
-has every layer that the machine allows, and the table says which. For C, the plain side is shown both ways:
-compiling before every test, and compiling once per program and then one `subprocess.run` per test; ours
-compiles once, by tcc where it is installed and by gcc where tcc fails or is missing.
+several rounds; the figure is the ratio of the medians. Beside it stands the processor time of all processes
+together, which depends less on what else the machine is doing. On a shared machine `--others 0.05` waits for
+idle cores, and measures a round again during which others took more than that share.
 
-    python benchmarks/sandbox.py [--rounds 5] [--programs 60] [--tests 3]
+The plain side has no isolation at all; ours has every layer that the machine allows, and the table says
+which. For C, the plain side is shown both ways: compiling before every test, and compiling once per program
+and then one `subprocess.run` per test; ours compiles once, by tcc where it is installed and by gcc where tcc
+fails or is missing.
+
+    python benchmarks/sandbox.py [--rounds 5] [--programs 60] [--tests 3] [--others 0.05]
 """
 
 import argparse
@@ -100,6 +103,31 @@ def processor_s() -> float:
     return found / os.sysconf("SC_CLK_TCK")
 
 
+class Others:
+    """What share of the cores other processes take."""
+
+    def __init__(self) -> None:
+        self._begun = self._now()
+
+    def _now(self) -> tuple[float, float]:
+        """Processor time of the whole machine less ours, and the clock."""
+        fields = Path("/proc/stat").read_text().partition("\n")[0].split()[1:]
+        busy = sum(int(field) for number, field in enumerate(fields[:8]) if number not in (3, 4))
+        return busy / os.sysconf("SC_CLK_TCK") - processor_s(), time.perf_counter()
+
+    def share(self) -> float:
+        spent, now = self._now()
+        return max(0.0, spent - self._begun[0]) / (now - self._begun[1]) / (os.cpu_count() or 1)
+
+
+def wait_for_idle_cores(most: float) -> None:
+    while True:
+        others = Others()
+        time.sleep(1)
+        if others.share() <= most:
+            return
+
+
 def speed(
     one: Callable[[int], None], count: int, threads: ThreadPoolExecutor, first: int
 ) -> tuple[float, float]:
@@ -110,6 +138,21 @@ def speed(
     return count / seconds, 1000 * (processor_s() - spent) / count
 
 
+def one_round(
+    sides: dict[str, Callable[[int], None]],
+    given: argparse.Namespace,
+    threads: ThreadPoolExecutor,
+    number: int,
+) -> tuple[float, dict[str, tuple[float, float]]]:
+    """What others took meanwhile, and the speed of every side."""
+    wait_for_idle_cores(given.others)
+    others, seen = Others(), {}
+    for name, one in sides.items():
+        count = given.programs if "sandbox" in name else max(2, given.programs // 5)
+        seen[name] = speed(one, count, threads, 1000 * number)
+    return others.share(), seen
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -117,6 +160,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--programs", type=int, default=60)
     parser.add_argument("--tests", type=int, default=3)
+    parser.add_argument("--others", type=float, default=1.0, help="largest share of the cores in a round")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     cores = len(os.sched_getaffinity(0))
@@ -135,15 +179,18 @@ def main() -> None:
         processor: dict[str, list[float]] = {name: [] for name in sides}
         for one in sides.values():  # warm
             list(threads.map(one, range(cores)))
-        for number in range(given.rounds):
-            for name, one in sides.items():
-                count = given.programs if "sandbox" in name else max(cores, given.programs // 5)
-                for kept, value in zip(
-                    (rates, processor), speed(one, count, threads, 1000 * (number + 1)), strict=True
-                ):
-                    kept[name].append(value)
+        number, shares = 0, []
+        while len(shares) < given.rounds:
+            number += 1
+            share, seen = one_round(sides, given, threads, number)
+            if share <= given.others:
+                shares.append(share)
+                for name, (rate, cost) in seen.items():
+                    rates[name].append(rate)
+                    processor[name].append(cost)
         statement = pool.statement
     facts = {"machine": platform.platform(), "cores": cores, "tests": given.tests, "isolation": statement}
+    facts |= {"share_of_others": shares, "rounds_measured_again": number - len(shares)}
     show(rates, processor, facts)
     if given.out:
         facts |= {"date": time.strftime("%Y-%m-%d"), "rates": rates, "processor_ms_a_program": processor}
@@ -157,6 +204,10 @@ def show(rates: dict[str, list[float]], processor: dict[str, list[float]], facts
     print(
         f"{facts['cores']} cores, {facts['tests']} tests a program, {rounds} rounds in turns. "
         f"{facts['isolation']}"
+    )
+    print(
+        f"Others took {max(facts['share_of_others']):.0%} of the cores at most; "
+        f"{facts['rounds_measured_again']} rounds were measured again."
     )
     print(f"C by {'tcc, then gcc' if shutil.which('tcc') else 'gcc'}.\n")
     print(f"{'':38}programs/s   sandbox is   processor ms a test   sandbox is")
