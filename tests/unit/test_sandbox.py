@@ -4,6 +4,7 @@ the layers let through.
 """
 
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from whetstone.errors import UserError
-from whetstone.sandbox import languages, pool, seccomp
+from whetstone.sandbox import languages, pool, seccomp, starter
 from whetstone.sandbox.languages import LANGUAGES, missing, q_literal
 from whetstone.sandbox.pool import LocalPool
 from whetstone.sandbox.program import MARK, Input, Limits, Program
@@ -161,6 +162,49 @@ def test_c_falls_back_to_the_next_compiler(box: LocalPool, monkeypatch: pytest.M
     )
     result = box.run(Program(language="c", source=DOUBLE["c"], inputs=(Input(stdin="4"),))).results[0]
     assert result.stdout == "8\n"
+
+
+LOOK_AROUND = """ulimit -a; id; pwd; umask; env | grep -v ^_= | sort; ls /proc/self/fd
+grep -E '^(Uid|Gid|Groups|Cap|NoNewPrivs|Seccomp|Sig(Blk|Ign|Cgt)|NSpid)' /proc/$$/status | grep -v NSpid
+read -r pid name state parent group session rest < /proc/$$/stat; echo $((group == pid)) $((session == pid)) $parent
+cat"""
+
+
+def test_a_spawned_command_has_the_same_walls_as_a_forked_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`start.c` does what `guard.close_in` does: limits, users, capabilities, signals, descriptors."""
+    if starter.descriptor() is None:
+        pytest.skip("no C compiler to build the starter with")
+    program = Program(language="bash", source=LOOK_AROUND, inputs=(Input(stdin="the end\n"),))
+
+    def seen() -> str:
+        with LocalPool(limits=LIMITS) as made:
+            result = made.run(program).results[0]
+            if made.kind != "namespaces":
+                pytest.skip("commands are spawned only in namespaces")
+        assert result.outcome == "ok" and not result.stderr, result
+        # What the keeper itself takes is allowed on top, and differs by the starter that it has read.
+        return re.sub(r"(virtual memory .*) 2[6-9]\d{4}\n", r"\1 256 MB and some\n", result.stdout)
+
+    spawned = seen()
+    monkeypatch.setattr(starter, "descriptor", lambda: None)
+    assert seen() == spawned
+    assert spawned.endswith("1 1 1\nthe end\n")
+    assert "CapEff:\t0000000000000000" in spawned
+    assert re.search(r"cpu time .* 6\n", spawned)
+    assert "256 MB and some" in spawned
+
+
+def test_a_starter_that_can_not_do_its_work_says_why(tmp_path: Path) -> None:
+    if (held := starter.descriptor()) is None:
+        pytest.skip("no C compiler to build the starter with")
+    path = f"/proc/self/fd/{held}"
+    for words, said in (
+        ([str(tmp_path), "-1", "0", "/no/such/command"], b"sandbox: /no/such/command: No such file"),
+        (["/no/such/folder", "-1", "0", "/bin/true"], b"sandbox: /no/such/folder: No such file"),
+        ([str(tmp_path), "-1", "1", "0", "1", "1"], b"sandbox: no command"),
+    ):
+        done = subprocess.run([path, *words], pass_fds=[held], capture_output=True, check=False)
+        assert done.returncode == 127 and said in done.stderr, done
 
 
 def test_the_sandbox_says_what_it_is_made_of(box: LocalPool) -> None:

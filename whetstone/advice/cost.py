@@ -197,6 +197,7 @@ H200 = Machine(
 MODELS = {
     "0.5B": Model(name="0.5B", parameters=0.494e9, layers=24, hidden=896, kv_bytes=24 * 2 * 64 * 4),
     "1.5B": Model(name="1.5B", parameters=1.54e9, layers=28, hidden=1536, kv_bytes=28 * 2 * 128 * 4),
+    "3B": Model(name="3B", parameters=3.09e9, layers=36, hidden=2048, kv_bytes=36 * 2 * 128 * 4),
     "7B": Model(name="7B", parameters=7.6e9, layers=28, hidden=3584, kv_bytes=28 * 4 * 128 * 4),
     "14B": Model(name="14B", parameters=14.8e9, layers=48, hidden=5120, kv_bytes=48 * 8 * 128 * 4),
     "32B": Model(name="32B", parameters=32.8e9, layers=64, hidden=5120, kv_bytes=64 * 8 * 128 * 4),

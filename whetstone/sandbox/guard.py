@@ -50,7 +50,7 @@ class Ceilings:
 
 def close_in(walls: Walls, ceilings: Ceilings) -> None:
     """Build every wall around this process that is not there yet."""
-    _set_limits(walls, ceilings)
+    set_limits(limits_of(walls, ceilings))
     if walls.user is None:
         kernel.drop_capabilities()
     else:  # which takes the capabilities away as well
@@ -81,7 +81,8 @@ def for_good(walls: Walls, writable: Sequence[str]) -> None:
 _FILTER = seccomp.build() if seccomp.is_supported() else b""
 
 
-def _set_limits(walls: Walls, ceilings: Ceilings) -> None:
+def limits_of(walls: Walls, ceilings: Ceilings) -> dict[int, tuple[int, int]]:
+    """The rlimits of one run: which, soft, hard."""
     cpu = max(1, int(ceilings.seconds + 1.5))
     wanted = {
         resource.RLIMIT_CPU: (cpu, cpu + 1),
@@ -90,7 +91,7 @@ def _set_limits(walls: Walls, ceilings: Ceilings) -> None:
     }
     if ceilings.limit_address_space:
         wanted[resource.RLIMIT_AS] = ((ceilings.memory_mb << 20) + walls.address_space_now,) * 2
-    set_limits(wanted)
+    return wanted
 
 
 def set_limits(wanted: Mapping[int, tuple[int, int]]) -> None:

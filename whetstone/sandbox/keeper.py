@@ -7,6 +7,7 @@ the next: a forked process, an emptied folder. Started by `pool.py`, with a clea
 
 import _signal  # pyright: ignore[reportMissingImports]
 import contextlib
+import errno
 import gc
 import os
 import resource
@@ -25,12 +26,15 @@ from whetstone.sandbox.settle import Place, settle
 from whetstone.sandbox.watch import HungUp, Watch, end_all
 
 _IGNORED_BY_PYTHON = (int(signal.SIGPIPE), int(signal.SIGXFSZ))
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+_Begin = Callable[[list[int]], int]  # from the descriptors of a child's streams to the child
 _ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/box", "TMPDIR": "/box"}
 
 
 def main() -> None:
     """Settle, say so, serve until the pool hangs up."""
     channel = int(sys.argv[1])
+    os.set_inheritable(channel, False)
     settings = frames.receive(channel)
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     if soft != hard:  # a scoring process has a limit of its own, which is not meant for programs
@@ -97,7 +101,7 @@ def _compile(place: Place, job: Job, command: Sequence[str], left_s: float) -> R
         processes=max(64, limits.processes),
         limit_address_space=False,  # compilers reserve much; the watch looks at what they use
     )
-    compiled = _run(place, _executor(place, command, job.environment), b"", ceilings, limits)
+    compiled = _run(place, _by_command(place, command, job.environment, ceilings), b"", ceilings, limits)
     if compiled.ok:
         _keep(place)
     return compiled
@@ -132,21 +136,53 @@ def _run_input(place: Place, job: Job, given: Mapping[str, Any], left_s: float) 
     if job.how == "exec":
         if not job.compilers:
             _write_source(place, job.file, given["source"])
-        child = _executor(place, job.command, job.environment)
+        begin = _by_command(place, job.command, job.environment, ceilings)
     else:
-        child = lambda tell: inside.run(job.how, given["source"], given["call"], tell)  # noqa: E731
-    return _run(place, child, given["stdin"].encode("utf-8", "replace"), ceilings, limits)
+        begin = _by_fork(
+            place, lambda tell: inside.run(job.how, given["source"], given["call"], tell), ceilings
+        )
+    return _run(place, begin, given["stdin"].encode("utf-8", "replace"), ceilings, limits)
 
 
-def _executor(place: Place, command: Sequence[str], extra: Any) -> Callable[[Callable[[bool], None]], None]:
-    def start(tell: Callable[[bool], None]) -> None:
-        for number in _IGNORED_BY_PYTHON:
-            _signal.signal(number, 0)  # the default; `signal.signal` takes longer, for its named numbers
-        here = {**_ENVIRONMENT, "HOME": place.box, "TMPDIR": place.box, **extra}
-        words = [part.replace("{built}", place.built) for part in command]
-        os.execve(words[0], words, here)
+def _by_fork(place: Place, start: Callable[[Callable[[bool], None]], None], ceilings: Ceilings) -> _Begin:
+    """In a copy of this process."""
 
-    return start
+    def begin(ends: list[int]) -> int:
+        child = os.fork()
+        if child == 0:
+            _be_the_child(place, start, ends, ceilings)
+        return child
+
+    return begin
+
+
+def _by_command(place: Place, command: Sequence[str], extra: Mapping[str, str], ceilings: Ceilings) -> _Begin:
+    """In a process that has nothing of this one: `start.c` does what `_be_the_child` would do. Copying this
+    process and giving the copy up again costs more than most programs take.
+    """
+    here = {**_ENVIRONMENT, "HOME": place.box, "TMPDIR": place.box, **extra}
+    words = [part.replace("{built}", place.built) for part in command]
+    starter = place.starter
+    if starter is None:
+        return _by_fork(place, lambda tell: _become(words, here), ceilings)
+    limits = guard.limits_of(place.walls, ceilings)
+    user = -1 if place.walls.user is None else place.walls.user
+    first = [starter, place.box, str(user), str(len(limits))]
+    numbers = [str(number) for which, ends in limits.items() for number in (int(which), *ends)]
+
+    def begin(ends: list[int]) -> int:
+        streams = [(os.POSIX_SPAWN_DUP2, end, target) for target, end in enumerate(ends[:3])]
+        return os.posix_spawn(
+            starter, [*first, *numbers, *words], here, file_actions=streams, setsigdef=_IGNORED_BY_PYTHON
+        )
+
+    return begin
+
+
+def _become(words: list[str], environment: Mapping[str, str]) -> None:
+    for number in _IGNORED_BY_PYTHON:
+        _signal.signal(number, 0)  # the default; `signal.signal` takes longer, for its named numbers
+    os.execve(words[0], words, environment)
 
 
 def _write_source(place: Place, name: str, source: str) -> None:
@@ -159,20 +195,12 @@ def _write_source(place: Place, name: str, source: str) -> None:
 # ---- a run -------------------------------------------------------------------------------------------------
 
 
-def _run(
-    place: Place,
-    start: Callable[[Callable[[bool], None]], None],
-    stdin: bytes,
-    ceilings: Ceilings,
-    limits: Limits,
-) -> Result:
-    """Fork, close the child in, let it go, watch it, end everything it started."""
+def _run(place: Place, begin: _Begin, stdin: bytes, ceilings: Ceilings, limits: Limits) -> Result:
+    """Begin it in a process that is closed in, watch it, end everything it started."""
     given = _as_file(place, stdin)
     pipes = [os.pipe() for _ in range(3)]  # stdout, stderr, and whether it compiled
     begun = time.monotonic()
-    child = os.fork()
-    if child == 0:
-        _be_the_child(place, start, [given, pipes[0][1], pipes[1][1], pipes[2][1]], ceilings)
+    child = begin([given, *(theirs for _, theirs in pipes)])
     for _, theirs in pipes:
         os.close(theirs)
     os.close(given)
@@ -236,27 +264,46 @@ def _be_the_child(
 
 
 def _empty(place: Place, folder: str) -> None:
-    """Remove everything in a folder; links are removed, never followed. A folder inside is moved up before
-    it is emptied, so that no depth is too deep.
+    """Remove everything in a folder; links are removed, never followed. Goes down and up by descriptors, one
+    folder at a time, so that no depth is too deep.
     """
     if folder == place.box:
         os.chmod(folder, 0o700)
-    waiting, number = [folder], 0
-    while waiting:
-        here = waiting.pop()
-        for entry in list(os.scandir(here)):
+    here, depth = os.open(folder, _FOLDER), 0
+    try:
+        while True:
+            is_empty, full = _clear(here)
+            if full is not None:
+                os.chmod(full, 0o700, dir_fd=here)
+                there, depth = os.open(full, _FOLDER, dir_fd=here), depth + 1
+            elif depth:
+                there, depth = os.open("..", _FOLDER, dir_fd=here), depth - 1
+            elif is_empty:
+                return
+            else:
+                continue  # one more look: some file systems leave entries out while others are removed
+            os.close(here)
+            here = there
+    finally:
+        os.close(here)
+
+
+def _clear(here: int) -> tuple[bool, str | None]:
+    """Remove files and empty folders; whether there was nothing, and the first folder that is not empty."""
+    is_empty = True
+    with os.scandir(here) as entries:
+        for entry in entries:
+            is_empty = False
             if not entry.is_dir(follow_symlinks=False):
-                os.unlink(entry.path)
+                os.unlink(entry.name, dir_fd=here)
                 continue
-            os.chmod(entry.path, 0o700)
-            target = entry.path
-            while here != folder and os.path.lexists(target := os.path.join(folder, f".{number}")):
-                number += 1
-            if target != entry.path:
-                os.rename(entry.path, target)
-            waiting.append(target)
-        if here != folder:
-            os.rmdir(here)
+            try:
+                os.rmdir(entry.name, dir_fd=here)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+                return False, entry.name
+    return is_empty, None
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import time
 from typing import Any, Protocol
 
 from whetstone.errors import UserError
-from whetstone.sandbox import cgroup, frames
+from whetstone.sandbox import cgroup, frames, starter
 from whetstone.sandbox.languages import LANGUAGES, is_syntax_error, job_of, tools
 from whetstone.sandbox.program import Job, Limits, Outcome, Program, Result
 
@@ -65,10 +65,11 @@ class Keeper:
             for name in ("box", "built"):
                 os.mkdir(os.path.join(self.folder, name))
         ours, theirs = socket.socketpair()
+        built = starter.descriptor() if how == "exec" and kind == "namespaces" else None
         package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-s", "-m", "whetstone.sandbox.keeper", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
+            pass_fds=[theirs.fileno(), *([] if built is None else [built])],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             cwd="/",
@@ -89,6 +90,7 @@ class Keeper:
             "visible": tools(language).visible,
             "hidden": _hidden(),
             "disk_mb": limits.disk_mb + 1,
+            "starter": built,
             "outside_user": _FIRST_USER + (os.getpid() * 256 + number % 256) % (1 << 28),
         }
         try:

@@ -24,7 +24,7 @@ _PLACES = ("/mnt", "/media", "/srv", "/sys")  # where the new root can be put to
 _SPACES = (
     kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
 )
-BOX, BUILT = "/box", "/built"
+BOX, BUILT, START = "/box", "/built", "/start"
 PROGRAM_USER = 1  # inside the user namespace of a keeper that root started
 
 
@@ -37,9 +37,11 @@ class World:
     has_proc: bool
 
 
-def enter(visible: Sequence[str], hidden: Sequence[str], disk_mb: int, outside_user: int) -> World:
+def enter(
+    visible: Sequence[str], hidden: Sequence[str], disk_mb: int, outside_user: int, starter: bytes | None
+) -> World:
     """Go into new namespaces; returns only in the new process number 1. `outside_user`: a free user number
-    that programs become where root started us.
+    that programs become where root started us. `starter`: what will lie at `START`.
     """
     is_root = os.geteuid() == 0
     has_user_namespace = _unshare(is_root, outside_user)
@@ -53,7 +55,7 @@ def enter(visible: Sequence[str], hidden: Sequence[str], disk_mb: int, outside_u
     user = None
     if is_root:
         user = PROGRAM_USER if has_user_namespace else outside_user
-    has_proc = _build(visible, hidden, disk_mb, user)
+    has_proc = _build(visible, hidden, disk_mb, user, starter)
     return World(user=user, has_user_namespace=has_user_namespace, has_proc=has_proc)
 
 
@@ -103,7 +105,9 @@ def _write(path: str, text: str) -> None:
         file.write(text)
 
 
-def _build(visible: Sequence[str], hidden: Sequence[str], disk_mb: int, user: int | None) -> bool:
+def _build(
+    visible: Sequence[str], hidden: Sequence[str], disk_mb: int, user: int | None, starter: bytes | None
+) -> bool:
     """The new root; whether it has a /proc."""
     needed = [path for path in (*SYSTEM, *SYSTEM_FILES, *visible) if os.path.exists(path)]
     new = next(
@@ -111,7 +115,7 @@ def _build(visible: Sequence[str], hidden: Sequence[str], disk_mb: int, user: in
         for place in _PLACES
         if os.path.isdir(place) and not any(path.startswith(place + "/") for path in needed)
     )
-    kernel.mount("none", new, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=755")
+    kernel.mount("none", new, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=4m,mode=755")
     shown: list[str] = []
     for path in needed:
         is_shown = any(path == above or path.startswith(above + "/") for above in shown)
@@ -124,6 +128,10 @@ def _build(visible: Sequence[str], hidden: Sequence[str], disk_mb: int, user: in
     for name, text in (("passwd", "nobody:x:1:1::/box:/bin/false\n"), ("group", "nogroup:x:1:\n")):
         os.makedirs(f"{new}/etc", exist_ok=True)
         _write(f"{new}/etc/{name}", text)
+    if starter is not None:
+        with open(new + START, "wb") as file:
+            file.write(starter)
+        os.chmod(new + START, 0o755)
     has_proc = _proc(new)
     for name in ("tmp", "var/tmp"):
         os.makedirs(os.path.dirname(f"{new}/{name}"), exist_ok=True)

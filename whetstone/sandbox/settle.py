@@ -26,15 +26,21 @@ class Place:
     layers: tuple[str, ...]
     has_proc: bool
     channel: int  # to the pool
+    starter: str | None  # the program that commands are started by; None: fork for them
 
 
 def settle(settings: dict[str, Any], channel: int) -> Place:
     """Go as far in as `settings["kind"]` says."""
     landlock = 0 if "landlock" in settings["without"] else kernel.landlock_version()
     has_seccomp = seccomp.is_supported()
+    starter = _content(settings["starter"])
     if settings["kind"] == "namespaces":
         world = root.enter(
-            settings["visible"], settings["hidden"], settings["disk_mb"], settings["outside_user"]
+            settings["visible"],
+            settings["hidden"],
+            settings["disk_mb"],
+            settings["outside_user"],
+            starter,
         )
         box, built, user, has_proc = root.BOX, root.BUILT, world.user, world.has_proc
         spaces = "process, mount, network, ipc, host name" + (", user" if world.has_user_namespace else "")
@@ -52,7 +58,7 @@ def settle(settings: dict[str, Any], channel: int) -> Place:
             landlock, has_seccomp = 0, False
     inner = settings["kind"] == "namespaces"
     readable = (*root.SYSTEM, *root.SYSTEM_FILES, *settings["visible"], built)
-    readable += ("/proc", "/etc") if inner else ()
+    readable += ("/proc", "/etc", root.START) if inner else ()
     writable = (box, "/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
     layers += [f"Landlock {landlock}"] if landlock else []
     layers += ["seccomp"] if has_seccomp else []
@@ -82,7 +88,17 @@ def settle(settings: dict[str, Any], channel: int) -> Place:
         layers=(*layers, "rlimits"),
         has_proc=has_proc,
         channel=channel,
+        starter=root.START if inner and starter is not None else None,
     )
+
+
+def _content(descriptor: int | None) -> bytes | None:
+    """What a file holds that the pool has handed to us (and to others: its position is left alone)."""
+    if descriptor is None:
+        return None
+    content = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+    os.close(descriptor)
+    return content
 
 
 def _other_user(settings: dict[str, Any], landlock: int) -> int | None:

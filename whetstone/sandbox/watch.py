@@ -31,7 +31,7 @@ class Watch:
     def __init__(
         self, place: Place, child: int, ends: list[int], ceilings: Ceilings, most_output: int
     ) -> None:
-        self.texts = [b"", b"", b""]
+        self.texts = [b"" for _ in ends]
         self.timed_out = False
         self.too_much: str | None = None
         self.most_memory = 0
@@ -80,7 +80,7 @@ class Watch:
 
     def drain(self) -> None:
         """What is left in the pipes after the end."""
-        for number in range(3):
+        for number in range(len(self._ends)):
             while self._read(number):
                 pass
 

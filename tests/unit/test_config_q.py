@@ -1,0 +1,74 @@
+"""The recipes for q: the ranks that their own header starts, the plan those come to, and whether it fits GPUs
+of 80 GB by the arithmetic of the cost model. What no arithmetic can tell (NCCL, a real q) is not tested here.
+"""
+
+import re
+
+import pytest
+
+from whetstone.advice.cost import MODELS, Layout, Work, memory
+from whetstone.config import load, make_plan
+from whetstone.config.load import recipe_folders
+from whetstone.config.plan import without_effect
+
+# ranks by the command in the header, of them data ranks; prompts a step; GPUs of servers
+Q = {
+    "q/1.5b": (1, 1, 4, 0),  # 8 x 4 / 8
+    "q/3b": (1, 1, 4, 0),
+    "q/7b": (3, 3, 6, 1),  # 4 x 4 x 3 / 8
+    "q/14b": (7, 7, 7, 1),  # 1 x 8 x 7 / 8
+    "q/32b": (16, 4, 8, 0),  # 1 x 16 x 4 / 8
+}
+
+
+@pytest.mark.parametrize("name", Q)
+def test_the_recipes_for_q_fit_their_gpus(name: str) -> None:
+    text = (recipe_folders()[-1] / f"{name}.yaml").read_text(encoding="utf-8")
+    hosts, local = (
+        int(found[1]) if (found := re.search(rf"--{word} (\d+)", text.partition("\n\n")[0])) else 1
+        for word in ("nnodes", "nproc-per-node")
+    )
+    config = load(name).config
+    parallel, engines = config.parallel, config.engines
+    data = hosts * local // parallel.tp_size
+    plan = make_plan(config, num_problems=1000, world_size=data)
+    assert without_effect(config, plan) == []
+    servers = [gpu for devices in engines.server_devices for gpu in devices.split(",")]
+    assert (hosts * local, data, plan.prompts_per_batch, len(servers)) == Q[name]
+    assert all(int(gpu) >= local for gpu in servers), "a server shares no GPU with a training rank"
+    if hosts * local > 1:  # what engines/__init__.py would refuse
+        assert config.rollout.rollout_engine == "native" or (
+            parallel.tp_size == 1 and config.rollout.vllm_mode == "server"
+        )
+    # 80 GB, of which a tenth is for keys, values and what the allocator loses.
+    model = MODELS[name.removeprefix("q/").upper()]
+    work = Work(
+        prompts=plan.prompts_per_batch,
+        group=plan.num_generations,
+        prompt_tokens=config.rollout.max_prompt_length or 0,
+        new_tokens=config.rollout.max_completion_length,
+        micro_batch_tokens=config.update.micro_batch_tokens,
+        checkpointing=config.model.gradient_checkpointing,
+    )
+    layout = Layout(gpus=hosts * local, tp=parallel.tp_size, replicas=parallel.ddp_size)
+    caches = 0.0
+    if config.rollout.rollout_engine == "native":
+        own = -(-plan.prompts_per_batch // data) * plan.num_generations
+        caches = own * (work.prompt_tokens + work.new_tokens) * model.kv_bytes / parallel.tp_size
+    assert memory(model, work, layout) + caches < 0.9 * 80 * 2**30
+
+
+@pytest.mark.parametrize("name", Q)
+def test_the_recipes_for_q_have_the_settings_that_were_asked_for(name: str) -> None:
+    config = load(name).config
+    assert config.update.learning_rate == 2e-6
+    assert config.rollout.temperature == 0.8
+    evaluation = config.evaluation
+    assert (
+        evaluation.fixed_eval_steps,
+        evaluation.eval_num_samples,
+        evaluation.eval_samples_per_problem,
+    ) == (25, 15, 4)
+    assert config.programs.use_reasoning_format == (name in ("q/14b", "q/32b"))
+    context = (config.rollout.max_prompt_length or 0) + config.rollout.max_completion_length
+    assert context == {"q/32b": 8192, "q/14b": 6144}.get(name, 4096)
