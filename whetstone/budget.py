@@ -51,7 +51,9 @@ def find(
 
     def attempt_tokens(tokens: int) -> None:
         # A small one first: gradients are summed, in float32, from the second one on.
-        attempt([made_up(size, longest=max(lengths), prompt=prompt) for size in (LEAST, tokens)])
+        words = policy.config.vocab_size
+        shape = {"longest": max(lengths), "prompt": prompt, "vocabulary": words}
+        attempt([made_up(size, **shape) for size in (LEAST, tokens)])
 
     finder = Finder(policy, attempt_tokens, longest=max(lengths), wanted=sum(lengths))
     budget = finder.find(may_run_again=may_run_again)
@@ -67,7 +69,7 @@ def find(
     return budget
 
 
-def made_up(tokens: int, *, longest: int, prompt: int) -> Batch:
+def made_up(tokens: int, *, longest: int, prompt: int, vocabulary: int) -> Batch:
     """A batch of about so many tokens: sequences as long as they come, nearly all of it completions."""
     samples = []
     while tokens > 1:
@@ -75,7 +77,7 @@ def made_up(tokens: int, *, longest: int, prompt: int) -> Batch:
         head = max(1, min(prompt, length // 8))
         count = max(1, length - head)
         # Different prompts, or they would be shared.
-        ids = tuple((len(samples) + n) % 97 + 1 for n in range(head))
+        ids = tuple((len(samples) + n) % vocabulary for n in range(head))
         completion = Completion(
             token_ids=(1,) * count, logprobs=(-1.0,) * count, finish=Finish.LENGTH, policy_version=0
         )

@@ -146,7 +146,7 @@ def test_the_budget_is_found_and_memory_that_runs_out_is_survived():
     assert all(parameter.grad is None for parameter in policy.parameters)
     again = updater_for(policy)
     again.budget.tokens = 1 << 20
-    big = made_up(1 << 20, longest=1024, prompt=64).to(policy.device)
+    big = made_up(1 << 20, longest=1024, prompt=64, vocabulary=97).to(policy.device)
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_allocated() + (2 << 30)) / total)

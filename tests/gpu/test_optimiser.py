@@ -105,7 +105,7 @@ def test_states_on_the_host_give_the_bits_of_states_on_the_device(coded, dtype):
     one, other = parameters(dtype), parameters(dtype)
     here = PackedAdam(one, coded=coded, offload=False)
     away = PackedAdam(other, coded=coded, offload=True, bucket_size=2**20)
-    assert len(away._buckets) > 4 and all(bucket.memory.is_pinned() for bucket in away._buckets)
+    assert len(away._buckets) > 2 and all(bucket.memory.is_pinned() for bucket in away._buckets)
     for weights, ours in ((one, here), (other, away)):
         steps(weights, ours)
     for index, (a, b) in enumerate(zip(one, other, strict=True)):

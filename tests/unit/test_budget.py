@@ -70,7 +70,7 @@ def test_a_sequence_that_does_not_fit_is_told(free):
 
 
 def test_a_made_up_batch_has_so_many_tokens():
-    batch = made_up(1000, longest=300, prompt=50)
+    batch = made_up(1000, longest=300, prompt=50, vocabulary=97)
     assert 998 <= len(batch.token_ids) <= 1001
     assert batch.num_sequences == 4 and batch.position_ids.max() == 299
 

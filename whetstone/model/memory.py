@@ -5,7 +5,8 @@ import torch
 
 def memory_of(device: torch.device) -> int:
     """Bytes of a GPU that torch may use: all of it, or the share that was set."""
-    share = torch.cuda.get_per_process_memory_fraction(device)
+    number = torch.cuda.current_device() if device.index is None else device.index
+    share = torch.cuda.get_per_process_memory_fraction(number)
     return int(torch.cuda.get_device_properties(device).total_memory * share)
 
 

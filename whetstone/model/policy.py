@@ -5,7 +5,9 @@ are compared with the model's own forward pass: an architecture that our attenti
 never trained wrongly. Sampling is the engines' business, losses and optimisers the update's.
 """
 
+import contextlib
 import copy
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,8 +120,22 @@ class Policy:
 
     def hidden(self, token_ids: Tensor, position_ids: Tensor, attend: Attend) -> Tensor:
         """[B, T] tokens and positions -> [B, T, H] last hidden states. For engines: never compiled."""
-        with torch.compiler.set_stance("force_eager"):
+        with self._uncompiled():
             return self.root(lambda: self._hidden_of(self.trunk, token_ids, position_ids, attend))
+
+    @contextlib.contextmanager
+    def _uncompiled(self) -> Iterator[None]:
+        """Inside, layers run as they are written. Only this policy's: a stance of torch's compiler would be
+        everybody's, other threads' too.
+        """
+        compiled = [layer._compiled_call_impl for layer in self.trunk.layers]
+        for layer in self.trunk.layers:
+            layer._compiled_call_impl = None
+        try:
+            yield
+        finally:
+            for layer, call in zip(self.trunk.layers, compiled, strict=True):
+                layer._compiled_call_impl = call
 
     def head(self, hidden: Tensor) -> Tensor:
         """Hidden states -> logits of the whole vocabulary, as the model's own forward pass makes them."""
