@@ -7,6 +7,7 @@ import re
 import pytest
 
 from whetstone.advice.cost import MODELS, Layout, Work, memory
+from whetstone.budget import UNTRIED
 from whetstone.config import load, make_plan
 from whetstone.config.load import recipe_folders
 from whetstone.config.plan import without_effect
@@ -42,13 +43,15 @@ def test_the_recipes_for_q_fit_their_gpus(name: str) -> None:
         )
     # 80 GB, of which a tenth is for keys, values and what the allocator loses.
     model = MODELS[name.removeprefix("q/").upper()]
+    tokens = config.update.micro_batch_tokens
     work = Work(
         prompts=plan.prompts_per_batch,
         group=plan.num_generations,
         prompt_tokens=config.rollout.max_prompt_length or 0,
         new_tokens=config.rollout.max_completion_length,
-        micro_batch_tokens=config.update.micro_batch_tokens,
-        checkpointing=config.model.gradient_checkpointing,
+        # on several ranks `auto` is a fixed number, and no layer is run again
+        micro_batch_tokens=UNTRIED if tokens == "auto" else tokens,
+        checkpointing=config.model.gradient_checkpointing is True,
     )
     layout = Layout(gpus=hosts * local, tp=parallel.tp_size, replicas=parallel.ddp_size)
     caches = 0.0
