@@ -59,6 +59,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--shapes", default="ragged,full")
     parser.add_argument("--ours", action="append", default=[], metavar="key=value,...",
                         help="one more setting of ours to try")  # fmt: skip
+    parser.add_argument("--settings", type=int, default=3, help="of each contender, the first so many")
     parser.add_argument("--limit-s", type=float, default=570.0, help="stop after so many seconds")
     parser.add_argument("--write", action="store_true", help="keep the rows in --out")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -101,7 +102,7 @@ def main(words: list[str] | None = None) -> None:
                     "model": embedded() if args.cpu and who != "ours" else model,
                     "device": device,
                     "works": [asdict(work) for work in works],
-                    "settings": settings[who],
+                    "settings": settings[who][: args.settings],
                 }
             )
     print(table(contest.rows, COLUMNS))
