@@ -50,10 +50,9 @@ def find(
     prompt = max(len(one.prompt_ids) for one in samples)
 
     def attempt_tokens(tokens: int) -> None:
-        # A small one first: gradients are summed, in float32, from the second one on.
         words = policy.config.vocab_size
-        shape = {"longest": max(lengths), "prompt": prompt, "vocabulary": words}
-        attempt([made_up(size, **shape) for size in (LEAST, tokens)])
+        batch = made_up(tokens, longest=max(lengths), prompt=prompt, vocabulary=words)
+        attempt([batch, batch])  # twice: a single one would not need its gradients summed
 
     finder = Finder(policy, attempt_tokens, longest=max(lengths), wanted=sum(lengths))
     budget = finder.find(may_run_again=may_run_again)

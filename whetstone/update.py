@@ -164,6 +164,9 @@ class Updater:
         From here on `part` has the old logprobs too.
         """
         counts = self._count([experience.batch for experience in part])
+        self.optimiser.expect(len(part))
+        if self.critic is not None:
+            self.critic_optimiser.expect(len(part))
         sums = Sums(self.ranks)
         loss = torch.zeros((), dtype=torch.float64, device=self.policy.device)
         for index, experience in enumerate(part):

@@ -144,6 +144,7 @@ def test_the_budget_is_found_and_memory_that_runs_out_is_survived():
     wanted = sum(sample.num_tokens for sample in samples)
     assert updater.micro_batch_tokens(groups) == wanted
     assert all(parameter.grad is None for parameter in policy.parameters)
+    policy = on_gpu("llama", torch.bfloat16)
     again = updater_for(policy)
     again.budget.tokens = 1 << 20
     big = made_up(1 << 20, longest=1024, prompt=64, vocabulary=97).to(policy.device)

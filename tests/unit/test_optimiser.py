@@ -143,6 +143,26 @@ def test_one_micro_batch_needs_no_copy_and_more_are_summed_in_float32():
         assert optimiser.gradient_norm() == pytest.approx(parts[:count].sum(0).norm().item(), rel=1e-6)
 
 
+def test_gradients_that_will_be_several_are_summed_where_there_was_room_for_them(monkeypatch):
+    monkeypatch.setattr("whetstone.optimiser.ROOM", 70)
+    config = build({"max_steps": 4}).update
+    ways = []
+    for expected in (1, 3):
+        weights = parameters()
+        optimiser = Optimiser(weights, config, num_steps=4, warmup_steps=0)
+        optimiser.expect(expected)
+        blocks = {id(g.untyped_storage()) for g in optimiser._room.values()}
+        for scale in (0.3, 7.0, -2.1):
+            torch.stack([(scale * w.float() ** 2).sum() for w in weights]).sum().backward()
+        ways.append([g.clone() for g in optimiser.gradients() if g is not None])
+        if expected > 1:
+            assert optimiser._room and len(blocks) > 1
+            assert all(g is optimiser._room[n] for n, g in enumerate(optimiser.gradients()))
+        optimiser.finish()
+        assert not optimiser._room
+    assert all(torch.equal(*pair) and pair[0].dtype == torch.float32 for pair in zip(*ways, strict=True))
+
+
 # 8 bits
 
 

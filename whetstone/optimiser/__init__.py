@@ -22,6 +22,8 @@ from whetstone.parallel.collectives import sum_of_all
 from whetstone.parallel.fsdp import like, local, share_of
 from whetstone.parallel.mesh import ALONE, Ranks
 
+ROOM = 1 << 27  # numbers in one block of summed gradients: 512 MiB
+
 
 class Optimiser:
     """step() takes the gradients that backward() left, clips, moves the weights and the schedule."""
@@ -40,6 +42,7 @@ class Optimiser:
         self.ranks = ranks
         self.parameters = parameters
         self._sums: dict[int, Tensor] = {}  # gradients of half-precision parameters
+        self._room: dict[int, Tensor] = {}  # where they are summed, if there will be several
         for index, parameter in enumerate(parameters):
             if parameter.dtype != torch.float32:
                 parameter.register_post_accumulate_grad_hook(self._sum_up(index))
@@ -52,13 +55,32 @@ class Optimiser:
         def move(parameter: Tensor) -> None:
             gradient = parameter.grad
             assert gradient is not None
-            before = self._sums.get(index)
-            # The first stays as it is: a step of one micro-batch needs no float32 copy. `float` copies the
-            # first before the second is added, and is the identity later.
-            self._sums[index] = gradient if before is None else before.float().add_(gradient)
+            before, room = self._sums.get(index), self._room.get(index)
+            if before is not None:
+                # `float` copies a first one that stayed as it was, and is the identity later.
+                self._sums[index] = before.float().add_(gradient)
+            else:  # a step of one micro-batch needs no float32 copy
+                self._sums[index] = gradient if room is None else room.copy_(gradient)
             parameter.grad = None
 
         return move
+
+    def expect(self, num_passes: int) -> None:
+        """Make room for the sums of several backward passes, before their activations take it: sums that come
+        between those leave holes that nothing else fits into.
+        """
+        self._room.clear()
+        if num_passes < 2:
+            return
+        wanted = [(n, p) for n, p in enumerate(self.parameters) if p.dtype != torch.float32]
+        while wanted:
+            taken, size = [], 0
+            while wanted and (not taken or size + wanted[0][1].numel() <= ROOM):
+                taken.append(wanted.pop(0))
+                size += taken[-1][1].numel()
+            block = torch.empty(size, dtype=torch.float32, device=taken[0][1].device)
+            pieces = block.split([parameter.numel() for _, parameter in taken])
+            self._room |= {n: piece.view_as(p) for (n, p), piece in zip(taken, pieces, strict=True)}
 
     @property
     def learning_rate(self) -> float:
@@ -103,6 +125,7 @@ class Optimiser:
     def forget(self) -> None:
         """Drop the gradients that were collected so far."""
         self._sums.clear()
+        self._room.clear()
         self.adam.forget()
         for parameter in self.parameters:
             parameter.grad = None
