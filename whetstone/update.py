@@ -28,7 +28,7 @@ from whetstone.errors import UserError
 from whetstone.experience import Experience, Preparer, halves
 from whetstone.marks import mark
 from whetstone.model.critic import Critic
-from whetstone.model.policy import Policy
+from whetstone.model.policy import Policy, should_compile
 from whetstone.model.reference import Reference
 from whetstone.optimiser import Optimiser
 from whetstone.parallel.collectives import gather_of_data, sum_of_data
@@ -64,6 +64,8 @@ class Updater:
                 warmup_steps=0,
                 **common,
             )
+        if should_compile(config.model, policy):
+            policy.compile_layers()
         self.coefficients = Coefficients(config.loss)
         self.preparer = Preparer(policy, reference, self.critic, config)
         size = config.update.micro_batch_tokens

@@ -280,13 +280,15 @@ def load_policy(
     enable_checkpointing(model, config)
     policy = Policy(model, tokenizer, device)
     policy.verify()
-    if should_compile(config, policy):
-        policy.compile_layers()
     return policy
 
 
 def should_compile(config: ModelRoom, policy: Policy) -> bool:
-    """`auto`: on a GPU, where the model is large enough for a compiler's half minute to come back."""
+    """`auto`: on a GPU, where the model is large enough for a compiler's half minute to come back. A model
+    that is spread over ranks runs as it is written.
+    """
+    if policy.spread is not None:
+        return False
     if config.torch_compile != "auto":
         return config.torch_compile
     size = sum(parameter.numel() for parameter in policy.model.parameters())
