@@ -39,8 +39,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "experience": frozenset({"types", "config", "algorithm", "model", "parallel", "batch"}),
     "update": frozenset(
         {"types", "config", "algorithm", "model", "parallel", "batch", "metrics", "optimiser"}
-        | {"coefficients", "experience", "budget", "marks"}
+        | {"coefficients", "experience", "budget", "marks", "tally"}
     ),
+    "tally": frozenset({"parallel"}),
     "budget": frozenset({"types", "model", "batch"}),
     "evaluate": frozenset({"types", "config", "tasks", "engines", "rollout", "metrics", "statistics"}),
     "checkpoint": frozenset({"config", "parallel"}),

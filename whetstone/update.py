@@ -10,7 +10,7 @@ nothing of problems or engines.
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ from whetstone.model.policy import Policy, should_compile
 from whetstone.model.reference import Reference
 from whetstone.optimiser import Optimiser
 from whetstone.parallel.collectives import gather_of_data, sum_of_data
-from whetstone.parallel.mesh import Ranks
+from whetstone.tally import Counts, Sums, Totals
 from whetstone.types import Group
 
 logger = logging.getLogger("whetstone")
@@ -160,7 +160,7 @@ class Updater:
             if found.layers_run_again is not None:
                 self.policy.run_layers_again(found.layers_run_again)
 
-    def _collect(self, part: list[Experience]) -> tuple[float, "Sums"]:
+    def _collect(self, part: list[Experience]) -> tuple[float, Sums]:
         """The gradient of one optimiser step, micro-batch by micro-batch; its loss, and sums over its tokens.
 
         From here on `part` has the old logprobs too.
@@ -176,7 +176,7 @@ class Updater:
             loss += value
         return sum_of_data(self.ranks, loss).item(), sums
 
-    def _collect_in_memory(self, part: list[Experience], totals: "Totals") -> tuple[float, "Sums"]:
+    def _collect_in_memory(self, part: list[Experience], totals: Totals) -> tuple[float, Sums]:
         """The same; where memory runs out, all of it again in micro-batches of half the size."""
         while True:
             try:
@@ -205,7 +205,7 @@ class Updater:
         if self.critic is not None:
             self.critic_optimiser.forget()
 
-    def _optimiser_step(self, part: list[Experience], totals: "Totals") -> None:
+    def _optimiser_step(self, part: list[Experience], totals: Totals) -> None:
         loss, sums = self._collect_in_memory(part, totals)
         with mark("optimiser"):
             norm = self.optimiser.gradient_norm()
@@ -233,7 +233,7 @@ class Updater:
         self.skipped_in_a_row = 0
 
     def _backward(
-        self, experience: Experience, weights_S: Tensor, counts: "Counts", sums: "Sums"
+        self, experience: Experience, weights_S: Tensor, counts: Counts, sums: Sums
     ) -> tuple[Tensor, Experience]:
         """Accumulate the gradient of one micro-batch; returns its loss, and itself with old logprobs."""
         config, batch = self.config.loss, experience.batch
@@ -298,7 +298,7 @@ class Updater:
         return value_loss(values, experience.values, experience.returns, self.config.critic.value_clip)
 
     def _factors(
-        self, experience: Experience, logprobs: Tensor, entropy: Tensor, counts: "Counts"
+        self, experience: Experience, logprobs: Tensor, entropy: Tensor, counts: Counts
     ) -> dict[str, Tensor]:
         """What each mechanism leaves of every token's policy loss, by its name."""
         config, batch = self.config.loss, experience.batch
@@ -325,7 +325,7 @@ class Updater:
         low, high = config.sampler_correction_min, config.sampler_correction_max
         return ((weights >= high) | ((weights <= low) & (low > 0))).float()
 
-    def _count(self, part: list[Batch]) -> "Counts":
+    def _count(self, part: list[Batch]) -> Counts:
         """Everything that is counted over the whole optimiser step before any backward pass."""
         lengths = torch.cat([torch.bincount(b.sequence, minlength=b.num_sequences) for b in part])
         keep = torch.cat([batch.keep for batch in part])
@@ -359,7 +359,7 @@ class Updater:
         rows = self.policy.rows(batch)
         return self.policy.statistics(rows, batch, self.config.rollout.temperature).entropy
 
-    def _skip(self, loss: float, norm: float, totals: "Totals") -> None:
+    def _skip(self, loss: float, norm: float, totals: Totals) -> None:
         totals.skipped += 1
         self.skipped_in_a_row += 1
         if self.skipped_in_a_row >= self.config.update.max_skipped_steps:
@@ -368,52 +368,3 @@ class Updater:
                 "is not finite, and were skipped: lower learning_rate, or go back to an earlier checkpoint "
                 "with resume_from_checkpoint."
             )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Counts:
-    """What a whole optimiser step adds up to, so that its gradient does not depend on micro-batches."""
-
-    weights: list[Tensor]  # for each micro-batch, [S]: what a token of each completion weighs
-    tokens: float  # that take part
-    entropy_tokens: float  # that the entropy bonus is averaged over
-    entropy_threshold: Tensor | None  # None: tokens of any entropy are learnt from
-
-
-class Sums:
-    """Sums over the tokens of an optimiser step, kept on the device until the end; means over those of all
-    ranks.
-    """
-
-    def __init__(self, ranks: Ranks) -> None:
-        self.ranks = ranks
-        self.values: dict[str, tuple[Tensor, int]] = {}
-
-    def add(self, count: int, **values: Tensor | None) -> None:
-        for name, value in values.items():
-            if value is not None:
-                total, tokens = self.values.get(name, (torch.zeros((), device=value.device), 0))
-                self.values[name] = (total + value.sum(), tokens + count)
-
-    def means(self) -> dict[str, float]:
-        table = torch.tensor([(total.item(), tokens) for total, tokens in self.values.values()])
-        table = sum_of_data(self.ranks, table.double()).tolist()
-        return {
-            name: total / max(1, tokens) for name, (total, tokens) in zip(self.values, table, strict=True)
-        }
-
-
-class Totals:
-    """The rows of several optimiser steps, and their mean."""
-
-    def __init__(self) -> None:
-        self.steps: list[dict[str, float]] = []
-        self.skipped = 0
-        self.splits = 0  # times that memory ran out
-
-    def add(self, means: dict[str, float], **values: float) -> None:
-        self.steps.append({**means, **values})
-
-    def means(self) -> dict[str, float]:
-        row = {name: sum(step[name] for step in self.steps) / len(self.steps) for name in self.steps[0]}
-        return {**row, "skipped_steps": float(self.skipped), "oom_splits": float(self.splits)}

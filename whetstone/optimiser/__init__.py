@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whetstone.config.rooms import UpdateRoom
+from whetstone.config.update import UpdateRoom
 from whetstone.errors import UserError
 from whetstone.optimiser.adam import Numbers
 from whetstone.optimiser.packed import PackedAdam
