@@ -63,7 +63,7 @@ CPU_SETTINGS: dict[str, list[Row]] = {
     "ours": [{}],
     "trl_generate": [
         {"dtype": "float32", "gradient_checkpointing": False, "per_device_train_batch_size": size}
-        for size in (32, 8)
+        for size in (8, 32)
     ],
 }
 
