@@ -9,6 +9,7 @@ colocated, on the same work in one run.
 Prints seconds in generation, scoring, update (old logprobs included) and weight sync, the total, peak memory,
 and how many times as fast ours is. Everyone is warmed up with one step and measured twice; the best counts.
 TRL's settings are tried in order: on a GPU the first that fits the memory is its row, on a CPU the fastest.
+On a CPU every step waits until others leave the cores alone (quiet.py), five minutes at most.
 How each is set and run: step_contenders.py.
 """
 
