@@ -51,7 +51,8 @@ class Contest:
                 f"{name}: left out, {self.left_s:.0f} s of {self.limit_s:.0f} s are left", flush=True
             )
         print(f"{name} ... ({self.left_s:.0f} s left)", flush=True)
-        self.rows += start(self.script, task, self.left_s)
+        load = round(os.getloadavg()[0], 2)  # of the machine's last minute: whether others were at work
+        self.rows += [{**row, "load_before": load} for row in start(self.script, task, self.left_s)]
         self.finish(self.rows)
         if self.out is not None:
             keep(self.out, self.rows, self.identity, self.about, self.finish)

@@ -9,6 +9,7 @@ colocated, on the same work in one run.
 Prints seconds in generation, scoring, update (old logprobs included) and weight sync, the total, peak memory,
 and how many times as fast ours is. Everyone is warmed up with one step and measured twice; the best counts.
 TRL's settings are tried in order: on a GPU the first that fits the memory is its row, on a CPU the fastest.
+On a CPU every step waits until others leave the cores alone (quiet.py), five minutes at most.
 How each is set and run: step_contenders.py.
 """
 
@@ -31,6 +32,11 @@ COLUMNS = (
     "speedup_over_trl_vllm", "speedup_over_trl_generate",
 )  # fmt: skip
 IDENTITY = ("who", "size", "settings")
+INSTRUCTIONS = (
+    "How many pieces of fruit does it sell in a week? Think about the reasoning process first, step by step, "
+    "and then give the answer as a single number. Write the reasoning between <think> and </think>, and the "
+    "answer between <answer> and </answer>. Check every sum twice before you answer."
+)
 NUM_BATCHES = 6  # more prompts than the steps need: the mathematics task keeps some back for evaluation
 
 # bf16 weights and AdamW on them: TRL's quickest, though updates of 1e-6 are lost in rounding, which ours are
@@ -54,11 +60,13 @@ SETTINGS: dict[str, list[Row]] = {
         for size in (32, 16)
     ],
 }
+# The second setting only where a step takes seconds: 32 sequences at once differ by 5 % in time for pebble,
+# and take, for SmolLM2, more memory than most machines without a GPU have.
 CPU_SETTINGS: dict[str, list[Row]] = {
     "ours": [{}],
     "trl_generate": [
         {"dtype": "float32", "gradient_checkpointing": False, "per_device_train_batch_size": size}
-        for size in (32, 8)
+        for size in (8, 32)
     ],
 }
 
@@ -95,7 +103,11 @@ def main(words: list[str] | None = None) -> None:
             "machine": machine(),
             "command": "python benchmarks/step.py --write" + (" --cpu" if args.cpu else ""),
             "work": f"{num_prompts} prompts x {args.group} completions of {new_tokens} tokens, all of them; "
-            + ("prompts of text" if args.cpu else "prompts of 128-256 tokens, random weights"),
+            + (
+                "prompts of 128-256 tokens of text"
+                if args.cpu
+                else "prompts of 128-256 tokens, random weights"
+            ),
         },
         out=out if args.write else None,
         limit_s=(args.limit_s or (3600.0 if args.cpu else 570.0)) - 10,
@@ -106,10 +118,11 @@ def main(words: list[str] | None = None) -> None:
         prompts = Path(folder) / "prompts.json"
         for size in (args.sizes or ("pebble,smollm2-135m" if args.cpu else "1.5b")).split(","):
             number = num_prompts * NUM_BATCHES
-            prompts.write_text(json.dumps(questions(number) if args.cpu else random_words(number)))
+            model = local_folder(size) if args.cpu else model_folder(size, args.models, contest.left_s)
+            prompts.write_text(json.dumps(questions(number, model) if args.cpu else random_words(number)))
             task = {
                 "size": size,
-                "model": local_folder(size) if args.cpu else model_folder(size, args.models, contest.left_s),
+                "model": model,
                 "device": "cpu" if args.cpu else "cuda",
                 "prompts": str(prompts),
                 "num_prompts": num_prompts,
@@ -117,7 +130,8 @@ def main(words: list[str] | None = None) -> None:
                 "new_tokens": new_tokens,
             }
             for who in args.only.split(",") if args.only else settings:
-                compete(contest, {**task, "who": who}, settings[who], every=args.cpu)
+                tried = settings[who][:1] if size != "pebble" and args.cpu else settings[who]
+                compete(contest, {**task, "who": who}, tried, every=args.cpu)
     print(table(contest.rows, COLUMNS))
 
 
@@ -135,16 +149,22 @@ def random_words(number: int) -> list[Row]:
     ]
 
 
-def questions(number: int) -> list[Row]:
-    """Text that any tokenizer can read, no two alike."""
-    return [
-        {
-            "question": f"Question {i}: a shop sells {3 + i} apples and {7 * i + 2} pears a day. How many "
-            f"pieces of fruit does it sell in {2 + i % 5} days? Answer with a number.",
-            "answer": str((10 * 1 + 8 * i - 5) * (2 + i % 5)),
-        }
-        for i in range(number)
-    ]
+def questions(number: int, model: str) -> list[Row]:
+    """Text of 128-256 tokens of the model's own tokenizer, no two alike: what reasoning recipes have, with
+    their instructions in front of every question.
+    """
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    rows = []
+    for i, prompt in enumerate(Work("full", num_prompts=number).prompts()):
+        text = f"Question {i}: a shop sells {3 + i} apples and {7 * i + 2} pears a day. " + INSTRUCTIONS
+        while len(ids := tokenizer(text)["input_ids"]) < len(prompt):
+            text += " " + INSTRUCTIONS
+        rows.append(
+            {"question": tokenizer.decode(ids[: len(prompt)], skip_special_tokens=True), "answer": "1"}
+        )
+    return rows
 
 
 def local_folder(name: str) -> str:

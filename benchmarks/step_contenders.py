@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from contest import REPEATS, Row, attempt
+from quiet import Others, wait_for_quiet
 from step_reward import digit_share
 
 STEPS = 1 + REPEATS
@@ -60,10 +61,15 @@ def ours(task: Row) -> Row:
     rollout.sampling_at = lambda *words: dataclasses.replace(at(*words), ignore_stop=True)
     config = build_config({**configuration(task), **task["setting"]})
     rows: list[Row] = []
+    others = Others()
 
     class Recorder:
         def log(self, step: int, row: Row) -> None:
-            rows.append({**row, "peak_gb": max(parts.meter.clock.peaks_gb.values())})
+            peak = max(parts.meter.clock.peaks_gb.values())
+            rows.append({**row, "peak_gb": peak, "others": others.share()})
+            if task["device"] == "cpu" and step < STEPS:
+                wait_for_quiet()
+            others.begin()
 
     with contextlib.ExitStack() as stack:
         parts, _, _ = build(Loaded(config=config, origins={}, notes=()), meet(config, stack), stack)
@@ -76,18 +82,20 @@ def ours(task: Row) -> Row:
         "scoring_s": round(best["time/score"], 3),
         "update_s": round(best["time/update"], 3),
         "sync_s": round(best["time/sync"], 3),
-        **totals([row["time/step"] for row in rows], task),
+        **totals([row["time/step"] for row in rows], [row["others"] for row in rows], task),
         "peak_gb": round(rows[-1]["peak_gb"], 2),
     }
 
 
-def totals(seconds: list[float], task: Row) -> Row:
-    """The best of the measured steps, and all of them."""
+def totals(seconds: list[float], others: list[float | None], task: Row) -> Row:
+    """The best of the measured steps, and all of them; how busy others kept a core meanwhile, on a CPU."""
     best = min(seconds[1:])
     tokens = task["num_prompts"] * task["group"] * task["new_tokens"]
     row = {"total_s": round(best, 3), "all_total_s": [round(one, 3) for one in seconds[1:]]}
     row |= {"warmup_s": round(seconds[0], 2), "new_tokens": tokens, "tokens_per_s": round(tokens / best)}
-    if torch.cuda.is_available():
+    if task["device"] == "cpu":
+        row["others_share"] = [None if one is None else round(one, 2) for one in others[1:]]
+    else:
         free, whole = torch.cuda.mem_get_info()
         row["device_gb"] = round((whole - free) / 1e9, 1)
     return row
@@ -107,7 +115,13 @@ def with_trl(task: Row) -> Row:
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    clock = StepClock(wait, on_begin=lambda: reset_peak_memory(device))
+
+    def before() -> None:
+        if device.type == "cpu":
+            wait_for_quiet()
+        reset_peak_memory(device)
+
+    clock = StepClock(wait, before)
     trainer = GRPOTrainer(
         model=task["model"],
         reward_funcs=digit_share,
@@ -132,7 +146,7 @@ def with_trl(task: Row) -> Row:
         "scoring_s": round(spent["scoring"], 3),
         "update_s": round(total - spent["generation"] - spent["scoring"], 3),
         "sync_s": round(spent["sync"], 3),
-        **totals(clock.seconds, task),
+        **totals(clock.seconds, clock.others, task),
         "peak_gb": round(peak_memory_gb(device), 2),
     }
 

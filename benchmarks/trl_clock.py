@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
+from quiet import Others
 from transformers import TrainerCallback
 
 
@@ -20,6 +21,8 @@ class StepClock(TrainerCallback):
         self._wait = wait  # for the device
         self._on_begin = on_begin
         self.seconds: list[float] = []
+        self.others: list[float | None] = []  # how busy others were meanwhile
+        self._others = Others()
         self.spent: list[dict[str, float]] = []
         self._running: dict[str, float] = defaultdict(float)
         self._begun = 0.0
@@ -28,11 +31,13 @@ class StepClock(TrainerCallback):
         self._on_begin()
         self._wait()
         self._running = defaultdict(float)
+        self._others.begin()
         self._begun = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._wait()
         self.seconds.append(time.perf_counter() - self._begun)
+        self.others.append(self._others.share())
         self.spent.append(dict(self._running))
         print(f"step {len(self.seconds)}: {self.seconds[-1]:.2f} s {self.spent[-1] or ''}", flush=True)
 

@@ -4,6 +4,8 @@ runs out cleanly. What they measure is not tested here.
 
 import importlib
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -195,6 +197,27 @@ def test_the_same_work_for_everyone():
         for row, n in enumerate(chosen):
             assert tuple(tokens[row][mask[row].bool()].tolist()) == (*ours[n][0], *ours[n][1])
             assert tuple(tokens[row][completion[row].bool()].tolist()) == ours[n][1]
+
+
+def test_others_work_is_seen_and_waited_for():
+    quiet = importlib.import_module("quiet")
+    burn = "import time\nwhile True: pass"
+    process = subprocess.Popen([sys.executable, "-c", burn])
+    try:
+        time.sleep(0.5)
+        others = quiet.Others()
+        time.sleep(1.0)
+        assert others.share() > 0.4
+        assert not quiet.wait_for_quiet(limit_s=0.0, window_s=0.3)
+    finally:
+        process.kill()
+        process.wait()
+    others = quiet.Others()
+    own = time.process_time()
+    while time.process_time() - own < 0.5:  # our own work is not others'
+        pass
+    begun = others._busy
+    assert others.share() < (quiet.busy_s() - begun) / 0.5
 
 
 def test_a_letter_is_a_token_and_every_token_can_be_read(tmp_path):

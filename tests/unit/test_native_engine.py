@@ -5,11 +5,15 @@ import torch
 
 from tests.conftest import ARCHITECTURES, make_policy
 from whetstone import seeds
+from whetstone.config.rooms import ModelRoom
 from whetstone.engines.base import Request, Sampling
 from whetstone.engines.hf import HFEngine
 from whetstone.engines.native import NativeEngine
 from whetstone.engines.native.sampler import sample
+from whetstone.engines.native.slot_step import BlockStep, ModuleStep
+from whetstone.engines.native.slots import SlotEngine
 from whetstone.model.attention import NAME, PackedAttention, end_to_end
+from whetstone.model.policy import load_policy
 from whetstone.types import Finish
 
 PROMPTS = [(5, 9, 33, 8), (7, 3, 41, 60, 61, 62, 13, 20, 21, 22, 23), (11,)]
@@ -54,6 +58,36 @@ def test_logprobs_are_the_trainers(architecture):
     for (r, _), completion in collect(engine, requests, Sampling(max_tokens=16, temperature=0.7)).items():
         expected = trainer_logprobs(policy, PROMPTS[r], completion, 0.7)
         assert torch.allclose(torch.tensor(completion.logprobs), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_models_that_can_be_read_are_run_by_blocks_and_still_train(architecture):
+    policy = make_policy(architecture)
+    engine = NativeEngine(policy, 3)._engine
+    assert isinstance(engine, SlotEngine)
+    requests = [Request(prompt_ids=prompt, seeds=(1, 2)) for prompt in PROMPTS]
+    collect(engine, requests, Sampling(max_tokens=3))
+    assert isinstance(engine.step, BlockStep)
+    step = engine.step
+    for change in ("in place", "elsewhere"):
+        with torch.no_grad():
+            for parameter in policy.model.parameters():
+                if change == "elsewhere":
+                    parameter.data = parameter.data.clone()
+                parameter.mul_(1.05)
+        for (r, _), completion in collect(engine, requests, Sampling(max_tokens=8)).items():
+            expected = trainer_logprobs(policy, PROMPTS[r], completion)
+            assert torch.allclose(torch.tensor(completion.logprobs), expected, atol=1e-4)
+            assert expected.requires_grad
+        assert (engine.step is step) == (change == "in place")
+
+
+def test_an_adapter_is_run_by_the_modules():
+    policy = load_policy(ModelRoom(model_name_or_path="pebble", device="cpu", use_peft=True, lora_r=2))
+    engine = NativeEngine(policy, 3)._engine
+    assert isinstance(engine, SlotEngine)
+    collect(engine, [Request(prompt_ids=(5, 9), seeds=(1,))], Sampling(max_tokens=3))
+    assert isinstance(engine.step, ModuleStep)
 
 
 def test_a_sample_does_not_depend_on_what_shares_its_batch(policy):

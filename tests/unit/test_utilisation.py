@@ -122,7 +122,7 @@ def test_the_clock_times_stages_and_their_peak_memory():
         touch(200_000_000)
     with clock("update"):
         time.sleep(0.01)
-    assert 0.02 <= clock.seconds["rollout"] < 1 and 0.01 <= clock.seconds["update"] < 1
+    assert clock.seconds["rollout"] >= 0.02 and clock.seconds["update"] >= 0.01
     assert clock.peaks_gb["rollout"] - clock.peaks_gb["update"] > 0.15
 
 

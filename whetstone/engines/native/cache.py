@@ -60,6 +60,7 @@ class DecodeAttention:
         self.length = longest + 1
         places = torch.arange(self.length, device=positions.device)
         self.distance = positions[:, None] - places[None]  # [n, L]; negative: not written yet
+        self.masks: dict[int | None, Tensor] = {}  # [n, 1, 1, L] by window: layers share them
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: LayerOptions) -> Tensor:
         keys, values = self.cache.keys[options.layer], self.cache.values[options.layer]
@@ -67,10 +68,7 @@ class DecodeAttention:
         values[self.slots, :, self.positions] = value[:, :, 0]
         n, heads, _, dim = query.shape
         keys, values = keys[:n, :, : self.length], values[:n, :, : self.length]
-        visible = self.distance >= 0
-        if options.sliding_window is not None:
-            visible &= self.distance < options.sliding_window
-        mask = visible[:, None, None]  # [n, 1, 1, L]
+        mask = self._mask(options.sliding_window)
         # Grouped heads as several queries of one head: keys and values are read once for all of them.
         query = query.view(n, keys.shape[1], heads // keys.shape[1], dim)
         if options.softcap is not None:
@@ -78,3 +76,11 @@ class DecodeAttention:
         else:
             out = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=options.scale)
         return out.reshape(n, 1, heads, dim)
+
+    def _mask(self, window: int | None) -> Tensor:
+        if window not in self.masks:
+            visible = self.distance >= 0
+            if window is not None:
+                visible &= self.distance < window
+            self.masks[window] = visible[:, None, None]
+        return self.masks[window]

@@ -1,8 +1,8 @@
 """The native engine without a GPU: waiting samples enter free slots, finished ones leave at once.
 
 A prompt is prefilled once for all its samples that enter together. No copy of the weights exists, so
-`update_weights` only counts. The scheduling is here, the cache and its attention in cache.py, the drawing of
-tokens in sampler.py.
+`update_weights` only counts. The scheduling is here, a step of the model in slot_step.py, the cache and its
+attention in cache.py, the drawing of tokens in sampler.py.
 """
 
 from collections import deque
@@ -18,6 +18,7 @@ from whetstone.engines.base import Request, Sampled, Sampling
 from whetstone.engines.native.cache import DecodeAttention, PrefillAttention, SlotCache
 from whetstone.engines.native.layout import CacheShape
 from whetstone.engines.native.sampler import sample
+from whetstone.engines.native.slot_step import SlotStep, choose
 from whetstone.model.policy import Policy
 from whetstone.types import Completion, Finish
 
@@ -44,6 +45,7 @@ class SlotEngine:
         self.policy_version = 0
         self.shape = shape
         self.cache: SlotCache | None = None
+        self.step: SlotStep | None = None  # chosen at the first token
 
     def generate(self, requests: list[Request], sampling: Sampling) -> Iterator[Sampled]:
         # A generator that is left in the middle must not leave autograd switched off for its caller: only
@@ -51,6 +53,8 @@ class SlotEngine:
         self.policy.model.eval()
         waiting = deque((r, s) for r, request in enumerate(requests) for s in range(len(request.seeds)))
         cache = self._prepare_cache(requests, sampling, len(waiting))
+        if self.step is not None and not self.step.is_current():
+            self.step = None
         running: list[_Running] = []
         while waiting or running:
             finished = self._step(requests, sampling, cache, waiting, running)
@@ -123,8 +127,9 @@ class SlotEngine:
         positions = self._tensor([entry.position for entry in running])
         token_ids = self._tensor([entry.tokens[-1] for entry in running])
         attend = DecodeAttention(cache, positions, max(entry.position for entry in running))
-        hidden = self.policy.hidden(token_ids[:, None], positions[:, None], attend)
-        self._draw(self.policy.head(hidden[:, 0]), running, sampling)
+        if self.step is None:
+            self.step = choose(self.policy, token_ids, positions, attend)
+        self._draw(self.step(token_ids, positions, attend), running, sampling)
 
     def _draw(self, logits: Tensor, entries: list[_Running], sampling: Sampling) -> None:
         uniform = torch.tensor([entry.uniforms[len(entry.tokens)] for entry in entries], dtype=torch.float32)
