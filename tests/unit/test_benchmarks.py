@@ -71,11 +71,14 @@ def test_speedups_are_over_trls_best_row_of_the_same_model():
         {"who": "trl_generate", "size": "a", "total_s": 9.0},
         {"who": "trl_generate", "size": "a", "total_s": 8.0},
         {"who": "trl_vllm", "size": "a", "error": "no vLLM"},
-        {"who": "trl_vllm", "size": "b", "total_s": 1.0},
+        {"who": "trl_vllm", "size": "b", "total_s": 3.0},
+        {"who": "trl_vllm_uncorrected", "size": "b", "total_s": 1.0},
+        {"who": "ours", "size": "b", "total_s": 0.5},
     ]
     step.finish(rows)
     assert rows[0]["speedup_over_trl_generate"] == 4.0 and "speedup_over_trl_vllm" not in rows[0]
     assert rows[1]["speedup_over_trl_generate"] == 0.89
+    assert rows[-1]["speedup_over_trl_vllm"] == 2.0  # the fastest of TRL's ways with vLLM
 
 
 @pytest.mark.parametrize(("script", "words"), [("update", []), ("step", []), ("step", ["--cpu"])])
