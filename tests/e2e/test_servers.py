@@ -49,7 +49,7 @@ def same(one, other):
             assert mine[key] == pytest.approx(theirs[key], rel=1e-3, abs=1e-6), key
 
 
-@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("ahead", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_run_with_servers_equals_one_without(tmp_path, start, monkeypatch, ahead):
     """Also where the next batch is sampled while this one is learnt from."""
     monkeypatch.setattr("whetstone.engines.fleet.LOOK_EVERY_S", 0.05)

@@ -164,6 +164,7 @@ def stopped(words: list[str]) -> tuple[Path, int, dict[str, int]]:
     return folder, code, _times(folder)
 
 
+@pytest.mark.slow
 def test_a_grid_goes_on_where_it_was_stopped_and_adds_up(
     words: list[str], stopped: tuple[Path, int, dict[str, int]], capsys: pytest.CaptureFixture[str]
 ) -> None:
