@@ -213,6 +213,7 @@ def test_a_grid_goes_on_where_it_was_stopped_and_adds_up(
     assert time.monotonic() - begun < 20
 
 
+@pytest.mark.slow  # goes on where the one above has been
 def test_a_failed_run_is_told_and_the_others_count(
     words: list[str], stopped: tuple[Path, int, dict[str, int]], capsys: pytest.CaptureFixture[str]
 ) -> None:
