@@ -4,12 +4,11 @@ against plain torch in float64.
 
 import sys
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from triton.runtime import interpreter
 
 from tests.conftest import ARCHITECTURES, make_policy
+from tests.unit import interpreter  # noqa: F401
 from whetstone import seeds
 from whetstone.engines.base import Sampling
 from whetstone.engines.native import layout
@@ -25,21 +24,6 @@ from whetstone.engines.native.sampler import sample
 from whetstone.model.attention import LayerOptions, PackedAttention, end_to_end
 
 CPU = torch.device("cpu")
-
-
-class _Whole(type):
-    def __instancecheck__(cls, value):
-        return isinstance(value, int)
-
-    def __call__(cls, value=0, *args):
-        return int(value.item() if isinstance(value, np.ndarray) else value, *args)
-
-
-class _Int(metaclass=_Whole):
-    """Triton 3.6's interpreter says int() to arrays of one element, which numpy 2.4 no longer does."""
-
-
-interpreter.int = _Int  # type: ignore[attr-defined]
 
 
 def make_state(num_layers=1, heads=2, width=32, slots=4, table=8, tokens=16, pages=24) -> PagedState:

@@ -2,28 +2,12 @@
 CPU, beside the same arithmetic in plain torch.
 """
 
-import numpy as np
 import torch
-from triton.runtime import interpreter
 
+from tests.unit import interpreter  # noqa: F401
 from whetstone.optimiser import adam, kernels
 from whetstone.optimiser.adam import Numbers, join
 from whetstone.optimiser.packed import Piece
-
-
-class _Whole(type):
-    def __instancecheck__(cls, value):
-        return isinstance(value, int)
-
-    def __call__(cls, value=0, *args):
-        return int(value.item() if isinstance(value, np.ndarray) else value, *args)
-
-
-class _Int(metaclass=_Whole):
-    """Triton 3.6's interpreter says int() to arrays of one element, which numpy 2.4 no longer does."""
-
-
-interpreter.int = _Int  # type: ignore[attr-defined]
 
 
 def both(count: int, *, is_split: bool, is_coded: bool, gradient_dtype=torch.float32, begin: int = 0) -> None:

@@ -4,7 +4,7 @@ against plain torch in float64.
 
 import torch
 
-from tests.unit import kernels_interpreted  # noqa: F401  (teaches the interpreter numpy's ways)
+from tests.unit import interpreter  # noqa: F401
 from whetstone.model.flash import Copies, FlashPlan
 from whetstone.model.fused_head import Head, fused_statistics
 from whetstone.types import Segment
