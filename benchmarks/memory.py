@@ -31,7 +31,7 @@ CASES: dict[str, Row] = {
 }
 
 
-def main() -> None:
+def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--models", type=Path, default=Path(tempfile.gettempdir()) / "whetstone-models")
     parser.add_argument("--table", action="store_true", help="print what was kept, and stop")
     parser.add_argument("--docs", action="store_true", help="with --table: put it into docs/update.md")
-    args = parser.parse_args()
+    args = parser.parse_args(words)
     if args.table:
         text = table(json.loads(args.out.read_text())["rows"], COLUMNS)
         return into_docs(args.out.name, text) if args.docs else print(text)

@@ -56,15 +56,11 @@ def find(
 
     finder = Finder(policy, attempt_tokens, longest=max(lengths), wanted=sum(lengths))
     budget = finder.find(may_run_again=may_run_again)
-    again = budget.layers_run_again
-    logger.info(
-        f"Micro-batches of {budget.tokens:,} tokens fit"
-        + (
-            f", with {again} of {len(policy.trunk.layers)} layers run again in the backward pass"
-            * bool(again)
-        )
-        + "."
-    )
+    text = f"Micro-batches of {budget.tokens:,} tokens fit"
+    if budget.layers_run_again:
+        layers = f"{budget.layers_run_again} of {len(policy.trunk.layers)} layers"
+        text += f", with {layers} run again in the backward pass"
+    logger.info(text + ".")
     return budget
 
 

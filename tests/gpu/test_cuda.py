@@ -17,7 +17,7 @@ from whetstone.engines.base import Request, Sampling
 from whetstone.engines.native import NativeEngine
 from whetstone.model.attention import NAME
 from whetstone.model.policy import Policy
-from whetstone.types import Group
+from whetstone.types import Group, Problem
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 # Flash attention wants heads of at least 16 numbers or so.
@@ -140,7 +140,8 @@ def test_the_budget_is_found_and_memory_that_runs_out_is_survived():
     policy = on_gpu("llama", torch.bfloat16)
     updater = updater_for(policy)
     samples = make_samples(make_policy("llama"))
-    groups = [Group(problem=None, rollouts=tuple(sample.rollout for sample in samples))]  # type: ignore
+    problem = Problem(id="a", task="b", messages=({"role": "user", "content": "c"},), answer=None)
+    groups = [Group(problem=problem, rollouts=tuple(sample.rollout for sample in samples))]
     wanted = sum(sample.num_tokens for sample in samples)
     assert updater.micro_batch_tokens(groups) == wanted
     assert all(parameter.grad is None for parameter in policy.parameters)

@@ -81,7 +81,9 @@ def test_speedups_are_over_trls_best_row_of_the_same_model():
     assert rows[-1]["speedup_over_trl_vllm"] == 2.0  # the fastest of TRL's ways with vLLM
 
 
-@pytest.mark.parametrize(("script", "words"), [("update", []), ("step", []), ("step", ["--cpu"])])
+@pytest.mark.parametrize(
+    ("script", "words"), [("update", []), ("step", []), ("step", ["--cpu"]), ("memory", [])]
+)
 def test_the_tables_of_the_docs_are_made_of_the_kept_rows(script, words, capsys):
     module = importlib.import_module(script)
     kept = module.CPU_RESULTS if "--cpu" in words else module.RESULTS

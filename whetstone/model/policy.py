@@ -188,20 +188,24 @@ class Policy:
 
     def _logits(self, hidden: Tensor) -> Tensor:
         logits = self.lm.get_output_embeddings()(hidden)
-        softcap = getattr(self.config, "final_logit_softcapping", None)  # Gemma
+        softcap, scaling = self._bends
         if softcap is not None:
             logits = softcap * torch.tanh(logits / softcap)
-        scaling = getattr(self.config, "logits_scaling", None)  # Granite
         return logits if scaling is None else logits / scaling
+
+    @property
+    def _bends(self) -> tuple[float | None, float | None]:
+        """What becomes of logits after the output matrix: a softcap (Gemma), a divisor (Granite)."""
+        config = self.config
+        return getattr(config, "final_logit_softcapping", None), getattr(config, "logits_scaling", None)
 
     def _matrix(self, temperature: float) -> Head | None:
         """`_logits` as one matrix, for kernels; None where it is more than that (an adapter, a slice)."""
         head = self.lm.get_output_embeddings()
         if type(head) is not nn.Linear or self.vocabulary is not WHOLE:
             return None
-        softcap = getattr(self.config, "final_logit_softcapping", None)
-        scaling = getattr(self.config, "logits_scaling", None) or 1.0
-        return Head(head.weight, head.bias, softcap, 1 / (temperature * scaling))
+        softcap, scaling = self._bends
+        return Head(head.weight, head.bias, softcap, 1 / (temperature * (scaling or 1.0)))
 
     def logprobs(self, batch: Any, temperature: float) -> Tensor:
         """Logprobs [N] of the completion tokens."""
