@@ -36,7 +36,7 @@ from whetstone.errors import UserError
 from whetstone.model.attention import PackedAttention, end_to_end
 from whetstone.model.policy import Policy, load_policy
 
-PARTS = ["colocate", "colocate_lora", "disk", "ipc", "lora", "run_colocate", "run_server", "nccl"]
+PARTS = ["colocate", "colocate_lora", "disk", "ipc", "lora", "killed", "run_colocate", "run_server", "nccl"]
 NUM_TOKENS = 256
 EAGER = "server_args=[--enforce-eager]"  # checks need no CUDA graphs, which take their time to start
 
@@ -125,15 +125,19 @@ def tokens_per_s(engine: Any, policy: Policy) -> int:
     return round(256 * NUM_TOKENS / best)
 
 
-def try_engine(model: str, *words: str) -> dict[str, Any]:
-    """Start, push, check, sleep, push again while asleep, check."""
+def started(model: str, *words: str) -> tuple[Any, Policy]:
     base = [f"model_name_or_path={model}", "bf16=true", "device=cuda", "rollout_engine=vllm", "max_slots=256"]
     lengths = ["max_completion_length=256", "vllm_max_model_length=512", f"output_dir={tempfile.mkdtemp()}"]
     config = load(None, [*base, *lengths, "vllm_server_timeout=170", *words]).config
     policy = load_policy(config.model)
+    return make_engine(config, policy), policy
+
+
+def try_engine(model: str, *words: str) -> dict[str, Any]:
+    """Start, push, check, sleep, push again while asleep, check."""
     row: dict[str, Any] = {"free_gb_before": free_gb(), "checks": []}
     begun = time.perf_counter()
-    engine: Any = make_engine(config, policy)
+    engine, policy = started(model, *words)
     row["start_s"] = round(time.perf_counter() - begun, 1)
     with contextlib.closing(engine):
         row["push_s"] = [timed(lambda: engine.update_weights(0))]
@@ -154,32 +158,32 @@ def try_engine(model: str, *words: str) -> dict[str, Any]:
         row["tokens_per_s"] = tokens_per_s(engine, policy)
         if isinstance(engine, Fleet):
             row["transfer"] = [type(member.server.transfer).__name__ for member in engine.members]  # type: ignore[attr-defined]
-            if "weight_transfer=disk" in words:
-                row |= kill(engine, policy)
     row["native_tokens_per_s"] = tokens_per_s(NativeEngine(policy, 256), policy)
     return row
 
 
-def kill(engine: Fleet, policy: Policy) -> dict[str, Any]:
-    """SIGKILL in the middle of a batch: the run starts its server again and goes on."""
-    requests = requests_of(policy, 16, 8)
-    samples = engine.generate(requests, Sampling(max_tokens=NUM_TOKENS, ignore_stop=True))
-    taken = [next(samples)]
-    process = engine.members[0].process
-    assert process is not None and process.process is not None
-    os.kill(process.process.pid, signal.SIGKILL)
-    seconds = timed(lambda: taken.extend(samples))
-    mean, _ = difference(policy, requests, taken, 1.0)
-    places = {(one.request, one.sample) for one in taken}
-    assert len(places) == len(taken) == 128, "samples were lost"
-    return {
-        "killed": {
+def killed(model: str) -> dict[str, Any]:
+    """SIGKILL in the middle of a batch: the run starts its server again, gives it the weights and goes on."""
+    engine, policy = started(model, "weight_transfer=disk", EAGER)
+    with contextlib.closing(engine):
+        move(policy, 1)  # so that a server with the weights it was started with would be found out
+        engine.update_weights(1)
+        requests = requests_of(policy, 16, 8)
+        samples = engine.generate(requests, Sampling(max_tokens=NUM_TOKENS, ignore_stop=True))
+        taken = [next(samples)]
+        process = engine.members[0].process.process
+        os.kill(process.pid, signal.SIGKILL)
+        seconds = timed(lambda: taken.extend(samples))
+        assert {one.completion.policy_version for one in taken} == {1}
+        mean, _ = difference(policy, requests, taken, 1.0)
+        places = {(one.request, one.sample) for one in taken}
+        assert len(places) == len(taken) == 128, "samples were lost"
+        return {
             "samples": len(taken),
             "drawn_again": engine.num_redone,
             "until_all_were_there_s": seconds,
             "logprob_difference_mean": round(mean, 5),
         }
-    }
 
 
 def run(*words: str) -> dict[str, Any]:
@@ -220,6 +224,7 @@ def part(name: str, model: str) -> dict[str, Any]:
         "disk": lambda: try_engine(model, "weight_transfer=disk", EAGER),
         "ipc": lambda: try_engine(model, "weight_transfer=ipc", EAGER),
         "lora": lambda: try_engine(model, "use_peft=true", EAGER),
+        "killed": lambda: killed(model),
         "run_colocate": lambda: run("vllm_mode=colocate"),
         "run_server": lambda: run("weight_transfer=ipc", EAGER),
     }[name]()

@@ -26,7 +26,7 @@ from update_work import Work
 
 RESULTS = HERE / "results" / "step.json"
 CPU_RESULTS = HERE / "results" / "step_cpu.json"
-WHO = ("ours", "trl_generate", "trl_vllm", "trl_vllm_uncorrected")
+WHO = ("ours", "trl_generate", "trl_vllm", "trl_vllm_uncorrected", "trl_vllm_float32")
 COLUMNS = (
     "size", "who", "generation_s", "scoring_s", "update_s", "sync_s", "total_s", "peak_gb",
     "speedup_over_trl_vllm", "speedup_over_trl_generate",
@@ -58,6 +58,10 @@ SETTINGS: dict[str, list[Row]] = {
     "trl_vllm_uncorrected": [
         {**COLOCATED, "per_device_train_batch_size": size, "vllm_importance_sampling_correction": False}
         for size in (32, 16)
+    ],
+    # TRL's own defaults for weights and corrections: float32 weights computed in bf16, which lose no updates
+    "trl_vllm_float32": [
+        {**COLOCATED, "dtype": "float32", "per_device_train_batch_size": size} for size in (32, 16)
     ],
 }
 # The second setting only where a step takes seconds: 32 sequences at once differ by 5 % in time for pebble,

@@ -197,7 +197,8 @@ def prompts_of(task: Row, tokenizer: Any) -> list[str]:
     return [chat.prompt(tasks.problem(index)) for index in range(STEPS * task["num_prompts"])]
 
 
-CONTENDERS = {"ours": ours, "trl_generate": with_trl, "trl_vllm": with_trl, "trl_vllm_uncorrected": with_trl}
+TRL = ("trl_generate", "trl_vllm", "trl_vllm_uncorrected", "trl_vllm_float32")
+CONTENDERS = {"ours": ours, **dict.fromkeys(TRL, with_trl)}
 
 if __name__ == "__main__":
     main()
