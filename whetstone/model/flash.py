@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from whetstone.model.memory import upload
 from whetstone.types import Segment
 
 
@@ -25,7 +26,7 @@ class FlashPlan:
         ]
         query_lengths, key_lengths = [s.length for s in segments], [len(index) for index in keys]
         self.query_bounds, self.key_bounds = (
-            torch.tensor([0, *lengths]).cumsum(0).to(device=device, dtype=torch.int32)
+            upload(torch.tensor([0, *lengths]).cumsum(0).int(), device)
             for lengths in (query_lengths, key_lengths)
         )
         self.max_query, self.max_key = max(query_lengths), max(key_lengths)
@@ -38,10 +39,10 @@ class Copies:
     """Where the keys of a shared prompt go, and where their gradients come from."""
 
     def __init__(self, index: Tensor, num_tokens: int, device: torch.device):
-        self.index = index.to(device)  # [K] the token of every copy
-        self.places = index.argsort(stable=True).to(device=device, dtype=torch.int32)
+        self.index = upload(index, device)  # [K] the token of every copy
+        self.places = upload(index.argsort(stable=True).int(), device)
         counts = torch.bincount(index, minlength=num_tokens)
-        self.bounds = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).to(device=device, dtype=torch.int32)
+        self.bounds = upload(torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int(), device)
 
     def of(self, rows: Tensor) -> Tensor:
         return rows.index_select(0, self.index)

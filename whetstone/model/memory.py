@@ -1,6 +1,16 @@
-"""How much memory a device may give to this process, and how much of it is left."""
+"""How much memory a device may give to this process, how much of it is left, and the way into it."""
 
 import torch
+from torch import Tensor
+
+
+def upload(values: Tensor, device: torch.device) -> Tensor:
+    """From the host to the device. The host does not wait for a GPU to finish what it was given before, as it
+    would with memory that is not pinned: so it can prepare the next micro-batch meanwhile.
+    """
+    if device.type != "cuda":
+        return values.to(device)
+    return values.pin_memory().to(device, non_blocking=True)
 
 
 def memory_of(device: torch.device) -> int:

@@ -19,7 +19,7 @@ from whetstone.engines.native.layout import MAX_STOPS, PAGE, CacheShape, PagedSt
 from whetstone.engines.native.pages import Seats, num_pages
 from whetstone.engines.native.prefill import PagedPrefill, Sequence
 from whetstone.errors import UserError
-from whetstone.model.memory import free_memory
+from whetstone.model.memory import free_memory, upload
 from whetstone.model.policy import Policy
 from whetstone.types import Completion, Finish
 
@@ -266,7 +266,7 @@ class PagedEngine:
         state.fields.zero_()
 
     def _upload(self, values: Tensor) -> Tensor:
-        return values.pin_memory().to(self.shape.device, non_blocking=True)
+        return upload(values, self.shape.device)
 
     # ---- the engine's other verbs -------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from whetstone.engines.native.layout import PAGE, PagedState
 from whetstone.model.attention import LayerOptions, PackedAttention, end_to_end
+from whetstone.model.memory import upload
 
 LONG = 2048  # tokens from which a sequence is worth a call of its own to the faster attention of Hopper chips
 
@@ -46,10 +47,11 @@ class PagedPrefill:
         self.state = state
         self.lengths = [len(sequence) for sequence in sequences]
         self.packed = PackedAttention(end_to_end(self.lengths), device)
-        self.places = torch.tensor([cell for one in sequences for cell in one.places()]).to(device)
+        self.places = upload(torch.tensor([cell for one in sequences for cell in one.places()]), device)
         ids = [token for sequence in sequences for token in (*sequence.prompt, *sequence.own)]
-        self.token_ids = torch.tensor(ids).to(device)[None]
-        self.position_ids = torch.cat([torch.arange(length) for length in self.lengths]).to(device)[None]
+        self.token_ids = upload(torch.tensor(ids), device)[None]
+        positions = torch.cat([torch.arange(length) for length in self.lengths])
+        self.position_ids = upload(positions, device)[None]
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: LayerOptions) -> Tensor:
         """As a layer of a transformers model calls it, with queries and keys rotated already."""
