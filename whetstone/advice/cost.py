@@ -2,19 +2,20 @@
 Arithmetic only.
 
 Its constants are fitted to measurements on one H200 (docs/scale.md has them side by side): the share of
-the peak that the update and a decode step reach, and the time a decode step takes per layer beside flops
-and bytes. Everything beyond one GPU is prediction. `python -m whetstone.advice.cost` prints the tables of
-docs/scale.md.
+the peak that the update and a decode step reach, and the time that a decode step takes per layer and the
+update per token beside that. Everything beyond one GPU is prediction. `python -m whetstone.advice.cost`
+prints the tables of docs/scale.md.
 """
 
 from dataclasses import dataclass
 
-UPDATE_SHARE = 0.45  # of the peak, forward and backward, recomputation counted as work
-DECODE_SHARE = 0.75  # of the peak, for the matrix products of a decode step
-# A decode step's time per layer beside bytes and flops: two probes, and the native engine with its fused
-# kernels.
-LAYER_S = {"native": 4e-6, "compiled": 41e-6, "graph": 119e-6}
-ACTIVATIONS = 72  # bytes per token, layer and hidden unit that the backward pass keeps without checkpointing
+UPDATE_SHARE = 0.725  # of the peak, forward and backward, recomputation counted as work; compiled layers
+UPDATE_TOKEN_S = 4.2e-6  # beside that for each token, whatever the size: attention, norms, gates, the rest
+DECODE_SHARE = 0.82  # of the peak, or of the memory's speed, for the matrix products of a decode step
+# A decode step's time per layer beside products and cache: the native engine with its fused kernels, and a
+# model's own modules in a CUDA graph.
+LAYER_S = {"native": 41e-6, "graph": 149e-6}
+ACTIVATIONS = 52  # bytes per token, layer and hidden unit that the backward pass keeps without checkpointing
 OVERLAP = 0.8  # share of FSDP's traffic that hides behind computation, where there is enough of it
 IMBALANCE = 1.05  # the fullest rank has so much more than the mean
 PICKLED = 24  # bytes per token of a rollout on its way to all ranks
@@ -126,14 +127,14 @@ def predict(machine: Machine, model: Model, work: Work, layout: Layout) -> Cost:
 
 
 def decode_step(machine: Machine, model: Model, work: Work, layout: Layout, sequences: int) -> float:
-    """One new token for each of `sequences`: weights and cache read once, the products, the rest per
-    layer.
+    """One new token for each of `sequences`: the products, bound by the weights' bytes or by flops; the
+    cache read once; the rest per layer.
     """
     length = work.prompt_tokens + work.new_tokens / 2
-    moved = (2 * model.parameters + sequences * length * model.kv_bytes) / layout.tp
-    products = 2 * model.parameters * sequences / layout.tp
-    seconds = moved / machine.memory_speed + products / (machine.flops * DECODE_SHARE)
-    seconds += model.layers * layout.layer_s
+    weights = 2 * model.parameters / layout.tp
+    products = max(weights / machine.memory_speed, weights * sequences / machine.flops) / DECODE_SHARE
+    cache = sequences * length * model.kv_bytes / layout.tp / machine.memory_speed
+    seconds = products + cache + model.layers * layout.layer_s
     if layout.tp > 1:  # two sums a layer, each at least the latency of a small message
         traffic = 2 * sequences * model.hidden * 2 * (1 - 1 / layout.tp)
         seconds += 2 * model.layers * (20e-6 + traffic / machine.near_link)
@@ -144,7 +145,8 @@ def update_seconds(machine: Machine, model: Model, work: Work, layout: Layout) -
     """Forward, backward and optimiser of the fullest rank, with the traffic that does not hide."""
     tokens = work.update_tokens / layout.data * (IMBALANCE if layout.data > 1 else 1.0)
     passes = 8 if work.checkpointing else 6
-    compute = tokens * passes * model.parameters / layout.tp / (machine.flops * UPDATE_SHARE)
+    products = passes * model.parameters / (machine.flops * UPDATE_SHARE)
+    compute = tokens * (products + UPDATE_TOKEN_S * passes / 6) / layout.tp
     batches = max(1.0, tokens / work.micro_batch_tokens)
     own = model.parameters / layout.tp
     # Gathered in bf16 on the way forward and back, gradients scattered in float32, each micro-batch.
@@ -203,32 +205,54 @@ MODELS = {
     "32B": Model(name="32B", parameters=32.8e9, layers=64, hidden=5120, kv_bytes=64 * 8 * 128 * 4),
     "70B": Model(name="70B", parameters=70.6e9, layers=80, hidden=8192, kv_bytes=80 * 8 * 128 * 4),
 }
-# What facts there are: (what, predicted by, measured) on one H200, 2026-11-15, torch 2.11.
+# The works of benchmarks/rollout.py and update.py; the update's with 73,765 tokens to run.
 BENCH = Work(prompts=32, group=8, prompt_tokens=192, new_tokens=512, checkpointing=False)
+RAGGED = Work(
+    prompts=32, group=8, prompt_tokens=192, new_tokens=264, checkpointing=False, micro_batch_tokens=16384
+)
 ONE = Layout(gpus=1)
+FITTED = {("decode", "0.5B", 256), ("decode", "1.5B", 256), ("decode", "1.5B", 1024)}
+FITTED |= {("update", "1.5B", 256), ("update", "3B", 256), ("memory", "1.5B", 256)}
+# What was measured: one H200, 2026-11-15, torch 2.11, benchmarks/results/{rollout,update,step}.json.
+MEASURED = {
+    ("decode", "0.5B", 256): 145_934, ("decode", "0.5B", 1024): 248_675,
+    ("decode", "1.5B", 256): 86_001, ("decode", "1.5B", 1024): 109_352,
+    ("decode", "3B", 256): 52_811, ("decode", "3B", 1024): 65_768,
+    ("update", "0.5B", 256): 104_114, ("update", "1.5B", 256): 48_712, ("update", "3B", 256): 27_184,
+    ("memory", "0.5B", 256): 26.5, ("memory", "1.5B", 256): 61.3, ("memory", "3B", 256): 106.9,
+    ("step", "1.5B", 256): 4.41,
+}  # fmt: skip
+WORDS = {
+    "decode": "sampled tokens/s, {} sequences, native engine",
+    "update": "tokens run/s in the update, no checkpointing",
+    "memory": "GB at the peak of that update",
+    "step": "seconds of a whole step, 32 prompts x 8 x 512",
+}
+
+
+def predicted(what: str, name: str, sequences: int) -> float:
+    """The model's word for a measurement."""
+    model = MODELS[name]
+    decode = sequences / decode_step(H200, model, BENCH, ONE, sequences)
+    if what == "decode":
+        return decode
+    if what == "update":
+        return RAGGED.update_tokens / update_seconds(H200, model, RAGGED, ONE)
+    if what == "memory":
+        return memory(model, RAGGED, ONE) / 1e9
+    sampled = sequences * BENCH.new_tokens
+    return sampled / decode + update_seconds(H200, model, BENCH, ONE)
 
 
 def measured() -> list[tuple[str, float, float]]:
-    """Predictions beside measurements, in tokens/s."""
-
-    def decode(name: str, sequences: int, how: str) -> float:
-        layout = Layout(gpus=1, decode=how)
-        return sequences / decode_step(H200, MODELS[name], BENCH, layout, sequences)
-
-    def update(checkpointing: bool) -> float:
-        # As it was measured: whole sequences of 456 tokens on the mean, prompts not shared.
-        work = Work(prompts=256, group=1, prompt_tokens=192, new_tokens=264, checkpointing=checkpointing)
-        return work.update_tokens / update_seconds(H200, MODELS["1.5B"], work, ONE)
-
-    return [
-        ("decode 1.5B, 256 sequences, native engine (fitted)", decode("1.5B", 256, "native"), 87000),
-        ("decode 1.5B, 256 sequences, compiled (fitted)", decode("1.5B", 256, "compiled"), 64489),
-        ("decode 1.5B, 1,024 sequences, compiled (fitted)", decode("1.5B", 1024, "compiled"), 99615),
-        ("decode 1.5B, 256 sequences, CUDA graph (fitted)", decode("1.5B", 256, "graph"), 41546),
-        ("decode 0.5B, 256 sequences, compiled (predicted)", decode("0.5B", 256, "compiled"), 110396),
-        ("update 1.5B, no checkpointing (fitted)", update(False), 36783),
-        ("update 1.5B, checkpointing (predicted)", update(True), 30312),
-    ]
+    """Predictions beside measurements."""
+    rows = []
+    for key, seen in MEASURED.items():
+        what, name, sequences = key
+        words = f"{name}: {WORDS[what].format(f'{sequences:,}')} "
+        words += "(fitted)" if key in FITTED else "(predicted)"
+        rows.append((words, predicted(what, name, sequences), seen))
+    return rows
 
 
 def scaling(model: str, work: Work, layouts: list[Layout]) -> list[str]:
@@ -246,10 +270,14 @@ def scaling(model: str, work: Work, layouts: list[Layout]) -> list[str]:
     return rows
 
 
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
 def main() -> None:
-    print("| what | predicted tokens/s | measured | ratio |\n|---|---|---|---|")
-    for what, predicted, seen in measured():
-        print(f"| {what} | {predicted:,.0f} | {seen:,} | {predicted / seen:.2f} |")
+    print("| what | computed | measured | ratio |\n|---|---|---|---|")
+    for what, computed, seen in measured():
+        print(f"| {what} | {_figure(computed)} | {_figure(seen)} | {computed / seen:.2f} |")
     head = "\n| GPUs | replicas x shards x tp | rollout s | exchange s | update s | gather s | step s "
     head += "| tokens/s | per GPU | GB |"
     for name, prompts, layouts in (
