@@ -14,7 +14,6 @@ from whetstone.batch import Sample, balance, minibatches
 from whetstone.config import build
 from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score
 
-
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
