@@ -11,7 +11,7 @@ import datetime
 import logging
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,6 +79,7 @@ def start(config: ParallelRoom, device_type: str) -> Iterator[Ranks]:
     # Weights that rest in the memory of the CPU are FSDP's business, on one GPU as well.
     needs_group = is_launched() or (config.cpu_offload == "all" and device_type == "cuda")
     if not needs_group:
+        check_launcher(os.environ)
         check_sizes(config, 1)
         yield ALONE
         return
@@ -132,6 +133,20 @@ def make_ranks(config: ParallelRoom, device_type: str, local_rank: int = 0) -> R
         tp_size=config.tp_size,
         mesh=mesh,
     )
+
+
+def check_launcher(environment: Mapping[str, str]) -> None:
+    """Refuse to be alone where several were asked for. Without GPUs `accelerate launch --num_processes 2` starts
+    one process all the same, and with a hostfile several that are told of each other by MPI only: each would
+    train as if it were alone. What it leaves in either case is an address to meet at, and no number of ranks.
+    """
+    by_accelerate = "ACCELERATE_MIXED_PRECISION" in environment
+    if by_accelerate and "MASTER_PORT" in environment and "WORLD_SIZE" not in environment:
+        raise UserError(
+            "accelerate launch was asked for several processes and started this one alone, as it does on a "
+            "machine without GPUs: add --multi_gpu (on CPUs too: it makes accelerate start them all), or use "
+            "`torchrun --nproc_per_node=2 -m whetstone train ...`. If one process was meant, unset MASTER_PORT."
+        )
 
 
 def check_sizes(config: ParallelRoom, world_size: int) -> None:
