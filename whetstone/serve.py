@@ -11,7 +11,7 @@ import sys
 import time
 
 from whetstone.config import Loaded
-from whetstone.engines.outfit import is_up, start_servers
+from whetstone.engines.outfit import is_up, keep_up, start_servers
 from whetstone.errors import UserError
 
 CHECK_EVERY_S = 1.0
@@ -42,7 +42,5 @@ def serve(loaded: Loaded) -> None:
         while True:
             time.sleep(CHECK_EVERY_S)
             for process in processes:
-                process.keep_running()
-                if process.restarts and is_up(process):
-                    process.restarts = 0
-                    print(f"Up again: {process.command.url}.", flush=True)
+                if (said := keep_up(process)) is not None:
+                    print(said, flush=True)

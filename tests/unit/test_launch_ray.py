@@ -1,22 +1,42 @@
-"""The command line of `whet launch`; a run on a real Ray where there is one (marked slow)."""
+"""The command line of `whet launch`; whole runs on a real Ray where there is one (marked slow), the rollout
+servers played by our own small server that speaks SGLang's interface and samples from a real model. The same
+with a real vLLM: tests/vllm/test_launch_ray.py.
+"""
 
+import contextlib
 import importlib.util
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_train import words
+from tests.e2e.test_train import rows, run, weights, words
+from tests.protocol_server import ModelServer
+from whetstone.config import load
 from whetstone.errors import UserError
-from whetstone.launch import parse
+from whetstone.launch.cluster import lack
+from whetstone.launch.words import parse, settle_servers
+from whetstone.model.embedded import resolve
+
+ROOT = Path(__file__).resolve().parents[2]
+SETTINGS = {"max_steps": 4, "save_steps": 10, "max_completion_length": 16, "eval_num_samples": 0}
+FLAGS = ["--ray", "--ranks", "2", "--gpus-per-rank", "0", "--cpus-per-rank", "0.5"]
+needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray: pip install ray")
 
 
 def test_flags_and_what_is_launched():
     found = parse(["--ray", "--ranks", "16", "--max-restarts=3", "train", "grpo", "tp_size=2"])
-    assert (found.ranks, found.gpus, found.max_restarts) == (16, 1.0, 3)
+    assert (found.ranks, found.gpus, found.max_restarts, found.servers) == (16, 1.0, 3, None)
     assert found.words == ["grpo", "tp_size=2"]
+    found = parse(["--ray", "--ranks=2", "--servers=3", "--gpus-per-server", "2", "--wait", "9", "train"])
+    assert (found.servers, found.gpus_per_server, found.wait_s) == (3, 2, 9.0)
+    assert found.bundles == [{"CPU": 1.0, "GPU": 1.0}] * 2 + [{"CPU": 1.0, "GPU": 2}] * 3
 
 
 @pytest.mark.parametrize(
@@ -24,7 +44,9 @@ def test_flags_and_what_is_launched():
     [
         (["train"], "torchrun"),
         (["--ray", "train"], "how many ranks"),
-        (["--ray", "--ranks", "two", "train"], "--ranks needs a number"),
+        (["--ray", "--ranks", "two", "train"], "--ranks needs a whole number"),
+        (["--ray", "--ranks=2", "--servers=-1", "train"], "--servers needs a whole number, 0 or above"),
+        (["--ray", "--ranks=2", "--cpus-per-server=nan", "train"], "--cpus-per-server needs a number"),
         (["--ray", "--nodes=2", "train"], "'--nodes' is not known"),
         (["--ray", "--ranks=2"], "What shall be launched"),
     ],
@@ -34,13 +56,182 @@ def test_what_cannot_be_understood_is_said(given, named):
         parse(given)
 
 
+def settled(flags, *settings):
+    found = settle_servers(parse(["--ray", "--ranks=2", *flags, "train"]), load(None, settings).config)
+    return found.servers, found.gpus_per_server
+
+
+def test_how_many_servers_a_configuration_gets():
+    assert settled([]) == (0, None)
+    assert settled([], "rollout_engine=vllm") == (1, 1)
+    assert settled(["--servers=3"], "rollout_engine=sglang", "vllm_tensor_parallel_size=4") == (3, 4)
+    assert settled(["--gpus-per-rank=0", "--servers=2"], "rollout_engine=vllm") == (2, 0)
+    assert settled(["--servers=0"], "rollout_engine=vllm", "server_devices=[1]") == (0, None)
+    assert settled([], "rollout_engine=vllm", "rollout_servers=node1:8000") == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("flags", "settings", "named"),
+    [
+        (["--servers=1"], [], "native samples here.*rollout_engine=vllm"),
+        (["--servers=1"], ["rollout_engine=vllm", "vllm_mode=colocate"], "own processes.*vllm_mode=server"),
+        (
+            ["--servers=1"],
+            ["rollout_engine=vllm", "rollout_servers=n:8000"],
+            r"running ones \(http://n:8000\)",
+        ),
+        ([], ["rollout_engine=vllm", "server_devices=[6,7]"], "Ray chooses them.*--servers 2"),
+        (["--gpus-per-server=4"], ["rollout_engine=vllm"], "vllm_tensor_parallel_size=4"),
+        ([], ["rollout_engine=vllm", "tp_size=2"], "tp_size=1"),
+    ],
+)
+def test_servers_that_do_not_go_with_the_configuration_are_refused(flags, settings, named):
+    with pytest.raises(UserError, match=named):
+        settled(flags, *settings)
+
+
+def test_what_a_cluster_lacks_is_said():
+    asked = settle_servers(
+        parse(["--ray", "--ranks=6", "--servers=2", "train"]),
+        load(None, ["rollout_engine=vllm", "vllm_tensor_parallel_size=4"]).config,
+    )
+    machine = {"CPU": 16.0, "GPU": 4.0}
+    said = lack(asked, {"CPU": 32.0, "GPU": 8.0}, {"CPU": 32.0, "GPU": 7.0}, [machine, machine])
+    assert "6 ranks with 1 CPU and 1 GPU each and 2 servers with 1 CPU and 4 GPU each" in said
+    assert "8 CPUs (it has 32, 32 of them free) and 14 GPUs (it has 8, 7 of them free)" in said
+    assert "large enough" not in said
+    assert "large enough for one server with 1 CPU and 4 GPU" in lack(
+        asked, {}, {}, [{"CPU": 9.0, "GPU": 2.0}]
+    )
+
+
+class Launched:
+    """`whet launch` as a process of its own on a Ray of its own."""
+
+    def __init__(self, folder, flags, **settings):
+        self.folder = folder
+        path = f"{ROOT}:{ROOT / 'tests' / 'data' / 'stand_in'}"
+        quiet = {"OMP_NUM_THREADS": "1", "RAY_AUTH_MODE": "disabled", "RAY_DEDUP_LOGS": "0"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "whetstone", "launch", *flags, "train", *words(folder, **settings)],
+            env={**os.environ, **quiet, "RAY_ADDRESS": "local", "PYTHONPATH": path},
+            stdout=(folder / "said").open("wb"),
+            stderr=subprocess.STDOUT,
+        )
+
+    @property
+    def said(self):
+        return (self.folder / "said").read_text(errors="replace")
+
+    def wait_for(self, is_so, timeout_s=180.0):
+        begun = time.monotonic()
+        while not is_so():
+            assert self.process.poll() is None and time.monotonic() - begun < timeout_s, self.said
+            time.sleep(0.1)
+
+    def wait_for_step(self, step):
+        metrics = self.folder / "run" / "metrics.jsonl"
+        self.wait_for(lambda: metrics.is_file() and len(rows(self.folder, "train")) >= step)
+
+    def end(self, timeout_s=180.0):
+        try:
+            return self.process.wait(timeout_s)
+        finally:
+            self.process.kill()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            self.process.terminate()
+            self.end(60)
+
+
+def processes(*texts):
+    """Those whose command line holds all of these."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if all(text in line for text in texts):
+                found.append(int(folder.name))
+    return found
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray")
+@needs_ray
 def test_two_ranks_on_a_real_ray(tmp_path):
-    settings = words(tmp_path, max_steps=2, max_completion_length=16, eval_num_samples=0)
-    command = ["launch", "--ray", "--ranks", "2", "--gpus-per-rank", "0", "train", *settings]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_AUTH_MODE": "disabled"}
-    subprocess.run([sys.executable, "-m", "whetstone", *command], check=True, timeout=300, env=environment)
+    with Launched(tmp_path, FLAGS, **{**SETTINGS, "max_steps": 2}) as launched:
+        assert launched.end() == 0, launched.said
     results = json.loads((tmp_path / "run" / "train_results.json").read_text())
     assert results["steps"] == 2
     assert "2 ranks: weights in 2 shards" in (tmp_path / "run" / "training.log").read_text()
+
+
+@pytest.mark.slow
+@needs_ray
+def test_a_server_that_ray_placed_dies_twice_and_nothing_is_lost(tmp_path):
+    """First the server, in the middle of a batch, then its actor. All is as in one process with a server that
+    lives.
+    """
+    (tmp_path / "ray").mkdir()
+    served = {**SETTINGS, "rollout_engine": "sglang", "server_args": "[--delay,0.5]", "max_slots": 1}
+    with Launched(tmp_path / "ray", [*FLAGS, "--servers", "1"], **served) as launched:
+        launched.wait_for_step(1)
+        (url,) = re.findall(r"whet: starting (http://127.0.0.1:\d+)\.", launched.said)
+        (server,) = processes("sglang.launch_server", f"--port {url.rpartition(':')[2]}")
+        time.sleep(0.8)
+        os.kill(server, signal.SIGKILL)
+        launched.wait_for_step(3)
+        assert f"{url} has ended: starting it again" in launched.said
+        assert launched.said.count(f"Up again: {url}.") == 1
+        log = tmp_path / "ray" / "run" / "training.log"
+        lost = re.findall(rf"{url} is lost \((.*?)\)", log.read_text())
+        print("lost because", lost)
+        assert lost and f"{url} is back and has the current weights" in log.read_text()
+        time.sleep(0.8)
+        (actor,) = processes("ray::EngineServer")
+        os.kill(actor, signal.SIGKILL)
+        assert launched.end() == 0, launched.said
+        assert f"the Ray actor of the server {url} died" in launched.said
+    assert not processes("sglang.launch_server", str(ROOT))
+    server = ModelServer("sglang", Path(resolve("pebble")))
+    run(tmp_path / "one", **SETTINGS, rollout_engine="sglang", rollout_servers=server.url)
+    server.kill()
+    for mine, theirs in zip(rows(tmp_path / "ray", "train"), rows(tmp_path / "one", "train"), strict=True):
+        for key in ("reward", "loss", "grad_norm"):
+            assert mine[key] == pytest.approx(theirs[key], rel=1e-3, abs=1e-6), key
+        assert mine["sampler_logprob_difference"] < 1e-4
+    ours, theirs = (weights(tmp_path / name / "run" / "final_model") for name in ("ray", "one"))
+    worst = max(((ours[name] - theirs[name]).norm() / theirs[name].norm()).item() for name in ours)
+    assert worst < 1e-3, worst
+
+
+@pytest.mark.slow
+@needs_ray
+def test_ctrl_c_saves_and_stops_the_servers(tmp_path):
+    served = {**SETTINGS, "max_steps": 500, "rollout_engine": "sglang"}
+    with Launched(tmp_path, [*FLAGS, "--servers", "1"], **served) as launched:
+        launched.wait_for_step(2)
+        launched.process.send_signal(signal.SIGINT)
+        assert launched.end() == 130, launched.said
+    assert list((tmp_path / "run").glob("checkpoint-*")), launched.said
+    assert not processes("sglang.launch_server", str(ROOT)) and not processes(
+        "whetstone train", str(tmp_path)
+    )
+
+
+@pytest.mark.slow
+@needs_ray
+def test_what_can_not_be_placed_or_started_is_said(tmp_path):
+    served = {**SETTINGS, "rollout_engine": "sglang"}
+    flags = [*FLAGS, "--servers", "2", "--cpus-per-server", "500", "--wait", "1"]
+    with Launched(tmp_path, flags, **served) as launched:
+        assert launched.end() == 2, launched.said
+    assert "2 servers with 500 CPU each: that is 1001 CPUs" in launched.said
+    assert "large enough for one server with 500 CPU" in launched.said
+    with Launched(tmp_path, [*FLAGS, "--servers=1"], **served, server_args="[--broken]") as launched:
+        assert launched.end() == 2, launched.said
+    assert "Rollout server 0: The server could not start (exit code 1)" in launched.said
+    assert "ValueError: no such model here" in launched.said

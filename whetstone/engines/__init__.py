@@ -48,12 +48,7 @@ def _outside(config: "Config", policy: "Policy") -> "Engine":
 
 def _outside_of_ranks(config: "Config", policy: "Policy") -> "Engine":
     """Servers that all ranks share: each asks them for its own samples, the first sends the weights."""
-    if policy.ranks.tp_size > 1 or config.rollout.vllm_mode == "colocate":
-        raise UserError(
-            f"rollout_engine: {config.rollout.rollout_engine} works with several ranks as a server and with "
-            "tp_size 1 so far: set vllm_mode=server and tp_size=1 (FSDP shards the model), or "
-            "rollout_engine=native."
-        )
+    check_servers_of_ranks(config)
     from whetstone.engines.fleet import Team
     from whetstone.engines.gathered import GatheredEngine
     from whetstone.engines.outfit import make_fleet
@@ -62,6 +57,15 @@ def _outside_of_ranks(config: "Config", policy: "Policy") -> "Engine":
     ranks = policy.ranks
     team = Team(leads=ranks.is_main, tell=lambda what: from_main(ranks, what))
     return GatheredEngine(policy, lambda copy: make_fleet(config, copy, team))
+
+
+def check_servers_of_ranks(config: "Config") -> None:
+    if config.parallel.tp_size > 1 or config.rollout.vllm_mode == "colocate":
+        raise UserError(
+            f"rollout_engine: {config.rollout.rollout_engine} works with several ranks as a server and with "
+            "tp_size 1 so far: set vllm_mode=server and tp_size=1 (FSDP shards the model), or "
+            "rollout_engine=native."
+        )
 
 
 def _on_its_weights(config: "Config", policy: "Policy") -> "Engine":

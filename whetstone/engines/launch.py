@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from whetstone.errors import UserError
 
@@ -49,8 +50,7 @@ class ServerProcess:
     def start(self) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
-            self.process = _STARTER.submit(
-                subprocess.Popen,
+            self.process = start_bound(
                 self.command.words,
                 env={**os.environ, **self.command.environment},
                 cwd=self.log.parent,  # not where a folder might be taken for one of its packages
@@ -58,8 +58,7 @@ class ServerProcess:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_end_with_parent,
-            ).result()
+            )
 
     def keep_running(self) -> None:
         """Start it again if it has died; `UserError` if that is of no use."""
@@ -121,6 +120,11 @@ class ServerProcess:
             return
         finally:
             self.process.wait()
+
+
+def start_bound(words: list[str], **settings: Any) -> subprocess.Popen[Any]:
+    """A process that ends with us, however we end. `settings`: as for Popen."""
+    return _STARTER.submit(subprocess.Popen, words, preexec_fn=_end_with_parent, **settings).result()
 
 
 def _end_with_parent() -> None:

@@ -102,18 +102,29 @@ def server_maker(config: Config, policy: Policy, *, is_shared: bool = False) -> 
 def start_servers(config: Config, host: str, ports: list[int]) -> list[ServerProcess]:
     """One server for each entry of server_devices, or one; they come up side by side."""
     devices: list[str | None] = [*config.engines.server_devices] or [None]
+    return [
+        start_server(config, number, devices=own, host=host, port=port)
+        for number, (own, port) in enumerate(zip(devices, ports, strict=True))
+    ]
+
+
+def start_server(config: Config, number: int, *, devices: str | None, host: str, port: int) -> ServerProcess:
+    """`devices`: GPUs of its own; its log is in the folder of the run."""
     folder = Path(config.run.output_dir) / (config.run.run_name or "") / "servers"
-    processes = []
-    for index, (own, port) in enumerate(zip(devices, ports, strict=True)):
-        process = ServerProcess(
-            server_command(config, own, host, port), (folder / f"server-{index}.log").resolve()
-        )
-        process.start()
-        logger.info(
-            f"Starting a {config.rollout.rollout_engine} server: {process.command.url}, {process.log}"
-        )
-        processes.append(process)
-    return processes
+    log = (folder / f"server-{number}.log").resolve()
+    process = ServerProcess(server_command(config, devices, host, port), log)
+    process.start()
+    logger.info(f"Starting a {config.rollout.rollout_engine} server: {process.command.url}, {process.log}")
+    return process
+
+
+def keep_up(process: ServerProcess) -> str | None:
+    """Start a server again if it has died (`UserError` if that is of no use); a word when it is up again."""
+    process.keep_running()
+    if process.restarts and is_up(process):
+        process.restarts = 0
+        return f"Up again: {process.command.url}."
+    return None
 
 
 def server_command(config: Config, devices: str | None, host: str, port: int) -> Command:

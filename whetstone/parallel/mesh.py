@@ -136,16 +136,16 @@ def make_ranks(config: ParallelRoom, device_type: str, local_rank: int = 0) -> R
 
 
 def check_launcher(environment: Mapping[str, str]) -> None:
-    """Refuse to be alone where several were asked for. Without GPUs `accelerate launch --num_processes 2` starts
-    one process all the same, and with a hostfile several that are told of each other by MPI only: each would
-    train as if it were alone. What it leaves in either case is an address to meet at, and no number of ranks.
+    """Refuse to be alone where several were asked for. Without GPUs `accelerate launch --num_processes 2`
+    starts one process all the same, and with a hostfile several that are told of each other by MPI only: each
+    would train as if it were alone. In either case it leaves an address to meet at, and no number of ranks.
     """
     by_accelerate = "ACCELERATE_MIXED_PRECISION" in environment
     if by_accelerate and "MASTER_PORT" in environment and "WORLD_SIZE" not in environment:
         raise UserError(
             "accelerate launch was asked for several processes and started this one alone, as it does on a "
             "machine without GPUs: add --multi_gpu (on CPUs too: it makes accelerate start them all), or use "
-            "`torchrun --nproc_per_node=2 -m whetstone train ...`. If one process was meant, unset MASTER_PORT."
+            "`torchrun --nproc_per_node=2 -m whetstone train ...`. Unset MASTER_PORT if one was meant."
         )
 
 
