@@ -34,4 +34,4 @@ info.mkdir(exist_ok=True)
 (info / "RECORD").write_text("")
 PY
 fi
-install -e . 'pytest>=8.3,<10'
+install -e '.[ray]' 'pytest>=8.3,<10'

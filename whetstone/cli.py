@@ -373,13 +373,22 @@ they answer, starts a dead one again, and stops them at Ctrl-C. docs/servers.md 
     ),
     "launch": Verb(
         summary="train on a Ray cluster",
-        usage="whet launch --ray --ranks N [--gpus-per-rank 1] [--max-restarts 3] train [CONFIG] ...",
+        usage="whet launch --ray --ranks N [--servers M] [flags] train [CONFIG] [key=value ...]",
         help="""\
-Places N ranks in one placement group of the Ray cluster at RAY_ADDRESS (or on this machine) and trains on
-them. Everything after `train` is as for whet train; a run that fails goes on from its last checkpoint.
+Places N ranks and M rollout servers in one placement group of the Ray cluster at RAY_ADDRESS (or on this
+machine) and trains on them. Everything after `train` is as for whet train. A run that fails goes on from its
+last checkpoint; a server that dies is started again, and the run goes on.
 Without Ray: torchrun --nproc_per_node=8 -m whetstone train CONFIG (docs/scale.md).
 
+  --ranks N                                    processes that train
+  --gpus-per-rank 1    --cpus-per-rank 1       0 GPUs: on CPUs; parts of a CPU are possible
+  --servers M                                  of rollout_engine vllm or sglang; default 1, or those that
+                                               rollout_servers names; 0: the first rank starts one beside it
+  --gpus-per-server K  --cpus-per-server 1     default of K: vllm_tensor_parallel_size; 0 if ranks have none
+  --max-restarts 0     --wait 300              starts after a failure; seconds to wait for room
+
   whet launch --ray --ranks 16 --max-restarts 3 train config/grpo.yaml tp_size=2
+  whet launch --ray --ranks 6 --servers 2 train config/grpo.yaml rollout_engine=vllm
   whet launch --ray --ranks 2 --gpus-per-rank 0 train quickstart          on CPUs""",
         call=_launch,
     ),
