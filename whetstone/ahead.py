@@ -6,7 +6,7 @@ The batch under way is part of a checkpoint, so a resumed run goes on with the v
 nothing about what is sampled, and knows no loss: old samples are weighed by `sampler_correction`.
 """
 
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,8 @@ from whetstone.config import Config, Plan
 from whetstone.rollout import Collects, Groups, Round
 from whetstone.tasks.mixture import Mixture
 from whetstone.types import Completion, Finish, Group, Rollout, Score
+
+CLOSING_S = 10.0  # for other ranks to give up as well
 
 
 class Ahead(Groups):
@@ -52,8 +54,13 @@ class Ahead(Groups):
             self._coming.set_result(from_plain(state["coming"], self._tasks))
 
     def close(self) -> None:
+        """The thread ends at its next sample. One that waits for a rank which has failed elsewhere is left
+        behind: the others are yet to be told (parallel/watch.py), and end it when they go.
+        """
         self._collector.abandoned = True
-        self._thread.shutdown(wait=True)
+        if self._coming is not None:
+            wait([self._coming], timeout=CLOSING_S if self._collector.waits_for_others else None)
+        self._thread.shutdown(wait=False)
 
 
 def to_plain(made: Round) -> dict[str, Any]:

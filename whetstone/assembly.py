@@ -17,6 +17,7 @@ from whetstone.evaluate import EvalResult, percent
 from whetstone.metrics import MetricsLog, write_aside
 from whetstone.model.chat import Chat
 from whetstone.model.policy import Policy
+from whetstone.parallel.collectives import second_line
 from whetstone.parallel.mesh import ALONE, Ranks
 from whetstone.report import write_report
 from whetstone.rollout import Collector
@@ -60,7 +61,9 @@ def make_collector(
         max_prompt_length=config.rollout.max_prompt_length,
         max_length=policy.max_length,
     )
-    return SharedCollector(collector, policy.ranks)
+    ahead = config.rollout.async_rollouts > 0
+    line = second_line(policy.ranks, config.parallel.collective_timeout_s) if ahead else None
+    return SharedCollector(collector, policy.ranks, line)
 
 
 def open_metrics(

@@ -46,6 +46,7 @@ class Collector:
         self.engine = engine
         self.scorer = scorer
         self.codec = codec
+        self.waits_for_others = False
         self.max_prompt_length = max_prompt_length  # longer prompts lose their beginning
         self.max_length = max_length  # what the model allows, prompt and completion together
         self.prompts_cut = 0  # since these two were last set to 0
@@ -141,6 +142,7 @@ class Collects(Protocol):
     engine: Engine
     prompts_cut: int
     scoring_s: float
+    waits_for_others: bool  # `collect` returns only once all ranks have come to its end
 
     @property
     def abandoned(self) -> bool: ...

@@ -12,7 +12,7 @@ from whetstone.engines.base import Sampling
 from whetstone.errors import UserError
 from whetstone.parallel.collectives import gather_objects, my_share
 from whetstone.parallel.mesh import Ranks
-from whetstone.rollout import Collector
+from whetstone.rollout import Abandoned, Collector
 from whetstone.tasks.scoring import Answer
 from whetstone.types import Group, Problem, Score
 
@@ -20,9 +20,12 @@ from whetstone.types import Group, Problem, Score
 class SharedCollector:
     """The collectors of all ranks as one."""
 
-    def __init__(self, collector: Collector, ranks: Ranks):
+    def __init__(self, collector: Collector, ranks: Ranks, line: Any = None):
+        """`line`: the ranks' second line, where sampling goes on in a thread beside the update."""
         self._collector = collector
         self._ranks = ranks
+        self._line = line
+        self.waits_for_others = ranks.world_size > 1
         self.engine = collector.engine
         self.custom_metrics: dict[str, float] = {}
         self.prompts_cut = 0  # since these two were last set to 0, on all ranks
@@ -45,7 +48,7 @@ class SharedCollector:
         seed_parts: tuple[int | str, ...],
     ) -> list[Group]:
         """`num_samples` scored completions of each problem, sampled and scored wherever."""
-        one, groups, failure = self._collector, [], None
+        one, groups, failure, given_up = self._collector, [], None, False
         one.prompts_cut, one.scoring_s = 0, 0.0
         mine = my_share(self._ranks, problems)
         try:
@@ -53,14 +56,17 @@ class SharedCollector:
                 groups = one.collect(mine, num_samples=num_samples, sampling=sampling, seed_parts=seed_parts)
         except UserError as error:
             failure = str(error)
-        told = gather_objects(
-            self._ranks, (groups, failure, one.prompts_cut, one.scoring_s, dict(one.custom_metrics))
-        )
+        except Abandoned:  # told as well: the others may be waiting for this rank's share
+            given_up = True
+        counts = (one.prompts_cut, one.scoring_s, dict(one.custom_metrics))
+        told = gather_objects(self._ranks, (groups, failure, given_up, *counts), self._line)
         failures = [failure for _, failure, *_ in told if failure is not None]
         if failures:
             raise UserError(failures[0])
-        self.prompts_cut += sum(cut for _, _, cut, *_ in told)
-        self.scoring_s += max(seconds for _, _, _, seconds, _ in told)
+        if any(given_up for _, _, given_up, *_ in told):
+            raise Abandoned
+        self.prompts_cut += sum(cut for *_, cut, _, _ in told)
+        self.scoring_s += max(seconds for *_, seconds, _ in told)
         self.custom_metrics = _mean_of([metrics for *_, metrics in told])
         shares = [groups for groups, *_ in told]
         return [shares[i % len(shares)][i // len(shares)] for i in range(len(problems))]

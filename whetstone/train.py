@@ -127,10 +127,12 @@ def meet(config: Config, stack: contextlib.ExitStack) -> Ranks:
     """
     ranks = stack.enter_context(mesh.start(config.parallel, choose_device(config.model.device).type))
     stack.enter_context(Watch(ranks, config.parallel.heartbeat_timeout_s))
-    if ranks.world_size > 1 and config.rollout.async_rollouts:
+    in_our_processes = config.rollout.rollout_engine not in ("vllm", "sglang")
+    if ranks.world_size > 1 and config.rollout.async_rollouts and in_our_processes:
         raise UserError(
-            "async_rollouts: 1 is for one process yet: sampling and update would talk to the other ranks at "
-            "the same time: set async_rollouts=0, or train on one device."
+            "async_rollouts: 1 on several ranks needs rollout servers, for the engine "
+            f"{config.rollout.rollout_engine} would sample on devices that train meanwhile: set "
+            "rollout_engine=vllm (or sglang), or async_rollouts=0."
         )
     return ranks
 

@@ -429,6 +429,16 @@ def test_sleep_and_wake_reach_the_servers(house):
         home.check()
 
 
+def test_a_server_that_several_processes_share_stays_awake(house):
+    """Another one may still be sampling."""
+    home = house("vllm", 1)
+    home.fleet = home.make_fleet(team=Team())
+    home.fleet.update_weights(0)
+    home.fleet.sleep()
+    assert home.servers[0].asleep == set()
+    home.check()
+
+
 def test_stop_tokens_and_lengths(house):
     home = house("vllm", 1)
     home.fleet.update_weights(0)

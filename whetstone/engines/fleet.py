@@ -90,6 +90,7 @@ class Fleet:
         team: Team | None = None,
     ):
         self.members = members
+        self.may_sleep = team is None  # the others may still be sampling when we are done
         self.team = team or Team()
         self.policy = policy
         self.max_in_flight = max_in_flight  # of each server
@@ -352,7 +353,8 @@ class Fleet:
     # The rest of the seam
 
     def sleep(self) -> None:
-        self._tell_all(lambda server: server.sleep())
+        if self.may_sleep:
+            self._tell_all(lambda server: server.sleep())
 
     def wake(self) -> None:
         self._tell_all(lambda server: server.wake())

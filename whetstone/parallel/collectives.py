@@ -5,6 +5,7 @@ same order. Sums and gathers go over data ranks: of those that work on the same 
 """
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -49,12 +50,21 @@ def gather_of_data(ranks: Ranks, tensor: Tensor) -> list[Tensor]:
     return list(sum_of_data(ranks, together).split(lengths))
 
 
-def gather_objects(ranks: Ranks, mine: T) -> list[T]:
-    """What every data rank has, in their order."""
+def second_line(ranks: Ranks, timeout_s: float) -> Any:
+    """All ranks once more, for a thread that talks to the others while the main one does. All must ask for it
+    at the same place.
+    """
+    if ranks.world_size == 1:
+        return None
+    return dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+
+
+def gather_objects(ranks: Ranks, mine: T, line: Any = None) -> list[T]:
+    """What every data rank has, in their order. `line`: a `second_line`, where a thread asks."""
     if ranks.world_size == 1:
         return [mine]
     everything: list[Any] = [None] * ranks.world_size
-    dist.all_gather_object(everything, mine if ranks.is_first_of_tp else None)
+    dist.all_gather_object(everything, mine if ranks.is_first_of_tp else None, group=line)
     return everything[:: ranks.tp_size]
 
 
