@@ -71,14 +71,14 @@ def test_start_restart_and_stop(tmp_path):
         os.kill(first, signal.SIGKILL)
         assert wait_for(lambda: not server.is_running)
         server.keep_running()
-        assert not children(first)  # what it left behind is gone
+        assert wait_for(lambda: not children(first))  # what it left behind is gone
         server.wait_until_up(lambda: is_healthy(server), 20)
         assert server.restarts == 0
         session = server.process.pid
         assert len(children(session)) == 2
     finally:
         server.stop()
-    assert not server.is_running and not children(session)
+    assert not server.is_running and wait_for(lambda: not children(session))
 
 
 def test_a_server_that_can_not_start_says_why(tmp_path):
