@@ -82,11 +82,8 @@ def open_run(config: Config, *, is_restart: bool = False) -> tuple[Path, Checkpo
         )
     notes = []
     if found is None and _is_used(folder):
-        if not config.run.overwrite_output_dir and not config.run.auto_resume and not is_restart:
-            raise UserError(
-                f"{folder} holds another run: choose another run_name, go on with it by auto_resume=true, "
-                "or begin anew with overwrite_output_dir=true (the old one is moved aside)."
-            )
+        if not is_restart:
+            refuse_taken(config)
         notes.append(f"The earlier run was moved to {_move_aside(folder)}.")
     if found is not None:
         notes.append(f"Going on from {found.folder} (step {found.step}).")
@@ -94,6 +91,17 @@ def open_run(config: Config, *, is_restart: bool = False) -> tuple[Path, Checkpo
     _make(folder)
     write_aside(folder / "config.yaml", dump(config))
     return folder, found, notes
+
+
+def refuse_taken(config: Config) -> None:
+    """A folder that holds another run is neither gone on with nor moved aside unless that was asked for."""
+    run, folder = config.run, path_of(config)
+    found = checkpoint.find(folder, resume_from=run.resume_from_checkpoint, auto_resume=run.auto_resume)
+    if found is None and _is_used(folder) and not (run.overwrite_output_dir or run.auto_resume):
+        raise UserError(
+            f"{folder} holds another run: choose another run_name, go on with it by auto_resume=true, "
+            "or begin anew with overwrite_output_dir=true (the old one is moved aside)."
+        )
 
 
 def _is_used(folder: Path) -> bool:

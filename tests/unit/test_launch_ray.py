@@ -20,6 +20,7 @@ from tests.e2e.test_train import rows, run, weights, words
 from tests.protocol_server import ModelServer
 from whetstone.config import load
 from whetstone.errors import UserError
+from whetstone.launch import launch
 from whetstone.launch.cluster import lack
 from whetstone.launch.words import parse, settle_servers
 from whetstone.model.embedded import resolve
@@ -103,6 +104,13 @@ def test_what_a_cluster_lacks_is_said():
     assert "large enough for one server with 1 CPU and 4 GPU" in lack(
         asked, {}, {}, [{"CPU": 9.0, "GPU": 2.0}]
     )
+
+
+def test_a_folder_that_holds_another_run_is_refused_before_anything_is_started(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text("{}")
+    with pytest.raises(UserError, match="holds another run"):
+        launch(["--ray", "--ranks=1", "train", *words(tmp_path, overwrite_output_dir=False)])
 
 
 class Launched:

@@ -13,6 +13,7 @@ from whetstone.launch.cluster import connect, place
 from whetstone.launch.ranks import run_once
 from whetstone.launch.servers import Servers
 from whetstone.launch.words import parse, read_config, settle_servers
+from whetstone.run_folder import refuse_taken
 
 NOT_AGAIN = (0, 2, 130)  # done, something the user must put right, stopped
 
@@ -22,7 +23,9 @@ def launch(words: list[str]) -> int:
     code.
     """
     asked = parse(words)
-    asked = settle_servers(asked, read_config(asked.words))
+    config = read_config(asked.words)
+    asked = settle_servers(asked, config)
+    refuse_taken(config)  # now, not when everything has been placed and started
     ray = connect()
     for number in (signal.SIGINT, signal.SIGTERM):  # after Ray has set its own: ranks save before they end
         signal.signal(number, signal.default_int_handler)
