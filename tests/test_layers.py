@@ -39,10 +39,11 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "experience": frozenset({"types", "config", "algorithm", "model", "parallel", "batch"}),
     "update": frozenset(
         {"types", "config", "algorithm", "model", "parallel", "batch", "metrics", "optimiser"}
-        | {"coefficients", "experience", "budget", "marks", "tally"}
+        | {"coefficients", "experience", "budget", "marks", "shortage", "tally"}
     ),
     "tally": frozenset({"parallel"}),
-    "budget": frozenset({"types", "model", "batch"}),
+    "budget": frozenset({"types", "model", "batch", "parallel"}),
+    "shortage": frozenset({"parallel"}),
     "evaluate": frozenset({"types", "config", "tasks", "engines", "rollout", "metrics", "statistics"}),
     "checkpoint": frozenset({"config", "parallel"}),
     "run_folder": frozenset({"config", "checkpoint", "metrics"}),

@@ -178,14 +178,16 @@ class _Bin:
 
 
 def _idle(sample: Sample) -> Batch:
-    """A micro-batch without completions for a rank that has no more work: it runs one token of a prompt, so
-    that it takes part in what the ranks do together, and adds nothing.
+    """A micro-batch without completions for a rank that has no more work: it runs a bit of a prompt, so that
+    it takes part in what the ranks do together, and adds nothing. Two tokens, since layers would be compiled
+    anew for a single one.
     """
     none, no_numbers = torch.zeros(0, dtype=torch.long), torch.zeros(0)
+    ids = sample.rollout.prompt_ids
     return Batch(
-        token_ids=torch.tensor(sample.rollout.prompt_ids[:1]),
-        position_ids=torch.zeros(1, dtype=torch.long),
-        segments=[Segment(0, 1)],
+        token_ids=torch.tensor([ids[0], ids[-1]]),
+        position_ids=torch.arange(2),
+        segments=[Segment(0, 2)],
         rows=none,
         targets=none,
         sequence=none,
@@ -241,6 +243,14 @@ def _joined(parts: Sequence[Sequence[float]], dtype: type = np.int64) -> Tensor:
 
 def _runs(parts: list[range]) -> Tensor:
     return torch.cat([torch.arange(part.start, part.stop) for part in parts])
+
+
+def halves_of(batch: Batch) -> list[Batch]:
+    """The same in two micro-batches, half of the completions each; one completion stays whole."""
+    total = batch.num_sequences
+    if total < 2:
+        return [batch]
+    return [cut_out(batch, *ends)[0] for ends in ((0, total // 2), (total // 2, total))]
 
 
 def cut_out(batch: Batch, first: int, last: int) -> tuple[Batch, Tensor]:

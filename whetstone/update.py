@@ -9,9 +9,9 @@ nothing of problems or engines.
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,8 +20,8 @@ from whetstone.algorithm.gae import explained_variance, value_loss
 from whetstone.algorithm.losses import LossInputs, policy_loss
 from whetstone.algorithm.masks import high_entropy, off_policy_keep, sampler_weights, sequence_mean
 from whetstone.algorithm.reduce import token_weights
-from whetstone.batch import Batch
-from whetstone.budget import UNTRIED, Budget, find
+from whetstone.batch import Batch, halves_of
+from whetstone.budget import Budget, find
 from whetstone.coefficients import Coefficients
 from whetstone.config import Config, Plan
 from whetstone.errors import UserError
@@ -32,10 +32,13 @@ from whetstone.model.policy import Policy, should_compile
 from whetstone.model.reference import Reference
 from whetstone.optimiser import Optimiser
 from whetstone.parallel.collectives import gather_of_data, sum_of_data
+from whetstone.parallel.mesh import ALONE
+from whetstone.shortage import halve, too_little, while_memory_lasts
 from whetstone.tally import Counts, Sums, Totals
 from whetstone.types import Group
 
 logger = logging.getLogger("whetstone")
+T = TypeVar("T")
 
 
 class Updater:
@@ -76,11 +79,11 @@ class Updater:
     def micro_batch_tokens(self, groups: Sequence[Group]) -> int:
         """How many tokens a micro-batch may have; tried out at the first batch, when all else is in place."""
         if self.budget.tokens == 0:
-            alone = self.policy.device.type == "cuda" and self.ranks.world_size == 1
             may_run_again = self.config.model.gradient_checkpointing == "auto"
-            self.budget = (
-                find(self.policy, self._attempt, groups, may_run_again) if alone else Budget(UNTRIED)
-            )
+            try:
+                self.budget = find(self.policy, self._attempt, groups, may_run_again=may_run_again)
+            except torch.OutOfMemoryError as error:
+                raise too_little(error, self.ranks, self.budget.tokens) from None
         return self.budget.tokens
 
     def _attempt(self, batches: list[Batch]) -> None:
@@ -98,17 +101,29 @@ class Updater:
         `seed` fixes what is random in the forward pass (LoRA dropout), so that a resumed run repeats it.
         """
         torch.manual_seed(seed)
-        with mark("prepare"):
-            parts = self.preparer.prepare(
-                minibatches, num_generations=self.plan.num_generations, beta=self.coefficients.beta
-            )
-        row = self._foresight(parts)
-        self.policy.model.train()
         totals = Totals()
-        for _ in range(self.config.update.num_iterations):
-            for part in parts:
-                self._optimiser_step(part, totals)
+        try:
+            parts = self._prepare([list(part) for part in minibatches], totals)
+            row = self._foresight(parts)
+            self.policy.model.train()
+            for _ in range(self.config.update.num_iterations):
+                for part in parts:
+                    self._optimiser_step(part, totals)
+        except torch.OutOfMemoryError as error:
+            raise too_little(error, self.ranks, self.budget.tokens) from None
         return {**row, **totals.means(), **self.coefficients.row(), **self.budget.row()}
+
+    def _prepare(self, minibatches: list[list[Batch]], totals: Totals) -> list[list[Experience]]:
+        def work() -> list[list[Experience]]:
+            numbers = {"num_generations": self.plan.num_generations, "beta": self.coefficients.beta}
+            return self.preparer.prepare(minibatches, **numbers)
+
+        def cut() -> bool:
+            cuts = [halve(part, halves_of) for part in minibatches]
+            return any(cuts)
+
+        with mark("prepare"):
+            return self._in_memory(work, cut, totals)
 
     def _foresight(self, parts: Sequence[Sequence[Experience]]) -> dict[str, float]:
         """How much of the returns the critic foresaw, before it learnt from them."""
@@ -146,6 +161,7 @@ class Updater:
             "coefficients": self.coefficients.state(),
             "steps_done": self.steps_done,
             "budget": asdict(self.budget),
+            "layout": self.ranks.layout,
         }
 
     def load_numbers(self, numbers: dict[str, Any]) -> None:
@@ -154,8 +170,10 @@ class Updater:
             self.critic_optimiser.load_numbers(numbers["critic_schedule"])
         self.coefficients.load_state(numbers["coefficients"])
         self.steps_done = numbers["steps_done"]
-        found = Budget(**numbers.get("budget", {"tokens": 0}))  # runs of earlier versions have none
-        if self.config.update.micro_batch_tokens == "auto" and found.tokens:
+        # Runs of earlier versions have none. Where the weights lie otherwise now, other budgets fit.
+        found = Budget(**numbers.get("budget", {"tokens": 0}))
+        fits = numbers.get("layout", ALONE.layout) == self.ranks.layout
+        if self.config.update.micro_batch_tokens == "auto" and found.tokens and fits:
             self.budget = found
             if found.layers_run_again is not None:
                 self.policy.run_layers_again(found.layers_run_again)
@@ -176,21 +194,17 @@ class Updater:
             loss += value
         return sum_of_data(self.ranks, loss).item(), sums
 
-    def _collect_in_memory(self, part: list[Experience], totals: Totals) -> tuple[float, Sums]:
-        """The same; where memory runs out, all of it again in micro-batches of half the size."""
-        while True:
-            try:
-                return self._collect(part)
-            except torch.OutOfMemoryError as error:
-                if self.ranks.world_size > 1 or max(e.batch.num_sequences for e in part) < 2:
-                    raise UserError(
-                        f"The GPU's memory ran out in the update ({str(error).splitlines()[0]}): set "
-                        "micro_batch_tokens lower, gradient_checkpointing=true, optim=adamw_8bit or "
-                        "cpu_offload=optimizer."
-                    ) from None
-            # Outside the handler: the exception holds everything that was on its way.
+    def _in_memory(self, work: Callable[[], T], cut: Callable[[], bool], totals: Totals) -> T:
+        """`work()`; where memory runs out, all of it again in micro-batches of half the size, made by `cut`.
+
+        Not where weights are spread: other ranks wait for this one in the middle of a layer, and FSDP does
+        not get over a pass that broke off.
+        """
+
+        def less() -> bool:
             self._forget()
-            part[:] = [half for experience in part for half in halves(experience)]
+            if self.policy.spread is not None or not cut():
+                return False
             self.budget.tokens = max(1, self.budget.tokens // 2)
             totals.splits += 1
             logger.warning(
@@ -199,6 +213,9 @@ class Updater:
             )
             if self.policy.device.type == "cuda":
                 torch.cuda.empty_cache()
+            return True
+
+        return while_memory_lasts(work, less)
 
     def _forget(self) -> None:
         self.optimiser.forget()
@@ -206,7 +223,7 @@ class Updater:
             self.critic_optimiser.forget()
 
     def _optimiser_step(self, part: list[Experience], totals: Totals) -> None:
-        loss, sums = self._collect_in_memory(part, totals)
+        loss, sums = self._in_memory(lambda: self._collect(part), lambda: halve(part, halves), totals)
         with mark("optimiser"):
             norm = self.optimiser.gradient_norm()
         means = sums.means()

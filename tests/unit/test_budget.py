@@ -1,72 +1,156 @@
 """Micro-batches by memory: what fits is found, what does not is cut in two, and layers are run again."""
 
+import itertools
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
 from tests.conftest import make_policy
 from tests.unit.test_update import gradient_of, make_samples, updater_for
 from whetstone.batch import _lay_end_to_end, cut_out, pack
-from whetstone.budget import ENOUGH, MOST, Finder, made_up
+from whetstone.budget import agreed, made_up, search
+from whetstone.budget.agreed import AgreedFinder, Trial, layers_kept, next_size
+from whetstone.budget.alone import Finder
+from whetstone.budget.sizes import ENOUGH, MOST, Budget, Sizes
 from whetstone.errors import UserError
+from whetstone.model.reference import Reference
 
 
-class Memory(Finder):
-    """A finder on a device whose memory is a formula: `fixed` + tokens x layers x `each`, layers that are run
-    again keep a tenth.
+class Device:
+    """A device whose memory is a formula, and a gauge of it: `fixed` + tokens x layers x `each`, layers that
+    are run again keep a tenth; but at least `floor`, which some other moment of the pass takes. With `square`
+    attention is padded: it takes the square of the longest sequence for each.
     """
 
-    def __init__(self, size: float, *, longest=100, wanted=1 << 30, layers=10, fixed=100, each=1.0):
+    def __init__(self, size: float, *, longest=100, layers=10, fixed=100, each=1.0, floor=0.0, square=0.0):
         self.policy = make_policy(num_hidden_layers=layers)
-        super().__init__(self.policy, lambda tokens: None, longest=longest, wanted=wanted)
-        self.size, self.fixed, self.each, self.tried = size, fixed, each, []
+        self.size, self.longest, self.fixed, self.each = size, longest, fixed, each
+        self.floor, self.square, self.tried, self.taken = floor, square, [], 0
 
-    def _peak(self, tokens: int) -> int | None:
+    def takes(self, tokens: int, again: int) -> int:
+        layers = len(self.policy.trunk.layers)
+        length = min(tokens, self.longest)
+        attention = self.square * length**2 * -(-tokens // length)
+        return int(max(self.floor, self.fixed + attention + tokens * self.each * (layers - 0.9 * again)))
+
+    def attempt(self, tokens: int) -> None:
         self.tried.append(tokens)
         again = sum(layer.gradient_checkpointing for layer in self.policy.trunk.layers)
-        taken = self.fixed + tokens * self.each * (len(self.policy.trunk.layers) - 0.9 * again)
-        return None if taken > self.size else int(taken)
+        self.taken = self.takes(tokens, again)
+        if self.taken > self.size:
+            raise torch.OutOfMemoryError("tried to allocate too much")
+
+    def most_taken(self, work) -> int:
+        work()
+        return self.taken
+
+    def free(self) -> float:
+        return self.size
+
+    def find(self, kind: Any = Finder, *, wanted=1 << 30, may_run_again=True) -> Budget:
+        sizes = Sizes(longest=self.longest, wanted=wanted, pads=self.square > 0)
+        gauge: Any = self
+        return kind(self.policy, self.attempt, sizes, gauge).find(may_run_again=may_run_again)
 
 
-@pytest.fixture(autouse=True)
-def free(monkeypatch):
-    def of(finder: Memory):
-        monkeypatch.setattr("whetstone.budget.free_memory", lambda device: finder.size)
-        return finder
-
-    return of
-
-
-def test_a_large_memory_takes_the_most_that_pays(free):
-    assert free(Memory(1e9)).find(may_run_again=True).tokens == MOST
+@pytest.mark.parametrize("kind", [Finder, AgreedFinder])
+def test_a_large_memory_takes_the_most_that_pays(kind):
+    assert Device(1e9).find(kind).tokens == MOST
     # a step of 3,000 tokens needs no more than that
-    assert free(Memory(1e9, wanted=3000)).find(may_run_again=True).tokens == 3000
+    assert Device(1e9).find(kind, wanted=3000).tokens == 3000
 
 
-def test_what_fits_is_found_by_two_sizes(free):
-    finder = free(Memory(100 + 10 * 12_000))
-    budget = finder.find(may_run_again=True)
+def test_what_fits_is_found_by_two_sizes():
+    device = Device(100 + 10 * 12_000)
+    budget = device.find()
     assert 0.9 * 12_000 < budget.tokens <= 12_000 and budget.layers_run_again is None
-    assert len(finder.tried) <= 6
+    assert len(device.tried) <= 6
 
 
-def test_as_few_layers_as_it_takes_are_run_again(free):
+def test_as_few_layers_as_it_takes_are_run_again():
     """8,192 tokens of 10 layers, and memory for 92 % of 6.5: five layers that keep a tenth leave 5.5."""
-    finder = free(Memory(100 + 8192 * 6.5))
-    budget = finder.find(may_run_again=True)
+    device = Device(100 + 8192 * 6.5)
+    budget = device.find()
     assert (budget.tokens, budget.layers_run_again) == (ENOUGH, 5)
-    flags = [layer.gradient_checkpointing for layer in finder.policy.trunk.layers]
+    flags = [layer.gradient_checkpointing for layer in device.policy.trunk.layers]
     assert flags == [True] * 5 + [False] * 5
-    assert free(Memory(100 + 8192 * 6.5)).find(may_run_again=False).tokens < ENOUGH
+    assert Device(100 + 8192 * 6.5).find(may_run_again=False).tokens < ENOUGH
 
 
-def test_a_small_memory_runs_all_layers_again_and_takes_what_fits(free):
-    budget = free(Memory(100 + 3000)).find(may_run_again=True)
+def test_a_small_memory_runs_all_layers_again_and_takes_what_fits():
+    budget = Device(100 + 3000).find()
     assert budget.layers_run_again == 10 and 2048 <= budget.tokens <= 3000
 
 
-def test_a_sequence_that_does_not_fit_is_told(free):
+@pytest.mark.parametrize("kind", [Finder, AgreedFinder])
+def test_one_long_sequence_has_layers_run_again_for_it(kind):
+    """12,000 tokens that can't be cut: 10,000 would fit without, which is enough for shorter ones."""
+    budget = Device(100 + 10 * 10_000, longest=12_000).find(kind)
+    assert budget.tokens == 12_000 and 0 < (budget.layers_run_again or 0) < 10
+
+
+def test_ranks_come_near_the_limit_and_run_out_of_memory_in_no_pass():
+    """However fixed and growing parts, floors and squares are mixed."""
+    small, some = 0, 0
+    grid = itertools.product((8e3, 3e4, 9e4), (0.0, 0.3, 0.6), (0.0, 0.5), (0.0, 2e-4), (90, 1500, 6000))
+    for size, fixed, floor, square, longest in grid:
+        device = Device(
+            size, fixed=fixed * size, floor=floor * size, square=square, longest=longest, layers=4
+        )
+        budget = device.find(AgreedFinder)  # fails where a pass does
+        assert len(device.tried) < 40
+        taken = device.takes(budget.tokens, budget.layers_run_again or 0)
+        assert taken <= size
+        unit = longest if square else 1
+        if budget.tokens < max(longest, ENOUGH // unit * unit):
+            small += 1
+            assert budget.layers_run_again == 4
+            # There is room for a few hundredths more, and with padding for less than one more sequence.
+            further = 1.07 if budget.tokens < longest else 1.03 + unit / budget.tokens
+            assert taken * further > agreed.SHARE * size, (size, fixed, floor, square, longest, budget)
+        else:
+            some += 0 < (budget.layers_run_again or 0) < 4
+    assert small > 20 and some > 20
+
+
+def test_ranks_keep_what_layers_surely_fit():
+    """By hand: 1,000 tokens take 1,000 with no layer run again and so at most 8,000 at 8,000 tokens, where
+    all ten run again take 2,000: 600 for each layer that keeps its own, and 2,000 are left for them.
+    """
+    none = Trial(tokens=1000, taken=1000, room=4000, times=4.0)
+    every = Trial(tokens=8000, taken=2000, room=4000, times=2.0)
+    assert layers_kept(none, every, Sizes(longest=500, wanted=1 << 30), 10) == 3
+    # Where the 1,000 are part of one sequence, attention may make it 64,000: 6,200 for each layer.
+    assert layers_kept(none, every, Sizes(longest=8000, wanted=1 << 30), 10) == 0
+    assert layers_kept(none, replace(every, room=1000), Sizes(longest=500, wanted=1 << 30), 10) == 0
+    assert layers_kept(none, replace(every, room=9000), Sizes(longest=500, wanted=1 << 30), 10) == 10
+
+
+def test_ranks_take_the_next_size_by_what_is_left():
+    trial = Trial(tokens=1000, taken=1.0, room=2.25, times=2.25)
+    assert next_size(trial, Sizes(longest=500, wanted=1 << 30), 16_384) == 2250
+    assert next_size(trial, Sizes(longest=500, wanted=1 << 30), 2000) == 2000
+    assert next_size(trial, Sizes(longest=500, wanted=1 << 30, pads=True), 16_384) == 2000
+    assert next_size(trial, Sizes(longest=9000, wanted=1 << 30), 16_384) == 1500  # the square root
+    assert next_size(trial, Sizes(longest=1200, wanted=1 << 30), 16_384) == 1200  # up to it first
+    assert next_size(replace(trial, times=50.0), Sizes(longest=500, wanted=1 << 30), 16_384) == 4000
+    assert next_size(replace(trial, times=0.5), Sizes(longest=500, wanted=1 << 30), 16_384) == 1000
+
+
+def test_a_sequence_that_does_not_fit_is_told():
+    device: Any = Device(100 + 500, longest=5000)
+    samples = make_samples(make_policy())
+    long = replace(samples[0].rollout.completion, token_ids=(3,) * 4996, logprobs=(-1.0,) * 4996)
+    group: Any = SimpleNamespace(rollouts=[replace(samples[0].rollout, completion=long)])
+
+    def attempt(batches):
+        device.attempt(len(batches[0].token_ids))
+
     with pytest.raises(UserError, match="One sequence of 5,000 tokens"):
-        free(Memory(100 + 1000, longest=5000)).find(may_run_again=True)
+        search(device.policy, attempt, [group], device, may_run_again=True)
 
 
 def test_a_made_up_batch_has_so_many_tokens():
@@ -116,6 +200,40 @@ def _fail(gradient):
     raise torch.OutOfMemoryError("tried to allocate too much")
 
 
+@pytest.mark.parametrize(
+    "what",
+    [{"kl_target": "base"}, {"kl_target": "rollout"}, {"kl_estimator": "full"}, {"advantage": "gae"}],
+    ids=["reference", "old logprobs", "whole KL", "critic"],
+)
+def test_memory_that_runs_out_before_the_update_cuts_micro_batches_too(what):
+    flat = {"beta": 0.1, "critic_warmup_steps": 0, **what}
+    made = []
+    for scarce in (False, True):
+        policy = make_policy()
+        other = make_policy(seed=1)  # else the KL and its gradient are 0
+        reference = None if what.get("kl_target") == "rollout" else Reference.of(policy, other, moving=False)
+        updater = updater_for(policy, reference, **flat)
+        updater.budget.tokens = 60
+        rows = policy.rows
+
+        def only_few(batch, rows=rows):
+            if not torch.is_grad_enabled() and len(batch.token_ids) > 40:
+                raise torch.OutOfMemoryError("tried to allocate too much")
+            return rows(batch)
+
+        if scarce:
+            policy.rows = only_few
+        before = [parameter.clone() for parameter in policy.parameters]
+        made.append((*gradient_of(updater, pack(make_samples(make_policy()), 1000)), updater.budget.tokens))
+        for was, parameter in zip(before, policy.parameters, strict=True):  # the reference went back
+            assert torch.equal(was, parameter)
+    (exact, plain, _), (gradient, row, tokens) = made
+    assert (plain["oom_splits"], row["oom_splits"], tokens) == (0, 1, 30)
+    assert (gradient - exact).norm() / exact.norm() < 1e-6
+    for name in ("loss", "kl", "entropy"):
+        assert row[name] == pytest.approx(plain[name], rel=1e-5, abs=1e-7), name
+
+
 def test_a_single_sequence_that_does_not_fit_ends_the_run_with_a_remedy():
     updater = updater_for(make_policy())
     updater.policy.rows = lambda batch: _fail(None)
@@ -130,6 +248,9 @@ def test_a_budget_is_part_of_the_checkpoint():
     other.load_numbers(updater.numbers())
     assert other.micro_batch_tokens([]) == 1234
     assert [layer.gradient_checkpointing for layer in other.policy.trunk.layers][:2] == [True, False]
+    elsewhere = updater_for(make_policy())
+    elsewhere.load_numbers({**updater.numbers(), "layout": "1x2x1"})  # half of the memory a rank
+    assert elsewhere.budget.tokens == 0
     chosen = updater_for(make_policy(), micro_batch_tokens=99)
     chosen.load_numbers(updater.numbers())
     assert chosen.micro_batch_tokens([]) == 99

@@ -129,6 +129,8 @@ def without_effect(config: Config, plan: Plan) -> list[str]:
         notes.append("async_rollouts has no effect on a run of one batch.")
     if config.parallel.sequence_parallel and config.parallel.tp_size == 1:
         notes.append("sequence_parallel has no effect while tp_size is 1.")
+    if config.model.torch_compile is True and config.parallel.tp_size > 1:
+        notes.append("torch_compile has no effect while tp_size is above 1: split layers can't be compiled.")
     if loss.beta == 0 and (loss.kl_target != "base" or loss.kl_in != "loss"):
         notes.append("kl_target and kl_in have no effect while beta is 0.")
     if config.rollout.rollout_engine in ("native", "hf") and config.engines.addresses:

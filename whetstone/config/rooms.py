@@ -43,7 +43,7 @@ class ModelRoom(Room):
     """
     torch_compile: bool | Literal["auto"] = "auto"
     """Compile the layers for the update: about a quarter faster on a GPU, after some seconds at the start.
-    `auto`: on a GPU, for models from 50 M parameters on. For one process.
+    `auto`: on a GPU, for models from 50 M parameters on. Not with tp_size above 1.
     """
     use_peft: bool = False
     """Train a LoRA adapter instead of all weights."""

@@ -44,7 +44,7 @@ class UpdateRoom(Room):
     """Gradients are scaled down to this norm; 0: never."""
     micro_batch_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """Tokens (prompts included) in one packed forward and backward pass: the knob for memory. `auto`: as many
-    as pay and fit, found at the start on a GPU; 8192 elsewhere and on several ranks.
+    as pay and fit, found at the start on a GPU (on several, what fits on each of them); 8192 elsewhere.
     """
     max_skipped_steps: int = Field(default=3, ge=1)
     """The run stops after so many steps in a row whose loss or gradient is not finite."""

@@ -74,6 +74,11 @@ def take(rows: Tensor, index: Tensor) -> Tensor:
     return taken if index.dim() == 1 else taken.view(*index.shape, *rows.shape[1:])
 
 
+def takes_flash(device: torch.device, dtype: torch.dtype, softcap: float | None) -> bool:
+    """Whether segments go through flash attention, unpadded."""
+    return device.type == "cuda" and dtype in (torch.bfloat16, torch.float16) and softcap is None
+
+
 class PackedAttention:
     """Causal attention inside each of several segments laid end to end, which together cover all tokens.
 
@@ -89,7 +94,7 @@ class PackedAttention:
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: LayerOptions) -> Tensor:
         q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # [T, heads, D]
-        if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and options.softcap is None:
+        if takes_flash(query.device, query.dtype, options.softcap):
             self._plan = self._plan or FlashPlan(self.segments, self.device)
             window = options.sliding_window
             return flash_attention(q, k, v, self._plan, scale=options.scale, window=window)[None]

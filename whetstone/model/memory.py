@@ -1,4 +1,8 @@
-"""How much memory a device may give to this process, how much of it is left, and the way into it."""
+"""How much memory a device may give to this process, how much of it is left, how much some work takes, and the
+way into it.
+"""
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -25,3 +29,22 @@ def free_memory(device: torch.device) -> int:
     held, used = torch.cuda.memory_reserved(device), torch.cuda.memory_allocated(device)
     free = torch.cuda.mem_get_info(device)[0] + held - used
     return max(0, min(free, memory_of(device) - used))
+
+
+class Gauge:
+    """Measures on one GPU."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+
+    def free(self) -> int:
+        return free_memory(self.device)
+
+    def most_taken(self, work: Callable[[], None]) -> int:
+        """Most bytes that there were during `work` on top of those before it."""
+        torch.cuda.synchronize(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        before = torch.cuda.memory_allocated(self.device)
+        work()
+        torch.cuda.synchronize(self.device)
+        return torch.cuda.max_memory_allocated(self.device) - before

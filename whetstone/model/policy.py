@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from whetstone.config.rooms import ModelRoom
 from whetstone.errors import UserError
-from whetstone.model.attention import NAME, Attend, PackedAttention, end_to_end, take
+from whetstone.model.attention import NAME, Attend, PackedAttention, end_to_end, take, takes_flash
 from whetstone.model.embedded import resolve
 from whetstone.model.fused_head import Head
 from whetstone.model.logprobs import WHOLE, TokenStatistics, Vocabulary, all_logprobs, token_statistics
-from whetstone.parallel.fsdp import Root
+from whetstone.parallel.fsdp import Root, plain_to_compiler
 from whetstone.parallel.mesh import ALONE, Ranks
 from whetstone.types import Segment
 
@@ -69,9 +69,11 @@ class Policy:
     def compile_layers(self, backend: str = "inductor") -> None:
         """Compile every layer, once for all: they differ in their weights only, and lengths may vary.
 
-        The whole model at once takes minutes. What happens between the layers is little.
+        The whole model at once takes minutes. What happens between the layers is little. Where FSDP shards
+        them, it gathers and frees their weights outside of what is compiled.
         """
         for layer in self.trunk.layers:
+            plain_to_compiler(layer)
             layer.compile(dynamic=True, backend=backend)
 
     def run_layers_again(self, number: int) -> None:
@@ -92,6 +94,12 @@ class Policy:
     def dtype(self) -> torch.dtype:
         """What it computes in."""
         return self.lm.dtype if self.spread is None else self.spread.compute
+
+    @property
+    def pads(self) -> bool:
+        """Whether attention lays sequences side by side, all of the longest one's length."""
+        softcap = getattr(self.config, "attn_logit_softcapping", None)
+        return not takes_flash(self.device, self.dtype, softcap)
 
     @property
     def num_cache_heads(self) -> int:
@@ -288,10 +296,11 @@ def load_policy(
 
 
 def should_compile(config: ModelRoom, policy: Policy) -> bool:
-    """`auto`: on a GPU, where the model is large enough for a compiler's half minute to come back. A model
-    that is spread over ranks runs as it is written.
+    """`auto`: on a GPU, where the model is large enough for a compiler's half minute to come back. Layers
+    that are split among tensor-parallel ranks run as they are written: torch's compiler does not get through
+    their distributed tensors with lengths that vary.
     """
-    if policy.spread is not None:
+    if policy.ranks.tp_size > 1:
         return False
     if config.torch_compile != "auto":
         return config.torch_compile

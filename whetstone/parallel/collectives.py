@@ -91,6 +91,15 @@ def any_of(ranks: Ranks, mine: bool) -> bool:
     return any(gather_from_all(ranks, mine))
 
 
+def least_of(ranks: Ranks, mine: float) -> float:
+    """The smallest number that any rank has."""
+    if ranks.world_size == 1:
+        return mine
+    least = torch.tensor(mine, dtype=torch.float64)
+    dist.all_reduce(least, op=dist.ReduceOp.MIN)
+    return least.item()
+
+
 def wait_for_all(ranks: Ranks) -> None:
     if ranks.world_size > 1:
         dist.barrier()

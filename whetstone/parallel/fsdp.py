@@ -70,6 +70,17 @@ def sharded_modules(root: nn.Module) -> Iterator[FSDPModule]:
             yield module
 
 
+def plain_to_compiler(layer: nn.Module) -> None:
+    """Let torch's compiler take a sharded layer for an ordinary one.
+
+    It takes every number in a module that FSDP manages (heads, sizes) for one that may vary, as lengths do:
+    larger graphs, slower kernels, several times the time to compile. That weights come and go does not matter
+    to it, since FSDP's hooks run outside (torch's own `replicate` does not tell the compiler either).
+    """
+    for module in layer.modules() if isinstance(layer, FSDPModule) else ():
+        module._is_fsdp_managed_module = False  # type: ignore[assignment]
+
+
 def local(tensor: Tensor) -> Tensor:
     """This rank's part of a parameter or gradient: a view; a plain tensor is whole."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

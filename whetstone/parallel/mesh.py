@@ -49,6 +49,11 @@ class Ranks:
         return self.tp_rank == 0
 
     @property
+    def layout(self) -> str:
+        """How many ranks there are on each axis: what a rank's memory depends on."""
+        return "1x1x1" if self.mesh is None else "x".join(str(size) for size in self.mesh.shape)
+
+    @property
     def sharding(self) -> DeviceMesh:
         """The axes that weights are sharded over, and repeated over where there are replicas."""
         assert self.mesh is not None
