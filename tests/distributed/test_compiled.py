@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import torch
 
 from tests.conftest import make_policy
@@ -28,36 +29,63 @@ def gradients(policy: Policy, samples: list[Any], pieces: list[slice]) -> tuple[
     return found, graphs
 
 
-def on_two() -> tuple[float, list[int], list[bool]]:
-    """How far compiled gradients are from plain ones, the numbers of graphs, and what is compiled by
-    itself.
-    """
-    with mesh.start(ParallelRoom(), "cpu") as ranks:
+def on_ranks(given: dict[str, Any], again: bool) -> dict[str, Any]:
+    """What compiled layers do beside plain ones, with FSDP alone."""
+    room = ParallelRoom(**given)
+    with mesh.start(room, "cpu") as ranks:
         samples = make_samples(make_policy())
-        policies = []
-        for again in (False, False, True):
-            source = make_policy() if ranks.is_main else None
-            room = ModelRoom(gradient_checkpointing=again)
-            policies.append(spread(source, room, ParallelRoom(), ranks, CPU))
-        plain, _ = gradients(policies[0], samples, PIECES)
-        policies[1].compile_layers(backend="aot_eager")  # as tests/unit/test_compiled.py: no code is made
-        compiled, graphs = gradients(policies[1], samples, PIECES)
-        policies[2].compile_layers(backend="aot_eager")
-        again, _ = gradients(policies[2], samples, PIECES[2:])
-        pairs = zip([*plain, plain[2]], [*compiled, *again], strict=True)
-        worst = max(difference(a, b) for one, other in pairs for a, b in zip(one, other, strict=True))
-        split = ParallelRoom(tp_size=2)
-        source = make_policy() if ranks.is_main else None
-        split_policy = spread(source, ModelRoom(), split, mesh.make_ranks(split, "cpu"), CPU)
-        chosen = [
-            should_compile(ModelRoom(torch_compile=choice), policy)
-            for choice, policy in ((True, policies[0]), ("auto", policies[0]), (True, split_policy))
-        ]
-        return worst, graphs, chosen
+        plain, compiled = (
+            spread(make_policy() if ranks.is_main else None, model, room, ranks, CPU)
+            for model in (ModelRoom(), ModelRoom(gradient_checkpointing=again))
+        )
+        varying: list[int] = []
+
+        def backend(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+            """As in tests/unit/test_compiled.py no code is made. Which sizes may vary is looked at where the
+            weights of attention or of the MLP are: tokens, and no number of the model.
+            """
+            sizes = {str(one) for one in inputs if isinstance(one, torch.SymInt)}
+            if sum(isinstance(one, torch.Tensor) and one.dim() == 2 for one in inputs) == 3:
+                varying.append(len(sizes))
+            return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+        compiled.compile_layers(backend)
+        expected, _ = gradients(plain, samples, PIECES)
+        found, graphs = gradients(compiled, samples, PIECES)
+        pairs = [pair for a, b in zip(expected, found, strict=True) for pair in zip(a, b, strict=True)]
+        choices = [should_compile(ModelRoom(torch_compile=choice), plain) for choice in (True, "auto")]
+        return {
+            "difference": max(difference(a, b) for a, b in pairs),
+            "graphs": graphs,
+            "varying": set(varying),
+            "chosen": choices,
+        }
+
+
+def check(found: list[dict[str, Any]]) -> None:
+    for one in found:
+        assert one["difference"] < 1e-5
+        assert 0 < one["graphs"][0] <= 8 and len(set(one["graphs"])) == 1, "compiled again for another length"
+        assert one["varying"] == {1}
+        assert one["chosen"] == [True, False]  # `auto` not on a CPU
 
 
 def test_compiled_shards_have_the_gradient_of_plain_ones_and_are_compiled_once():
-    for worst, graphs, chosen in run_on(2, on_two):
-        assert worst < 1e-5
-        assert 0 < graphs[0] <= 4 and graphs == [graphs[0]] * 3, "compiled again for another length"
-        assert chosen == [True, False, False]  # by `auto` not on a CPU; split layers never
+    check(run_on(2, on_ranks, {}, False))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("given", [{}, {"ddp_size": 2}], ids=["shards", "replicas"])
+def test_compiled_shards_may_run_again_in_the_backward_pass(given):
+    check(run_on(2, on_ranks, given, True))
+
+
+def choices() -> list[bool]:
+    room = ParallelRoom(tp_size=2)
+    with mesh.start(room, "cpu") as ranks:
+        policy = spread(make_policy() if ranks.is_main else None, ModelRoom(), room, ranks, CPU)
+        return [should_compile(ModelRoom(torch_compile=choice), policy) for choice in (True, "auto")]
+
+
+def test_layers_that_are_split_are_not_compiled():
+    assert run_on(2, choices) == [[False, False]] * 2

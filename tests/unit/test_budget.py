@@ -134,6 +134,7 @@ def test_ranks_take_the_next_size_by_what_is_left():
     assert next_size(trial, Sizes(longest=500, wanted=1 << 30), 16_384) == 2250
     assert next_size(trial, Sizes(longest=500, wanted=1 << 30), 2000) == 2000
     assert next_size(trial, Sizes(longest=500, wanted=1 << 30, pads=True), 16_384) == 2000
+    assert next_size(trial, Sizes(longest=500, wanted=1 << 30, pads=True), 1900) == 1900  # padded: 2,000
     assert next_size(trial, Sizes(longest=9000, wanted=1 << 30), 16_384) == 1500  # the square root
     assert next_size(trial, Sizes(longest=1200, wanted=1 << 30), 16_384) == 1200  # up to it first
     assert next_size(replace(trial, times=50.0), Sizes(longest=500, wanted=1 << 30), 16_384) == 4000

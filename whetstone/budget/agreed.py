@@ -40,7 +40,7 @@ def next_size(trial: Trial, sizes: Sizes, most: int) -> int:
     if tokens < sizes.longest:  # one sequence: attention may take the square of its length
         return min(most, sizes.longest, max(tokens, int(tokens * math.sqrt(times))))
     size = min(most, int(tokens * times))
-    if sizes.pads:
+    if sizes.pads and -(-size // sizes.longest) * sizes.longest > tokens * times:  # a part takes as much
         size -= size % sizes.longest
     return max(tokens, size)
 

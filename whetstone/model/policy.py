@@ -7,7 +7,7 @@ never trained wrongly. Sampling is the engines' business, losses and optimisers 
 
 import contextlib
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +66,7 @@ class Policy:
         other.own_attention = self.own_attention
         return other
 
-    def compile_layers(self, backend: str = "inductor") -> None:
+    def compile_layers(self, backend: str | Callable[..., Any] = "inductor") -> None:
         """Compile every layer, once for all: they differ in their weights only, and lengths may vary.
 
         The whole model at once takes minutes. What happens between the layers is little. Where FSDP shards
