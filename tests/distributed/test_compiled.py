@@ -22,7 +22,9 @@ PIECES = [slice(5, 6), slice(2, 5), slice(0, 6)]
 def gradients(policy: Policy, samples: list[Any], pieces: list[slice]) -> tuple[list[Any], list[int]]:
     """The gradients of each piece in a step of its own, and how many graphs there were after each."""
     updater, found, graphs = updater_for(policy), [], []
-    updater._move = lambda norm: found.append([fsdp.full(p.grad).clone() for p in policy.parameters])
+    updater._move = lambda norm: found.append(
+        [fsdp.full(p.grad).clone() for p in policy.parameters if p.grad is not None]
+    )
     for piece in pieces:
         updater.step([my_batches(samples[piece], policy.ranks)], seed=0)
         graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])

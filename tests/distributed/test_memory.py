@@ -16,6 +16,7 @@ from tests.conftest import make_policy
 from tests.distributed.launch import CONTEXT, free_port, run_on, set_environment
 from tests.distributed.test_update import CPU, my_batches
 from tests.unit.test_update import make_samples, updater_for
+from whetstone.batch import pack
 from whetstone.budget import search
 from whetstone.budget.agreed import SHARE
 from whetstone.config.parallel import ParallelRoom
@@ -109,6 +110,10 @@ def test_ranks_agree_on_what_fits_the_poorest(num_ranks):
             assert 100 + tokens * 2 <= SHARE * size
 
 
+def _fail(gradient: torch.Tensor) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore.")
+
+
 def run_out(rank: int, port: int, folder: Any) -> None:
     """A step in which the second rank runs out of memory in the backward pass, while the first waits for
     it.
@@ -122,17 +127,42 @@ def run_out(rank: int, port: int, folder: Any) -> None:
             batches = my_batches(make_samples(make_policy()), ranks)
             rows = policy.rows
 
-            def fail(gradient: torch.Tensor) -> None:
-                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore.")
-
             def scarce(batch: Any) -> torch.Tensor:
                 hidden = rows(batch)
-                hidden.register_hook(fail)
+                hidden.register_hook(_fail)
                 return hidden
 
             if ranks.rank == 1:
                 policy.rows = scarce
             updater.step([batches], seed=0)
+
+
+def sharded_alone() -> str:
+    """One rank whose weights FSDP has (cpu_offload: all on one GPU), and a backward pass that breaks off."""
+    store = torch.distributed.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    policy = spread(make_policy(), ModelRoom(), ParallelRoom(), mesh.make_ranks(ParallelRoom(), "cpu"), CPU)
+    updater = updater_for(policy)
+    rows = policy.rows
+
+    def scarce(batch: Any) -> torch.Tensor:
+        hidden = rows(batch)
+        if len(batch.token_ids) > 40:  # halves would go through
+            hidden.register_hook(_fail)
+        return hidden
+
+    policy.rows = scarce
+    try:
+        updater.step([pack(make_samples(make_policy()), 1000)], seed=0)
+    except UserError as error:
+        return str(error)
+    return "went on"
+
+
+def test_a_sharded_step_that_broke_off_is_not_begun_again():
+    """FSDP's state would be that of a backward pass: gradients after it were wrong, without an error."""
+    [said] = run_on(1, sharded_alone)
+    assert said.startswith("The GPU's memory ran out in the update") and "micro_batch_tokens lower" in said
 
 
 def test_a_rank_that_runs_out_of_memory_ends_all_with_its_reason(tmp_path):

@@ -13,9 +13,12 @@ from tests.unit.test_native_engine import PROMPTS, collect
 from tests.unit.test_update import flat_gradient, make_samples, updater_for
 from whetstone.batch import pack
 from whetstone.budget import made_up
+from whetstone.budget.agreed import AgreedFinder
+from whetstone.budget.sizes import Sizes
 from whetstone.engines.base import Request, Sampling
 from whetstone.engines.native import NativeEngine
 from whetstone.model.attention import NAME
+from whetstone.model.memory import Gauge
 from whetstone.model.policy import Policy
 from whetstone.types import Group, Problem
 
@@ -158,3 +161,26 @@ def test_the_budget_is_found_and_memory_that_runs_out_is_survived():
         torch.cuda.set_per_process_memory_fraction(1.0)
     print(f"memory ran out {row['oom_splits']:.0f} times; {again.budget.tokens:,} tokens a micro-batch")
     assert row["oom_splits"] >= 1
+
+
+def test_the_way_of_several_ranks_finds_a_budget_without_running_out_of_memory():
+    """On one GPU and whole weights: the passes and their memory are real, the ranks are not."""
+    policy = on_gpu("llama", torch.bfloat16)
+    updater = updater_for(policy)
+
+    def attempt(tokens: int) -> None:
+        batch = made_up(tokens, longest=1024, prompt=64, vocabulary=97)
+        updater._attempt([batch, batch])
+
+    attempt(256)
+    gauge, sizes = Gauge(policy.device), Sizes(longest=1024, wanted=1 << 20, pads=policy.pads)
+    much = gauge.most_taken(lambda: attempt(8192))
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_allocated() + much) / total)
+    try:
+        budget = AgreedFinder(policy, attempt, sizes, gauge).find(may_run_again=False)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    print(f"{budget.tokens:,} tokens where 8,192 would take all")
+    assert 4096 <= budget.tokens < 8192

@@ -25,7 +25,7 @@ class Device:
     attention is padded: it takes the square of the longest sequence for each.
     """
 
-    def __init__(self, size: float, *, longest=100, layers=10, fixed=100, each=1.0, floor=0.0, square=0.0):
+    def __init__(self, size: float, *, longest=100, layers=10, fixed=100.0, each=1.0, floor=0.0, square=0.0):
         self.policy = make_policy(num_hidden_layers=layers)
         self.size, self.longest, self.fixed, self.each = size, longest, fixed, each
         self.floor, self.square, self.tried, self.taken = floor, square, [], 0

@@ -49,7 +49,7 @@ def test_the_recipes_for_q_fit_their_gpus(name: str) -> None:
         group=plan.num_generations,
         prompt_tokens=config.rollout.max_prompt_length or 0,
         new_tokens=config.rollout.max_completion_length,
-        # on several ranks `auto` is a fixed number, and no layer is run again
+        # `auto` may come to more on a GPU; this much is asked for in any case
         micro_batch_tokens=UNTRIED if tokens == "auto" else tokens,
         checkpointing=config.model.gradient_checkpointing is True,
     )
