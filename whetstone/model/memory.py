@@ -1,5 +1,5 @@
-"""How much memory a device may give to this process, how much of it is left, how much some work takes, and the
-way into it.
+"""How much memory a device may give to this process, how much of it is left, how much some work takes, and
+the way into it.
 """
 
 from collections.abc import Callable
