@@ -16,7 +16,7 @@ COLOURS = (
     "#1f6f78", "#c8793a", "#6a7fb5", "#8a9a4b", "#a05f8a", "#7a6a58", "#3f8f5f", "#b24b4b", "#4a4a6a",
     "#c2a83e",
 )  # fmt: skip
-_STYLE: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
     "font.size": 9,
     "text.color": INK,
     "axes.edgecolor": LINE,
@@ -55,7 +55,7 @@ def draw(results: Mapping[str, Any], folders: Mapping[str, Path], path: Path) ->
     from matplotlib.figure import Figure
 
     variants = results["variants"]
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         height = max(3.8, 1.6 + 0.34 * len(variants))
         figure = Figure(figsize=(11, height), layout="constrained")
         left, right = figure.subplots(1, 2, width_ratios=(3, 2))

@@ -237,3 +237,18 @@ def test_a_letter_is_a_token_and_every_token_can_be_read(tmp_path):
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
     assert tokenizer.decode([300, 999]) == "t300t999"
     assert (tokenizer.pad_token_id, tokenizer.eos_token_id) == (0, 2)
+
+
+def test_the_picture_shows_the_kept_rows(tmp_path):
+    from matplotlib.figure import Figure
+
+    picture = importlib.import_module("picture")
+    axes = Figure().subplots()
+    picture.whole_step(axes)
+    kept = [row for row in picture.rows_of("step") if "total_s" in row]
+    stages = [row[stage] for row in kept for stage in ("generation_s", "update_s", "sync_s")]
+    widths = [bar.get_bbox().width for bar in axes.patches]  # type: ignore[attr-defined]
+    assert sorted(widths) == pytest.approx(sorted(stages))
+    assert {text.get_text() for text in axes.texts} == {f"{row['total_s']:.1f} s" for row in kept}
+    picture.draw(tmp_path / "speed.png")
+    assert (tmp_path / "speed.png").read_bytes()[:4] == b"\x89PNG"
