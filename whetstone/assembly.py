@@ -78,7 +78,7 @@ def open_metrics(
         folder,
         report_to=config.run.report_to if speaks else [],
         project=config.run.wandb_project,
-        run_name=config.run.run_name or folder.name,
+        run_name=config.run.wandb_name or config.run.run_name or folder.name,
         config=flatten(config),
         logging_steps=config.run.logging_steps,
         logging_first_step=config.run.logging_first_step,

@@ -99,6 +99,18 @@ def take_number(words: list[str], flag: str, default: int) -> tuple[list[str], i
     return words[:place] + words[place + 2 :], int(text)
 
 
+def take_text(words: list[str], flag: str) -> tuple[list[str], str | None]:
+    """`--flag TEXT` or `--flag=TEXT` taken out of `words`; None where it is not there."""
+    for place, word in enumerate(words):
+        if word.startswith(f"{flag}="):
+            return words[:place] + words[place + 1 :], word.split("=", 1)[1]
+        if word == flag:
+            if place + 1 == len(words):
+                raise UserError(f"{flag} takes a text, such as {flag} 'The answer is \\boxed{{42}}'.")
+            return words[:place] + words[place + 2 :], words[place + 1]
+    return words, None
+
+
 def _train(words: list[str]) -> None:
     from whetstone.config import load
 
@@ -131,11 +143,12 @@ def _config(words: list[str]) -> None:
 def _tasks(words: list[str]) -> None:
     from whetstone.listing import print_task, print_tasks
 
+    words, answer = take_text(words, "--answer")
     name, overrides = split_words(words)
     if name is None:
         print_tasks()
     else:
-        print_task(name, overrides)
+        print_task(name, overrides, answer)
 
 
 def _report(words: list[str]) -> None:
@@ -284,17 +297,19 @@ name, and the plan of the run. --changed leaves out the keys at their default.
     ),
     "tasks": Verb(
         summary="every task; or sample problems of one",
-        usage="whet tasks [NAME] [key=value ...]",
+        usage="whet tasks [NAME] [key=value ...] [--answer TEXT]",
         help="""\
 Without NAME: every task, a line each.
 With NAME: sample problems, the prompt as the model sees it, the gold answer and its score.
 key=value sets the task's own settings, or any key of `whet config`, such as model_name_or_path.
+--answer scores a text of your own on these problems: what is found in it, and what it is paid.
 
   whet tasks
   whet tasks chain_sum
   whet tasks chain_sum max_terms=3 max_digits=2
   whet tasks syllogism developer_prompt=DeepSeekZero model_name_or_path=smollm2-135m
-  whet tasks math path=data/train.json question_column=question answer_column=ground_truth""",
+  whet tasks math path=data/train.json question_column=question answer_column=ground_truth
+  whet tasks math path=data/train.json --answer 'The answer is \\boxed{42}'""",
         call=_tasks,
     ),
     "report": Verb(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 import yaml
 from annotated_types import Ge, Gt, Le, Lt
 
-from whetstone.config import Config, Loaded, TaskSpec, build, flatten, load, make_plan
+from whetstone.config import Config, Loaded, TaskSpec, flatten, load, make_plan
 from whetstone.config.load import ROOM_OF, parse_overrides
 from whetstone.config.names import CONVERTED, RENAMED, WITHOUT_EFFECT
 from whetstone.errors import UserError
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
     from whetstone.model.chat import Chat
+    from whetstone.types import Score
 
 NUM_SAMPLES = 3  # problems that `whet tasks NAME` shows
 
@@ -139,8 +140,10 @@ def print_tasks() -> None:
     print(f"All have a curriculum (datasets: {{NAME: {{curriculum: true}}}}) but {without}.")
 
 
-def print_task(name: str, overrides: list[str]) -> None:
-    """Sample problems of a task: the prompt as the model sees it, the gold answer and its score."""
+def print_task(name: str, overrides: list[str], answer: str | None = None) -> None:
+    """Sample problems of a task: the prompt as the model sees it, the gold answer (or the one given), and
+    its score.
+    """
     from whetstone.tasks.mixture import make_task, task_levels
 
     config = config_for_task(name, parse_overrides(overrides))
@@ -157,20 +160,26 @@ def print_task(name: str, overrides: list[str]) -> None:
         else:
             print(chat.prompt(problem))
         gold = task.gold(problem)
-        if gold is None:
-            print(f"{' no gold answer is known ':-^80}")
-            continue
-        score = task.score(problem, gold)
-        parts = ", ".join(f"{part} {value:g}" for part, value in score.parts.items())
-        print(f"{' gold answer ':-^80}\n{gold}\n{' its score ':-^80}\n{parts}")
+        print(f"{' no gold answer is known ':-^80}" if gold is None else f"{' gold answer ':-^80}\n{gold}")
+        if gold is not None and answer is None:
+            print(f"{' its score ':-^80}\n{_parts(task.score(problem, gold))}")
+        if answer is not None:
+            score = task.score(problem, answer)
+            found = "no answer found" if score.answer is None else f"taken for the answer: {score.answer}"
+            print(f"{' your answer ':-^80}\n{answer}\n{' its score ':-^80}\n{found}\n{_parts(score)}")
+
+
+def _parts(score: "Score") -> str:
+    return ", ".join(f"{part} {value:g}" for part, value in score.parts.items())
 
 
 def config_for_task(name: str, values: dict[str, Any]) -> Config:
     """A configuration with one task: known keys are the configuration's, all others the task's settings."""
     understood = (ROOM_OF, RENAMED, CONVERTED, WITHOUT_EFFECT)
     own = {key: value for key, value in values.items() if not any(key in table for table in understood)}
-    ours = load(None, [f"{key}={_shown(value)}" for key, value in values.items() if key not in own]).config
-    return build({**flatten(ours), "datasets": {name: TaskSpec(weight=1.0, config=own).model_dump()}})
+    datasets = {name: TaskSpec(weight=1.0, config=own).model_dump()}
+    ours = {**{key: value for key, value in values.items() if key not in own}, "datasets": datasets}
+    return load(None, [f"{key}={_shown(value)}" for key, value in ours.items()]).config
 
 
 def _chat(config: Config) -> "tuple[Chat | None, str]":

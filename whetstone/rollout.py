@@ -117,8 +117,8 @@ class Collector:
             raise UserError(
                 f"The prompt of {problem.id} has {len(prompt)} tokens, which with {max_tokens} new ones "
                 f"exceeds the {self.max_length} "
-                "that the model allows: lower max_completion_length, make the task's problems shorter, or "
-                "set max_prompt_length."
+                "that the model allows: lower max_completion_length, make the task's problems or "
+                "developer_prompt shorter (developer_prompt=null leaves it out), or set max_prompt_length."
             )
         return prompt
 

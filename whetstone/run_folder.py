@@ -30,6 +30,7 @@ HARMLESS = frozenset(
         "run_name",
         "report_to",
         "wandb_project",
+        "wandb_name",
         "logging_steps",
         "logging_first_step",
         "log_reward_variance",

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from whetstone.errors import UserError
-from whetstone.sandbox import languages, pool, seccomp, starter
+from whetstone.sandbox import frames, languages, pool, seccomp, starter
 from whetstone.sandbox.languages import LANGUAGES, missing, q_literal
 from whetstone.sandbox.pool import LocalPool
 from whetstone.sandbox.program import MARK, Input, Limits, Program
@@ -254,6 +254,23 @@ def test_a_keeper_ends_when_its_pool_is_killed() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert pool.wait_until_gone(int(done.stdout))
+
+
+def test_a_keeper_whose_pool_hangs_up_while_it_settles_ends_without_a_word(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A run that is refused at its start has begun keepers: its one sentence must stay the last word."""
+
+    def hang_up(keeper: pool.Keeper, message: object, patience_s: float) -> None:
+        frames.send(keeper._line.fileno(), message)
+        keeper._line.close()
+        assert keeper.process.wait(30) == 0
+        raise EOFError
+
+    monkeypatch.setattr(pool.Keeper, "ask", hang_up)
+    with pytest.raises(pool.Refused):
+        pool.Keeper("limits", "python", LIMITS)
+    assert capfd.readouterr().err == ""
 
 
 def test_unknown_and_missing_languages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,7 +95,8 @@ def test_columns_are_named_or_found_and_solutions_are_reduced(tmp_path: Path):
 def test_other_columns_reach_functions_of_the_users_own(tmp_path: Path):
     path = str(write(tmp_path / "rows.json", ROWS))
     task = make({"path": path}, eval_num_samples=0, reward_funcs=["accuracy", "mine.py:f"])
-    assert task.columns(task.problem(5)) == {"answer": "10", "level": 2}
+    # as TRL gives them: every column under its own name
+    assert task.columns(task.problem(5)) == {**ROWS[5], "answer": "10"}
 
 
 def test_max_samples_takes_the_first_rows(tmp_path: Path):

@@ -14,12 +14,15 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from whetstone.config.names import CONVERTED, RENAMED, VALUES, WITHOUT_EFFECT
+from whetstone.config.names import CONVERTED, RENAMED, SECTIONS, VALUES, WITHOUT_EFFECT
 from whetstone.config.rooms import Config
 from whetstone.errors import UserError
 
 ROOM_FIELDS: dict[str, Any] = {name: field.annotation for name, field in Config.model_fields.items()}
 ROOM_OF = {key: room for room, model in ROOM_FIELDS.items() for key in model.model_fields}
+
+
+COMMAND_LINE = "command line"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,14 +51,23 @@ def load(source: str | os.PathLike[str] | None = None, overrides: Iterable[str] 
     if source is not None:
         path = find(source)
         layers.append((path.name, read_yaml(path)))
-    layers.append(("command line", parse_overrides(overrides)))
+    layers.append((COMMAND_LINE, parse_overrides(overrides)))
     flat: dict[str, Any] = {}
+    written: dict[str, Any] = {}  # under the names that were used
     origins: dict[str, str] = {}
     notes: list[str] = []
     for origin, values in layers:
-        for key, value in _understand(values, flat, origin, notes).items():
-            flat[key] = value
-            origins[key] = origin
+        values = _out_of_sections(values, origin, notes)
+        if origin != COMMAND_LINE:  # there the last word wins
+            _refuse_two_names(values, origin)
+        written.update(values)
+        ours = _understand(values, {**written, **flat}, origin, notes)
+        if ours.get("use_vllm") is True and "rollout_engine" not in ours:
+            flat.pop("rollout_engine", None)  # what is said later wins
+            origins.pop("rollout_engine", None)
+        flat.update(ours)
+        origins.update(dict.fromkeys(ours, origin))
+    _remark(flat, origins, notes)
     return Loaded(config=build(flat), origins=origins, notes=tuple(notes))
 
 
@@ -150,10 +162,48 @@ def parse_overrides(words: Iterable[str]) -> dict[str, Any]:
     return values
 
 
+def _out_of_sections(values: dict[str, Any], origin: str, notes: list[str]) -> dict[str, Any]:
+    """A nested file laid flat: `model: {path: x}` becomes `model_name_or_path: x`."""
+    flat = {key: value for key, value in values.items() if not _is_section(key, value)}
+    for section, inside in values.items():
+        if not _is_section(section, inside):
+            continue
+        short = SECTIONS[section]
+        laid = {short.get(str(key), str(key)): value for key, value in inside.items()}
+        for key, value in laid.items():
+            if flat.setdefault(key, value) != value:
+                raise UserError(f"{key} is given twice ({origin}, once under {section}): leave one out.")
+        read = ", ".join(
+            key if short.get(str(key), key) == key else f"{key} as {short[key]}" for key in map(str, inside)
+        )
+        more = ""
+        if section == "lora" and inside and "use_peft" not in {RENAMED.get(key, key) for key in flat}:
+            flat["use_peft"] = True
+            more = "; use_peft: true with it"
+        notes.append(f"{section} ({origin}) is a section, whose keys are read as the file's: {read}{more}.")
+    return flat
+
+
+def _is_section(key: str, value: Any) -> bool:
+    return key in SECTIONS and isinstance(value, dict)
+
+
+def _refuse_two_names(values: dict[str, Any], origin: str) -> None:
+    """A file in which two names give one key two values."""
+    first: dict[str, str] = {}
+    for key, value in values.items():
+        name = RENAMED.get(key, key)
+        other = first.setdefault(name, key)
+        if values[other] != value:
+            raise UserError(
+                f"{other} and {key} ({origin}) both mean {name}, with different values: leave one out."
+            )
+
+
 def _understand(
     values: dict[str, Any], before: dict[str, Any], origin: str, notes: list[str]
 ) -> dict[str, Any]:
-    """Translate other trainers' names; refuse unknown ones."""
+    """Translate other trainers' names; refuse unknown ones. `before`: what is known from elsewhere."""
     ours: dict[str, Any] = {}
     for key, value in values.items():
         if key in VALUES and isinstance(value, str) and value in VALUES[key]:
@@ -164,22 +214,39 @@ def _understand(
         elif key in RENAMED:
             ours[RENAMED[key]] = value
             notes.append(f"{key} ({origin}) is taken for {RENAMED[key]}.")
-        elif key in CONVERTED:
-            try:
-                converted = CONVERTED[key](value, {**before, **values})
-            except (TypeError, ValueError) as error:
-                raise UserError(f"{key}: {error}.") from None
-            ours.update(converted)
-            meaning = ", ".join(f"{name}: {entry}" for name, entry in converted.items()) or "nothing to do"
-            notes.append(f"{key} ({origin}) is taken for {meaning}.")
         elif key in WITHOUT_EFFECT:
             notes.append(f"{key} ({origin}) has no effect: {WITHOUT_EFFECT[key]}.")
-        else:
+        elif key not in CONVERTED:
             raise UserError(
                 f"There is no key '{key}' ({origin})"
                 f"{nearest(key, [*ROOM_OF, *RENAMED, *CONVERTED]) or '.'} `whet config` lists them all."
             )
+    for key in [key for key in CONVERTED if key in values]:
+        try:
+            converted = CONVERTED[key](values[key], {**before, **ours})
+        except (TypeError, ValueError) as error:
+            raise UserError(f"{key}: {error}.") from None
+        ours.update(converted)
+        meaning = ", ".join(f"{name}: {entry}" for name, entry in converted.items()) or "nothing to do"
+        notes.append(f"{key} ({origin}) is taken for {meaning}.")
     return ours
+
+
+def _remark(flat: dict[str, Any], origins: dict[str, str], notes: list[str]) -> None:
+    """What stands in a file and would be missed in the run: half precision by another name, and an adapter
+    that nobody switched on.
+    """
+    if flat.get("fp16") is True:
+        flat.update(fp16=False, bf16=True)
+        notes.append(
+            f"fp16 ({origins['fp16']}) is taken for bf16: as fast and as small, and it needs no loss scaling."
+        )
+    settings = [key for key in ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules") if key in flat]
+    if settings and "use_peft" not in flat:
+        notes.append(
+            f"{', '.join(settings)} ({origins[settings[0]]}) have no effect: all weights are trained unless "
+            "use_peft is true."
+        )
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -138,6 +138,11 @@ def without_effect(config: Config, plan: Plan) -> list[str]:
             f"The server {config.engines.addresses[0]} is not used while rollout_engine is "
             f"{config.rollout.rollout_engine}: set it to vllm or sglang."
         )
+    if config.model.attn_implementation is not None and config.rollout.rollout_engine != "hf":
+        notes.append(
+            f"attn_implementation has no effect while rollout_engine is {config.rollout.rollout_engine}: the "
+            "update and the native engine bring their own attention, and no package is needed for it."
+        )
     return notes
 
 

@@ -32,7 +32,7 @@ class ModelRoom(Room):
     same: it is faster there.
     """
     fp16: bool = False
-    """Not supported for training, since it needs loss scaling: use bf16."""
+    """Taken for bf16, which needs no loss scaling."""
     attn_implementation: str | None = None
     """Attention of the `hf` engine's generate. The update and the native engine bring their own packed
     attention.
@@ -275,6 +275,8 @@ class RunRoom(Room):
     """Beside metrics.jsonl and the terminal: wandb, tensorboard, trackio; none switches all of these off."""
     wandb_project: str = "whetstone"
     """Project name for wandb and trackio."""
+    wandb_name: str | None = None
+    """Name of the run in wandb and trackio; default: run_name. It does not change the folder."""
     logging_steps: int = Field(default=1, ge=1)
     """Steps between lines in the terminal and in report_to; metrics.jsonl has every step."""
     logging_first_step: bool = True

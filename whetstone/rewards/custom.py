@@ -2,8 +2,9 @@
 called the way TRL calls them.
 
 `f(prompts=, completions=, completion_ids=, **columns) -> list of float or None`, plain or async.
-`trainer_state`, `log_extra` and `log_metric` are given where the function can take them. Runs no process
-and keeps no time: the scoring pool does.
+`trainer_state`, `log_extra` and `log_metric` are given where the function can take them. A function of one
+answer, `f(generated_text, ground_truth) -> float or (float, details)`, is called once for each. Runs no
+process and keeps no time: the scoring pool does.
 """
 
 import ast
@@ -13,7 +14,7 @@ import importlib.util
 import inspect
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,8 @@ def call(
         "log_metric": lambda name, value: logged.metrics.__setitem__(str(name), float(value)),
     }
     parameters = inspect.signature(function).parameters
+    if {"generated_text", "ground_truth"} <= set(parameters):
+        return _checked(_one_by_one(function, arguments, parameters), count), logged
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     given = {**offered, **arguments}
     if (
@@ -137,6 +140,24 @@ def call(
     if inspect.isawaitable(values):
         values = asyncio.run(_await(values))
     return _checked(values, count), logged
+
+
+def _one_by_one(
+    function: Callable[..., Any], arguments: dict[str, Any], parameters: Mapping[str, inspect.Parameter]
+) -> list[Any]:
+    """The values of a function of one answer; of (value, details) the value."""
+    values = []
+    for place, completion in enumerate(arguments["completions"]):
+        row = {
+            name: column[place]
+            for name, column in arguments.items()
+            if name in parameters and name not in ("generated_text", "ground_truth")
+        }
+        text = completion if isinstance(completion, str) else completion[-1]["content"]
+        truth = arguments["answer"][place] if "answer" in arguments else None
+        value = function(generated_text=text, ground_truth=truth, **row)
+        values.append(value[0] if isinstance(value, tuple) else value)
+    return values
 
 
 async def _await(awaitable: Any) -> Any:

@@ -48,8 +48,8 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # forks share what is there now
     gc.disable()
-    frames.send(channel, {"ready": list(place.layers)})
     try:
+        frames.send(channel, {"ready": list(place.layers)})  # a run that failed meanwhile has hung up
         while True:
             job = job_from(frames.receive(channel))
             frames.send(channel, _serve(place, job))

@@ -20,7 +20,7 @@ from whetstone.sandbox.pool import Pool, shared_pool
 from whetstone.sandbox.program import Limits
 from whetstone.seeds import seed
 from whetstone.tasks import rows
-from whetstone.tasks.math import check_row_settings, split_rows
+from whetstone.tasks.math import check_row_settings, question_text, split_rows
 from whetstone.tasks.prompts import build_messages, developer_prompt
 from whetstone.types import Problem, Score
 
@@ -96,7 +96,7 @@ class CodeTask:
         function = row.get("function") or row.get("entry_point")
         read_tests(row[tests], language, function, where)  # complains now, not in mid-run
         return {
-            "statement": str(row[statement]).strip(),
+            "statement": question_text(row[statement]),
             "language": language.name,
             "function": function,
             "tests": row[tests],

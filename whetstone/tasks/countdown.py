@@ -2,8 +2,9 @@
 a switch).
 
 Generated problems are solvable by construction: the target is what a random expression over all the numbers
-comes to. Or rows with numbers and target. An answer is what stands left of `=` in the last `<answer>`; a
-well-formed one that is wrong earns a small base.
+comes to. Or rows with numbers and target, and messages where they bring their own prompt.
+An answer is what stands left of `=` in the last `<answer>`; a well-formed one that is wrong earns a small
+base.
 """
 
 import json
@@ -24,7 +25,7 @@ from whetstone.rewards.equations import check_equation
 from whetstone.seeds import seed
 from whetstone.tasks import rows
 from whetstone.tasks.math import check_row_settings, split_rows
-from whetstone.tasks.prompts import build_messages, developer_prompt
+from whetstone.tasks.prompts import build_messages, conversation, developer_prompt
 from whetstone.types import Problem, Score
 
 QUESTION = (
@@ -57,6 +58,7 @@ _ROW_KEYS = (
     *rows.SOURCE_KEYS,
     "numbers_column",
     "target_column",
+    "messages_column",
     "operators",
     "use_all_numbers",
     "base_reward",
@@ -100,8 +102,10 @@ class CountdownTask:
         return Problem(
             id=f"{self.name}/{self.split}/{index:06d}",
             task=self.name,
-            messages=build_messages(self._prompt, self._config.tasks.developer_role, question),
-            answer=made,
+            messages=build_messages(
+                self._prompt, self._config.tasks.developer_role, question, made.get("messages", ())
+            ),
+            answer={key: value for key, value in made.items() if key != "messages"},
         )
 
     def score(self, problem: Problem, text: str) -> Score:
@@ -159,8 +163,15 @@ class CountdownTask:
         target = rows.pick_column(
             raw, self._source.get("target_column"), ("target", "answer"), "target_column", where
         )
+        messages = self._source.get("messages_column", "messages" if "messages" in raw[0] else None)
+        if messages is not None:
+            rows.pick_column(raw, messages, (), "messages_column", where)
         made = [
-            {"numbers": _integers(row[numbers], where, i), "target": _integer(row[target], where, i)}
+            {
+                "numbers": _integers(row[numbers], where, i),
+                "target": _integer(row[target], where, i),
+                "messages": conversation(row[messages]) if messages is not None else (),
+            }
             for i, row in enumerate(raw, 1)
         ]
         keys = [f"{sorted(row['numbers'])} {row['target']}" for row in made]

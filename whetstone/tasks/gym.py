@@ -44,6 +44,8 @@ _IN_CHILD = frozenset(
 )
 _RETRY_STRIDE = 10_000_019
 _NOT_SET_HERE = {"seed": "dataset_seed", "size": "dataset_size"}
+_OTHER_NAMES = {"game_of_24": "puzzle24"}  # what people call a task -> reasoning-gym's name
+_ALWAYS_SO = {("syllogism", "num_premises"): 2}  # settings that are written but could not be otherwise
 
 
 class GymTask:
@@ -132,7 +134,8 @@ def known_names() -> list[str]:
 
 def gym_name(name: str) -> str:
     """`reasoning_gym/chain_sum`, `chain_sum` and `chain_sum/hard` are all chain_sum."""
-    return name.removeprefix(PREFIX).split("/")[0]
+    task = name.removeprefix(PREFIX).split("/")[0]
+    return _OTHER_NAMES.get(task, task)
 
 
 def describe(task: str) -> tuple[str, str]:
@@ -146,24 +149,29 @@ def describe(task: str) -> tuple[str, str]:
 
 
 def check_settings(task: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """The task's settings as they are, or a complaint that names the wrong one."""
+    """The task's settings (without those that are always so), or a complaint that names the wrong one."""
     from reasoning_gym.factory import DATASETS
 
     fields = [
         field.name for field in dataclasses.fields(DATASETS[task][1]) if field.name not in _NOT_SET_HERE
     ]
-    for key in settings:
+    for key, value in settings.items():
+        if (task, key) in _ALWAYS_SO and value != _ALWAYS_SO[task, key]:
+            raise UserError(
+                f"The task {task} has {key} {value}, but in reasoning-gym it is always "
+                f"{_ALWAYS_SO[task, key]}: leave it out."
+            )
         if key in _NOT_SET_HERE:
             raise UserError(
                 f"The config of task {task} sets '{key}': set {_NOT_SET_HERE[key]} for the whole run instead."
             )
-        if key not in fields:
+        if key not in fields and (task, key) not in _ALWAYS_SO:
             known = ", ".join(fields) or "none"
             raise UserError(
                 f"The task {task} has no setting '{key}'{nearest(key, fields) or '.'} Its settings are: "
                 f"{known}."
             )
-    return settings
+    return {key: value for key, value in settings.items() if key in fields}
 
 
 def make_entry(task: str, settings: dict[str, Any], base: int, index: int) -> dict[str, Any]:

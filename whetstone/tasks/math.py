@@ -14,7 +14,7 @@ from whetstone.config.rooms import Config, TaskSpec
 from whetstone.errors import UserError
 from whetstone.rewards.answers import extract_math, final_answer, math_equal
 from whetstone.tasks import rows
-from whetstone.tasks.prompts import build_messages, developer_prompt
+from whetstone.tasks.prompts import build_messages, conversation, developer_prompt
 from whetstone.types import Problem, Score
 
 KEYS = (*rows.SOURCE_KEYS, "question_column", "answer_column")
@@ -45,7 +45,7 @@ class MathTask:
         question = rows.pick_column(
             raw,
             self._settings.get("question_column"),
-            ("question", "problem", "prompt"),
+            ("question", "problem", "prompt", "messages"),
             "question_column",
             where,
         )
@@ -56,7 +56,7 @@ class MathTask:
             "answer_column",
             where,
         )
-        whole = [row for row in raw if _text(row.get(question)) and _text(row.get(answer))]
+        whole = [row for row in raw if question_text(row.get(question)) and question_text(row.get(answer))]
         if not whole:
             raise UserError(
                 f"{where} has no row with both {question} and {answer}: check question_column and "
@@ -68,9 +68,10 @@ class MathTask:
             )
         made = [
             {
-                "question": _text(row[question]),
-                "truth": final_answer(_text(row[answer])),
-                "columns": {key: value for key, value in row.items() if key not in (question, answer)},
+                "question": question_text(row[question]),
+                "messages": conversation(row[question]),
+                "truth": final_answer(question_text(row[answer])),
+                "columns": row,
             }
             for row in whole
         ]
@@ -91,7 +92,9 @@ class MathTask:
         return Problem(
             id=f"{self.name}/{self.split}/{index:06d}",
             task=self.name,
-            messages=build_messages(self._prompt, self._config.tasks.developer_role, row["question"]),
+            messages=build_messages(
+                self._prompt, self._config.tasks.developer_role, row["question"], row["messages"]
+            ),
             answer=answer,
         )
 
@@ -115,9 +118,11 @@ class MathTask:
         return {**problem.answer.get("columns", {}), "answer": problem.answer["answer"]}
 
 
-def _text(value: Any) -> str:
-    if isinstance(value, list) and value and isinstance(value[-1], dict) and "content" in value[-1]:
-        value = value[-1]["content"]  # a prompt given as chat messages
+def question_text(value: Any) -> str:
+    """A cell as text; of chat messages the last that is to be answered."""
+    if isinstance(value, list) and value and isinstance(value[0], dict):  # chat messages
+        messages = conversation(value)
+        value = messages[-1]["content"] if messages else None
     return "" if value is None else str(value).strip()
 
 

@@ -1,6 +1,8 @@
 """A question -> the messages a model is given: the developer prompt, by reasoning-gym's name or as text,
-and the question.
+and the question, or the messages that a row brings.
 """
+
+from typing import Any
 
 from whetstone.config import nearest
 from whetstone.config.rooms import TasksRoom
@@ -27,10 +29,33 @@ def developer_prompt(tasks: TasksRoom) -> str | None:
     return SYSTEM_PROMPTS[prompt.strip()]
 
 
-def build_messages(prompt: str | None, role: str, question: str) -> tuple[dict[str, str], ...]:
-    """The developer prompt under its role, then the question; the role `user` makes it one message."""
+def build_messages(
+    prompt: str | None, role: str, question: str, given: tuple[dict[str, str], ...] = ()
+) -> tuple[dict[str, str], ...]:
+    """The developer prompt under its role, then the question; the role `user` makes it one message.
+
+    `given`: the row's own messages, which stand in for the question; a developer prompt takes the place of
+    their system message.
+    """
     if prompt is None:
-        return ({"role": "user", "content": question},)
+        return given or ({"role": "user", "content": question},)
+    turns = tuple(turn for turn in given if turn["role"] not in ("system", "developer"))
+    turns = turns or ({"role": "user", "content": question},)
     if role == "user":
-        return ({"role": "user", "content": f"{prompt.rstrip()}\n\n{question}"},)
-    return ({"role": role, "content": prompt}, {"role": "user", "content": question})
+        first = {**turns[0], "content": f"{prompt.rstrip()}\n\n{turns[0]['content']}"}
+        return (first, *turns[1:])
+    return ({"role": role, "content": prompt}, *turns)
+
+
+def conversation(value: Any) -> tuple[dict[str, str], ...]:
+    """A column that holds chat messages, up to the last that the model is to answer; empty where it holds
+    something else.
+    """
+    if not isinstance(value, list) or not value:
+        return ()
+    if any(not isinstance(turn, dict) or not isinstance(turn.get("content"), str) for turn in value):
+        return ()
+    turns = [{"role": str(turn.get("role", "user")), "content": turn["content"]} for turn in value]
+    while turns and turns[-1]["role"] == "assistant":  # the solution of a supervised data set
+        turns.pop()
+    return tuple(turns)
