@@ -315,4 +315,5 @@ def evaluate_only(loaded: Loaded) -> dict[str, Any]:
         evaluator = Evaluator(config, problems, collector, folder / "evaluations" / name)
         result = evaluator.run(0, greedy=config.evaluation.eval_greedy)
         show(result, num_examples=config.evaluation.eval_num_examples_to_print)
+        logger.info(f"Every completion and score is in {folder / 'evaluations' / name / 'eval_results'}.")
     return result.summary()

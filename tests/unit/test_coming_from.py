@@ -10,13 +10,16 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from whetstone import listing
 from whetstone.cli import run
 from whetstone.config import load, make_plan, without_effect
-from whetstone.config.rooms import Config
+from whetstone.config.rooms import Config, ModelRoom
 from whetstone.errors import UserError
 from whetstone.model.chat import Chat
+from whetstone.model.embedded import foundation
+from whetstone.model.policy import Policy, load_policy
 from whetstone.rewards import custom
 from whetstone.run_folder import path_of
 from whetstone.tasks.mixture import Mixture, make_task
@@ -273,6 +276,37 @@ def test_the_reward_can_be_tried_on_a_text(tmp_path: Path, capsys: pytest.Captur
     assert run([*words, "--answer"]) == 2
 
 
+def test_an_adapter_as_the_model_goes_on_or_is_merged(tmp_path: Path) -> None:
+    """Their way to resume: --model_path results/checkpoint-1000, which here holds an adapter."""
+    first = load_policy(ModelRoom(use_peft=True, lora_r=4, lora_alpha=8))
+    torch.manual_seed(0)
+    for parameter in first.parameters:
+        parameter.data.normal_(std=0.05)
+    first.model.save_pretrained(tmp_path)
+    first.tokenizer.save_pretrained(tmp_path)
+
+    def logits(policy: Policy) -> torch.Tensor:
+        policy.lm.set_attn_implementation("eager")
+        with torch.no_grad():
+            return policy.model(input_ids=torch.arange(5, 25)[None]).logits
+
+    expected, adapter = logits(first), str(tmp_path)
+    assert (expected - logits(load_policy(ModelRoom()))).abs().max() > 0.1
+    on = load_policy(ModelRoom(model_name_or_path=adapter, use_peft=True, lora_r=4, lora_alpha=8))
+    assert torch.equal(logits(on), expected)
+    count = sum(parameter.numel() for parameter in on.parameters)
+    assert count == sum(parameter.numel() for parameter in first.parameters)
+    whole = load_policy(ModelRoom(model_name_or_path=adapter))
+    torch.testing.assert_close(logits(whole), expected, atol=1e-4, rtol=1e-4)
+    assert not whole.is_lora and sum(parameter.numel() for parameter in whole.parameters) == 2_677_056
+    with pytest.raises(UserError, match=r"lora_r is 16, but the adapter .* has 4: set lora_r=4"):
+        load_policy(ModelRoom(model_name_or_path=adapter, use_peft=True))
+    settings = tmp_path / "adapter_config.json"
+    settings.write_text(settings.read_text().replace(foundation(adapter)[0], "/gone/away"))
+    with pytest.raises(UserError, match="is an adapter of /gone/away, which can't be had"):
+        load_policy(ModelRoom(model_name_or_path=adapter))
+
+
 # --- one file, FSDP and tensor parallel: countdown ---
 
 
@@ -353,7 +387,7 @@ def test_its_prompt_without_a_chat_template() -> None:
         "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n "
         f"Using the numbers {list(given['numbers'])}, create an equation that equals {given['target']}. "
         "You can use basic arithmetic operations (+, -, *, /) and each number can only be used once. Show "
-        "your work in <think> </think> tags. And return the final answer in <answer> </answer> tags, for example "
-        "<answer> (1 + 2) / 3 </answer>.<|im_end|>\n"
+        "your work in <think> </think> tags. And return the final answer in <answer> </answer> tags, for "
+        "example <answer> (1 + 2) / 3 </answer>.<|im_end|>\n"
         "<|im_start|>assistant\nLet me solve this step by step.\n<think>"
     )

@@ -49,6 +49,21 @@ def resolve(name: str) -> str:
     return name
 
 
+def foundation(name: str) -> tuple[str, str | None]:
+    """The model that `name` is built on, and the folder of the adapter on it; None: it is no adapter."""
+    found = resolve(name)
+    settings = Path(found) / "adapter_config.json"
+    if not settings.is_file():
+        return found, None
+    base = json.loads(settings.read_text(encoding="utf-8")).get("base_model_name_or_path")
+    try:
+        return resolve(str(base)), found
+    except UserError as error:
+        raise UserError(
+            f"{name} is an adapter of {base}, which can't be had. {error} Or write its place into {settings}."
+        ) from None
+
+
 def cache_folder() -> Path:
     """Where fetched models are kept: $WHETSTONE_CACHE, or ~/.cache/whetstone."""
     return Path(os.environ.get("WHETSTONE_CACHE") or "~/.cache/whetstone").expanduser()

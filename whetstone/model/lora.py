@@ -32,6 +32,25 @@ def add_lora(model: Any, config: ModelRoom, adapter: str | None) -> Any:
         ) from None
 
 
+def check_rank(config: ModelRoom, adapter: str) -> None:
+    """Whoever goes by the configuration (a vLLM server, a resumed run) must find the adapter's own shape."""
+    from peft import PeftConfig
+
+    there = PeftConfig.from_pretrained(adapter)
+    for key, value in (("lora_r", there.r), ("lora_alpha", there.lora_alpha)):  # type: ignore[attr-defined]
+        if value != getattr(config, key):
+            raise UserError(
+                f"{key} is {getattr(config, key)}, but the adapter {adapter} has {value}: set {key}={value}."
+            )
+
+
+def merge_lora(model: Any, adapter: str) -> Any:
+    """`model` with an adapter's weights added to its own, all to be trained; no adapter is left."""
+    from peft import PeftModel
+
+    return PeftModel.from_pretrained(model, adapter).merge_and_unload().requires_grad_(True)
+
+
 def wrap_lora(model: Any, adapter: Any) -> Any:
     """Wrap `model` with an adapter of the configuration of another one."""
     import copy

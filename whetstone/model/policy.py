@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from whetstone.config.rooms import ModelRoom
 from whetstone.errors import UserError
 from whetstone.model.attention import NAME, Attend, PackedAttention, end_to_end, take, takes_flash
-from whetstone.model.embedded import resolve
+from whetstone.model.embedded import foundation, resolve
 from whetstone.model.fused_head import Head
 from whetstone.model.logprobs import WHOLE, TokenStatistics, Vocabulary, all_logprobs, token_statistics
 from whetstone.parallel.fsdp import Root, plain_to_compiler
@@ -261,7 +261,8 @@ def load_policy(
     config: ModelRoom, weights: str | Path | None = None, device: torch.device | None = None
 ) -> Policy:
     """The policy of a configuration, whole on one device; `weights` names a checkpoint folder to take the
-    weights (or the adapter) from.
+    weights (or the adapter) from. A model that is itself an adapter goes on with it under use_peft, and is
+    merged into its base otherwise.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging as transformers_logging
@@ -270,7 +271,11 @@ def load_policy(
         transformers_logging.disable_progress_bar()
     home = choose_device(config.device)
     adapter = weights is not None and (Path(weights) / "adapter_config.json").is_file()
-    base = resolve(config.model_name_or_path if weights is None or adapter else str(weights))
+    start = None
+    if weights is None or adapter:
+        base, start = foundation(config.model_name_or_path)
+    else:
+        base = resolve(str(weights))
     try:
         tokenizer = AutoTokenizer.from_pretrained(base)
         model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=compute_dtype(config, home))
@@ -281,18 +286,31 @@ def load_policy(
             "tokenizer, "
             "a hub name you have access to, pebble or smollm2-135m."
         ) from None
+    if model._hf_peft_config_loaded:  # transformers has put an adapter of the hub into it by itself
+        raise UserError(f"{base} is an adapter: fetch it, and give its folder as model_name_or_path.")
     device = device or home
     model.to(device)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    if adapter or config.use_peft:
-        from whetstone.model.lora import add_lora
-
-        model = add_lora(model, config, str(weights) if adapter else None)
+    if adapter or config.use_peft or start is not None:
+        model = _adapted(model, config, str(weights) if adapter else None, start)
     enable_checkpointing(model, config)
     policy = Policy(model, tokenizer, device)
     policy.verify()
     return policy
+
+
+def _adapted(model: Any, config: ModelRoom, checkpoint: str | None, start: str | None) -> Any:
+    """`model` with the adapter of a checkpoint, of the folder that the run begins from, or a new one."""
+    from whetstone.model.lora import add_lora, check_rank, merge_lora
+
+    if checkpoint is not None:
+        return add_lora(model, config, checkpoint)
+    if start is not None and not config.use_peft:
+        return merge_lora(model, start)
+    if start is not None:
+        check_rank(config, start)
+    return add_lora(model, config, start)
 
 
 def should_compile(config: ModelRoom, policy: Policy) -> bool:
