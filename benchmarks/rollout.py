@@ -46,7 +46,7 @@ def main() -> None:
     if args.cpu:
         from rollout_cpu import main as on_cpu
 
-        return on_cpu(rest)
+        return on_cpu([*rest, *(["--write"] if args.write else [])])
     if args.table:
         return print(table(json.loads(args.out.read_text())["rows"]))
     if not torch.cuda.is_available():
