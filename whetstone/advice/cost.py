@@ -13,7 +13,7 @@ UPDATE_SHARE = 0.725  # of the peak, forward and backward, recomputation counted
 UPDATE_TOKEN_S = 4.2e-6  # beside that for each token, whatever the size: attention, norms, gates, the rest
 DECODE_SHARE = 0.82  # of the peak, or of the memory's speed, for the matrix products of a decode step
 # A decode step's time per layer beside products and cache: the native engine with its fused kernels, and a
-# model's own modules in a CUDA graph.
+# model's own modules in a CUDA graph (from an early probe: 41,546 tokens/s at 1.5 B, 256 sequences).
 LAYER_S = {"native": 41e-6, "graph": 149e-6}
 ACTIVATIONS = 52  # bytes per token, layer and hidden unit that the backward pass keeps without checkpointing
 OVERLAP = 0.8  # share of FSDP's traffic that hides behind computation, where there is enough of it
