@@ -27,8 +27,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 WIDE = {"head_dim": 32, "hidden_size": 128}
 
 
-def on_gpu(architecture: str, dtype: torch.dtype = torch.float32) -> Policy:
-    policy = make_policy(architecture, **WIDE)
+def on_gpu(architecture: str, dtype: torch.dtype = torch.float32, **changes) -> Policy:
+    policy = make_policy(architecture, **{**WIDE, **changes})
     return Policy(policy.model.to(device="cuda", dtype=dtype), policy.tokenizer, torch.device("cuda"))
 
 
@@ -164,8 +164,11 @@ def test_the_budget_is_found_and_memory_that_runs_out_is_survived():
 
 
 def test_the_way_of_several_ranks_finds_a_budget_without_running_out_of_memory():
-    """On one GPU and whole weights: the passes and their memory are real, the ranks are not."""
-    policy = on_gpu("llama", torch.bfloat16)
+    """On one GPU and whole weights: the passes and their memory are real, the ranks are not. Passes of
+    gigabytes: torch takes memory in pieces of 20 MB, a quarter of what a smaller model would need here.
+    """
+    sizes_of = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8}
+    policy = on_gpu("llama", torch.bfloat16, **sizes_of)
     updater = updater_for(policy)
 
     def attempt(tokens: int) -> None:

@@ -13,6 +13,7 @@ from tests.unit.test_native_engine import PROMPTS, collect
 from whetstone.engines.base import Request, Sampling
 from whetstone.engines.native import NativeEngine
 from whetstone.engines.native.paged import PagedEngine
+from whetstone.engines.native.weights import Joined
 from whetstone.model.attention import NAME
 from whetstone.types import Finish
 
@@ -180,3 +181,17 @@ def test_long_prompts_take_the_other_attention():
         policy.set_attention(NAME)
         expected = logprobs.gather(1, ids[0, len(prompt) :, None]).squeeze(1)
         assert torch.tensor(completion.logprobs) == pytest.approx(expected.cpu(), abs=0.15)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_a_product_in_parts_is_the_product(parts, monkeypatch):
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(4096, 256, bias=False, device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(24, 4096, device="cuda", dtype=torch.bfloat16)
+    joined = Joined([layer])
+    monkeypatch.setattr(joined, "_parts", lambda rows: parts)
+    out = joined.in_parts(x)
+    assert out.shape == ((24, 256) if parts == 1 else (parts, 24, 256))
+    found = out.double() if parts == 1 else out.double().sum(0)
+    expected = x.double() @ layer.weight.double().t()
+    assert (found - expected).norm() / expected.norm() < (3e-3 if parts == 1 else 1e-5)

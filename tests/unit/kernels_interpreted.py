@@ -95,6 +95,10 @@ def pointwise() -> None:
             total = residual.double() + (x.double() if after is None else norm(x.double(), post.double()))
             assert torch.allclose(kept.double(), total, atol=1e-5)
             assert torch.allclose(out.double(), norm(total, weight.double()), atol=1e-5)
+            kept_too = residual.clone()  # the same, from parts of x
+            parts = torch.stack([x - 3, x * 0 + 1, x * 0 + 2])
+            assert torch.allclose(add_norm(parts, kept_too, weight, after, (1e-6, offset)), out, atol=1e-5)
+            assert torch.allclose(kept_too, kept, atol=1e-5)
     both = torch.randn(3, 2 * 40)
     assert torch.allclose(gated(both, gelu=False), F.silu(both[:, :40]) * both[:, 40:], atol=1e-5)
     expected = F.gelu(both[:, :40], approximate="tanh") * both[:, 40:]

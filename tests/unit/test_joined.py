@@ -7,7 +7,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
-from whetstone.engines.native.weights import Joined, is_plain
+from whetstone.engines.native.weights import Joined, is_plain, num_parts
 
 
 class Three(nn.Module):
@@ -68,3 +68,12 @@ def test_layers_without_adapters_share_the_memory_of_the_policy():
 def test_an_adapter_that_is_more_than_two_matrices_is_known():
     plain, dora = adapted().base_model.model, adapted(use_dora=True).base_model.model
     assert is_plain(plain.q) and is_plain(plain.k) and not is_plain(dora.q)
+
+
+def test_parts_of_a_product_fill_the_chip_and_no_more():
+    assert num_parts(256, 1536, 8960, 132) == 4  # 2 x 12 tiles, times 4: 96 of 132
+    assert num_parts(1024, 1536, 8960, 132) == 1  # 96 tiles
+    assert num_parts(512, 1536, 8960, 132) == 2
+    assert num_parts(16, 896, 4864, 132) == 4
+    assert num_parts(16, 1536, 1536, 132) == 1  # halves would be shorter than 1024
+    assert num_parts(16, 1536, 1500 * 4, 132) == 2  # quarters would begin at odd places

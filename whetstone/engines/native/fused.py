@@ -64,7 +64,7 @@ class FusedStep:
             x = block.out(x)
             hidden = add_norm(x, residual, block.before_mlp, block.after_attention, kind)
             x = gated(block.gate_up(hidden), gelu=block.gelu)
-            x = block.down(x)
+            x = block.down.in_parts(x)
             after = block.after_mlp
         return self.policy.head(add_norm(x, residual, self.blocks.final_norm, after, kind))
 
@@ -87,7 +87,7 @@ class FusedStep:
             x = block.out(x)
             hidden = add_norm(x, residual, block.before_mlp, block.after_attention, kind)
             x = gated(block.gate_up(hidden), gelu=block.gelu)
-            x = block.down(x)
+            x = block.down.in_parts(x)
             after = block.after_mlp
 
     def refresh(self) -> None:

@@ -12,6 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+TILE, ALIGNED = 128, 8  # of the library's products; numbers that a row must begin at a multiple of
+MOST_PARTS, SHORTEST_PART = 4, 1024
+
 
 class Joined:
     """One matrix (and bias) for several linear layers with the same input. `merge`: adapters may be merged
@@ -37,6 +40,33 @@ class Joined:
         if self.adapter is not None:
             out.addmm_(F.linear(x, self.adapter.down), self.adapter.up)
         return out
+
+    def in_parts(self, x: Tensor) -> Tensor:
+        """The product, or [k, n, N] float32 parts of it that the caller adds up. A few rows times a matrix of
+        many columns occupy too little of a chip; a sum over a part of the columns each occupies it all, and
+        whoever reads the product can add while it reads.
+        """
+        parts = self._parts(len(x))
+        if parts == 1:
+            return self(x)
+        rows, columns = self.weight.shape
+        depth = columns // parts
+        left = x.view(len(x), parts, depth).transpose(0, 1)
+        right = self.weight.view(rows, parts, depth).permute(1, 2, 0)
+        return torch.bmm(left, right, out_dtype=torch.float32)
+
+    def _parts(self, num_rows: int) -> int:
+        weight = self.weight
+        if (
+            self.bias is not None
+            or self.adapter is not None
+            or not weight.is_cuda
+            or weight.dtype == torch.float32
+        ):
+            return 1
+        multiprocessors = torch.cuda.get_device_properties(weight.device).multi_processor_count
+        rows, columns = weight.shape
+        return num_parts(num_rows, rows, columns, multiprocessors)
 
     def _copies_bias(self) -> bool:
         return self.is_copy or any(_base(layer).bias is None for layer in self.layers)
@@ -72,6 +102,22 @@ class Joined:
             base = _base(layer)
             parts.append(base.weight.new_zeros(base.weight.shape[0]) if base.bias is None else base.bias)
         return torch.cat(parts)
+
+
+def num_parts(num_rows: int, rows: int, columns: int, multiprocessors: int) -> int:
+    """Parts of a product of `num_rows` rows: tiles of 128 x 128 for every multiprocessor at the most, and
+    parts long enough to be worth one (benchmarks/decode_products.py).
+    """
+    tiles = -(-num_rows // TILE) * -(-rows // TILE)
+    parts = 1
+    while (
+        parts < MOST_PARTS
+        and 2 * parts * tiles <= multiprocessors
+        and columns % (2 * parts * ALIGNED) == 0
+        and columns // (2 * parts) >= SHORTEST_PART
+    ):
+        parts *= 2
+    return parts
 
 
 class Adapter:

@@ -124,8 +124,14 @@ def _attention_kernel(
         first = tl.where(lowest < prefix, lowest // TILE, in_own)
     share = tl.cdiv(tl.maximum(tiles - first, 0), SPLITS)
     begin = first + split * share
+    end = tl.minimum(begin + share, tiles)
+    # A group's prompt is in the chip's cache, a row's own tokens are in its memory. Half of the programs
+    # begin at the one end and half at the other, so that cache and memory are read at the same time. Not by
+    # rows: a sample's rounding must not depend on where it sits.
+    backwards = kv_head % 2 == 1
     j = tl.arange(0, TILE)
-    for tile in range(begin, tl.minimum(begin + share, tiles)):
+    for number in range(begin, end):
+        tile = tl.where(backwards, begin + end - 1 - number, number)
         is_prompt = tile < prompt_tiles
         inner = tl.where(is_prompt, tile, tile - prompt_tiles) * TILE  # first token, of the prompt or its own
         page = tl.load(table + inner // PAGE_SIZE + tl.where(is_prompt, 0, prompt_pages)).to(tl.int64)

@@ -21,14 +21,18 @@ def _rms(x, weight_ptr, column, inside, width, eps, OFFSET: tl.constexpr, TYPE: 
 @triton.jit
 def _add_norm_kernel(
     x_ptr, residual_ptr, out_ptr, weight_ptr, post_ptr, width, eps,
-    ADD: tl.constexpr, POST: tl.constexpr, OFFSET: tl.constexpr, BLOCK: tl.constexpr,
+    PARTS: tl.constexpr, POST: tl.constexpr, OFFSET: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row, column = tl.program_id(0), tl.arange(0, BLOCK)
     inside = column < width
     TYPE: tl.constexpr = residual_ptr.dtype.element_ty
     residual = tl.load(residual_ptr + row * width + column, mask=inside, other=0.0)
-    if ADD:
+    if PARTS:
         x = tl.load(x_ptr + row * width + column, mask=inside, other=0.0).to(tl.float32)
+        for part in tl.static_range(1, PARTS):
+            place = (part * tl.num_programs(0) + row) * width + column
+            x += tl.load(x_ptr + place, mask=inside, other=0.0).to(tl.float32)
+        x = x.to(TYPE).to(tl.float32)
         if POST:
             x = _rms(x, post_ptr, column, inside, width, eps, OFFSET, TYPE).to(TYPE).to(tl.float32)
         residual = (residual.to(tl.float32) + x).to(TYPE)
@@ -38,13 +42,16 @@ def _add_norm_kernel(
 
 
 def add_norm(x: Tensor | None, residual: Tensor, weight: Tensor, post: Tensor | None, kind: tuple) -> Tensor:
-    """residual += post_norm(x), in place; returns norm(residual). `kind` is (eps, offset of the weight)."""
+    """residual += post_norm(x), in place; returns norm(residual). `kind` is (eps, offset of the weight).
+    `x` may be the parts [k, n, width] of a sum.
+    """
     eps, offset = kind
     out = torch.empty_like(residual)
     num_rows, width = residual.shape
+    parts = 0 if x is None else x.numel() // residual.numel()
     _add_norm_kernel[(num_rows,)](
         residual if x is None else x, residual, out, weight, weight if post is None else post, width, eps,
-        ADD=x is not None, POST=post is not None, OFFSET=offset, BLOCK=triton.next_power_of_2(width),
+        PARTS=parts, POST=post is not None, OFFSET=offset, BLOCK=triton.next_power_of_2(width),
         num_warps=4 if width <= 4096 else 8,
     )  # fmt: skip
     return out

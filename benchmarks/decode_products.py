@@ -1,0 +1,85 @@
+"""The last product of a decoder layer, whole and in parts, with the residual addition that sums them:
+microseconds a layer.
+
+    python benchmarks/decode_products.py
+
+Times are of CUDA graphs over as many matrices as the model has layers, so that no product finds its matrix
+in the cache; ways are timed in turn, for the chip's clock falls while it gets warm. `*` is what
+`weights.num_parts` chooses. Nothing is written.
+"""
+
+import argparse
+import statistics
+from collections.abc import Callable
+
+import torch
+from rollout_work import SIZES
+from torch import Tensor
+
+from whetstone.engines.native import weights
+from whetstone.engines.native.kernels.pointwise import add_norm
+
+ROUNDS = 5
+
+
+def microseconds(graph: torch.cuda.CUDAGraph, layers: int, repeats: int = 8) -> float:
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    graph.replay()
+    begin.record()
+    for _ in range(repeats):
+        graph.replay()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) / repeats / layers * 1000
+
+
+def captured(run: Callable[[], list[Tensor]]) -> torch.cuda.CUDAGraph:
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph
+
+
+def measure(size: str, rows: int, choices: list[int]) -> str:
+    hidden, num_layers, _, _, inner = SIZES[size]
+    joined = []
+    for _ in range(num_layers):
+        layer = torch.nn.Linear(inner, hidden, bias=False, device="cuda", dtype=torch.bfloat16)
+        joined.append(weights.Joined([layer]))
+    x = torch.randn(rows, inner, device="cuda", dtype=torch.bfloat16)
+    residual = torch.randn(rows, hidden, device="cuda", dtype=torch.bfloat16)
+    norm = torch.ones(hidden, device="cuda", dtype=torch.bfloat16)
+    multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
+    chosen = weights.num_parts(rows, hidden, inner, multiprocessors)
+    graphs = {}
+    for parts in choices:
+        for one in joined:
+            one._parts = lambda _, parts=parts: parts
+        graphs[parts] = captured(
+            lambda: [add_norm(one.in_parts(x), residual, norm, None, (1e-6, 0.0)) for one in joined]
+        )
+    took = {parts: [] for parts in choices}
+    for _ in range(ROUNDS):
+        for parts, graph in graphs.items():
+            took[parts].append(microseconds(graph, num_layers))
+    words = [f"{p}{'*' if p == chosen else ''}: {statistics.median(took[p]):.1f}" for p in choices]
+    return f"{size} {rows:5d} rows, parts: us   " + "   ".join(words)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--sizes", default="0.5b,1.5b,3b")
+    parser.add_argument("--rows", default="16,64,128,192,256,384,512,1024")
+    args = parser.parse_args()
+    print(torch.cuda.get_device_name(), "torch", torch.__version__)
+    for size in args.sizes.split(","):
+        for rows in map(int, args.rows.split(",")):
+            print(measure(size, rows, [1, 2, 4, 8]), flush=True)
+
+
+if __name__ == "__main__":
+    main()
