@@ -27,7 +27,9 @@ from rollout_work import SIZES, works_of
 RESULTS = Path(__file__).parent / "results" / "rollout.json"
 # Engines that take minutes: on one work, and with fewer tokens where even that is too long.
 ONLY_SMALL = {"generate": 512, "continuous batching": 64}
-WHO = ["native", "vllm", *ONLY_SMALL]
+# 8 bits are another model for everyone who rounds: rows of their own, at one size.
+EIGHT_BITS = ["native fp8", "vllm fp8"]
+WHO = ["native", "vllm", *ONLY_SMALL, *EIGHT_BITS]
 COLUMNS = ["who", "size", "num_sequences", "shape", "tokens_per_s", "ratio_to_vllm", "share_of_floor",
            "peak_gb", "setup_s"]  # fmt: skip
 
@@ -68,6 +70,8 @@ def run(who: str, size: str) -> list[dict]:
     works = [(work.num_sequences, work.shape, work.new_tokens) for work in works_of(size)]
     if who in ONLY_SMALL:
         works = [(256, "full", ONLY_SMALL[who])] if size == "1.5b" else []
+    if who in EIGHT_BITS and size != "1.5b":
+        works = []
     if not works:
         return []
     command = [sys.executable, "rollout_contenders.py", who, size, json.dumps(works)]

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from rollout_work import Work, model_config
@@ -48,11 +49,11 @@ def make_policy(size: str):
     return Policy(model, Tokens(), torch.device("cuda"))
 
 
-def native(size: str) -> Callable[[Work], int]:
+def native(size: str, *, eight_bits: bool = False) -> Callable[[Work], int]:
     from whetstone.engines.base import Request, Sampling
     from whetstone.engines.native import NativeEngine
 
-    engine = NativeEngine(make_policy(size))
+    engine = NativeEngine(make_policy(size), eight_bits=eight_bits)
 
     def run(work: Work) -> int:
         lengths, group = work.lengths(), work.group
@@ -106,7 +107,7 @@ def continuous(size: str) -> Callable[[Work], int]:
     return run
 
 
-def vllm(size: str) -> Callable[..., int]:
+def vllm(size: str, **more: Any) -> Callable[..., int]:
     from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
 
     folder = tempfile.mkdtemp()
@@ -124,6 +125,7 @@ def vllm(size: str) -> Callable[..., int]:
         enable_prefix_caching=True,
         async_scheduling=True,
         compilation_config={"cudagraph_capture_sizes": graphs},
+        **more,
     )
 
     def run(work: Work, logprobs: bool = True) -> int:
@@ -146,7 +148,14 @@ def vllm(size: str) -> Callable[..., int]:
     return run
 
 
-CONTENDERS = {"native": native, "generate": generate, "continuous batching": continuous, "vllm": vllm}
+CONTENDERS = {
+    "native": native,
+    "native fp8": functools.partial(native, eight_bits=True),
+    "generate": generate,
+    "continuous batching": continuous,
+    "vllm": vllm,
+    "vllm fp8": functools.partial(vllm, quantization="fp8"),
+}
 
 
 def main() -> None:
@@ -161,7 +170,7 @@ def main() -> None:
         run(Work(size, number, "long" if shape == "long" else "full", WARM_TOKENS))
         warm = time.perf_counter() - begun
         # Loading is set-up for vLLM (it compiles and captures there); ours captures in the first round.
-        setup = loaded + warm if who == "vllm" else warm
+        setup = loaded + warm if who.startswith("vllm") else warm
         ways: dict[str, Callable[[Work], int]] = {who: run}
         if who == "vllm":
             ways["vllm without logprobs"] = functools.partial(run, logprobs=False)
@@ -176,7 +185,7 @@ def main() -> None:
 
 def peak_gb(who: str) -> float:
     """vLLM takes its share of the card at the start, in a process of its own: what is taken now counts."""
-    if who == "vllm":
+    if who.startswith("vllm"):
         free, total = torch.cuda.mem_get_info()
         return (total - free) / 1e9
     return torch.cuda.max_memory_allocated() / 1e9

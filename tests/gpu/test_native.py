@@ -14,7 +14,7 @@ from whetstone.engines.base import Request, Sampling
 from whetstone.engines.native import NativeEngine
 from whetstone.engines.native.paged import PagedEngine
 from whetstone.engines.native.weights import Joined
-from whetstone.model.attention import NAME
+from whetstone.model.attention import NAME, PackedAttention, end_to_end
 from whetstone.types import Finish
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
@@ -102,6 +102,36 @@ def test_graphs_outlive_updates_and_a_cache_that_was_released():
         assert paged.state.pages is None
         assert paged.graphs.captured == captured and captured
     assert collect(engine, requests, sampling)[0, 0].policy_version == 3
+
+
+def test_eight_bit_rollouts_stay_near_the_weights_and_follow_them():
+    policy = on_gpu("qwen2", torch.bfloat16)
+    engines = [NativeEngine(policy, 9, eight_bits=eight) for eight in (False, True)]
+    sampling = Sampling(max_tokens=32, ignore_stop=True)
+    for version in range(3):
+        captured = []
+        for engine in engines:
+            engine.update_weights(version)
+            done = collect(engine, REQUESTS, sampling)
+            gaps = torch.cat([gaps_of(policy, REQUESTS[at], one) for (at, _), one in done.items()])
+            print(f"mean difference {gaps.mean():.4f}, eight bits: {engine is engines[1]}")
+            captured.append(gaps.mean().item())
+        assert captured[0] < 0.02
+        assert captured[0] < captured[1] < 0.2  # rounded, and not more than that
+        with torch.no_grad():
+            for parameter in policy.parameters:
+                parameter.add_(torch.randn_like(parameter), alpha=0.05)
+
+
+def gaps_of(policy, request, completion):
+    """Between the engine's logprobs and the trainer's."""
+    ids = torch.tensor([*request.prompt_ids, *completion.token_ids], device="cuda")
+    attend = PackedAttention(end_to_end([len(ids)]), policy.device)
+    with torch.no_grad():
+        hidden = policy.hidden(ids[None], torch.arange(len(ids), device="cuda")[None], attend)
+        logprobs = policy.head(hidden[0, len(request.prompt_ids) - 1 : -1]).float().log_softmax(-1)
+    own = logprobs.gather(-1, ids[len(request.prompt_ids) :, None])[:, 0]
+    return (own - torch.tensor(completion.logprobs, device="cuda")).abs()
 
 
 @pytest.mark.parametrize(("bias", "merge"), [(False, True), (True, True), (True, False)])

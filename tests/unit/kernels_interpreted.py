@@ -13,6 +13,7 @@ from whetstone import seeds
 from whetstone.engines.base import Sampling
 from whetstone.engines.native import layout
 from whetstone.engines.native.blocks import read_blocks
+from whetstone.engines.native.eight_bits import Scaled, round_rows
 from whetstone.engines.native.fused import FusedStep, ModuleStep
 from whetstone.engines.native.kernels import attention as attention_kernels
 from whetstone.engines.native.kernels import draw as draw_kernels
@@ -105,6 +106,51 @@ def pointwise() -> None:
     assert torch.allclose(gated(both, gelu=True), expected, atol=1e-5)
 
 
+def eight_bits() -> None:
+    torch.manual_seed(0)
+    x, residual = torch.randn(3, 48).bfloat16(), torch.randn(3, 48).bfloat16()
+    weight, both = torch.rand(48).bfloat16(), torch.randn(3, 2 * 40).bfloat16()
+    residual[2], x[2] = 0, 0  # a row without anything
+    scale_of = torch.tensor([2.0, 0.5, 8.0])  # powers of two: multiplying rounds nothing
+    kept, kept_too = residual.clone(), residual.clone()
+    plain = add_norm((x * scale_of[:, None]).bfloat16(), kept, weight, None, (1e-6, 0.0)).float()
+    rounded = add_norm(Scaled(x, scale_of), kept_too, weight, None, (1e-6, 0.0), eight_bits=True)
+    assert torch.equal(kept, kept_too)
+    gates = gated(both * scale_of[:, None].bfloat16(), gelu=False).float()
+    for exact, (values, scale) in ((plain, rounded), (gates, gated(Scaled(both, scale_of), gelu=False))):
+        assert values.dtype == torch.float8_e4m3fn
+        assert torch.allclose(scale, round_rows(exact).scale, rtol=1e-2)  # bf16 rounds the plain one
+        near = float(scale.max()) / 64
+        assert torch.allclose(values.float() * scale[:, None], exact, rtol=2**-4 + 2**-8, atol=near)
+
+
+def eight_bit_step() -> None:
+    """A whole step in 8 bits beside the same step as it is, before and after the weights moved."""
+    policy = make_policy("qwen2", head_dim=32, hidden_size=128)
+    blocks, rows = read_blocks(policy), torch.arange(2, dtype=torch.int32)
+    exact, rounded = FusedStep(policy, blocks), FusedStep(policy, blocks, eight_bits=True)
+    state = make_state(num_layers=2, heads=2, width=32, slots=2)
+
+    def logits(step: FusedStep) -> torch.Tensor:
+        state.fields.zero_()
+        state.fields[layout.ACTIVE], state.fields[layout.TOKEN] = 1, torch.tensor([5, 9], dtype=torch.int32)
+        with torch.no_grad():
+            return step(state, rows)
+
+    def distance(a: torch.Tensor, b: torch.Tensor) -> float:
+        return ((a - b).norm() / b.norm()).item()
+
+    before = logits(exact)
+    assert 1e-3 < distance(logits(rounded), before) < 0.1, distance(logits(rounded), before)
+    with torch.no_grad():
+        for parameter in policy.parameters:
+            parameter.add_(torch.randn_like(parameter) * parameter.std())
+    after = logits(exact)
+    rounded.refresh()
+    assert distance(after, before) > 0.3
+    assert distance(logits(rounded), after) < 0.1, distance(logits(rounded), after)
+
+
 def drawing(dtype=torch.float32, **settings) -> None:
     torch.manual_seed(1)
     sampling = Sampling(max_tokens=16, **settings)
@@ -183,6 +229,8 @@ CASES = {
     "attention with a softcap": lambda: attention_with(softcap=2.0),
     "attention of heads that are no power of two": lambda: attention_with(width=48),
     "norm and gate": pointwise,
+    "norm and gate in 8 bits": eight_bits,
+    "a step in 8 bits": eight_bit_step,
     "drawing": drawing,
     "drawing greedily": lambda: drawing(temperature=0.0),
     "drawing from the top k": lambda: drawing(temperature=0.6, top_k=20),

@@ -218,6 +218,10 @@ class RolloutRoom(Room):
     """1: the next batch is sampled while the update learns from this one, by weights one batch old. The
     native and hf engines then sample from a copy of the weights.
     """
+    rollout_quantization: Literal["none", "fp8"] = "none"
+    """fp8: the native engine on a GPU decodes with 8-bit copies of the matrices: faster, from a model that is
+    not quite the one that trains, so `sampler_correction` is then token_truncate unless you choose.
+    """
     max_slots: int | None = Field(default=None, ge=1)
     """Sequences decoded at once; more wait for a free slot. Default: 1,024 on a GPU, 256 elsewhere."""
 
@@ -234,6 +238,11 @@ class RolloutRoom(Room):
     def _check(self) -> Self:
         if self.rollout_engine == "sglang" and self.vllm_mode == "colocate":
             raise ValueError("vllm_mode: colocate is for vLLM; SGLang runs as a server: leave vllm_mode out")
+        if self.rollout_quantization != "none" and self.rollout_engine != "native":
+            raise ValueError(
+                "rollout_quantization is for rollout_engine: native, and this one is "
+                f"{self.rollout_engine}: leave it out, or give the server its own option (server_args)"
+            )
         return self
 
 
@@ -327,11 +336,15 @@ class Config(Room):
 
     @model_validator(mode="before")
     @classmethod
-    def _weigh_old_samples(cls, rooms: Any) -> Any:
-        """Samples that are one batch old are weighed by what has changed since, unless somebody chose."""
+    def _weigh_samples(cls, rooms: Any) -> Any:
+        """Samples that are one batch old, or of rounded weights, are weighed by the difference, unless
+        somebody chose.
+        """
         flat = rooms if isinstance(rooms, dict) else {}
         rollout, loss = flat.get("rollout"), flat.get("loss", {})
-        if isinstance(rollout, dict) and rollout.get("async_rollouts") and isinstance(loss, dict):
+        if not isinstance(rollout, dict) or not isinstance(loss, dict):
+            return rooms
+        if rollout.get("async_rollouts") or rollout.get("rollout_quantization", "none") != "none":
             return {**flat, "loss": {"sampler_correction": "token_truncate", **loss}}
         return rooms
 

@@ -75,4 +75,5 @@ def _on_its_weights(config: "Config", policy: "Policy") -> "Engine":
         return HFEngine(policy, config.rollout.max_slots or 256, config.model.attn_implementation)
     from whetstone.engines.native import NativeEngine
 
-    return NativeEngine(policy, config.rollout.max_slots)
+    eight_bits = config.rollout.rollout_quantization == "fp8"
+    return NativeEngine(policy, config.rollout.max_slots, eight_bits=eight_bits)

@@ -6,16 +6,22 @@ elsewhere (slots.py). Both draw the same random numbers for the same seeds.
 
 from collections.abc import Iterator
 
+import torch
+
 from whetstone.engines.base import Engine, Request, Sampled, Sampling
 from whetstone.engines.native.layout import CacheShape
 from whetstone.engines.native.slots import SlotEngine
+from whetstone.errors import UserError
 from whetstone.model.policy import Policy
 
 SLOTS_ON_GPU, SLOTS_ON_CPU = 1024, 256
+FIRST_WITH_FP8 = (9, 0)  # scales for every row of a product
 
 
 class NativeEngine:
-    def __init__(self, policy: Policy, max_slots: int | None = None):
+    """`eight_bits`: decode with 8-bit copies of the matrices (eight_bits.py)."""
+
+    def __init__(self, policy: Policy, max_slots: int | None = None, *, eight_bits: bool = False):
         config = policy.config
         shape = CacheShape(
             num_layers=config.num_hidden_layers,
@@ -30,7 +36,13 @@ class NativeEngine:
         if policy.device.type == "cuda" and policy.ranks.tp_size == 1:
             from whetstone.engines.native.paged import PagedEngine
 
-            self._engine = PagedEngine(policy, shape, max_slots or SLOTS_ON_GPU)
+            self._engine = PagedEngine(
+                policy, shape, max_slots or SLOTS_ON_GPU, eight_bits=eight_bits and _can(shape)
+            )
+        elif eight_bits:
+            raise UserError(
+                "rollout_quantization=fp8 is for the native engine on a GPU, with tp_size 1: leave it out."
+            )
         else:
             self._engine = SlotEngine(policy, shape, max_slots or SLOTS_ON_CPU)
 
@@ -48,3 +60,15 @@ class NativeEngine:
 
     def close(self) -> None:
         self._engine.close()
+
+
+def _can(shape: CacheShape) -> bool:
+    """Whether 8-bit products can be had here; the reason, if not."""
+    if shape.dtype != torch.bfloat16:
+        raise UserError("rollout_quantization=fp8 needs bf16: true.")
+    if torch.cuda.get_device_capability(shape.device) < FIRST_WITH_FP8:
+        raise UserError(
+            "rollout_quantization=fp8 needs a GPU that multiplies 8-bit floats (Hopper or later), and this "
+            f"is a {torch.cuda.get_device_name(shape.device)}: leave it out."
+        )
+    return True

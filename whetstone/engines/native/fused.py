@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from whetstone.engines.native.blocks import Blocks, Unreadable, read_blocks
+from whetstone.engines.native.eight_bits import SIDE, EightBits, can_round
 from whetstone.engines.native.layout import OWN, PREFIX, TOKEN, AttentionLayer, PagedState
 from whetstone.engines.native.prefill import PagedPrefill
 from whetstone.engines.native.weights import adapted_bytes
+from whetstone.errors import UserError
 from whetstone.model.attention import LayerOptions
 from whetstone.model.memory import free_memory
 from whetstone.model.policy import Policy
@@ -42,19 +44,23 @@ class Step(Protocol):
 
 
 class FusedStep:
-    def __init__(self, policy: Policy, blocks: Blocks):
+    """`eight_bits`: decodes with 8-bit copies of the MLPs' matrices; prompts are run with the matrices."""
+
+    def __init__(self, policy: Policy, blocks: Blocks, *, eight_bits: bool = False):
         self.policy, self.blocks = policy, blocks
+        self.rounded = [(EightBits(b.gate_up), EightBits(b.down)) for b in blocks.layers if eight_bits]
         self.embedding = policy.lm.get_input_embeddings()
 
     def __call__(self, state: PagedState, rows: Tensor) -> Tensor:
         from whetstone.engines.native.kernels.attention import decode_attention
         from whetstone.engines.native.kernels.pointwise import add_norm, gated
 
-        kind = self.blocks.norm_kind
+        kind, eight_bits = self.blocks.norm_kind, bool(self.rounded)
         tokens = state.fields[TOKEN].index_select(0, rows.clamp(min=0).long())
         residual = self.embedding(tokens)
         x = after = None
-        for block in self.blocks.layers:
+        for number, block in enumerate(self.blocks.layers):
+            gate_up, down = self.rounded[number] if eight_bits else (block.gate_up, block.down.in_parts)
             hidden = add_norm(x, residual, block.input_norm, after, kind)
             qkv = block.qkv(hidden)
             layer = block.attention
@@ -62,9 +68,9 @@ class FusedStep:
             query, key, value = qkv.split(sizes, dim=1)
             x = decode_attention(query, key, value, state, rows, layer)
             x = block.out(x)
-            hidden = add_norm(x, residual, block.before_mlp, block.after_attention, kind)
-            x = gated(block.gate_up(hidden), gelu=block.gelu)
-            x = block.down.in_parts(x)
+            norms = (block.before_mlp, block.after_attention)
+            hidden = add_norm(x, residual, *norms, kind, eight_bits=eight_bits)
+            x = down(gated(gate_up(hidden), gelu=block.gelu))
             after = block.after_mlp
         return self.policy.head(add_norm(x, residual, self.blocks.final_norm, after, kind))
 
@@ -93,6 +99,9 @@ class FusedStep:
     def refresh(self) -> None:
         for joined in self.blocks.joined():
             joined.refresh()
+        for gate_up, down in self.rounded:
+            gate_up.refresh()
+            down.refresh()
 
     def is_current(self) -> bool:
         return all(joined.is_current() for joined in self.blocks.joined())
@@ -146,23 +155,41 @@ def _may_copy(policy: Policy) -> bool:
 
 
 @torch.no_grad()
-def make_step(policy: Policy, state: PagedState, rehearse: Callable[[Step], Tensor]) -> Step:
+def make_step(
+    policy: Policy, state: PagedState, rehearse: Callable[[Step], Tensor], *, eight_bits: bool = False
+) -> Step:
     """The fused step if its logits in a rehearsal are those of the modules, else the modules."""
     config = policy.config
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     heads = (config.num_attention_heads, state.shape.num_heads, width)
     try:
-        fused = FusedStep(policy, read_blocks(policy, merge=_may_copy(policy)))
+        fused = FusedStep(policy, read_blocks(policy, merge=_may_copy(policy) and not eight_bits))
     except Unreadable as reason:
         logger.info(f"The native engine runs {type(policy.lm).__name__} module by module: {reason}.")
-        return ModuleStep(policy, heads)
+        return _unless(eight_bits, ModuleStep(policy, heads), str(reason))
     modules = ModuleStep(policy, heads)  # after read_blocks, which moves parameters
     own, ours = rehearse(modules).float(), rehearse(fused).float()
     error = ((ours - own).norm() / own.norm()).item()
-    if error < (1e-3 if state.dtype == torch.float32 else 5e-2):
+    if error >= (1e-3 if state.dtype == torch.float32 else 5e-2):
+        logger.warning(
+            f"The native engine's fused step differs from {type(policy.lm).__name__} by {error:.1e}, so its "
+            "modules are run one by one: slower, and right."
+        )
+        return _unless(eight_bits, modules, "its fused step differs from its modules")
+    if not eight_bits:
         return fused
-    logger.warning(
-        f"The native engine's fused step differs from {type(policy.lm).__name__} by {error:.1e}, so its "
-        "modules are run one by one: slower, and right."
-    )
-    return modules
+    if not all(can_round(joined) for block in fused.blocks.layers for joined in (block.gate_up, block.down)):
+        reason = f"its MLPs have biases, or sides that are not multiples of {SIDE}"
+        return _unless(True, fused, reason)
+    rounded = FusedStep(policy, fused.blocks, eight_bits=True)
+    error = ((rehearse(rounded).float() - ours).norm() / ours.norm()).item()
+    logger.info(f"Rollouts with 8-bit weights: logits differ by {error:.1%} in a rehearsal.")
+    return rounded
+
+
+def _unless(eight_bits: bool, step: Step, reason: str) -> Step:
+    if eight_bits:
+        raise UserError(
+            f"rollout_quantization=fp8 can't be had with this model, since {reason}: leave it out."
+        )
+    return step

@@ -40,8 +40,8 @@ class _Flight:
 
 
 class PagedEngine:
-    def __init__(self, policy: Policy, shape: CacheShape, max_slots: int):
-        self.policy, self.shape, self.max_slots = policy, shape, max_slots
+    def __init__(self, policy: Policy, shape: CacheShape, max_slots: int, *, eight_bits: bool = False):
+        self.policy, self.shape, self.max_slots, self.eight_bits = policy, shape, max_slots, eight_bits
         self.policy_version = 0
         self.state: PagedState | None = None
         self.step: Step | None = None
@@ -214,7 +214,7 @@ class PagedEngine:
         if self.step is not None and not self.step.is_current():
             self.step = self.graphs = None
         if self.step is None:
-            self.step = make_step(self.policy, state, self._rehearse)
+            self.step = make_step(self.policy, state, self._rehearse, eight_bits=self.eight_bits)
             self.graphs = Graphs(self.step, state)
         elif self.is_stale:
             self.step.refresh()
@@ -232,7 +232,10 @@ class PagedEngine:
         size = self.shape.bytes_per_token() * PAGE
         free = free_memory(device)
         logits = 8 * self.policy.config.vocab_size * state.num_slots
-        fitting = int(max(0, free - KEPT_FREE - logits) * MEMORY_SHARE) // size
+        copies = 0
+        if self.eight_bits and self.step is None:  # they are made after the pages
+            copies = sum(parameter.numel() for parameter in self.policy.trunk.layers.parameters())
+        fitting = int(max(0, free - KEPT_FREE - logits - copies) * MEMORY_SHARE) // size
         if fitting < least:
             raise UserError(
                 f"Not even one sequence of {least * PAGE} tokens fits into the {free / 1e9:.1f} GB of GPU "
