@@ -72,8 +72,8 @@ def test_an_adapter_that_is_more_than_two_matrices_is_known():
 
 def test_parts_of_a_product_fill_the_chip_and_no_more():
     assert num_parts(256, 1536, 8960, 132) == 4  # 2 x 12 tiles, times 4: 96 of 132
-    assert num_parts(1024, 1536, 8960, 132) == 1  # 96 tiles
-    assert num_parts(512, 1536, 8960, 132) == 2
+    assert num_parts(257, 1536, 8960, 132) == 1  # nothing is gained
+    assert num_parts(256, 4096, 8960, 132) == 2  # 64 tiles
     assert num_parts(16, 896, 4864, 132) == 4
     assert num_parts(16, 1536, 1536, 132) == 1  # halves would be shorter than 1024
     assert num_parts(16, 1536, 1500 * 4, 132) == 2  # quarters would begin at odd places

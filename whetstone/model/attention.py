@@ -108,6 +108,10 @@ class PackedAttention:
         return out[None]
 
 
+def _spread(shape: torch.Size, total: int) -> Tensor:
+    return torch.arange(shape.numel()).view(shape) % total
+
+
 class _SideBySide:
     """Segments padded to one length each for queries and for keys, and back."""
 
@@ -119,9 +123,13 @@ class _SideBySide:
         column = torch.arange(int(queries.max()))[None]
         prefix_column = torch.arange(int(prefixes.max()))[None]
         inside, prefix_inside = column < queries, prefix_column < prefixes
-        # Padding repeats the first token: any token would do, since nobody sees it.
-        own = torch.where(inside, starts + column, 0)
-        prefix = torch.where(prefix_inside, prefix_starts + prefix_column, 0)
+        # Padding repeats tokens of the pack, which nobody sees there, each as rarely as can be: one that
+        # occurs a thousand times makes a GPU's backward pass add a thousand zeros one after the other.
+        total = int((starts + queries).max())
+        own = torch.where(inside, starts + column, _spread(inside.shape, total))
+        prefix = torch.where(
+            prefix_inside, prefix_starts + prefix_column, _spread(prefix_inside.shape, total)
+        )
         far = torch.iinfo(torch.long).max
         self.query_index = own.to(device)  # [S, Lq] which token
         self.key_index = torch.cat([prefix, own], 1).to(device)  # [S, Lk]

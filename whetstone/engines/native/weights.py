@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 TILE, ALIGNED = 128, 8  # of the library's products; numbers that a row must begin at a multiple of
-MOST_PARTS, SHORTEST_PART = 4, 1024
+MOST_ROWS, MOST_PARTS, SHORTEST_PART = 256, 4, 1024
 
 
 class Joined:
@@ -106,8 +106,11 @@ class Joined:
 
 def num_parts(num_rows: int, rows: int, columns: int, multiprocessors: int) -> int:
     """Parts of a product of `num_rows` rows: tiles of 128 x 128 for every multiprocessor at the most, and
-    parts long enough to be worth one (benchmarks/decode_products.py).
+    parts long enough to be worth one. With more than 256 rows nothing is gained (measured by
+    benchmarks/decode_products.py).
     """
+    if num_rows > MOST_ROWS:
+        return 1
     tiles = -(-num_rows // TILE) * -(-rows // TILE)
     parts = 1
     while (
