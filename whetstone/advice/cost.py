@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 UPDATE_SHARE = 0.725  # of the peak, forward and backward, recomputation counted as work; compiled layers
 UPDATE_TOKEN_S = 4.2e-6  # beside that for each token, whatever the size: attention, norms, gates, the rest
-DECODE_SHARE = 0.82  # of the peak, or of the memory's speed, for the matrix products of a decode step
+DECODE_SHARE = 0.765  # of the peak, or of the memory's speed, for the matrix products of a decode step
 # A decode step's time per layer beside products and cache: the native engine with its fused kernels, and a
 # model's own modules in a CUDA graph (from an early probe: 41,546 tokens/s at 1.5 B, 256 sequences).
-LAYER_S = {"native": 41e-6, "graph": 149e-6}
+LAYER_S = {"native": 35e-6, "graph": 145e-6}
+VOCABULARY = 151_936  # of Qwen2.5, whose logits a decode step writes and reads once more to draw from
 ACTIVATIONS = 52  # bytes per token, layer and hidden unit that the backward pass keeps without checkpointing
 OVERLAP = 0.8  # share of FSDP's traffic that hides behind computation, where there is enough of it
 IMBALANCE = 1.05  # the fullest rank has so much more than the mean
@@ -128,13 +129,14 @@ def predict(machine: Machine, model: Model, work: Work, layout: Layout) -> Cost:
 
 def decode_step(machine: Machine, model: Model, work: Work, layout: Layout, sequences: int) -> float:
     """One new token for each of `sequences`: the products, bound by the weights' bytes or by flops; the
-    cache read once; the rest per layer.
+    cache read once; logits written and read; the rest per layer.
     """
     length = work.prompt_tokens + work.new_tokens / 2
     weights = 2 * model.parameters / layout.tp
     products = max(weights / machine.memory_speed, weights * sequences / machine.flops) / DECODE_SHARE
     cache = sequences * length * model.kv_bytes / layout.tp / machine.memory_speed
-    seconds = products + cache + model.layers * layout.layer_s
+    logits = 2 * 2 * sequences * VOCABULARY / layout.tp / machine.memory_speed
+    seconds = products + cache + logits + model.layers * layout.layer_s
     if layout.tp > 1:  # two sums a layer, each at least the latency of a small message
         traffic = 2 * sequences * model.hidden * 2 * (1 - 1 / layout.tp)
         seconds += 2 * model.layers * (20e-6 + traffic / machine.near_link)
@@ -211,13 +213,13 @@ RAGGED = Work(
     prompts=32, group=8, prompt_tokens=192, new_tokens=264, checkpointing=False, micro_batch_tokens=16384
 )
 ONE = Layout(gpus=1)
-FITTED = {("decode", "0.5B", 256), ("decode", "1.5B", 256), ("decode", "1.5B", 1024)}
+FITTED = {("decode", size, number) for size in ("0.5B", "1.5B") for number in (256, 1024)}
 FITTED |= {("update", "1.5B", 256), ("update", "3B", 256), ("memory", "1.5B", 256)}
 # What was measured: one H200, 2026-11-15, torch 2.11, benchmarks/results/{rollout,update,step}.json.
 MEASURED = {
-    ("decode", "0.5B", 256): 145_934, ("decode", "0.5B", 1024): 248_675,
-    ("decode", "1.5B", 256): 86_001, ("decode", "1.5B", 1024): 109_352,
-    ("decode", "3B", 256): 52_811, ("decode", "3B", 1024): 65_768,
+    ("decode", "0.5B", 256): 155_811, ("decode", "0.5B", 1024): 239_012,
+    ("decode", "1.5B", 256): 89_122, ("decode", "1.5B", 1024): 110_282,
+    ("decode", "3B", 256): 54_637, ("decode", "3B", 1024): 64_900,
     ("update", "0.5B", 256): 104_114, ("update", "1.5B", 256): 48_712, ("update", "3B", 256): 27_184,
     ("memory", "0.5B", 256): 26.5, ("memory", "1.5B", 256): 61.3, ("memory", "3B", 256): 106.9,
     ("step", "1.5B", 256): 4.41,
