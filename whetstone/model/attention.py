@@ -90,6 +90,7 @@ class PackedAttention:
         self.segments = list(segments)
         self.device = device
         self._padded: list[_SideBySide] | None = None
+        self._order: Tensor | None = None  # of their tokens, once they are one after the other
         self._plan: FlashPlan | None = None
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: LayerOptions) -> Tensor:
@@ -99,13 +100,29 @@ class PackedAttention:
             window = options.sliding_window
             return flash_attention(q, k, v, self._plan, scale=options.scale, window=window)[None]
         if self._padded is None:
-            alone = [segment for segment in self.segments if not segment.prefix_length]
-            sharing = [segment for segment in self.segments if segment.prefix_length]
-            self._padded = [_SideBySide(part, self.device) for part in (alone, sharing) if part]
+            self._padded = self._side_by_side()
+            self._order = torch.cat([part.tokens for part in self._padded]).argsort()
         out = torch.cat([part.attend(q, k, v, options) for part in self._padded])
-        if len(self._padded) > 1:
-            out = take(out, torch.cat([part.tokens for part in self._padded]).argsort())
-        return out[None]
+        assert self._order is not None
+        return (take(out, self._order) if len(self._padded) > 1 else out)[None]
+
+    def _side_by_side(self) -> list["_SideBySide"]:
+        alone = [segment for segment in self.segments if not segment.prefix_length]
+        sharing = [segment for segment in self.segments if segment.prefix_length]
+        parts = [*of_like_length(alone), *of_like_length(sharing)]
+        return [_SideBySide(part, self.device) for part in parts]
+
+
+def of_like_length(segments: Sequence[Segment]) -> list[list[Segment]]:
+    """Segments that are at least half as long as the longest of them go together, so that padding never more
+    than doubles the queries.
+    """
+    parts: list[list[Segment]] = []
+    for segment in sorted(segments, key=lambda segment: -segment.length):
+        if not parts or 2 * segment.length < parts[-1][0].length:
+            parts.append([])
+        parts[-1].append(segment)
+    return [sorted(part, key=lambda segment: segment.start) for part in parts]
 
 
 def _spread(shape: torch.Size, total: int) -> Tensor:

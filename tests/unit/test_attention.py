@@ -1,0 +1,65 @@
+"""Attention inside segments laid end to end, beside a plain one in float64, whatever their lengths."""
+
+import itertools
+
+import pytest
+import torch
+
+from whetstone.model.attention import LayerOptions, PackedAttention, end_to_end, of_like_length
+from whetstone.types import Segment
+
+CPU = torch.device("cpu")
+# Prompts of 6 and 9 tokens, each with completions of very different lengths, and sequences for themselves.
+SHARED = [
+    Segment(0, 6), Segment(6, 1, 0, 6), Segment(7, 40, 0, 6), Segment(47, 3, 0, 6),
+    Segment(50, 9), Segment(59, 17, 50, 9), Segment(76, 2, 50, 9), Segment(78, 31), Segment(109, 4),
+]  # fmt: skip
+
+
+def plain(query, key, value, segments: list[Segment], window: int | None, softcap: float | None):
+    """Token by token."""
+    out = torch.zeros_like(query)
+    groups = query.shape[1] // key.shape[1]
+    for segment in segments:
+        prefix = range(segment.prefix_start, segment.prefix_start + segment.prefix_length)
+        own = range(segment.start, segment.start + segment.length)
+        for place, token in enumerate(own):
+            seen = [*prefix, *own[: place + 1]][-(window or 10**9) :]
+            keys, values = (t[:, seen].repeat_interleave(groups, 0) for t in (key[0], value[0]))
+            scores = (keys @ query[0, :, token, :, None]).squeeze(-1) * 0.3
+            if softcap:
+                scores = softcap * torch.tanh(scores / softcap)
+            out[0, :, token] = (scores.softmax(-1)[:, None] @ values).squeeze(1)
+    return out.transpose(1, 2)
+
+
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (5, None), (None, 2.0), (5, 2.0)])
+@pytest.mark.parametrize("segments", [SHARED, end_to_end([3, 40, 1, 2, 17, 8]), end_to_end([4, 6, 5])])
+def test_every_segment_is_as_if_it_were_alone(segments, window, softcap):
+    torch.manual_seed(0)
+    total = max(segment.start + segment.length for segment in segments)
+    sizes = [(1, heads, total, 8) for heads in (4, 2, 2)]
+    tensors = [torch.randn(size, dtype=torch.float64, requires_grad=True) for size in sizes]
+    options = LayerOptions(layer=0, scale=0.3, sliding_window=window, softcap=softcap)
+    out = PackedAttention(segments, CPU)(*tensors, options)
+    expected = plain(*tensors, segments, window, softcap)
+    assert torch.allclose(out, expected, atol=1e-6)  # softcapped weights are float32
+    weight = torch.randn_like(out)
+    found = torch.autograd.grad((out * weight).sum(), tensors)
+    wanted = torch.autograd.grad((expected * weight).sum(), tensors)
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(found, wanted, strict=True))
+
+
+def test_padding_at_most_doubles_the_queries():
+    lengths = [4, 4, 5, 36, 9, 1, 18, 17, 2, 35]
+    parts = of_like_length(end_to_end(lengths))
+    assert sorted(segment.length for segment in itertools.chain(*parts)) == sorted(lengths)
+    assert [sorted(segment.length for segment in part) for part in parts] == [
+        [18, 35, 36],
+        [9, 17],
+        [4, 4, 5],
+        [1, 2],
+    ]
+    for part in parts:  # in the order in which they lie, so that a part alone needs no sorting
+        assert [segment.start for segment in part] == sorted(segment.start for segment in part)
+    assert of_like_length([]) == []
