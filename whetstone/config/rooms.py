@@ -219,8 +219,8 @@ class RolloutRoom(Room):
     native and hf engines then sample from a copy of the weights.
     """
     rollout_quantization: Literal["none", "fp8"] = "none"
-    """fp8: the native engine on a GPU decodes with 8-bit copies of the matrices: faster, from a model that is
-    not quite the one that trains, so `sampler_correction` is then token_truncate unless you choose.
+    """fp8: the native engine on a GPU decodes with 8-bit copies of the MLPs' matrices: faster, from a model
+    that is not quite the one that trains, so `sampler_correction` is then token_truncate unless you choose.
     """
     max_slots: int | None = Field(default=None, ge=1)
     """Sequences decoded at once; more wait for a free slot. Default: 1,024 on a GPU, 256 elsewhere."""
