@@ -23,6 +23,7 @@ def test_compiled_layers_have_the_same_gradient_and_are_compiled_once(architectu
     plain = [gradient_of(updater_for(make_policy(architecture)), pack(piece, 1000))[0] for piece in pieces]
     policy = make_policy(architecture)
     policy.compile_layers(backend="aot_eager")
+    torch._dynamo.utils.counters.clear()  # which a reset does not
     graphs = torch._dynamo.utils.counters["stats"]
     for number, piece in enumerate(pieces):
         gradient, _ = gradient_of(updater_for(policy), pack(piece, 1000))
