@@ -40,9 +40,10 @@ def test_every_segment_is_as_if_it_were_alone(segments, window, softcap):
     total = max(segment.start + segment.length for segment in segments)
     sizes = [(1, heads, total, 8) for heads in (4, 2, 2)]
     tensors = [torch.randn(size, dtype=torch.float64, requires_grad=True) for size in sizes]
+    query, key, value = tensors
     options = LayerOptions(layer=0, scale=0.3, sliding_window=window, softcap=softcap)
-    out = PackedAttention(segments, CPU)(*tensors, options)
-    expected = plain(*tensors, segments, window, softcap)
+    out = PackedAttention(segments, CPU)(query, key, value, options)
+    expected = plain(query, key, value, segments, window, softcap)
     assert torch.allclose(out, expected, atol=1e-6)  # softcapped weights are float32
     weight = torch.randn_like(out)
     found = torch.autograd.grad((out * weight).sum(), tensors)
