@@ -105,14 +105,18 @@ def copy_rate() -> float:
 
 
 def finish(rows: list[dict], bytes_per_s: float) -> None:
-    """Ratios: to vLLM with logprobs on the same work, and to the memory's floor."""
+    """Ratios: to vLLM with logprobs on the same work (in 8 bits to vLLM in 8 bits), and to the memory's
+    floor in 16 bits.
+    """
     from rollout_work import Work
 
-    vllm = {key_of(row): row["tokens_per_s"] for row in rows if row["who"] == "vllm"}
+    vllm = {(*key_of(row), row["who"] in EIGHT_BITS): row["tokens_per_s"]
+            for row in rows if row["who"] in ("vllm", "vllm fp8")}  # fmt: skip
     for row in rows:
         work = Work(row["size"], row["num_sequences"], row["shape"], row.get("new_tokens", 512))
-        if key_of(row) in vllm:
-            row["ratio_to_vllm"] = round(row["tokens_per_s"] / vllm[key_of(row)], 2)
+        key = (*key_of(row), row["who"] in EIGHT_BITS)
+        if key in vllm:
+            row["ratio_to_vllm"] = round(row["tokens_per_s"] / vllm[key], 2)
         row["share_of_floor"] = round(work.floor_s(bytes_per_s) / row["seconds"], 3)
 
 
@@ -133,14 +137,17 @@ def keep(rows: list[dict], args: argparse.Namespace, bytes_per_s: float) -> None
     stamp = {"date": time.strftime("%Y-%m-%d"), "versions": versions()}
     for row in rows:
         row |= stamp
-    kept = json.loads(args.out.read_text())["rows"] if args.out.is_file() else []
+    before = json.loads(args.out.read_text()) if args.out.is_file() else {"rows": []}
     new = {(row["who"], *key_of(row)) for row in rows}
-    rows = [row for row in kept if (row["who"], *key_of(row)) not in new] + rows
+    others = [row for row in before["rows"] if (row["who"], *key_of(row)) not in new]
+    rows = others + rows
     rows.sort(
         key=lambda row: (list(SIZES).index(row["size"]), row["num_sequences"], row["shape"], row["who"])
     )
     finish(rows, bytes_per_s)
+    caution = {"caution": before["caution"]} if others and "caution" in before else {}
     result = {
+        **caution,  # somebody's word on rows that are still there
         "machine": f"{torch.cuda.get_device_name()}, {platform.machine()}",
         "copy_tb_per_s": round(bytes_per_s / 1e12, 2),
         "command": "python benchmarks/rollout.py --write",

@@ -89,8 +89,7 @@ class PackedAttention:
     def __init__(self, segments: Sequence[Segment], device: torch.device):
         self.segments = list(segments)
         self.device = device
-        self._padded: list[_SideBySide] | None = None
-        self._order: Tensor | None = None  # of their tokens, once they are one after the other
+        self._padded: tuple[list[_SideBySide], Tensor] | None = None  # parts, the way back to tokens
         self._plan: FlashPlan | None = None
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: LayerOptions) -> Tensor:
@@ -99,18 +98,17 @@ class PackedAttention:
             self._plan = self._plan or FlashPlan(self.segments, self.device)
             window = options.sliding_window
             return flash_attention(q, k, v, self._plan, scale=options.scale, window=window)[None]
-        if self._padded is None:
-            self._padded = self._side_by_side()
-            self._order = torch.cat([part.tokens for part in self._padded]).argsort()
-        out = torch.cat([part.attend(q, k, v, options) for part in self._padded])
-        assert self._order is not None
-        return (take(out, self._order) if len(self._padded) > 1 else out)[None]
+        self._padded = self._padded or self._side_by_side()
+        parts, order = self._padded
+        out = torch.cat([part.attend(q, k, v, options) for part in parts])
+        return (take(out, order) if len(parts) > 1 else out)[None]
 
-    def _side_by_side(self) -> list["_SideBySide"]:
+    def _side_by_side(self) -> tuple[list["_SideBySide"], Tensor]:
         alone = [segment for segment in self.segments if not segment.prefix_length]
         sharing = [segment for segment in self.segments if segment.prefix_length]
-        parts = [*of_like_length(alone), *of_like_length(sharing)]
-        return [_SideBySide(part, self.device) for part in parts]
+        likes = [*of_like_length(alone), *of_like_length(sharing)]
+        parts = [_SideBySide(like, self.device) for like in likes]
+        return parts, torch.cat([part.tokens for part in parts]).argsort()
 
 
 def of_like_length(segments: Sequence[Segment]) -> list[list[Segment]]:

@@ -15,11 +15,11 @@ from whetstone.errors import UserError
 from whetstone.model.policy import Policy
 
 SLOTS_ON_GPU, SLOTS_ON_CPU = 1024, 256
-FIRST_WITH_FP8 = (9, 0)  # scales for every row of a product
+FIRST_WITH_FP8 = (9, 0)  # Hopper, on which it was measured
 
 
 class NativeEngine:
-    """`eight_bits`: decode with 8-bit copies of the matrices (eight_bits.py)."""
+    """`eight_bits`: decode with 8-bit copies of the MLPs' matrices (eight_bits.py)."""
 
     def __init__(self, policy: Policy, max_slots: int | None = None, *, eight_bits: bool = False):
         config = policy.config

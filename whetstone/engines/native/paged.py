@@ -233,7 +233,7 @@ class PagedEngine:
         free = free_memory(device)
         logits = 8 * self.policy.config.vocab_size * state.num_slots
         copies = 0
-        if self.eight_bits and self.step is None:  # they are made after the pages
+        if self.eight_bits and self.step is None:  # made after the pages, and no more than this
             copies = sum(parameter.numel() for parameter in self.policy.trunk.layers.parameters())
         fitting = int(max(0, free - KEPT_FREE - logits - copies) * MEMORY_SHARE) // size
         if fitting < least:
