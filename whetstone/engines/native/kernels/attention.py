@@ -3,7 +3,7 @@
 A slot's pages are the prompt's, shared with the other samples of its group, and then its own. The new key and
 value are written to the slot's page and used from registers. Few rows of long sequences are cut into splits,
 whose results a second kernel merges. Where the cache lies is read from device memory, so that a captured
-graph outlives the cache it was captured with.
+graph outlives the cache it was captured with. Many rows in half precision are for attention_cuda.py.
 """
 
 import torch
@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from whetstone.engines.native.kernels.attention_cuda import attend
 from whetstone.engines.native.layout import ACTIVE, OWN, PAGE, PREFIX, AttentionLayer, PagedState
 
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
@@ -205,6 +206,9 @@ def decode_attention(
     query: Tensor, key: Tensor, value: Tensor, state: PagedState, rows: Tensor, layer: AttentionLayer
 ) -> Tensor:
     """[n, heads * D] queries and [n, kv_heads * D] new keys and values -> [n, heads * D]."""
+    attended = attend(query, key, value, state, rows, layer)
+    if attended is not None:
+        return attended
     num_rows, heads, kv_heads, width = len(rows), layer.heads, layer.kv_heads, layer.width
     options = layer.options
     splits = splits_for(num_rows * kv_heads, state.table.shape[1])

@@ -1,0 +1,209 @@
+// CUDA's words for a CPU: every thread of a block is a fiber, blocks run one after the other. For trying kernels whose
+// source is put behind this one (whetstone/engines/native/kernels/warp.cuh is the GPU's). A block whose threads wait
+// for each other for ever ends the program.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <ucontext.h>
+#include <vector>
+
+#define __device__
+#define __global__
+#define __shared__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __align__(n) __attribute__((aligned(n)))
+
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+struct Piece { u32 x[4]; };
+struct Index { int x, y, z; };
+struct float2 { float x, y; };
+struct float4 { float x, y, z, w; };
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+constexpr u32 ALL = 0xffffffffu;
+#define NONE (-INFINITY)
+
+char room[1 << 18] __attribute__((aligned(128)));
+Index blockIdx, threadIdx;
+
+namespace fibers {
+constexpr int MOST = 1024;
+struct Fiber {
+    ucontext_t context;
+    std::vector<char> stack;
+    bool is_done;
+    int waits;  // how many times it has waited for its warp, and for its block
+    int block_waits;
+} all[MOST];
+ucontext_t home;
+int count, now;
+std::function<void()> body;
+u64 told[MOST][6];  // what a lane shows the others
+
+inline void run() {
+    body();
+    all[now].is_done = true;
+    swapcontext(&all[now].context, &home);
+}
+inline void pause() {
+    int me = now;
+    swapcontext(&all[me].context, &home);
+}
+// A fiber waits until the others of its warp (or block) have waited as often, or are done.
+inline void wait(bool for_block) {
+    int me = now, first = for_block ? 0 : me / 32 * 32, last = for_block ? count : first + 32;
+    int mine = for_block ? ++all[me].block_waits : ++all[me].waits;
+    for (;;) {
+        bool ready = true;
+        for (int i = first; i < last && ready; i++)
+            ready = all[i].is_done || (for_block ? all[i].block_waits : all[i].waits) >= mine;
+        if (ready) return;
+        pause();
+    }
+}
+inline void run_block(int threads, std::function<void()> kernel) {
+    body = kernel, count = threads;
+    for (int i = 0; i < threads; i++) {
+        Fiber& f = all[i];
+        f.stack.resize(1 << 16), f.is_done = false, f.waits = f.block_waits = 0;
+        getcontext(&f.context);
+        f.context.uc_stack.ss_sp = f.stack.data(), f.context.uc_stack.ss_size = f.stack.size();
+        f.context.uc_link = nullptr;
+        makecontext(&f.context, run, 0);
+    }
+    for (long rounds = 0;; rounds++) {
+        bool any = false, moved = false;
+        for (int i = 0; i < threads; i++) {
+            if (all[i].is_done) continue;
+            any = true, now = i, threadIdx = {i, 0, 0};
+            int before = all[i].waits + all[i].block_waits;
+            swapcontext(&home, &all[i].context);
+            moved |= all[i].is_done || all[i].waits + all[i].block_waits != before;
+        }
+        if (!any) return;
+        static int still = 0;
+        if ((still = moved ? 0 : still + 1) < 5) continue;
+        fprintf(stderr, "block (%d, %d): threads wait for each other for ever\n", blockIdx.x, blockIdx.y);
+        exit(3);
+    }
+}
+}  // namespace fibers
+
+inline void __syncthreads() { fibers::wait(true); }
+
+template <class T>
+inline T shuffle(T value, int from) {
+    int me = fibers::now, first = me / 32 * 32;
+    u64 bits = 0;
+    memcpy(&bits, &value, sizeof(T));
+    fibers::told[me][0] = bits;
+    fibers::wait(false);
+    bits = fibers::told[first + from][0];
+    fibers::wait(false);
+    memcpy(&value, &bits, sizeof(T));
+    return value;
+}
+template <class T>
+inline T __shfl_sync(u32, T value, int from) { return shuffle(value, from & 31); }
+template <class T>
+inline T __shfl_xor_sync(u32, T value, int step) { return shuffle(value, (fibers::now & 31) ^ step); }
+inline u32 __ballot_sync(u32, bool x) {
+    u32 bits = 0;
+    for (int i = 0; i < 32; i++) bits |= (u32)shuffle((int)x, i) << i;
+    return bits;
+}
+inline bool __all_sync(u32, bool x) { return __ballot_sync(ALL, x) == ALL; }
+inline int __ffs(u32 x) { return __builtin_ffs((int)x); }
+inline u32 __byte_perm(u32 x, u32 y, u32 which) {
+    u64 both = (u64)y << 32 | x;
+    u32 out = 0;
+    for (int i = 0; i < 4; i++) out |= (u32)(both >> 8 * (which >> 4 * i & 7) & 255) << 8 * i;
+    return out;
+}
+inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
+inline float power(float x) { return std::exp2(x); }
+inline float sum_of_warp(float x) {
+    for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(ALL, x, step);
+    return x;
+}
+
+inline void load_if(Piece& p, const char* at, bool wanted) {
+    if (wanted) memcpy(&p, at, 16);
+}
+inline void load_or_zero(Piece& p, const char* at, bool wanted) {
+    p = Piece{{0, 0, 0, 0}};
+    load_if(p, at, wanted);
+}
+inline Piece load_shared(const char* at) {
+    Piece p;
+    memcpy(&p, at, 16);
+    return p;
+}
+inline void copy_piece(char* to, const char* from, bool wanted) {  // at once: this can't show a missing wait
+    Piece p;
+    load_or_zero(p, from, wanted);
+    memcpy(to, &p, 16);
+}
+inline void end_copies() {}
+template <int LEFT>
+inline void wait_for_copies() {}
+inline void ask_ahead(const char*) {}
+
+#if BFLOAT16
+inline float number(u16 x) {
+    u32 bits = (u32)x << 16;
+    float f;
+    memcpy(&f, &bits, 4);
+    return f;
+}
+inline u16 rounded(float f) {
+    u32 bits;
+    memcpy(&bits, &f, 4);
+    return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+#else
+inline float number(u16 x) {
+    int exponent = x >> 10 & 31, digits = x & 1023;
+    float size = exponent == 31 ? (digits ? NAN : INFINITY)
+                                : std::ldexp((float)(exponent ? digits + 1024 : digits), (exponent ? exponent : 1) - 25);
+    return x >> 15 ? -size : size;
+}
+inline u16 rounded(float f) {  // to the nearest, ties to even, as nearbyint does
+    u16 sign = std::signbit(f) ? 0x8000 : 0;
+    if (std::isnan(f)) return 0x7fff;
+    f = std::fabs(f);
+    int exponent = f > 0 ? std::ilogb(f) : -14;
+    if (exponent < -14) exponent = -14;
+    int digits = exponent > 15 ? 1 << 20 : (int)std::nearbyint(std::ldexp(f, 10 - exponent));
+    int bits = digits < 1024 ? digits : (exponent + 15 << 10) + digits - 1024;
+    return sign | (bits > 0x7c00 ? 0x7c00 : bits);
+}
+#endif
+inline u32 pack(float low, float high) { return rounded(low) | (u32)rounded(high) << 16; }
+inline float low_of(u32 x) { return number(x & 0xffff); }
+inline float high_of(u32 x) { return number(x >> 16); }
+
+// As PTX lays out m16n8k16: lane (g, t) shows a0 (row g, places 2t and 2t + 1), a1 (row g + 8), a2 and a3 (places 8
+// later), b0 and b1 (column g, the same places), and has c of rows g and g + 8, columns 2t and 2t + 1.
+inline void multiply(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    int me = fibers::now, first = me / 32 * 32, g = me % 32 / 4, t = me % 4;
+    u32 mine[6] = {a0, a1, a2, a3, b0, b1};
+    for (int i = 0; i < 6; i++) fibers::told[me][i] = mine[i];
+    fibers::wait(false);
+    for (int i = 0; i < 4; i++) {
+        int row = i / 2, column = 2 * t + i % 2;
+        float sum = 0;
+        for (int k = 0; k < 16; k++) {
+            int from = k % 8 / 2, later = k / 8;
+            u32 a = fibers::told[first + 4 * g + from][row + 2 * later];
+            u32 b = fibers::told[first + 4 * column + from][4 + later];
+            sum += (k % 2 ? high_of(a) : low_of(a)) * (k % 2 ? high_of(b) : low_of(b));
+        }
+        c[i] += sum;
+    }
+    fibers::wait(false);
+}

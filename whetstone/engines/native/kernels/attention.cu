@@ -1,0 +1,420 @@
+// One new token per row against the pages of its slot, for many rows: rotary embedding, cache write and attention.
+//
+// What attention.py does in Triton, for half precision and heads of 64 or 128, written for the memory's speed:
+// - A block has ROWS rows and one head of keys and values. If its rows share a prompt (samples of a group do), the
+//   prompt's pages come into shared memory once for all of them, instead of once a row out of the chip's cache.
+// - Two warps have a row, and each of them half of every page: 32 tokens, which it loads straight into the registers
+//   that the tensor cores read. A warp waits for its own loads alone, and asks for the next keys before it
+//   multiplies with the values. The two are merged at the end.
+// A row's sums are in the same order whether its prompt is shared or not, so its rounding does not depend on its
+// neighbours.
+//
+// Fragments: lane (g, t) = (lane / 4, lane % 4). Scores are Q K^T with queries as rows (8 of 16 are used) and
+// tokens as columns; outputs are V^T P^T with 16 places of a head as rows and queries as columns. The order of
+// places within a product is free, so it is chosen to make loads of 16 bytes: 8 places of one token.
+
+// Given by the compiler's options: WIDTH, ROWS, GROUP, KV_HEADS, BFLOAT16, ROTARY, NORM, SHARED_BYTES.
+constexpr int WAYS = 2, WARPS = WAYS * ROWS, THREADS = 32 * WARPS;
+constexpr int PAGE = 64, CHUNK = PAGE / WAYS;  // tokens of a page, and of a warp's part of it
+constexpr int TURNS = CHUNK / 16;            // a fragment has 16 tokens
+constexpr int QUERIES = 8;                   // of a row, GROUP of them real
+constexpr int STAGES = ROWS > 1 ? ROWS : 0;  // prompt pages in shared memory at a time
+constexpr int BYTES = 2 * WIDTH, PIECES = WIDTH / 8;
+constexpr int BLOCKS = WIDTH / 32, HALVES = WIDTH / 64;
+constexpr int STAGE = 2 * PAGE * BYTES, OUT_ROW = WIDTH + 8;
+constexpr int OUTS = WARPS * QUERIES * OUT_ROW * 4;
+constexpr int AT_QUERIES = STAGES * STAGE > OUTS ? STAGES * STAGE : OUTS;  // outputs come where prompts were
+constexpr int AT_KEY = AT_QUERIES + ROWS * QUERIES * BYTES;
+constexpr int AT_VALUE = AT_KEY + ROWS * BYTES;
+constexpr int AT_NEW = AT_VALUE + ROWS * BYTES;
+constexpr int AT_HIGHEST = AT_NEW + ROWS * QUERIES * 4;
+constexpr int AT_TOTAL = AT_HIGHEST + WARPS * QUERIES * 4;
+constexpr int SHARED = AT_TOTAL + WARPS * QUERIES * 4;
+static_assert(SHARED == SHARED_BYTES, "attention_cuda.py counts otherwise");
+
+constexpr int ACTIVE = 0, PREFIX = 1, OWN = 2;  // as in layout.py
+
+// Where pieces lie in shared memory, so that eight lanes that read at the same time read from all banks.
+__device__ __forceinline__ int key_place(int token, int piece) {
+    return token * BYTES + ((piece ^ ((token & 1) << 2)) << 4);
+}
+__device__ __forceinline__ int value_place(int token, int piece) {
+    return token * BYTES + ((piece ^ (((token >> 1) & 3) << 1)) << 4);
+}
+
+// Of a piece of queries, whose middle words are exchanged.
+__device__ __forceinline__ int word_of(int word) { return word == 1 ? 2 : word == 2 ? 1 : word; }
+
+// A warp's running sums: lane (g, t) has the highest score and (a part of) the total of query g, and the outputs of
+// queries 2t and 2t + 1 in the places that are rows of its fragments.
+struct Sums {
+    float highest, total;
+    float out[HALVES][4][4];
+};
+
+struct Keys { Piece of[2 * TURNS][BLOCKS]; };     // tokens g, g + 8, g + 16 ...
+struct Values { Piece of[TURNS][HALVES][4]; };  // tokens 2t, 2t + 1, 2t + 8, 2t + 9; those 16 later ...
+
+// Queries lie in shared memory with the two middle words of a piece exchanged: as rows 0 to 7 of a fragment they are
+// its words 0 and 1, as rows 8 to 15 its words 2 and 3. Each half of the result that is meant is taken, the other is
+// nonsense; so a piece of keys is two pairs of registers as they were loaded.
+__device__ __forceinline__ void score(const Piece (&keys)[BLOCKS], const char* queries, int g, int t, float (&s)[2]) {
+    float upper[4] = {0, 0, 0, 0}, lower[4] = {0, 0, 0, 0};
+#pragma unroll
+    for (int b = 0; b < BLOCKS; b++) {
+        Piece q = load_shared(queries + key_place(g, 4 * b + t));
+        const Piece& k = keys[b];
+        multiply(upper, q.x[0], q.x[1], q.x[2], q.x[3], k.x[0], k.x[1]);
+        multiply(lower, q.x[0], q.x[1], q.x[2], q.x[3], k.x[2], k.x[3]);
+    }
+    s[0] = upper[0] + lower[2], s[1] = upper[1] + lower[3];
+}
+
+// A lane's scores are those of tokens 2t, 2t + 1, 2t + 8 and 2t + 9 of each 16, as its values are.
+__device__ __forceinline__ int token_of(int i, int t) { return 2 * t + (i & 1) + (i >> 1) * 8; }
+
+__device__ __forceinline__ void score(const Keys& keys, const char* queries, int g, int t, float (&s)[4 * TURNS]) {
+#pragma unroll
+    for (int n = 0; n < 2 * TURNS; n++) {
+        float two[2];
+        score(keys.of[n], queries, g, t, two);
+        s[2 * n] = two[0], s[2 * n + 1] = two[1];
+    }
+}
+
+// Scores -> weights, as the tensor cores want them; the sums so far are faded.
+__device__ __forceinline__ void weigh(float (&s)[4 * TURNS], Sums& sums, int valid, float scale, int t,
+                                      u32 (&weights)[TURNS][2]) {
+    float most = NONE;
+#pragma unroll
+    for (int i = 0; i < 4 * TURNS; i++) {
+        s[i] = token_of(i, t) < valid ? s[i] * scale : NONE;
+        most = fmaxf(most, s[i]);
+    }
+    most = fmaxf(most, __shfl_xor_sync(ALL, most, 1));
+    most = fmaxf(most, __shfl_xor_sync(ALL, most, 2));
+    float highest = fmaxf(sums.highest, most);
+    float fade = power(sums.highest - highest), total = 0;
+    sums.highest = highest;
+#pragma unroll
+    for (int i = 0; i < 4 * TURNS; i++) total += s[i] = power(s[i] - highest);
+    sums.total = sums.total * fade + total;
+#pragma unroll
+    for (int i = 0; i < 2 * TURNS; i++) weights[i / 2][i % 2] = pack(s[2 * i], s[2 * i + 1]);
+    float fade_0 = __shfl_sync(ALL, fade, 8 * t), fade_1 = __shfl_sync(ALL, fade, 8 * t + 4);
+#pragma unroll
+    for (int h = 0; h < HALVES; h++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            sums.out[h][j][0] *= fade_0, sums.out[h][j][1] *= fade_1;
+            sums.out[h][j][2] *= fade_0, sums.out[h][j][3] *= fade_1;
+        }
+}
+
+__device__ __forceinline__ void add(const Values& values, const u32 (&weights)[TURNS][2], Sums& sums) {
+#pragma unroll
+    for (int u = 0; u < TURNS; u++)
+#pragma unroll
+        for (int h = 0; h < HALVES; h++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const Piece(&v)[4] = values.of[u][h];
+                multiply(sums.out[h][j], __byte_perm(v[0].x[j], v[1].x[j], 0x5410),
+                         __byte_perm(v[0].x[j], v[1].x[j], 0x7632), __byte_perm(v[2].x[j], v[3].x[j], 0x5410),
+                         __byte_perm(v[2].x[j], v[3].x[j], 0x7632), weights[u][0], weights[u][1]);
+            }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 4 / ROWS) decode_attention(
+    const u16* query, const u16* key, const u16* value, u16* out, const u16* cosines, const u16* sines,
+    const u16* query_norm, const u16* key_norm, const long long* bases, const int* fields, const int* table,
+    const int* rows, int layer, int query_stride, int key_stride, int value_stride, int num_slots, int table_width,
+    int num_rows, float scale, float eps, float norm_offset) {
+    extern __shared__ __align__(128) char room[];
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+    const int r = warp / WAYS, part = warp % WAYS;
+    const int head = blockIdx.y, first_row = blockIdx.x * ROWS;
+
+    // What every row is: each warp asks for all of them, a lane a row.
+    int slot = -1, prefix = 0, own = 0, first_page = -1;
+    if (lane < ROWS && first_row + lane < num_rows) slot = rows[first_row + lane];
+    if (slot >= 0) {
+        int active = fields[ACTIVE * num_slots + slot];
+        prefix = fields[PREFIX * num_slots + slot];
+        own = fields[OWN * num_slots + slot];
+        first_page = table[slot * table_width];
+        if (active == 0) slot = -1;
+    }
+    const u32 alive = __ballot_sync(ALL, slot >= 0);
+    if (alive == 0) return;
+    const int leader = __ffs(alive) - 1;
+    const int leaders_slot = __shfl_sync(ALL, slot, leader);
+    const int leaders_prefix = __shfl_sync(ALL, prefix, leader);
+    const int leaders_page = __shfl_sync(ALL, first_page, leader);
+    const bool is_like_leader = prefix == leaders_prefix && first_page == leaders_page;
+    const bool is_shared = __all_sync(ALL, slot < 0 || is_like_leader) && (alive & (alive - 1)) && leaders_prefix > 0;
+    slot = __shfl_sync(ALL, slot, r);
+    prefix = __shfl_sync(ALL, prefix, r);
+    own = __shfl_sync(ALL, own, r);
+    const bool is_alive = slot >= 0;
+
+    const u64 of_layer = 2 * (static_cast<u64>(layer) * bases[2] + head * PAGE * WIDTH);
+    char* const keys = reinterpret_cast<char*>(bases[0]) + of_layer;
+    char* const values = reinterpret_cast<char*>(bases[1]) + of_layer;
+    constexpr long long PAGE_BYTES = 2ll * KV_HEADS * PAGE * WIDTH;
+    const int* const pages = table + (is_alive ? slot : leaders_slot) * table_width;
+    const int prompt_pages = (prefix + PAGE - 1) / PAGE, own_pages = (own + PAGE - 1) / PAGE;
+
+    // The shared prompt's pages are on their way first.
+    const int* const leaders_pages = table + leaders_slot * table_width;
+    const int tiles = is_shared ? (leaders_prefix + PAGE - 1) / PAGE : 0;
+    auto fetch = [&](int tile) {
+        char* stage = room + (STAGES ? tile % STAGES : 0) * STAGE;
+        const long long from = leaders_pages[tile] * PAGE_BYTES;
+#pragma unroll
+        for (int i = threadIdx.x; i < PAGE * PIECES; i += THREADS) {
+            int token = i / PIECES, piece = i % PIECES;
+            bool wanted = tile * PAGE + token < leaders_prefix;
+            copy_piece(stage + key_place(token, piece), keys + from + i * 16, wanted);
+            copy_piece(stage + PAGE * BYTES + value_place(token, piece), values + from + i * 16, wanted);
+        }
+    };
+    if (STAGES && is_shared) {
+#pragma unroll
+        for (int s = 0; s < STAGES; s++) {
+            if (s < tiles) fetch(s);
+            end_copies();
+        }
+        // and the first of the row's own tokens on their way into the chip's cache
+        if (is_alive && part * CHUNK < own)
+            for (int i = lane * 128; i < CHUNK * BYTES; i += 32 * 128) {
+                const long long from = pages[prompt_pages] * PAGE_BYTES + part * CHUNK * BYTES + i;
+                ask_ahead(keys + from);
+                ask_ahead(values + from);
+            }
+    }
+
+    // Queries, the new key and the new value: normed, turned and rounded; the latter two into the cache.
+    char* const queries = room + AT_QUERIES + r * QUERIES * BYTES;
+    u32* const new_key = reinterpret_cast<u32*>(room + AT_KEY + r * BYTES);
+    u32* const new_value = reinterpret_cast<u32*>(room + AT_VALUE + r * BYTES);
+    const bool has_numbers = lane < WIDTH / 4;  // lane: places 2 lane, 2 lane + 1 and those WIDTH / 2 later
+    if (is_alive) {
+        const int row = first_row + r;
+        const long long place = pages[prompt_pages + own / PAGE] * PAGE_BYTES + (own % PAGE) * BYTES;
+        u32 cosine = 0, sine = 0;
+        if (ROTARY && has_numbers) {
+            const long long at = static_cast<long long>(prefix + own) * (WIDTH / 4) + lane;
+            cosine = reinterpret_cast<const u32*>(cosines)[at];
+            sine = reinterpret_cast<const u32*>(sines)[at];
+        }
+        auto turned = [&](const u16* from, const u16* norm, u32& low, u32& high) {
+            low = high = 0;
+            u32 norm_low = 0, norm_high = 0;
+            if (has_numbers) {
+                low = reinterpret_cast<const u32*>(from)[lane];
+                high = reinterpret_cast<const u32*>(from)[WIDTH / 4 + lane];
+                if (NORM) {
+                    norm_low = reinterpret_cast<const u32*>(norm)[lane];
+                    norm_high = reinterpret_cast<const u32*>(norm)[WIDTH / 4 + lane];
+                }
+            }
+            if (!ROTARY && !NORM) return;
+            float a0 = low_of(low), a1 = high_of(low), b0 = low_of(high), b1 = high_of(high);
+            if (NORM) {
+                float factor = rsqrtf(sum_of_warp(a0 * a0 + a1 * a1 + b0 * b0 + b1 * b1) / WIDTH + eps);
+                a0 = a0 * factor * (low_of(norm_low) + norm_offset);
+                a1 = a1 * factor * (high_of(norm_low) + norm_offset);
+                b0 = b0 * factor * (low_of(norm_high) + norm_offset);
+                b1 = b1 * factor * (high_of(norm_high) + norm_offset);
+            }
+            if (ROTARY) {
+                float c0 = low_of(cosine), c1 = high_of(cosine), s0 = low_of(sine), s1 = high_of(sine);
+                float x0 = a0 * c0 - b0 * s0, x1 = a1 * c1 - b1 * s1;
+                b0 = b0 * c0 + a0 * s0, b1 = b1 * c1 + a1 * s1;
+                a0 = x0, a1 = x1;
+            }
+            low = pack(a0, a1), high = pack(b0, b1);
+        };
+#pragma unroll
+        for (int h = part; h < QUERIES; h += WAYS) {
+            u32 low = 0, high = 0;
+            if (h < GROUP) turned(query + row * query_stride + (head * GROUP + h) * WIDTH, query_norm, low, high);
+            if (has_numbers) {
+                char* at = queries + word_of(lane & 3) * 4;
+                *reinterpret_cast<u32*>(at + key_place(h, lane >> 2)) = low;
+                *reinterpret_cast<u32*>(at + key_place(h, PIECES / 2 + (lane >> 2))) = high;
+            }
+        }
+        if (part == 0) {
+            u32 low, high;
+            turned(key + row * key_stride + head * WIDTH, key_norm, low, high);
+            if (has_numbers) {
+                u32* to = reinterpret_cast<u32*>(keys + place);
+                to[lane] = new_key[lane] = low;
+                to[WIDTH / 4 + lane] = new_key[WIDTH / 4 + lane] = high;
+            }
+        }
+        if (part == WAYS - 1) {
+            const u32* from = reinterpret_cast<const u32*>(value + row * value_stride + head * WIDTH);
+            u32* to = reinterpret_cast<u32*>(values + place);
+#pragma unroll
+            for (int i = lane; i < WIDTH / 2; i += 32) to[i] = new_value[i] = from[i];
+        }
+    }
+    __syncthreads();
+
+    Sums sums;
+    sums.highest = NONE, sums.total = 0;
+#pragma unroll
+    for (int h = 0; h < HALVES; h++)
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) sums.out[h][j][i] = 0;
+    Keys k = {};
+    Values v;
+    float s[4 * TURNS];
+    u32 weights[TURNS][2];
+
+    // A shared prompt, out of shared memory.
+    for (int tile = 0; tile < tiles; tile++) {
+        wait_for_copies<STAGES ? STAGES - 1 : 0>();
+        __syncthreads();
+        const int valid = prefix - tile * PAGE - part * CHUNK;
+        if (is_alive && valid > 0) {
+            const char* stage = room + (STAGES ? tile % STAGES : 0) * STAGE;
+#pragma unroll
+            for (int n = 0; n < 2 * TURNS; n++)
+#pragma unroll
+                for (int b = 0; b < BLOCKS; b++)
+                    k.of[n][b] = load_shared(stage + key_place(part * CHUNK + 8 * n + g, 4 * b + t));
+            score(k, queries, g, t, s);
+#pragma unroll
+            for (int u = 0; u < TURNS; u++)
+#pragma unroll
+                for (int h = 0; h < HALVES; h++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        const int token = part * CHUNK + 16 * u + token_of(i, t);
+                        v.of[u][h][i] = load_shared(stage + PAGE * BYTES + value_place(token, 8 * h + g));
+                    }
+            weigh(s, sums, valid, scale, t, weights);
+            add(v, weights, sums);
+        }
+        if (tile + STAGES < tiles) {
+            __syncthreads();
+            fetch(tile + STAGES);
+        }
+        end_copies();
+    }
+
+    // A prompt that is not shared, and the row's own tokens, out of memory.
+    auto valid_of = [&](int page) {
+        return (page < prompt_pages ? prefix - page * PAGE : own - (page - prompt_pages) * PAGE) - part * CHUNK;
+    };
+    const int end = is_alive ? prompt_pages + own_pages : 0;
+    auto next_from = [&](int page) {
+        while (page < end && valid_of(page) <= 0) page++;
+        return page;
+    };
+    auto load_keys = [&](long long page, int valid) {
+        const char* from = keys + page * PAGE_BYTES + (part * CHUNK + g) * BYTES + t * 16;
+#pragma unroll
+        for (int n = 0; n < 2 * TURNS; n++)
+#pragma unroll
+            for (int b = 0; b < BLOCKS; b++) load_if(k.of[n][b], from + 8 * n * BYTES + b * 64, 8 * n + g < valid);
+    };
+    auto load_values = [&](long long page, int valid) {  // zeros for tokens that are not there: nan * 0 is nan
+        const char* from = values + page * PAGE_BYTES + (part * CHUNK + 2 * t) * BYTES + g * 16;
+#pragma unroll
+        for (int u = 0; u < TURNS; u++)
+#pragma unroll
+            for (int h = 0; h < HALVES; h++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    const int token = 16 * u + token_of(i, 0);
+                    load_or_zero(v.of[u][h][i], from + token * BYTES + h * 128, 2 * t + token < valid);
+                }
+    };
+    int page = next_from(is_shared ? prompt_pages : 0);
+    int following = next_from(page + 1);
+    int place = page < end ? pages[page] : 0, next_place = following < end ? pages[following] : 0;
+    int valid = page < end ? valid_of(page) : 0;
+    load_keys(place, valid);
+    load_values(place, valid);
+    while (page < end) {
+        const int after = next_from(following + 1);
+        place = next_place;
+        next_place = after < end ? pages[after] : 0;
+        const int next_valid = following < end ? valid_of(following) : 0;
+        score(k, queries, g, t, s);
+        load_keys(place, next_valid);
+        weigh(s, sums, valid, scale, t, weights);
+        add(v, weights, sums);
+        load_values(place, next_valid);
+        page = following, following = after, valid = next_valid;
+    }
+
+    // The warps of a row, and its new token, are merged.
+    float* const scores_of_new = reinterpret_cast<float*>(room + AT_NEW) + r * QUERIES;
+    float* const all_highest = reinterpret_cast<float*>(room + AT_HIGHEST);
+    float* const all_totals = reinterpret_cast<float*>(room + AT_TOTAL);
+    float* const outs = reinterpret_cast<float*>(room);
+    sums.total += __shfl_xor_sync(ALL, sums.total, 1);
+    sums.total += __shfl_xor_sync(ALL, sums.total, 2);
+    if (is_alive) {
+#pragma unroll
+        for (int h = part; h < GROUP; h += WAYS) {
+            float x = 0;
+            if (has_numbers) {
+                const char* at = queries + word_of(lane & 3) * 4;
+                u32 low = *reinterpret_cast<const u32*>(at + key_place(h, lane >> 2));
+                u32 high = *reinterpret_cast<const u32*>(at + key_place(h, PIECES / 2 + (lane >> 2)));
+                u32 key_low = new_key[lane], key_high = new_key[WIDTH / 4 + lane];
+                x = low_of(low) * low_of(key_low) + high_of(low) * high_of(key_low) +
+                    low_of(high) * low_of(key_high) + high_of(high) * high_of(key_high);
+            }
+            x = sum_of_warp(x);
+            if (lane == 0) scores_of_new[h] = x * scale;
+        }
+        if (t == 0) all_highest[warp * QUERIES + g] = sums.highest, all_totals[warp * QUERIES + g] = sums.total;
+    }
+    __syncthreads();  // nobody reads prompts any more
+    if (is_alive) {
+#pragma unroll
+        for (int q = 0; q < 2; q++)
+            if (2 * t + q < GROUP)
+#pragma unroll
+                for (int h = 0; h < HALVES; h++) {
+                    float4* to = reinterpret_cast<float4*>(
+                        outs + (warp * QUERIES + 2 * t + q) * OUT_ROW + h * 64 + g * 8);
+                    auto& o = sums.out[h];
+                    to[0] = make_float4(o[0][q], o[0][q + 2], o[1][q], o[1][q + 2]);
+                    to[1] = make_float4(o[2][q], o[2][q + 2], o[3][q], o[3][q + 2]);
+                }
+    }
+    __syncthreads();
+    if (!is_alive) return;
+    constexpr int PAIRS = WIDTH / 2, STEP = 32 * WAYS / PAIRS > 0 ? 32 * WAYS / PAIRS : 1;
+    const int mine = threadIdx.x % (32 * WAYS), pair = mine % PAIRS;
+#pragma unroll
+    for (int h = mine / PAIRS; h < GROUP; h += STEP) {
+        const float of_new = scores_of_new[h];
+        float highest = of_new;
+#pragma unroll
+        for (int w = 0; w < WAYS; w++) highest = fmaxf(highest, all_highest[(WAYS * r + w) * QUERIES + h]);
+        float weight = power(of_new - highest), total = weight;
+        float low = weight * low_of(new_value[pair]), high = weight * high_of(new_value[pair]);
+#pragma unroll
+        for (int w = 0; w < WAYS; w++) {
+            const int from = (WAYS * r + w) * QUERIES + h;
+            weight = power(all_highest[from] - highest);
+            total += all_totals[from] * weight;
+            float2 o = *reinterpret_cast<float2*>(outs + from * OUT_ROW + 2 * pair);
+            low += o.x * weight, high += o.y * weight;
+        }
+        const long long at = static_cast<long long>(first_row + r) * GROUP * KV_HEADS + head * GROUP + h;
+        reinterpret_cast<u32*>(out)[at * (WIDTH / 2) + pair] = pack(low / total, high / total);
+    }
+}

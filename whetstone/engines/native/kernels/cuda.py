@@ -1,0 +1,103 @@
+"""Kernels written in CUDA C++, compiled by the NVRTC that comes with torch: no compiler has to be installed.
+
+Triton is the language of the other kernels; this one is for what can't be said in it (which warp has what, in
+which registers). Compiled code is kept in Triton's cache folder.
+"""
+
+import ctypes
+import functools
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton.runtime.cache import get_cache_manager
+
+_MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+
+
+class Unavailable(Exception):
+    """Why kernels can't be had here."""
+
+
+class Kernel:
+    """A function on the device. Arguments are tensors, integers (32 bits) and floats (32 bits)."""
+
+    def __init__(self, binary: bytes, name: str, shared_bytes: int):
+        self.shared_bytes = shared_bytes
+        self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
+        self._binary = binary
+        driver = _driver()
+        _check(driver.cuModuleLoadData(ctypes.byref(self._module), binary))
+        _check(driver.cuModuleGetFunction(ctypes.byref(self._function), self._module, name.encode()))
+        _check(driver.cuFuncSetAttribute(self._function, _MOST_SHARED, shared_bytes))
+
+    def __call__(self, grid: tuple[int, int, int], threads: int, arguments: Sequence[Any]) -> None:
+        values = [_as_c(argument) for argument in arguments]
+        pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        _check(
+            _driver().cuLaunchKernel(
+                self._function, *grid, threads, 1, 1, self.shared_bytes, stream, pointers, None
+            )
+        )
+
+
+def compile_source(source: str, options: Sequence[str], architecture: str) -> bytes:
+    """CUDA C++ -> machine code for `architecture` (sm_90), from the cache if it was compiled before."""
+    nvrtc = _nvrtc()
+    version = (ctypes.c_int(), ctypes.c_int())
+    _check(nvrtc.nvrtcVersion(*map(ctypes.byref, version)))
+    words = [f"--gpu-architecture={architecture}", "-std=c++17", *options]
+    key = hashlib.sha256(repr((source, words, [v.value for v in version])).encode()).hexdigest()
+    cache = get_cache_manager(key)
+    kept = cache.get_file("kernel.cubin")
+    if kept is not None:
+        with open(kept, "rb") as file:
+            return file.read()
+    program = ctypes.c_void_p()
+    _check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None))
+    given = (ctypes.c_char_p * len(words))(*(word.encode() for word in words))
+    if nvrtc.nvrtcCompileProgram(program, len(words), given) != 0:
+        raise Unavailable(f"it does not compile: {_text(nvrtc, 'ProgramLog', program).decode()}")
+    binary = _text(nvrtc, "CUBIN", program)
+    _check(nvrtc.nvrtcDestroyProgram(ctypes.byref(program)))
+    cache.put(binary, "kernel.cubin", binary=True)
+    return binary
+
+
+def _text(nvrtc: ctypes.CDLL, what: str, program: ctypes.c_void_p) -> bytes:
+    size = ctypes.c_size_t()
+    _check(getattr(nvrtc, f"nvrtcGet{what}Size")(program, ctypes.byref(size)))
+    text = ctypes.create_string_buffer(size.value)
+    _check(getattr(nvrtc, f"nvrtcGet{what}")(program, text))
+    return text.raw
+
+
+def _as_c(argument: Any) -> Any:
+    if isinstance(argument, Tensor):
+        return ctypes.c_void_p(argument.data_ptr())
+    return ctypes.c_int(argument) if isinstance(argument, int) else ctypes.c_float(argument)
+
+
+def _check(status: int) -> None:
+    if status != 0:
+        raise Unavailable(f"CUDA says {status}")
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    return _library("libcuda.so.1")
+
+
+@functools.cache
+def _nvrtc() -> ctypes.CDLL:
+    return _library(f"libnvrtc.so.{(torch.version.cuda or '12').split('.')[0]}")
+
+
+def _library(name: str) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(name)
+    except OSError as error:
+        raise Unavailable(f"there is no {name}") from error
