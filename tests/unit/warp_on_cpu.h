@@ -36,8 +36,7 @@ struct Fiber {
     ucontext_t context;
     std::vector<char> stack;
     bool is_done;
-    int waits;  // how many times it has waited for its warp, and for its block
-    int block_waits;
+    int waits[3];  // how many times it has waited for its warp, its part and its block
 } all[MOST];
 ucontext_t home;
 int count, now;
@@ -53,23 +52,23 @@ inline void pause() {
     int me = now;
     swapcontext(&all[me].context, &home);
 }
-// A fiber waits until the others of its warp (or block) have waited as often, or are done.
-inline void wait(bool for_block) {
-    int me = now, first = for_block ? 0 : me / 32 * 32, last = for_block ? count : first + 32;
-    int mine = for_block ? ++all[me].block_waits : ++all[me].waits;
+// A fiber waits until the others of its `size` have waited as often, or are done.
+inline void wait(int kind, int size) {
+    int me = now, first = me / size * size, mine = ++all[me].waits[kind];
     for (;;) {
         bool ready = true;
-        for (int i = first; i < last && ready; i++)
-            ready = all[i].is_done || (for_block ? all[i].block_waits : all[i].waits) >= mine;
+        for (int i = first; i < first + size && ready; i++) ready = all[i].is_done || all[i].waits[kind] >= mine;
         if (ready) return;
         pause();
     }
 }
+inline void for_warp() { wait(0, 32); }
+inline int waited(const Fiber& f) { return f.waits[0] + f.waits[1] + f.waits[2]; }
 inline void run_block(int threads, std::function<void()> kernel) {
     body = kernel, count = threads;
     for (int i = 0; i < threads; i++) {
         Fiber& f = all[i];
-        f.stack.resize(1 << 16), f.is_done = false, f.waits = f.block_waits = 0;
+        f.stack.resize(1 << 16), f.is_done = false, memset(f.waits, 0, sizeof f.waits);
         getcontext(&f.context);
         f.context.uc_stack.ss_sp = f.stack.data(), f.context.uc_stack.ss_size = f.stack.size();
         f.context.uc_link = nullptr;
@@ -80,9 +79,9 @@ inline void run_block(int threads, std::function<void()> kernel) {
         for (int i = 0; i < threads; i++) {
             if (all[i].is_done) continue;
             any = true, now = i, threadIdx = {i, 0, 0};
-            int before = all[i].waits + all[i].block_waits;
+            int before = waited(all[i]);
             swapcontext(&home, &all[i].context);
-            moved |= all[i].is_done || all[i].waits + all[i].block_waits != before;
+            moved |= all[i].is_done || waited(all[i]) != before;
         }
         if (!any) return;
         static int still = 0;
@@ -93,7 +92,9 @@ inline void run_block(int threads, std::function<void()> kernel) {
 }
 }  // namespace fibers
 
-inline void __syncthreads() { fibers::wait(true); }
+inline void __syncthreads() { fibers::wait(2, fibers::count); }
+template <int SIZE>
+inline void sync_part(int) { fibers::wait(1, SIZE); }
 
 template <class T>
 inline T shuffle(T value, int from) {
@@ -101,9 +102,9 @@ inline T shuffle(T value, int from) {
     u64 bits = 0;
     memcpy(&bits, &value, sizeof(T));
     fibers::told[me][0] = bits;
-    fibers::wait(false);
+    fibers::for_warp();
     bits = fibers::told[first + from][0];
-    fibers::wait(false);
+    fibers::for_warp();
     memcpy(&value, &bits, sizeof(T));
     return value;
 }
@@ -117,6 +118,8 @@ inline u32 __ballot_sync(u32, bool x) {
     return bits;
 }
 inline bool __all_sync(u32, bool x) { return __ballot_sync(ALL, x) == ALL; }
+inline int max(int a, int b) { return a > b ? a : b; }
+inline int min(int a, int b) { return a < b ? a : b; }
 inline int __ffs(u32 x) { return __builtin_ffs((int)x); }
 inline u32 __byte_perm(u32 x, u32 y, u32 which) {
     u64 both = (u64)y << 32 | x;
@@ -193,7 +196,7 @@ inline void multiply(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 
     int me = fibers::now, first = me / 32 * 32, g = me % 32 / 4, t = me % 4;
     u32 mine[6] = {a0, a1, a2, a3, b0, b1};
     for (int i = 0; i < 6; i++) fibers::told[me][i] = mine[i];
-    fibers::wait(false);
+    fibers::for_warp();
     for (int i = 0; i < 4; i++) {
         int row = i / 2, column = 2 * t + i % 2;
         float sum = 0;
@@ -205,5 +208,5 @@ inline void multiply(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 
         }
         c[i] += sum;
     }
-    fibers::wait(false);
+    fibers::for_warp();
 }

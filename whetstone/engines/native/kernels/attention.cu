@@ -23,7 +23,7 @@ constexpr int BYTES = 2 * WIDTH, PIECES = WIDTH / 8;
 constexpr int BLOCKS = WIDTH / 32, HALVES = WIDTH / 64;
 constexpr int STAGE = 2 * PAGE * BYTES, OUT_ROW = WIDTH + 8;
 constexpr int OUTS = WARPS * QUERIES * OUT_ROW * 4;
-constexpr int AT_QUERIES = STAGES * STAGE > OUTS ? STAGES * STAGE : OUTS;  // outputs come where prompts were
+constexpr int AT_OUTS = STAGES * STAGE, AT_QUERIES = AT_OUTS + OUTS;
 constexpr int AT_KEY = AT_QUERIES + ROWS * QUERIES * BYTES;
 constexpr int AT_VALUE = AT_KEY + ROWS * BYTES;
 constexpr int AT_NEW = AT_VALUE + ROWS * BYTES;
@@ -58,29 +58,24 @@ struct Values { Piece of[TURNS][HALVES][4]; };  // tokens 2t, 2t + 1, 2t + 8, 2t
 // Queries lie in shared memory with the two middle words of a piece exchanged: as rows 0 to 7 of a fragment they are
 // its words 0 and 1, as rows 8 to 15 its words 2 and 3. Each half of the result that is meant is taken, the other is
 // nonsense; so a piece of keys is two pairs of registers as they were loaded.
-__device__ __forceinline__ void score(const Piece (&keys)[BLOCKS], const char* queries, int g, int t, float (&s)[2]) {
-    float upper[4] = {0, 0, 0, 0}, lower[4] = {0, 0, 0, 0};
+// `key(n, b)` is the piece at 32 b + 8 t of token 8 n + g.
+template <class Key>
+__device__ __forceinline__ void score(Key key, const char* queries, int g, int t, float (&s)[4 * TURNS]) {
 #pragma unroll
-    for (int b = 0; b < BLOCKS; b++) {
-        Piece q = load_shared(queries + key_place(g, 4 * b + t));
-        const Piece& k = keys[b];
-        multiply(upper, q.x[0], q.x[1], q.x[2], q.x[3], k.x[0], k.x[1]);
-        multiply(lower, q.x[0], q.x[1], q.x[2], q.x[3], k.x[2], k.x[3]);
+    for (int n = 0; n < 2 * TURNS; n++) {
+        float upper[4] = {0, 0, 0, 0}, lower[4] = {0, 0, 0, 0};
+#pragma unroll
+        for (int b = 0; b < BLOCKS; b++) {
+            const Piece q = load_shared(queries + key_place(g, 4 * b + t)), k = key(n, b);
+            multiply(upper, q.x[0], q.x[1], q.x[2], q.x[3], k.x[0], k.x[1]);
+            multiply(lower, q.x[0], q.x[1], q.x[2], q.x[3], k.x[2], k.x[3]);
+        }
+        s[2 * n] = upper[0] + lower[2], s[2 * n + 1] = upper[1] + lower[3];
     }
-    s[0] = upper[0] + lower[2], s[1] = upper[1] + lower[3];
 }
 
 // A lane's scores are those of tokens 2t, 2t + 1, 2t + 8 and 2t + 9 of each 16, as its values are.
 __device__ __forceinline__ int token_of(int i, int t) { return 2 * t + (i & 1) + (i >> 1) * 8; }
-
-__device__ __forceinline__ void score(const Keys& keys, const char* queries, int g, int t, float (&s)[4 * TURNS]) {
-#pragma unroll
-    for (int n = 0; n < 2 * TURNS; n++) {
-        float two[2];
-        score(keys.of[n], queries, g, t, two);
-        s[2 * n] = two[0], s[2 * n + 1] = two[1];
-    }
-}
 
 // Scores -> weights, as the tensor cores want them; the sums so far are faded.
 __device__ __forceinline__ void weigh(float (&s)[4 * TURNS], Sums& sums, int valid, float scale, int t,
@@ -111,18 +106,20 @@ __device__ __forceinline__ void weigh(float (&s)[4 * TURNS], Sums& sums, int val
         }
 }
 
-__device__ __forceinline__ void add(const Values& values, const u32 (&weights)[TURNS][2], Sums& sums) {
+// `value(u, h, i)` is the piece at 64 h + 8 g of token 16 u + token_of(i, t).
+template <class Value>
+__device__ __forceinline__ void add(Value value, const u32 (&weights)[TURNS][2], Sums& sums) {
 #pragma unroll
     for (int u = 0; u < TURNS; u++)
 #pragma unroll
-        for (int h = 0; h < HALVES; h++)
+        for (int h = 0; h < HALVES; h++) {
+            const Piece v[4] = {value(u, h, 0), value(u, h, 1), value(u, h, 2), value(u, h, 3)};
 #pragma unroll
-            for (int j = 0; j < 4; j++) {
-                const Piece(&v)[4] = values.of[u][h];
+            for (int j = 0; j < 4; j++)
                 multiply(sums.out[h][j], __byte_perm(v[0].x[j], v[1].x[j], 0x5410),
                          __byte_perm(v[0].x[j], v[1].x[j], 0x7632), __byte_perm(v[2].x[j], v[3].x[j], 0x5410),
                          __byte_perm(v[2].x[j], v[3].x[j], 0x7632), weights[u][0], weights[u][1]);
-            }
+        }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 4 / ROWS) decode_attention(
@@ -135,9 +132,33 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4 / ROWS) decode_attention
     const int r = warp / WAYS, part = warp % WAYS;
     const int head = blockIdx.y, first_row = blockIdx.x * ROWS;
 
-    // What every row is: each warp asks for all of them, a lane a row.
+    // The row's queries, new key and new value are asked for first: whatever is asked for later comes later.
+    // Lane: places 2 lane, 2 lane + 1 and those WIDTH / 2 later. The warps of a row share its heads.
+    constexpr int HEADS_OF_WARP = QUERIES / WAYS;
+    const bool has_numbers = lane < WIDTH / 4 && first_row + r < num_rows;
+    u32 given[HEADS_OF_WARP + 1][2];  // the last is the key (of the first warp) or the value (of the last one)
+    {
+        const int row = first_row + r;
+        auto ask = [&](int n, const u16* from) {
+            given[n][0] = given[n][1] = 0;
+            if (!has_numbers || from == nullptr) return;
+            given[n][0] = reinterpret_cast<const u32*>(from)[lane];
+            given[n][1] = reinterpret_cast<const u32*>(from)[WIDTH / 4 + lane];
+        };
+#pragma unroll
+        for (int n = 0; n < HEADS_OF_WARP; n++) {
+            const int h = part + n * WAYS;
+            ask(n, h < GROUP ? query + row * query_stride + (head * GROUP + h) * WIDTH : nullptr);
+        }
+        ask(HEADS_OF_WARP, part == 0 ? key + row * key_stride + head * WIDTH : value + row * value_stride + head * WIDTH);
+    }
+
+    // What every row is: each warp asks for all of them, a lane a row; and for its own row's first pages, a lane a
+    // page, before it knows what they are, for every load that waits for another takes a microsecond.
     int slot = -1, prefix = 0, own = 0, first_page = -1;
     if (lane < ROWS && first_row + lane < num_rows) slot = rows[first_row + lane];
+    const int likely_slot = __shfl_sync(ALL, slot, r);
+    const int known_page = likely_slot >= 0 && lane < table_width ? table[likely_slot * table_width + lane] : 0;
     if (slot >= 0) {
         int active = fields[ACTIVE * num_slots + slot];
         prefix = fields[PREFIX * num_slots + slot];
@@ -163,14 +184,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4 / ROWS) decode_attention
     char* const values = reinterpret_cast<char*>(bases[1]) + of_layer;
     constexpr long long PAGE_BYTES = 2ll * KV_HEADS * PAGE * WIDTH;
     const int* const pages = table + (is_alive ? slot : leaders_slot) * table_width;
-    const int prompt_pages = (prefix + PAGE - 1) / PAGE, own_pages = (own + PAGE - 1) / PAGE;
+    const int prompt_pages = (prefix + PAGE - 1) / PAGE;
 
-    // The shared prompt's pages are on their way first.
-    const int* const leaders_pages = table + leaders_slot * table_width;
+    u32 cosine = 0, sine = 0;
+    if (ROTARY && has_numbers && is_alive) {
+        const long long at = static_cast<long long>(prefix + own) * (WIDTH / 4) + lane;
+        cosine = reinterpret_cast<const u32*>(cosines)[at];
+        sine = reinterpret_cast<const u32*>(sines)[at];
+    }
+
+    // (For all lanes of a warp.) A dead row, which helps to fetch a shared prompt, has to look at another's.
+    auto page_of = [&](int page) {
+        const int known = __shfl_sync(ALL, known_page, page & 31);
+        return static_cast<long long>(is_alive && page < 32 ? known : pages[page]);
+    };
+
+    // The shared prompt's pages.
     const int tiles = is_shared ? (leaders_prefix + PAGE - 1) / PAGE : 0;
     auto fetch = [&](int tile) {
         char* stage = room + (STAGES ? tile % STAGES : 0) * STAGE;
-        const long long from = leaders_pages[tile] * PAGE_BYTES;
+        const long long from = page_of(tile) * PAGE_BYTES;  // any row's that is alive
 #pragma unroll
         for (int i = threadIdx.x; i < PAGE * PIECES; i += THREADS) {
             int token = i / PIECES, piece = i % PIECES;
@@ -185,39 +218,61 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4 / ROWS) decode_attention
             if (s < tiles) fetch(s);
             end_copies();
         }
-        // and the first of the row's own tokens on their way into the chip's cache
-        if (is_alive && part * CHUNK < own)
-            for (int i = lane * 128; i < CHUNK * BYTES; i += 32 * 128) {
-                const long long from = pages[prompt_pages] * PAGE_BYTES + part * CHUNK * BYTES + i;
-                ask_ahead(keys + from);
-                ask_ahead(values + from);
-            }
     }
+
+    // What comes out of memory: the row's own tokens, and its prompt if that is not shared. Every other head begins with
+    // the prompt, the others with the row's own tokens: a multiprocessor has both, and its memory is always busy.
+    const bool is_prompt_first = head % 2 == 0;
+    auto pages_with = [&](int tokens) { return max(0, tokens - part * CHUNK + PAGE - 1) / PAGE; };  // of this warp
+    const int owns = is_alive ? pages_with(own) : 0, prompts = is_alive && !is_shared ? pages_with(prefix) : 0;
+    const int steps = owns + prompts;
+    auto page_of_step = [&](int step, int& valid) {
+        const bool is_own = is_prompt_first ? step >= prompts : step < owns;
+        const int page = step - (is_prompt_first ? (is_own ? prompts : 0) : (is_own ? 0 : owns));
+        valid = step < steps ? (is_own ? own : prefix) - page * PAGE - part * CHUNK : 0;
+        return page_of(step < steps ? page + (is_own ? prompt_pages : 0) : 0);
+    };
+    Keys k;
+    Values v;
+    auto load_keys = [&](long long page, int valid) {
+        const char* from = keys + page * PAGE_BYTES + (part * CHUNK + g) * BYTES + t * 16;
+#pragma unroll
+        for (int n = 0; n < 2 * TURNS; n++)
+#pragma unroll
+            for (int b = 0; b < BLOCKS; b++) load_or_zero(k.of[n][b], from + 8 * n * BYTES + b * 64, 8 * n + g < valid);
+    };
+    auto load_values = [&](long long page, int valid) {  // zeros for tokens that are not there: nan * 0 is nan
+        const char* from = values + page * PAGE_BYTES + (part * CHUNK + 2 * t) * BYTES + g * 16;
+#pragma unroll
+        for (int u = 0; u < TURNS; u++)
+#pragma unroll
+            for (int h = 0; h < HALVES; h++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    const int token = 16 * u + token_of(i, 0);
+                    load_or_zero(v.of[u][h][i], from + token * BYTES + h * 128, 2 * t + token < valid);
+                }
+    };
+    int valid = 0;
+    auto begin = [&]() {
+        const long long place = page_of_step(0, valid);
+        load_keys(place, valid);
+        load_values(place, valid);
+    };
+    const bool is_prompt_later = is_shared && !is_prompt_first;
+    if (!is_shared || is_prompt_later) begin();
 
     // Queries, the new key and the new value: normed, turned and rounded; the latter two into the cache.
     char* const queries = room + AT_QUERIES + r * QUERIES * BYTES;
     u32* const new_key = reinterpret_cast<u32*>(room + AT_KEY + r * BYTES);
     u32* const new_value = reinterpret_cast<u32*>(room + AT_VALUE + r * BYTES);
-    const bool has_numbers = lane < WIDTH / 4;  // lane: places 2 lane, 2 lane + 1 and those WIDTH / 2 later
     if (is_alive) {
-        const int row = first_row + r;
-        const long long place = pages[prompt_pages + own / PAGE] * PAGE_BYTES + (own % PAGE) * BYTES;
-        u32 cosine = 0, sine = 0;
-        if (ROTARY && has_numbers) {
-            const long long at = static_cast<long long>(prefix + own) * (WIDTH / 4) + lane;
-            cosine = reinterpret_cast<const u32*>(cosines)[at];
-            sine = reinterpret_cast<const u32*>(sines)[at];
-        }
-        auto turned = [&](const u16* from, const u16* norm, u32& low, u32& high) {
-            low = high = 0;
+        const long long place = page_of(prompt_pages + own / PAGE) * PAGE_BYTES + (own % PAGE) * BYTES;
+        auto turn = [&](u32& low, u32& high, const u16* norm) {
             u32 norm_low = 0, norm_high = 0;
-            if (has_numbers) {
-                low = reinterpret_cast<const u32*>(from)[lane];
-                high = reinterpret_cast<const u32*>(from)[WIDTH / 4 + lane];
-                if (NORM) {
-                    norm_low = reinterpret_cast<const u32*>(norm)[lane];
-                    norm_high = reinterpret_cast<const u32*>(norm)[WIDTH / 4 + lane];
-                }
+            if (NORM && has_numbers) {
+                norm_low = reinterpret_cast<const u32*>(norm)[lane];
+                norm_high = reinterpret_cast<const u32*>(norm)[WIDTH / 4 + lane];
             }
             if (!ROTARY && !NORM) return;
             float a0 = low_of(low), a1 = high_of(low), b0 = low_of(high), b1 = high_of(high);
@@ -237,32 +292,44 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4 / ROWS) decode_attention
             low = pack(a0, a1), high = pack(b0, b1);
         };
 #pragma unroll
-        for (int h = part; h < QUERIES; h += WAYS) {
-            u32 low = 0, high = 0;
-            if (h < GROUP) turned(query + row * query_stride + (head * GROUP + h) * WIDTH, query_norm, low, high);
+        for (int n = 0; n < HEADS_OF_WARP; n++) {
+            const int h = part + n * WAYS;
+            if (h < GROUP) turn(given[n][0], given[n][1], query_norm);
             if (has_numbers) {
                 char* at = queries + word_of(lane & 3) * 4;
-                *reinterpret_cast<u32*>(at + key_place(h, lane >> 2)) = low;
-                *reinterpret_cast<u32*>(at + key_place(h, PIECES / 2 + (lane >> 2))) = high;
+                *reinterpret_cast<u32*>(at + key_place(h, lane >> 2)) = given[n][0];
+                *reinterpret_cast<u32*>(at + key_place(h, PIECES / 2 + (lane >> 2))) = given[n][1];
             }
         }
-        if (part == 0) {
-            u32 low, high;
-            turned(key + row * key_stride + head * WIDTH, key_norm, low, high);
+        if (part == 0 || part == WAYS - 1) {
+            u32 &low = given[HEADS_OF_WARP][0], &high = given[HEADS_OF_WARP][1];
+            if (part == 0) turn(low, high, key_norm);
+            u32* to = reinterpret_cast<u32*>((part == 0 ? keys : values) + place);
+            u32* too = part == 0 ? new_key : new_value;
             if (has_numbers) {
-                u32* to = reinterpret_cast<u32*>(keys + place);
-                to[lane] = new_key[lane] = low;
-                to[WIDTH / 4 + lane] = new_key[WIDTH / 4 + lane] = high;
+                to[lane] = too[lane] = low;
+                to[WIDTH / 4 + lane] = too[WIDTH / 4 + lane] = high;
             }
-        }
-        if (part == WAYS - 1) {
-            const u32* from = reinterpret_cast<const u32*>(value + row * value_stride + head * WIDTH);
-            u32* to = reinterpret_cast<u32*>(values + place);
-#pragma unroll
-            for (int i = lane; i < WIDTH / 2; i += 32) to[i] = new_value[i] = from[i];
         }
     }
     __syncthreads();
+
+    // The new token's scores, while the first loads are under way.
+    float* const scores_of_new = reinterpret_cast<float*>(room + AT_NEW) + r * QUERIES;
+#pragma unroll
+    for (int h = part; h < GROUP; h += WAYS) {
+        float x = 0;
+        if (has_numbers) {
+            const char* at = queries + word_of(lane & 3) * 4;
+            u32 low = *reinterpret_cast<const u32*>(at + key_place(h, lane >> 2));
+            u32 high = *reinterpret_cast<const u32*>(at + key_place(h, PIECES / 2 + (lane >> 2)));
+            u32 key_low = new_key[lane], key_high = new_key[WIDTH / 4 + lane];
+            x = low_of(low) * low_of(key_low) + high_of(low) * high_of(key_low) +
+                low_of(high) * low_of(key_high) + high_of(high) * high_of(key_high);
+        }
+        x = sum_of_warp(x);
+        if (lane == 0) scores_of_new[h] = x * scale;
+    }
 
     Sums sums;
     sums.highest = NONE, sums.total = 0;
@@ -272,130 +339,68 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4 / ROWS) decode_attention
         for (int j = 0; j < 4; j++)
 #pragma unroll
             for (int i = 0; i < 4; i++) sums.out[h][j][i] = 0;
-    Keys k = {};
-    Values v;
     float s[4 * TURNS];
     u32 weights[TURNS][2];
 
-    // A shared prompt, out of shared memory.
-    for (int tile = 0; tile < tiles; tile++) {
-        wait_for_copies<STAGES ? STAGES - 1 : 0>();
-        __syncthreads();
-        const int valid = prefix - tile * PAGE - part * CHUNK;
-        if (is_alive && valid > 0) {
-            const char* stage = room + (STAGES ? tile % STAGES : 0) * STAGE;
-#pragma unroll
-            for (int n = 0; n < 2 * TURNS; n++)
-#pragma unroll
-                for (int b = 0; b < BLOCKS; b++)
-                    k.of[n][b] = load_shared(stage + key_place(part * CHUNK + 8 * n + g, 4 * b + t));
-            score(k, queries, g, t, s);
-#pragma unroll
-            for (int u = 0; u < TURNS; u++)
-#pragma unroll
-                for (int h = 0; h < HALVES; h++)
-#pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        const int token = part * CHUNK + 16 * u + token_of(i, t);
-                        v.of[u][h][i] = load_shared(stage + PAGE * BYTES + value_place(token, 8 * h + g));
-                    }
-            weigh(s, sums, valid, scale, t, weights);
-            add(v, weights, sums);
-        }
-        if (tile + STAGES < tiles) {
+    auto attend_to_shared = [&]() {  // in shared memory
+        for (int tile = 0; tile < tiles; tile++) {
+            wait_for_copies<STAGES ? STAGES - 1 : 0>();
             __syncthreads();
-            fetch(tile + STAGES);
+            const int seen = prefix - tile * PAGE - part * CHUNK;  // tokens of this warp
+            if (is_alive && seen > 0) {
+                const char* stage = room + (STAGES ? tile % STAGES : 0) * STAGE;
+                score([&](int n, int b) {
+                    return load_shared(stage + key_place(part * CHUNK + 8 * n + g, 4 * b + t));
+                }, queries, g, t, s);
+                weigh(s, sums, seen, scale, t, weights);
+                add([&](int u, int h, int i) {
+                    const int token = part * CHUNK + 16 * u + token_of(i, t);
+                    return load_shared(stage + PAGE * BYTES + value_place(token, 8 * h + g));
+                }, weights, sums);
+            }
+            if (tile + STAGES < tiles) {
+                __syncthreads();
+                fetch(tile + STAGES);
+            }
+            end_copies();
         }
-        end_copies();
+    };
+    if (is_shared && is_prompt_first) {
+        attend_to_shared();
+        begin();
     }
-
-    // A prompt that is not shared, and the row's own tokens, out of memory.
-    auto valid_of = [&](int page) {
-        return (page < prompt_pages ? prefix - page * PAGE : own - (page - prompt_pages) * PAGE) - part * CHUNK;
-    };
-    const int end = is_alive ? prompt_pages + own_pages : 0;
-    auto next_from = [&](int page) {
-        while (page < end && valid_of(page) <= 0) page++;
-        return page;
-    };
-    auto load_keys = [&](long long page, int valid) {
-        const char* from = keys + page * PAGE_BYTES + (part * CHUNK + g) * BYTES + t * 16;
-#pragma unroll
-        for (int n = 0; n < 2 * TURNS; n++)
-#pragma unroll
-            for (int b = 0; b < BLOCKS; b++) load_if(k.of[n][b], from + 8 * n * BYTES + b * 64, 8 * n + g < valid);
-    };
-    auto load_values = [&](long long page, int valid) {  // zeros for tokens that are not there: nan * 0 is nan
-        const char* from = values + page * PAGE_BYTES + (part * CHUNK + 2 * t) * BYTES + g * 16;
-#pragma unroll
-        for (int u = 0; u < TURNS; u++)
-#pragma unroll
-            for (int h = 0; h < HALVES; h++)
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    const int token = 16 * u + token_of(i, 0);
-                    load_or_zero(v.of[u][h][i], from + token * BYTES + h * 128, 2 * t + token < valid);
-                }
-    };
-    int page = next_from(is_shared ? prompt_pages : 0);
-    int following = next_from(page + 1);
-    int place = page < end ? pages[page] : 0, next_place = following < end ? pages[following] : 0;
-    int valid = page < end ? valid_of(page) : 0;
-    load_keys(place, valid);
-    load_values(place, valid);
-    while (page < end) {
-        const int after = next_from(following + 1);
-        place = next_place;
-        next_place = after < end ? pages[after] : 0;
-        const int next_valid = following < end ? valid_of(following) : 0;
-        score(k, queries, g, t, s);
+    for (int step = 0; step < steps; step++) {
+        int next_valid;
+        const long long place = page_of_step(step + 1, next_valid);
+        score([&](int n, int b) { return k.of[n][b]; }, queries, g, t, s);
         load_keys(place, next_valid);
         weigh(s, sums, valid, scale, t, weights);
-        add(v, weights, sums);
+        add([&](int u, int h, int i) { return v.of[u][h][i]; }, weights, sums);
         load_values(place, next_valid);
-        page = following, following = after, valid = next_valid;
+        valid = next_valid;
     }
+    if (is_prompt_later) attend_to_shared();
 
     // The warps of a row, and its new token, are merged.
-    float* const scores_of_new = reinterpret_cast<float*>(room + AT_NEW) + r * QUERIES;
     float* const all_highest = reinterpret_cast<float*>(room + AT_HIGHEST);
     float* const all_totals = reinterpret_cast<float*>(room + AT_TOTAL);
-    float* const outs = reinterpret_cast<float*>(room);
+    float* const outs = reinterpret_cast<float*>(room + AT_OUTS);
     sums.total += __shfl_xor_sync(ALL, sums.total, 1);
     sums.total += __shfl_xor_sync(ALL, sums.total, 2);
-    if (is_alive) {
-#pragma unroll
-        for (int h = part; h < GROUP; h += WAYS) {
-            float x = 0;
-            if (has_numbers) {
-                const char* at = queries + word_of(lane & 3) * 4;
-                u32 low = *reinterpret_cast<const u32*>(at + key_place(h, lane >> 2));
-                u32 high = *reinterpret_cast<const u32*>(at + key_place(h, PIECES / 2 + (lane >> 2)));
-                u32 key_low = new_key[lane], key_high = new_key[WIDTH / 4 + lane];
-                x = low_of(low) * low_of(key_low) + high_of(low) * high_of(key_low) +
-                    low_of(high) * low_of(key_high) + high_of(high) * high_of(key_high);
-            }
-            x = sum_of_warp(x);
-            if (lane == 0) scores_of_new[h] = x * scale;
-        }
-        if (t == 0) all_highest[warp * QUERIES + g] = sums.highest, all_totals[warp * QUERIES + g] = sums.total;
-    }
-    __syncthreads();  // nobody reads prompts any more
-    if (is_alive) {
-#pragma unroll
-        for (int q = 0; q < 2; q++)
-            if (2 * t + q < GROUP)
-#pragma unroll
-                for (int h = 0; h < HALVES; h++) {
-                    float4* to = reinterpret_cast<float4*>(
-                        outs + (warp * QUERIES + 2 * t + q) * OUT_ROW + h * 64 + g * 8);
-                    auto& o = sums.out[h];
-                    to[0] = make_float4(o[0][q], o[0][q + 2], o[1][q], o[1][q + 2]);
-                    to[1] = make_float4(o[2][q], o[2][q + 2], o[3][q], o[3][q + 2]);
-                }
-    }
-    __syncthreads();
     if (!is_alive) return;
+    if (t == 0) all_highest[warp * QUERIES + g] = sums.highest, all_totals[warp * QUERIES + g] = sums.total;
+#pragma unroll
+    for (int q = 0; q < 2; q++)
+        if (2 * t + q < GROUP)
+#pragma unroll
+            for (int h = 0; h < HALVES; h++) {
+                float4* to = reinterpret_cast<float4*>(
+                    outs + (warp * QUERIES + 2 * t + q) * OUT_ROW + h * 64 + g * 8);
+                auto& o = sums.out[h];
+                to[0] = make_float4(o[0][q], o[0][q + 2], o[1][q], o[1][q + 2]);
+                to[1] = make_float4(o[2][q], o[2][q + 2], o[3][q], o[3][q + 2]);
+            }
+    sync_part<32 * WAYS>(r);
     constexpr int PAIRS = WIDTH / 2, STEP = 32 * WAYS / PAIRS > 0 ? 32 * WAYS / PAIRS : 1;
     const int mine = threadIdx.x % (32 * WAYS), pair = mine % PAIRS;
 #pragma unroll
@@ -414,7 +419,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4 / ROWS) decode_attention
             float2 o = *reinterpret_cast<float2*>(outs + from * OUT_ROW + 2 * pair);
             low += o.x * weight, high += o.y * weight;
         }
+        const float share = 1 / total;
         const long long at = static_cast<long long>(first_row + r) * GROUP * KV_HEADS + head * GROUP + h;
-        reinterpret_cast<u32*>(out)[at * (WIDTH / 2) + pair] = pack(low / total, high / total);
+        reinterpret_cast<u32*>(out)[at * (WIDTH / 2) + pair] = pack(low * share, high * share);
     }
 }

@@ -99,7 +99,7 @@ def shared_bytes(width: int, rows: int) -> int:
     warps, queries, row = WAYS * rows, MOST_QUERIES, 2 * width
     prompts = (rows if rows > 1 else 0) * 2 * PAGE * row
     outs = warps * queries * (width + 8) * 4
-    return max(prompts, outs) + rows * queries * row + 2 * rows * row + (rows + 2 * warps) * queries * 4
+    return prompts + outs + rows * queries * row + 2 * rows * row + (rows + 2 * warps) * queries * 4
 
 
 def macros(

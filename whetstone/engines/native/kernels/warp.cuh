@@ -42,6 +42,12 @@ __device__ __forceinline__ void wait_for_copies() {
 
 __device__ __forceinline__ void ask_ahead(const char* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 
+// Part `which` of a block, THREADS_OF_PART long, waits for its own threads.
+template <int THREADS_OF_PART>
+__device__ __forceinline__ void sync_part(int which) {
+    asm volatile("bar.sync %0, %1;" ::"r"(which + 1), "n"(THREADS_OF_PART) : "memory");
+}
+
 #if BFLOAT16
 #define MMA "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
 __device__ __forceinline__ u32 pack(float low, float high) {
