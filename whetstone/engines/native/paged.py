@@ -24,6 +24,7 @@ from whetstone.model.policy import Policy
 from whetstone.types import Completion, Finish
 
 ROUND = 4  # tokens between two looks at the device
+READ_AHEAD = 64  # tokens that are read together, before their sample is finished
 PREFILL_TOKENS = 32768
 MEMORY_SHARE = 0.85  # of what is free that the pages may take
 REHEARSAL_PAGES = 4
@@ -150,30 +151,45 @@ class PagedEngine:
             slot for slot, one in seats.seated.items() if one.order < flight.admitted and not active[slot]
         ]
         if not done:
-            return
-        tokens, logprobs = self._read(done, max(drawn[slot] for slot in done))
+            return self._read_ahead(seats, drawn, flight.admitted)
+        first = min(len(seats.seated[slot].waiting.tokens) for slot in done)
+        tokens, logprobs = self._read(done, first, max(drawn[slot] for slot in done))
         for place, slot in enumerate(done):
-            count = drawn[slot]
             one = seats.leave(slot)
-            ids = [*one.waiting.tokens, *tokens[place][len(one.waiting.tokens) : count]]
-            values = [*one.waiting.logprobs, *logprobs[place][len(one.waiting.tokens) : count]]
+            new = slice(len(one.waiting.tokens) - first, drawn[slot] - first)
+            ids = (*one.waiting.tokens, *tokens[place][new])
             completion = Completion(
-                token_ids=tuple(ids),
-                logprobs=tuple(values),
+                token_ids=ids,
+                logprobs=(*one.waiting.logprobs, *logprobs[place][new]),
                 finish=Finish.STOP if ids[-1] in stops else Finish.LENGTH,
                 policy_version=self.policy_version,
             )
             yield Sampled(request=one.request, sample=one.waiting.sample, completion=completion)
 
-    def _read(self, slots: list[int], most: int) -> tuple[list[list[int]], list[list[float]]]:
-        """What these slots have drawn, `most` tokens at the most, read beside the running round (which no
-        longer writes there).
+    def _read_ahead(self, seats: Seats, drawn: list[int], admitted: int) -> None:
+        """What samples have drawn so far, while nobody is finished: they often end all at once, and the device
+        would wait for the host to read everything.
+        """
+        behind: dict[int, list[int]] = {}  # by how many tokens of a slot are known
+        for slot, one in seats.seated.items():
+            known = len(one.waiting.tokens)
+            if one.order < admitted and drawn[slot] - known >= READ_AHEAD:
+                behind.setdefault(known, []).append(slot)
+        for known, slots in behind.items():
+            tokens, logprobs = self._read(slots, known, known + READ_AHEAD)
+            for place, slot in enumerate(slots):
+                seats.seated[slot].waiting.tokens += tokens[place]
+                seats.seated[slot].waiting.logprobs += logprobs[place]
+
+    def _read(self, slots: list[int], start: int, stop: int) -> tuple[list[list[int]], list[list[float]]]:
+        """Tokens `start` to `stop` of these slots, read beside the running round (which no longer writes
+        there).
         """
         assert self.state is not None
         with torch.cuda.stream(self.side), torch.no_grad():
             where = torch.tensor(slots, device=self.shape.device)
-            tokens = self.state.out_tokens[where, :most].cpu()
-            logprobs = self.state.out_logprobs[0][where, :most].cpu()
+            tokens = self.state.out_tokens[where, start:stop].cpu()
+            logprobs = self.state.out_logprobs[0][where, start:stop].cpu()
         return tokens.numpy().tolist(), logprobs.numpy().tolist()  # numpy's is the faster one
 
     def _send_back(self, seats: Seats, slot: int) -> None:
@@ -183,12 +199,8 @@ class PagedEngine:
         one = seats.seated[slot]
         known = len(one.waiting.tokens)
         count = int(self.state.fields[layout.DRAWN, slot])
-        tokens, logprobs = self._read([slot], count)
-        seats.send_back(
-            slot,
-            [*one.waiting.tokens, *tokens[0][known:count]],
-            [*one.waiting.logprobs, *logprobs[0][known:count]],
-        )
+        tokens, logprobs = self._read([slot], known, count)
+        seats.send_back(slot, [*one.waiting.tokens, *tokens[0]], [*one.waiting.logprobs, *logprobs[0]])
 
     # ---- preparation --------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ class Waiting:
     request: int
     sample: int
     limit: int  # tokens it may draw
-    tokens: list[int] = field(default_factory=list)  # drawn before it was sent back
+    tokens: list[int] = field(default_factory=list)  # drawn, as far as the host knows them
     logprobs: list[float] = field(default_factory=list)
 
 

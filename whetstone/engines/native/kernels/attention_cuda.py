@@ -1,7 +1,7 @@
 """Decode attention for many rows in half precision: how attention.cu is compiled and called.
 
-About two thirds of the Triton kernel's time where there are rows enough to fill the chip (its own words say why).
-Whatever it can't do is left to Triton: few rows of long sequences, float32, windows, softcaps, other widths.
+Whatever it can't do is left to the Triton kernel: few rows of long sequences, float32, windows, softcaps, other
+widths, and chips before Hopper, on which it was never run.
 """
 
 import functools
@@ -21,19 +21,17 @@ FIRST_CAPABILITY = (9, 0)  # Hopper, on which it was measured
 WIDTHS, MOST_QUERIES = (64, 128), 8
 WAYS = 2  # warps of a row
 LOG2E = 1.4426950408889634
+FILLED = 0.9  # of what the chip can hold at a time
 
 
 def rows_of_block(num_rows: int, kv_heads: int, multiprocessors: int) -> int:
-    """Rows that share a block: the more, the less often a prompt is read; but every multiprocessor needs four
-    rows (with one head of keys and values each). 0: there are too few rows for this kernel.
+    """Rows that share a block, and with it the reading of their prompt: two, where there are enough rows for two
+    such blocks on every multiprocessor; else one, four blocks on each; 0 if there are too few even for that.
     """
-    for rows in (4, 2, 1):
-        if num_rows * kv_heads >= rows * multiprocessors * FILLED:
-            return rows
-    return 0
-
-
-FILLED = 0.9  # of the multiprocessors, at least, have a block
+    wanted = FILLED * 4 * multiprocessors
+    if num_rows * kv_heads < wanted / 2:
+        return 0
+    return 2 if num_rows * kv_heads >= wanted else 1
 
 
 def attend(
