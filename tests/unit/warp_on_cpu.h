@@ -93,6 +93,7 @@ inline void run_block(int threads, std::function<void()> kernel) {
 }  // namespace fibers
 
 inline void __syncthreads() { fibers::wait(2, fibers::count); }
+inline void sync_warp() { fibers::for_warp(); }
 template <int SIZE>
 inline void sync_part(int) { fibers::wait(1, SIZE); }
 

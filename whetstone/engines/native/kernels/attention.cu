@@ -18,12 +18,13 @@ constexpr int WAYS = 2, WARPS = WAYS * ROWS, THREADS = 32 * WARPS;
 constexpr int PAGE = 64, CHUNK = PAGE / WAYS;  // tokens of a page, and of a warp's part of it
 constexpr int TURNS = CHUNK / 16;            // a fragment has 16 tokens
 constexpr int QUERIES = 8;                   // of a row, GROUP of them real
-constexpr int STAGES = ROWS > 1 ? ROWS : 0;  // prompt pages in shared memory at a time
+constexpr int STAGES = ROWS / 2;              // pages of a shared prompt in shared memory at a time
 constexpr int BYTES = 2 * WIDTH, PIECES = WIDTH / 8;
 constexpr int BLOCKS = WIDTH / 32, HALVES = WIDTH / 64;
 constexpr int STAGE = 2 * PAGE * BYTES, OUT_ROW = WIDTH + 8;
-constexpr int OUTS = WARPS * QUERIES * OUT_ROW * 4;
-constexpr int AT_OUTS = STAGES * STAGE, AT_QUERIES = AT_OUTS + OUTS;
+constexpr int ROOM = 2 * CHUNK * BYTES;  // of a warp, for its keys and values, at the end for its outputs
+static_assert(ROOM >= QUERIES * OUT_ROW * 4, "outputs need more room than tokens");
+constexpr int AT_ROOMS = STAGES * STAGE, AT_QUERIES = AT_ROOMS + WARPS * ROOM;
 constexpr int AT_KEY = AT_QUERIES + ROWS * QUERIES * BYTES;
 constexpr int AT_VALUE = AT_KEY + ROWS * BYTES;
 constexpr int AT_NEW = AT_VALUE + ROWS * BYTES;
@@ -51,9 +52,6 @@ struct Sums {
     float highest, total;
     float out[HALVES][4][4];
 };
-
-struct Keys { Piece of[2 * TURNS][BLOCKS]; };     // tokens g, g + 8, g + 16 ...
-struct Values { Piece of[TURNS][HALVES][4]; };  // tokens 2t, 2t + 1, 2t + 8, 2t + 9; those 16 later ...
 
 // Queries lie in shared memory with the two middle words of a piece exchanged: as rows 0 to 7 of a fragment they are
 // its words 0 and 1, as rows 8 to 15 its words 2 and 3. Each half of the result that is meant is taken, the other is
@@ -204,12 +202,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4 / ROWS) decode_attention
     auto fetch = [&](int tile) {
         char* stage = room + (STAGES ? tile % STAGES : 0) * STAGE;
         const long long from = page_of(tile) * PAGE_BYTES;  // any row's that is alive
+        constexpr int STEP = THREADS / PIECES;  // tokens at a time; places repeat after eight
+        static_assert(STAGES == 0 || STEP % 8 == 0, "places would not repeat");
+        const int token = threadIdx.x / PIECES, piece = threadIdx.x % PIECES;
+        char* const to_keys = stage + key_place(token, piece);
+        char* const to_values = stage + PAGE * BYTES + value_place(token, piece);
+        const char *from_keys = keys + from + threadIdx.x * 16, *from_values = values + from + threadIdx.x * 16;
 #pragma unroll
-        for (int i = threadIdx.x; i < PAGE * PIECES; i += THREADS) {
-            int token = i / PIECES, piece = i % PIECES;
-            bool wanted = tile * PAGE + token < leaders_prefix;
-            copy_piece(stage + key_place(token, piece), keys + from + i * 16, wanted);
-            copy_piece(stage + PAGE * BYTES + value_place(token, piece), values + from + i * 16, wanted);
+        for (int n = 0; n < PAGE; n += STEP) {
+            const bool wanted = tile * PAGE + n + token < leaders_prefix;
+            copy_piece(to_keys + n * BYTES, from_keys + n * BYTES, wanted);
+            copy_piece(to_values + n * BYTES, from_values + n * BYTES, wanted);
         }
     };
     if (STAGES && is_shared) {
@@ -232,26 +235,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4 / ROWS) decode_attention
         valid = step < steps ? (is_own ? own : prefix) - page * PAGE - part * CHUNK : 0;
         return page_of(step < steps ? page + (is_own ? prompt_pages : 0) : 0);
     };
-    Keys k;
-    Values v;
+    char* const own_keys = room + AT_ROOMS + warp * ROOM;
+    char* const own_values = own_keys + CHUNK * BYTES;
+    // A warp copies AT_ONCE tokens at a time, a lane the same piece of each.
+    constexpr int AT_ONCE = 32 / PIECES;
+    const int its_token = lane / PIECES, its_piece = lane % PIECES;
+    const long long its_place = part * CHUNK * BYTES + lane * 16;
+    char* const to_keys = own_keys + key_place(its_token, its_piece);
     auto load_keys = [&](long long page, int valid) {
-        const char* from = keys + page * PAGE_BYTES + (part * CHUNK + g) * BYTES + t * 16;
+        const char* from = keys + page * PAGE_BYTES + its_place;
 #pragma unroll
-        for (int n = 0; n < 2 * TURNS; n++)
-#pragma unroll
-            for (int b = 0; b < BLOCKS; b++) load_or_zero(k.of[n][b], from + 8 * n * BYTES + b * 64, 8 * n + g < valid);
+        for (int n = 0; n < CHUNK; n += AT_ONCE)
+            copy_piece(to_keys + n * BYTES, from + n * BYTES, its_token + n < valid);
+        end_copies();
     };
-    auto load_values = [&](long long page, int valid) {  // zeros for tokens that are not there: nan * 0 is nan
-        const char* from = values + page * PAGE_BYTES + (part * CHUNK + 2 * t) * BYTES + g * 16;
+    auto load_values = [&](long long page, int valid) {
+        const char* from = values + page * PAGE_BYTES + its_place;
 #pragma unroll
-        for (int u = 0; u < TURNS; u++)
-#pragma unroll
-            for (int h = 0; h < HALVES; h++)
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    const int token = 16 * u + token_of(i, 0);
-                    load_or_zero(v.of[u][h][i], from + token * BYTES + h * 128, 2 * t + token < valid);
-                }
+        for (int n = 0; n < CHUNK; n += AT_ONCE) {
+            char* to = own_values + value_place(its_token, its_piece ^ ((n / 2 & 3) << 1));  // of token its_token + n
+            copy_piece(to + n * BYTES, from + n * BYTES, its_token + n < valid);
+        }
+        end_copies();
     };
     int valid = 0;
     auto begin = [&]() {
@@ -372,10 +377,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4 / ROWS) decode_attention
     for (int step = 0; step < steps; step++) {
         int next_valid;
         const long long place = page_of_step(step + 1, next_valid);
-        score([&](int n, int b) { return k.of[n][b]; }, queries, g, t, s);
+        wait_for_copies<1>();  // the values may be under way
+        sync_warp();
+        score([&](int n, int b) { return load_shared(own_keys + key_place(8 * n + g, 4 * b + t)); }, queries, g, t, s);
+        sync_warp();
         load_keys(place, next_valid);
         weigh(s, sums, valid, scale, t, weights);
-        add([&](int u, int h, int i) { return v.of[u][h][i]; }, weights, sums);
+        wait_for_copies<1>();  // the next keys may be under way
+        sync_warp();
+        add([&](int u, int h, int i) {
+            return load_shared(own_values + value_place(16 * u + token_of(i, t), 8 * h + g));
+        }, weights, sums);
+        sync_warp();
         load_values(place, next_valid);
         valid = next_valid;
     }
@@ -384,7 +397,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4 / ROWS) decode_attention
     // The warps of a row, and its new token, are merged.
     float* const all_highest = reinterpret_cast<float*>(room + AT_HIGHEST);
     float* const all_totals = reinterpret_cast<float*>(room + AT_TOTAL);
-    float* const outs = reinterpret_cast<float*>(room + AT_OUTS);
+    auto outs_of = [&](int warp) { return reinterpret_cast<float*>(room + AT_ROOMS + warp * ROOM); };
     sums.total += __shfl_xor_sync(ALL, sums.total, 1);
     sums.total += __shfl_xor_sync(ALL, sums.total, 2);
     if (!is_alive) return;
@@ -395,7 +408,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4 / ROWS) decode_attention
 #pragma unroll
             for (int h = 0; h < HALVES; h++) {
                 float4* to = reinterpret_cast<float4*>(
-                    outs + (warp * QUERIES + 2 * t + q) * OUT_ROW + h * 64 + g * 8);
+                    outs_of(warp) + (2 * t + q) * OUT_ROW + h * 64 + g * 8);
                 auto& o = sums.out[h];
                 to[0] = make_float4(o[0][q], o[0][q + 2], o[1][q], o[1][q + 2]);
                 to[1] = make_float4(o[2][q], o[2][q + 2], o[3][q], o[3][q + 2]);
@@ -416,7 +429,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4 / ROWS) decode_attention
             const int from = (WAYS * r + w) * QUERIES + h;
             weight = power(all_highest[from] - highest);
             total += all_totals[from] * weight;
-            float2 o = *reinterpret_cast<float2*>(outs + from * OUT_ROW + 2 * pair);
+            float2 o = *reinterpret_cast<float2*>(outs_of(WAYS * r + w) + h * OUT_ROW + 2 * pair);
             low += o.x * weight, high += o.y * weight;
         }
         const float share = 1 / total;

@@ -95,9 +95,8 @@ def _kernel_for(
 def shared_bytes(width: int, rows: int) -> int:
     """The shared memory of a block, as attention.cu lays it out (which checks it)."""
     warps, queries, row = WAYS * rows, MOST_QUERIES, 2 * width
-    prompts = (rows if rows > 1 else 0) * 2 * PAGE * row
-    outs = warps * queries * (width + 8) * 4
-    return prompts + outs + rows * queries * row + 2 * rows * row + (rows + 2 * warps) * queries * 4
+    tokens = (rows // 2 * 2 * PAGE + warps * 2 * (PAGE // WAYS)) * row
+    return tokens + rows * queries * row + 2 * rows * row + (rows + 2 * warps) * queries * 4
 
 
 def macros(

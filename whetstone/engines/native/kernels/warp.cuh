@@ -42,6 +42,8 @@ __device__ __forceinline__ void wait_for_copies() {
 
 __device__ __forceinline__ void ask_ahead(const char* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 
+__device__ __forceinline__ void sync_warp() { __syncwarp(); }
+
 // Part `which` of a block, THREADS_OF_PART long, waits for its own threads.
 template <int THREADS_OF_PART>
 __device__ __forceinline__ void sync_part(int which) {
