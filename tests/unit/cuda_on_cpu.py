@@ -16,15 +16,17 @@ from whetstone.engines.native.kernels.attention_cuda import LOG2E, SOURCE, WAYS,
 from whetstone.engines.native.layout import PAGE, CacheShape, PagedState
 
 ENTRY = """
-extern "C" void run(int blocks, int heads, const u16* q, const u16* k, const u16* v, u16* out, const u16* cosines,
-    const u16* sines, const u16* qn, const u16* kn, const long long* bases, const int* fields, const int* table,
-    const int* rows, int layer, int qs, int ks, int vs, int slots, int width, int num_rows, float scale, float eps,
-    float offset) {
+extern "C" void run(int blocks, int heads, const u16* q, const u16* k, const u16* v, u16* out,
+    const u16* cosines, const u16* sines, const u16* q_norm, const u16* k_norm, const long long* bases,
+    const int* fields, const int* table, const int* rows, int layer, int q_stride, int k_stride, int v_stride,
+    int slots, int width, int num_rows, float scale, float eps, float offset) {
     for (int y = 0; y < heads; y++)
         for (int x = 0; x < blocks; x++) {
             blockIdx = {x, y, 0};
-            fibers::run_block(THREADS, [&] { decode_attention(q, k, v, out, cosines, sines, qn, kn, bases, fields,
-                table, rows, layer, qs, ks, vs, slots, width, num_rows, scale, eps, offset); });
+            fibers::run_block(THREADS, [&] {
+                decode_attention(q, k, v, out, cosines, sines, q_norm, k_norm, bases, fields, table, rows,
+                    layer, q_stride, k_stride, v_stride, slots, width, num_rows, scale, eps, offset);
+            });
         }
 }
 """
@@ -36,35 +38,43 @@ SLOTS = [
     ("e", 0, 0), ("e", 0, 17), ("f", 1, 0), ("g", 191, 66),
 ]  # fmt: skip
 ROWS = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, -1, -1, -1, -1, 3, -1, 0]
-EPS, OFFSET, SCALE = 1e-6, 1.0, 0.11
+EPS, OFFSET, SCALE, LAYER = 1e-6, 1.0, 0.11, 1
 
 
 def main(width: int, block_rows: int, kv_heads: int, group: int, dtype: torch.dtype, norm: bool) -> None:
+    library = build(macros(width, block_rows, group, kv_heads, dtype == torch.bfloat16, True, norm))
+
+    def launch(query, key, value, rotary, norms, state, rows):
+        out = torch.full_like(query, 7.0)
+        tensors = (query, key, value, out, *rotary, *norms, state.bases, state.fields, state.table, rows)
+        library.run(
+            -(-len(rows) // block_rows), kv_heads,
+            *(ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors),
+            LAYER, query.stride(0), key.stride(0), value.stride(0), state.num_slots, state.table.shape[1],
+            len(rows), *map(ctypes.c_float, (SCALE * LOG2E, EPS, OFFSET)),
+        )  # fmt: skip
+        return out, state.pages
+
+    check(launch, width, kv_heads, group, dtype, norm)
+
+
+def check(launch, width: int, kv_heads: int, group: int, dtype: torch.dtype, norm: bool) -> None:
+    """That `launch`, here or on a GPU, returns what float64 does, and writes to the cache what it should."""
     torch.manual_seed(0)
     heads, num_rows = kv_heads * group, len(ROWS)
-    library = build(macros(width, block_rows, group, kv_heads, dtype == torch.bfloat16, True, norm))
     state, place = fill(kv_heads, width, dtype)
-    pages = state.pages
-    assert pages is not None
     query, key, value = torch.randn(num_rows, (heads + 2 * kv_heads) * width).to(dtype).split(
         [heads * width, kv_heads * width, kv_heads * width], dim=1
     )  # fmt: skip
     rotary = [torch.randn(512, width // 2).to(dtype) for _ in range(2)]
     norms = [(torch.rand(width) - 0.5).to(dtype) for _ in range(2)]
-    rows = torch.tensor(ROWS, dtype=torch.int32)
-    out = torch.full((num_rows, heads * width), 7.0).to(dtype)
-    before = pages.clone()
-    tensors = (query, key, value, out, *rotary, *norms, state.bases, state.fields, state.table, rows)
-    library.run(
-        -(-num_rows // block_rows), kv_heads, *(ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors),
-        1, query.stride(0), key.stride(0), value.stride(0), state.num_slots, state.table.shape[1], num_rows,
-        *map(ctypes.c_float, (SCALE * LOG2E, EPS, OFFSET)),
-    )  # fmt: skip
+    assert state.pages is not None
+    before = state.pages.clone()
+    out, pages = launch(query, key, value, rotary, norms, state, torch.tensor(ROWS, dtype=torch.int32))
     exact = 2e-2 if dtype == torch.bfloat16 else 3e-3
     for row, slot in enumerate(ROWS):
         facts = SLOTS[slot] if slot >= 0 else None
         if facts is None:
-            assert (out[row] == 7).all()
             continue
         position = facts[1] + facts[2]
         turned = [
@@ -75,7 +85,7 @@ def main(width: int, block_rows: int, kv_heads: int, group: int, dtype: torch.dt
         new_page, new_at = place(slot, position)
         for head in range(kv_heads):
             cache = [
-                torch.stack([before[n, 1, page, head, at] for page, at in cells]).double()
+                torch.stack([before[n, LAYER, page, head, at] for page, at in cells]).double()
                 if cells
                 else torch.zeros(0, width).double()
                 for n in (0, 1)
@@ -90,8 +100,8 @@ def main(width: int, block_rows: int, kv_heads: int, group: int, dtype: torch.dt
             error = ((got - expected).norm() / expected.norm()).item()
             assert error < exact, (row, slot, head, error)
             if ROWS.count(slot) == 1:
-                assert torch.allclose(pages[0, 1, new_page, head, new_at].double(), new_key, atol=exact)
-                assert torch.equal(pages[1, 1, new_page, head, new_at].double(), new_value)
+                assert torch.allclose(pages[0, LAYER, new_page, head, new_at].double(), new_key, atol=exact)
+                assert torch.equal(pages[1, LAYER, new_page, head, new_at].double(), new_value)
     same = (pages == before) | before.isnan()
     assert same[:, 0].all(), "another layer was written to"
     written = {(page, at) for page, at in (~same).nonzero()[:, [2, 4]].tolist()}
@@ -131,7 +141,7 @@ def fill(kv_heads: int, width: int, dtype: torch.dtype):
         state.fields[:, slot] = torch.tensor([1, prefix, own, 0, 9, 0], dtype=torch.int32)
 
     def place(slot: int, token: int) -> tuple[int, int]:
-        _, prefix, own = SLOTS[slot]  # type: ignore[misc]
+        _, prefix, _ = SLOTS[slot]  # type: ignore[misc]
         prompt_pages = -(-prefix // PAGE)
         number, at = (token // PAGE, token % PAGE) if token < prefix else (
             prompt_pages + (token - prefix) // PAGE, (token - prefix) % PAGE)  # fmt: skip
@@ -149,7 +159,18 @@ def build(options: list[str]) -> ctypes.CDLL:
     folder = Path(tempfile.mkdtemp())
     warp = Path(__file__).with_name("warp_on_cpu.h").read_text()
     (folder / "kernel.cpp").write_text(warp + SOURCE.read_text() + ENTRY)
-    command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", *options, "kernel.cpp", "-o", "kernel.so"]
+    command = [
+        "g++",
+        "-std=c++17",
+        "-O1",
+        "-w",
+        "-shared",
+        "-fPIC",
+        *options,
+        "kernel.cpp",
+        "-o",
+        "kernel.so",
+    ]
     subprocess.run(command, cwd=folder, check=True)
     return ctypes.CDLL(str(folder / "kernel.so"))
 

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed: pip install -e '.[dev]'")
 
-from whetstone.engines.native.kernels.attention_cuda import rows_of_block  # noqa: E402
+from whetstone.engines.native.kernels.attention_cuda import rows_of_block
 
 SLOW = pytest.mark.slow
 

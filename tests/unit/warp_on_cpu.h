@@ -66,6 +66,7 @@ inline void for_warp() { wait(0, 32); }
 inline int waited(const Fiber& f) { return f.waits[0] + f.waits[1] + f.waits[2]; }
 inline void run_block(int threads, std::function<void()> kernel) {
     body = kernel, count = threads;
+    memset(room, 255, sizeof room);  // not a number
     for (int i = 0; i < threads; i++) {
         Fiber& f = all[i];
         f.stack.resize(1 << 16), f.is_done = false, memset(f.waits, 0, sizeof f.waits);
@@ -147,14 +148,29 @@ inline Piece load_shared(const char* at) {
     memcpy(&p, at, 16);
     return p;
 }
-inline void copy_piece(char* to, const char* from, bool wanted) {  // at once: this can't show a missing wait
-    Piece p;
-    load_or_zero(p, from, wanted);
-    memcpy(to, &p, 16);
+// Copies are made when they are waited for, and not before: what is read too early is not a number.
+struct Copy { char* to; const char* from; bool is_wanted; int group; };
+struct Copies { std::vector<Copy> pending; int groups; } copies[fibers::MOST];
+inline void copy_piece(char* to, const char* from, bool wanted) {
+    Copies& mine = copies[fibers::now];
+    mine.pending.push_back({to, from, wanted, mine.groups});
 }
-inline void end_copies() {}
+inline void end_copies() { copies[fibers::now].groups++; }
 template <int LEFT>
-inline void wait_for_copies() {}
+inline void wait_for_copies() {
+    Copies& mine = copies[fibers::now];
+    std::vector<Copy> still;
+    for (Copy& copy : mine.pending) {
+        if (copy.group >= mine.groups - LEFT) {
+            still.push_back(copy);
+            continue;
+        }
+        Piece p;
+        load_or_zero(p, copy.from, copy.is_wanted);
+        memcpy(copy.to, &p, 16);
+    }
+    mine.pending = still;
+}
 inline void ask_ahead(const char*) {}
 
 #if BFLOAT16

@@ -167,7 +167,7 @@ class PagedEngine:
             yield Sampled(request=one.request, sample=one.waiting.sample, completion=completion)
 
     def _read_ahead(self, seats: Seats, drawn: list[int], admitted: int) -> None:
-        """What samples have drawn so far, while nobody is finished: they often end all at once, and the device
+        """What samples have drawn so far, while nobody is finished: they often end all at once, and everybody
         would wait for the host to read everything.
         """
         behind: dict[int, list[int]] = {}  # by how many tokens of a slot are known

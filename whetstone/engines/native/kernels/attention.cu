@@ -18,13 +18,14 @@ constexpr int WAYS = 2, WARPS = WAYS * ROWS, THREADS = 32 * WARPS;
 constexpr int PAGE = 64, CHUNK = PAGE / WAYS;  // tokens of a page, and of a warp's part of it
 constexpr int TURNS = CHUNK / 16;            // a fragment has 16 tokens
 constexpr int QUERIES = 8;                   // of a row, GROUP of them real
-constexpr int STAGES = ROWS / 2;              // pages of a shared prompt in shared memory at a time
+constexpr int STAGES = ROWS / 2;             // pages of a shared prompt that always have room in shared memory
 constexpr int BYTES = 2 * WIDTH, PIECES = WIDTH / 8;
 constexpr int BLOCKS = WIDTH / 32, HALVES = WIDTH / 64;
 constexpr int STAGE = 2 * PAGE * BYTES, OUT_ROW = WIDTH + 8;
 constexpr int ROOM = 2 * CHUNK * BYTES;  // of a warp, for its keys and values, at the end for its outputs
 static_assert(ROOM >= QUERIES * OUT_ROW * 4, "outputs need more room than tokens");
 constexpr int AT_ROOMS = STAGES * STAGE, AT_QUERIES = AT_ROOMS + WARPS * ROOM;
+constexpr int TILES = STAGES ? AT_QUERIES / STAGE : 1;  // and those that have, while there are no other tokens
 constexpr int AT_KEY = AT_QUERIES + ROWS * QUERIES * BYTES;
 constexpr int AT_VALUE = AT_KEY + ROWS * BYTES;
 constexpr int AT_NEW = AT_VALUE + ROWS * BYTES;
@@ -200,7 +201,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4 / ROWS) decode_attention
     // The shared prompt's pages.
     const int tiles = is_shared ? (leaders_prefix + PAGE - 1) / PAGE : 0;
     auto fetch = [&](int tile) {
-        char* stage = room + (STAGES ? tile % STAGES : 0) * STAGE;
+        char* stage = room + tile % TILES * STAGE;
         const long long from = page_of(tile) * PAGE_BYTES;  // any row's that is alive
         constexpr int STEP = THREADS / PIECES;  // tokens at a time; places repeat after eight
         static_assert(STAGES == 0 || STEP % 8 == 0, "places would not repeat");
@@ -215,17 +216,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4 / ROWS) decode_attention
             copy_piece(to_values + n * BYTES, from_values + n * BYTES, wanted);
         }
     };
-    if (STAGES && is_shared) {
+    auto fetch_all = [&](int first, int last) {
 #pragma unroll
-        for (int s = 0; s < STAGES; s++) {
-            if (s < tiles) fetch(s);
+        for (int tile = first; tile < last; tile++) {
+            if (tile < tiles) fetch(tile);
             end_copies();
         }
-    }
+    };
+    // Every other head begins with the prompt, the others with the row's own tokens: a multiprocessor has both, and the
+    // memory is always busy.
+    const bool is_prompt_first = head % 2 == 0, is_prompt_later = is_shared && !is_prompt_first;
+    if (STAGES && is_shared) fetch_all(0, is_prompt_first ? TILES : 1);
 
-    // What comes out of memory: the row's own tokens, and its prompt if that is not shared. Every other head begins with
-    // the prompt, the others with the row's own tokens: a multiprocessor has both, and its memory is always busy.
-    const bool is_prompt_first = head % 2 == 0;
+    // A warp's own work: the row's own tokens, and its prompt if that is not shared.
     auto pages_with = [&](int tokens) { return max(0, tokens - part * CHUNK + PAGE - 1) / PAGE; };  // of this warp
     const int owns = is_alive ? pages_with(own) : 0, prompts = is_alive && !is_shared ? pages_with(prefix) : 0;
     const int steps = owns + prompts;
@@ -264,7 +267,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4 / ROWS) decode_attention
         load_keys(place, valid);
         load_values(place, valid);
     };
-    const bool is_prompt_later = is_shared && !is_prompt_first;
     if (!is_shared || is_prompt_later) begin();
 
     // Queries, the new key and the new value: normed, turned and rounded; the latter two into the cache.
@@ -347,13 +349,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4 / ROWS) decode_attention
     float s[4 * TURNS];
     u32 weights[TURNS][2];
 
-    auto attend_to_shared = [&]() {  // in shared memory
+    auto attend_to_shared = [&]() {
         for (int tile = 0; tile < tiles; tile++) {
-            wait_for_copies<STAGES ? STAGES - 1 : 0>();
+            wait_for_copies<TILES - 1>();
             __syncthreads();
             const int seen = prefix - tile * PAGE - part * CHUNK;  // tokens of this warp
             if (is_alive && seen > 0) {
-                const char* stage = room + (STAGES ? tile % STAGES : 0) * STAGE;
+                const char* stage = room + tile % TILES * STAGE;
                 score([&](int n, int b) {
                     return load_shared(stage + key_place(part * CHUNK + 8 * n + g, 4 * b + t));
                 }, queries, g, t, s);
@@ -363,12 +365,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4 / ROWS) decode_attention
                     return load_shared(stage + PAGE * BYTES + value_place(token, 8 * h + g));
                 }, weights, sums);
             }
-            if (tile + STAGES < tiles) {
+            if (tile + TILES < tiles) {
                 __syncthreads();
-                fetch(tile + STAGES);
+                fetch(tile + TILES);
             }
             end_copies();
         }
+        __syncthreads();  // the rooms are the warps' again
     };
     if (is_shared && is_prompt_first) {
         attend_to_shared();
@@ -392,7 +395,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4 / ROWS) decode_attention
         load_values(place, next_valid);
         valid = next_valid;
     }
-    if (is_prompt_later) attend_to_shared();
+    if (is_prompt_later) {
+        __syncthreads();
+        fetch_all(1, TILES);
+        attend_to_shared();
+    }
 
     // The warps of a row, and its new token, are merged.
     float* const all_highest = reinterpret_cast<float*>(room + AT_HIGHEST);

@@ -1,7 +1,7 @@
 """Decode attention for many rows in half precision: how attention.cu is compiled and called.
 
-Whatever it can't do is left to the Triton kernel: few rows of long sequences, float32, windows, softcaps, other
-widths, and chips before Hopper, on which it was never run.
+Whatever it can't do is left to the Triton kernel: few rows of long sequences, float32, windows, softcaps,
+other widths, and chips before Hopper, on which it was never run.
 """
 
 import functools
@@ -25,8 +25,8 @@ FILLED = 0.9  # of what the chip can hold at a time
 
 
 def rows_of_block(num_rows: int, kv_heads: int, multiprocessors: int) -> int:
-    """Rows that share a block, and with it the reading of their prompt: two, where there are enough rows for two
-    such blocks on every multiprocessor; else one, four blocks on each; 0 if there are too few even for that.
+    """Rows that share a block, and with it the reading of their prompt: two, where there are enough rows for
+    two such blocks on every multiprocessor; else one, four blocks on each; 0 if there are too few for that.
     """
     wanted = FILLED * 4 * multiprocessors
     if num_rows * kv_heads < wanted / 2:
