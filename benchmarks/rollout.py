@@ -26,7 +26,7 @@ from rollout_work import SIZES, works_of
 
 RESULTS = Path(__file__).parent / "results" / "rollout.json"
 # Engines that take minutes: on one work, and with fewer tokens where even that is too long.
-ONLY_SMALL = {"generate": 512, "continuous batching": 64}
+ONLY_SMALL = {"generate": 128, "continuous batching": 64}
 # 8 bits are another model for everyone who rounds: rows of their own, at one size.
 EIGHT_BITS = ["native fp8", "vllm fp8"]
 WHO = ["native", "vllm", *ONLY_SMALL, *EIGHT_BITS]

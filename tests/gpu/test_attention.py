@@ -17,7 +17,6 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("block_rows", [2, 1])
 @pytest.mark.parametrize(
     ("width", "kv_heads", "group", "dtype", "norm"),
     [
@@ -28,8 +27,9 @@ pytestmark = [
         (128, 8, 1, torch.float16, True),
     ],
 )
-def test_agrees_with_float64(width, kv_heads, group, dtype, norm, block_rows, monkeypatch):
-    monkeypatch.setattr(attention_cuda, "rows_of_block", lambda *_: block_rows)
+def test_agrees_with_float64(width, kv_heads, group, dtype, norm, monkeypatch):
+    monkeypatch.setattr(attention_cuda, "FEWEST", 1)
+    monkeypatch.setattr(attention_cuda, "LONG_PAGES", 40)
 
     def launch(query, key, value, rotary, norms, state, rows):
         there = PagedState(on_gpu(state.shape), state.num_slots, state.table.shape[1], state.max_tokens)

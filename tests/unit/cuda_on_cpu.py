@@ -1,7 +1,7 @@
 """attention.cu on a CPU (warp_on_cpu.h), beside a reference in float64. Run by test_attention_cuda.py in a
 process of its own: threads that wait for each other for ever end it.
 
-    python tests/unit/cuda_on_cpu.py WIDTH ROWS KV_HEADS GROUP bf16|fp16 [norm]
+    python -m tests.unit.cuda_on_cpu WIDTH KV_HEADS GROUP bf16|fp16 [norm]
 """
 
 import ctypes
@@ -12,7 +12,8 @@ from pathlib import Path
 
 import torch
 
-from whetstone.engines.native.kernels.attention_cuda import LOG2E, SOURCE, WAYS, macros
+from whetstone.engines.native.kernels.attention_cuda import LOG2E, SOURCE, macros
+from whetstone.engines.native.kernels.attention_cuda import ROWS as BLOCK_ROWS
 from whetstone.engines.native.layout import PAGE, CacheShape, PagedState
 
 ENTRY = """
@@ -35,20 +36,20 @@ SLOTS = [
     ("a", 130, 70), ("a", 130, 1), ("a", 130, 0), ("a", 130, 64),  # a block of four that share
     ("b", 65, 33), ("b", 65, 31), ("c", 64, 63), ("c", 64, 128),  # two and two
     ("d", 300, 5), ("d", 300, 32), None, ("d", 300, 97),  # more pages than are in shared memory at a time
-    ("e", 0, 0), ("e", 0, 17), ("f", 1, 0), ("g", 191, 66),
+    ("e", 0, 0), ("e", 0, 17), ("f", 1, 0), ("g", 2040, 70),  # more pages than a warp has lanes
 ]  # fmt: skip
 ROWS = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, -1, -1, -1, -1, 3, -1, 0]
 EPS, OFFSET, SCALE, LAYER = 1e-6, 1.0, 0.11, 1
 
 
-def main(width: int, block_rows: int, kv_heads: int, group: int, dtype: torch.dtype, norm: bool) -> None:
-    library = build(macros(width, block_rows, group, kv_heads, dtype == torch.bfloat16, True, norm))
+def main(width: int, kv_heads: int, group: int, dtype: torch.dtype, norm: bool) -> None:
+    library = build(macros(width, group, kv_heads, dtype == torch.bfloat16, True, norm))
 
     def launch(query, key, value, rotary, norms, state, rows):
         out = torch.full_like(query, 7.0)
         tensors = (query, key, value, out, *rotary, *norms, state.bases, state.fields, state.table, rows)
         library.run(
-            -(-len(rows) // block_rows), kv_heads,
+            -(-len(rows) // BLOCK_ROWS), kv_heads,
             *(ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors),
             LAYER, query.stride(0), key.stride(0), value.stride(0), state.num_slots, state.table.shape[1],
             len(rows), *map(ctypes.c_float, (SCALE * LOG2E, EPS, OFFSET)),
@@ -66,7 +67,7 @@ def check(launch, width: int, kv_heads: int, group: int, dtype: torch.dtype, nor
     query, key, value = torch.randn(num_rows, (heads + 2 * kv_heads) * width).to(dtype).split(
         [heads * width, kv_heads * width, kv_heads * width], dim=1
     )  # fmt: skip
-    rotary = [torch.randn(512, width // 2).to(dtype) for _ in range(2)]
+    rotary = [torch.randn(2560, width // 2).to(dtype) for _ in range(2)]
     norms = [(torch.rand(width) - 0.5).to(dtype) for _ in range(2)]
     assert state.pages is not None
     before = state.pages.clone()
@@ -124,11 +125,11 @@ def fill(kv_heads: int, width: int, dtype: torch.dtype):
     shape = CacheShape(
         num_layers=2, num_heads=kv_heads, head_dim=width, dtype=dtype, device=torch.device("cpu")
     )
-    state = PagedState(shape, len(SLOTS), 12, 16)
-    state.allocate_pages(90)
+    state = PagedState(shape, len(SLOTS), 40, 16)
+    state.allocate_pages(120)
     assert state.pages is not None
     state.pages.fill_(float("nan"))
-    free = torch.randperm(90).tolist()
+    free = torch.randperm(120).tolist()
     prompts: dict[str, list[int]] = {}
     for slot, facts in enumerate(SLOTS):
         if facts is None:
@@ -176,7 +177,6 @@ def build(options: list[str]) -> ctypes.CDLL:
 
 
 if __name__ == "__main__":
-    numbers = [int(word) for word in sys.argv[1:5]]
+    numbers = [int(word) for word in sys.argv[1:4]]
     dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
-    assert WAYS == 2
-    main(*numbers, dtypes[sys.argv[5]], "norm" in sys.argv)  # type: ignore[arg-type]
+    main(*numbers, dtypes[sys.argv[4]], "norm" in sys.argv)  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
-// CUDA's words for a CPU: every thread of a block is a fiber, blocks run one after the other. For trying kernels whose
-// source is put behind this one (whetstone/engines/native/kernels/warp.cuh is the GPU's). A block whose threads wait
-// for each other for ever ends the program.
+// CUDA's words for a CPU: every thread of a block is a fiber, blocks run one after the other. For trying kernels
+// whose source is put behind this one (whetstone/engines/native/kernels/warp.cuh is the GPU's). A block whose threads
+// wait for each other for ever ends the program.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -136,13 +136,6 @@ inline float sum_of_warp(float x) {
     return x;
 }
 
-inline void load_if(Piece& p, const char* at, bool wanted) {
-    if (wanted) memcpy(&p, at, 16);
-}
-inline void load_or_zero(Piece& p, const char* at, bool wanted) {
-    p = Piece{{0, 0, 0, 0}};
-    load_if(p, at, wanted);
-}
 inline Piece load_shared(const char* at) {
     Piece p;
     memcpy(&p, at, 16);
@@ -165,13 +158,11 @@ inline void wait_for_copies() {
             still.push_back(copy);
             continue;
         }
-        Piece p;
-        load_or_zero(p, copy.from, copy.is_wanted);
-        memcpy(copy.to, &p, 16);
+        if (copy.is_wanted) memcpy(copy.to, copy.from, 16);
+        else memset(copy.to, 0, 16);
     }
     mine.pending = still;
 }
-inline void ask_ahead(const char*) {}
 
 #if BFLOAT16
 inline float number(u16 x) {
@@ -188,8 +179,8 @@ inline u16 rounded(float f) {
 #else
 inline float number(u16 x) {
     int exponent = x >> 10 & 31, digits = x & 1023;
-    float size = exponent == 31 ? (digits ? NAN : INFINITY)
-                                : std::ldexp((float)(exponent ? digits + 1024 : digits), (exponent ? exponent : 1) - 25);
+    float size = std::ldexp((float)(exponent ? digits + 1024 : digits), (exponent ? exponent : 1) - 25);
+    if (exponent == 31) size = digits ? NAN : INFINITY;
     return x >> 15 ? -size : size;
 }
 inline u16 rounded(float f) {  // to the nearest, ties to even, as nearbyint does

@@ -1,11 +1,13 @@
 // One new token per row against the pages of its slot, for many rows: rotary embedding, cache write and attention.
 //
 // What attention.py does in Triton, for half precision and heads of 64 or 128, written for the memory's speed:
-// - A block has ROWS rows and one head of keys and values. If its rows share a prompt (samples of a group do), the
-//   prompt's pages come into shared memory once for all of them, instead of once a row out of the chip's cache.
-// - Two warps have a row, and each of them half of every page: 32 tokens, which it loads straight into the registers
-//   that the tensor cores read. A warp waits for its own loads alone, and asks for the next keys before it
-//   multiplies with the values. The two are merged at the end.
+// - A block has two rows and one head of keys and values. If the rows share a prompt (samples of a group do), the
+//   prompt's pages come into shared memory once for both, instead of once a row out of the chip's cache.
+// - Two warps have a row, and each of them half of every page: 32 tokens, copied into its own room in shared memory
+//   without going through registers (loads into registers hold up whatever a warp does after them). A warp waits
+//   for its own copies alone, and asks for the next keys before it multiplies with the values. The two are merged
+//   at the end.
+// - Half of the blocks begin with the prompt, half with the row's own tokens, so that memory is busy all the time.
 // A row's sums are in the same order whether its prompt is shared or not, so its rounding does not depend on its
 // neighbours.
 //
@@ -13,19 +15,19 @@
 // tokens as columns; outputs are V^T P^T with 16 places of a head as rows and queries as columns. The order of
 // places within a product is free, so it is chosen to make loads of 16 bytes: 8 places of one token.
 
-// Given by the compiler's options: WIDTH, ROWS, GROUP, KV_HEADS, BFLOAT16, ROTARY, NORM, SHARED_BYTES.
-constexpr int WAYS = 2, WARPS = WAYS * ROWS, THREADS = 32 * WARPS;
+// Given by the compiler's options: WIDTH (of a head), GROUP (queries for a head of keys and values), KV_HEADS,
+// BFLOAT16, ROTARY, NORM, SHARED_BYTES.
+constexpr int ROWS = 2, WAYS = 2, WARPS = WAYS * ROWS, THREADS = 32 * WARPS;
 constexpr int PAGE = 64, CHUNK = PAGE / WAYS;  // tokens of a page, and of a warp's part of it
-constexpr int TURNS = CHUNK / 16;            // a fragment has 16 tokens
-constexpr int QUERIES = 8;                   // of a row, GROUP of them real
-constexpr int STAGES = ROWS / 2;             // pages of a shared prompt that always have room in shared memory
+constexpr int TURNS = CHUNK / 16;              // a fragment has 16 tokens
+constexpr int QUERIES = 8;                     // of a row, GROUP of them real
+constexpr int STAGES = 1;  // pages of a shared prompt at a time; with more, a multiprocessor has no room for two blocks
 constexpr int BYTES = 2 * WIDTH, PIECES = WIDTH / 8;
 constexpr int BLOCKS = WIDTH / 32, HALVES = WIDTH / 64;
 constexpr int STAGE = 2 * PAGE * BYTES, OUT_ROW = WIDTH + 8;
 constexpr int ROOM = 2 * CHUNK * BYTES;  // of a warp, for its keys and values, at the end for its outputs
 static_assert(ROOM >= QUERIES * OUT_ROW * 4, "outputs need more room than tokens");
 constexpr int AT_ROOMS = STAGES * STAGE, AT_QUERIES = AT_ROOMS + WARPS * ROOM;
-constexpr int TILES = STAGES ? AT_QUERIES / STAGE : 1;  // and those that have, while there are no other tokens
 constexpr int AT_KEY = AT_QUERIES + ROWS * QUERIES * BYTES;
 constexpr int AT_VALUE = AT_KEY + ROWS * BYTES;
 constexpr int AT_NEW = AT_VALUE + ROWS * BYTES;
@@ -121,7 +123,7 @@ __device__ __forceinline__ void add(Value value, const u32 (&weights)[TURNS][2],
         }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 4 / ROWS) decode_attention(
+extern "C" __global__ void __launch_bounds__(THREADS, 2) decode_attention(
     const u16* query, const u16* key, const u16* value, u16* out, const u16* cosines, const u16* sines,
     const u16* query_norm, const u16* key_norm, const long long* bases, const int* fields, const int* table,
     const int* rows, int layer, int query_stride, int key_stride, int value_stride, int num_slots, int table_width,
@@ -149,7 +151,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4 / ROWS) decode_attention
             const int h = part + n * WAYS;
             ask(n, h < GROUP ? query + row * query_stride + (head * GROUP + h) * WIDTH : nullptr);
         }
-        ask(HEADS_OF_WARP, part == 0 ? key + row * key_stride + head * WIDTH : value + row * value_stride + head * WIDTH);
+        ask(HEADS_OF_WARP,
+            part == 0 ? key + row * key_stride + head * WIDTH : value + row * value_stride + head * WIDTH);
     }
 
     // What every row is: each warp asks for all of them, a lane a row; and for its own row's first pages, a lane a
@@ -198,13 +201,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4 / ROWS) decode_attention
         return static_cast<long long>(is_alive && page < 32 ? known : pages[page]);
     };
 
-    // The shared prompt's pages.
+    // A shared prompt: all threads of the block fetch it.
     const int tiles = is_shared ? (leaders_prefix + PAGE - 1) / PAGE : 0;
     auto fetch = [&](int tile) {
-        char* stage = room + tile % TILES * STAGE;
+        char* stage = room + tile % STAGES * STAGE;
         const long long from = page_of(tile) * PAGE_BYTES;  // any row's that is alive
         constexpr int STEP = THREADS / PIECES;  // tokens at a time; places repeat after eight
-        static_assert(STAGES == 0 || STEP % 8 == 0, "places would not repeat");
+        static_assert(STEP % 8 == 0, "places would not repeat");
         const int token = threadIdx.x / PIECES, piece = threadIdx.x % PIECES;
         char* const to_keys = stage + key_place(token, piece);
         char* const to_values = stage + PAGE * BYTES + value_place(token, piece);
@@ -216,19 +219,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4 / ROWS) decode_attention
             copy_piece(to_values + n * BYTES, from_values + n * BYTES, wanted);
         }
     };
-    auto fetch_all = [&](int first, int last) {
+    if (is_shared) {
 #pragma unroll
-        for (int tile = first; tile < last; tile++) {
-            if (tile < tiles) fetch(tile);
+        for (int s = 0; s < STAGES; s++) {
+            if (s < tiles) fetch(s);
             end_copies();
         }
-    };
-    // Every other head begins with the prompt, the others with the row's own tokens: a multiprocessor has both, and the
-    // memory is always busy.
-    const bool is_prompt_first = head % 2 == 0, is_prompt_later = is_shared && !is_prompt_first;
-    if (STAGES && is_shared) fetch_all(0, is_prompt_first ? TILES : 1);
+    }
 
-    // A warp's own work: the row's own tokens, and its prompt if that is not shared.
+    // A warp's own work: the row's tokens, and its prompt if that is not shared.
+    const bool is_prompt_first = head % 2 == 0;  // by heads, which a row has all of: not by where it sits
     auto pages_with = [&](int tokens) { return max(0, tokens - part * CHUNK + PAGE - 1) / PAGE; };  // of this warp
     const int owns = is_alive ? pages_with(own) : 0, prompts = is_alive && !is_shared ? pages_with(prefix) : 0;
     const int steps = owns + prompts;
@@ -256,7 +256,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4 / ROWS) decode_attention
         const char* from = values + page * PAGE_BYTES + its_place;
 #pragma unroll
         for (int n = 0; n < CHUNK; n += AT_ONCE) {
-            char* to = own_values + value_place(its_token, its_piece ^ ((n / 2 & 3) << 1));  // of token its_token + n
+            char* to = own_values + value_place(its_token, its_piece ^ ((n / 2 & 3) << 1));  // as of its_token + n
             copy_piece(to + n * BYTES, from + n * BYTES, its_token + n < valid);
         }
         end_copies();
@@ -267,6 +267,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4 / ROWS) decode_attention
         load_keys(place, valid);
         load_values(place, valid);
     };
+    const bool is_prompt_later = is_shared && !is_prompt_first;
     if (!is_shared || is_prompt_later) begin();
 
     // Queries, the new key and the new value: normed, turned and rounded; the latter two into the cache.
@@ -349,13 +350,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4 / ROWS) decode_attention
     float s[4 * TURNS];
     u32 weights[TURNS][2];
 
-    auto attend_to_shared = [&]() {
+    auto attend_to_shared = [&]() {  // in shared memory
         for (int tile = 0; tile < tiles; tile++) {
-            wait_for_copies<TILES - 1>();
+            wait_for_copies<STAGES - 1>();
             __syncthreads();
             const int seen = prefix - tile * PAGE - part * CHUNK;  // tokens of this warp
             if (is_alive && seen > 0) {
-                const char* stage = room + tile % TILES * STAGE;
+                const char* stage = room + tile % STAGES * STAGE;
                 score([&](int n, int b) {
                     return load_shared(stage + key_place(part * CHUNK + 8 * n + g, 4 * b + t));
                 }, queries, g, t, s);
@@ -365,13 +366,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4 / ROWS) decode_attention
                     return load_shared(stage + PAGE * BYTES + value_place(token, 8 * h + g));
                 }, weights, sums);
             }
-            if (tile + TILES < tiles) {
+            if (tile + STAGES < tiles) {
                 __syncthreads();
-                fetch(tile + TILES);
+                fetch(tile + STAGES);
             }
             end_copies();
         }
-        __syncthreads();  // the rooms are the warps' again
     };
     if (is_shared && is_prompt_first) {
         attend_to_shared();
@@ -382,7 +382,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4 / ROWS) decode_attention
         const long long place = page_of_step(step + 1, next_valid);
         wait_for_copies<1>();  // the values may be under way
         sync_warp();
-        score([&](int n, int b) { return load_shared(own_keys + key_place(8 * n + g, 4 * b + t)); }, queries, g, t, s);
+        score([&](int n, int b) { return load_shared(own_keys + key_place(8 * n + g, 4 * b + t)); },
+              queries, g, t, s);
         sync_warp();
         load_keys(place, next_valid);
         weigh(s, sums, valid, scale, t, weights);
@@ -395,11 +396,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4 / ROWS) decode_attention
         load_values(place, next_valid);
         valid = next_valid;
     }
-    if (is_prompt_later) {
-        __syncthreads();
-        fetch_all(1, TILES);
-        attend_to_shared();
-    }
+    if (is_prompt_later) attend_to_shared();
 
     // The warps of a row, and its new token, are merged.
     float* const all_highest = reinterpret_cast<float*>(room + AT_HIGHEST);

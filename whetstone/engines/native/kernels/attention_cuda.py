@@ -19,19 +19,11 @@ logger = logging.getLogger("whetstone")
 WARP, SOURCE = (Path(__file__).with_name(name) for name in ("warp.cuh", "attention.cu"))
 FIRST_CAPABILITY = (9, 0)  # Hopper, on which it was measured
 WIDTHS, MOST_QUERIES = (64, 128), 8
-WAYS = 2  # warps of a row
+ROWS, WAYS = 2, 2  # of a block, warps of a row
 LOG2E = 1.4426950408889634
-FILLED = 0.9  # of what the chip can hold at a time
-
-
-def rows_of_block(num_rows: int, kv_heads: int, multiprocessors: int) -> int:
-    """Rows that share a block, and with it the reading of their prompt: two, where there are enough rows for
-    two such blocks on every multiprocessor; else one, four blocks on each; 0 if there are too few for that.
-    """
-    wanted = FILLED * 4 * multiprocessors
-    if num_rows * kv_heads < wanted / 2:
-        return 0
-    return 2 if num_rows * kv_heads >= wanted else 1
+# Rows times heads of keys and values from which it is the faster one, measured with up to 672 tokens. The Triton
+# kernel splits long sequences: it has them until the chip is filled without.
+FEWEST, FEWEST_OF_LONG, LONG_PAGES = 96, 528, 32
 
 
 def attend(
@@ -41,89 +33,79 @@ def attend(
     kernel = _kernel_for(query, state, rows, layer)
     if kernel is None:
         return None
-    function, block_rows = kernel
     num_rows, heads, kv_heads, width = len(rows), layer.heads, layer.kv_heads, layer.width
     out = torch.empty(num_rows, heads * width, dtype=query.dtype, device=query.device)
-    grid = (-(-num_rows // block_rows), kv_heads, 1)
-    function(
+    grid = (-(-num_rows // ROWS), kv_heads, 1)
+    kernel(
         grid,
-        32 * WAYS * block_rows,
+        32 * WAYS * ROWS,
         [
             query, key, value, out, *(layer.rotary or (out, out)), *(layer.head_norms or (out, out)),
             state.bases, state.fields, state.table, rows,
             layer.options.layer, query.stride(0), key.stride(0), value.stride(0), state.num_slots,
-            state.table.shape[1], num_rows, layer.options.scale * LOG2E, layer.norm_eps,
-            float(layer.norm_offset),
+            state.table.shape[1], num_rows, *map(float, (layer.options.scale * LOG2E, layer.norm_eps, layer.norm_offset)),
         ],
     )  # fmt: skip
     return out
 
 
-def _kernel_for(
-    query: Tensor, state: PagedState, rows: Tensor, layer: AttentionLayer
-) -> tuple[Kernel, int] | None:
+def _kernel_for(query: Tensor, state: PagedState, rows: Tensor, layer: AttentionLayer) -> Kernel | None:
+    group = layer.heads // layer.kv_heads
     if not (
         query.is_cuda
         and query.dtype in (torch.bfloat16, torch.float16)
         and state.dtype == query.dtype
         and layer.width in WIDTHS
-        and layer.heads // layer.kv_heads <= MOST_QUERIES
+        and group <= MOST_QUERIES
         and layer.options.sliding_window is None
         and layer.options.softcap is None
         and all(table.dtype == query.dtype for table in (*(layer.rotary or ()), *(layer.head_norms or ())))
+        and are_enough(len(rows) * layer.kv_heads, state.table.shape[1])
     ):
         return None
     device = torch.cuda.get_device_properties(query.device)
-    if (device.major, device.minor) < FIRST_CAPABILITY:
+    if (device.major, device.minor) < FIRST_CAPABILITY or shared_bytes(
+        layer.width
+    ) > device.shared_memory_per_block_optin:
         return None
-    block_rows = rows_of_block(len(rows), layer.kv_heads, device.multi_processor_count)
-    if block_rows == 0 or shared_bytes(layer.width, block_rows) > device.shared_memory_per_block_optin:
-        return None
-    kernel = _compiled(
-        layer.width,
-        block_rows,
-        layer.heads // layer.kv_heads,
-        layer.kv_heads,
-        query.dtype == torch.bfloat16,
-        layer.rotary is not None,
-        layer.head_norms is not None,
-        f"sm_{device.major}{device.minor}",
-    )
-    return None if kernel is None else (kernel, block_rows)
+    kinds = (query.dtype == torch.bfloat16, layer.rotary is not None, layer.head_norms is not None)
+    return _compiled(layer.width, group, layer.kv_heads, *kinds, f"sm_{device.major}{device.minor}")
 
 
-def shared_bytes(width: int, rows: int) -> int:
+def are_enough(rows_and_heads: int, longest_pages: int) -> bool:
+    """Whether there is enough to do at a time for blocks that split nothing."""
+    return rows_and_heads >= (FEWEST if longest_pages <= LONG_PAGES else FEWEST_OF_LONG)
+
+
+def shared_bytes(width: int) -> int:
     """The shared memory of a block, as attention.cu lays it out (which checks it)."""
-    warps, queries, row = WAYS * rows, MOST_QUERIES, 2 * width
-    tokens = (rows // 2 * 2 * PAGE + warps * 2 * (PAGE // WAYS)) * row
-    return tokens + rows * queries * row + 2 * rows * row + (rows + 2 * warps) * queries * 4
+    warps, row = WAYS * ROWS, 2 * width
+    tokens = 2 * PAGE * row + warps * 2 * (PAGE // WAYS) * row
+    queries = ROWS * MOST_QUERIES * row
+    return tokens + queries + 2 * ROWS * row + (ROWS + 2 * warps) * MOST_QUERIES * 4
 
 
-def macros(
-    width: int, rows: int, group: int, kv_heads: int, bf16: bool, rotary: bool, norm: bool
-) -> list[str]:
+def macros(width: int, group: int, kv_heads: int, bf16: bool, rotary: bool, norm: bool) -> list[str]:
     names = {
         "WIDTH": width,
-        "ROWS": rows,
         "GROUP": group,
         "KV_HEADS": kv_heads,
         "BFLOAT16": int(bf16),
         "ROTARY": int(rotary),
         "NORM": int(norm),
-        "SHARED_BYTES": shared_bytes(width, rows),
+        "SHARED_BYTES": shared_bytes(width),
     }
     return [f"-D{name}={value}" for name, value in names.items()]
 
 
 @functools.cache
 def _compiled(
-    width: int, rows: int, group: int, kv_heads: int, bf16: bool, rotary: bool, norm: bool, architecture: str
+    width: int, group: int, kv_heads: int, bf16: bool, rotary: bool, norm: bool, architecture: str
 ) -> Kernel | None:
-    options = macros(width, rows, group, kv_heads, bf16, rotary, norm)
-    source = WARP.read_text() + SOURCE.read_text()
-    size = shared_bytes(width, rows)
+    options = macros(width, group, kv_heads, bf16, rotary, norm)
     try:
-        return Kernel(compile_source(source, options, architecture), "decode_attention", size)
+        binary = compile_source(WARP.read_text() + SOURCE.read_text(), options, architecture)
+        return Kernel(binary, "decode_attention", shared_bytes(width))
     except Unavailable as reason:
         logger.info(f"The native engine's attention runs in Triton, since {reason}.")
         return None

@@ -1,4 +1,4 @@
-// What a warp of the chip can do, in names: tensor cores, loads that may be left out, copies that run beside.
+// What a warp of the chip can do, in names: products by tensor cores, copies that run beside, waiting.
 // A kernel's source is put behind this one. tests/unit/warp_on_cpu.h says the same for a CPU, so that kernels can
 // be tried where there is no GPU. Given by the compiler's options: BFLOAT16 (else float16).
 
@@ -11,17 +11,6 @@ struct Piece { u32 x[4]; };  // 8 numbers
 constexpr u32 ALL = 0xffffffffu;
 #define NONE __int_as_float(0xff800000)  // minus infinity
 
-// Without branches: registers stay where they are. What is not wanted stays as it was, or becomes zero.
-__device__ __forceinline__ void load_if(Piece& p, const char* at, bool wanted) {
-    asm volatile("{ .reg .pred p; setp.ne.s32 p, %5, 0; @p ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4]; }"
-                 : "+r"(p.x[0]), "+r"(p.x[1]), "+r"(p.x[2]), "+r"(p.x[3]) : "l"(at), "r"((int)wanted));
-}
-
-__device__ __forceinline__ void load_or_zero(Piece& p, const char* at, bool wanted) {
-    p = Piece{{0, 0, 0, 0}};
-    load_if(p, at, wanted);
-}
-
 __device__ __forceinline__ Piece load_shared(const char* at) {
     uint4 v = *reinterpret_cast<const uint4*>(at);
     return Piece{{v.x, v.y, v.z, v.w}};
@@ -30,7 +19,8 @@ __device__ __forceinline__ Piece load_shared(const char* at) {
 // Zeros, if it is not wanted.
 __device__ __forceinline__ void copy_piece(char* to, const char* from, bool wanted) {
     u32 at = static_cast<u32>(__cvta_generic_to_shared(to));
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(wanted ? 16 : 0) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 ::"r"(at), "l"(from), "r"(wanted ? 16 : 0) : "memory");
 }
 
 // The copies of a thread since the last end are a group; all but the newest LEFT groups are waited for.
@@ -39,8 +29,6 @@ template <int LEFT>
 __device__ __forceinline__ void wait_for_copies() {
     asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
-
-__device__ __forceinline__ void ask_ahead(const char* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 
 __device__ __forceinline__ void sync_warp() { __syncwarp(); }
 
