@@ -21,8 +21,9 @@ FIRST_CAPABILITY = (9, 0)  # Hopper, on which it was measured
 WIDTHS, MOST_QUERIES = (64, 128), 8
 ROWS, WAYS = 2, 2  # of a block, warps of a row
 LOG2E = 1.4426950408889634
-# Rows times heads of keys and values from which it is the faster one, measured with up to 672 tokens. The Triton
-# kernel splits long sequences: it has them until the chip is filled without.
+# Rows times heads of keys and values from which it is the faster one, measured with up to 672 tokens
+# (benchmarks/decode_attention.py). The Triton kernel splits long sequences: it has them until the chip is
+# filled without.
 FEWEST, FEWEST_OF_LONG, LONG_PAGES = 96, 528, 32
 
 
@@ -36,6 +37,7 @@ def attend(
     num_rows, heads, kv_heads, width = len(rows), layer.heads, layer.kv_heads, layer.width
     out = torch.empty(num_rows, heads * width, dtype=query.dtype, device=query.device)
     grid = (-(-num_rows // ROWS), kv_heads, 1)
+    numbers = (layer.options.scale * LOG2E, layer.norm_eps, layer.norm_offset)
     kernel(
         grid,
         32 * WAYS * ROWS,
@@ -43,7 +45,7 @@ def attend(
             query, key, value, out, *(layer.rotary or (out, out)), *(layer.head_norms or (out, out)),
             state.bases, state.fields, state.table, rows,
             layer.options.layer, query.stride(0), key.stride(0), value.stride(0), state.num_slots,
-            state.table.shape[1], num_rows, *map(float, (layer.options.scale * LOG2E, layer.norm_eps, layer.norm_offset)),
+            state.table.shape[1], num_rows, *map(float, numbers),
         ],
     )  # fmt: skip
     return out
