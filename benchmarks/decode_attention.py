@@ -54,16 +54,17 @@ def filled(size: str, rows: int) -> tuple[PagedState, list[AttentionLayer]]:
 def measure(size: str, rows: int, lengths: list[int]) -> str:
     state, layers = filled(size, rows)
     sizes = [layers[0].width * count for count in (layers[0].heads, layers[0].kv_heads, layers[0].kv_heads)]
-    both = torch.randn(rows, sum(sizes), device="cuda", dtype=torch.bfloat16).split(sizes, dim=1)
+    both = torch.randn(rows, sum(sizes), device="cuda", dtype=torch.bfloat16)
+    query, key, value = both.split(sizes, dim=1)
     places = torch.arange(rows, device="cuda", dtype=torch.int32)
     is_cuda = attention_cuda.are_enough(rows * layers[0].kv_heads, state.table.shape[1])
     fewest = attention_cuda.FEWEST
     graphs, outs = {}, {}
     for name, least in (("Triton", 1 << 30), ("CUDA", 1)):
         attention_cuda.FEWEST = least
-        outs[name] = attention.decode_attention(*both, state, places, layers[0]).float()
+        outs[name] = attention.decode_attention(query, key, value, state, places, layers[0]).float()
         graphs[name] = captured(
-            lambda: [attention.decode_attention(*both, state, places, layer) for layer in layers]
+            lambda: [attention.decode_attention(query, key, value, state, places, layer) for layer in layers]
         )
     attention_cuda.FEWEST = fewest
     took = {(name, own): [] for name in graphs for own in lengths}

@@ -71,7 +71,8 @@ def _kernel_for(query: Tensor, state: PagedState, rows: Tensor, layer: Attention
     ) > device.shared_memory_per_block_optin:
         return None
     kinds = (query.dtype == torch.bfloat16, layer.rotary is not None, layer.head_norms is not None)
-    return _compiled(layer.width, group, layer.kv_heads, *kinds, f"sm_{device.major}{device.minor}")
+    architecture = f"sm_{device.major}{device.minor}"
+    return _compiled(layer.width, group, layer.kv_heads, *kinds, architecture, query.device)
 
 
 def are_enough(rows_and_heads: int, longest_pages: int) -> bool:
@@ -102,12 +103,19 @@ def macros(width: int, group: int, kv_heads: int, bf16: bool, rotary: bool, norm
 
 @functools.cache
 def _compiled(
-    width: int, group: int, kv_heads: int, bf16: bool, rotary: bool, norm: bool, architecture: str
+    width: int,
+    group: int,
+    kv_heads: int,
+    bf16: bool,
+    rotary: bool,
+    norm: bool,
+    architecture: str,
+    device: torch.device,
 ) -> Kernel | None:
     options = macros(width, group, kv_heads, bf16, rotary, norm)
     try:
         binary = compile_source(WARP.read_text() + SOURCE.read_text(), options, architecture)
-        return Kernel(binary, "decode_attention", shared_bytes(width))
+        return Kernel(binary, "decode_attention", shared_bytes(width), device)
     except Unavailable as reason:
         logger.info(f"The native engine's attention runs in Triton, since {reason}.")
         return None

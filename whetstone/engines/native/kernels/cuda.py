@@ -22,26 +22,27 @@ class Unavailable(Exception):
 
 
 class Kernel:
-    """A function on the device. Arguments are tensors, integers (32 bits) and floats (32 bits)."""
+    """A function on one device. Arguments are tensors, integers (32 bits) and floats (32 bits)."""
 
-    def __init__(self, binary: bytes, name: str, shared_bytes: int):
-        self.shared_bytes = shared_bytes
+    def __init__(self, binary: bytes, name: str, shared_bytes: int, device: torch.device):
+        self.shared_bytes, self.device = shared_bytes, device
         self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
         self._binary = binary
         driver = _driver()
-        _check(driver.cuModuleLoadData(ctypes.byref(self._module), binary))
-        _check(driver.cuModuleGetFunction(ctypes.byref(self._function), self._module, name.encode()))
-        _check(driver.cuFuncSetAttribute(self._function, _MOST_SHARED, shared_bytes))
+        with torch.cuda.device(device):
+            _check(driver.cuModuleLoadData(ctypes.byref(self._module), binary))
+            _check(driver.cuModuleGetFunction(ctypes.byref(self._function), self._module, name.encode()))
+            _check(driver.cuFuncSetAttribute(self._function, _MOST_SHARED, shared_bytes))
 
     def __call__(self, grid: tuple[int, int, int], threads: int, arguments: Sequence[Any]) -> None:
         values = [_as_c(argument) for argument in arguments]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        _check(
-            _driver().cuLaunchKernel(
+        with torch.cuda.device(self.device):
+            stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+            status = _driver().cuLaunchKernel(
                 self._function, *grid, threads, 1, 1, self.shared_bytes, stream, pointers, None
             )
-        )
+        _check(status)
 
 
 def compile_source(source: str, options: Sequence[str], architecture: str) -> bytes:
