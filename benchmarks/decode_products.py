@@ -1,11 +1,12 @@
-"""The last product of a decoder layer, whole and in parts, with the residual addition that sums them:
-microseconds a layer.
+"""Products of a decoder layer, whole and in parts: microseconds a layer. `down` and `out` with the residual
+addition that sums the parts, `qkv` alone (nobody sums its parts yet).
 
     python benchmarks/decode_products.py
+    python benchmarks/decode_products.py --products out,qkv --rows 256
 
 Times are of CUDA graphs over as many matrices as the model has layers, so that no product finds its matrix
-in the cache; ways are timed in turn, for the chip's clock falls while it gets warm. `*` is what
-`weights.num_parts` chooses. Nothing is written.
+in the cache; ways are timed in turn, for the chip's clock falls while it gets warm. `*` is what the engine
+chooses. Nothing is written.
 """
 
 import argparse
@@ -42,43 +43,53 @@ def captured(run: Callable[[], list[Tensor]]) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def measure(size: str, rows: int, choices: list[int]) -> str:
-    hidden, num_layers, _, _, inner = SIZES[size]
+def measure(product: str, size: str, rows: int, choices: list[int]) -> str:
+    hidden, num_layers, heads, kv_heads, between = SIZES[size]
+    inner, outer = {
+        "down": (between, hidden),
+        "out": (hidden, hidden),
+        "qkv": (hidden, hidden // heads * (heads + 2 * kv_heads)),
+    }[product]
     joined = []
     for _ in range(num_layers):
-        layer = torch.nn.Linear(inner, hidden, bias=False, device="cuda", dtype=torch.bfloat16)
+        layer = torch.nn.Linear(inner, outer, bias=False, device="cuda", dtype=torch.bfloat16)
         joined.append(weights.Joined([layer]))
     x = torch.randn(rows, inner, device="cuda", dtype=torch.bfloat16)
     residual = torch.randn(rows, hidden, device="cuda", dtype=torch.bfloat16)
     norm = torch.ones(hidden, device="cuda", dtype=torch.bfloat16)
     multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
-    chosen = weights.num_parts(rows, hidden, inner, multiprocessors)
+    chosen = weights.num_parts(rows, outer, inner, multiprocessors) if product == "down" else 1
+
+    def one_layer(one: weights.Joined) -> Tensor:
+        out = one.in_parts(x)
+        return out if product == "qkv" else add_norm(out, residual, norm, None, (1e-6, 0.0))
+
     graphs = {}
     for parts in choices:
         for one in joined:
             one._parts = lambda _, parts=parts: parts
-        graphs[parts] = captured(
-            lambda: [add_norm(one.in_parts(x), residual, norm, None, (1e-6, 0.0)) for one in joined]
-        )
+        graphs[parts] = captured(lambda: [one_layer(one) for one in joined])
     took = {parts: [] for parts in choices}
     for _ in range(ROUNDS):
         for parts, graph in graphs.items():
             took[parts].append(microseconds(graph, num_layers))
     words = [f"{p}{'*' if p == chosen else ''}: {statistics.median(took[p]):.1f}" for p in choices]
-    return f"{size} {rows:5d} rows, parts: us   " + "   ".join(words)
+    return f"{product:4s} {size} {rows:5d} rows, parts: us   " + "   ".join(words)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--products", default="down,out,qkv")
     parser.add_argument("--sizes", default="0.5b,1.5b,3b")
     parser.add_argument("--rows", default="16,64,128,192,256,384,512,1024")
     args = parser.parse_args()
     print(torch.cuda.get_device_name(), "torch", torch.__version__)
-    for size in args.sizes.split(","):
-        for rows in map(int, args.rows.split(",")):
-            print(measure(size, rows, [1, 2, 4, 8]), flush=True)
+    for product in args.products.split(","):
+        for size in args.sizes.split(","):
+            for rows in map(int, args.rows.split(",")):
+                print(measure(product, size, rows, [1, 2, 4, 8]), flush=True)
 
 
 if __name__ == "__main__":
