@@ -30,6 +30,8 @@ constexpr u32 ALL = 0xffffffffu;
 char room[1 << 18] __attribute__((aligned(128)));
 Index blockIdx, threadIdx;
 
+void make_copies(int left);
+
 namespace fibers {
 constexpr int MOST = 1024;
 struct Fiber {
@@ -45,6 +47,7 @@ u64 told[MOST][6];  // what a lane shows the others
 
 inline void run() {
     body();
+    make_copies(0);
     all[now].is_done = true;
     swapcontext(&all[now].context, &home);
 }
@@ -141,28 +144,26 @@ inline Piece load_shared(const char* at) {
     memcpy(&p, at, 16);
     return p;
 }
-// Copies are made when they are waited for, and not before: what is read too early is not a number.
+// Copies are made when they are waited for, or when their thread ends, and not before: what is read too early is not a
+// number, and a copy that nobody waited for comes over whatever is written there since.
 struct Copy { char* to; const char* from; bool is_wanted; int group; };
 struct Copies { std::vector<Copy> pending; int groups; } copies[fibers::MOST];
+inline void make_copies(int left) {  // all but the newest groups
+    Copies& mine = copies[fibers::now];
+    std::vector<Copy> still;
+    for (Copy& copy : mine.pending)
+        if (copy.group >= mine.groups - left) still.push_back(copy);
+        else if (copy.is_wanted) memcpy(copy.to, copy.from, 16);
+        else memset(copy.to, 0, 16);
+    mine.pending = still;
+}
 inline void copy_piece(char* to, const char* from, bool wanted) {
     Copies& mine = copies[fibers::now];
     mine.pending.push_back({to, from, wanted, mine.groups});
 }
 inline void end_copies() { copies[fibers::now].groups++; }
 template <int LEFT>
-inline void wait_for_copies() {
-    Copies& mine = copies[fibers::now];
-    std::vector<Copy> still;
-    for (Copy& copy : mine.pending) {
-        if (copy.group >= mine.groups - LEFT) {
-            still.push_back(copy);
-            continue;
-        }
-        if (copy.is_wanted) memcpy(copy.to, copy.from, 16);
-        else memset(copy.to, 0, 16);
-    }
-    mine.pending = still;
-}
+inline void wait_for_copies() { make_copies(LEFT); }
 
 #if BFLOAT16
 inline float number(u16 x) {

@@ -404,6 +404,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) decode_attention(
     auto outs_of = [&](int warp) { return reinterpret_cast<float*>(room + AT_ROOMS + warp * ROOM); };
     sums.total += __shfl_xor_sync(ALL, sums.total, 1);
     sums.total += __shfl_xor_sync(ALL, sums.total, 2);
+    wait_for_copies<0>();  // the last ones only bring zeros, but not into outputs
+    sync_warp();
     if (!is_alive) return;
     if (t == 0) all_highest[warp * QUERIES + g] = sums.highest, all_totals[warp * QUERIES + g] = sums.total;
 #pragma unroll
