@@ -36,7 +36,7 @@ SMALL = {
 }
 VARIANTS = {
     "plain": {},
-    "reference and two iterations": {"beta": 0.05, "num_iterations": 2, "max_steps": 8, "save_steps": 4},
+    "reference and two iterations": {"beta": 0.05, "num_iterations": 2, "max_steps": 4, "save_steps": 2},
     "lora with dropout, two parts": {
         "use_peft": True,
         "lora_r": 4,
