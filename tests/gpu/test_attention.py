@@ -43,8 +43,8 @@ def test_agrees_with_float64(width, kv_heads, group, dtype, norm, monkeypatch):
             heads=kv_heads * group,
             kv_heads=kv_heads,
             width=width,
-            rotary=tuple(table.cuda() for table in rotary),  # type: ignore[arg-type]
-            head_norms=tuple(weight.cuda() for weight in norms) if norm else None,  # type: ignore[arg-type]
+            rotary=(rotary[0].cuda(), rotary[1].cuda()),
+            head_norms=(norms[0].cuda(), norms[1].cuda()) if norm else None,
             norm_offset=OFFSET,
             norm_eps=EPS,
         )

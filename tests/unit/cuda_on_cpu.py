@@ -142,7 +142,9 @@ def fill(kv_heads: int, width: int, dtype: torch.dtype):
         state.fields[:, slot] = torch.tensor([1, prefix, own, 0, 9, 0], dtype=torch.int32)
 
     def place(slot: int, token: int) -> tuple[int, int]:
-        _, prefix, _ = SLOTS[slot]  # type: ignore[misc]
+        facts = SLOTS[slot]
+        assert facts is not None
+        prefix = facts[1]
         prompt_pages = -(-prefix // PAGE)
         number, at = (token // PAGE, token % PAGE) if token < prefix else (
             prompt_pages + (token - prefix) // PAGE, (token - prefix) % PAGE)  # fmt: skip
@@ -177,6 +179,6 @@ def build(options: list[str]) -> ctypes.CDLL:
 
 
 if __name__ == "__main__":
-    numbers = [int(word) for word in sys.argv[1:4]]
     dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
-    main(*numbers, dtypes[sys.argv[4]], "norm" in sys.argv)  # type: ignore[arg-type]
+    width, kv_heads, group = (int(word) for word in sys.argv[1:4])
+    main(width, kv_heads, group, dtypes[sys.argv[4]], "norm" in sys.argv)
