@@ -22,11 +22,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
-from rollout_work import SIZES, works_of
+from rollout_work import NEW_TOKENS, SIZES, works_of
 
 RESULTS = Path(__file__).parent / "results" / "rollout.json"
 # Engines that take minutes: on one work, and with fewer tokens where even that is too long.
-ONLY_SMALL = {"generate": 128, "continuous batching": 64}
+ONLY_SMALL = {"generate": 512, "continuous batching": 64}
 # 8 bits are another model for everyone who rounds: rows of their own, at one size.
 EIGHT_BITS = ["native fp8", "vllm fp8"]
 WHO = ["native", "vllm", *ONLY_SMALL, *EIGHT_BITS]
@@ -40,6 +40,9 @@ def main() -> None:
     )
     parser.add_argument("--size", nargs="+", default=list(SIZES), choices=list(SIZES))
     parser.add_argument("--who", nargs="+", default=WHO, choices=WHO)
+    parser.add_argument(
+        "--generate-tokens", type=int, default=NEW_TOKENS, help="new tokens of model.generate"
+    )
     parser.add_argument("--write", action="store_true", help="keep the rows in benchmarks/results")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--table", action="store_true", help="print what was kept, and stop")
@@ -53,6 +56,7 @@ def main() -> None:
         return print(table(json.loads(args.out.read_text())["rows"]))
     if not torch.cuda.is_available():
         parser.error("there is no GPU here: python benchmarks/rollout.py --cpu compares on the CPU")
+    ONLY_SMALL["generate"] = args.generate_tokens
     bytes_per_s = copy_rate()
     print(f"copy: {bytes_per_s / 1e12:.2f} TB/s", flush=True)
     rows: list[dict] = []
@@ -105,17 +109,17 @@ def copy_rate() -> float:
 
 
 def finish(rows: list[dict], bytes_per_s: float) -> None:
-    """Ratios: to vLLM with logprobs on the same work (in 8 bits to vLLM in 8 bits), and to the memory's
-    floor in 16 bits.
+    """Ratios: to vLLM with logprobs on the same work (in 8 bits to vLLM in 8 bits; none if there were fewer
+    tokens), and to the memory's floor in 16 bits.
     """
     from rollout_work import Work
 
     vllm = {(*key_of(row), row["who"] in EIGHT_BITS): row["tokens_per_s"]
             for row in rows if row["who"] in ("vllm", "vllm fp8")}  # fmt: skip
     for row in rows:
-        work = Work(row["size"], row["num_sequences"], row["shape"], row.get("new_tokens", 512))
+        work = Work(row["size"], row["num_sequences"], row["shape"], row.get("new_tokens", NEW_TOKENS))
         key = (*key_of(row), row["who"] in EIGHT_BITS)
-        if key in vllm:
+        if key in vllm and work.new_tokens == NEW_TOKENS:
             row["ratio_to_vllm"] = round(row["tokens_per_s"] / vllm[key], 2)
         row["share_of_floor"] = round(work.floor_s(bytes_per_s) / row["seconds"], 3)
 

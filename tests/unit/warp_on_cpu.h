@@ -78,7 +78,7 @@ inline void run_block(int threads, std::function<void()> kernel) {
         f.context.uc_link = nullptr;
         makecontext(&f.context, run, 0);
     }
-    for (long rounds = 0;; rounds++) {
+    for (int still = 0;;) {
         bool any = false, moved = false;
         for (int i = 0; i < threads; i++) {
             if (all[i].is_done) continue;
@@ -88,7 +88,6 @@ inline void run_block(int threads, std::function<void()> kernel) {
             moved |= all[i].is_done || waited(all[i]) != before;
         }
         if (!any) return;
-        static int still = 0;
         if ((still = moved ? 0 : still + 1) < 5) continue;
         fprintf(stderr, "block (%d, %d): threads wait for each other for ever\n", blockIdx.x, blockIdx.y);
         exit(3);
@@ -124,7 +123,6 @@ inline u32 __ballot_sync(u32, bool x) {
 }
 inline bool __all_sync(u32, bool x) { return __ballot_sync(ALL, x) == ALL; }
 inline int max(int a, int b) { return a > b ? a : b; }
-inline int min(int a, int b) { return a < b ? a : b; }
 inline int __ffs(u32 x) { return __builtin_ffs((int)x); }
 inline u32 __byte_perm(u32 x, u32 y, u32 which) {
     u64 both = (u64)y << 32 | x;

@@ -1,7 +1,7 @@
 """Kernels written in CUDA C++, compiled by the NVRTC that comes with torch: no compiler has to be installed.
 
-Triton is the language of the other kernels; this one is for what can't be said in it (which warp has what, in
-which registers). Compiled code is kept in Triton's cache folder.
+Triton is the language of the other kernels; this one is for what can't be said in it (which warp has what,
+and what it waits for). Compiled code is kept in Triton's cache folder.
 """
 
 import ctypes
