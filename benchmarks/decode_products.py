@@ -1,8 +1,9 @@
-"""Products of a decoder layer, whole and in parts: microseconds a layer. `down` and `out` with the residual
-addition that sums the parts, `qkv` alone (nobody sums its parts yet).
+"""Products of a decoder layer: microseconds a layer. `down`, `out`, `qkv` whole and in parts, the former two
+with the residual addition that sums the parts (nobody sums those of `qkv`); `gated`, the first half of the
+MLP and the norm before it, by the library and by gated.cu.
 
     python benchmarks/decode_products.py
-    python benchmarks/decode_products.py --products out,qkv --rows 256
+    python benchmarks/decode_products.py --products gated,down --rows 256
 
 Times are of CUDA graphs over as many matrices as the model has layers, so that no product finds its matrix
 in the cache; ways are timed in turn, for the chip's clock falls while it gets warm. `*` is what the engine
@@ -18,7 +19,8 @@ from rollout_work import SIZES
 from torch import Tensor
 
 from whetstone.engines.native import weights
-from whetstone.engines.native.kernels.pointwise import add_norm
+from whetstone.engines.native.kernels import gated_cuda
+from whetstone.engines.native.kernels.pointwise import add_norm, gated
 
 ROUNDS = 5
 
@@ -68,20 +70,51 @@ def measure(product: str, size: str, rows: int, choices: list[int]) -> str:
     for parts in choices:
         for one in joined:
             one._parts = lambda _, parts=parts: parts
-        graphs[parts] = captured(lambda: [one_layer(one) for one in joined])
-    took = {parts: [] for parts in choices}
+        graphs[str(parts)] = captured(lambda: [one_layer(one) for one in joined])
+    return f"{product:5s} {size} {rows:5d} rows, parts: us   " + in_turn(graphs, num_layers, str(chosen))
+
+
+def measure_gated(size: str, rows: int) -> str:
+    hidden, num_layers, _, _, between = SIZES[size]
+    joined = []
+    for _ in range(num_layers):
+        kind = {"bias": False, "device": "cuda", "dtype": torch.bfloat16}
+        joined.append(weights.Joined([torch.nn.Linear(hidden, between, **kind) for _ in range(2)]))
+    residual = torch.randn(rows, hidden, device="cuda", dtype=torch.bfloat16)
+    norm = torch.ones(hidden, device="cuda", dtype=torch.bfloat16)
+    chosen = gated_cuda.gated_product(residual, joined[0], gelu=False)
+
+    def by_library(one: weights.Joined) -> Tensor:
+        return gated(one(add_norm(None, residual, norm, None, (1e-6, 0.0))), gelu=False)
+
+    def by_us(one: weights.Joined) -> Tensor:
+        multiply = gated_cuda.gated_product(residual, one, gelu=False)
+        assert multiply is not None
+        return multiply(add_norm(None, residual, norm, None, (1e-6, 0.0), lets_begin=True))
+
+    fewest, gated_cuda.FEWEST_ROWS = gated_cuda.FEWEST_ROWS, 1
+    graphs = {
+        name: captured(lambda layer=layer: [layer(one) for one in joined])
+        for name, layer in (("library", by_library), ("gated.cu", by_us))
+    }
+    gated_cuda.FEWEST_ROWS = fewest
+    name = "library" if chosen is None else "gated.cu"
+    return f"gated {size} {rows:5d} rows, us   " + in_turn(graphs, num_layers, name)
+
+
+def in_turn(graphs: dict[str, torch.cuda.CUDAGraph], num_layers: int, chosen: str) -> str:
+    took: dict[str, list[float]] = {name: [] for name in graphs}
     for _ in range(ROUNDS):
-        for parts, graph in graphs.items():
-            took[parts].append(microseconds(graph, num_layers))
-    words = [f"{p}{'*' if p == chosen else ''}: {statistics.median(took[p]):.1f}" for p in choices]
-    return f"{product:4s} {size} {rows:5d} rows, parts: us   " + "   ".join(words)
+        for name, graph in graphs.items():
+            took[name].append(microseconds(graph, num_layers))
+    return "   ".join(f"{n}{'*' if n == chosen else ''}: {statistics.median(took[n]):.1f}" for n in graphs)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--products", default="down,out,qkv")
+    parser.add_argument("--products", default="gated,down,out,qkv")
     parser.add_argument("--sizes", default="0.5b,1.5b,3b")
     parser.add_argument("--rows", default="16,64,128,192,256,384,512,1024")
     args = parser.parse_args()
@@ -89,7 +122,9 @@ def main() -> None:
     for product in args.products.split(","):
         for size in args.sizes.split(","):
             for rows in map(int, args.rows.split(",")):
-                print(measure(product, size, rows, [1, 2, 4, 8]), flush=True)
+                gated_too = product == "gated"
+                line = measure_gated(size, rows) if gated_too else measure(product, size, rows, [1, 2, 4, 8])
+                print(line, flush=True)
 
 
 if __name__ == "__main__":

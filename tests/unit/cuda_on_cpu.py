@@ -43,7 +43,9 @@ EPS, OFFSET, SCALE, LAYER = 1e-6, 1.0, 0.11, 1
 
 
 def main(width: int, kv_heads: int, group: int, dtype: torch.dtype, norm: bool) -> None:
-    library = build(macros(width, group, kv_heads, dtype == torch.bfloat16, True, norm))
+    warp = Path(__file__).with_name("warp_on_cpu.h").read_text()
+    options = macros(width, group, kv_heads, dtype == torch.bfloat16, True, norm)
+    library = build(warp + SOURCE.read_text() + ENTRY, options)
 
     def launch(query, key, value, rotary, norms, state, rows):
         out = torch.full_like(query, 7.0)
@@ -160,11 +162,10 @@ def fill(kv_heads: int, width: int, dtype: torch.dtype):
     return state, place
 
 
-def build(options: list[str]) -> ctypes.CDLL:
-    warp = Path(__file__).with_name("warp_on_cpu.h").read_text()
+def build(source: str, options: list[str]) -> ctypes.CDLL:
     words = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "kernel.cpp", "-o", "kernel.so"]
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "kernel.cpp").write_text(warp + SOURCE.read_text() + ENTRY)
+        Path(folder, "kernel.cpp").write_text(source)
         subprocess.run([*words, *options], cwd=folder, check=True)
         return ctypes.CDLL(str(Path(folder, "kernel.so")))
 

@@ -14,6 +14,8 @@
 #define __shared__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
+#define __grid_constant__
 #define __align__(n) __attribute__((aligned(n)))
 
 typedef unsigned short u16;
@@ -27,8 +29,9 @@ inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z,
 constexpr u32 ALL = 0xffffffffu;
 #define NONE (-INFINITY)
 
-char room[1 << 18] __attribute__((aligned(128)));
-Index blockIdx, threadIdx;
+constexpr int ROOM_OF_BLOCK = 1 << 18, MOST_BLOCKS = 2;  // of a cluster
+char room[MOST_BLOCKS * ROOM_OF_BLOCK] __attribute__((aligned(ROOM_OF_BLOCK)));
+Index blockIdx, threadIdx, gridDim;
 
 void make_copies(int left);
 
@@ -38,10 +41,11 @@ struct Fiber {
     ucontext_t context;
     std::vector<char> stack;
     bool is_done;
-    int waits[3];  // how many times it has waited for its warp, its part and its block
+    int waits[4];  // how many times it has waited for its warp, its part (or a barrier), its block and its cluster
 } all[MOST];
 ucontext_t home;
-int count, now;
+int count, now;  // threads of a block; the one that runs
+struct { int arrived, passed; } parts[MOST_BLOCKS][16];
 std::function<void()> body;
 u64 told[MOST][6];  // what a lane shows the others
 
@@ -66,11 +70,19 @@ inline void wait(int kind, int size) {
     }
 }
 inline void for_warp() { wait(0, 32); }
-inline int waited(const Fiber& f) { return f.waits[0] + f.waits[1] + f.waits[2]; }
-inline void run_block(int threads, std::function<void()> kernel) {
+inline int block() { return now / count; }  // of the cluster
+template <class Condition>
+inline void until(Condition holds) {
+    while (!holds()) pause();
+    all[now].waits[1]++;
+}
+inline int waited(const Fiber& f) { return f.waits[0] + f.waits[1] + f.waits[2] + f.waits[3]; }
+inline void run_block(int threads, std::function<void()> kernel, int blocks = 1) {  // or a cluster of them
+    const Index first_block = blockIdx;
     body = kernel, count = threads;
     memset(room, 255, sizeof room);  // not a number
-    for (int i = 0; i < threads; i++) {
+    memset(parts, 0, sizeof parts);
+    for (int i = 0; i < blocks * threads; i++) {
         Fiber& f = all[i];
         f.stack.resize(1 << 16), f.is_done = false, memset(f.waits, 0, sizeof f.waits);
         getcontext(&f.context);
@@ -80,9 +92,10 @@ inline void run_block(int threads, std::function<void()> kernel) {
     }
     for (int still = 0;;) {
         bool any = false, moved = false;
-        for (int i = 0; i < threads; i++) {
+        for (int i = 0; i < blocks * threads; i++) {
             if (all[i].is_done) continue;
-            any = true, now = i, threadIdx = {i, 0, 0};
+            any = true, now = i, threadIdx = {i % threads, 0, 0};
+            blockIdx = {first_block.x + i / threads, first_block.y, first_block.z};
             int before = waited(all[i]);
             swapcontext(&home, &all[i].context);
             moved |= all[i].is_done || waited(all[i]) != before;
@@ -98,7 +111,12 @@ inline void run_block(int threads, std::function<void()> kernel) {
 inline void __syncthreads() { fibers::wait(2, fibers::count); }
 inline void sync_warp() { fibers::for_warp(); }
 template <int SIZE>
-inline void sync_part(int) { fibers::wait(1, SIZE); }
+inline void sync_part(int which) {
+    auto& part = fibers::parts[fibers::block()][which];
+    int mine = part.passed;
+    if (++part.arrived == SIZE) part.arrived = 0, part.passed++;
+    fibers::until([&] { return part.passed > mine; });
+}
 
 template <class T>
 inline T shuffle(T value, int from) {
@@ -123,6 +141,7 @@ inline u32 __ballot_sync(u32, bool x) {
 }
 inline bool __all_sync(u32, bool x) { return __ballot_sync(ALL, x) == ALL; }
 inline int max(int a, int b) { return a > b ? a : b; }
+inline int min(int a, int b) { return a < b ? a : b; }
 inline int __ffs(u32 x) { return __builtin_ffs((int)x); }
 inline u32 __byte_perm(u32 x, u32 y, u32 which) {
     u64 both = (u64)y << 32 | x;

@@ -7,10 +7,10 @@ transformers modules as they are, for models that can't be read so. Both write k
 
 import logging
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from whetstone.engines.native.blocks import Blocks, Unreadable, read_blocks
 from whetstone.engines.native.eight_bits import SIDE, EightBits, can_round
@@ -53,11 +53,14 @@ class FusedStep:
 
     def __call__(self, state: PagedState, rows: Tensor) -> Tensor:
         from whetstone.engines.native.kernels.attention import decode_attention
-        from whetstone.engines.native.kernels.pointwise import add_norm, gated
+        from whetstone.engines.native.kernels.gated_cuda import gated_product
+        from whetstone.engines.native.kernels.pointwise import add_norm, embed, gated
 
         kind, eight_bits = self.blocks.norm_kind, bool(self.rounded)
-        tokens = state.fields[TOKEN].index_select(0, rows.clamp(min=0).long())
-        residual = self.embedding(tokens)
+        if is_plain_table(self.embedding):
+            residual = embed(state.fields[TOKEN], rows, self.embedding.weight)
+        else:
+            residual = self.embedding(state.fields[TOKEN].index_select(0, rows.clamp(min=0).long()))
         x = after = None
         for number, block in enumerate(self.blocks.layers):
             gate_up, down = self.rounded[number] if eight_bits else (block.gate_up, block.down.in_parts)
@@ -69,8 +72,11 @@ class FusedStep:
             x = decode_attention(query, key, value, state, rows, layer)
             x = block.out(x)
             norms = (block.before_mlp, block.after_attention)
-            hidden = add_norm(x, residual, *norms, kind, eight_bits=eight_bits)
-            x = down(gated(gate_up(hidden), gelu=block.gelu))
+            both = None if eight_bits else gated_product(residual, block.gate_up, gelu=block.gelu)
+            early = both is not None
+            hidden = add_norm(x, residual, *norms, kind, eight_bits=eight_bits, lets_begin=early)
+            between: Any = gated(gate_up(hidden), gelu=block.gelu) if both is None else both(hidden)
+            x = down(between)
             after = block.after_mlp
         return self.policy.head(add_norm(x, residual, self.blocks.final_norm, after, kind))
 
@@ -144,6 +150,12 @@ class _PagedAttention:
         query, key, value = (tensor.squeeze(2).flatten(1) for tensor in (query, key, value))
         out = decode_attention(query, key, value, self.state, self.rows, layer)
         return out.view(len(self.rows), 1, heads, width)
+
+
+def is_plain_table(embedding: Any) -> bool:
+    """Whether it returns rows of its weight as they are."""
+    hooks = embedding._forward_hooks or embedding._forward_pre_hooks
+    return type(embedding) is nn.Embedding and embedding.max_norm is None and not hooks
 
 
 def _may_copy(policy: Policy) -> bool:

@@ -35,7 +35,7 @@ KEPT_FREE = 1 << 30  # bytes for graphs and products, beside the logits
 class _Flight:
     """A round on its way: what the fields will be after it."""
 
-    fields: Tensor  # pinned [2, slots]: ACTIVE and DRAWN
+    fields: Tensor  # pinned, as far as DRAWN
     landed: torch.cuda.Event
     admitted: int  # samples seated by then: whoever came later is not in it
 
@@ -51,7 +51,8 @@ class PagedEngine:
         self.side = torch.cuda.Stream(shape.device)  # reads results while the next round runs
 
     def generate(self, requests: list[Request], sampling: Sampling) -> Iterator[Sampled]:
-        self.policy.model.eval()
+        if self.policy.model.training:  # asking takes no time, telling every module two milliseconds
+            self.policy.model.eval()
         seats = self._prepare(requests, sampling)
         stops = set() if sampling.ignore_stop else set(self.policy.stop_token_ids)
         flight: _Flight | None = None
@@ -77,7 +78,15 @@ class PagedEngine:
             Sequence(seats.requests[request].prompt_ids[:-1], seats.prompt_pages(request), [], [])
             for request in new_prompts
         ]
-        # Lists, and one tensor of each: a tensor that is filled entry by entry takes milliseconds.
+        for slot in slots:
+            one = seats.seated[slot]
+            if one.waiting.tokens:
+                prompt = seats.requests[one.request].prompt_ids
+                fed = [prompt[-1], *one.waiting.tokens[:-1]]
+                sequences.append(Sequence(prompt[:-1], [], fed, one.pages))
+        self._prefill(self.step, [sequence for sequence in sequences if len(sequence)])
+        # The rest is written while that runs. Lists, and one tensor of each: a tensor that is filled entry by
+        # entry takes milliseconds.
         columns: list[list[int]] = []
         tables: list[list[int]] = []
         seeds: list[int] = []
@@ -85,10 +94,6 @@ class PagedEngine:
         for slot in slots:
             one = seats.seated[slot]
             request, drawn = seats.requests[one.request], one.waiting.tokens
-            fed = [request.prompt_ids[-1], *drawn]
-            if drawn:
-                prompt = request.prompt_ids[:-1]
-                sequences.append(Sequence(prompt, [], fed[:-1], one.pages))
             pages = [*seats.prompt_pages(one.request), *one.pages]
             tables.append([*pages, *[0] * (width - len(pages))])
             seeds.append(request.seeds[one.waiting.sample])
@@ -97,13 +102,12 @@ class PagedEngine:
             column[layout.PREFIX] = len(request.prompt_ids) - 1
             column[layout.OWN] = column[layout.DRAWN] = len(drawn)
             column[layout.LIMIT] = one.waiting.limit
-            column[layout.TOKEN] = fed[-1]
+            column[layout.TOKEN] = drawn[-1] if drawn else request.prompt_ids[-1]
             columns.append(column)
         where = self._upload(torch.tensor(slots))
         self.state.fields[:, where] = self._upload(torch.tensor(columns, dtype=torch.int32).t().contiguous())
         self.state.table[where] = self._upload(torch.tensor(tables, dtype=torch.int32))
         self.state.seeds[where] = self._upload(torch.tensor(seeds))
-        self._prefill(self.step, [sequence for sequence in sequences if len(sequence)])
 
     def _prefill(self, step: Step, sequences: list[Sequence]) -> None:
         assert self.state is not None
@@ -136,9 +140,8 @@ class PagedEngine:
             self.state.rows[:bucket] = self._upload(rows)
             for _ in range(steps):
                 graph.replay()
-        fields = torch.empty(2, self.state.num_slots, dtype=torch.int32, pin_memory=True)
-        fields[0].copy_(self.state.fields[layout.ACTIVE], non_blocking=True)
-        fields[1].copy_(self.state.fields[layout.DRAWN], non_blocking=True)
+        fields = torch.empty(layout.DRAWN + 1, self.state.num_slots, dtype=torch.int32, pin_memory=True)
+        fields.copy_(self.state.fields[: layout.DRAWN + 1], non_blocking=True)
         landed = torch.cuda.Event()
         landed.record()
         return _Flight(fields=fields, landed=landed, admitted=seats.admitted)
@@ -146,7 +149,7 @@ class PagedEngine:
     def _land(self, seats: Seats, flight: _Flight, stops: set[int]) -> Iterator[Sampled]:
         """Hand out the samples that were finished when this round ended."""
         flight.landed.synchronize()
-        active, drawn = flight.fields.tolist()
+        active, drawn = (flight.fields[number].tolist() for number in (layout.ACTIVE, layout.DRAWN))
         done = [
             slot for slot, one in seats.seated.items() if one.order < flight.admitted and not active[slot]
         ]
@@ -156,11 +159,13 @@ class PagedEngine:
         tokens, logprobs = self._read(done, first, max(drawn[slot] for slot in done))
         for place, slot in enumerate(done):
             one = seats.leave(slot)
-            new = slice(len(one.waiting.tokens) - first, drawn[slot] - first)
-            ids = (*one.waiting.tokens, *tokens[place][new])
+            ids, known_logprobs = one.waiting.tokens, one.waiting.logprobs
+            new = slice(len(ids) - first, drawn[slot] - first)
+            ids += tokens[place][new]
+            known_logprobs += logprobs[place][new]
             completion = Completion(
-                token_ids=ids,
-                logprobs=(*one.waiting.logprobs, *logprobs[place][new]),
+                token_ids=tuple(ids),
+                logprobs=tuple(known_logprobs),
                 finish=Finish.STOP if ids[-1] in stops else Finish.LENGTH,
                 policy_version=self.policy_version,
             )

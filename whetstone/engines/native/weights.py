@@ -41,6 +41,11 @@ class Joined:
             out.addmm_(F.linear(x, self.adapter.down), self.adapter.up)
         return out
 
+    @property
+    def is_bare(self) -> bool:
+        """Whether it is a matrix and nothing else."""
+        return self.bias is None and self.adapter is None
+
     def in_parts(self, x: Tensor) -> Tensor:
         """The product, or [k, n, N] float32 parts of it that the caller adds up. A few rows times a matrix of
         many columns occupy too little of a chip; a sum over a part of the columns each occupies it all, and
@@ -57,12 +62,7 @@ class Joined:
 
     def _parts(self, num_rows: int) -> int:
         weight = self.weight
-        if (
-            self.bias is not None
-            or self.adapter is not None
-            or not weight.is_cuda
-            or weight.dtype == torch.float32
-        ):
+        if not self.is_bare or not weight.is_cuda or weight.dtype == torch.float32:
             return 1
         multiprocessors = torch.cuda.get_device_properties(weight.device).multi_processor_count
         rows, columns = weight.shape

@@ -21,6 +21,24 @@ class Unavailable(Exception):
     """Why kernels can't be had here."""
 
 
+class _Attribute(ctypes.Structure):
+    _fields_ = (("name", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int * 16))
+
+
+_EARLY = _Attribute(name=6, value=(1,))  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+
+
+class _Launch(ctypes.Structure):
+    """CUlaunchConfig"""
+
+    _fields_ = (
+        *((name, ctypes.c_uint) for name in ("x", "y", "z", "threads", "threads_y", "threads_z", "shared")),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("num_attributes", ctypes.c_uint),
+    )
+
+
 class Kernel:
     """A function on one device. Arguments are tensors, integers (32 bits) and floats (32 bits)."""
 
@@ -34,15 +52,49 @@ class Kernel:
             _check(driver.cuModuleGetFunction(ctypes.byref(self._function), self._module, name.encode()))
             _check(driver.cuFuncSetAttribute(self._function, _MOST_SHARED, shared_bytes))
 
-    def __call__(self, grid: tuple[int, int, int], threads: int, arguments: Sequence[Any]) -> None:
+    def __call__(
+        self, grid: tuple[int, int, int], threads: int, arguments: Sequence[Any], *, early: bool = False
+    ) -> None:
+        """`early`: it may begin while the kernel before it ends, and waits for that one by itself."""
         values = [_as_c(argument) for argument in arguments]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         with torch.cuda.device(self.device):
             stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-            status = _driver().cuLaunchKernel(
-                self._function, *grid, threads, 1, 1, self.shared_bytes, stream, pointers, None
-            )
+            how = _Launch(*grid, threads, 1, 1, self.shared_bytes, stream, ctypes.pointer(_EARLY), int(early))
+            status = _driver().cuLaunchKernelEx(ctypes.byref(how), self._function, pointers, None)
         _check(status)
+
+
+class TensorMap(ctypes.Structure):
+    """Where a tensor lies and what a tile of it is, in the driver's own form."""
+
+    _align_ = 64  # the driver asks for it
+    _fields_ = (("words", ctypes.c_uint64 * 16),)
+
+
+def tensor_map(tensor: Tensor, sizes: list[int], strides: list[int], box: list[int]) -> TensorMap:
+    """Tiles `box` of a half-precision tensor of `sizes`, fastest first; `strides` are those of the others, in
+    numbers. Rows of a tile have 128 bytes, exchanged as Hopper's products read them.
+    """
+    rank = len(sizes)
+    room = ctypes.create_string_buffer(ctypes.sizeof(TensorMap) + 64)
+    aligned = TensorMap.from_buffer(room, -ctypes.addressof(room) % 64)
+    status = _driver().cuTensorMapEncodeTiled(
+        ctypes.byref(aligned),
+        9 if tensor.dtype == torch.bfloat16 else 6,  # CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, _FLOAT16
+        rank,
+        ctypes.c_void_p(tensor.data_ptr()),
+        (ctypes.c_uint64 * rank)(*sizes),
+        (ctypes.c_uint64 * (rank - 1))(*(stride * tensor.element_size() for stride in strides)),
+        (ctypes.c_uint32 * rank)(*box),
+        (ctypes.c_uint32 * rank)(*[1] * rank),
+        0,  # not interleaved
+        3,  # CU_TENSOR_MAP_SWIZZLE_128B
+        2,  # CU_TENSOR_MAP_L2_PROMOTION_L2_128B
+        0,  # zeros outside
+    )
+    _check(status)
+    return aligned
 
 
 def compile_source(source: str, options: Sequence[str], architecture: str) -> bytes:
@@ -77,6 +129,8 @@ def _text(nvrtc: ctypes.CDLL, what: str, program: ctypes.c_void_p) -> bytes:
 
 
 def _as_c(argument: Any) -> Any:
+    if isinstance(argument, TensorMap):
+        return argument
     if isinstance(argument, Tensor):
         return ctypes.c_void_p(argument.data_ptr())
     return ctypes.c_int(argument) if isinstance(argument, int) else ctypes.c_float(argument)

@@ -1,4 +1,5 @@
-"""Residual addition with RMS norm, and the gate of the MLP: what lies between the matrix products of a layer.
+"""Residual addition with RMS norm, and the gate of the MLP: what lies between the matrix products of a layer;
+and the embedding of the newest tokens, before them all.
 
 Rounding follows transformers: the sum of residual and output is rounded, the norm is computed in float32.
 With `eight_bits` the result is rounded to 8 bits with a scale for each row (eight_bits.py).
@@ -39,8 +40,10 @@ def _rms(x, weight_ptr, column, inside, width, eps, OFFSET: tl.constexpr, TYPE: 
 def _add_norm_kernel(
     x_ptr, x_scale_ptr, residual_ptr, out_ptr, scale_ptr, weight_ptr, post_ptr, width, eps,
     PARTS: tl.constexpr, SCALED: tl.constexpr, POST: tl.constexpr, OFFSET: tl.constexpr, EIGHT: tl.constexpr,
-    BLOCK: tl.constexpr,
+    LETS_BEGIN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    if LETS_BEGIN:
+        tl.extra.cuda.gdc_launch_dependents()
     row, column = tl.program_id(0), tl.arange(0, BLOCK)
     inside = column < width
     TYPE: tl.constexpr = residual_ptr.dtype.element_ty
@@ -72,9 +75,11 @@ def add_norm(
     kind: tuple,
     *,
     eight_bits: bool = False,
+    lets_begin: bool = False,
 ) -> Any:
     """residual += post_norm(x), in place; returns norm(residual), a tensor or `Scaled`. `kind` is (eps,
-    offset of the weight). `x` may be the parts [k, n, width] of a sum.
+    offset of the weight). `x` may be the parts [k, n, width] of a sum. `lets_begin`: the next kernel waits
+    for this one by itself, and may begin before (Hopper).
     """
     eps, offset = kind
     num_rows, width = residual.shape
@@ -85,9 +90,26 @@ def add_norm(
         residual if values is None else values, residual if x_scale is None else x_scale, residual, out,
         scale, weight, weight if post is None else post, width, eps,
         PARTS=parts, SCALED=x_scale is not None, POST=post is not None, OFFSET=offset, EIGHT=eight_bits,
-        BLOCK=triton.next_power_of_2(width), num_warps=4 if width <= 4096 else 8,
+        LETS_BEGIN=lets_begin, BLOCK=triton.next_power_of_2(width),
+        num_warps=16 if parts > 2 else 4 if width <= 4096 else 8,
     )  # fmt: skip
     return Scaled(out, scale) if eight_bits else out
+
+
+@triton.jit
+def _embed_kernel(tokens_ptr, rows_ptr, table_ptr, out_ptr, width, BLOCK: tl.constexpr):
+    row, column = tl.program_id(0), tl.arange(0, BLOCK)
+    token = tl.load(tokens_ptr + tl.maximum(tl.load(rows_ptr + row), 0)).to(tl.int64)
+    x = tl.load(table_ptr + token * width + column, mask=column < width)
+    tl.store(out_ptr + row * width + column, x, mask=column < width)
+
+
+def embed(tokens: Tensor, rows: Tensor, table: Tensor) -> Tensor:
+    """table[tokens[rows]], and any row of it for those that are -1."""
+    width = table.shape[1]
+    out = torch.empty(len(rows), width, dtype=table.dtype, device=table.device)
+    _embed_kernel[(len(rows),)](tokens, rows, table, out, width, BLOCK=triton.next_power_of_2(width))
+    return out
 
 
 def _room(num_rows: int, width: int, like: Tensor, eight_bits: bool) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,90 @@
+"""The first half of an MLP that is written in CUDA, on a real GPU, beside float64 and beside the library."""
+
+import pytest
+import torch
+
+from tests.unit.gated_on_cpu import check, joined
+from whetstone.engines.native.kernels import gated_cuda
+from whetstone.engines.native.kernels.pointwise import add_norm, gated
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != gated_cuda.CAPABILITY,
+        reason="needs a Hopper GPU",
+    ),
+]
+
+
+def run(x, both):
+    both.weight = both.weight.cuda()
+    multiply = gated_cuda.gated_product(x.cuda(), both, gelu=False)
+    assert multiply is not None
+    return multiply(x.cuda()).cpu()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("rows", "depth", "width"),
+    [
+        (65, 896, 4864),
+        (128, 1536, 8960),
+        (200, 1536, 8960),
+        (256, 2048, 11008),
+        (1000, 1536, 8960),
+        (600, 72, 100),
+    ],
+)
+def test_agrees_with_float64(rows, depth, width, dtype):
+    check(rows, depth, width, dtype, False, run)
+
+
+def test_gelu():
+    def run_gelu(x, both):
+        both.weight = both.weight.cuda()
+        multiply = gated_cuda.gated_product(x.cuda(), both, gelu=True)
+        assert multiply is not None
+        return multiply(x.cuda()).cpu()
+
+    check(192, 640, 1000, torch.bfloat16, True, run_gelu)
+
+
+def test_it_waits_for_the_norm_that_lets_it_begin():
+    """In graphs, over many layers: what a norm writes is read after it was written."""
+    torch.manual_seed(0)
+    rows, hidden, width, layers = 256, 1024, 2816, 24
+    weights = [joined((torch.randn(2 * width, hidden, device="cuda") / 32).bfloat16()) for _ in range(layers)]
+    downs = [(torch.randn(hidden, width, device="cuda") / 50).bfloat16() for _ in range(layers)]
+    norm = torch.ones(hidden, device="cuda", dtype=torch.bfloat16)
+
+    def forward(own: bool, residual: torch.Tensor) -> torch.Tensor:
+        x = None
+        for both, down in zip(weights, downs, strict=True):
+            multiply = gated_cuda.gated_product(residual, both, gelu=False) if own else None
+            normed = add_norm(x, residual, norm, None, (1e-6, 0.0), lets_begin=multiply is not None)
+            between = multiply(normed) if multiply is not None else gated(both(normed), gelu=False)
+            x = between @ down.t()
+        return residual
+
+    start = torch.randn(rows, hidden, device="cuda", dtype=torch.bfloat16)
+    residual = start.clone()
+    forward(True, residual)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        forward(True, residual)
+    expected = forward(False, start.clone()).float()
+    for _ in range(20):
+        residual.copy_(start)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert ((residual.float() - expected).norm() / expected.norm()).item() < 1e-2
+
+
+def test_what_it_leaves_to_the_library():
+    both = joined(torch.zeros(2 * 64, 128, device="cuda", dtype=torch.bfloat16))
+    rows = torch.zeros(128, 128, device="cuda", dtype=torch.bfloat16)
+    assert gated_cuda.gated_product(rows, both, gelu=False) is not None
+    assert gated_cuda.gated_product(rows[:8], both, gelu=False) is None
+    assert gated_cuda.gated_product(rows.float(), both, gelu=False) is None
+    both.bias = torch.zeros(2 * 64, device="cuda")
+    assert gated_cuda.gated_product(rows, both, gelu=False) is None

@@ -1,0 +1,110 @@
+"""gated.cu on a CPU (hopper_on_cpu.h), beside float64. Run by test_gated_cuda.py in a process of its own:
+threads that wait for each other for ever end it.
+
+    python -m tests.unit.gated_on_cpu ROWS DEPTH WIDTH COLUMNS MULTIPROCESSORS bf16|fp16 silu|gelu [late]
+"""
+
+import ctypes
+import sys
+from pathlib import Path
+
+import torch
+
+from tests.unit.cuda_on_cpu import build
+from whetstone.engines.native.kernels import gated_cuda
+from whetstone.engines.native.kernels.gated_cuda import BLOCKS, DEPTH, THREADS, Tile
+from whetstone.engines.native.weights import Joined
+
+ENTRY = f"""
+extern "C" void run(int blocks, const TensorMap* inputs, const TensorMap* weights, char* out, int rows,
+    int width, int steps) {{
+    gridDim = {{blocks, 1, 1}};
+    for (int block = 0; block < blocks; block += {BLOCKS}) {{
+        blockIdx = {{block, 0, 0}};
+        auto kernel = [&] {{ gated_product(*inputs, *weights, out, rows, width, steps); }};
+        fibers::run_block({THREADS}, kernel, {BLOCKS});
+    }}
+}}
+"""
+HERE = Path(__file__).parent
+
+
+class Map(ctypes.Structure):
+    """As hopper_on_cpu.h has it."""
+
+    _fields_ = (
+        ("base", ctypes.c_uint64),
+        ("rank", ctypes.c_uint64),
+        *((name, ctypes.c_uint64 * 4) for name in ("sizes", "strides", "box")),
+    )
+
+
+def tensor_map(tensor, sizes, strides, box) -> Map:
+    rest = 4 - len(sizes)
+    made = Map(base=tensor.data_ptr(), rank=len(sizes))
+    made.sizes[:], made.strides[:] = [*sizes, *[1] * rest], [1, *strides, *[0] * rest]
+    made.box[:] = [*box, *[1] * rest]
+    return made
+
+
+class OnCpu:
+    """A kernel, called as cuda.Kernel is."""
+
+    def __init__(self, tile: Tile, late: bool):
+        words = [(HERE / name).read_text() for name in ("warp_on_cpu.h", "hopper_on_cpu.h")]
+        source = "\n".join([*words, gated_cuda.SOURCE.read_text(), ENTRY])
+        self.library = build(source, [*tile.macros(), f"-DFETCH_LATE={int(late)}"])
+
+    def __call__(self, grid, threads, arguments, *, early) -> None:
+        assert threads == THREADS
+        inputs, weights, out, rows, width, steps = arguments
+        maps = (ctypes.byref(inputs), ctypes.byref(weights))
+        self.library.run(grid[0], *maps, ctypes.c_void_p(out.data_ptr()), rows, width, steps)
+
+
+def check(rows: int, depth: int, width: int, dtype: torch.dtype, gelu: bool, run) -> None:
+    """That `run`, here or on a GPU, multiplies as float64 does."""
+    torch.manual_seed(0)
+    x = torch.randn(rows, depth).to(dtype)
+    weight = (torch.randn(2 * width, depth) / depth**0.5).to(dtype)
+    got = run(x, joined(weight)).double()
+    gates, values = (x.double() @ weight.double().t()).chunk(2, dim=1)
+    exact = (torch.nn.GELU("tanh") if gelu else torch.nn.SiLU())(gates) * values
+    assert got.shape == exact.shape
+    error = ((got - exact).norm() / exact.norm()).item()
+    assert error < (6e-3 if dtype == torch.bfloat16 else 8e-4), error
+    worst = ((got - exact).abs() / (exact.abs() + 1)).max().item()  # none of them is somebody else's
+    assert worst < 3e-2, worst
+
+
+def joined(weight: torch.Tensor) -> Joined:
+    gates, values = (torch.nn.Linear(weight.shape[1], len(weight) // 2, bias=False) for _ in range(2))
+    for layer, part in zip((gates, values), weight.chunk(2), strict=True):
+        layer.weight = torch.nn.Parameter(part, requires_grad=False)
+    return Joined([gates, values])
+
+
+def main(
+    rows: int, depth: int, width: int, columns: int, dtype: torch.dtype, gelu: bool, late: bool, multi: int
+) -> None:
+    tile = Tile(gated_cuda.row_tile(rows), columns, gelu, dtype == torch.bfloat16)
+    assert tile.stages * DEPTH < depth, "no stage would be used twice"
+    kernel = OnCpu(tile, late)
+    gated_cuda.tensor_map = tensor_map
+    gated_cuda.can_multiply = lambda x, joined: True
+    gated_cuda.column_tile = lambda columns, multiprocessors: tile.columns
+    gated_cuda.multiprocessors = lambda device: multi
+    gated_cuda._compiled = lambda asked, device: kernel if asked == tile else None
+
+    def run(x, joined):
+        multiply = gated_cuda.gated_product(x, joined, gelu=gelu)
+        assert multiply is not None
+        return multiply(x)
+
+    check(rows, depth, width, dtype, gelu, run)
+
+
+if __name__ == "__main__":
+    rows, depth, width, columns, multiprocessors = map(int, sys.argv[1:6])
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[sys.argv[6]]
+    main(rows, depth, width, columns, dtype, "gelu" in sys.argv, "late" in sys.argv, multiprocessors)

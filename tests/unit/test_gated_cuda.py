@@ -1,0 +1,51 @@
+"""The first half of an MLP that is written in CUDA, on the CPU: each thread of a cluster a fiber
+(hopper_on_cpu.h).
+"""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed: pip install -e '.[dev]'")
+
+from whetstone.engines.native.kernels.gated_cuda import MOST_SHARED, Tile, column_tile
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++ to compile it with")
+@pytest.mark.parametrize(
+    "words",  # rows, depth, width, columns of a tile, multiprocessors
+    [
+        "200 328 100 136 2 bf16 silu late",  # neither rows nor columns nor depth are whole tiles
+        "300 720 48 32 2 fp16 gelu",  # two tiles one after the other
+        pytest.param("200 328 100 136 2 bf16 silu", marks=SLOW),
+        pytest.param("300 400 116 72 4 bf16 silu late", marks=SLOW),
+        pytest.param("100 720 260 136 4 bf16 gelu", marks=SLOW),
+    ],
+)
+def test_agrees_with_float64(words):
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-W", "ignore", "-m", "tests.unit.gated_on_cpu", *words.split()]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("columns", "tile", "turns"),
+    [(2 * 4864, 80, 1), (2 * 8960, 136, 1), (2 * 11008, 168, 1), (2 * 18944, 144, 2), (8, 8, 1)],
+)
+def test_all_multiprocessors_have_as_many_tiles(columns, tile, turns):
+    assert column_tile(columns, 132) == tile
+    assert (turns - 1) * 132 * tile < columns <= turns * 132 * tile
+
+
+@pytest.mark.parametrize("rows", [128, 256])
+@pytest.mark.parametrize("columns", [8, 80, 136, 168])
+def test_a_block_has_several_stages_in_its_memory(rows, columns):
+    tile = Tile(rows, columns, False, True)
+    assert tile.stages >= 4
+    assert tile.shared_bytes <= MOST_SHARED

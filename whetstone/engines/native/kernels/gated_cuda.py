@@ -1,0 +1,168 @@
+"""The first half of an MLP on Hopper, both matrices and the gate in one kernel: how gated.cu is compiled and
+called. Whatever it can't do (float32, biases, adapters, odd shapes, other chips) is left to the library.
+"""
+
+import functools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whetstone.engines.native.kernels.attention_cuda import WARP
+from whetstone.engines.native.kernels.cuda import Kernel, Unavailable, compile_source, tensor_map
+from whetstone.engines.native.weights import Joined
+
+logger = logging.getLogger("whetstone")
+
+HOPPER, SOURCE = (Path(__file__).with_name(name) for name in ("hopper.cuh", "gated.cu"))
+CAPABILITY = (9, 0)  # its instructions are this chip's and no other's
+DEPTH, LINE = 64, 128
+MOST_COLUMNS, MOST_STAGES, MOST_SHARED = 168, 8, 232_448  # registers, use, shared memory of a block
+TURN_COLUMNS = 8  # what beginning and ending a tile takes, in columns
+BLOCKS, GROUPS = 2, 2
+THREADS = 128 * (1 + GROUPS)
+EARLY = True
+FEWEST_ROWS, MOST_ROWS = 65, 1024  # where it is faster than the library (benchmarks/decode_products.py)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a block has at a time."""
+
+    rows: int
+    columns: int
+    gelu: bool
+    bf16: bool
+
+    @property
+    def stage(self) -> int:
+        return (self.rows + self.columns) * LINE
+
+    @property
+    def lines(self) -> int:
+        """Bytes for outputs on their way, in two passes."""
+        return 4 * GROUPS * 16 * 8 * -(-self.columns // 16)
+
+    @property
+    def stages(self) -> int:
+        return min(MOST_STAGES, (MOST_SHARED - self.lines) // (self.stage + 16))
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.lines + self.stages * (self.stage + 16)
+
+    def macros(self) -> list[str]:
+        names = {
+            "ROWS": self.rows,
+            "COLUMNS": self.columns,
+            "STAGES": self.stages,
+            "GELU": int(self.gelu),
+            "BFLOAT16": int(self.bf16),
+            "SHARED_BYTES": self.shared_bytes,
+        }
+        return [f"-D{name}={value}" for name, value in names.items()]
+
+
+def row_tile(num_rows: int) -> int:
+    return 128 if num_rows <= 128 else 256
+
+
+def column_tile(columns: int, num_multiprocessors: int) -> int:
+    """Columns of a tile, such that all multiprocessors have the same number of tiles and waste the least."""
+    eights = -(-columns // 8)
+    fewest = -(-eights // (num_multiprocessors * MOST_COLUMNS // 8))
+    turns = min(
+        range(fewest, fewest + 4),
+        key=lambda turns: turns * (8 * -(-eights // (num_multiprocessors * turns)) + TURN_COLUMNS),
+    )
+    return 8 * -(-eights // (num_multiprocessors * turns))
+
+
+def multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def gated_product(like: Tensor, gate_up: Joined, *, gelu: bool) -> Callable[[Tensor], Tensor] | None:
+    """x [n, K] -> act(x gates^T) * (x values^T), [n, I], for x like `like`; None if this can't be done here.
+    It begins while the kernel before it runs, if that one lets it.
+    """
+    if not can_multiply(like, gate_up):
+        return None
+    columns = column_tile(len(gate_up.weight), multiprocessors(like.device))
+    tile = Tile(row_tile(len(like)), columns, gelu, like.dtype == torch.bfloat16)
+    kernel = _compiled(tile, like.device)
+    return None if kernel is None else functools.partial(_run, kernel, tile, gate_up.weight)
+
+
+def _run(kernel: Kernel, tile: Tile, weight: Tensor, x: Tensor) -> Tensor:
+    (num_rows, depth), width = x.shape, len(weight) // 2
+    out = torch.empty(num_rows, width, dtype=x.dtype, device=x.device)
+    clusters = -(-len(weight) // (tile.columns * BLOCKS)) * -(-num_rows // tile.rows)
+    grid = (BLOCKS * min(clusters, multiprocessors(x.device) // BLOCKS), 1, 1)
+    maps = (input_map(x, tile), weight_map(weight, tile))
+    kernel(grid, THREADS, [*maps, out, num_rows, width, -(-depth // DEPTH)], early=EARLY)
+    return out
+
+
+def can_multiply(x: Tensor, joined: Joined) -> bool:
+    weight = joined.weight
+    return (
+        x.is_cuda
+        and FEWEST_ROWS <= len(x) <= MOST_ROWS
+        and joined.is_bare
+        and x.dtype in (torch.bfloat16, torch.float16)
+        and x.dtype == weight.dtype
+        and x.is_contiguous()
+        and weight.is_contiguous()
+        and len(weight) % 8 == 0
+        and x.shape[1] % 8 == 0
+        and weight.data_ptr() % 16 == 0
+        and torch.cuda.get_device_capability(x.device) == CAPABILITY
+    )
+
+
+def input_map(x: Tensor, tile: Tile) -> Any:
+    """Half of a block's rows at a time."""
+    num_rows, depth = x.shape
+    return tensor_map(x, [depth, num_rows], [depth], [DEPTH, tile.rows // BLOCKS])
+
+
+def weight_map(weight: Tensor, tile: Tile) -> Any:
+    """A tile's columns in eights: four gates and their four values."""
+    columns, depth = weight.shape
+    sizes, strides = [depth, 4, 2, columns // 8], [depth, columns // 2 * depth, 4 * depth]
+    return tensor_map(weight, sizes, strides, [DEPTH, 4, 2, tile.columns // 8])
+
+
+def source(tile: Tile) -> str:
+    return WARP.read_text() + HOPPER.read_text() + multiply_tile(tile) + SOURCE.read_text()
+
+
+def multiply_tile(tile: Tile) -> str:
+    """d += a b, or d = a b: [64, 16] times [16, columns], by four warps."""
+    count = tile.columns // 2
+    kind = "bf16" if tile.bf16 else "f16"
+    names = ", ".join(f"%{i}" for i in range(count))
+    sums = ", ".join(f'"+f"(d[{i}])' for i in range(count))
+    return f"""
+__device__ __forceinline__ void multiply_tile(float (&d)[{count}], u64 a, u64 b, bool adds) {{
+    asm volatile("{{ .reg .pred adds; setp.ne.b32 adds, %{count + 2}, 0;"
+        " wgmma.mma_async.sync.aligned.m64n{tile.columns}k16.f32.{kind}.{kind} {{{names}}},"
+        " %{count}, %{count + 1}, adds, 1, 1, 0, 0; }}"
+        : {sums} : "l"(a), "l"(b), "r"(static_cast<int>(adds)));
+}}
+"""
+
+
+@functools.cache
+def _compiled(tile: Tile, device: torch.device) -> Kernel | None:
+    try:
+        binary = compile_source(source(tile), tile.macros(), "sm_90a")
+        return Kernel(binary, "gated_product", tile.shared_bytes, device)
+    except Unavailable as reason:
+        logger.info(f"The native engine leaves its products to the library, since {reason}.")
+        return None
