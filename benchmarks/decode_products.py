@@ -92,12 +92,13 @@ def measure_gated(size: str, rows: int) -> str:
         assert multiply is not None
         return multiply(add_norm(None, residual, norm, None, (1e-6, 0.0), lets_begin=True))
 
-    fewest, gated_cuda.FEWEST_ROWS = gated_cuda.FEWEST_ROWS, 1
+    bounds = gated_cuda.FEWEST_ROWS, gated_cuda.MOST_ROWS
+    gated_cuda.FEWEST_ROWS, gated_cuda.MOST_ROWS = 1, rows
     graphs = {
         name: captured(lambda layer=layer: [layer(one) for one in joined])
         for name, layer in (("library", by_library), ("gated.cu", by_us))
     }
-    gated_cuda.FEWEST_ROWS = fewest
+    gated_cuda.FEWEST_ROWS, gated_cuda.MOST_ROWS = bounds
     name = "library" if chosen is None else "gated.cu"
     return f"gated {size} {rows:5d} rows, us   " + in_turn(graphs, num_layers, name)
 

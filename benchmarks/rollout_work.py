@@ -5,6 +5,7 @@ to the end, `ragged` draws lengths from a lognormal distribution, `long` is 8 se
 random: speed does not depend on them. Nothing is run here.
 """
 
+import functools
 import math
 from dataclasses import asdict, dataclass
 
@@ -36,21 +37,11 @@ class Work:
 
     def prompts(self) -> list[list[int]]:
         """One prompt for each group."""
-        generator = torch.Generator().manual_seed(self.num_sequences)
-        prompts = []
-        for _ in range(self.num_sequences // self.group):
-            length = int(torch.randint(128, 257, (), generator=generator))
-            length = LONG_PROMPT if self.shape == "long" else length
-            prompts.append(torch.randint(5, VOCABULARY, (length,), generator=generator).tolist())
-        return prompts
+        return _prompts(self)
 
     def lengths(self) -> list[int]:
         """New tokens of every sequence, group after group."""
-        if self.shape != "ragged":
-            return [self.new_tokens] * self.num_sequences
-        generator = torch.Generator().manual_seed(1)
-        drawn = torch.randn(self.num_sequences, generator=generator).mul(0.7).add(math.log(160)).exp()
-        return [int(length) for length in drawn.clamp(8, self.new_tokens)]
+        return _lengths(self)
 
     def floor_s(self, bytes_per_s: float) -> float:
         """Seconds that reading weights and all keys and values once a step takes at the least."""
@@ -94,3 +85,24 @@ def model_config(size: str):
         architectures=["Qwen2ForCausalLM"],
         dtype="bfloat16",
     )
+
+
+# Made once: the work is no part of anybody's time.
+@functools.cache
+def _prompts(work: Work) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(work.num_sequences)
+    prompts = []
+    for _ in range(work.num_sequences // work.group):
+        length = int(torch.randint(128, 257, (), generator=generator))
+        length = LONG_PROMPT if work.shape == "long" else length
+        prompts.append(torch.randint(5, VOCABULARY, (length,), generator=generator).tolist())
+    return prompts
+
+
+@functools.cache
+def _lengths(work: Work) -> list[int]:
+    if work.shape != "ragged":
+        return [work.new_tokens] * work.num_sequences
+    generator = torch.Generator().manual_seed(1)
+    drawn = torch.randn(work.num_sequences, generator=generator).mul(0.7).add(math.log(160)).exp()
+    return [int(length) for length in drawn.clamp(8, work.new_tokens)]

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from whetstone.engines.native.blocks import Blocks, Unreadable, read_blocks
+from whetstone.engines.native.blocks import Block, Blocks, Unreadable, read_blocks
 from whetstone.engines.native.eight_bits import SIDE, EightBits, can_round
 from whetstone.engines.native.layout import OWN, PREFIX, TOKEN, AttentionLayer, PagedState
 from whetstone.engines.native.prefill import PagedPrefill
@@ -53,7 +53,6 @@ class FusedStep:
 
     def __call__(self, state: PagedState, rows: Tensor) -> Tensor:
         from whetstone.engines.native.kernels.attention import decode_attention
-        from whetstone.engines.native.kernels.gated_cuda import gated_product
         from whetstone.engines.native.kernels.pointwise import add_norm, embed, gated
 
         kind, eight_bits = self.blocks.norm_kind, bool(self.rounded)
@@ -63,7 +62,6 @@ class FusedStep:
             residual = self.embedding(state.fields[TOKEN].index_select(0, rows.clamp(min=0).long()))
         x = after = None
         for number, block in enumerate(self.blocks.layers):
-            gate_up, down = self.rounded[number] if eight_bits else (block.gate_up, block.down.in_parts)
             hidden = add_norm(x, residual, block.input_norm, after, kind)
             qkv = block.qkv(hidden)
             layer = block.attention
@@ -71,17 +69,18 @@ class FusedStep:
             query, key, value = qkv.split(sizes, dim=1)
             x = decode_attention(query, key, value, state, rows, layer)
             x = block.out(x)
-            norms = (block.before_mlp, block.after_attention)
-            both = None if eight_bits else gated_product(residual, block.gate_up, gelu=block.gelu)
-            early = both is not None
-            hidden = add_norm(x, residual, *norms, kind, eight_bits=eight_bits, lets_begin=early)
-            between: Any = gated(gate_up(hidden), gelu=block.gelu) if both is None else both(hidden)
-            x = down(between)
+            if eight_bits:
+                gate_up, down = self.rounded[number]
+                norms = (block.before_mlp, block.after_attention)
+                hidden = add_norm(x, residual, *norms, kind, eight_bits=True)
+                x = down(gated(gate_up(hidden), gelu=block.gelu))
+            else:
+                x = block.down.in_parts(_half_of_mlp(block, x, residual, kind))
             after = block.after_mlp
         return self.policy.head(add_norm(x, residual, self.blocks.final_norm, after, kind))
 
     def prefill(self, sequences: PagedPrefill) -> None:
-        from whetstone.engines.native.kernels.pointwise import add_norm, gated
+        from whetstone.engines.native.kernels.pointwise import add_norm
         from whetstone.engines.native.kernels.rotary import rotate_and_store
 
         kind = self.blocks.norm_kind
@@ -97,9 +96,7 @@ class FusedStep:
                 return  # its keys and values were all that was wanted of it
             x = sequences.attend(query, key, value, layer.options)
             x = block.out(x)
-            hidden = add_norm(x, residual, block.before_mlp, block.after_attention, kind)
-            x = gated(block.gate_up(hidden), gelu=block.gelu)
-            x = block.down.in_parts(x)
+            x = block.down.in_parts(_half_of_mlp(block, x, residual, kind))
             after = block.after_mlp
 
     def refresh(self) -> None:
@@ -111,6 +108,17 @@ class FusedStep:
 
     def is_current(self) -> bool:
         return all(joined.is_current() for joined in self.blocks.joined())
+
+
+def _half_of_mlp(block: Block, x: Tensor, residual: Tensor, kind: tuple[float, float]) -> Tensor:
+    """Norm, gates and values, and what becomes of the two."""
+    from whetstone.engines.native.kernels.gated_cuda import gated_product
+    from whetstone.engines.native.kernels.pointwise import add_norm, gated
+
+    both = gated_product(residual, block.gate_up, gelu=block.gelu)
+    norms = (block.before_mlp, block.after_attention)
+    hidden = add_norm(x, residual, *norms, kind, lets_begin=both is not None)
+    return gated(block.gate_up(hidden), gelu=block.gelu) if both is None else both(hidden)
 
 
 class ModuleStep:

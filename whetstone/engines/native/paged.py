@@ -173,15 +173,18 @@ class PagedEngine:
 
     def _read_ahead(self, seats: Seats, drawn: list[int], admitted: int) -> None:
         """What samples have drawn so far, while nobody is finished: they often end all at once, and everybody
-        would wait for the host to read everything.
+        would wait for the host to read everything. When the last round runs, all there is.
         """
-        behind: dict[int, list[int]] = {}  # by how many tokens of a slot are known
+        is_last = not seats.waiting and not any(one.remaining for one in seats.seated.values())
+        behind: dict[tuple[int, int], list[int]] = {}  # by how many tokens of a slot are known, and will be
         for slot, one in seats.seated.items():
             known = len(one.waiting.tokens)
-            if one.order < admitted and drawn[slot] - known >= READ_AHEAD:
-                behind.setdefault(known, []).append(slot)
-        for known, slots in behind.items():
-            tokens, logprobs = self._read(slots, known, known + READ_AHEAD)
+            new = drawn[slot] - known
+            if one.order < admitted and (new >= READ_AHEAD or (is_last and new)):
+                upto = drawn[slot] if is_last else known + READ_AHEAD
+                behind.setdefault((known, upto), []).append(slot)
+        for (known, upto), slots in behind.items():
+            tokens, logprobs = self._read(slots, known, upto)
             for place, slot in enumerate(slots):
                 seats.seated[slot].waiting.tokens += tokens[place]
                 seats.seated[slot].waiting.logprobs += logprobs[place]

@@ -25,7 +25,6 @@ MOST_COLUMNS, MOST_STAGES, MOST_SHARED = 168, 8, 232_448  # registers, use, shar
 TURN_COLUMNS = 8  # what beginning and ending a tile takes, in columns
 BLOCKS, GROUPS = 2, 2
 THREADS = 128 * (1 + GROUPS)
-EARLY = True
 FEWEST_ROWS, MOST_ROWS = 65, 1024  # where it is faster than the library (benchmarks/decode_products.py)
 
 
@@ -104,7 +103,7 @@ def _run(kernel: Kernel, tile: Tile, weight: Tensor, x: Tensor) -> Tensor:
     clusters = -(-len(weight) // (tile.columns * BLOCKS)) * -(-num_rows // tile.rows)
     grid = (BLOCKS * min(clusters, multiprocessors(x.device) // BLOCKS), 1, 1)
     maps = (input_map(x, tile), weight_map(weight, tile))
-    kernel(grid, THREADS, [*maps, out, num_rows, width, -(-depth // DEPTH)], early=EARLY)
+    kernel(grid, THREADS, [*maps, out, num_rows, width, -(-depth // DEPTH)], early=True)
     return out
 
 
