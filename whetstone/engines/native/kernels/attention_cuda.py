@@ -21,9 +21,9 @@ FIRST_CAPABILITY = (9, 0)  # Hopper, on which it was measured
 WIDTHS, MOST_QUERIES = (64, 128), 8
 ROWS, WAYS = 2, 2  # of a block, warps of a row
 LOG2E = 1.4426950408889634
-# Rows times heads of keys and values from which it is the faster one, measured with up to 672 tokens and a
-# sister of this kernel (docs/log.md); benchmarks/decode_attention.py measures it again. The Triton kernel
-# splits long sequences: it has them until the chip is filled without, which is a guess.
+# Rows times heads of keys and values from which it is the faster one (benchmarks/decode_attention.py, up to
+# 672 tokens). The Triton kernel splits long sequences: it has them until the chip is filled without, which is
+# a guess.
 FEWEST, FEWEST_OF_LONG, LONG_PAGES = 96, 528, 32
 
 
