@@ -25,6 +25,7 @@ from whetstone.types import Group, Problem
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 # Flash attention wants heads of at least 16 numbers or so.
 WIDE = {"head_dim": 32, "hidden_size": 128}
+HEADS = {"head_dim": 64, "hidden_size": 256, "intermediate_size": 512}  # as the kernels in CUDA take them
 
 
 def on_gpu(architecture: str, dtype: torch.dtype = torch.float32, **changes) -> Policy:
@@ -81,19 +82,29 @@ def test_varlen_update_with_shared_prompts_has_the_gradient_of_float32(architect
     assert torch.nn.functional.cosine_similarity(half, exact, dim=0) > 0.998
 
 
-def test_bf16_engine_and_trainer_agree():
-    policy = on_gpu("qwen3", torch.bfloat16)
-    samples = make_samples_from_engine(policy)
+@pytest.mark.parametrize(
+    ("architecture", "seeds", "changes"), [("qwen3", 8, {}), ("qwen3", 64, HEADS), ("qwen2", 64, HEADS)]
+)
+def test_bf16_engine_and_trainer_agree(architecture, seeds, changes):
+    """With 64 samples of each of three prompts and heads of 64, by the kernels in CUDA."""
+    from whetstone.engines.native.kernels import attention_cuda, gated_cuda
+
+    policy = on_gpu(architecture, torch.bfloat16, **changes)
+    caches = [attention_cuda._compiled, gated_cuda._compiled]
+    before = [cache.cache_info().hits for cache in caches]
+    samples = make_samples_from_engine(policy, seeds)
+    if seeds == 64 and torch.cuda.get_device_capability() == gated_cuda.CAPABILITY:
+        assert all(cache.cache_info().hits > hits for cache, hits in zip(caches, before, strict=True))
     row = updater_for(policy, learning_rate=0.0).step([pack(samples, 1000)], seed=0)
     print(f"mean absolute difference of logprobs in bf16: {row['sampler_logprob_difference']:.4f}")
     assert row["sampler_logprob_difference"] < 0.02
 
 
-def make_samples_from_engine(policy):
+def make_samples_from_engine(policy, seeds):
     from whetstone.batch import Sample
     from whetstone.types import Rollout, Score
 
-    requests = [Request(prompt_ids=prompt, seeds=tuple(range(8))) for prompt in PROMPTS]
+    requests = [Request(prompt_ids=prompt, seeds=tuple(range(seeds))) for prompt in PROMPTS]
     score = Score(reward=0.0, parts={"correct": 0.0}, answer=None)
     return [
         Sample(
@@ -102,7 +113,7 @@ def make_samples_from_engine(policy):
             keep=True,
         )
         for place, ((r, _), completion) in enumerate(
-            collect(NativeEngine(policy, 16), requests, Sampling(max_tokens=40)).items()
+            collect(NativeEngine(policy, 2 * seeds), requests, Sampling(max_tokens=40)).items()
         )
     ]
 
