@@ -1,7 +1,8 @@
 """One decode step of a whole model with as few kernels as it takes: rows of slots -> logits.
 
-`FusedStep` runs the blocks that blocks.py read, seven or eight kernels and products a layer; `ModuleStep` runs the
-transformers modules as they are, for models that can't be read so. Both write keys and values into the pages.
+`FusedStep` runs the blocks that blocks.py read, seven or eight kernels and products a layer; `ModuleStep`
+runs the transformers modules as they are, for models that can't be read so. Both write keys and values into
+the pages.
 `make_step` chooses, after it compared the two on real tokens.
 """
 
