@@ -1,7 +1,7 @@
 """gated.cu on a CPU (hopper_on_cpu.h), beside float64. Run by test_gated_cuda.py in a process of its own:
 threads that wait for each other for ever end it.
 
-    python -m tests.unit.gated_on_cpu ROWS DEPTH WIDTH COLUMNS MULTIPROCESSORS bf16|fp16 silu|gelu [late]
+    python -m tests.unit.gated_on_cpu ROWS DEPTH WIDTH COLUMNS SMS bf16|fp16 silu|gelu [late] [and ...]
 """
 
 import ctypes
@@ -105,6 +105,8 @@ def main(
 
 
 if __name__ == "__main__":
-    rows, depth, width, columns, multiprocessors = map(int, sys.argv[1:6])
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[sys.argv[6]]
-    main(rows, depth, width, columns, dtype, "gelu" in sys.argv, "late" in sys.argv, multiprocessors)
+    for words in " ".join(sys.argv[1:]).split(" and "):
+        numbers, dtype, *more = words.split()[:5], *words.split()[5:]
+        rows, depth, width, columns, multiprocessors = map(int, numbers)
+        kind = {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
+        main(rows, depth, width, columns, kind, "gelu" in more, "late" in more, multiprocessors)

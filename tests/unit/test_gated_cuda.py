@@ -20,8 +20,8 @@ SLOW = pytest.mark.slow
 @pytest.mark.parametrize(
     "words",  # rows, depth, width, columns of a tile, multiprocessors
     [
-        "200 328 100 136 2 bf16 silu late",  # neither rows nor columns nor depth are whole tiles
-        "300 720 48 32 2 fp16 gelu",  # two tiles one after the other
+        # Neither rows nor columns nor depth are whole tiles; two tiles one after the other.
+        "200 328 100 136 2 bf16 silu late and 300 720 48 32 2 fp16 gelu",
         pytest.param("200 328 100 136 2 bf16 silu", marks=SLOW),
         pytest.param("300 400 116 72 4 bf16 silu late", marks=SLOW),
         pytest.param("100 720 260 136 4 bf16 gelu", marks=SLOW),
