@@ -1,20 +1,16 @@
 """The attention that is written in CUDA, on the CPU: each thread of a block a fiber (warp_on_cpu.h)."""
 
-import shutil
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed: pip install -e '.[dev]'")
 
+from tests.unit.on_cpu import NEEDS_COMPILER, runs
 from whetstone.engines.native.kernels.attention_cuda import are_enough
 
 SLOW = pytest.mark.slow
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++ to compile it with")
+@NEEDS_COMPILER
 @pytest.mark.parametrize(
     "words",
     [
@@ -26,10 +22,7 @@ SLOW = pytest.mark.slow
     ],
 )
 def test_agrees_with_float64(words):
-    root = Path(__file__).parents[2]
-    command = [sys.executable, "-W", "ignore", "-m", "tests.unit.cuda_on_cpu", *words.split()]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    runs("cuda_on_cpu", words)
 
 
 def test_it_takes_many_rows_and_leaves_few_long_ones_to_splits():

@@ -2,21 +2,17 @@
 (hopper_on_cpu.h).
 """
 
-import shutil
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed: pip install -e '.[dev]'")
 
+from tests.unit.on_cpu import NEEDS_COMPILER, runs
 from whetstone.engines.native.kernels.gated_cuda import MOST_SHARED, Tile, column_tile
 
 SLOW = pytest.mark.slow
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++ to compile it with")
+@NEEDS_COMPILER
 @pytest.mark.parametrize(
     "words",  # rows, depth, width, columns of a tile, multiprocessors
     [
@@ -28,10 +24,7 @@ SLOW = pytest.mark.slow
     ],
 )
 def test_agrees_with_float64(words):
-    root = Path(__file__).parents[2]
-    command = [sys.executable, "-W", "ignore", "-m", "tests.unit.gated_on_cpu", *words.split()]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    runs("gated_on_cpu", words)
 
 
 @pytest.mark.parametrize(
