@@ -123,9 +123,10 @@ def main() -> None:
     for product in args.products.split(","):
         for size in args.sizes.split(","):
             for rows in map(int, args.rows.split(",")):
-                gated_too = product == "gated"
-                line = measure_gated(size, rows) if gated_too else measure(product, size, rows, [1, 2, 4, 8])
-                print(line, flush=True)
+                if product == "gated":
+                    print(measure_gated(size, rows), flush=True)
+                else:
+                    print(measure(product, size, rows, [1, 2, 4, 8]), flush=True)
 
 
 if __name__ == "__main__":

@@ -16,9 +16,9 @@ pytestmark = [
 ]
 
 
-def run(x, both):
+def run(x, both, *, gelu=False):
     both.weight = both.weight.cuda()
-    multiply = gated_cuda.gated_product(x.cuda(), both, gelu=False)
+    multiply = gated_cuda.gated_product(x.cuda(), both, gelu=gelu)
     assert multiply is not None
     return multiply(x.cuda()).cpu()
 
@@ -40,13 +40,7 @@ def test_agrees_with_float64(rows, depth, width, dtype):
 
 
 def test_gelu():
-    def run_gelu(x, both):
-        both.weight = both.weight.cuda()
-        multiply = gated_cuda.gated_product(x.cuda(), both, gelu=True)
-        assert multiply is not None
-        return multiply(x.cuda()).cpu()
-
-    check(192, 640, 1000, torch.bfloat16, True, run_gelu)
+    check(192, 640, 1000, torch.bfloat16, True, lambda x, both: run(x, both, gelu=True))
 
 
 def test_it_waits_for_the_norm_that_lets_it_begin():

@@ -34,14 +34,13 @@ class Map(ctypes.Structure):
 
     _fields_ = (
         ("base", ctypes.c_uint64),
-        ("rank", ctypes.c_uint64),
         *((name, ctypes.c_uint64 * 4) for name in ("sizes", "strides", "box")),
     )
 
 
 def tensor_map(tensor, sizes, strides, box) -> Map:
     rest = 4 - len(sizes)
-    made = Map(base=tensor.data_ptr(), rank=len(sizes))
+    made = Map(base=tensor.data_ptr())
     made.sizes[:], made.strides[:] = [*sizes, *[1] * rest], [1, *strides, *[0] * rest]
     made.box[:] = [*box, *[1] * rest]
     return made

@@ -3,7 +3,7 @@
 // made when they are waited for.
 #include <map>
 
-struct TensorMap { u64 base, rank, sizes[4], strides[4], box[4]; };  // strides in numbers
+struct TensorMap { u64 base, sizes[4], strides[4], box[4]; };  // strides in numbers
 
 inline char* shared_room() { return room + fibers::block() * ROOM_OF_BLOCK; }
 inline u32 address_of(const char* shared) { return shared - room; }

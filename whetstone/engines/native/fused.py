@@ -57,7 +57,7 @@ class FusedStep:
         from whetstone.engines.native.kernels.pointwise import add_norm, embed, gated
 
         kind, eight_bits = self.blocks.norm_kind, bool(self.rounded)
-        if is_plain_table(self.embedding):
+        if _is_plain_table(self.embedding):
             residual = embed(state.fields[TOKEN], rows, self.embedding.weight)
         else:
             residual = self.embedding(state.fields[TOKEN].index_select(0, rows.clamp(min=0).long()))
@@ -161,7 +161,7 @@ class _PagedAttention:
         return out.view(len(self.rows), 1, heads, width)
 
 
-def is_plain_table(embedding: Any) -> bool:
+def _is_plain_table(embedding: Any) -> bool:
     """Whether it returns rows of its weight as they are."""
     hooks = embedding._forward_hooks or embedding._forward_pre_hooks
     return type(embedding) is nn.Embedding and embedding.max_norm is None and not hooks

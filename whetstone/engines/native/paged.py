@@ -35,7 +35,7 @@ KEPT_FREE = 1 << 30  # bytes for graphs and products, beside the logits
 class _Flight:
     """A round on its way: what the fields will be after it."""
 
-    fields: Tensor  # pinned, as far as DRAWN
+    fields: Tensor  # pinned: those up to DRAWN
     landed: torch.cuda.Event
     admitted: int  # samples seated by then: whoever came later is not in it
 

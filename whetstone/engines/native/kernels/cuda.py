@@ -40,7 +40,7 @@ class _Launch(ctypes.Structure):
 
 
 class Kernel:
-    """A function on one device. Arguments are tensors, integers (32 bits) and floats (32 bits)."""
+    """A function on one device. Arguments are tensors, tensor maps, integers and floats (32 bits each)."""
 
     def __init__(self, binary: bytes, name: str, shared_bytes: int, device: torch.device):
         self.shared_bytes, self.device = shared_bytes, device
@@ -68,7 +68,6 @@ class Kernel:
 class TensorMap(ctypes.Structure):
     """Where a tensor lies and what a tile of it is, in the driver's own form."""
 
-    _align_ = 64  # the driver asks for it
     _fields_ = (("words", ctypes.c_uint64 * 16),)
 
 
@@ -77,7 +76,7 @@ def tensor_map(tensor: Tensor, sizes: list[int], strides: list[int], box: list[i
     numbers. Rows of a tile have 128 bytes, exchanged as Hopper's products read them.
     """
     rank = len(sizes)
-    room = ctypes.create_string_buffer(ctypes.sizeof(TensorMap) + 64)
+    room = ctypes.create_string_buffer(ctypes.sizeof(TensorMap) + 64)  # which must begin at a multiple of 64
     aligned = TensorMap.from_buffer(room, -ctypes.addressof(room) % 64)
     status = _driver().cuTensorMapEncodeTiled(
         ctypes.byref(aligned),

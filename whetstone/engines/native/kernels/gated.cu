@@ -42,7 +42,7 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(128 
     const u32 stages = address_of(room), full = stages + AT_FULL, empty = stages + AT_EMPTY;
     const int lane = threadIdx.x % 32, group = threadIdx.x / 128 - 1, rank = rank_in_cluster();
 
-    // A cluster's tiles: all rows of some columns before others. A block's are two neighbours' one half.
+    // A cluster's tiles, all rows of some columns before others; each has COLUMNS for every block of it.
     const int row_tiles = (num_rows + ROWS - 1) / ROWS;
     const int num_tiles = row_tiles * ((width + COLUMNS - 1) / COLUMNS);
     const int first_tile = blockIdx.x / BLOCKS, next_tile = gridDim.x / BLOCKS;
