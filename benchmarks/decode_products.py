@@ -1,6 +1,7 @@
-"""Products of a decoder layer: microseconds a layer. `down`, `out`, `qkv` whole and in parts, the former two
-with the residual addition that sums the parts (nobody sums those of `qkv`); `gated`, the first half of the
-MLP and the norm before it, by the library and by gated.cu.
+"""Products of a decoder layer: microseconds a layer. `down`, `out` and `qkv` by the library, whole and in
+parts, and by linear.cu; the former two with the residual addition and norm after them, which sums the parts,
+`qkv` with the norm before it (nobody sums its parts). `gated`, the first half of the MLP and the norm before
+it, by the library and by gated.cu.
 
     python benchmarks/decode_products.py
     python benchmarks/decode_products.py --products gated,down --rows 256
@@ -11,15 +12,17 @@ chooses. Nothing is written.
 """
 
 import argparse
+import contextlib
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from rollout_work import SIZES
 from torch import Tensor
 
 from whetstone.engines.native import weights
-from whetstone.engines.native.kernels import gated_cuda
+from whetstone.engines.native.kernels import gated_cuda, linear_cuda
 from whetstone.engines.native.kernels.pointwise import add_norm, gated
 
 ROUNDS = 5
@@ -62,16 +65,32 @@ def measure(product: str, size: str, rows: int, choices: list[int]) -> str:
     multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
     chosen = weights.num_parts(rows, outer, inner, multiprocessors) if product == "down" else 1
 
-    def one_layer(one: weights.Joined) -> Tensor:
-        out = one.in_parts(x)
-        return out if product == "qkv" else add_norm(out, residual, norm, None, (1e-6, 0.0))
+    def one_layer(multiply: Callable[[Tensor], Tensor]) -> Tensor:
+        if product == "qkv":
+            return multiply(add_norm(None, residual, norm, None, (1e-6, 0.0)))
+        return add_norm(multiply(x), residual, norm, None, (1e-6, 0.0))
 
     graphs = {}
     for parts in choices:
         for one in joined:
             one._parts = lambda _, parts=parts: parts
-        graphs[str(parts)] = captured(lambda: [one_layer(one) for one in joined])
-    return f"{product:5s} {size} {rows:5d} rows, parts: us   " + in_turn(graphs, num_layers, str(chosen))
+        graphs[str(parts)] = captured(lambda: [one_layer(one.in_parts) for one in joined])
+    is_ours = product != "down" and linear_cuda.can_multiply(x, joined[0])
+    if rows <= 512 and linear_cuda.column_tile(rows, outer, multiprocessors) <= linear_cuda.MOST_COLUMNS:
+        with bounds_of(linear_cuda, rows):
+            by_us = [lambda x, one=one: linear_cuda.linear(x, one) for one in joined]
+            graphs["linear.cu"] = captured(lambda: [one_layer(multiply) for multiply in by_us])
+    name = "linear.cu" if is_ours else str(chosen)
+    return f"{product:5s} {size} {rows:5d} rows, parts: us   " + in_turn(graphs, num_layers, name)
+
+
+@contextlib.contextmanager
+def bounds_of(kernel: Any, rows: int) -> Iterator[None]:
+    """So that it multiplies however few or many rows there are."""
+    bounds = kernel.FEWEST_ROWS, kernel.MOST_ROWS
+    kernel.FEWEST_ROWS, kernel.MOST_ROWS = 1, rows
+    yield
+    kernel.FEWEST_ROWS, kernel.MOST_ROWS = bounds
 
 
 def measure_gated(size: str, rows: int) -> str:
@@ -90,15 +109,13 @@ def measure_gated(size: str, rows: int) -> str:
     def by_us(one: weights.Joined) -> Tensor:
         multiply = gated_cuda.gated_product(residual, one, gelu=False)
         assert multiply is not None
-        return multiply(add_norm(None, residual, norm, None, (1e-6, 0.0), lets_begin=True))
+        return multiply(add_norm(None, residual, norm, None, (1e-6, 0.0)))
 
-    bounds = gated_cuda.FEWEST_ROWS, gated_cuda.MOST_ROWS
-    gated_cuda.FEWEST_ROWS, gated_cuda.MOST_ROWS = 1, rows
-    graphs = {
-        name: captured(lambda layer=layer: [layer(one) for one in joined])
-        for name, layer in (("library", by_library), ("gated.cu", by_us))
-    }
-    gated_cuda.FEWEST_ROWS, gated_cuda.MOST_ROWS = bounds
+    with bounds_of(gated_cuda, rows):
+        graphs = {
+            name: captured(lambda layer=layer: [layer(one) for one in joined])
+            for name, layer in (("library", by_library), ("gated.cu", by_us))
+        }
     name = "library" if chosen is None else "gated.cu"
     return f"gated {size} {rows:5d} rows, us   " + in_turn(graphs, num_layers, name)
 
@@ -118,6 +135,7 @@ def main() -> None:
     parser.add_argument("--products", default="gated,down,out,qkv")
     parser.add_argument("--sizes", default="0.5b,1.5b,3b")
     parser.add_argument("--rows", default="16,64,128,192,256,384,512,1024")
+    parser.add_argument("--parts", default="1,2,4,8", help="for down, out and qkv")
     args = parser.parse_args()
     print(torch.cuda.get_device_name(), "torch", torch.__version__)
     for product in args.products.split(","):
@@ -126,7 +144,10 @@ def main() -> None:
                 if product == "gated":
                     print(measure_gated(size, rows), flush=True)
                 else:
-                    print(measure(product, size, rows, [1, 2, 4, 8]), flush=True)
+                    print(
+                        measure(product, size, rows, [int(parts) for parts in args.parts.split(",")]),
+                        flush=True,
+                    )
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ def test_it_waits_for_the_norm_that_lets_it_begin():
         x = None
         for both, down in zip(weights, downs, strict=True):
             multiply = gated_cuda.gated_product(residual, both, gelu=False) if own else None
-            normed = add_norm(x, residual, norm, None, (1e-6, 0.0), lets_begin=multiply is not None)
+            normed = add_norm(x, residual, norm, None, (1e-6, 0.0))
             between = multiply(normed) if multiply is not None else gated(both(normed), gelu=False)
             x = between @ down.t()
         return residual

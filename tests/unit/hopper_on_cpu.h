@@ -27,11 +27,11 @@ inline void arrive_expecting(u32 barrier, u32 bytes) {
     b.bytes += bytes, b.missing--, b.look();
 }
 
-struct Fetch { u32 to; const TensorMap* map; u32 barrier; int at[4]; };
+struct Fetch { u32 to; TensorMap map; u32 barrier; int at[4]; };  // its thread may be gone when it is made
 std::vector<Fetch> fetches;
 inline u32 exchanged(u32 address) { return address ^ (address >> 7 & 7) << 4; }
 inline void make(const Fetch& fetch) {
-    const TensorMap& m = *fetch.map;
+    const TensorMap& m = fetch.map;
     int bytes = 0;
     for (u64 w = 0; w < m.box[3]; w++)
         for (u64 z = 0; z < m.box[2]; z++)
@@ -54,16 +54,37 @@ inline void ask(const Fetch& fetch) {
 }
 inline void fetch_2d(u32 to, const TensorMap* map, u32 barrier, int x, int y, u16 blocks) {
     for (int b = 0; b < MOST_BLOCKS; b++)
-        if (blocks >> b & 1) ask({in_block(to, b), map, in_block(barrier, b), {x, y, 0, 0}});
+        if (blocks >> b & 1) ask({in_block(to, b), *map, in_block(barrier, b), {x, y, 0, 0}});
 }
-inline void fetch_4d(u32 to, const TensorMap* map, u32 barrier, int x, int w) { ask({to, map, barrier, {x, 0, 0, w}}); }
+inline void fetch_2d(u32 to, const TensorMap* map, u32 barrier, int x, int y) { ask({to, *map, barrier, {x, y, 0, 0}}); }
+inline void fetch_4d(u32 to, const TensorMap* map, u32 barrier, int x, int w) { ask({to, *map, barrier, {x, 0, 0, w}}); }
+struct Sent { u32 to, barrier; float numbers[4]; };
+std::vector<Sent> sent;
+inline void make(const Sent& s) {
+    memcpy(room + s.to, s.numbers, 16);
+    Barrier& b = barriers.at(s.barrier);
+    b.bytes -= 16, b.look();
+}
+inline void send(u32 to, u32 barrier, int block, float a, float b, float c, float d) {
+    Sent s{in_block(to, block), in_block(barrier, block), {a, b, c, d}};
+#if FETCH_LATE
+    sent.push_back(s);
+#else
+    make(s);
+#endif
+}
+template <class Asked>
+inline void make_those_of(u32 barrier, std::vector<Asked>& pending) {
+    std::vector<Asked> others, all;
+    std::swap(pending, all);
+    for (const Asked& asked : all)
+        if (asked.barrier == barrier) make(asked);
+        else others.push_back(asked);
+    pending.insert(pending.end(), others.begin(), others.end());
+}
 inline void wait_at(u32 barrier, int parity) {
     fibers::until([&] {
-        std::vector<Fetch> others;
-        std::swap(fetches, others);
-        for (const Fetch& fetch : others)
-            if (fetch.barrier == barrier) make(fetch);
-            else fetches.push_back(fetch);
+        make_those_of(barrier, fetches), make_those_of(barrier, sent);
         return (barriers.at(barrier).passed & 1) != parity;
     });
 }
@@ -73,7 +94,7 @@ inline void arrive_in_cluster() { fibers::all[fibers::now].waits[3]++; }
 inline void wait_for_cluster() {
     int mine = fibers::all[fibers::now].waits[3];
     fibers::until([&] {
-        for (int i = 0; i < MOST_BLOCKS * fibers::count; i++)
+        for (int i = 0; i < fibers::blocks_of_cluster * fibers::count; i++)
             if (fibers::all[i].waits[3] < mine) return false;
         return true;
     });
@@ -115,7 +136,6 @@ template <int COUNT>
 inline void hold(float (&)[COUNT]) {}
 inline float reciprocal(float x) { return 1 / x; }
 inline u32 multiply_pairs(u32 x, u32 y) { return pack(low_of(x) * low_of(y), high_of(x) * high_of(y)); }
-inline void wait_for_kernel_before() {}
 inline void look_ahead(const TensorMap*) {}
 template <int COUNT>
 inline void give_registers() {}

@@ -44,7 +44,7 @@ struct Fiber {
     int waits[4];  // how many times it has waited for its warp, its part (or a barrier), its block and its cluster
 } all[MOST];
 ucontext_t home;
-int count, now;  // threads of a block; the one that runs
+int count, now, blocks_of_cluster;  // threads of a block; the one that runs
 struct { int arrived, passed; } parts[MOST_BLOCKS][16];
 std::function<void()> body;
 u64 told[MOST][6];  // what a lane shows the others
@@ -79,7 +79,7 @@ inline void until(Condition holds) {
 inline int waited(const Fiber& f) { return f.waits[0] + f.waits[1] + f.waits[2] + f.waits[3]; }
 inline void run_block(int threads, std::function<void()> kernel, int blocks = 1) {  // or a cluster of them
     const Index first_block = blockIdx;
-    body = kernel, count = threads;
+    body = kernel, count = threads, blocks_of_cluster = blocks;
     memset(room, 255, sizeof room);  // not a number
     memset(parts, 0, sizeof parts);
     for (int i = 0; i < blocks * threads; i++) {
@@ -110,6 +110,8 @@ inline void run_block(int threads, std::function<void()> kernel, int blocks = 1)
 
 inline void __syncthreads() { fibers::wait(2, fibers::count); }
 inline void sync_warp() { fibers::for_warp(); }
+inline void wait_for_kernel_before() {}
+inline void let_next_kernel_begin() {}
 template <int SIZE>
 inline void sync_part(int which) {
     auto& part = fibers::parts[fibers::block()][which];
@@ -156,6 +158,7 @@ inline float sum_of_warp(float x) {
     return x;
 }
 
+inline void store_piece(char* at, const Piece& p) { memcpy(at, p.x, 16); }
 inline Piece load_shared(const char* at) {
     Piece p;
     memcpy(&p, at, 16);

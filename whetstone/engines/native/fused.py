@@ -54,6 +54,7 @@ class FusedStep:
 
     def __call__(self, state: PagedState, rows: Tensor) -> Tensor:
         from whetstone.engines.native.kernels.attention import decode_attention
+        from whetstone.engines.native.kernels.linear_cuda import linear
         from whetstone.engines.native.kernels.pointwise import add_norm, embed, gated
 
         kind, eight_bits = self.blocks.norm_kind, bool(self.rounded)
@@ -64,12 +65,12 @@ class FusedStep:
         x = after = None
         for number, block in enumerate(self.blocks.layers):
             hidden = add_norm(x, residual, block.input_norm, after, kind)
-            qkv = block.qkv(hidden)
+            qkv = linear(hidden, block.qkv)
             layer = block.attention
             sizes = [layer.heads * layer.width, layer.kv_heads * layer.width, layer.kv_heads * layer.width]
             query, key, value = qkv.split(sizes, dim=1)
             x = decode_attention(query, key, value, state, rows, layer)
-            x = block.out(x)
+            x = linear(x, block.out)
             if eight_bits:
                 gate_up, down = self.rounded[number]
                 norms = (block.before_mlp, block.after_attention)
@@ -118,7 +119,7 @@ def _half_of_mlp(block: Block, x: Tensor, residual: Tensor, kind: tuple[float, f
 
     both = gated_product(residual, block.gate_up, gelu=block.gelu)
     norms = (block.before_mlp, block.after_attention)
-    hidden = add_norm(x, residual, *norms, kind, lets_begin=both is not None)
+    hidden = add_norm(x, residual, *norms, kind)
     return gated(block.gate_up(hidden), gelu=block.gelu) if both is None else both(hidden)
 
 

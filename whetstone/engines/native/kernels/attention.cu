@@ -132,31 +132,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) decode_attention(
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     const int r = warp / WAYS, part = warp % WAYS;
     const int head = blockIdx.y, first_row = blockIdx.x * ROWS;
+    if (threadIdx.x == 0) let_next_kernel_begin();
 
-    // The row's queries, new key and new value are asked for first: whatever is asked for later comes later.
-    // Lane: places 2 lane, 2 lane + 1 and those WIDTH / 2 later. The warps of a row share its heads.
-    constexpr int HEADS_OF_WARP = QUERIES / WAYS;
     const bool has_numbers = lane < WIDTH / 4 && first_row + r < num_rows;
-    u32 given[HEADS_OF_WARP + 1][2];  // the last is the key (of the first warp) or the value (of the last one)
-    {
-        const int row = first_row + r;
-        auto ask = [&](int n, const u16* from) {
-            given[n][0] = given[n][1] = 0;
-            if (!has_numbers || from == nullptr) return;
-            given[n][0] = reinterpret_cast<const u32*>(from)[lane];
-            given[n][1] = reinterpret_cast<const u32*>(from)[WIDTH / 4 + lane];
-        };
-#pragma unroll
-        for (int n = 0; n < HEADS_OF_WARP; n++) {
-            const int h = part + n * WAYS;
-            ask(n, h < GROUP ? query + row * query_stride + (head * GROUP + h) * WIDTH : nullptr);
-        }
-        ask(HEADS_OF_WARP,
-            part == 0 ? key + row * key_stride + head * WIDTH : value + row * value_stride + head * WIDTH);
-    }
 
     // What every row is: each warp asks for all of them, a lane a row; and for its own row's first pages, a lane a
-    // page, before it knows what they are, for every load that waits for another takes a microsecond.
+    // page, before it knows what they are, for every load that waits for another takes a microsecond. All this was
+    // there before the kernel before this one, which makes the queries and may still run.
     int slot = -1, prefix = 0, own = 0, first_page = -1;
     if (lane < ROWS && first_row + lane < num_rows) slot = rows[first_row + lane];
     const int likely_slot = __shfl_sync(ALL, slot, r);
@@ -169,7 +151,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) decode_attention(
         if (active == 0) slot = -1;
     }
     const u32 alive = __ballot_sync(ALL, slot >= 0);
-    if (alive == 0) return;
+    if (alive == 0) {
+        wait_for_kernel_before();
+        return;
+    }
     const int leader = __ffs(alive) - 1;
     const int leaders_slot = __shfl_sync(ALL, slot, leader);
     const int leaders_prefix = __shfl_sync(ALL, prefix, leader);
@@ -200,6 +185,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) decode_attention(
         const int known = __shfl_sync(ALL, known_page, page & 31);
         return static_cast<long long>(is_alive && page < 32 ? known : pages[page]);
     };
+
+    // The row's queries, new key and new value are asked for before its pages: whatever is asked for later comes later.
+    // Lane: places 2 lane, 2 lane + 1 and those WIDTH / 2 later. The warps of a row share its heads.
+    wait_for_kernel_before();
+    constexpr int HEADS_OF_WARP = QUERIES / WAYS;
+    u32 given[HEADS_OF_WARP + 1][2];  // the last is the key (of the first warp) or the value (of the last one)
+    {
+        const int row = first_row + r;
+        auto ask = [&](int n, const u16* from) {
+            given[n][0] = given[n][1] = 0;
+            if (!has_numbers || from == nullptr) return;
+            given[n][0] = reinterpret_cast<const u32*>(from)[lane];
+            given[n][1] = reinterpret_cast<const u32*>(from)[WIDTH / 4 + lane];
+        };
+#pragma unroll
+        for (int n = 0; n < HEADS_OF_WARP; n++) {
+            const int h = part + n * WAYS;
+            ask(n, h < GROUP ? query + row * query_stride + (head * GROUP + h) * WIDTH : nullptr);
+        }
+        ask(HEADS_OF_WARP,
+            part == 0 ? key + row * key_stride + head * WIDTH : value + row * value_stride + head * WIDTH);
+    }
 
     // A shared prompt: all threads of the block fetch it.
     const int tiles = is_shared ? (leaders_prefix + PAGE - 1) / PAGE : 0;

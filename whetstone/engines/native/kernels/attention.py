@@ -205,7 +205,9 @@ def splits_for(programs: int, longest_pages: int) -> int:
 def decode_attention(
     query: Tensor, key: Tensor, value: Tensor, state: PagedState, rows: Tensor, layer: AttentionLayer
 ) -> Tensor:
-    """[n, heads * D] queries and [n, kv_heads * D] new keys and values -> [n, heads * D]."""
+    """[n, heads * D] queries and [n, kv_heads * D] new keys and values -> [n, heads * D]. What rows are, in
+    `state` and `rows`, must not be written by the very kernel before: this one may begin while that one runs.
+    """
     attended = attend(query, key, value, state, rows, layer)
     if attended is not None:
         return attended

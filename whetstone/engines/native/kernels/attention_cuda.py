@@ -47,6 +47,7 @@ def attend(
             layer.options.layer, query.stride(0), key.stride(0), value.stride(0), state.num_slots,
             state.table.shape[1], num_rows, *map(float, numbers),
         ],
+        early=True,
     )  # fmt: skip
     return out
 

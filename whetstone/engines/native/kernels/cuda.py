@@ -44,6 +44,7 @@ class Kernel:
 
     def __init__(self, binary: bytes, name: str, shared_bytes: int, device: torch.device):
         self.shared_bytes, self.device = shared_bytes, device
+        self.can_begin_early = can_begin_early(device)
         self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
         self._binary = binary
         driver = _driver()
@@ -55,7 +56,10 @@ class Kernel:
     def __call__(
         self, grid: tuple[int, int, int], threads: int, arguments: Sequence[Any], *, early: bool = False
     ) -> None:
-        """`early`: it may begin while the kernel before it ends, and waits for that one by itself."""
+        """`early`: it waits for the kernel before it by itself, and begins while that one runs where the chip
+        can do so.
+        """
+        early = early and self.can_begin_early
         values = [_as_c(argument) for argument in arguments]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         with torch.cuda.device(self.device):
@@ -63,6 +67,12 @@ class Kernel:
             how = _Launch(*grid, threads, 1, 1, self.shared_bytes, stream, ctypes.pointer(_EARLY), int(early))
             status = _driver().cuLaunchKernelEx(ctypes.byref(how), self._function, pointers, None)
         _check(status)
+
+
+@functools.cache
+def can_begin_early(device: torch.device) -> bool:
+    """Whether a kernel can be launched before the one before it has ended (programmatic dependent launch)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 class TensorMap(ctypes.Structure):

@@ -138,19 +138,19 @@ def weight_map(weight: Tensor, tile: Tile) -> Any:
 
 
 def source(tile: Tile) -> str:
-    return WARP.read_text() + HOPPER.read_text() + multiply_tile(tile) + SOURCE.read_text()
+    return WARP.read_text() + HOPPER.read_text() + multiply_tile(tile.columns, tile.bf16) + SOURCE.read_text()
 
 
-def multiply_tile(tile: Tile) -> str:
+def multiply_tile(columns: int, bf16: bool) -> str:
     """d += a b, or d = a b: [64, 16] times [16, columns], by four warps."""
-    count = tile.columns // 2
-    kind = "bf16" if tile.bf16 else "f16"
+    count = columns // 2
+    kind = "bf16" if bf16 else "f16"
     names = ", ".join(f"%{i}" for i in range(count))
     sums = ", ".join(f'"+f"(d[{i}])' for i in range(count))
     return f"""
 __device__ __forceinline__ void multiply_tile(float (&d)[{count}], u64 a, u64 b, bool adds) {{
     asm volatile("{{ .reg .pred adds; setp.ne.b32 adds, %{count + 2}, 0;"
-        " wgmma.mma_async.sync.aligned.m64n{tile.columns}k16.f32.{kind}.{kind} {{{names}}},"
+        " wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} {{{names}}},"
         " %{count}, %{count + 1}, adds, 1, 1, 0, 0; }}"
         : {sums} : "l"(a), "l"(b), "r"(static_cast<int>(adds)));
 }}

@@ -41,8 +41,13 @@ __device__ __forceinline__ int rank_in_cluster() {
 __device__ __forceinline__ void arrive_in_cluster() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
 __device__ __forceinline__ void wait_for_cluster() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
 
-// A kernel may be launched while the one before it ends; here it waits for what that one wrote.
-__device__ __forceinline__ void wait_for_kernel_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+// Four numbers into the shared memory of another block, whose barrier counts their bytes.
+__device__ __forceinline__ void send(u32 to, u32 barrier, int block, float a, float b, float c, float d) {
+    asm volatile(
+        "{ .reg .b32 there, counts; mapa.shared::cluster.u32 there, %0, %2; mapa.shared::cluster.u32 counts, %1, %2;"
+        " st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [there], {%3, %4, %5, %6}, [counts]; }"
+        ::"r"(to), "r"(barrier), "r"(block), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
+}
 
 __device__ __forceinline__ void look_ahead(const TensorMap* map) {  // it is used soon
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
@@ -54,6 +59,11 @@ __device__ __forceinline__ void fetch_2d(u32 to, const TensorMap* map, u32 barri
     asm volatile(  // the same place in all of `blocks`, a bit for each block of the cluster
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
         " [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(to), "l"(map), "r"(barrier), "r"(x), "r"(y), "h"(blocks) : "memory");
+}
+__device__ __forceinline__ void fetch_2d(u32 to, const TensorMap* map, u32 barrier, int x, int y) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%3, %4}], [%2];" ::"r"(to), "l"(map), "r"(barrier), "r"(x), "r"(y) : "memory");
 }
 __device__ __forceinline__ void fetch_4d(u32 to, const TensorMap* map, u32 barrier, int x, int w) {
     asm volatile(

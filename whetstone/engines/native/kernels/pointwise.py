@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from whetstone.engines.native.eight_bits import LARGEST, SMALLEST_SCALE, Scaled
+from whetstone.engines.native.kernels.cuda import can_begin_early
 
 _LARGEST, _SMALLEST_SCALE = tl.constexpr(LARGEST), tl.constexpr(SMALLEST_SCALE)
 WIDEST = 32768  # columns of a row that a program can hold
@@ -40,10 +41,11 @@ def _rms(x, weight_ptr, column, inside, width, eps, OFFSET: tl.constexpr, TYPE: 
 def _add_norm_kernel(
     x_ptr, x_scale_ptr, residual_ptr, out_ptr, scale_ptr, weight_ptr, post_ptr, width, eps,
     PARTS: tl.constexpr, SCALED: tl.constexpr, POST: tl.constexpr, OFFSET: tl.constexpr, EIGHT: tl.constexpr,
-    LETS_BEGIN: tl.constexpr, BLOCK: tl.constexpr,
+    EARLY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    if LETS_BEGIN:
+    if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     row, column = tl.program_id(0), tl.arange(0, BLOCK)
     inside = column < width
     TYPE: tl.constexpr = residual_ptr.dtype.element_ty
@@ -75,23 +77,23 @@ def add_norm(
     kind: tuple,
     *,
     eight_bits: bool = False,
-    lets_begin: bool = False,
 ) -> Any:
     """residual += post_norm(x), in place; returns norm(residual), a tensor or `Scaled`. `kind` is (eps,
-    offset of the weight). `x` may be the parts [k, n, width] of a sum. `lets_begin`: the next kernel waits
-    for this one by itself, and may begin before (Hopper).
+    offset of the weight). `x` may be the parts [k, n, width] of a sum. From Hopper on it begins while the
+    kernel before it ends, and lets the next one do so.
     """
     eps, offset = kind
     num_rows, width = residual.shape
     values, x_scale = x if isinstance(x, Scaled) else (x, None)
     parts = 0 if values is None else values.numel() // residual.numel()
     out, scale = _room(num_rows, width, residual, eight_bits)
+    early = can_begin_early(residual.device)
     _add_norm_kernel[(num_rows,)](
         residual if values is None else values, residual if x_scale is None else x_scale, residual, out,
         scale, weight, weight if post is None else post, width, eps,
         PARTS=parts, SCALED=x_scale is not None, POST=post is not None, OFFSET=offset, EIGHT=eight_bits,
-        LETS_BEGIN=lets_begin, BLOCK=triton.next_power_of_2(width),
-        num_warps=16 if parts > 2 else 4 if width <= 4096 else 8,
+        EARLY=early, BLOCK=triton.next_power_of_2(width),
+        num_warps=16 if parts > 2 else 4 if width <= 4096 else 8, **({"launch_pdl": True} if early else {}),
     )  # fmt: skip
     return Scaled(out, scale) if eight_bits else out
 

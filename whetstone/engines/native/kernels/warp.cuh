@@ -16,6 +16,10 @@ __device__ __forceinline__ Piece load_shared(const char* at) {
     return Piece{{v.x, v.y, v.z, v.w}};
 }
 
+__device__ __forceinline__ void store_piece(char* at, const Piece& p) {
+    *reinterpret_cast<uint4*>(at) = make_uint4(p.x[0], p.x[1], p.x[2], p.x[3]);
+}
+
 // Zeros, if it is not wanted.
 __device__ __forceinline__ void copy_piece(char* to, const char* from, bool wanted) {
     u32 at = static_cast<u32>(__cvta_generic_to_shared(to));
@@ -36,6 +40,21 @@ __device__ __forceinline__ void sync_warp() { __syncwarp(); }
 template <int THREADS_OF_PART>
 __device__ __forceinline__ void sync_part(int which) {
     asm volatile("bar.sync %0, %1;" ::"r"(which + 1), "n"(THREADS_OF_PART) : "memory");
+}
+
+// From Hopper on a kernel may be launched while the one before it ends; here it waits for what that one wrote. Every
+// kernel that is launched so waits, even if it has nothing to do: whoever waits for it relies on all before it.
+__device__ __forceinline__ void wait_for_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// The next one may be launched once all blocks have said this, or ended.
+__device__ __forceinline__ void let_next_kernel_begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
 }
 
 #if BFLOAT16

@@ -1,0 +1,76 @@
+"""The small products that are written in CUDA, on a real GPU, beside float64."""
+
+import pytest
+import torch
+
+from tests.unit.linear_on_cpu import check
+from whetstone.engines.native.kernels import gated_cuda, linear_cuda
+from whetstone.engines.native.kernels.linear_cuda import linear
+from whetstone.engines.native.kernels.pointwise import add_norm
+from whetstone.engines.native.weights import Joined
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != gated_cuda.CAPABILITY,
+        reason="needs a Hopper GPU",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("rows", "depth", "width", "dtype", "bias"),
+    [
+        (65, 896, 1152, torch.bfloat16, True),
+        (128, 1536, 2048, torch.bfloat16, True),
+        (200, 1536, 1536, torch.float16, False),
+        (256, 1536, 2048, torch.float16, True),
+        (256, 2048, 2560, torch.bfloat16, True),
+        (130, 72, 88, torch.bfloat16, False),
+    ],
+)
+def test_agrees_with_float64(rows, depth, width, dtype, bias):
+    check(rows, depth, width, dtype, bias=bias, device="cuda")
+
+
+def test_a_chain_of_kernels_that_begin_early():
+    """In graphs, over many layers: each reads what the one before it wrote, after it was written."""
+    torch.manual_seed(0)
+    rows, hidden, layers = 256, 1024, 24
+
+    def made(inner: int, outer: int) -> Joined:
+        layer = torch.nn.Linear(inner, outer, device="cuda", dtype=torch.bfloat16)
+        return Joined([layer.requires_grad_(False)])
+
+    pairs = [(made(hidden, 1536), made(1536, hidden)) for _ in range(layers)]
+    norm = torch.ones(hidden, device="cuda", dtype=torch.bfloat16)
+
+    def forward(multiply, residual: torch.Tensor) -> torch.Tensor:
+        x = None
+        for wide, narrow in pairs:
+            hidden = add_norm(x, residual, norm, None, (1e-6, 0.0))
+            x = multiply(multiply(hidden, wide), narrow)
+        return residual
+
+    start = torch.randn(rows, hidden, device="cuda", dtype=torch.bfloat16)
+    residual = start.clone()
+    forward(linear, residual)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        forward(linear, residual)
+    expected = forward(lambda x, joined: joined(x), start.clone()).float()
+    for _ in range(20):
+        residual.copy_(start)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert ((residual.float() - expected).norm() / expected.norm()).item() < 1e-2
+
+
+def test_what_it_leaves_to_the_library(monkeypatch):
+    asked = []
+    monkeypatch.setattr(linear_cuda, "_run", lambda kernel, tile, x, joined: asked.append(len(x)))
+    layer = torch.nn.Linear(128, 64, device="cuda", dtype=torch.bfloat16).requires_grad_(False)
+    rows = torch.zeros(300, 128, device="cuda", dtype=torch.bfloat16)
+    for some in (rows, rows[:100], rows[:8], rows[:100, ::2].repeat(1, 2).t().contiguous().t()):
+        linear(some, Joined([layer]))
+    assert asked == [100]

@@ -1,0 +1,84 @@
+"""linear.cu on a CPU (hopper_on_cpu.h), beside float64. Run by test_linear_cuda.py in a process of its own.
+
+python -m tests.unit.linear_on_cpu ROWS DEPTH WIDTH SMS bf16|fp16 [bias] [late] [and ...]
+"""
+
+import ctypes
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from tests.unit.cuda_on_cpu import build
+from tests.unit.gated_on_cpu import tensor_map
+from whetstone.engines.native.kernels import linear_cuda
+from whetstone.engines.native.kernels.linear_cuda import BLOCKS, DEPTH, THREADS, Tile
+from whetstone.engines.native.weights import Joined
+
+ENTRY = f"""
+extern "C" void run(int x, int y, int z, const TensorMap* inputs, const TensorMap* weights, const u16* bias,
+    char* out, int rows, int width, int steps) {{
+    gridDim = {{x, y, z}};
+    auto kernel = [&] {{ linear(*inputs, *weights, bias, out, rows, width, steps); }};
+    for (int column = 0; column < z; column++)
+        for (int row = 0; row < y; row++) {{
+            blockIdx = {{0, row, column}};
+            fibers::run_block({THREADS}, kernel, {BLOCKS});
+        }}
+}}
+"""
+HERE = Path(__file__).parent
+
+
+class OnCpu:
+    """A kernel, called as cuda.Kernel is."""
+
+    def __init__(self, tile: Tile, late: bool):
+        words = [(HERE / name).read_text() for name in ("warp_on_cpu.h", "hopper_on_cpu.h")]
+        source = "\n".join([*words, linear_cuda.SOURCE.read_text(), ENTRY])
+        self.library = build(source, [*tile.macros(), f"-DFETCH_LATE={int(late)}"])
+
+    def __call__(self, grid, threads, arguments, *, early) -> None:
+        assert threads == THREADS and grid[0] == BLOCKS
+        inputs, weights, bias, out, *numbers = arguments
+        fenced = torch.full((len(out) + 64, out.shape[1]), 7.0, dtype=out.dtype)
+        pointers = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (bias, fenced))
+        self.library.run(*grid, ctypes.byref(inputs), ctypes.byref(weights), *pointers, *numbers)
+        assert (fenced[len(out) :] == 7).all(), "it wrote behind its rows"
+        out.copy_(fenced[: len(out)])
+
+
+class Ours(Joined):
+    def __call__(self, x):
+        raise AssertionError("it was left to the library")
+
+
+def check(rows: int, depth: int, width: int, dtype: torch.dtype, *, bias: bool, device: str = "cpu") -> None:
+    """That it multiplies as float64 does."""
+    torch.manual_seed(0)
+    x = torch.randn(rows, depth).to(device, dtype)
+    layer = nn.Linear(depth, width, bias=bias).to(device, dtype).requires_grad_(False)
+    got = linear_cuda.linear(x, Ours([layer])).double()
+    exact = nn.functional.linear(x.double(), layer.weight.double(), layer.bias.double() if bias else None)
+    assert got.shape == exact.shape
+    worst = ((got - exact).abs() / (exact.abs() + 1)).max().item()
+    assert worst < (5e-3 if dtype == torch.bfloat16 else 6e-4), worst
+
+
+def main(rows: int, depth: int, width: int, multi: int, dtype: torch.dtype, words: list[str]) -> None:
+    linear_cuda.tensor_map = tensor_map
+    linear_cuda.can_multiply = lambda x, joined: True
+    linear_cuda.multiprocessors = lambda device: multi
+    linear_cuda._compiled = lambda tile, device: OnCpu(tile, "late" in words)
+    linear_cuda.MOST_STAGES = 2
+    assert depth > 2 * BLOCKS * DEPTH, "no stage would be used twice"
+    check(rows, depth, width, dtype, bias="bias" in words)
+
+
+if __name__ == "__main__":
+    for words in " ".join(sys.argv[1:]).split(" and "):
+        numbers, dtype, *more = words.split()[:4], *words.split()[4:]
+        rows, depth, width, multiprocessors = map(int, numbers)
+        kind = {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
+        main(rows, depth, width, multiprocessors, kind, more)

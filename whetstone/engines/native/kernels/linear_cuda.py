@@ -1,0 +1,120 @@
+"""The small products of a decode step on Hopper: how linear.cu is compiled and called. Whatever it can't do
+is left to the library.
+"""
+
+import functools
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from whetstone.engines.native.kernels.attention_cuda import WARP
+from whetstone.engines.native.kernels.cuda import Kernel, Unavailable, compile_source, tensor_map
+from whetstone.engines.native.kernels.gated_cuda import CAPABILITY, HOPPER, multiply_tile, multiprocessors
+from whetstone.engines.native.weights import Joined
+
+logger = logging.getLogger("whetstone")
+
+SOURCE = Path(__file__).with_name("linear.cu")
+BLOCKS, ROWS, DEPTH, LINE, THREADS = 2, 64, 64, 128, 160
+MOST_COLUMNS, MOST_STAGES, MOST_SHARED = 192, 8, 232_448
+FEWEST_ROWS, MOST_ROWS = 65, 256  # where it is faster than the library (benchmarks/decode_products.py)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What the two blocks of a cluster have: 64 rows and so many columns."""
+
+    columns: int
+    bias: bool
+    bf16: bool
+
+    @property
+    def rest(self) -> int:
+        """Bytes besides the stages: sums of the other block, outputs on their way, a barrier."""
+        own = self.columns // BLOCKS
+        return ROWS * own * 4 + ROWS * (2 * own + 16) + 16
+
+    @property
+    def stages(self) -> int:
+        return min(MOST_STAGES, (MOST_SHARED - self.rest) // ((ROWS + self.columns) * LINE + 16))
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.stages * ((ROWS + self.columns) * LINE + 16) + self.rest
+
+    def macros(self) -> list[str]:
+        names = {
+            "COLUMNS": self.columns,
+            "STAGES": self.stages,
+            "BIAS": int(self.bias),
+            "BFLOAT16": int(self.bf16),
+            "SHARED_BYTES": self.shared_bytes,
+        }
+        return [f"-D{name}={value}" for name, value in names.items()]
+
+
+def column_tile(num_rows: int, width: int, num_multiprocessors: int) -> int:
+    """Columns of a tile, such that there are hardly fewer blocks than multiprocessors."""
+    blocks = BLOCKS * -(-num_rows // ROWS)  # of a tile of columns
+    unit = 8 * BLOCKS
+    return unit * -(-width * blocks // (num_multiprocessors * unit))
+
+
+def linear(x: Tensor, joined: Joined) -> Tensor:
+    """x [n, K] -> x weight^T + bias. On Hopper it begins while the kernel before it runs, if that one lets
+    it, and lets the next one begin at once.
+    """
+    if not can_multiply(x, joined):
+        return joined(x)
+    columns = column_tile(len(x), len(joined.weight), multiprocessors(x.device))
+    tile = Tile(columns, joined.bias is not None, x.dtype == torch.bfloat16)
+    kernel = _compiled(tile, x.device) if columns <= MOST_COLUMNS else None
+    return joined(x) if kernel is None else _run(kernel, tile, x, joined)
+
+
+def _run(kernel: Kernel, tile: Tile, x: Tensor, joined: Joined) -> Tensor:
+    (num_rows, depth), width = x.shape, len(joined.weight)
+    out = torch.empty(num_rows, width, dtype=x.dtype, device=x.device)
+    inputs = tensor_map(x, [depth, num_rows], [depth], [DEPTH, ROWS])
+    weights = tensor_map(joined.weight, [depth, width], [depth], [DEPTH, tile.columns])
+    grid = (BLOCKS, -(-num_rows // ROWS), -(-width // tile.columns))
+    bias = out if joined.bias is None else joined.bias  # any tensor serves, where none is read
+    numbers = (num_rows, width, -(-depth // DEPTH))
+    kernel(grid, THREADS, [inputs, weights, bias, out, *numbers], early=True)
+    return out
+
+
+def can_multiply(x: Tensor, joined: Joined) -> bool:
+    weight, bias = joined.weight, joined.bias
+    return (
+        x.is_cuda
+        and FEWEST_ROWS <= len(x) <= MOST_ROWS
+        and joined.adapter is None
+        and x.dtype in (torch.bfloat16, torch.float16)
+        and x.dtype == weight.dtype
+        and (bias is None or (bias.dtype == x.dtype and bias.data_ptr() % 4 == 0))
+        and x.is_contiguous()
+        and weight.is_contiguous()
+        and len(weight) % 8 == 0
+        and x.shape[1] % 8 == 0
+        and x.shape[1] > DEPTH  # both blocks have a part of it
+        and weight.data_ptr() % 16 == 0
+        and torch.cuda.get_device_capability(x.device) == CAPABILITY
+    )
+
+
+def source(tile: Tile) -> str:
+    return WARP.read_text() + HOPPER.read_text() + multiply_tile(tile.columns, tile.bf16) + SOURCE.read_text()
+
+
+@functools.cache
+def _compiled(tile: Tile, device: torch.device) -> Kernel | None:
+    try:
+        binary = compile_source(source(tile), tile.macros(), "sm_90a")
+        return Kernel(binary, "linear", tile.shared_bytes, device)
+    except Unavailable as reason:
+        logger.info(f"The native engine leaves its small products to the library, since {reason}.")
+        return None
