@@ -21,7 +21,9 @@ pytestmark = [
 @pytest.mark.parametrize(
     ("rows", "depth", "width", "dtype", "bias"),
     [
+        (1, 896, 1152, torch.bfloat16, True),
         (65, 896, 1152, torch.bfloat16, True),
+        (30, 1536, 1536, torch.bfloat16, False),
         (128, 1536, 2048, torch.bfloat16, True),
         (200, 1536, 1536, torch.float16, False),
         (256, 1536, 2048, torch.float16, True),
@@ -71,6 +73,6 @@ def test_what_it_leaves_to_the_library(monkeypatch):
     monkeypatch.setattr(linear_cuda, "_run", lambda kernel, tile, x, joined: asked.append(len(x)))
     layer = torch.nn.Linear(128, 64, device="cuda", dtype=torch.bfloat16).requires_grad_(False)
     rows = torch.zeros(300, 128, device="cuda", dtype=torch.bfloat16)
-    for some in (rows, rows[:100], rows[:8], rows[:100, ::2].repeat(1, 2).t().contiguous().t()):
-        linear(some, Joined([layer]))
+    for some in (rows, rows[:100], rows[:100].float(), rows[:100].t().contiguous().t()):
+        linear(some, Joined([layer.to(some.dtype)]))
     assert asked == [100]

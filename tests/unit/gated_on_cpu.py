@@ -17,11 +17,11 @@ from whetstone.engines.native.weights import Joined
 
 ENTRY = f"""
 extern "C" void run(int blocks, const TensorMap* inputs, const TensorMap* weights, char* out, int rows,
-    int width, int steps) {{
+    int width, int steps, int half_rows) {{
     gridDim = {{blocks, 1, 1}};
     for (int block = 0; block < blocks; block += {BLOCKS}) {{
         blockIdx = {{block, 0, 0}};
-        auto kernel = [&] {{ gated_product(*inputs, *weights, out, rows, width, steps); }};
+        auto kernel = [&] {{ gated_product(*inputs, *weights, out, rows, width, steps, half_rows); }};
         fibers::run_block({THREADS}, kernel, {BLOCKS});
     }}
 }}
@@ -56,9 +56,9 @@ class OnCpu:
 
     def __call__(self, grid, threads, arguments, *, early) -> None:
         assert threads == THREADS
-        inputs, weights, out, rows, width, steps = arguments
+        inputs, weights, out, *numbers = arguments
         maps = (ctypes.byref(inputs), ctypes.byref(weights))
-        self.library.run(grid[0], *maps, ctypes.c_void_p(out.data_ptr()), rows, width, steps)
+        self.library.run(grid[0], *maps, ctypes.c_void_p(out.data_ptr()), *numbers)
 
 
 def check(rows: int, depth: int, width: int, dtype: torch.dtype, gelu: bool, run) -> None:

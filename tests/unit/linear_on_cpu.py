@@ -18,9 +18,9 @@ from whetstone.engines.native.weights import Joined
 
 ENTRY = f"""
 extern "C" void run(int x, int y, int z, const TensorMap* inputs, const TensorMap* weights, const u16* bias,
-    char* out, int rows, int width, int steps) {{
+    char* out, int rows, int width, int steps, int tile_rows) {{
     gridDim = {{x, y, z}};
-    auto kernel = [&] {{ linear(*inputs, *weights, bias, out, rows, width, steps); }};
+    auto kernel = [&] {{ linear(*inputs, *weights, bias, out, rows, width, steps, tile_rows); }};
     for (int column = 0; column < z; column++)
         for (int row = 0; row < y; row++) {{
             blockIdx = {{0, row, column}};

@@ -3,7 +3,8 @@
 //
 // The library's products are made for all shapes; here a tile has just as many columns that every multiprocessor has
 // the same number of them (2 * 8,960 columns are 132 times 136), and nothing but the result is written.
-// - Two blocks are a cluster: each fetches half of the rows' numbers for both. There are as many blocks as
+// - Two blocks are a cluster: each fetches half of the rows' numbers for both (as many rows as there are, for what is
+//   fetched from beyond the last one takes longer; what is made of rows that nobody fetched is not written). There are as many blocks as
 //   multiprocessors; they take one tile after the other, and the next one's numbers are fetched while outputs of the
 //   last are made.
 // - Four warps fetch (one thread of them does), eight multiply: two groups of four, each with half of the rows.
@@ -37,7 +38,7 @@ __device__ __forceinline__ float activated(float gate) {
 
 extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(128 * (1 + GROUPS), 1) gated_product(
     const __grid_constant__ TensorMap inputs, const __grid_constant__ TensorMap weights, char* out, int num_rows,
-    int width, int num_steps) {
+    int width, int num_steps, int half_rows) {
     char* const room = shared_room();
     const u32 stages = address_of(room), full = stages + AT_FULL, empty = stages + AT_EMPTY;
     const int lane = threadIdx.x % 32, group = threadIdx.x / 128 - 1, rank = rank_in_cluster();
@@ -68,13 +69,13 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(128 
     if (group < 0) {
         give_registers<24>();
         if (threadIdx.x == 0) {
-            const int half = rank * (ROWS / BLOCKS);
+            const int half = rank * half_rows;
             bool waited = false;
             for (int tile = first_tile; tile < num_tiles; tile += next_tile)
                 for (int step = 0; step < num_steps; step++, go_on()) {
                     const u32 to = stages + stage * STAGE, barrier = full + 8 * stage;
                     wait_at(empty + 8 * stage, turn ^ 1);
-                    arrive_expecting(barrier, STAGE);
+                    arrive_expecting(barrier, (BLOCKS * half_rows + COLUMNS) * LINE);
                     fetch_4d(to + INPUT, &weights, barrier, step * DEPTH, first_eight(tile));
                     if (!waited) wait_for_kernel_before();
                     waited = true;

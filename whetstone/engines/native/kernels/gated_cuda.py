@@ -102,8 +102,9 @@ def _run(kernel: Kernel, tile: Tile, weight: Tensor, x: Tensor) -> Tensor:
     out = torch.empty(num_rows, width, dtype=x.dtype, device=x.device)
     clusters = -(-len(weight) // (tile.columns * BLOCKS)) * -(-num_rows // tile.rows)
     grid = (BLOCKS * min(clusters, multiprocessors(x.device) // BLOCKS), 1, 1)
-    maps = (input_map(x, tile), weight_map(weight, tile))
-    kernel(grid, THREADS, [*maps, out, num_rows, width, -(-depth // DEPTH)], early=True)
+    half_rows = eights(min(num_rows, tile.rows), BLOCKS)
+    maps = (input_map(x, half_rows), weight_map(weight, tile))
+    kernel(grid, THREADS, [*maps, out, num_rows, width, -(-depth // DEPTH), half_rows], early=True)
     return out
 
 
@@ -124,10 +125,15 @@ def can_multiply(x: Tensor, joined: Joined) -> bool:
     )
 
 
-def input_map(x: Tensor, tile: Tile) -> Any:
-    """Half of a block's rows at a time."""
+def eights(rows: int, parts: int) -> int:
+    """Rows of a part, if there are so many parts of the same size: a multiple of eight, as tiles are laid out."""
+    return 8 * -(-rows // (8 * parts))
+
+
+def input_map(x: Tensor, half_rows: int) -> Any:
+    """What a block fetches at a time."""
     num_rows, depth = x.shape
-    return tensor_map(x, [depth, num_rows], [depth], [DEPTH, tile.rows // BLOCKS])
+    return tensor_map(x, [depth, num_rows], [depth], [DEPTH, half_rows])
 
 
 def weight_map(weight: Tensor, tile: Tile) -> Any:

@@ -1,7 +1,9 @@
 // x [n, K] times the transpose of a small matrix [N, K], plus a bias: the products around the attention of a decode
 // step. They take hardly longer than to begin and to end, so:
-// - A block has 64 rows, COLUMNS columns and half of the depth, for there are too few tiles for all multiprocessors.
-//   The two blocks of a cluster send each other sums, from registers into the other's shared memory; each adds what it
+// - A block has up to 64 rows, COLUMNS columns and half of the depth, for there are too few tiles for all
+//   multiprocessors. All tiles have the same number of rows: what is fetched from beyond the last row takes longer than
+//   what is there. Rows that nobody fetched are multiplied too, and what comes of them is not written.
+// - The two blocks of a cluster send each other sums, from registers into the other's shared memory; each adds what it
 //   is sent to its own half of the columns.
 // - It begins while the kernel before it runs, fetches weights ahead, and lets the next one begin.
 // - Four warps multiply, one fetches.
@@ -20,12 +22,12 @@ static_assert(AT_RECEIVED + 16 == SHARED_BYTES, "linear_cuda.py counts otherwise
 
 extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(160, 1) linear(
     const __grid_constant__ TensorMap inputs, const __grid_constant__ TensorMap weights, const u16* bias, char* out,
-    int num_rows, int width, int all_steps) {
+    int num_rows, int width, int all_steps, int tile_rows) {
     char* const room = shared_room();
     const u32 stages = address_of(room), full = stages + AT_FULL, empty = stages + AT_EMPTY;
     const u32 received = stages + AT_RECEIVED;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, rank = rank_in_cluster();
-    const int first_row = blockIdx.y * ROWS, first_column = blockIdx.z * COLUMNS;
+    const int first_row = blockIdx.y * tile_rows, first_column = blockIdx.z * COLUMNS;
     const int first_step = rank * (all_steps / 2), num_steps = rank ? all_steps - first_step : all_steps / 2;
 
     if (threadIdx.x == 128) {
@@ -47,7 +49,7 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(160,
         if (lane == 0) {
             auto fetch_weights = [&](int step) {
                 const int s = step % STAGES;
-                arrive_expecting(full + 8 * s, STAGE);
+                arrive_expecting(full + 8 * s, (tile_rows + COLUMNS) * LINE);
                 fetch_2d(stages + s * STAGE + INPUT, &weights, full + 8 * s, (first_step + step) * DEPTH, first_column);
             };
             const int ahead = min(STAGES, num_steps);
@@ -65,7 +67,7 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(160,
         sync_warp();
         wait_for_cluster();
     } else {
-        const int g = lane / 4, t = lane % 4, own_column = first_column + rank * OWN, row = first_row + warp * 16;
+        const int g = lane / 4, t = lane % 4, own_column = first_column + rank * OWN;
         u32 biases[EIGHTS];
 #pragma unroll
         for (int i = 0; i < EIGHTS; i++) {
@@ -115,9 +117,9 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(160,
         sync_warp();
 #pragma unroll
         for (int i = lane; i < 16 * EIGHTS; i += 32) {
-            const int r = i / EIGHTS, column = i % EIGHTS * 8;
-            if (row + r < num_rows && own_column + column < width) {
-                const long long at = 2 * (static_cast<long long>(row + r) * width + own_column + column);
+            const int r = i / EIGHTS, column = i % EIGHTS * 8, of_tile = warp * 16 + r, row = first_row + of_tile;
+            if (of_tile < tile_rows && row < num_rows && own_column + column < width) {
+                const long long at = 2 * (static_cast<long long>(row) * width + own_column + column);
                 store_piece(out + at, load_shared(lines + r * LINE_OUT + 2 * column));
             }
         }

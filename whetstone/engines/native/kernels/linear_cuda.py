@@ -12,7 +12,13 @@ from torch import Tensor
 
 from whetstone.engines.native.kernels.attention_cuda import WARP
 from whetstone.engines.native.kernels.cuda import Kernel, Unavailable, compile_source, tensor_map
-from whetstone.engines.native.kernels.gated_cuda import CAPABILITY, HOPPER, multiply_tile, multiprocessors
+from whetstone.engines.native.kernels.gated_cuda import (
+    CAPABILITY,
+    HOPPER,
+    eights,
+    multiply_tile,
+    multiprocessors,
+)
 from whetstone.engines.native.weights import Joined
 
 logger = logging.getLogger("whetstone")
@@ -20,7 +26,7 @@ logger = logging.getLogger("whetstone")
 SOURCE = Path(__file__).with_name("linear.cu")
 BLOCKS, ROWS, DEPTH, LINE, THREADS = 2, 64, 64, 128, 160
 MOST_COLUMNS, MOST_STAGES, MOST_SHARED = 192, 8, 232_448
-FEWEST_ROWS, MOST_ROWS = 65, 256  # where it is faster than the library (benchmarks/decode_products.py)
+FEWEST_ROWS, MOST_ROWS = 1, 256  # where it is faster than the library (benchmarks/decode_products.py)
 
 
 @dataclass(frozen=True)
@@ -78,11 +84,13 @@ def linear(x: Tensor, joined: Joined) -> Tensor:
 def _run(kernel: Kernel, tile: Tile, x: Tensor, joined: Joined) -> Tensor:
     (num_rows, depth), width = x.shape, len(joined.weight)
     out = torch.empty(num_rows, width, dtype=x.dtype, device=x.device)
-    inputs = tensor_map(x, [depth, num_rows], [depth], [DEPTH, ROWS])
+    tiles = -(-num_rows // ROWS)
+    tile_rows = eights(num_rows, tiles)
+    inputs = tensor_map(x, [depth, num_rows], [depth], [DEPTH, tile_rows])
     weights = tensor_map(joined.weight, [depth, width], [depth], [DEPTH, tile.columns])
-    grid = (BLOCKS, -(-num_rows // ROWS), -(-width // tile.columns))
+    grid = (BLOCKS, tiles, -(-width // tile.columns))
     bias = out if joined.bias is None else joined.bias  # any tensor serves, where none is read
-    numbers = (num_rows, width, -(-depth // DEPTH))
+    numbers = (num_rows, width, -(-depth // DEPTH), tile_rows)
     kernel(grid, THREADS, [inputs, weights, bias, out, *numbers], early=True)
     return out
 
