@@ -126,7 +126,7 @@ def can_multiply(x: Tensor, joined: Joined) -> bool:
 
 
 def eights(rows: int, parts: int) -> int:
-    """Rows of a part, if there are so many parts of the same size: a multiple of eight, as tiles are laid out."""
+    """Rows of each part, where all have the same: a multiple of eight, as tiles are laid out."""
     return 8 * -(-rows // (8 * parts))
 
 
