@@ -77,7 +77,7 @@ def measure(product: str, size: str, rows: int, choices: list[int]) -> str:
         graphs[str(parts)] = captured(lambda: [one_layer(one.in_parts) for one in joined])
     is_ours = product != "down" and linear_cuda.can_multiply(x, joined[0])
     if rows <= 512 and linear_cuda.column_tile(rows, outer, multiprocessors) <= linear_cuda.MOST_COLUMNS:
-        with bounds_of(linear_cuda, rows):
+        with up_to(rows, linear_cuda):
             by_us = [lambda x, one=one: linear_cuda.linear(x, one) for one in joined]
             graphs["linear.cu"] = captured(lambda: [one_layer(multiply) for multiply in by_us])
     name = "linear.cu" if is_ours else str(chosen)
@@ -85,12 +85,11 @@ def measure(product: str, size: str, rows: int, choices: list[int]) -> str:
 
 
 @contextlib.contextmanager
-def bounds_of(kernel: Any, rows: int) -> Iterator[None]:
-    """So that it multiplies however few or many rows there are."""
-    bounds = kernel.FEWEST_ROWS, kernel.MOST_ROWS
-    kernel.FEWEST_ROWS, kernel.MOST_ROWS = 1, rows
+def up_to(rows: int, kernel: Any) -> Iterator[None]:
+    """So that it multiplies however many rows there are."""
+    most, kernel.MOST_ROWS = kernel.MOST_ROWS, rows
     yield
-    kernel.FEWEST_ROWS, kernel.MOST_ROWS = bounds
+    kernel.MOST_ROWS = most
 
 
 def measure_gated(size: str, rows: int) -> str:
@@ -111,7 +110,7 @@ def measure_gated(size: str, rows: int) -> str:
         assert multiply is not None
         return multiply(add_norm(None, residual, norm, None, (1e-6, 0.0)))
 
-    with bounds_of(gated_cuda, rows):
+    with up_to(rows, gated_cuda):
         graphs = {
             name: captured(lambda layer=layer: [layer(one) for one in joined])
             for name, layer in (("library", by_library), ("gated.cu", by_us))

@@ -1,12 +1,12 @@
-// The first half of an MLP for a few hundred rows: act(x gates^T) * (x values^T), one kernel instead of a product and
-// a gate. x is [n, K]; the weight [2 I, K] has the rows of gates and then those of values.
+// The first half of an MLP for up to a thousand rows: act(x gates^T) * (x values^T), one kernel instead of a product
+// and a gate. x is [n, K]; the weight [2 I, K] has the rows of gates and then those of values.
 //
 // The library's products are made for all shapes; here a tile has just as many columns that every multiprocessor has
 // the same number of them (2 * 8,960 columns are 132 times 136), and nothing but the result is written.
-// - Two blocks are a cluster: each fetches half of the rows' numbers for both (as many rows as there are, for what is
-//   fetched from beyond the last one takes longer; what is made of rows that nobody fetched is not written). There are as many blocks as
-//   multiprocessors; they take one tile after the other, and the next one's numbers are fetched while outputs of the
-//   last are made.
+// - Two blocks are a cluster: each fetches half of the rows' numbers for both. Only as many rows are fetched as there
+//   are, for what lies beyond the last takes longer; what is made of the others is not written.
+// - There are as many blocks as multiprocessors; they take one tile after the other, and the next one's numbers are
+//   fetched while outputs of the last are made.
 // - Four warps fetch (one thread of them does), eight multiply: two groups of four, each with half of the rows.
 // - A tile's columns are fours of gates and fours of values in turn, as the tensor map fetches them, so that two
 //   lanes have what makes an output. It is rounded wherever transformers rounds.
