@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from whetstone.engines.native.kernels.cuda import Kernel, Unavailable, compile_source
+from whetstone.engines.native.kernels.cuda import Kernel, Unavailable, compile_source, definitions
 from whetstone.engines.native.layout import PAGE, AttentionLayer, PagedState
 
 logger = logging.getLogger("whetstone")
@@ -90,16 +90,15 @@ def shared_bytes(width: int) -> int:
 
 
 def macros(width: int, group: int, kv_heads: int, bf16: bool, rotary: bool, norm: bool) -> list[str]:
-    names = {
-        "WIDTH": width,
-        "GROUP": group,
-        "KV_HEADS": kv_heads,
-        "BFLOAT16": int(bf16),
-        "ROTARY": int(rotary),
-        "NORM": int(norm),
-        "SHARED_BYTES": shared_bytes(width),
-    }
-    return [f"-D{name}={value}" for name, value in names.items()]
+    return definitions(
+        WIDTH=width,
+        GROUP=group,
+        KV_HEADS=kv_heads,
+        BFLOAT16=bf16,
+        ROTARY=rotary,
+        NORM=norm,
+        SHARED_BYTES=shared_bytes(width),
+    )
 
 
 @functools.cache

@@ -44,7 +44,6 @@ class Kernel:
 
     def __init__(self, binary: bytes, name: str, shared_bytes: int, device: torch.device):
         self.shared_bytes, self.device = shared_bytes, device
-        self.can_begin_early = can_begin_early(device)
         self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
         self._binary = binary
         driver = _driver()
@@ -56,10 +55,7 @@ class Kernel:
     def __call__(
         self, grid: tuple[int, int, int], threads: int, arguments: Sequence[Any], *, early: bool = False
     ) -> None:
-        """`early`: it waits for the kernel before it by itself, and begins while that one runs where the chip
-        can do so.
-        """
-        early = early and self.can_begin_early
+        """`early`: it waits for the kernel before it by itself, and may begin while that one still runs."""
         values = [_as_c(argument) for argument in arguments]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         with torch.cuda.device(self.device):
@@ -79,6 +75,11 @@ class TensorMap(ctypes.Structure):
     """Where a tensor lies and what a tile of it is, in the driver's own form."""
 
     _fields_ = (("words", ctypes.c_uint64 * 16),)
+
+
+def definitions(**names: int) -> list[str]:
+    """Options for the compiler."""
+    return [f"-D{name}={int(value)}" for name, value in names.items()]
 
 
 def tensor_map(tensor: Tensor, sizes: list[int], strides: list[int], box: list[int]) -> TensorMap:

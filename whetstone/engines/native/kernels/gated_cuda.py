@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from whetstone.engines.native.kernels.attention_cuda import WARP
-from whetstone.engines.native.kernels.cuda import Kernel, Unavailable, compile_source, tensor_map
+from whetstone.engines.native.kernels.cuda import Kernel, Unavailable, compile_source, definitions, tensor_map
 from whetstone.engines.native.weights import Joined
 
 logger = logging.getLogger("whetstone")
@@ -55,15 +55,14 @@ class Tile:
         return self.lines + self.stages * (self.stage + 16)
 
     def macros(self) -> list[str]:
-        names = {
-            "ROWS": self.rows,
-            "COLUMNS": self.columns,
-            "STAGES": self.stages,
-            "GELU": int(self.gelu),
-            "BFLOAT16": int(self.bf16),
-            "SHARED_BYTES": self.shared_bytes,
-        }
-        return [f"-D{name}={value}" for name, value in names.items()]
+        return definitions(
+            ROWS=self.rows,
+            COLUMNS=self.columns,
+            STAGES=self.stages,
+            GELU=self.gelu,
+            BFLOAT16=self.bf16,
+            SHARED_BYTES=self.shared_bytes,
+        )
 
 
 def row_tile(num_rows: int) -> int:

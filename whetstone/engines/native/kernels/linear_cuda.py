@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from whetstone.engines.native.kernels.attention_cuda import WARP
-from whetstone.engines.native.kernels.cuda import Kernel, Unavailable, compile_source, tensor_map
+from whetstone.engines.native.kernels.cuda import Kernel, Unavailable, compile_source, definitions, tensor_map
 from whetstone.engines.native.kernels.gated_cuda import (
     CAPABILITY,
     HOPPER,
@@ -52,14 +52,13 @@ class Tile:
         return self.stages * ((ROWS + self.columns) * LINE + 16) + self.rest
 
     def macros(self) -> list[str]:
-        names = {
-            "COLUMNS": self.columns,
-            "STAGES": self.stages,
-            "BIAS": int(self.bias),
-            "BFLOAT16": int(self.bf16),
-            "SHARED_BYTES": self.shared_bytes,
-        }
-        return [f"-D{name}={value}" for name, value in names.items()]
+        return definitions(
+            COLUMNS=self.columns,
+            STAGES=self.stages,
+            BIAS=self.bias,
+            BFLOAT16=self.bf16,
+            SHARED_BYTES=self.shared_bytes,
+        )
 
 
 def column_tile(num_rows: int, width: int, num_multiprocessors: int) -> int:

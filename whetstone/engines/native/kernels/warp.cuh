@@ -42,19 +42,13 @@ __device__ __forceinline__ void sync_part(int which) {
     asm volatile("bar.sync %0, %1;" ::"r"(which + 1), "n"(THREADS_OF_PART) : "memory");
 }
 
-// From Hopper on a kernel may be launched while the one before it ends; here it waits for what that one wrote. Every
-// kernel that is launched so waits, even if it has nothing to do: whoever waits for it relies on all before it.
-__device__ __forceinline__ void wait_for_kernel_before() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
+// A kernel may be launched while the one before it ends; here it waits for what that one wrote. Every kernel that is
+// launched so waits, even if it has nothing to do: whoever waits for it relies on all before it.
+__device__ __forceinline__ void wait_for_kernel_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 // The next one may be launched once all blocks have said this, or ended.
 __device__ __forceinline__ void let_next_kernel_begin() {
-#if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
 }
 
 #if BFLOAT16
