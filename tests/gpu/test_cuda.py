@@ -87,10 +87,10 @@ def test_varlen_update_with_shared_prompts_has_the_gradient_of_float32(architect
 )
 def test_bf16_engine_and_trainer_agree(architecture, seeds, changes):
     """With 64 samples of each of three prompts and heads of 64, by the kernels in CUDA."""
-    from whetstone.engines.native.kernels import attention_cuda, gated_cuda
+    from whetstone.engines.native.kernels import attention_cuda, gated_cuda, linear_cuda
 
     policy = on_gpu(architecture, torch.bfloat16, **changes)
-    caches = [attention_cuda._compiled, gated_cuda._compiled]
+    caches = [attention_cuda._compiled, gated_cuda._compiled, linear_cuda._compiled]
     before = [cache.cache_info().hits for cache in caches]
     samples = make_samples_from_engine(policy, seeds)
     if seeds == 64 and torch.cuda.get_device_capability() == gated_cuda.CAPABILITY:
