@@ -21,8 +21,8 @@ SLOW = pytest.mark.slow
         pytest.param("128 2 2 fp16", marks=SLOW),
     ],
 )
-def test_agrees_with_float64(words):
-    runs("cuda_on_cpu", words)
+def test_agrees_with_float64(words, tmp_path):
+    runs("cuda_on_cpu", words, tmp_path / "said")
 
 
 def test_it_takes_many_rows_and_leaves_few_long_ones_to_splits():

@@ -23,8 +23,8 @@ SLOW = pytest.mark.slow
         pytest.param("100 720 260 136 4 bf16 gelu", marks=SLOW),
     ],
 )
-def test_agrees_with_float64(words):
-    runs("gated_on_cpu", words)
+def test_agrees_with_float64(words, tmp_path):
+    runs("gated_on_cpu", words, tmp_path / "said")
 
 
 @pytest.mark.parametrize(
