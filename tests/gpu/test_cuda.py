@@ -87,13 +87,13 @@ def test_varlen_update_with_shared_prompts_has_the_gradient_of_float32(architect
 )
 def test_bf16_engine_and_trainer_agree(architecture, seeds, changes):
     """With 64 samples of each of three prompts and heads of 64, by the kernels in CUDA."""
-    from whetstone.engines.native.kernels import attention_cuda, gated_cuda, linear_cuda
+    from whetstone.engines.native.kernels import attention_cuda, gated_cuda, hopper, linear_cuda
 
     policy = on_gpu(architecture, torch.bfloat16, **changes)
     caches = [attention_cuda._compiled, gated_cuda._compiled, linear_cuda._compiled]
     before = [cache.cache_info().hits for cache in caches]
     samples = make_samples_from_engine(policy, seeds)
-    if seeds == 64 and torch.cuda.get_device_capability() == gated_cuda.CAPABILITY:
+    if seeds == 64 and torch.cuda.get_device_capability() == hopper.CAPABILITY:
         assert all(cache.cache_info().hits > hits for cache, hits in zip(caches, before, strict=True))
     row = updater_for(policy, learning_rate=0.0).step([pack(samples, 1000)], seed=0)
     print(f"mean absolute difference of logprobs in bf16: {row['sampler_logprob_difference']:.4f}")

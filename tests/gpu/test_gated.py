@@ -5,13 +5,13 @@ import torch
 
 from tests.gpu.replays import check_replays
 from tests.unit.gated_on_cpu import check, joined
-from whetstone.engines.native.kernels import gated_cuda
+from whetstone.engines.native.kernels import gated_cuda, hopper
 from whetstone.engines.native.kernels.pointwise import add_norm, gated
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != gated_cuda.CAPABILITY,
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != hopper.CAPABILITY,
         reason="needs a Hopper GPU",
     ),
 ]

@@ -5,7 +5,7 @@ import torch
 
 from tests.gpu.replays import check_replays
 from tests.unit.linear_on_cpu import check
-from whetstone.engines.native.kernels import gated_cuda, linear_cuda
+from whetstone.engines.native.kernels import hopper, linear_cuda
 from whetstone.engines.native.kernels.linear_cuda import linear
 from whetstone.engines.native.kernels.pointwise import add_norm
 from whetstone.engines.native.weights import Joined
@@ -13,7 +13,7 @@ from whetstone.engines.native.weights import Joined
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != gated_cuda.CAPABILITY,
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != hopper.CAPABILITY,
         reason="needs a Hopper GPU",
     ),
 ]

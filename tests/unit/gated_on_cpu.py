@@ -12,7 +12,8 @@ import torch
 
 from tests.unit.cuda_on_cpu import build
 from whetstone.engines.native.kernels import gated_cuda
-from whetstone.engines.native.kernels.gated_cuda import BLOCKS, DEPTH, THREADS, Tile
+from whetstone.engines.native.kernels.gated_cuda import BLOCKS, THREADS, Tile
+from whetstone.engines.native.kernels.hopper import DEPTH
 from whetstone.engines.native.weights import Joined
 
 ENTRY = f"""

@@ -13,7 +13,8 @@ from torch import nn
 from tests.unit.cuda_on_cpu import build
 from tests.unit.gated_on_cpu import tensor_map
 from whetstone.engines.native.kernels import linear_cuda
-from whetstone.engines.native.kernels.linear_cuda import BLOCKS, DEPTH, THREADS, Tile
+from whetstone.engines.native.kernels.hopper import DEPTH
+from whetstone.engines.native.kernels.linear_cuda import BLOCKS, THREADS, Tile
 from whetstone.engines.native.weights import Joined
 
 ENTRY = f"""

@@ -8,7 +8,8 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed: pip install -e '.[dev]'")
 
 from tests.unit.on_cpu import NEEDS_COMPILER, runs
-from whetstone.engines.native.kernels.linear_cuda import MOST_SHARED, Tile, column_tile, linear
+from whetstone.engines.native.kernels.hopper import MOST_SHARED
+from whetstone.engines.native.kernels.linear_cuda import Tile, column_tile, linear
 from whetstone.engines.native.weights import Joined
 
 SLOW = pytest.mark.slow

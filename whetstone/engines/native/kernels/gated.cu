@@ -13,7 +13,7 @@
 // - The first weights are asked for while the kernel before, which makes x, still runs.
 //
 // Given by the compiler's options: ROWS of a tile (128 or 256), COLUMNS (a multiple of 8), STAGES, GELU, BFLOAT16,
-// SHARED_BYTES. `multiply_tile` is written by gated_cuda.py, since the number of its registers is in its name.
+// SHARED_BYTES. `multiply_tile` is written by hopper.py, since the number of its registers is in its name.
 
 constexpr int BLOCKS = 2, GROUPS = 2;      // of a cluster; of four warps that multiply
 constexpr int DEPTH = 64, LINE = 128;      // numbers of a row in a stage, and their bytes

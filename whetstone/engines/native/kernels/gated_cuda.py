@@ -12,16 +12,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whetstone.engines.native.kernels.attention_cuda import WARP
 from whetstone.engines.native.kernels.cuda import Kernel, Unavailable, compile_source, definitions, tensor_map
+from whetstone.engines.native.kernels.hopper import (
+    ARCHITECTURE,
+    DEPTH,
+    LINE,
+    MOST_SHARED,
+    can_fetch,
+    eights,
+    multiprocessors,
+    words,
+)
 from whetstone.engines.native.weights import Joined
 
 logger = logging.getLogger("whetstone")
 
-HOPPER, SOURCE = (Path(__file__).with_name(name) for name in ("hopper.cuh", "gated.cu"))
-CAPABILITY = (9, 0)  # its instructions are this chip's and no other's
-DEPTH, LINE = 64, 128
-MOST_COLUMNS, MOST_STAGES, MOST_SHARED = 168, 8, 232_448  # registers, use, shared memory of a block
+SOURCE = Path(__file__).with_name("gated.cu")
+MOST_COLUMNS, MOST_STAGES = 168, 8  # registers, use
 TURN_COLUMNS = 8  # what beginning and ending a tile takes, in columns
 BLOCKS, GROUPS = 2, 2
 THREADS = 128 * (1 + GROUPS)
@@ -80,10 +87,6 @@ def column_tile(columns: int, num_multiprocessors: int) -> int:
     return 8 * -(-eights // (num_multiprocessors * turns))
 
 
-def multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
 def gated_product(like: Tensor, gate_up: Joined, *, gelu: bool) -> Callable[[Tensor], Tensor] | None:
     """x [n, K] -> act(x gates^T) * (x values^T), [n, I], for x like `like`; None if this can't be done here.
     It begins while the kernel before it runs, if that one lets it.
@@ -108,25 +111,7 @@ def _run(kernel: Kernel, tile: Tile, weight: Tensor, x: Tensor) -> Tensor:
 
 
 def can_multiply(x: Tensor, joined: Joined) -> bool:
-    weight = joined.weight
-    return (
-        x.is_cuda
-        and 1 <= len(x) <= MOST_ROWS
-        and joined.is_bare
-        and x.dtype in (torch.bfloat16, torch.float16)
-        and x.dtype == weight.dtype
-        and x.is_contiguous()
-        and weight.is_contiguous()
-        and len(weight) % 8 == 0
-        and x.shape[1] % 8 == 0
-        and weight.data_ptr() % 16 == 0
-        and torch.cuda.get_device_capability(x.device) == CAPABILITY
-    )
-
-
-def eights(rows: int, parts: int) -> int:
-    """Rows of each part, where all have the same: a multiple of eight, as tiles are laid out."""
-    return 8 * -(-rows // (8 * parts))
+    return 1 <= len(x) <= MOST_ROWS and joined.is_bare and can_fetch(x, joined.weight)
 
 
 def input_map(x: Tensor, half_rows: int) -> Any:
@@ -143,29 +128,13 @@ def weight_map(weight: Tensor, tile: Tile) -> Any:
 
 
 def source(tile: Tile) -> str:
-    return WARP.read_text() + HOPPER.read_text() + multiply_tile(tile.columns, tile.bf16) + SOURCE.read_text()
-
-
-def multiply_tile(columns: int, bf16: bool) -> str:
-    """d += a b, or d = a b: [64, 16] times [16, columns], by four warps."""
-    count = columns // 2
-    kind = "bf16" if bf16 else "f16"
-    names = ", ".join(f"%{i}" for i in range(count))
-    sums = ", ".join(f'"+f"(d[{i}])' for i in range(count))
-    return f"""
-__device__ __forceinline__ void multiply_tile(float (&d)[{count}], u64 a, u64 b, bool adds) {{
-    asm volatile("{{ .reg .pred adds; setp.ne.b32 adds, %{count + 2}, 0;"
-        " wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} {{{names}}},"
-        " %{count}, %{count + 1}, adds, 1, 1, 0, 0; }}"
-        : {sums} : "l"(a), "l"(b), "r"(static_cast<int>(adds)));
-}}
-"""
+    return words(tile.columns, tile.bf16) + SOURCE.read_text()
 
 
 @functools.cache
 def _compiled(tile: Tile, device: torch.device) -> Kernel | None:
     try:
-        binary = compile_source(source(tile), tile.macros(), "sm_90a")
+        binary = compile_source(source(tile), tile.macros(), ARCHITECTURE)
         return Kernel(binary, "gated_product", tile.shared_bytes, device)
     except Unavailable as reason:
         logger.info(f"The native engine leaves its products to the library, since {reason}.")

@@ -9,7 +9,7 @@
 // - Four warps multiply, one fetches.
 //
 // Given by the compiler's options: COLUMNS, STAGES, BIAS, BFLOAT16, SHARED_BYTES. `multiply_tile` is written by
-// gated_cuda.py.
+// hopper.py.
 
 constexpr int BLOCKS = 2, ROWS = 64, DEPTH = 64, LINE = 128;  // of a cluster; LINE: bytes of a row in a stage
 constexpr int INPUT = ROWS * LINE, STAGE = INPUT + COLUMNS * LINE;

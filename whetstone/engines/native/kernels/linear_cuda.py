@@ -10,22 +10,24 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from whetstone.engines.native.kernels.attention_cuda import WARP
 from whetstone.engines.native.kernels.cuda import Kernel, Unavailable, compile_source, definitions, tensor_map
-from whetstone.engines.native.kernels.gated_cuda import (
-    CAPABILITY,
-    HOPPER,
+from whetstone.engines.native.kernels.hopper import (
+    ARCHITECTURE,
+    DEPTH,
+    LINE,
+    MOST_SHARED,
+    can_fetch,
     eights,
-    multiply_tile,
     multiprocessors,
+    words,
 )
 from whetstone.engines.native.weights import Joined
 
 logger = logging.getLogger("whetstone")
 
 SOURCE = Path(__file__).with_name("linear.cu")
-BLOCKS, ROWS, DEPTH, LINE, THREADS = 2, 64, 64, 128, 160
-MOST_COLUMNS, MOST_STAGES, MOST_SHARED = 192, 8, 232_448
+BLOCKS, ROWS, THREADS = 2, 64, 160
+MOST_COLUMNS, MOST_STAGES = 192, 8
 MOST_ROWS = 256  # where it is faster than the library (benchmarks/decode_products.py)
 
 
@@ -95,32 +97,24 @@ def _run(kernel: Kernel, tile: Tile, x: Tensor, joined: Joined) -> Tensor:
 
 
 def can_multiply(x: Tensor, joined: Joined) -> bool:
-    weight, bias = joined.weight, joined.bias
+    bias = joined.bias
     return (
-        x.is_cuda
-        and 1 <= len(x) <= MOST_ROWS
-        and joined.adapter is None
-        and x.dtype in (torch.bfloat16, torch.float16)
-        and x.dtype == weight.dtype
-        and (bias is None or (bias.dtype == x.dtype and bias.data_ptr() % 4 == 0))
-        and x.is_contiguous()
-        and weight.is_contiguous()
-        and len(weight) % 8 == 0
-        and x.shape[1] % 8 == 0
+        1 <= len(x) <= MOST_ROWS
         and x.shape[1] > DEPTH  # both blocks have a part of it
-        and weight.data_ptr() % 16 == 0
-        and torch.cuda.get_device_capability(x.device) == CAPABILITY
+        and joined.adapter is None
+        and (bias is None or (bias.dtype == x.dtype and bias.data_ptr() % 4 == 0))
+        and can_fetch(x, joined.weight)
     )
 
 
 def source(tile: Tile) -> str:
-    return WARP.read_text() + HOPPER.read_text() + multiply_tile(tile.columns, tile.bf16) + SOURCE.read_text()
+    return words(tile.columns, tile.bf16) + SOURCE.read_text()
 
 
 @functools.cache
 def _compiled(tile: Tile, device: torch.device) -> Kernel | None:
     try:
-        binary = compile_source(source(tile), tile.macros(), "sm_90a")
+        binary = compile_source(source(tile), tile.macros(), ARCHITECTURE)
         return Kernel(binary, "linear", tile.shared_bytes, device)
     except Unavailable as reason:
         logger.info(f"The native engine leaves its small products to the library, since {reason}.")
