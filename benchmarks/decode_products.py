@@ -136,6 +136,7 @@ def main() -> None:
     parser.add_argument("--rows", default="16,64,128,192,256,384,512,1024")
     parser.add_argument("--parts", default="1,2,4,8", help="for down, out and qkv")
     args = parser.parse_args()
+    parts = [int(number) for number in args.parts.split(",")]
     print(torch.cuda.get_device_name(), "torch", torch.__version__)
     for product in args.products.split(","):
         for size in args.sizes.split(","):
@@ -143,10 +144,7 @@ def main() -> None:
                 if product == "gated":
                     print(measure_gated(size, rows), flush=True)
                 else:
-                    print(
-                        measure(product, size, rows, [int(parts) for parts in args.parts.split(",")]),
-                        flush=True,
-                    )
+                    print(measure(product, size, rows, parts), flush=True)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@ called. Whatever it can't do (float32, biases, adapters, odd shapes, other chips
 """
 
 import functools
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,20 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whetstone.engines.native.kernels.cuda import Kernel, Unavailable, compile_source, definitions, tensor_map
+from whetstone.engines.native.kernels.cuda import Kernel, definitions, tensor_map
 from whetstone.engines.native.kernels.hopper import (
-    ARCHITECTURE,
     DEPTH,
     LINE,
     MOST_SHARED,
     can_fetch,
-    eights,
+    compiled,
     multiprocessors,
-    words,
+    rows_of_part,
 )
 from whetstone.engines.native.weights import Joined
-
-logger = logging.getLogger("whetstone")
 
 SOURCE = Path(__file__).with_name("gated.cu")
 MOST_COLUMNS, MOST_STAGES = 168, 8  # registers, use
@@ -104,7 +100,7 @@ def _run(kernel: Kernel, tile: Tile, weight: Tensor, x: Tensor) -> Tensor:
     out = torch.empty(num_rows, width, dtype=x.dtype, device=x.device)
     clusters = -(-len(weight) // (tile.columns * BLOCKS)) * -(-num_rows // tile.rows)
     grid = (BLOCKS * min(clusters, multiprocessors(x.device) // BLOCKS), 1, 1)
-    half_rows = eights(min(num_rows, tile.rows), BLOCKS)
+    half_rows = rows_of_part(min(num_rows, tile.rows), BLOCKS)
     maps = (input_map(x, half_rows), weight_map(weight, tile))
     kernel(grid, THREADS, [*maps, out, num_rows, width, -(-depth // DEPTH), half_rows], early=True)
     return out
@@ -127,15 +123,6 @@ def weight_map(weight: Tensor, tile: Tile) -> Any:
     return tensor_map(weight, sizes, strides, [DEPTH, 4, 2, tile.columns // 8])
 
 
-def source(tile: Tile) -> str:
-    return words(tile.columns, tile.bf16) + SOURCE.read_text()
-
-
 @functools.cache
 def _compiled(tile: Tile, device: torch.device) -> Kernel | None:
-    try:
-        binary = compile_source(source(tile), tile.macros(), ARCHITECTURE)
-        return Kernel(binary, "gated_product", tile.shared_bytes, device)
-    except Unavailable as reason:
-        logger.info(f"The native engine leaves its products to the library, since {reason}.")
-        return None
+    return compiled(SOURCE, "gated_product", tile, device)

@@ -1,18 +1,35 @@
-"""What the products that are written for Hopper chips (gated.cu, linear.cu) share: their words, and which
-matrices their tiles can be fetched from.
+"""What the products that are written for Hopper chips (gated.cu, linear.cu) share: which matrices their
+tiles can be fetched from, and how they are compiled.
 """
 
+import logging
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from whetstone.engines.native.kernels.attention_cuda import WARP
+from whetstone.engines.native.kernels.cuda import Kernel, Unavailable, compile_source
+
+logger = logging.getLogger("whetstone")
 
 HOPPER = Path(__file__).with_name("hopper.cuh")
 CAPABILITY, ARCHITECTURE = (9, 0), "sm_90a"  # its instructions are this chip's and no other's
 DEPTH, LINE = 64, 128  # numbers of a row in a stage, and their bytes
 MOST_SHARED = 232_448  # bytes of a block
+
+
+class Tile(Protocol):
+    """What a kernel is compiled for."""
+
+    @property
+    def columns(self) -> int: ...
+    @property
+    def bf16(self) -> bool: ...
+    @property
+    def shared_bytes(self) -> int: ...
+    def macros(self) -> list[str]: ...
 
 
 def can_fetch(x: Tensor, weight: Tensor) -> bool:
@@ -35,14 +52,20 @@ def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def eights(rows: int, parts: int) -> int:
+def rows_of_part(rows: int, parts: int) -> int:
     """Rows of each part, where all have the same: a multiple of eight, as tiles are laid out."""
     return 8 * -(-rows // (8 * parts))
 
 
-def words(columns: int, bf16: bool) -> str:
-    """To be put before a kernel's source, whose tiles have so many columns."""
-    return WARP.read_text() + HOPPER.read_text() + _multiply_tile(columns, bf16)
+def compiled(source: Path, name: str, tile: Tile, device: torch.device) -> Kernel | None:
+    """The kernel `name` of `source`; None if it can't be had here."""
+    words = WARP.read_text() + HOPPER.read_text() + _multiply_tile(tile.columns, tile.bf16)
+    try:
+        binary = compile_source(words + source.read_text(), tile.macros(), ARCHITECTURE)
+        return Kernel(binary, name, tile.shared_bytes, device)
+    except Unavailable as reason:
+        logger.info(f"The native engine leaves the products of {source.name} to the library, since {reason}.")
+        return None
 
 
 def _multiply_tile(columns: int, bf16: bool) -> str:

@@ -3,27 +3,23 @@ is left to the library.
 """
 
 import functools
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from whetstone.engines.native.kernels.cuda import Kernel, Unavailable, compile_source, definitions, tensor_map
+from whetstone.engines.native.kernels.cuda import Kernel, definitions, tensor_map
 from whetstone.engines.native.kernels.hopper import (
-    ARCHITECTURE,
     DEPTH,
     LINE,
     MOST_SHARED,
     can_fetch,
-    eights,
+    compiled,
     multiprocessors,
-    words,
+    rows_of_part,
 )
 from whetstone.engines.native.weights import Joined
-
-logger = logging.getLogger("whetstone")
 
 SOURCE = Path(__file__).with_name("linear.cu")
 BLOCKS, ROWS, THREADS = 2, 64, 160
@@ -33,7 +29,7 @@ MOST_ROWS = 256  # where it is faster than the library (benchmarks/decode_produc
 
 @dataclass(frozen=True)
 class Tile:
-    """What the two blocks of a cluster have: 64 rows and so many columns."""
+    """What the two blocks of a cluster have: up to 64 rows, and so many columns."""
 
     columns: int
     bias: bool
@@ -86,7 +82,7 @@ def _run(kernel: Kernel, tile: Tile, x: Tensor, joined: Joined) -> Tensor:
     (num_rows, depth), width = x.shape, len(joined.weight)
     out = torch.empty(num_rows, width, dtype=x.dtype, device=x.device)
     tiles = -(-num_rows // ROWS)
-    tile_rows = eights(num_rows, tiles)
+    tile_rows = rows_of_part(num_rows, tiles)
     inputs = tensor_map(x, [depth, num_rows], [depth], [DEPTH, tile_rows])
     weights = tensor_map(joined.weight, [depth, width], [depth], [DEPTH, tile.columns])
     grid = (BLOCKS, tiles, -(-width // tile.columns))
@@ -107,15 +103,6 @@ def can_multiply(x: Tensor, joined: Joined) -> bool:
     )
 
 
-def source(tile: Tile) -> str:
-    return words(tile.columns, tile.bf16) + SOURCE.read_text()
-
-
 @functools.cache
 def _compiled(tile: Tile, device: torch.device) -> Kernel | None:
-    try:
-        binary = compile_source(source(tile), tile.macros(), ARCHITECTURE)
-        return Kernel(binary, "linear", tile.shared_bytes, device)
-    except Unavailable as reason:
-        logger.info(f"The native engine leaves its small products to the library, since {reason}.")
-        return None
+    return compiled(SOURCE, "linear", tile, device)
