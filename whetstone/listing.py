@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
     from whetstone.model.chat import Chat
-    from whetstone.types import Score
+    from whetstone.types import Problem, Score
 
 NUM_SAMPLES = 3  # problems that `whet tasks NAME` shows
 
@@ -164,9 +164,22 @@ def print_task(name: str, overrides: list[str], answer: str | None = None) -> No
         if gold is not None and answer is None:
             print(f"{' its score ':-^80}\n{_parts(task.score(problem, gold))}")
         if answer is not None:
-            score = task.score(problem, answer)
+            score = _judged(config, problem, answer)
             found = "no answer found" if score.answer is None else f"taken for the answer: {score.answer}"
-            print(f"{' your answer ':-^80}\n{answer}\n{' its score ':-^80}\n{found}\n{_parts(score)}")
+            failed = f"\nscoring failed: {score.failure}" if score.failure else ""
+            print(f"{' your answer ':-^80}\n{answer}\n{' its score ':-^80}\n{found}\n{_parts(score)}{failed}")
+
+
+def _judged(config: Config, problem: "Problem", answer: str) -> "Score":
+    """The score of a text that nobody vouches for: in an isolated process, as in training."""
+    from whetstone.tasks.scoring import Answer, Scorer
+
+    alone = config.tasks.model_copy(
+        update={"reward_workers": 1, "reward_funcs": ["accuracy"], "reward_weights": None}
+    )
+    with Scorer(config.model_copy(update={"tasks": alone})) as scorer:
+        scorer.submit(Answer(problem=problem, text=answer, completion_ids=(), truncated=False))
+        return scorer.gather()[0]
 
 
 def _parts(score: "Score") -> str:

@@ -10,6 +10,8 @@ import logging
 import re
 from fractions import Fraction
 
+from whetstone.sandbox.evaluator import evaluate
+
 _LONGEST_FOR_SYMBOLIC = 400  # characters; no honest answer is longer, and a symbolic parser's time grows fast
 _LONGEST_NUMBER = 60
 
@@ -153,7 +155,7 @@ def math_equal(answer: str, truth: str) -> bool:
             return False  # two different whole numbers: nothing left to find out
     if max(len(answer), len(truth)) > _LONGEST_FOR_SYMBOLIC:
         return False
-    return _verified(answer, truth)
+    return evaluate(_verified, answer, truth) == 1.0
 
 
 def _verified(answer: str, truth: str) -> bool:

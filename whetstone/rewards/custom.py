@@ -21,6 +21,12 @@ from typing import Any
 
 from whetstone.errors import UserError
 
+LARGEST = 1e9  # a reward beyond it would overflow the arithmetic of advantages
+
+
+class WrongReturn(ValueError):
+    """A function that does not return one value for each completion: no retry can help."""
+
 
 @dataclass(frozen=True)
 class Logged:
@@ -117,9 +123,9 @@ def conversational(completion: str) -> list[dict[str, str]]:
 
 def call(
     function: Callable[..., Any], arguments: dict[str, Any], count: int
-) -> tuple[list[float | None], Logged]:
-    """Call a reward function on `count` answers; raises `ValueError` where it does not return a number or
-    None for each.
+) -> tuple[list[float | str | None], Logged]:
+    """Call a reward function on `count` answers: a number or None for each, or a text that says why its value
+    can't be used. `WrongReturn` where there is not one value for each.
     """
     logged = Logged()
     offered = {
@@ -164,17 +170,24 @@ async def _await(awaitable: Any) -> Any:
     return await awaitable
 
 
-def _checked(values: Any, count: int) -> list[float | None]:
+def _checked(values: Any, count: int) -> list[float | str | None]:
     if not isinstance(values, list | tuple) and hasattr(values, "tolist"):  # an array or a tensor
         values = values.tolist()
     if not isinstance(values, list | tuple):
-        raise ValueError(
+        raise WrongReturn(
             f"returned a {type(values).__name__}, not a list with a number or None for each completion"
         )
     if len(values) != count:
-        raise ValueError(f"returned {len(values)} values for {count} completions")
-    numbers = [None if value is None else float(value) for value in values]
-    for number in numbers:
-        if number is not None and not math.isfinite(number):
-            raise ValueError(f"returned {number}")
-    return numbers
+        raise WrongReturn(f"returned {len(values)} values for {count} completions")
+    return [None if value is None else _number(value) for value in values]
+
+
+def _number(value: Any) -> float | str:
+    """The value as a number, or why it is none."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return f"returned a {type(value).__name__} that is no number"
+    if not math.isfinite(number) or abs(number) > LARGEST:
+        return f"returned {number:g}, where at most {LARGEST:g} is allowed"
+    return number

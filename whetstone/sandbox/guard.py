@@ -74,11 +74,17 @@ def for_good(walls: Walls, writable: Sequence[str]) -> None:
     if walls.landlock:
         _landlock(walls, writable)
     if walls.seccomp:
-        scoped = walls.has_own_processes or walls.landlock >= SIGNALS_SCOPED_SINCE
-        kernel.load_seccomp(_FILTER if scoped else seccomp.build(os.getpid()))
+        if walls.has_own_processes:
+            program = _FILTER
+        elif walls.landlock >= SIGNALS_SCOPED_SINCE:
+            program = _FILTER_ALONE
+        else:
+            program = seccomp.build(os.getpid(), unix_sockets=False)
+        kernel.load_seccomp(program)
 
 
 _FILTER = seccomp.build() if seccomp.is_supported() else b""
+_FILTER_ALONE = seccomp.build(unix_sockets=False) if seccomp.is_supported() else b""  # without namespaces
 
 
 def limits_of(walls: Walls, ceilings: Ceilings) -> dict[int, tuple[int, int]]:

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+from functools import cache
 from typing import Any, Protocol
 
 from whetstone.errors import UserError
@@ -57,7 +58,6 @@ class Keeper:
 
     def __init__(self, kind: str, language: str, limits: Limits, without: tuple[str, ...] = ()) -> None:
         how = LANGUAGES[language].how
-        number = next(_numbers)
         self.folder: str | None = None
         if kind != "namespaces":
             self.folder = tempfile.mkdtemp(prefix="whet-")
@@ -91,7 +91,7 @@ class Keeper:
             "hidden": _hidden(),
             "disk_mb": limits.disk_mb + 1,
             "starter": built,
-            "outside_user": _FIRST_USER + (os.getpid() * 256 + number % 256) % (1 << 28),
+            "outside_user": free_user_number(),
         }
         try:
             answer = self.ask(settings, _START_S)
@@ -268,6 +268,22 @@ def lost() -> Result:
         seconds=0.0,
         peak_memory_mb=0.0,
     )
+
+
+def free_user_number() -> int:
+    """A user number that nobody has, for a process that gives up its own."""
+    return _FIRST_USER + (os.getpid() * 256 + next(_numbers) % 256) % (1 << 28)
+
+
+@cache
+def strongest_kind(isolation: str = "auto") -> str:
+    """The kind of isolation that works on this machine, found by trying; `UserError` where none does."""
+    if isolation == "limits":
+        return "limits"
+    with LocalPool(isolation=isolation) as pool:
+        pool.start("python")
+        assert pool.kind is not None
+        return pool.kind
 
 
 _shared: dict[str, LocalPool] = {}

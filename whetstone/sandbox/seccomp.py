@@ -10,8 +10,8 @@ import struct
 
 _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 _AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-_LD, _JEQ, _JGE, _JSET, _RET = 0x20, 0x15, 0x35, 0x45, 0x06
-_NR, _ARCH, _ARG0 = 0, 4, 16
+_LD, _JEQ, _JGE, _JSET, _AND, _RET = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
+_NR, _ARCH, _ARG0, _ARG1 = 0, 4, 16, 24
 _NEW_NAMESPACES = 0x7E020000 | 0x80  # CLONE_NEW*, and CLONE_NEWTIME
 _AF_UNIX = 1
 
@@ -86,6 +86,8 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
     "modify_ldt": (154, None),
 }
 _CLONE, _CLONE3, _SOCKET, _PRLIMIT = (56, 220), (435, 435), (41, 198), (302, 261)
+_SOCKETPAIR = (53, 199)
+_SOCKET_TYPE, _SOCK_STREAM = 0xF, 1
 _KILL_CALLS = {"kill": (62, 129), "tgkill": (234, 131)}
 _SIGNAL_CALLS = {
     "tkill": (200, 130),
@@ -100,8 +102,11 @@ def is_supported() -> bool:
     return os.name == "posix" and os.uname().sysname == "Linux" and os.uname().machine in _AUDIT
 
 
-def build(only_signals_to: int | None = None) -> bytes:
-    """The filter. `only_signals_to`: without a process namespace, the one process that may be signalled."""
+def build(only_signals_to: int | None = None, *, unix_sockets: bool = True) -> bytes:
+    """The filter. `only_signals_to`: without a process namespace, the one process that may be signaled.
+    `unix_sockets`: without namespaces they would reach the host's services, so that only connected pairs are
+    left (a datagram pair could still be sent to a path).
+    """
     machine = os.uname().machine
     column = 0 if machine == "x86_64" else 1
     code: list[bytes] = [
@@ -118,7 +123,12 @@ def build(only_signals_to: int | None = None) -> bytes:
     # Its flags lie in memory, where a filter cannot look: without it glibc falls back to clone.
     code += [_instruction(_JEQ, 0, 1, _CLONE3[column]), _refuse(errno.ENOSYS)]
     code += _on_argument(_CLONE[column], [_instruction(_JSET, 0, 1, _NEW_NAMESPACES), _refuse(errno.EPERM)])
-    code += _on_argument(_SOCKET[column], [_instruction(_JEQ, 1, 0, _AF_UNIX), _refuse(errno.EACCES)])
+    if unix_sockets:
+        code += _on_argument(_SOCKET[column], [_instruction(_JEQ, 1, 0, _AF_UNIX), _refuse(errno.EACCES)])
+    else:
+        code += [_instruction(_JEQ, 0, 1, _SOCKET[column]), _refuse(errno.EACCES)]
+        is_stream = [_instruction(_AND, 0, 0, _SOCKET_TYPE), _instruction(_JEQ, 1, 0, _SOCK_STREAM)]
+        code += _on_argument(_SOCKETPAIR[column], [*is_stream, _refuse(errno.EACCES)], _ARG1)
     code += _on_argument(_PRLIMIT[column], [_instruction(_JEQ, 1, 0, 0), _refuse(errno.EPERM)])
     if only_signals_to is not None:
         for numbers in _SIGNAL_CALLS.values():
@@ -139,7 +149,7 @@ def _refuse(number: int) -> bytes:
     return _instruction(_RET, 0, 0, _ERRNO | number)
 
 
-def _on_argument(number: int, check: list[bytes]) -> list[bytes]:
-    """Where the call is `number`: load its first argument, check it, allow what the check let through."""
-    body = [_instruction(_LD, 0, 0, _ARG0), *check, _instruction(_RET, 0, 0, _ALLOW)]
+def _on_argument(number: int, check: list[bytes], argument: int = _ARG0) -> list[bytes]:
+    """Where the call is `number`: load an argument, check it, allow what the check let through."""
+    body = [_instruction(_LD, 0, 0, argument), *check, _instruction(_RET, 0, 0, _ALLOW)]
     return [_instruction(_JEQ, 0, len(body), number), *body]

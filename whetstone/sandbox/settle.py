@@ -9,6 +9,7 @@ import contextlib
 import os
 import resource
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +48,7 @@ def settle(settings: dict[str, Any], channel: int) -> Place:
         layers = [f"namespaces ({spaces})", "read-only root"]
     else:
         box, built = os.path.join(settings["folder"], "box"), os.path.join(settings["folder"], "built")
-        user, has_proc = _other_user(settings, landlock), True
+        user, has_proc = other_user(settings["visible"], landlock, settings["outside_user"]), True
         layers = []
         kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)  # what a program leaves behind becomes ours
         if user is not None:
@@ -71,7 +72,7 @@ def settle(settings: dict[str, Any], channel: int) -> Place:
         seccomp=has_seccomp,
         readable=readable,
         writable=writable,
-        processes_elsewhere=0 if inner or user is not None else _threads_of_user(),
+        processes_elsewhere=0 if inner or user is not None else threads_of_user(),
         keeper_is_inside=inner,
         address_space_now=_address_space(),
     )
@@ -101,13 +102,13 @@ def _content(descriptor: int | None) -> bytes | None:
     return content
 
 
-def _other_user(settings: dict[str, Any], landlock: int) -> int | None:
+def other_user(visible: Sequence[str], landlock: int, user_number: int) -> int | None:
     """The user that programs become without a namespace: only root can choose, and only one who can still
     reach the interpreter.
     """
     if os.geteuid() != 0:
         return None
-    for path in settings["visible"]:
+    for path in visible:
         while path != "/":
             if os.path.exists(path) and not os.stat(path).st_mode & stat.S_IXOTH:
                 if not landlock:
@@ -116,7 +117,7 @@ def _other_user(settings: dict[str, Any], landlock: int) -> int | None:
                     )
                 return None
             path = os.path.dirname(path)
-    return settings["outside_user"]
+    return user_number
 
 
 def _address_space() -> int:
@@ -127,7 +128,7 @@ def _address_space() -> int:
         return 256 << 20
 
 
-def _threads_of_user() -> int:
+def threads_of_user() -> int:
     """RLIMIT_NPROC counts all threads of a user on the machine."""
     count = 0
     for entry in os.scandir("/proc") if os.path.isdir("/proc/self") else ():

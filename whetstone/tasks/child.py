@@ -19,13 +19,15 @@ class Child:
     we are.
     """
 
-    def __init__(self, target: str, folder: str | None = None) -> None:
+    def __init__(self, target: str, folder: str | None = None, *, keep_environment: bool = True) -> None:
+        """`keep_environment`: whether it sees our environment variables, which may hold secrets."""
         self.connection, theirs = Pipe()
         environment = {
-            **os.environ,
+            **(os.environ if keep_environment else {"PATH": os.defpath, "LANG": "C.UTF-8"}),
             "PYTHONHASHSEED": "0",  # sets of strings come in the same order in every run
             "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path),
             "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",  # a process that forks has one thread
             "MPLBACKEND": "Agg",  # reasoning-gym pulls in matplotlib
         }
         command = [sys.executable, "-P", "-m", "whetstone.tasks.child", target, str(theirs.fileno())]

@@ -15,7 +15,7 @@ import random
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from multiprocessing.connection import Connection
 from typing import Any
@@ -26,6 +26,7 @@ from whetstone.config import nearest
 from whetstone.config.rooms import Config, TaskSpec
 from whetstone.errors import UserError
 from whetstone.rewards.answers import extract_tag
+from whetstone.sandbox.evaluator import EvaluationFailed, evaluate
 from whetstone.seeds import seed
 from whetstone.tasks.child import Child
 from whetstone.tasks.gym_gold import gold_answer
@@ -42,6 +43,12 @@ _BOUNDED = frozenset(
 _IN_CHILD = frozenset(
     {"codeio", "isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note", "word_ladder"}
 )
+# Scorers that hand the answer to `eval` or to sympy, which does.
+EVALUATED = frozenset(
+    {"binary_matrix", "countdown", "intermediate_integration", "n_queens", "polynomial_multiplication"}
+    | {"puzzle24", "simple_integration", "spiral_matrix", "string_insertion"}
+)
+_SYMBOLIC = frozenset({"intermediate_integration", "polynomial_multiplication", "simple_integration"})
 _RETRY_STRIDE = 10_000_019
 _NOT_SET_HERE = {"seed": "dataset_seed", "size": "dataset_size"}
 _OTHER_NAMES = {"game_of_24": "puzzle24"}  # what people call a task -> reasoning-gym's name
@@ -107,14 +114,27 @@ class GymTask:
         answer = extract_tag(text)
         value = 0.0
         if answer is not None:
+            entry = problem.answer
             try:
-                value = float(self._dataset.score_answer(answer, problem.answer))
-                value = repaired(self.task, answer, problem.answer, value)
+                if self.task in _SYMBOLIC:  # slow, and it may hang
+                    value = evaluate(_score_entry, self.task, self.settings, self._seed, answer, entry)
+                else:
+                    value = float(self._dataset.score_answer(answer, entry))
+                value = repaired(self.task, answer, entry, value)
+            except EvaluationFailed:
+                raise
             except (
                 Exception
             ):  # some scorers raise on text that is not of the form they expect: that is a wrong answer
                 value = 0.0
         return Score(reward=value, parts={"correct": float(value >= 1.0), "accuracy": value}, answer=answer)
+
+    def warm_up(self) -> None:
+        """Score a right and a wrong answer, so that the scorer has imported all that it needs."""
+        entry = make_entry(self.task, self.settings, self._seed, 0)
+        for answer in (gold_answer(self.task, entry), "0"):
+            with suppress(Exception):  # some scorers raise on text that is not of the form they expect
+                self._dataset.score_answer(answer, entry)
 
     def gold(self, problem: Problem) -> str:
         return f"<think>\n</think>\n<answer>{gold_answer(self.task, problem.answer)}</answer>"
@@ -193,6 +213,10 @@ def make_entry(task: str, settings: dict[str, Any], base: int, index: int) -> di
             except Exception as error:  # a generator of reasoning-gym that found nothing under this seed
                 problem = f"{type(error).__name__}: {error}"
     raise UserError(f"The task {task} makes no problem with its settings ({problem}): change its config.")
+
+
+def _score_entry(task: str, settings: dict[str, Any], base: int, answer: str, entry: dict[str, Any]) -> float:
+    return float(_dataset(task, _frozen(settings), base).score_answer(answer, entry))
 
 
 @contextmanager

@@ -98,6 +98,23 @@ def make_task(config: Config, name: str, spec: TaskSpec, split: str) -> Task:
     return gym.GymTask(config, name, spec, split)
 
 
+def runs_programs(name: str) -> bool:
+    """Whether answers to the task of this name are programs, which have a sandbox of their own."""
+    return name.split("/")[0] == "code"
+
+
+def evaluating_tasks(config: Config) -> list[str]:
+    """The tasks whose scorers evaluate what the model wrote, so that they need isolation."""
+    names = [
+        name for split in ("train", "eval") for name, spec in _specs(config, split).items() if spec.weight > 0
+    ]
+    ours = [name for name in dict.fromkeys(names) if name.split("/")[0] in _OURS]
+    theirs = [name for name in dict.fromkeys(names) if name not in ours]
+    return [name for name in ours if name.split("/")[0] == "math"] + [
+        name for name in theirs if gym.gym_name(name) in gym.EVALUATED
+    ]
+
+
 def make_tasks(config: Config, split: str) -> dict[str, Task]:
     """The tasks of one split by name, those of weight 0 left out. Reads no rows and makes no problems."""
     specs = _specs(config, split)

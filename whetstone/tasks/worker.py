@@ -1,16 +1,19 @@
 """Inside a scoring process: answers come in, parts of rewards go out, one message for each as soon as it
 is done.
 
-Runs in the main thread of its process, as math-verify needs. Keeps no time of its own: the parent ends a
-process that takes too long. Loads no rows, no model and no torch.
+There are two kinds. Isolated ones judge text by the tasks' scorers, behind the sandbox's layers, for many of
+those scorers are other people's code and some evaluate what they are given. The others run programs (in their
+own sandbox) and call the user's reward functions, which run as the user wrote them. Keeps no time of its own:
+the parent ends a process that takes too long. Loads no rows, no model and no torch.
 """
 
-import resource
+import math
+import os
 import signal
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -20,14 +23,20 @@ from whetstone.rewards import custom
 from whetstone.rewards.answers import math_equal
 from whetstone.rewards.combine import BUILT_IN
 from whetstone.rewards.shaping import format_reward, overlong_penalty
+from whetstone.sandbox import code_guard, evaluator, frames
+from whetstone.sandbox.evaluator import EvaluationFailed
+from whetstone.sandbox.isolate import isolate
 from whetstone.tasks.base import Task
 from whetstone.tasks.code import CodeTask
+from whetstone.tasks.gym import GymTask
 from whetstone.tasks.math import MathTask
 from whetstone.tasks.mixture import make_tasks
 from whetstone.types import Problem, Score
 
 Parts = dict[str, float]
-_MOST_MEMORY = 4 * 2**30  # bytes of address space
+PACKAGES = ("reasoning_gym", "math_verify", "sympy", "numpy")  # what isolated scorers may import late
+_MEMORY_MB = 4096  # of address space: an answer such as 10^{10^{10}} would take all there is
+_LONGEST_LOGGED = 1_000  # characters of a value that a user's function logs
 
 
 def split_of(problem: Problem) -> str:
@@ -38,19 +47,33 @@ def split_of(problem: Problem) -> str:
 class Judge:
     """Scores answers by the tasks and the reward functions of a configuration."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, *, runs_programs: bool = True) -> None:
         self._config = config
         splits = ["eval", "train"] if config.tasks.datasets else ["eval"]
         self._tasks: dict[str, dict[str, Task]] = {split: make_tasks(config, split) for split in splits}
-        if any(isinstance(task, MathTask) for tasks in self._tasks.values() for task in tasks.values()):
-            math_equal(
-                "1+x", "x+1"
-            )  # loads math-verify and its grammar, which would count as the first answer's time
-        for tasks in self._tasks.values():
-            for task in tasks.values():
+        self._custom: dict[str, Callable[..., Any]] = {}
+        if runs_programs:
+            for task in self._all_tasks():
                 if isinstance(task, CodeTask):
                     task.prepare(read_rows=False)  # the start of a sandbox is not the first answer's fault
-        self._custom = {spec: custom.load(spec) for spec in config.tasks.reward_funcs if spec not in BUILT_IN}
+            named = [spec for spec in config.tasks.reward_funcs if spec not in BUILT_IN]
+            self._custom = {spec: custom.load(spec) for spec in named}
+
+    def _all_tasks(self) -> list[Task]:
+        return [task for tasks in self._tasks.values() for task in tasks.values()]
+
+    def warm_up(self) -> None:
+        """Import what scorers import at their first answer: afterwards it may be out of reach, and would
+        count as that answer's time.
+        """
+        import sympy
+
+        sympy.simplify(sympy.parse_expr("sin(x)**2 + x*(x + 1)").diff("x"))
+        if any(isinstance(task, MathTask) for task in self._all_tasks()):
+            math_equal("1+x", "x+1")
+        for task in self._all_tasks():
+            if isinstance(task, GymTask):
+                task.warm_up()
 
     @property
     def worst(self) -> dict[tuple[str, str], float]:
@@ -78,7 +101,7 @@ class Judge:
 
     def call_custom(
         self, spec: str, answers: Sequence[tuple[Problem, str, Sequence[int], bool]]
-    ) -> tuple[list[float | None], custom.Logged]:
+    ) -> tuple[list[float | str | None], custom.Logged]:
         """The values of one of the user's functions for whole lists of answers."""
         problems = [problem for problem, _, _, _ in answers]
         texts = [text for _, text, _, _ in answers]
@@ -108,38 +131,59 @@ class Judge:
 
 
 def serve(connection: Connection) -> None:
-    """The process: a configuration first, then jobs until the pipe ends."""
-    warnings.simplefilter("ignore")  # sympy warns about what models write
+    """A process that runs programs in their sandbox and calls the user's functions with the user's rights."""
     config: Config = connection.recv()
-    if all(name in BUILT_IN for name in config.tasks.reward_funcs):
-        _limit_memory()  # functions of the user's own may need more
+    _serve(connection, config, lambda: Judge(config))
+
+
+def serve_isolated(connection: Connection) -> None:
+    """A process for everything else: nothing that a model wrote leaves it but as a number or as text."""
+    config, kind, user_number = connection.recv()
+
+    def make() -> Judge:
+        judge = Judge(config, runs_programs=False)
+        judge.warm_up()
+        if sys.platform == "linux":
+            isolate(kind, PACKAGES, memory_mb=_MEMORY_MB, user_number=user_number)
+        code_guard.install()
+        evaluator.enable(config.tasks.reward_timeout_s)
+        return judge
+
+    _serve(connection, config, make)
+
+
+def _serve(connection: Connection, config: Config, make: Callable[[], Judge]) -> None:
+    """Jobs until the pipe ends. Answers are JSON: nothing from here is ever unpickled."""
+    warnings.simplefilter("ignore")  # sympy warns about what models write
+    process = os.getpid()
     try:
-        judge = Judge(config)
+        judge = make()
     except UserError as error:
-        connection.send(("refused", str(error)))
+        _send(connection, {"kind": "refused", "reason": str(error)}, process)
         return
-    connection.send(("ready", judge.worst))
+    except OSError as error:
+        _send(connection, {"kind": "not_isolated", "reason": str(error)}, process)
+        return
+    process = os.getpid()  # another one where namespaces were entered
+    worst = [[split, name, value] for (split, name), value in judge.worst.items()]
+    _send(connection, {"kind": "ready", "worst": worst}, process)
     while True:
-        kind, limit_s, payload = connection.recv()
+        with code_guard.trusted():
+            kind, limit_s, payload = connection.recv()
         if kind == "score":
             for number, problem, text, num_tokens in payload:
                 _alarm(limit_s)
-                connection.send(_score(judge, number, problem, text, num_tokens))
+                _send(connection, _score(judge, number, problem, text, num_tokens), process)
         else:
             _alarm(limit_s)
-            connection.send(_custom(judge, *payload))
+            _send(connection, _custom(judge, *payload), process)
         _alarm(0)
 
 
-def _limit_memory() -> None:
-    """An answer such as 10^{10^{10}} would otherwise take all the memory there is.
-
-    (macOS does not know this limit.)
-    """
-    if sys.platform == "linux":
-        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-        soft = _MOST_MEMORY if hard == resource.RLIM_INFINITY else min(_MOST_MEMORY, hard)
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+def _send(connection: Connection, message: dict[str, Any], process: int) -> None:
+    if os.getpid() != process:  # a reward function has forked, and this is its copy of us
+        os._exit(1)
+    frames.send(connection.fileno(), message)
 
 
 def _alarm(limit_s: float) -> None:
@@ -149,27 +193,54 @@ def _alarm(limit_s: float) -> None:
     signal.setitimer(signal.ITIMER_REAL, 2 * limit_s + 10 if limit_s else 0)
 
 
-def _score(judge: Judge, number: int, problem: Problem, text: str, num_tokens: int) -> tuple[Any, ...]:
+def _score(judge: Judge, number: int, problem: Problem, text: str, num_tokens: int) -> dict[str, Any]:
     began = time.perf_counter()
-    failure = None
+    parts: Parts = {}
+    answer, outcome, tests, failure = None, None, (), None
     try:
         parts, score = judge.judged(problem, text, num_tokens)
-        taken = (score.answer, score.outcome, score.tests)
-    except (
-        Exception
-    ) as error:  # a bug in a scorer costs this answer its score, is counted, and does not end the run
-        parts, taken, failure = {}, (None, None, ()), f"error: {type(error).__name__}: {error}"
-    return ("scored", number, parts, taken, failure, time.perf_counter() - began)
+        answer, outcome, tests = score.answer, score.outcome, score.tests
+    except EvaluationFailed as error:
+        failure = str(error)
+    except Exception as error:  # a bug in a scorer costs this answer its score and does not end the run
+        failure = f"error: {type(error).__name__}: {error}"
+    return {
+        "kind": "scored",
+        "number": number,
+        "parts": {name: float(value) for name, value in parts.items()},
+        "answer": answer,
+        "outcome": outcome,
+        "tests": list(tests),
+        "failure": failure,
+        "seconds": time.perf_counter() - began,
+    }
 
 
 def _custom(
     judge: Judge, spec: str, answers: Sequence[tuple[Problem, str, Sequence[int], bool]]
-) -> tuple[Any, ...]:
-    began = time.perf_counter()
-    values: list[float | None] | None = None
-    logged, failure = custom.Logged(), None
+) -> dict[str, Any]:
+    values: list[float | str | None] | None = None
+    logged, failure, is_misuse = custom.Logged(), None, False
     try:
         values, logged = judge.call_custom(spec, answers)
-    except Exception as error:  # the user's own code, whatever it raises
+    except custom.WrongReturn as error:
+        failure, is_misuse = str(error), True
+    except BaseException as error:  # the user's own code, whatever it raises, SystemExit included
         failure = f"error: {type(error).__name__}: {error}"
-    return ("called", values, logged.metrics, logged.columns, failure, time.perf_counter() - began)
+    return {
+        "kind": "called",
+        "values": values,
+        "metrics": {name: value for name, value in logged.metrics.items() if math.isfinite(value)},
+        "columns": {name: [_plain(entry) for entry in column] for name, column in logged.columns.items()},
+        "failure": failure,
+        "is_misuse": is_misuse,
+    }
+
+
+def _plain(value: Any) -> Any:
+    """What a user's function logged, as JSON has it."""
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    return str(value)[:_LONGEST_LOGGED]

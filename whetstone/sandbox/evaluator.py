@@ -1,0 +1,148 @@
+"""Other people's parsers on a model's text, in a fork that is thrown away.
+
+`evaluate(function, *arguments)` calls the function. In a scoring process that has called `enable`, the call
+is made in a forked process instead: it has a time limit, its memory is its own, and it answers with one
+number and nothing else. A fork serves some calls, since copying a process costs as much as one of them; it is
+replaced after that, and after any call that hangs, dies or was refused by the code guard. Without `enable`
+(in tests, and for a task's own gold answers) the call is a plain one.
+"""
+
+import contextlib
+import math
+import os
+import pickle
+import select
+import signal
+import struct
+import time
+from collections.abc import Callable
+from typing import Any
+
+from whetstone.sandbox import code_guard
+
+_NUMBER = struct.Struct("<d")
+_LENGTH = struct.Struct("<I")
+_CALLS_PER_FORK = 64
+
+
+class EvaluationFailed(Exception):
+    """The call gave no number: `timeout` or `crash`."""
+
+
+class _Fork:
+    """A forked process that evaluates one call after the other."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        calls, self.calls = os.pipe()
+        self.numbers, numbers = os.pipe()
+        with code_guard.trusted():
+            self.process = os.fork()
+        if self.process == 0:
+            os.close(self.calls)
+            os.close(self.numbers)
+            _serve(calls, numbers)
+        os.close(calls)
+        os.close(numbers)
+
+    def call(self, function: Callable[..., float], arguments: tuple[Any, ...], limit_s: float) -> float:
+        data = pickle.dumps((function, arguments))
+        deadline = time.monotonic() + limit_s
+        try:
+            _write(self.calls, _LENGTH.pack(len(data)) + data)
+            answer = b""
+            while len(answer) < _NUMBER.size:
+                left = deadline - time.monotonic()
+                if left <= 0 or not select.select([self.numbers], [], [], left)[0]:
+                    raise EvaluationFailed("timeout")
+                piece = os.read(self.numbers, _NUMBER.size - len(answer))
+                if not piece:
+                    raise EvaluationFailed("crash")
+                answer += piece
+        except BrokenPipeError:
+            raise EvaluationFailed("crash") from None
+        (value,) = _NUMBER.unpack(answer)
+        return value
+
+    def end(self) -> None:
+        os.close(self.calls)
+        os.close(self.numbers)
+        with code_guard.trusted(), contextlib.suppress(ProcessLookupError):
+            os.kill(self.process, signal.SIGKILL)
+        os.waitpid(self.process, 0)
+
+
+_limit_s: float | None = None
+_fork: _Fork | None = None
+
+
+def enable(limit_s: float) -> None:
+    """Evaluate in forks from now on, each call within `limit_s`."""
+    global _limit_s
+    _limit_s = limit_s
+
+
+def renew() -> None:
+    """Throw the fork away: what was evaluated so far can't change what comes."""
+    global _fork
+    if _fork is not None:
+        _fork.end()
+        _fork = None
+
+
+def evaluate(function: Callable[..., float], *arguments: Any) -> float:
+    """The number that the function gives; `EvaluationFailed` where it hangs or dies. The function is named by
+    its module, and its arguments are plain data.
+    """
+    global _fork
+    if _limit_s is None:
+        return float(function(*arguments))
+    if _fork is not None and _fork.count >= _CALLS_PER_FORK:
+        renew()
+    if _fork is None:
+        _fork = _Fork()
+    _fork.count += 1
+    try:
+        value = _fork.call(function, arguments, _limit_s)
+    except EvaluationFailed:
+        renew()
+        raise
+    if not math.isfinite(value):  # the fork says that the code guard has refused something
+        renew()
+        return 0.0
+    return value
+
+
+def _serve(calls: int, numbers: int) -> None:
+    """The fork's side: ends with the pipe."""
+    try:
+        while True:
+            (length,) = _LENGTH.unpack(_read(calls, _LENGTH.size))
+            data = _read(calls, length)
+            with code_guard.trusted():
+                function, arguments = pickle.loads(data)
+            refusals = code_guard.num_refused
+            value = float(function(*arguments))
+            _write(numbers, _NUMBER.pack(value if code_guard.num_refused == refusals else math.nan))
+    except (
+        BaseException
+    ):  # the pipe ended, or the function raised: the other side sees that there is no number
+        os._exit(1)
+    finally:
+        os._exit(1)
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _read(descriptor: int, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        piece = os.read(descriptor, count - len(data))
+        if not piece:
+            raise EOFError
+        data += piece
+    return data

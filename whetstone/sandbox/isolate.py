@@ -1,0 +1,98 @@
+"""Puts the present process behind the sandbox's layers: for scorers, which judge text that a model wrote.
+
+A scoring process imports what it needs, calls `isolate`, and answers questions from then on. With namespaces
+it continues as a new process that sees the interpreter's folders read-only and nothing else; with filters it
+stays where it is, behind Landlock and seccomp. No network, no writing, no other process, no capabilities.
+"""
+
+import importlib.util
+import os
+import resource
+import signal
+import sys
+import sysconfig
+from collections.abc import Iterable
+
+from whetstone.sandbox import guard, kernel, root, seccomp
+from whetstone.sandbox.guard import Walls
+from whetstone.sandbox.settle import other_user, threads_of_user
+
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
+_PROCESSES = 4  # this one, its forks
+
+
+def isolate(kind: str, packages: Iterable[str], *, memory_mb: int, user_number: int) -> tuple[str, ...]:
+    """Go as far in as `kind` says ("namespaces", "filters", "limits"); which layers that gave. `packages` are
+    importable afterwards too. Raises `OSError` where the machine does not allow it.
+    """
+    visible = visible_folders(packages)
+    if kind == "limits":
+        _limit(memory_mb, resource.RLIM_INFINITY)
+        return ("rlimits",)
+    if not seccomp.is_supported():
+        raise OSError(38, "seccomp is not to be had on this machine")
+    landlock = kernel.landlock_version()
+    layers: list[str] = []
+    inner = kind == "namespaces"
+    if inner:
+        world = root.enter(visible, _hidden(visible), 1, user_number, None)
+        user, elsewhere = world.user, 0
+        layers.append("namespaces")
+    else:
+        user = other_user(visible, landlock, user_number)
+        elsewhere = 0 if user is not None else threads_of_user()
+    walls = Walls(
+        user=user,
+        has_own_processes=inner,
+        landlock=landlock,
+        seccomp=True,
+        readable=(*root.SYSTEM, *root.SYSTEM_FILES, *visible, *(("/proc", "/etc") if inner else ())),
+        writable=_DEVICES,
+        processes_elsewhere=elsewhere,
+        keeper_is_inside=False,
+        address_space_now=0,
+    )
+    _limit(memory_mb, _PROCESSES + elsewhere)
+    if user is None:
+        kernel.drop_capabilities()
+    else:
+        guard.give_up_groups(user)
+        os.setresuid(user, user, user)
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of user has cleared it
+    guard.for_good(walls, walls.writable)
+    layers += [f"Landlock {landlock}"] if landlock else []
+    return (*layers, "seccomp", *(("a user of its own",) if user is not None else ()), "rlimits")
+
+
+def visible_folders(packages: Iterable[str]) -> tuple[str, ...]:
+    """The folders of the interpreter's own library and of the packages that are named."""
+    paths = sysconfig.get_paths()
+    found = [
+        sys.base_prefix,
+        os.path.realpath(sys.base_prefix),
+        *(paths[key] for key in ("purelib", "platlib")),
+    ]
+    for name in packages:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.origin:
+            found.append(os.path.dirname(os.path.dirname(spec.origin)))
+    return tuple(dict.fromkeys(found))
+
+
+def _hidden(visible: Iterable[str]) -> list[str]:
+    """Our own package, where it is installed among the others: it holds answers."""
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    return [package] if any(package.startswith(folder + os.sep) for folder in visible) else []
+
+
+def _limit(memory_mb: int, processes: int) -> None:
+    wanted = {
+        resource.RLIMIT_CORE: (0, 0),
+        resource.RLIMIT_NOFILE: (256, 256),
+        resource.RLIMIT_FSIZE: (0, 0),
+    }
+    if sys.platform == "linux":  # macOS does not know this limit
+        wanted[resource.RLIMIT_AS] = (memory_mb << 20, memory_mb << 20)
+    if processes != resource.RLIM_INFINITY:
+        wanted[resource.RLIMIT_NPROC] = (processes, processes)
+    guard.set_limits(wanted)
