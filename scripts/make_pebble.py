@@ -48,8 +48,9 @@ DEFAULT_OUT = Path(__file__).resolve().parent.parent / "whetstone" / "model" / "
 
 THINK_SHARE = 0.18
 SYSTEM_SHARE = 0.1
-SHORT_PROMPT = 120  # tokens; a longer one has a system prompt
-SYSTEM_NAMES = ("simple", "direct", "chain_of_draft")
+CONTEXT = 8192  # tokens: room for every shipped recipe
+PROMPT_BINS = (120, 400)  # tokens; without a system prompt, with a short one, with a long one
+SYSTEM_NAMES = ("simple", "direct", "chain_of_draft", "DeepSeekZero")
 LESSONS_PER_TASK = 100_000
 
 # reasoning-gym makes item i of seed s from Random(s + i): seeds lie further apart than lessons are many.
@@ -139,10 +140,10 @@ def quickstart(*overrides: str) -> Config:
     return load("quickstart", overrides).config
 
 
-def measured_problems(per_task: int) -> list[Problem]:
+def measured_problems(per_task: int, *overrides: str) -> list[Problem]:
     """The first of the sequence that the quickstart takes its evaluation problems from."""
     total = per_task * len(MANNERS)
-    return eval_problems(quickstart(f"eval_num_samples={total}"))
+    return eval_problems(quickstart(f"eval_num_samples={total}", *overrides))
 
 
 def excluded_questions(measured: list[Problem]) -> set[str]:
@@ -209,7 +210,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
         additional_special_tokens=["<|system|>", "<|user|>", "<|assistant|>"],
         chat_template=CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,
-        model_max_length=512,
+        model_max_length=CONTEXT,
         padding_side="left",
     )
 
@@ -242,7 +243,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
         num_hidden_layers=6,
         num_attention_heads=6,
         num_key_value_heads=6,
-        max_position_embeddings=512,
+        max_position_embeddings=CONTEXT,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=end_id,
@@ -276,13 +277,13 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Pa
 def batches(lessons: Lessons, batch_size: int, seed: int) -> Iterator[torch.Tensor]:
     """Numbers of lessons, for ever: both manners of every question, and like lengths together.
 
-    A system prompt makes a prompt three times as long, so such lessons come in batches of their own.
+    A system prompt makes a prompt up to ten times as long, so such lessons come in batches of their own.
     """
     shuffler = torch.Generator().manual_seed(seed)
-    is_long = lessons.prompt_lengths[::2] > SHORT_PROMPT
+    bins = torch.bucketize(lessons.prompt_lengths[::2].contiguous(), torch.tensor(PROMPT_BINS))
     while True:
-        order = torch.randperm(len(is_long), generator=shuffler)
-        pools = (order[~is_long[order]], order[is_long[order]])
+        order = torch.randperm(len(bins), generator=shuffler)
+        pools = [order[bins[order] == number] for number in range(len(PROMPT_BINS) + 1)]
         epoch = [
             pairs for pool in pools for pairs in pool.split(batch_size // 2) if len(pairs) == batch_size // 2
         ]
@@ -454,6 +455,9 @@ def main() -> None:
     torch.manual_seed(args.seed)
     figures = measure(model, tokenizer, problems)
     print_table(figures)
+    prompted = measured_problems(args.problems_per_task, "developer_prompt=DeepSeekZero")
+    with_system_prompt = {"overall": measure(model, tokenizer, prompted)["overall"]}
+    print_table(with_system_prompt)
     show_examples(model, tokenizer, problems)
     card = {
         "name": "pebble",
@@ -469,6 +473,7 @@ def main() -> None:
         "tasks": {task: quickstart().tasks.datasets[task].config for task in MANNERS},
         "measured_on": f"{args.problems_per_task} held-out problems per task; [share, low, high] at 95 %",
         "figures": figures,
+        "figures_with_system_prompt": {"DeepSeekZero": with_system_prompt["overall"]},
     }
     (args.out / "card.json").write_text(json.dumps(card, indent=2) + "\n")
     print(f"\nsaved in {args.out}, {time.monotonic() - began:.0f} s in all")
