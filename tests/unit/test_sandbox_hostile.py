@@ -3,6 +3,7 @@ before. Runs at every strength of isolation that this machine allows.
 """
 
 import os
+import socket
 import time
 from pathlib import Path
 
@@ -191,3 +192,93 @@ def test_closing_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Monke
         assert all(wait_until_gone(process) for process in keepers)
         assert not list(tmp_path.iterdir())
         assert not [folder for folder in groups if os.path.exists(folder)]
+
+
+# Looks for words in all of its memory. They are given, and looked for, with every byte one higher: so its own
+# source and its own copies do not contain them.
+SCAN = """
+import re
+shift = bytes((byte + 1) % 256 for byte in range(256))
+found = set()
+with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb", 0) as memory:
+    for line in maps.readlines():
+        start, end, rights = re.match(r"(\\w+)-(\\w+) (\\S+)", line).groups()
+        if rights[0] == "r" and "[v" not in line:
+            try:
+                memory.seek(int(start, 16))
+                content = memory.read(int(end, 16) - int(start, 16)).translate(shift)
+            except (OSError, ValueError, OverflowError):
+                continue
+            found.update(word for word in {words!r} if word.encode() in content)
+print(len(found), "found")
+"""
+
+
+def shifted(word: str) -> str:
+    return "".join(chr(ord(letter) + 1) for letter in word)
+
+
+def test_a_program_finds_nothing_of_the_one_before_it_in_memory(pool: LocalPool):
+    output, source, given = "brassLANTERN77", "copperKETTLE55", "silverTHIMBLE33"
+    first = f"word = '{source}'\ninput()\nprint(''.join(['brass', 'LANTERN', '77']))"
+    for _ in range(3):
+        ran = pool.run(Program(language="python", source=first, inputs=(Input(stdin=f"{given}\n"),)))
+        assert ran.results[0].stdout.strip() == output
+    words = [shifted(word) for word in (output, source, given)]
+    roomy = Limits(seconds=30, memory_mb=512)
+    (result,) = pool.run(Program(language="python", source=SCAN.format(words=words)), roomy).results
+    assert result.stdout == "0 found\n", result
+    here = f"kept = ['brass' + 'LANTERN77', '{source}']\n" + SCAN.format(words=words)  # the search works
+    (result,) = pool.run(Program(language="python", source=here), roomy).results
+    assert result.stdout == "2 found\n", result
+
+
+MARK_FOLDER = """
+import os
+for folder in (".", ".."):
+    for change in (lambda: os.setxattr(folder, "user.left", b"behind"), lambda: os.chmod(folder, 0o711),
+                   lambda: os.utime(folder, (1234567890, 1234567890)), lambda: open(folder + "/left", "w")):
+        try:
+            change()
+        except OSError:
+            pass
+"""
+READ_FOLDER = """
+import os
+for folder in (".", ".."):
+    state = os.stat(folder)
+    was_marked = int(state.st_mtime) == 1234567890
+    print(os.listxattr(folder), was_marked, oct(state.st_mode & 0o777), os.listdir(folder))
+"""
+
+
+@pytest.mark.parametrize("kind", KINDS[:-1])
+def test_the_work_folder_keeps_no_attributes_of_the_program_before(kind: str):
+    with opened(kind) as pool:
+        pool.run(Program(language="python", source=MARK_FOLDER), LIMITS)
+        (result,) = pool.run(Program(language="python", source=READ_FOLDER), LIMITS).results
+    assert result.stdout.splitlines() == ["[] False 0o700 []", "[] False 0o755 ['home']"], result
+
+
+def test_filters_leave_no_unix_socket_of_the_host(tmp_path: Path):
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    server.bind(str(tmp_path / "service"))
+    server.setblocking(False)
+    source = (
+        "import socket\n"
+        "for attempt in (lambda: socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM),\n"
+        "                lambda: socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)[0]):\n"
+        "    try:\n"
+        f"        attempt().sendto(b'x', '{tmp_path}/service')\n"
+        "    except OSError as error:\n"
+        "        print(type(error).__name__)\n"
+        "a, b = socket.socketpair()\n"
+        "a.send(b'a pair is allowed')\n"
+        "print(b.recv(20))\n"
+    )
+    with opened("filters") as pool:
+        (result,) = pool.run(Program(language="python", source=source), LIMITS).results
+    assert result.stdout.split("\n")[2:3] == ["b'a pair is allowed'"], result
+    with pytest.raises(BlockingIOError):
+        server.recv(10)
+    server.close()

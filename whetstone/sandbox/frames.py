@@ -8,9 +8,13 @@ from typing import Any
 LONGEST = 256 << 20
 
 
+def encode(message: Any) -> bytes:
+    return json.dumps(message).encode()
+
+
 def send(descriptor: int, message: Any) -> None:
     """Write one message; blocks until the other side has taken it."""
-    text = json.dumps(message).encode()
+    text = encode(message)
     data = memoryview(struct.pack("<I", len(text)) + text)
     while data:
         data = data[os.write(descriptor, data) :]

@@ -1,310 +1,240 @@
-"""The process that lives inside the sandbox, warm, and forks once for every run of a program.
+"""The process that runs programs for a pool: it writes their files, watches them, reads what they print.
 
-It is number 1 of its own process namespace where there is one, so that a single call ends whatever a program
-has started. It never sees an expected value. It serves one program at a time, and puts nothing of one into
-the next: a forked process, an emptied folder. Started by `pool.py`, with a cleaned environment.
+Programs themselves are started by another process, the zygote, which is behind the sandbox's layers and has
+nothing of any program in its memory. Neither ever sees an expected value. A keeper serves one program at a
+time, and puts nothing of one into the next. Started by `pool.py`, with a cleaned environment.
 """
 
-import _signal  # pyright: ignore[reportMissingImports]
 import contextlib
-import errno
-import gc
 import os
 import resource
 import signal
 import stat
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NoReturn
 
-from whetstone.sandbox import frames, guard, inside
-from whetstone.sandbox.guard import Ceilings
+from whetstone.sandbox import frames, inside, kernel, workspace, zygote
+from whetstone.sandbox.guard import Ceilings, Walls
 from whetstone.sandbox.program import NEVER_BEGUN, Job, Limits, Result, job_from
 from whetstone.sandbox.settle import Place, settle
-from whetstone.sandbox.watch import HungUp, Watch, end_all
+from whetstone.sandbox.watch import Host, HungUp, Watch
+from whetstone.sandbox.zygote import Link
 
-_IGNORED_BY_PYTHON = (int(signal.SIGPIPE), int(signal.SIGXFSZ))
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-_Begin = Callable[[list[int]], int]  # from the descriptors of a child's streams to the child
-_ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/box", "TMPDIR": "/box"}
+_ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
 
 
 def main() -> None:
-    """Settle, say so, serve until the pool hangs up."""
+    """Fork the zygote, say that it is ready, serve until the pool hangs up."""
     channel = int(sys.argv[1])
     os.set_inheritable(channel, False)
     settings = frames.receive(channel)
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     if soft != hard:  # a scoring process has a limit of its own, which is not meant for programs
         resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+    ours, theirs = zygote.pair()
+    first = os.getpid()
+
+    def stay_outside(child: int) -> NoReturn:
+        theirs.close()
+        _keep_house(channel, ours, child, settings)
+
     try:
-        inside.warm(settings["how"])  # before the walls: it reads files that are not there behind them
-        place = settle(settings, channel)
+        inside.warm(settings["how"])  # before the layers: it reads files that are not there behind them
+        place = settle(settings, stay_outside)
     except OSError as error:
-        frames.send(channel, {"refused": str(error)})
+        if os.getpid() == first:
+            frames.send(channel, {"refused": str(error)})
+        else:
+            theirs.send({"refused": str(error)})
         return
-    gc.collect()
-    gc.freeze()  # forks share what is there now
-    gc.disable()
+    os.close(channel)
+    ours.close()
+    theirs.send({"place": asdict(place)})
+    zygote.serve(place, theirs)
+
+
+def _keep_house(channel: int, link: Link, child: int, settings: dict[str, Any]) -> NoReturn:
+    """The keeper's own life: it ends with the pool or with the zygote."""
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # a program of the same user can't look into us
     try:
-        frames.send(channel, {"ready": list(place.layers)})  # a run that failed meanwhile has hung up
-        while True:
-            job = job_from(frames.receive(channel))
-            frames.send(channel, _serve(place, job))
+        answer, _ = link.receive()
+        if "refused" in answer:
+            frames.send(channel, answer)
+        else:
+            place = _place_from(answer["place"])
+            host = Host(place=place, channel=channel, zygote=1 if place.walls.has_own_processes else child)
+            frames.send(channel, {"ready": list(place.layers)})  # a run that failed meanwhile has hung up
+            while True:
+                job = job_from(frames.receive(channel))
+                frames.send(channel, Keeper(host, link).serve(job))
     except (EOFError, BrokenPipeError, ConnectionResetError, HungUp):
-        if settings["folder"]:
-            import shutil  # not at the top: it brings libraries that every fork would have to carry
+        pass
+    link.close()  # the zygote ends what runs, and itself
+    os.waitpid(child, 0)
+    if settings["folder"]:
+        import shutil
 
-            shutil.rmtree(settings["folder"], ignore_errors=True)
-
-
-# ---- a job -------------------------------------------------------------------------------------------------
-
-
-def _serve(place: Place, job: Job) -> dict[str, Any]:
-    """Compile once, run every input; the next compiler has a try where the first fails or is too slow."""
-    begun = time.monotonic()
-    left = lambda: job.limits.total_seconds - (time.monotonic() - begun)  # noqa: E731
-    results: list[Result] = []
-    compile_s = 0.0
-    for compiler in job.compilers or (None,):
-        if compiler is not None:
-            compiled = _compile(place, job, compiler, left())
-            compile_s += compiled.seconds
-            if not compiled.ok:
-                results = results or [_refused(compiled)] * len(job.inputs)
-                continue
-        results = [_run_input(place, job, given, left()) for given in job.inputs]
-        if not any(result.timed_out for result in results):
-            break
-    _empty(place, place.box)
-    if job.compilers:
-        _empty(place, place.built)
-    return {"results": [vars(result) for result in results], "compile_s": compile_s}
+        shutil.rmtree(settings["folder"], ignore_errors=True)
+    os._exit(0)
 
 
-def _refused(compiled: Result) -> Result:
-    return Result(**{**asdict(compiled), "compile_error": True, "stdout": ""})
-
-
-def _compile(place: Place, job: Job, command: Sequence[str], left_s: float) -> Result:
-    _empty(place, place.box)
-    _empty(place, place.built)
-    _write_source(place, job.file, job.inputs[0]["source"])
-    limits = job.limits
-    ceilings = Ceilings(
-        seconds=min(limits.compile_seconds, max(0.1, left_s)),
-        memory_mb=limits.compile_memory_mb,
-        disk_mb=limits.disk_mb,
-        processes=max(64, limits.processes),
-        limit_address_space=False,  # compilers reserve much; the watch looks at what they use
+def _place_from(plain: Mapping[str, Any]) -> Place:
+    walls = Walls(
+        **{**plain["walls"], **{name: tuple(plain["walls"][name]) for name in ("readable", "writable")}}
     )
-    compiled = _run(place, _by_command(place, command, job.environment, ceilings), b"", ceilings, limits)
-    if compiled.ok:
-        _keep(place)
-    return compiled
+    return Place(**{**plain, "walls": walls, "layers": tuple(plain["layers"])})
 
 
-def _keep(place: Place) -> None:
-    """Move what a compiler made to where programs can read but not write."""
-    for name in os.listdir(place.box):
-        source = os.path.join(place.box, name)
-        descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with os.fdopen(descriptor, "rb") as file:
-            if stat.S_ISREG(os.fstat(descriptor).st_mode):
-                target = os.path.join(place.built, name)
-                with open(target, "wb") as copy:
-                    while piece := file.read(1 << 20):
-                        copy.write(piece)
-                os.chmod(target, 0o755)
+class Keeper:
+    """Runs one job."""
 
+    def __init__(self, host: Host, link: Link) -> None:
+        self._host, self._place, self._link = host, host.place, link
 
-def _run_input(place: Place, job: Job, given: Mapping[str, Any], left_s: float) -> Result:
-    if left_s <= 0:
-        return NEVER_BEGUN
-    _empty(place, place.box)
-    limits = job.limits
-    ceilings = Ceilings(
-        seconds=min(limits.seconds, left_s),
-        memory_mb=limits.memory_mb,
-        disk_mb=limits.disk_mb,
-        processes=limits.processes,
-        limit_address_space=job.limit_address_space,
-    )
-    if job.how == "exec":
-        if not job.compilers:
-            _write_source(place, job.file, given["source"])
-        begin = _by_command(place, job.command, job.environment, ceilings)
-    else:
-        begin = _by_fork(
-            place, lambda tell: inside.run(job.how, given["source"], given["call"], tell), ceilings
+    def serve(self, job: Job) -> dict[str, Any]:
+        """Compile once, run every input; the next compiler has a try where the first fails or is too slow."""
+        begun = time.monotonic()
+        left = lambda: job.limits.total_seconds - (time.monotonic() - begun)  # noqa: E731
+        results: list[Result] = []
+        compile_s = 0.0
+        for compiler in job.compilers or (None,):
+            if compiler is not None:
+                compiled = self._compile(job, compiler, left())
+                compile_s += compiled.seconds
+                if not compiled.ok:
+                    refused = Result(**{**asdict(compiled), "compile_error": True, "stdout": ""})
+                    results = results or [refused] * len(job.inputs)
+                    continue
+            results = [self._run_input(job, given, left()) for given in job.inputs]
+            if not any(result.timed_out for result in results):
+                break
+        workspace.clear(self._place)
+        if job.compilers:
+            workspace.empty(self._place.built)
+        return {"results": [vars(result) for result in results], "compile_s": compile_s}
+
+    def _compile(self, job: Job, command: Sequence[str], left_s: float) -> Result:
+        workspace.renew(self._place)
+        workspace.empty(self._place.built)
+        self._write_source(job.file, job.inputs[0]["source"])
+        limits = job.limits
+        ceilings = Ceilings(
+            seconds=min(limits.compile_seconds, max(0.1, left_s)),
+            memory_mb=limits.compile_memory_mb,
+            disk_mb=limits.disk_mb,
+            processes=max(64, limits.processes),
+            limit_address_space=False,  # compilers reserve much; the watch looks at what they use
         )
-    return _run(place, begin, given["stdin"].encode("utf-8", "replace"), ceilings, limits)
+        compiled = self._run(self._command(command, job.environment), None, b"", ceilings, limits)
+        if compiled.ok:
+            self._keep()
+        return compiled
 
+    def _keep(self) -> None:
+        """Move what a compiler made to where programs can read but not write."""
+        for name in os.listdir(self._place.box):
+            source = os.path.join(self._place.box, name)
+            descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            with os.fdopen(descriptor, "rb") as file:
+                if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    target = os.path.join(self._place.built, name)
+                    with open(target, "wb") as copy:
+                        while piece := file.read(1 << 20):
+                            copy.write(piece)
+                    os.chmod(target, 0o755)
 
-def _by_fork(place: Place, start: Callable[[Callable[[bool], None]], None], ceilings: Ceilings) -> _Begin:
-    """In a copy of this process."""
+    def _run_input(self, job: Job, given: Mapping[str, Any], left_s: float) -> Result:
+        if left_s <= 0:
+            return NEVER_BEGUN
+        workspace.renew(self._place)
+        limits = job.limits
+        ceilings = Ceilings(
+            seconds=min(limits.seconds, left_s),
+            memory_mb=limits.memory_mb,
+            disk_mb=limits.disk_mb,
+            processes=limits.processes,
+            limit_address_space=job.limit_address_space,
+        )
+        program = None
+        if job.how == "exec":
+            if not job.compilers:
+                self._write_source(job.file, given["source"])
+            request = self._command(job.command, job.environment)
+        else:
+            request = {"do": "fork", "how": job.how}
+            program = {"source": given["source"], "call": given["call"]}
+        return self._run(request, program, given["stdin"].encode("utf-8", "replace"), ceilings, limits)
 
-    def begin(ends: list[int]) -> int:
-        child = os.fork()
-        if child == 0:
-            _be_the_child(place, start, ends, ceilings)
-        return child
+    def _command(self, command: Sequence[str], extra: Mapping[str, str]) -> dict[str, Any]:
+        box = self._place.box
+        return {
+            "do": "spawn",
+            "words": [part.replace("{built}", self._place.built) for part in command],
+            "environment": {**_ENVIRONMENT, "HOME": box, "TMPDIR": box, **extra},
+        }
 
-    return begin
+    def _write_source(self, name: str, source: str) -> None:
+        path = os.path.join(self._place.box, name)
+        with open(path, "w", encoding="utf-8", errors="replace") as file:
+            file.write(source)
+        os.chmod(path, 0o644)
 
-
-def _by_command(place: Place, command: Sequence[str], extra: Mapping[str, str], ceilings: Ceilings) -> _Begin:
-    """In a process that has nothing of this one: `start.c` does what `_be_the_child` would do. Copying this
-    process and giving the copy up again costs more than most programs take.
-    """
-    here = {**_ENVIRONMENT, "HOME": place.box, "TMPDIR": place.box, **extra}
-    words = [part.replace("{built}", place.built) for part in command]
-    starter = place.starter
-    if starter is None:
-        return _by_fork(place, lambda tell: _become(words, here), ceilings)
-    limits = guard.limits_of(place.walls, ceilings)
-    user = -1 if place.walls.user is None else place.walls.user
-    first = [starter, place.box, str(user), str(len(limits))]
-    numbers = [str(number) for which, ends in limits.items() for number in (int(which), *ends)]
-
-    def begin(ends: list[int]) -> int:
-        streams = [(os.POSIX_SPAWN_DUP2, end, target) for target, end in enumerate(ends[:3])]
-        return os.posix_spawn(
-            starter, [*first, *numbers, *words], here, file_actions=streams, setsigdef=_IGNORED_BY_PYTHON
+    def _run(
+        self,
+        request: dict[str, Any],
+        program: Mapping[str, Any] | None,
+        stdin: bytes,
+        ceilings: Ceilings,
+        limits: Limits,
+    ) -> Result:
+        """Have it started, watch it, have everything ended that it started. `program`: what a fork runs."""
+        files = [_as_file(self._place.built, stdin)]
+        pipes = [os.pipe() for _ in range(3)]  # stdout, stderr, and whether it compiled
+        files += [theirs for _, theirs in pipes]
+        if program is not None:
+            files.append(_as_file(self._place.built, frames.encode(program)))
+        begun = time.monotonic()
+        self._link.send({**request, "ceilings": vars(ceilings)}, files)
+        for file in files:
+            os.close(file)
+        _, (exited,) = self._link.receive()
+        watch = Watch(self._host, [ours for ours, _ in pipes], ceilings, limits.output_kb << 10)
+        watch.until_it_ends(exited, begun + ceilings.seconds)
+        self._link.send({"do": "end"})
+        ended, _ = self._link.receive()
+        seconds = time.monotonic() - begun
+        watch.drain()
+        for ours, _ in pipes:
+            os.close(ours)
+        code = os.waitstatus_to_exitcode(ended["status"])
+        return Result(
+            exit_code=code if code >= 0 else None,
+            signal=-code if code < 0 else None,
+            stdout=watch.texts[0].decode("utf-8", "replace"),
+            stderr=watch.texts[1].decode("utf-8", "replace"),
+            timed_out=watch.timed_out or code == -signal.SIGXCPU,
+            too_much=watch.too_much,
+            seconds=seconds,
+            peak_memory_mb=max(ended["peak_kb"] / 1024, watch.most_memory / 2**20),
+            compile_error=watch.texts[2] == b"!",
         )
 
-    return begin
 
-
-def _become(words: list[str], environment: Mapping[str, str]) -> None:
-    for number in _IGNORED_BY_PYTHON:
-        _signal.signal(number, 0)  # the default; `signal.signal` takes longer, for its named numbers
-    os.execve(words[0], words, environment)
-
-
-def _write_source(place: Place, name: str, source: str) -> None:
-    path = os.path.join(place.box, name)
-    with open(path, "w", encoding="utf-8", errors="replace") as file:
-        file.write(source)
-    os.chmod(path, 0o644)
-
-
-# ---- a run -------------------------------------------------------------------------------------------------
-
-
-def _run(place: Place, begin: _Begin, stdin: bytes, ceilings: Ceilings, limits: Limits) -> Result:
-    """Begin it in a process that is closed in, watch it, end everything it started."""
-    given = _as_file(place, stdin)
-    pipes = [os.pipe() for _ in range(3)]  # stdout, stderr, and whether it compiled
-    begun = time.monotonic()
-    child = begin([given, *(theirs for _, theirs in pipes)])
-    for _, theirs in pipes:
-        os.close(theirs)
-    os.close(given)
-    watch = Watch(place, child, [ours for ours, _ in pipes], ceilings, limits.output_kb << 10)
-    watch.until_it_ends(begun + ceilings.seconds)
-    status, usage = end_all(place, child)
-    seconds = time.monotonic() - begun
-    watch.drain()
-    for ours, _ in pipes:
-        os.close(ours)
-    code = os.waitstatus_to_exitcode(status)
-    return Result(
-        exit_code=code if code >= 0 else None,
-        signal=-code if code < 0 else None,
-        stdout=watch.texts[0].decode("utf-8", "replace"),
-        stderr=watch.texts[1].decode("utf-8", "replace"),
-        timed_out=watch.timed_out or code == -signal.SIGXCPU,
-        too_much=watch.too_much,
-        seconds=seconds,
-        peak_memory_mb=max(usage.ru_maxrss / 1024, watch.most_memory / 2**20),
-        compile_error=watch.texts[2] == b"!",
-    )
-
-
-def _as_file(place: Place, stdin: bytes) -> int:
+def _as_file(folder: str, content: bytes) -> int:
     """A file without a name that holds what the program shall read."""
-    if not stdin:
+    if not content:
         return os.open(os.devnull, os.O_RDONLY)
-    file = os.open(place.built, os.O_TMPFILE | os.O_RDWR, 0o600)
+    file = os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600)
     os.fchmod(file, 0o444)  # a program may open it once more, by /dev/stdin
-    while stdin:
-        stdin = stdin[os.write(file, stdin) :]
+    while content:
+        content = content[os.write(file, content) :]
     os.lseek(file, 0, os.SEEK_SET)
     return file
 
 
-def _be_the_child(
-    place: Place, start: Callable[[Callable[[bool], None]], None], ends: list[int], ceilings: Ceilings
-) -> None:
-    try:
-        os.setsid()
-        told = os.dup2(ends[3], 200, inheritable=False)
-        for target, end in enumerate(ends[:3]):
-            os.dup2(end, target)
-        os.closerange(3, told)
-        os.closerange(told + 1, 4096)
-        os.chdir(place.box)
-        guard.close_in(place.walls, ceilings)
-        gc.enable()
-
-        def tell(failed: bool) -> None:
-            if failed:
-                os.write(told, b"!")
-            os.close(told)
-
-        start(tell)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            os.write(2, f"sandbox: {error}\n".encode())
-    os._exit(127)
-
-
-def _empty(place: Place, folder: str) -> None:
-    """Remove everything in a folder; links are removed, never followed. Goes down and up by descriptors, one
-    folder at a time, so that no depth is too deep.
-    """
-    if folder == place.box:
-        os.chmod(folder, 0o700)
-    here, depth = os.open(folder, _FOLDER), 0
-    try:
-        while True:
-            is_empty, full = _clear(here)
-            if full is not None:
-                os.chmod(full, 0o700, dir_fd=here)
-                there, depth = os.open(full, _FOLDER, dir_fd=here), depth + 1
-            elif depth:
-                there, depth = os.open("..", _FOLDER, dir_fd=here), depth - 1
-            elif is_empty:
-                return
-            else:
-                continue  # one more look: some file systems leave entries out while others are removed
-            os.close(here)
-            here = there
-    finally:
-        os.close(here)
-
-
-def _clear(here: int) -> tuple[bool, str | None]:
-    """Remove files and empty folders; whether there was nothing, and the first folder that is not empty."""
-    is_empty = True
-    with os.scandir(here) as entries:
-        for entry in entries:
-            is_empty = False
-            if not entry.is_dir(follow_symlinks=False):
-                os.unlink(entry.name, dir_fd=here)
-                continue
-            try:
-                os.rmdir(entry.name, dir_fd=here)
-            except OSError as error:
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                    raise
-                return False, entry.name
-    return is_empty, None
-
-
 if __name__ == "__main__":
-    main()
+    with contextlib.suppress(KeyboardInterrupt):
+        main()

@@ -6,8 +6,9 @@ interpreters that were asked for, an empty `/box` and devices without content. N
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 from whetstone.sandbox import kernel
 
@@ -25,6 +26,7 @@ _SPACES = (
     kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
 )
 BOX, BUILT, START = "/box", "/built", "/start"
+HOME = f"{BOX}/home"  # made anew for every run: nothing is left of the one before, not even its attributes
 PROGRAM_USER = 1  # inside the user namespace of a keeper that root started
 
 
@@ -37,25 +39,36 @@ class World:
     has_proc: bool
 
 
+def wait_for(child: int) -> NoReturn:
+    """End as the child ends."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _, status = os.waitpid(child, 0)
+    os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+
+
 def enter(
-    visible: Sequence[str], hidden: Sequence[str], disk_mb: int, outside_user: int, starter: bytes | None
+    visible: Sequence[str],
+    hidden: Sequence[str],
+    disk_mb: int,
+    outside_user: int,
+    starter: bytes | None,
+    outside: Callable[[int], NoReturn] = wait_for,
 ) -> World:
     """Go into new namespaces; returns only in the new process number 1. `outside_user`: a free user number
-    that programs become where root started us. `starter`: what will lie at `START`.
+    that programs become where root started us. `starter`: what will lie at `START`. `outside`: what the
+    process does that stays outside the process namespace (it shares all the others), given its child.
     """
     is_root = os.geteuid() == 0
     has_user_namespace = _unshare(is_root, outside_user)
     child = os.fork()
     if child:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        _, status = os.waitpid(child, 0)
-        os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+        outside(child)
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     user = None
     if is_root:
         user = PROGRAM_USER if has_user_namespace else outside_user
-    has_proc = _build(visible, hidden, disk_mb, user, starter)
+    has_proc = _build(visible, hidden, disk_mb, starter)
     return World(user=user, has_user_namespace=has_user_namespace, has_proc=has_proc)
 
 
@@ -105,9 +118,7 @@ def _write(path: str, text: str) -> None:
         file.write(text)
 
 
-def _build(
-    visible: Sequence[str], hidden: Sequence[str], disk_mb: int, user: int | None, starter: bytes | None
-) -> bool:
+def _build(visible: Sequence[str], hidden: Sequence[str], disk_mb: int, starter: bytes | None) -> bool:
     """The new root; whether it has a /proc."""
     needed = [path for path in (*SYSTEM, *SYSTEM_FILES, *visible) if os.path.exists(path)]
     new = next(
@@ -125,7 +136,7 @@ def _build(
         if os.path.isdir(new + path):  # beneath something shown: an empty folder covers it
             kernel.mount("none", new + path, "tmpfs", kernel.MS_RDONLY | kernel.MS_NOSUID, "size=4k,mode=555")
     _devices(new)
-    for name, text in (("passwd", "nobody:x:1:1::/box:/bin/false\n"), ("group", "nogroup:x:1:\n")):
+    for name, text in (("passwd", f"nobody:x:1:1::{HOME}:/bin/false\n"), ("group", "nogroup:x:1:\n")):
         os.makedirs(f"{new}/etc", exist_ok=True)
         _write(f"{new}/etc/{name}", text)
     if starter is not None:
@@ -137,11 +148,10 @@ def _build(
         os.makedirs(os.path.dirname(f"{new}/{name}"), exist_ok=True)
         # An interpreter that lies beneath it keeps its place, read-only; TMPDIR names the box all the same.
         if not os.path.lexists(f"{new}/{name}"):
-            os.symlink(BOX, f"{new}/{name}")
-    owner = f",uid={user},gid={user}" if user is not None else ""
-    for place, mode in ((BOX, "700"), (BUILT, "755")):
+            os.symlink(HOME, f"{new}/{name}")
+    for place in (BOX, BUILT):
         os.mkdir(new + place)
-        size = f"size={disk_mb}m,nr_inodes=4096,mode={mode}" + (owner if place == BOX else "")
+        size = f"size={disk_mb}m,nr_inodes=4096,mode=755"
         kernel.mount("none", new + place, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, size)
     kernel.pivot_root(new)
     kernel.make_read_only("/", recursive=False)
@@ -172,7 +182,7 @@ def _devices(new: str) -> None:
             kernel.mount(f"/dev/{name}", f"{new}/dev/{name}", None, kernel.MS_BIND)
     for name, there in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
         os.symlink(f"/proc/self/fd{there}", f"{new}/dev/{name}")
-    os.symlink(BOX, f"{new}/dev/shm")
+    os.symlink(HOME, f"{new}/dev/shm")
 
 
 def _proc(new: str) -> bool:

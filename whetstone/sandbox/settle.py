@@ -9,9 +9,9 @@ import contextlib
 import os
 import resource
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from whetstone.sandbox import guard, kernel, root, seccomp
 from whetstone.sandbox.guard import Walls
@@ -21,17 +21,19 @@ from whetstone.sandbox.guard import Walls
 class Place:
     """Where this keeper works and what surrounds its programs."""
 
+    parent: str  # the folder in which `box` is made anew for every run
     box: str
     built: str
     walls: Walls
     layers: tuple[str, ...]
     has_proc: bool
-    channel: int  # to the pool
     starter: str | None  # the program that commands are started by; None: fork for them
 
 
-def settle(settings: dict[str, Any], channel: int) -> Place:
-    """Go as far in as `settings["kind"]` says."""
+def settle(settings: dict[str, Any], outside: Callable[[int], NoReturn]) -> Place:
+    """Go as far in as `settings["kind"]` says; returns in a new process. `outside`: what the present one does
+    from now on, given its child.
+    """
     landlock = 0 if "landlock" in settings["without"] else kernel.landlock_version()
     has_seccomp = seccomp.is_supported()
     starter = _content(settings["starter"])
@@ -42,17 +44,20 @@ def settle(settings: dict[str, Any], channel: int) -> Place:
             settings["disk_mb"],
             settings["outside_user"],
             starter,
+            outside,
         )
-        box, built, user, has_proc = root.BOX, root.BUILT, world.user, world.has_proc
+        parent, box, built = root.BOX, root.HOME, root.BUILT
+        user, has_proc = world.user, world.has_proc
         spaces = "process, mount, network, ipc, host name" + (", user" if world.has_user_namespace else "")
         layers = [f"namespaces ({spaces})", "read-only root"]
     else:
-        box, built = os.path.join(settings["folder"], "box"), os.path.join(settings["folder"], "built")
+        parent, built = os.path.join(settings["folder"], "box"), os.path.join(settings["folder"], "built")
+        box = os.path.join(parent, "home")
+        if child := os.fork():
+            outside(child)
         user, has_proc = other_user(settings["visible"], landlock, settings["outside_user"]), True
         layers = []
         kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)  # what a program leaves behind becomes ours
-        if user is not None:
-            os.chown(box, user, user)
         if settings["kind"] == "filters" and not has_seccomp:
             raise OSError(38, "seccomp is not to be had on this machine")
         if settings["kind"] == "limits":
@@ -60,7 +65,7 @@ def settle(settings: dict[str, Any], channel: int) -> Place:
     inner = settings["kind"] == "namespaces"
     readable = (*root.SYSTEM, *root.SYSTEM_FILES, *settings["visible"], built)
     readable += ("/proc", "/etc", root.START) if inner else ()
-    writable = (box, "/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+    writable = (parent, "/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
     layers += [f"Landlock {landlock}"] if landlock else []
     layers += ["seccomp"] if has_seccomp else []
     layers += ["a user of its own"] if user is not None else []
@@ -81,14 +86,14 @@ def settle(settings: dict[str, Any], channel: int) -> Place:
         if user is not None:
             guard.give_up_groups(user)
         # Children are born behind these walls, which saves each of them the time to build its own.
-        guard.for_good(walls, (*writable, built))
+        guard.for_good(walls, writable)
     return Place(
+        parent=parent,
         box=box,
         built=built,
         walls=walls,
         layers=(*layers, "rlimits"),
         has_proc=has_proc,
-        channel=channel,
         starter=root.START if inner and starter is not None else None,
     )
 
