@@ -58,3 +58,47 @@ def not_finite(completions, **kwargs):
 
 
 not_a_function = 3
+
+
+def forks(completions, **kwargs):
+    os.fork()
+    return [1.0] * len(completions)
+
+
+def writes_to_every_descriptor(completions, **kwargs):
+    if "write" in contents(completions)[0]:
+        for descriptor in range(3, 40):
+            try:
+                os.write(descriptor, b"\x05\x00\x00\x00hello, this is no message")
+            except OSError:
+                continue
+    return [1.0] * len(completions)
+
+
+def exits(completions, **kwargs):
+    raise SystemExit(0)
+
+
+def nothing(completions, **kwargs):
+    return [None] * len(completions)
+
+
+def one_value(completions, **kwargs):
+    return 1.0
+
+
+def some_unusable(completions, **kwargs):
+    values = {
+        "nan": float("nan"),
+        "huge": 1e300,
+        "text": "much",
+        "list": [1.0],
+        "fine": 0.5,
+        "number": "0.25",
+    }
+    return [values[text] for text in contents(completions)]
+
+
+def logs_surrogates(completions, log_extra, **kwargs):
+    log_extra("odd", ["\ud800" for _ in completions])
+    return [1.0] * len(completions)

@@ -265,3 +265,64 @@ def test_an_answer_that_asks_for_all_memory_gets_none_of_it(tmp_path: Path):
         greedy, right = scorer.gather()
     assert greedy.parts["correct"] == 0.0 and greedy.reward == -1.0
     assert right.reward == 1.0
+
+
+def scored(name: str, texts: list[str], **keys) -> tuple[Scorer, list]:
+    with Scorer(configure(reward_funcs=[f"{OWN}:{name}"], reward_timeout_s=2.0, **keys)) as scorer:
+        for text in texts:
+            scorer.submit(answer(countdown(35), text))
+        return scorer, scorer.gather()
+
+
+def test_a_function_that_forks_does_not_answer_twice():
+    _, scores = scored("forks", ["a", "b", "c"])
+    assert [(score.reward, score.failure) for score in scores] == [(1.0, None)] * 3
+
+
+def test_a_function_that_writes_into_the_pipe_costs_its_own_answer_only():
+    _, scores = scored("writes_to_every_descriptor", ["fine", "write", "fine"], max_reward_failure_share=0.9)
+    assert [score.failure for score in scores] == [None, None, None]  # as one list it does not write
+    _, scores = scored("writes_to_every_descriptor", ["write", "fine", "fine"], max_reward_failure_share=0.9)
+    assert [score.failure for score in scores] == ["crash", None, None]
+
+
+def test_a_function_that_exits_is_a_failure_with_its_reason():
+    _, scores = scored("exits", ["a", "b"], max_reward_failure_share=1.0)
+    assert [score.failure for score in scores] == ["error: SystemExit: 0"] * 2
+
+
+def test_values_that_are_no_rewards_cost_their_own_answer_only():
+    texts = ["nan", "huge", "text", "list", "fine", "number"]
+    scorer, scores = scored("some_unusable", texts, max_reward_failure_share=1.0)
+    assert [score.reward for score in scores] == [0.0, 0.0, 0.0, 0.0, 0.5, 0.25]
+    assert [score.failure is None for score in scores] == [False] * 4 + [True] * 2
+    assert (scorer.failures, scorer.total_failures, scorer.total_scored) == (4, 4, 6)
+
+
+@pytest.mark.parametrize("name", ["one_value", "too_few", "no_numbers"])
+def test_a_function_without_one_value_for_each_answer_ends_the_run(name: str):
+    with pytest.raises(UserError, match=f"{name} returned .*one number, or None, for each"):
+        scored(name, ["a", "b"])
+
+
+def test_a_function_that_has_no_number_for_any_answer_ends_the_run():
+    with pytest.raises(UserError, match="no reward function returned a number"):
+        scored("nothing", ["a", "b", "c"])
+
+
+def test_failures_of_small_steps_are_judged_together():
+    config = configure(reward_funcs=["accuracy", f"{OWN}:sometimes_bad"])
+    with Scorer(config) as scorer:
+        scorer.submit(answer(countdown(35), "raise"))
+        assert scorer.gather()[0].failure is not None  # one failure never ends a run
+        scorer.submit(answer(countdown(35), "raise"))
+        scorer.gather()
+        scorer.submit(answer(countdown(35), "raise"))
+        with pytest.raises(UserError, match="failed on 3 of 3 answers"):
+            scorer.gather()
+
+
+def test_a_lone_surrogate_that_a_function_logs_hurts_nobody():
+    scorer, scores = scored("logs_surrogates", ["a"])
+    assert scores[0].reward == 1.0 and list(scorer.custom_columns) == ["odd"]
+    "".join(scorer.custom_columns["odd"]).encode()

@@ -66,9 +66,6 @@ class Judge:
         """Import what scorers import at their first answer: afterwards it may be out of reach, and would
         count as that answer's time.
         """
-        import sympy
-
-        sympy.simplify(sympy.parse_expr("sin(x)**2 + x*(x + 1)").diff("x"))
         if any(isinstance(task, MathTask) for task in self._all_tasks()):
             math_equal("1+x", "x+1")
         for task in self._all_tasks():
@@ -243,4 +240,4 @@ def _plain(value: Any) -> Any:
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
-    return str(value)[:_LONGEST_LOGGED]
+    return str(value)[:_LONGEST_LOGGED].encode("utf-8", "replace").decode()
