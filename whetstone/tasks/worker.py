@@ -65,10 +65,10 @@ class Judge:
         # What the prompt put into the assistant's mouth belongs to what it said.
         whole = config.model.assistant_prefix + text
         score = self._tasks[split_of(problem)][problem.task].score(problem, whole)
-        parts = {"correct": score.parts["correct"]}
+        parts = {name: score.parts[name] for name in ("correct",) if name in score.parts}
         for name in config.tasks.reward_funcs:
-            if name == "accuracy":
-                parts[name] = score.parts["accuracy"]
+            if name == "accuracy" and name in score.parts:
+                parts[name] = score.parts[name]
             elif name == "format":
                 parts[name] = format_reward(whole)
             elif name == "length":
@@ -98,7 +98,7 @@ class Judge:
 
     def _columns(self, problem: Problem) -> dict[str, Any]:
         columns = self._tasks[split_of(problem)][problem.task].columns(problem)
-        return {**columns, "task": problem.task, "id": problem.id, "question": problem.question}
+        return {"task": problem.task, "id": problem.id, "question": problem.question, **columns}
 
     def _bare_prompt(self, problem: Problem) -> str:
         system = "\n".join(message["content"] for message in problem.messages[:-1])
