@@ -255,4 +255,4 @@ def test_recipes_bring_their_own_rows(
     mixture = build_tasks(config, "train", fixed)
     check_gold(mixture, per_task=1)
     whole = len(mixture.tasks["code"]) + len(build_tasks(config, "eval").tasks["code"])
-    assert whole == count and len(fixed) in (100, 200)
+    assert whole == count and len(fixed) >= 100
