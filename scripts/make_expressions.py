@@ -1,77 +1,18 @@
 #!/usr/bin/env python3
-"""Make a small programming task: complete `def f(x): return` by one expression that does what a sentence
-says.
-
-Writes rows for the `code` task: a statement ("add 7 to x, then multiply the result by 3"), calls of f with
-their values, and the expression as reference solution. Values come from running the solutions; a sentence
-whose solution fails on one of its inputs is left out. The same rows every time.
+"""Write the rows of the recipes `expressions` and `sums` to a file, to look at or to change.
 
     python scripts/make_expressions.py expressions.jsonl
     python scripts/make_expressions.py sums.jsonl --sums
+    whet train sums data_path=sums.jsonl
 
-The second is for pebble, which knows no Python: it goes on from `def f(): return` with the value of a sum.
+The recipes need no file: `path: expressions` and `path: sums` make the same rows (tasks/examples.py).
 """
 
 import argparse
 import json
-import random
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-# (sentence, expression); X is what it is applied to, K a number
-_NUMBERS = [
-    ("add K to X", "X + K"),
-    ("subtract K from X", "X - K"),
-    ("subtract X from K", "K - X"),
-    ("multiply X by K", "X * K"),
-    ("double X", "X * 2"),
-    ("square X", "X ** 2"),
-    ("take the negative of X", "-X"),
-    ("take the absolute value of X", "abs(X)"),
-    ("take the remainder of X divided by K", "X % K"),
-    ("divide X by K, rounding down", "X // K"),
-    ("take the larger one of X and K", "max(X, K)"),
-    ("take the smaller one of X and K", "min(X, K)"),
-]
-_LISTS = [
-    ("give the sum of the list x", "sum(x)"),
-    ("give the largest element of the list x", "max(x)"),
-    ("give the smallest element of the list x", "min(x)"),
-    ("give the number of elements of the list x", "len(x)"),
-    ("give the list x in ascending order", "sorted(x)"),
-    ("give the list x in descending order", "sorted(x, reverse=True)"),
-    ("give the list x backwards", "x[::-1]"),
-    ("give the first element of the list x", "x[0]"),
-    ("give the last element of the list x", "x[-1]"),
-    ("give the first K elements of the list x", "x[:K]"),
-    ("give the list x without its first K elements", "x[K:]"),
-    ("give the last K elements of the list x", "x[-K:]"),
-    ("count how often K occurs in the list x", "x.count(K)"),
-    ("give the list of the elements of x times K", "[e * K for e in x]"),
-    ("give the list of the elements of x plus K", "[e + K for e in x]"),
-    ("give the elements of the list x greater than K", "[e for e in x if e > K]"),
-    ("give the elements of the list x less than K", "[e for e in x if e < K]"),
-    ("give the list x with K appended", "x + [K]"),
-    ("give the sum of the first K elements of the list x", "sum(x[:K])"),
-    ("give the sum of the squares of the list x", "sum(e * e for e in x)"),
-    ("give the product of the largest element of the list x and K", "max(x) * K"),
-    ("give the difference between the largest and the smallest element of the list x", "max(x) - min(x)"),
-]
-_WORDS = [
-    ("give the number of characters of the text x", "len(x)"),
-    ("give the text x backwards", "x[::-1]"),
-    ("give the text x in upper case", "x.upper()"),
-    ("give the text x K times in a row", "x * K"),
-    ("give the first K characters of the text x", "x[:K]"),
-    ("give the last K characters of the text x", "x[-K:]"),
-    ("give the text x without its first K characters", "x[K:]"),
-    ("give the character of the text x at index K", "x[K]"),
-    ("count how often the letter 'a' occurs in the text x", "x.count('a')"),
-    ("give the text x in upper case, K times in a row", "x.upper() * K"),
-    ("give the number of characters of the text x plus K", "len(x) + K"),
-    ("give the number of characters of the text x times K", "len(x) * K"),
-]
+from whetstone.tasks.examples import NUM_EXPRESSIONS, make_expressions, make_sums
 
 
 def main() -> None:
@@ -79,92 +20,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("out", type=Path)
-    parser.add_argument("--count", type=int, default=1200)
+    parser.add_argument("--count", type=int, default=NUM_EXPRESSIONS)
     parser.add_argument("--sums", action="store_true", help="sums of reasoning-gym, for pebble; no --count")
     arguments = parser.parse_args()
-    rows = make_sums() if arguments.sums else make(arguments.count)
+    rows = make_sums() if arguments.sums else make_expressions(arguments.count)
     arguments.out.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     print(f"{len(rows)} problems are in {arguments.out}.")
-
-
-def make(count: int) -> list[dict[str, Any]]:
-    """So many different problems."""
-    dice = random.Random(5)
-    found: dict[str, dict[str, Any]] = {}
-    while len(found) < count:
-        sentence, expression, draw = dice.choice((_number, _number, _number, _list, _word))(dice)
-        if sentence in found:
-            continue
-        inputs = [draw() for _ in range(6)]
-        try:
-            tests = [{"args": [x], "expected": eval(expression, {"x": x})} for x in inputs]
-        except (IndexError, ZeroDivisionError):
-            continue
-        found[sentence] = {
-            "statement": sentence,
-            "function": "f",
-            "tests": tests,
-            "solution": f"def f(x):\n    return {expression}\n",
-        }
-    return list(found.values())
-
-
-def make_sums() -> list[dict[str, Any]]:
-    """The different ones of 1,600 sums as the quickstart asks for them; the answer goes on from the starter
-    code.
-    """
-    import reasoning_gym
-
-    settings = {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 2}
-    entries = reasoning_gym.create_dataset("chain_sum", seed=77, size=1600, **settings)
-    starter = "def f():\n    return "
-    found = {
-        entry["question"]: {
-            "statement": entry["question"],
-            "function": "f",
-            "starter_code": starter,
-            "tests": [{"args": [], "expected": int(entry["answer"])}],
-            "solution": starter + entry["answer"],
-        }
-        for entry in entries
-    }
-    return list(found.values())
-
-
-Made = tuple[str, str, Callable[[], Any]]
-
-
-def _number(dice: random.Random) -> Made:
-    sentence, expression = "", "x"
-    for step in range(dice.choice((1, 2, 2, 3))):
-        words, code = dice.choice(_NUMBERS)
-        number = str(dice.randint(2, 12))
-        inner = expression if expression == "x" else f"({expression})"
-        expression = code.replace("K", number).replace("X", inner)
-        part = words.replace("K", number).replace("X", "x" if step == 0 else "the result")
-        sentence += part if step == 0 else f", then {part}"
-    return sentence, expression, lambda: dice.randint(-20, 40)
-
-
-def _list(dice: random.Random) -> Made:
-    words, code = dice.choice(_LISTS)
-    number = str(dice.randint(2, 9))
-    return (
-        words.replace("K", number),
-        code.replace("K", number),
-        lambda: [dice.randint(0, 12) for _ in range(dice.randint(10, 14))],
-    )
-
-
-def _word(dice: random.Random) -> Made:
-    words, code = dice.choice(_WORDS)
-    number = str(dice.randint(2, 9))
-    letters = "abcdeghilmnoprst"
-    return (
-        words.replace("K", number),
-        code.replace("K", number),
-        lambda: "".join(dice.choice(letters) for _ in range(dice.randint(10, 14))),
-    )
 
 
 if __name__ == "__main__":

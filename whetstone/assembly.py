@@ -13,20 +13,22 @@ from typing import Any
 from whetstone.checkpoint import Checkpoint
 from whetstone.config import Config, Plan, flatten, make_plan
 from whetstone.engines import make_engine
-from whetstone.evaluate import EvalResult, percent
+from whetstone.evaluate import EvalResult, percent, plain
 from whetstone.metrics import MetricsLog, write_aside
 from whetstone.model.chat import Chat
 from whetstone.model.policy import Policy
 from whetstone.parallel.collectives import second_line
 from whetstone.parallel.mesh import ALONE, Ranks
 from whetstone.report import write_report
+from whetstone.rewards.verify import verify
 from whetstone.rollout import Collector
 from whetstone.sharing import SharedCollector, SilentScorer
-from whetstone.statistics import Accuracy
-from whetstone.tasks.mixture import Mixture, build_tasks, check_gold, eval_problems
-from whetstone.tasks.scoring import Scorer
+from whetstone.statistics import Accuracy, wilson
+from whetstone.tasks.mixture import Mixture, build_tasks, check_gold, describe_data, eval_problems
+from whetstone.tasks.scoring import Scorer, check_reward_funcs
 from whetstone.types import Problem
 
+FEW_PROBLEMS = 50  # with fewer, the 95 % interval of an accuracy is wider than 27 points
 logger = logging.getLogger("whetstone")
 
 
@@ -38,13 +40,37 @@ def plan_problems(config: Config, ranks: Ranks = ALONE) -> tuple[list[Problem], 
     if fixed:
         check_gold(build_tasks(config, "eval"))
     plan = make_plan(config, num_problems=len(tasks), world_size=ranks.data_size)
-    for line in plan.lines(config):
+    for line in (
+        *describe_data(tasks.tasks.values()),
+        *plan.lines(config, len(fixed)),
+        *few_problems(config, len(fixed)),
+    ):
         logger.info(line)
     return fixed, tasks, plan
 
 
+def few_problems(config: Config, num_problems: int) -> list[str]:
+    """A warning where an evaluation has too few problems to tell anything."""
+    if not 0 < num_problems < FEW_PROBLEMS:
+        return []
+    low, high = wilson(0.5, num_problems)
+    asked = config.evaluation.eval_num_samples
+    remedy = f"set eval_num_samples to {2 * FEW_PROBLEMS} or more"
+    if num_problems < asked:  # rows are only so many
+        remedy = "give more rows, a larger eval_share, or an eval_path of their own"
+    plural = "problem" if num_problems == 1 else "problems"
+    return [
+        f"The evaluation has {num_problems} {plural} only, so a measured 50 % may be anything from "
+        f"{100 * low:.0f} to {100 * high:.0f} %: {remedy}."
+    ]
+
+
 def make_scorer(config: Config, ranks: Ranks = ALONE) -> Any:
-    """Of ranks that decode the same tokens the first scores them."""
+    """Of ranks that decode the same tokens the first scores them. Reward functions of the user's own that
+    can't be imported are refused here, before a model is loaded.
+    """
+    check_reward_funcs(config)
+    verify(config.tasks.reward_funcs)
     return Scorer(config) if ranks.is_first_of_tp else SilentScorer()
 
 
@@ -101,6 +127,9 @@ def conclude(folder: Path, after: EvalResult | None, *, steps: int, seconds: flo
             "greedy_before": before["greedy_accuracy"],
             "greedy_after": summary["greedy_accuracy"],
             "eval_temperature": after.temperature,
+            "reward_before": before.get("reward"),
+            "reward_after": summary["reward"],
+            "is_judged": after.is_judged,
             "versus_start": summary["versus_start"],
         }
     write_aside(folder / "train_results.json", json.dumps(results, indent=1))
@@ -116,6 +145,10 @@ def _say_goodbye(folder: Path, results: dict[str, Any], report: Path) -> None:
         logger.info(f"On {problems} problems it never trained on, with 95 % intervals:")
         for when in ("before", "after"):
             sampled, greedy = Accuracy(**results[f"accuracy_{when}"]), results[f"greedy_{when}"]
+            if not results["is_judged"]:
+                told = plain(Accuracy(**results[f"reward_{when}"]))
+                logger.info(f"  {when:7s} reward {told} at temperature {temperature:g}")
+                continue
             line = f"  {when:7s} {percent(sampled)} at temperature {temperature:g}"
             logger.info(line + (f", greedy {percent(Accuracy(**greedy))}" if greedy else ""))
     logger.info(f"{results['steps']} steps in {results['seconds']:.0f} s.")

@@ -41,7 +41,11 @@ STYLE: dict[Any, Any] = {
 def curve(folders: list[Path]) -> dict[int, list[float]]:
     """Step -> accuracy of every run, at the steps where all of them were evaluated."""
     runs = [
-        {row["step"]: row["accuracy"] for row in read_rows(folder / "metrics.jsonl") if row["kind"] == "eval"}
+        {
+            row["step"]: row["accuracy"]
+            for row in read_rows(folder / "metrics.jsonl")
+            if row["kind"] == "eval" and "accuracy" in row
+        }
         for folder in folders
     ]
     steps = sorted(set.intersection(*(set(run) for run in runs)))

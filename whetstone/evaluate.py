@@ -8,7 +8,7 @@ in `statistics.py`; no torch here.
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,7 +24,7 @@ from whetstone.config.rooms import Config
 from whetstone.engines.base import Sampling
 from whetstone.metrics import STEP_LINES, finite, write_aside
 from whetstone.rollout import sampling_at
-from whetstone.statistics import Accuracy, Difference, accuracy, paired, pass_at_k_table
+from whetstone.statistics import Accuracy, Difference, accuracy, mean_interval, paired, pass_at_k_table
 from whetstone.types import Finish, Group, Problem
 
 logger = logging.getLogger(__name__)
@@ -61,6 +61,12 @@ class Answered:
     failure: str | None  # why scoring failed, if it did: such an answer counts as wrong
     outcome: str | None = None  # how a program fared
     tests: tuple[str, ...] = ()  # and each of its tests
+    reward: float = 0.0  # what training would have paid
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether there was an answer to compare with: rows of the user's own may have none."""
+        return "correct" in self.parts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +96,8 @@ class EvalResult:
     versus_start: Difference | None  # None at step 0, and where step 0 was not the same evaluation
     completions: tuple[Answered, ...]
     greedy_completions: tuple[Answered, ...]
+    reward: Accuracy  # mean and interval of the reward
+    is_judged: bool = True  # False: no answers to compare with, so that only the reward tells anything
 
     def summary(self) -> dict[str, Any]:
         """The numbers alone, as plain data."""
@@ -101,7 +109,10 @@ class EvalResult:
 
     def row(self) -> dict[str, float]:
         """The numbers as one row of metrics."""
-        row = {
+        row = {"reward": self.reward.mean, "reward_low": self.reward.low, "reward_high": self.reward.high}
+        if not self.is_judged:
+            return row | {"length_mean": self.length_mean, "truncated_share": self.truncated_share}
+        row |= {
             "accuracy": self.accuracy.mean,
             "accuracy_low": self.accuracy.low,
             "accuracy_high": self.accuracy.high,
@@ -213,13 +224,14 @@ def _read(group: Group) -> list[Answered]:
             completion=rollout.text,
             answer=rollout.score.answer,
             # Where scoring failed there may be no verdict: such an answer is not right.
-            correct=(rollout.score.parts["correct"] if rollout.score.failure is None else 0.0) >= 1,
+            correct=(rollout.score.parts.get("correct", 0.0) if rollout.score.failure is None else 0.0) >= 1,
             parts=dict(rollout.score.parts),
             length=len(rollout.completion.token_ids),
             finish=str(rollout.completion.finish),
             failure=rollout.score.failure,
             outcome=rollout.score.outcome,
             tests=rollout.score.tests,
+            reward=rollout.score.reward,
         )
         for i, rollout in enumerate(group.rollouts)
     ]
@@ -234,9 +246,13 @@ def plain_answer(answer: Any) -> str | None:
 
 def _table(answers: Sequence[Answered]) -> list[list[bool]]:
     """Right or wrong, a row per problem in the order of the problems."""
-    rows: dict[str, list[bool]] = {}
+    return _by_problem(answers, lambda answered: answered.correct)
+
+
+def _by_problem(answers: Sequence[Answered], value: Callable[[Answered], Any]) -> list[list[Any]]:
+    rows: dict[str, list[Any]] = {}
     for answered in answers:
-        rows.setdefault(answered.problem, []).append(answered.correct)
+        rows.setdefault(answered.problem, []).append(value(answered))
     return list(rows.values())
 
 
@@ -249,6 +265,8 @@ def _summarise(
     start: list[Answered] | None,
 ) -> EvalResult:
     table = _table(completions)
+    is_judged = any(answered.is_judged for answered in completions if answered.failure is None)
+    is_judged = is_judged or all(answered.failure is not None for answered in completions)
     per_task = {}
     for name in dict.fromkeys(answered.task for answered in completions):
         of_task = [answered for answered in completions if answered.task == name]
@@ -270,9 +288,11 @@ def _summarise(
         length_mean=_mean(a.length for a in completions),
         truncated_share=_mean(a.finish == Finish.LENGTH for a in completions),
         num_failures=sum(a.failure is not None for a in completions),
-        versus_start=None if start is None else paired(_table(start), table),
+        versus_start=None if start is None or not is_judged else paired(_table(start), table),
         completions=tuple(completions),
         greedy_completions=tuple(greedy_completions),
+        reward=mean_interval(_by_problem(completions, lambda answered: answered.reward)),
+        is_judged=is_judged,
     )
 
 
@@ -297,13 +317,16 @@ def show(result: EvalResult, *, num_examples: int, console: Console | None = Non
 
 def headline(result: EvalResult) -> str:
     """`accuracy 61.5 % [54.6, 68.0] on 200 problems at temperature 1; greedy ...; +27.0 points since ...`"""
-    tell = [f"accuracy {percent(result.accuracy)} on {result.accuracy.num_problems} problems"]
+    measured = (
+        f"accuracy {percent(result.accuracy)}" if result.is_judged else f"reward {plain(result.reward)}"
+    )
+    tell = [f"{measured} on {result.accuracy.num_problems} problems"]
     if result.samples_per_problem > 1:
         tell[0] += f" x {result.samples_per_problem}"
     tell[0] += " greedily" if result.temperature == 0 else f" at temperature {result.temperature:g}"
-    if result.greedy_accuracy is not None and result.temperature > 0:
+    if result.greedy_accuracy is not None and result.temperature > 0 and result.is_judged:
         tell.append(f"greedy {percent(result.greedy_accuracy)}")
-    if result.samples_per_problem > 1:
+    if result.samples_per_problem > 1 and result.is_judged:
         tell.append(
             ", ".join(f"pass@{k} {100 * value:.1f} %" for k, value in result.pass_at_k.items() if k > 1)
         )
@@ -319,6 +342,11 @@ def headline(result: EvalResult) -> str:
 def percent(share: Accuracy) -> str:
     """`61.5 % [54.6, 68.0]`"""
     return f"{100 * share.mean:.1f} % [{100 * share.low:.1f}, {100 * share.high:.1f}]"
+
+
+def plain(mean: Accuracy) -> str:
+    """`0.615 [0.546, 0.680]`"""
+    return f"{mean.mean:.3g} [{mean.low:.3g}, {mean.high:.3g}]"
 
 
 def change(versus: Difference) -> str:
@@ -355,6 +383,8 @@ def examples(result: EvalResult, num: int) -> list[Answered]:
 
 def _example(answered: Answered) -> Text:
     verdict = ("right", "bold green") if answered.correct else ("wrong", "bold red")
+    if not answered.is_judged:
+        verdict = (f"reward {answered.reward:.3g}", "bold")
     gold = "" if answered.gold is None else f"   gold {_short(answered.gold, 120)}"
     answer = "no answer found" if answered.answer is None else f"answer {_short(answered.answer, 120)}"
     return Text.assemble(

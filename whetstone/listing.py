@@ -144,7 +144,7 @@ def print_task(name: str, overrides: list[str], answer: str | None = None) -> No
     """Sample problems of a task: the prompt as the model sees it, the gold answer (or the one given), and
     its score.
     """
-    from whetstone.tasks.mixture import make_task, task_levels
+    from whetstone.tasks.mixture import describe_data, make_task, task_levels
 
     config = config_for_task(name, parse_overrides(overrides))
     task = make_task(config, name, config.tasks.datasets[name], "train")
@@ -152,6 +152,8 @@ def print_task(name: str, overrides: list[str], answer: str | None = None) -> No
     print(f"{name}: the first problems of training, {remark}")
     levels = task_levels(name, config.tasks.datasets[name].config)
     print(f"curriculum: {levels or 'none'}")
+    for note in describe_data([task]):
+        print(note)
     for index in range(min(NUM_SAMPLES, len(task))):
         problem = task.problem(index)
         print(f"\n{f' {problem.id} ':-^80}")
@@ -183,7 +185,8 @@ def _judged(config: Config, problem: "Problem", answer: str) -> "Score":
 
 
 def _parts(score: "Score") -> str:
-    return ", ".join(f"{part} {value:g}" for part, value in score.parts.items())
+    parts = ", ".join(f"{part} {value:g}" for part, value in score.parts.items())
+    return parts or "not judged: the reward comes from reward_funcs of your own"
 
 
 def config_for_task(name: str, values: dict[str, Any]) -> Config:

@@ -283,7 +283,7 @@ def rollout_metrics(groups: Iterable[Group]) -> dict[str, float]:
     row = {
         "reward": fmean(rewards),
         "reward_std": pstdev(rewards),
-        "accuracy": fmean(rollout.score.parts["correct"] for rollout in rollouts),
+        **_accuracy("accuracy", rollouts),
         "length_mean": fmean(lengths),
         "length_max": float(max(lengths)),
         "truncated_share": fmean(rollout.completion.finish is Finish.LENGTH for rollout in rollouts),
@@ -296,11 +296,17 @@ def rollout_metrics(groups: Iterable[Group]) -> dict[str, float]:
     for outcome in ("passed", "wrong", "crash", "timeout", "compile_error", "no_program") if outcomes else ():
         row[f"programs/{outcome}_share"] = outcomes.count(outcome) / len(outcomes)
     for task in sorted({group.problem.task for group in groups}):
-        of_task = [
-            r.score.parts["correct"] for group in groups if group.problem.task == task for r in group.rollouts
-        ]
-        row[f"accuracy/{task}"] = fmean(of_task)
+        of_task = [r for group in groups if group.problem.task == task for r in group.rollouts]
+        row |= _accuracy(f"accuracy/{task}", of_task)
     return row
+
+
+def _accuracy(name: str, rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """The share of right answers; nothing where no answer is known that they could be compared with."""
+    scored = [rollout.score for rollout in rollouts if rollout.score.failure is None]
+    if scored and not any("correct" in score.parts for score in scored):
+        return {}
+    return {name: fmean(r.score.parts["correct"] for r in rollouts if "correct" in r.score.parts)}
 
 
 def variance_metrics(groups: Iterable[Group]) -> dict[str, float]:

@@ -49,6 +49,14 @@ def accuracy(table: Table) -> Accuracy:
     return Accuracy(mean=mean, low=low, high=high, num_problems=len(table))
 
 
+def mean_interval(table: Sequence[Sequence[float]]) -> Accuracy:
+    """The mean over problems of any number that samples have, such as a reward, with a t interval."""
+    means = [math.fsum(row) / len(row) for row in table]
+    mean = math.fsum(means) / len(means)
+    half = _t_half_width(means) if len(means) > 1 else 0.0
+    return Accuracy(mean=mean, low=mean - half, high=mean + half, num_problems=len(means))
+
+
 def wilson(share: float, num: int) -> tuple[float, float]:
     """Wilson's score interval of a share observed in `num` independent trials."""
     centre = (share + Z**2 / (2 * num)) / (1 + Z**2 / num)

@@ -186,6 +186,7 @@ def test_the_file_holds_every_completion(tmp_path: Path):
         "failure": None,
         "outcome": None,
         "tests": [],
+        "reward": 0.0,
     }
     assert [p.name for p in (tmp_path / "eval_results").iterdir()] == ["eval_step_3.json"]
     assert result.versus_start is None  # there was no step 0

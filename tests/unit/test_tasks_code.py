@@ -39,7 +39,8 @@ def make(
         "".join(json.dumps(row) + "\n" for row in ROWS if rows is None)
         or "".join(json.dumps(r) + "\n" for r in rows or [])
     )
-    own = {key: settings.pop(key) for key in ("language", "prompt", "continue_starter") if key in settings}
+    keys = ("language", "prompt", "continue_starter", "test_fields")
+    own = {key: settings.pop(key) for key in keys if key in settings}
     words = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
     config = load(None, ["max_tests_per_problem=0", *words]).config
     return CodeTask(
@@ -224,3 +225,34 @@ def test_the_shipped_set_goes_through_the_scoring_processes() -> None:
     assert all(score.failure is None for score in scores)
     assert len(scores[6].tests) == 5  # evaluation runs all tests
     assert len(scores[0].tests) == 3
+
+
+def test_rows_of_the_q_project_are_read_as_they_are(tmp_path: Path) -> None:
+    tests = [{"test_code": f"print(f({x}))", "expected_output": str(x + 1)} for x in (1, 2)]
+    task = make(tmp_path, [{"description": "Add 1.", "tests": tests}])
+    assert task.problem(0).question.startswith("Add 1.")
+    assert paid(task, "def f(x): return x + 1", 0) == (1.0, 2.0)
+    assert paid(task, "def f(x): return 2 * x", 0) == (0.0, 0.5)  # right for 1 alone
+    as_text = make(tmp_path, [{"description": "Add 1.", "tests": json.dumps(tests)}])
+    assert paid(as_text, "def f(x): return x + 1", 0) == (1.0, 2.0)
+
+
+def test_fields_of_tests_are_renamed_or_dropped(tmp_path: Path) -> None:
+    rows = [{"statement": "Print 4.", "tests": [{"wanted": "4", "points": 3}]}]
+    with pytest.raises(UserError, match=r"test_fields=\{wanted: stdout\}"):
+        len(make(tmp_path, rows))
+    task = make(tmp_path, rows, test_fields={"wanted": "stdout", "points": None})
+    assert paid(task, "print(4)", 0) == (1.0, 2.0) and paid(task, "print(5)", 0) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(("recipe", "count"), [("sums", 1352), ("expressions", 1200)])
+def test_recipes_bring_their_own_rows(
+    recipe: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # no file of rows is here
+    config = load(recipe).config
+    fixed = eval_problems(config)
+    mixture = build_tasks(config, "train", fixed)
+    check_gold(mixture, per_task=1)
+    whole = len(mixture.tasks["code"]) + len(build_tasks(config, "eval").tasks["code"])
+    assert whole == count and len(fixed) >= 100

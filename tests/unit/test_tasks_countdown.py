@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from whetstone.config import TaskSpec, build
+from whetstone.config import TaskSpec, build, load
 from whetstone.errors import UserError
 from whetstone.rewards.equations import check_equation
 from whetstone.tasks.countdown import CountdownTask, Settings, solve
-from whetstone.tasks.mixture import build_tasks, check_gold, make_task
+from whetstone.tasks.mixture import build_tasks, check_gold, eval_problems, make_task
 from whetstone.types import Problem
 
 NO_EVALUATION = {"eval_num_samples": 0}
@@ -150,3 +150,11 @@ def test_wrong_rows_are_named(tmp_path: Path, row: dict, complaint: str):
     (tmp_path / "rows.json").write_text(json.dumps([row]))
     with pytest.raises(UserError, match=complaint):
         len(make({"path": str(tmp_path / "rows.json")}))
+
+
+def test_the_recipe_takes_rows_in_place_of_its_own_problems(tmp_path: Path):
+    rows = [{"nums": [1, 2, n], "target": n + 3} for n in range(20)]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    config = load("countdown", [f"data_path={tmp_path / 'rows.json'}"]).config
+    fixed = eval_problems(config)
+    assert len(fixed) + len(build_tasks(config, "train", fixed)) == 20

@@ -169,7 +169,7 @@ def test_wrong_mixtures_are_named(datasets: dict, complaint: str):
 
 def test_every_task_is_listed_with_a_line():
     tasks = {task.name: task for task in list_tasks()}
-    assert len(tasks) == 108  # reasoning-gym's 105, ours three
+    assert len(tasks) == 109  # reasoning-gym's 105, ours four
     assert {tasks[name].category for name in ("math", "countdown", "code")} == {"whetstone"}
     assert (
         tasks["chain_sum"].category == "arithmetic" and tasks["reasoning_gym/countdown"].category == "games"

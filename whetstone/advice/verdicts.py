@@ -47,7 +47,8 @@ class Story:
         self, rows: Sequence[Mapping[str, Any]], evals: Sequence[Mapping[str, Any]], config: Mapping[str, Any]
     ) -> None:
         self.rows = sorted(rows, key=lambda row: row["step"])
-        self.evals = sorted(evals, key=lambda row: row["step"])
+        judged = [row for row in evals if row.get("accuracy") is not None]  # rows without answers have none
+        self.evals = sorted(judged, key=lambda row: row["step"])
         self.config = config
 
     def column(self, key: str) -> list[float]:

@@ -16,12 +16,13 @@ from pydantic import ValidationError
 
 from whetstone.config.names import CONVERTED, RENAMED, SECTIONS, VALUES, WITHOUT_EFFECT
 from whetstone.config.rooms import Config
+from whetstone.config.row_settings import place_settings
 from whetstone.errors import UserError
 
 ROOM_FIELDS: dict[str, Any] = {name: field.annotation for name, field in Config.model_fields.items()}
 ROOM_OF = {key: room for room, model in ROOM_FIELDS.items() for key in model.model_fields}
 
-
+KNOWN_KEYS = frozenset({*ROOM_OF, *RENAMED, *CONVERTED, *WITHOUT_EFFECT})
 COMMAND_LINE = "command line"
 
 
@@ -60,6 +61,7 @@ def load(source: str | os.PathLike[str] | None = None, overrides: Iterable[str] 
         values = _out_of_sections(values, origin, notes)
         if origin != COMMAND_LINE:  # there the last word wins
             _refuse_two_names(values, origin)
+        values = place_settings(values, {**written, **flat}, KNOWN_KEYS)
         written.update(values)
         ours = _understand(values, {**written, **flat}, origin, notes)
         if ours.get("use_vllm") is True and "rollout_engine" not in ours:

@@ -39,13 +39,17 @@ class Plan:
         """Whether a multiple of `every` was reached by the batch that ended at optimiser step `step`."""
         return every > 0 and step // every > (step - self.updates_per_batch) // every
 
-    def lines(self, config: Config) -> list[str]:
-        """The plan in words, printed at the start."""
+    def lines(self, config: Config, num_eval_problems: int | None = None) -> list[str]:
+        """The plan in words, printed at the start. `num_eval_problems`: as many as there really are, once
+        they are counted.
+        """
         tokens = self.completions_per_batch * config.rollout.max_completion_length
         evaluations = 0 if config.evaluation.eval_num_samples == 0 else 2
         if evaluations and self.eval_every:
             evaluations = 1 + math.ceil(self.num_steps / self.eval_every)
         repeats = self.num_batches * self.prompts_per_batch / self.num_problems
+        asked = config.evaluation.eval_num_samples
+        measured = asked if num_eval_problems is None else num_eval_problems
         size = config.update.micro_batch_tokens
         lines = [
             f"{self.num_batches} batches of {self.prompts_per_batch} prompts x {self.num_generations} "
@@ -55,7 +59,7 @@ class Plan:
             f"({self.minibatches} parts x {self.num_iterations} iterations), micro-batches of "
             + ("as many tokens as fit" if size == "auto" else f"{size:,} tokens"),
             f"{self.num_problems:,} training problems, seen {repeats:.2g} times; "
-            f"{evaluations} evaluations of {config.evaluation.eval_num_samples} problems x "
+            f"{evaluations} evaluations of {measured} problems x "
             f"{config.evaluation.eval_samples_per_problem}",
         ]
         if config.rollout.async_rollouts:

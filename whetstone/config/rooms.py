@@ -113,11 +113,11 @@ class TasksRoom(Room):
     reward_weights: list[float] | None = None
     """One weight per entry of reward_funcs; all 1 by default."""
     reward_correct: float = 1.0
-    """Math: accuracy reward of a right answer."""
+    """Math and rows: accuracy reward of a right answer."""
     reward_wrong: float = -1.0
-    """Math: accuracy reward of a wrong answer."""
+    """Math and rows: accuracy reward of a wrong answer; 0 by default where all tasks are rows."""
     reward_no_answer: float = -0.5
-    """Math: accuracy reward where no answer could be found."""
+    """Math and rows: accuracy reward where no answer is found; 0 by default where all tasks are rows."""
     overlong_buffer_length: int = Field(default=0, ge=0)
     """The `length` reward falls from 0 to -1 over the last so many tokens before max_completion_length."""
     reward_timeout_s: float = Field(default=10.0, gt=0)
@@ -128,6 +128,16 @@ class TasksRoom(Room):
     """The run stops when scoring fails (hangs, crashes, raises) on more than this share of a step's
     answers.
     """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rows_pay_0_or_1(cls, values: Any) -> Any:
+        """Rows of the user's own pay 1 for a right answer and 0 for all others, unless somebody chose."""
+        datasets = values.get("datasets") if isinstance(values, dict) else None
+        if isinstance(datasets, dict) and datasets and all(str(n).split("/")[0] == "rows" for n in datasets):
+            pays = {"reward_wrong": 0.0, "reward_no_answer": 0.0, "reward_funcs": ["accuracy"]}
+            return {**pays, **values}
+        return values
 
     @field_validator("datasets", "eval_datasets", mode="before")
     @classmethod

@@ -37,6 +37,11 @@ def pairs(run: Run) -> list[Pair]:
         ]
     after = _first_samples(run.last)
     both = [problem for problem in before if problem in after]
+    if not run.last.summary.get("is_judged", True):  # nothing is right or wrong: rows without answers
+        return [
+            Pair(kind="before and after", sides=((run.first.step, before[p]), (run.last.step, after[p])))
+            for p in both[:3]
+        ]
     found = []
     for was, became, number, kind in _KINDS:
         alike = [p for p in both if (before[p]["correct"], after[p]["correct"]) == (was, became)]

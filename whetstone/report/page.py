@@ -84,6 +84,14 @@ def _headline(run: Run) -> str:
 
 def _number(label: str, evaluation: Evaluation, kind: str) -> str:
     share = evaluation.summary["accuracy"]
+    if not evaluation.summary.get("is_judged", True):  # rows without answers: only the reward tells anything
+        reward = evaluation.summary["reward"]
+        return (
+            f'<div class="number {kind}">'
+            f'<div class="label">Reward {label.lower()}, step {evaluation.step}</div>'
+            f'<div class="value">{reward["mean"]:.3g}</div>'
+            f'<div class="interval">95 %: {reward["low"]:.3g} to {reward["high"]:.3g}</div></div>'
+        )
     return (
         f'<div class="number {kind}"><div class="label">{label}, step {evaluation.step}</div>'
         f'<div class="value">{100 * share["mean"]:.1f}<small> %</small></div>'
@@ -125,7 +133,7 @@ def _headline_note(first: Evaluation, last: Evaluation | None) -> str:
     how = "greedily" if summary["temperature"] == 0 else f"at temperature {summary['temperature']:g}"
     notes = [f"{num:,} fixed problems that are not trained on{each}, sampled {how}."]
     ends = [evaluation.summary for evaluation in (first, last) if evaluation is not None]
-    greedy = [end["greedy_accuracy"] for end in ends if end["greedy_accuracy"]]
+    greedy = [end["greedy_accuracy"] for end in ends if end["greedy_accuracy"] and end.get("is_judged", True)]
     if greedy and summary["temperature"] > 0:
         told = [f"{100 * a['mean']:.1f} % [{100 * a['low']:.1f}, {100 * a['high']:.1f}]" for a in greedy]
         notes.append(f"Greedy: <b>{' → '.join(told)}</b>.")
@@ -171,7 +179,8 @@ def _figure(svg: str, title: str, text: str, *, wide: bool = False) -> str:
 
 def _progress(run: Run) -> str:
     figures = []
-    if run.evaluations or run.column("accuracy")[1]:
+    judged = [evaluation for evaluation in run.evaluations if evaluation.summary.get("is_judged", True)]
+    if judged or run.column("accuracy")[1]:
         where = "; the band is the 95 % interval." if run.evaluations else " in training."
         figures.append(
             _figure(plots.accuracy_curve(run), "Accuracy", f"Share of right answers{where}", wide=True)
@@ -225,7 +234,8 @@ def _use_text(run: Run) -> str:
 
 def _tasks(run: Run) -> str:
     svg = plots.task_bars(run)
-    if svg is None:
+    newest = run.last or run.first
+    if svg is None or (newest is not None and not newest.summary.get("is_judged", True)):
         return ""
     first, last = run.first, run.last
     assert first is not None
@@ -282,9 +292,11 @@ def _example(pair: Pair) -> str:
 
 def _side(step: int, answered: dict[str, Any]) -> str:
     chip = "right" if answered["correct"] else "wrong"
+    told = chip if "correct" in answered["parts"] else f"reward {answered.get('reward', 0.0):.3g}"
+    chip = chip if told == chip else ""
     cut = ", cut off" if answered["finish"] == "length" else ""
     return (
-        f'<div class="side"><div class="meta"><span>step {step}</span><span class="chip {chip}">{chip}</span>'
+        f'<div class="side"><div class="meta"><span>step {step}</span><span class="chip {chip}">{told}</span>'
         f"<span>{answered['length']} tokens{cut}</span></div><pre>{esc(answered['completion'])}</pre></div>"
     )
 

@@ -36,9 +36,15 @@ def take_apart(code: str, entry_point: str | None = None) -> list[Assertion]:
     """The assertions of a piece of test code; raises `NotTakenApart`."""
     try:
         body = ast.parse(code).body
-    except (SyntaxError, ValueError) as error:
-        raise NotTakenApart(f"it is no Python ({error})") from None
-    body = _unwrapped(body, entry_point)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise NotTakenApart(f"it is no Python ({error or type(error).__name__})") from None
+    try:
+        return _assertions(_unwrapped(body, entry_point))
+    except RecursionError:
+        raise NotTakenApart("it is nested too deeply") from None
+
+
+def _assertions(body: list[ast.stmt]) -> list[Assertion]:
     found, statements = [], []
     known = set(dir(builtins))
     foreign: set[str] = set()  # names that hold something of the program's

@@ -3,8 +3,9 @@ called the way TRL calls them.
 
 `f(prompts=, completions=, completion_ids=, **columns) -> list of float or None`, plain or async.
 `trainer_state`, `log_extra` and `log_metric` are given where the function can take them. A function of one
-answer, `f(generated_text, ground_truth) -> float or (float, details)`, is called once for each. Runs no
-process and keeps no time: the scoring pool does.
+answer, such as `f(generated_text, ground_truth)` or `f(output, ground_truth_ans, nums)` -> float or (float,
+details), is called once for each. A file's own folder and the working directory can be imported from. Keeps
+no time: the scoring pool does; `verify.py` tries the import before a run.
 """
 
 import ast
@@ -21,6 +22,9 @@ from typing import Any
 
 from whetstone.errors import UserError
 
+# What functions of one answer call its text, and the truth: the columns that are looked for, in this order.
+_TEXTS = ("generated_text", "output", "response", "completion")
+_TRUTHS = {"ground_truth": ("answer", "target"), "ground_truth_ans": ("target", "answer")}
 LARGEST = 1e9  # a reward beyond it would overflow the arithmetic of advantages
 
 
@@ -49,7 +53,7 @@ def check(spec: str) -> None:
         )
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (SyntaxError, UnicodeDecodeError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError, OSError) as error:
         raise UserError(f"The reward file {place} is not readable as Python: {error}.") from None
     defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     imported = any(
@@ -85,35 +89,50 @@ def _split(spec: str) -> tuple[str, str]:
     return place, function
 
 
+def _import_from(folder: Path, place: int | None = None) -> None:
+    """Let modules of a folder be imported: before all others (`place` 0), or behind them."""
+    entry = str(folder)
+    if entry not in sys.path[:1] and place == 0:
+        sys.path.insert(0, entry)
+    elif entry not in sys.path:
+        sys.path.append(entry)
+
+
 def _load_file(path: Path, spec: str) -> Any:
     check(spec)
     module_spec = importlib.util.spec_from_file_location(path.stem, path)
     assert module_spec is not None and module_spec.loader is not None
     module = importlib.util.module_from_spec(module_spec)
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:
-        sys.path.append(
-            folder
-        )  # so that the file can import its neighbours; last, so that it shadows nothing
+    _import_from(Path.cwd(), place=0)  # the packages of the user's project
+    _import_from(path.resolve().parent)  # and the file's neighbours; last, so that they shadow nothing
     sys.modules.setdefault(path.stem, module)
     try:
         module_spec.loader.exec_module(module)
     except Exception as error:  # the user's own code, whatever it raises
-        raise UserError(
-            f"The reward file {path} could not be loaded: {type(error).__name__}: {error}."
-        ) from error
+        raise UserError(f"The reward file {path} could not be loaded: {_told(error)}.") from error
     return module
 
 
 def _load_module(name: str, spec: str) -> Any:
-    if str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))
+    _import_from(Path.cwd(), place=0)
     try:
         return importlib.import_module(name)
     except Exception as error:  # the user's own code, whatever it raises
         raise UserError(
-            f"reward_funcs names '{spec}', but {name} could not be imported: {type(error).__name__}: {error}."
+            f"reward_funcs names '{spec}', but {name} could not be imported: {_told(error)}."
         ) from error
+
+
+def _told(error: BaseException) -> str:
+    """An error of the user's code in one line, with the line of their file where it came from."""
+    text = " ".join(str(error).split())[:300].rstrip(".")
+    trace, line = error.__traceback__, ""
+    while trace is not None:
+        place = trace.tb_frame.f_code.co_filename
+        if "importlib" not in place and place != __file__:
+            line = f" ({Path(place).name}, line {trace.tb_lineno})"
+        trace = trace.tb_next
+    return f"{type(error).__name__}: {text}{line}" if text else f"{type(error).__name__}{line}"
 
 
 def conversational(completion: str) -> list[dict[str, str]]:
@@ -134,7 +153,7 @@ def call(
         "log_metric": lambda name, value: logged.metrics.__setitem__(str(name), float(value)),
     }
     parameters = inspect.signature(function).parameters
-    if {"generated_text", "ground_truth"} <= set(parameters):
+    if text_parameter(parameters) is not None:
         return _checked(_one_by_one(function, arguments, parameters), count), logged
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     given = {**offered, **arguments}
@@ -148,21 +167,35 @@ def call(
     return _checked(values, count), logged
 
 
+def text_parameter(parameters: Mapping[str, inspect.Parameter]) -> str | None:
+    """The parameter that takes the text of one answer; None where the function takes whole lists, as TRL's
+    do.
+    """
+    if {"completions", "prompts", "completion_ids"} & set(parameters):
+        return None
+    return next((name for name in _TEXTS if name in parameters), None)
+
+
 def _one_by_one(
     function: Callable[..., Any], arguments: dict[str, Any], parameters: Mapping[str, inspect.Parameter]
 ) -> list[Any]:
     """The values of a function of one answer; of (value, details) the value."""
     values = []
+    text_name = text_parameter(parameters)
+    assert text_name is not None
     for place, completion in enumerate(arguments["completions"]):
-        row = {
-            name: column[place]
-            for name, column in arguments.items()
-            if name in parameters and name not in ("generated_text", "ground_truth")
-        }
-        text = completion if isinstance(completion, str) else completion[-1]["content"]
-        truth = arguments["answer"][place] if "answer" in arguments else None
-        value = function(generated_text=text, ground_truth=truth, **row)
-        values.append(value[0] if isinstance(value, tuple) else value)
+        columns = {name: column[place] for name, column in arguments.items()}
+        row = {name: value for name, value in columns.items() if name in parameters}
+        for name, candidates in _TRUTHS.items():
+            if name in parameters:
+                row[name] = next(
+                    (columns[entry] for entry in candidates if columns.get(entry) is not None), None
+                )
+        row[text_name] = completion if isinstance(completion, str) else completion[-1]["content"]
+        value = function(**row)
+        if inspect.isawaitable(value):
+            value = asyncio.run(_await(value))
+        values.append(value[0] if isinstance(value, tuple) and value else value)
     return values
 
 

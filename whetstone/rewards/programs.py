@@ -85,7 +85,7 @@ def read_tests(raw: Any, language: Language, function: str | None, where: str) -
     if isinstance(raw, str):
         try:
             raw = json.loads(raw)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             raw = [raw]
     entries = raw if isinstance(raw, list) else [raw]
     tests = [
@@ -102,11 +102,15 @@ def _read(entry: Any, language: Language, function: str | None, where: str) -> l
     if isinstance(entry, str):
         entry = {"assert": entry}
     if not isinstance(entry, dict):
-        raise UserError(f'{where} is {entry!r}: write an object such as {{"stdin": "2", "stdout": "4"}}.')
+        shown = ascii(entry)[:60]
+        raise UserError(f'{where} is {shown}: write an object such as {{"stdin": "2", "stdout": "4"}}.')
     known = {"stdin", "input", "stdout", "output", "call", "args", "expected", "code", "assert"}
     for key in entry:
         if key not in known:
-            raise UserError(f"{where} has the field '{key}': a test is made of {', '.join(sorted(known))}.")
+            raise UserError(
+                f"{where} has the field '{key}': a test is made of {', '.join(sorted(known))}. Rename others "
+                f"by test_fields={{{key}: stdout}}, or drop them by test_fields={{{key}: null}}."
+            )
     if "assert" in entry:
         return _assertions(str(entry["assert"]), language, function, where)
     if "args" in entry or "call" in entry:
@@ -121,7 +125,14 @@ def _read(entry: Any, language: Language, function: str | None, where: str) -> l
             )
         if "expected" not in entry:
             raise UserError(f"{where} has no `expected`: give the value that the call must have.")
-        return [Check(call=(str(name), tuple(entry.get("args", ()))), expected=entry["expected"])]
+        args = entry.get("args", [])
+        if not isinstance(args, list | tuple):
+            raise UserError(
+                f"{where} has {ascii(args)[:60]} as `args`: write a list of arguments, such as [3, 4]."
+            )
+        if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")):
+            raise UserError(f"{where} calls {ascii(name)[:60]}: give the name of a function.")
+        return [Check(call=(name, tuple(args)), expected=entry["expected"])]
     stdout = entry.get("stdout", entry.get("output"))
     if stdout is None:
         raise UserError(f"{where} says not what is expected: give `stdout`, `expected` or `assert`.")

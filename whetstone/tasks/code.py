@@ -5,6 +5,8 @@ Every row is checked when it is read: its language is there, its tests can be us
 when first needed, so that a scoring worker never reads them.
 """
 
+import json
+import math
 import random
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 
 from whetstone.config import nearest
 from whetstone.config.rooms import Config, TaskSpec
+from whetstone.config.row_settings import ROW_SETTINGS
 from whetstone.errors import UserError
 from whetstone.rewards.programs import Check, extract_program, judge, read_tests
 from whetstone.sandbox import languages
@@ -19,18 +22,20 @@ from whetstone.sandbox.languages import Language
 from whetstone.sandbox.pool import Pool, shared_pool
 from whetstone.sandbox.program import Limits
 from whetstone.seeds import seed
-from whetstone.tasks import rows
-from whetstone.tasks.math import check_row_settings, question_text, split_rows
-from whetstone.tasks.prompts import build_messages, developer_prompt
+from whetstone.tasks import examples, rows
+from whetstone.tasks.math import question_text
+from whetstone.tasks.prompts import build_messages, check_template, developer_prompt
 from whetstone.types import Problem, Score
 
-KEYS = (*rows.SOURCE_KEYS, "language", "statement_column", "tests_column", "prompt", "continue_starter")
 PROBLEMS = "problems"  # the set that ships with the package, by this name as `path`
 _DIRECT = "Write the answer in {language}. Reply with the program only, in one fenced code block."
 _REASONED = (
     "Write the answer in {language}. First think between <reasoning> and </reasoning>, then give the whole "
     "program between <answer> and </answer>."
 )
+# What the tests of other projects call the fields of ours.
+_TEST_FIELDS = {"test_code": "code", "expected_output": "stdout"}
+_LONGEST_TIME_LIMIT_S = 3600.0
 _PROMPT = "{statement}\n{signature}{starter}\n{format}"
 
 
@@ -44,12 +49,16 @@ class CodeTask:
         self.name = name
         self.split = split
         self._config = config
-        self._settings = dict(check_row_settings(spec.config, KEYS, name))
+        self._settings = dict(rows.check_settings(spec.config, ROW_SETTINGS["code"], name))
         if self._settings.get("path") == PROBLEMS:
             self._settings["path"] = str(shipped_problems())
         self._shared = shared
         self._prompt = developer_prompt(config.tasks)
         self._language = _language(spec.config["language"], name) if spec.config.get("language") else None
+        if self._settings.get("prompt"):
+            known = ("statement", "signature", "starter", "language", "format")
+            check_template(self._settings["prompt"], known, f"The setting `prompt` of task {name}")
+        self._test_fields = _check_fields(self._settings.get("test_fields"), name)
         limit = config.programs.sandbox_time_limit_s
         if limit >= config.tasks.reward_timeout_s:
             raise UserError(
@@ -65,11 +74,12 @@ class CodeTask:
     def _rows(self) -> list[dict[str, Any]]:
         settings = self._settings
         where = f"The data set {rows.source(settings, self.split)[0]} of task {self.name}"
-        raw = rows.read(settings, self.split, self.name)
+        made_here = examples.EXAMPLES.get(str(settings.get("path")))
+        raw = made_here() if made_here else rows.read(settings, self.split, self.name)
         statement = rows.pick_column(
             raw,
             settings.get("statement_column"),
-            ("statement", "question", "problem", "prompt"),
+            ("statement", "description", "question", "problem", "prompt"),
             "statement_column",
             where,
         )
@@ -82,28 +92,33 @@ class CodeTask:
             raise UserError(
                 f"{where} has no problem in {self._language.name if self._language else 'any language'}."
             )
-        return split_rows(made, [row["statement"] for row in made], settings, self.split, self._shared, where)
+        statements = [row["statement"] for row in made]
+        return rows.split_rows(made, statements, settings, self.split, self._shared, where)
 
     def _row(self, row: dict[str, Any], statement: str, tests: str, where: str) -> dict[str, Any] | None:
         """One row in the form that problems are made of; None where it is not for this language."""
         if self._language is None and not row.get("language"):
-            raise UserError(
-                f"{where} names no language: give a column `language`, or config: {{language: python}}."
-            )
+            raise UserError(f"{where} names no language: give a column `language`, or set language=python.")
         language = self._language or _language(row["language"], self.name)
-        if row.get("language") and languages.language(row["language"]) is not language:
+        if row.get("language") and _language(row["language"], self.name, installed=False) is not language:
             return None
         function = row.get("function") or row.get("entry_point")
-        read_tests(row[tests], language, function, where)  # complains now, not in mid-run
+        if function is not None and not isinstance(function, str):
+            raise UserError(f"{where} has {rows.shown(function)} as `function`: give the name of one.")
+        text = question_text(row.get(statement))
+        if not text or row.get(tests) is None:
+            raise UserError(f"{where} has no {statement if not text else tests}: give it, or drop the row.")
+        checks = _renamed(row[tests], self._test_fields)
+        read_tests(checks, language, function, where)  # complains now, not in mid-run
         return {
-            "statement": question_text(row[statement]),
+            "statement": text,
             "language": language.name,
             "function": function,
-            "tests": row[tests],
+            "tests": checks,
             "starter": str(row.get("starter_code") or ""),
             "solution": _in_language(row.get("solution"), language),
             "wrong": _in_language(row.get("wrong"), language),
-            "time_limit_s": row.get("time_limit_s"),
+            "time_limit_s": _seconds(row.get("time_limit_s"), where),
         }
 
     def problem(self, index: int) -> Problem:
@@ -206,17 +221,67 @@ class CodeTask:
         return {"answer": row["solution"], "tests": row["tests"], "language": row["language"]}
 
 
-def _language(name: str, task: str) -> Language:
-    """A language that is known and installed, or a complaint that names it."""
+def _check_fields(fields: Any, task: str) -> dict[str, str | None]:
+    """`test_fields`: field of a row's tests -> ours, or null where it has no meaning."""
+    fields = {} if fields is None else fields
+    if not isinstance(fields, dict) or any(
+        value is not None and not isinstance(value, str) for value in fields.values()
+    ):
+        raise UserError(
+            f"The task {task} has test_fields {rows.shown(fields)}: give a mapping from the names in your "
+            "rows to ours, such as {test_code: code, expected_output: stdout, comment: null}."
+        )
+    return {**_TEST_FIELDS, **{str(key): value for key, value in fields.items()}}
+
+
+def _renamed(tests: Any, fields: dict[str, str | None]) -> Any:
+    """Tests with our names for their fields; what is not understood is left to `read_tests`."""
+    if isinstance(tests, str):
+        try:
+            parsed = json.loads(tests)
+        except (ValueError, RecursionError):
+            return tests
+        tests = parsed if isinstance(parsed, list | dict) else tests
+    if isinstance(tests, dict):
+        return _renamed([tests], fields)
+    if not isinstance(tests, list):
+        return tests
+    return [
+        {renamed: value for key, value in test.items() if (renamed := fields.get(key, key)) is not None}
+        if isinstance(test, dict)
+        else test
+        for test in tests
+    ]
+
+
+def _seconds(value: Any, where: str) -> float | None:
+    """A time limit of a row, or a complaint."""
+    if value is None or value == "":
+        return None
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        seconds = math.nan
+    if isinstance(value, bool) or not 0 < seconds <= _LONGEST_TIME_LIMIT_S:
+        raise UserError(
+            f"{where} has {rows.shown(value)} as time_limit_s: give seconds, above 0 and at most "
+            f"{_LONGEST_TIME_LIMIT_S:g}."
+        )
+    return seconds
+
+
+def _language(name: str, task: str, installed: bool = True) -> Language:
+    """A language that is known (and installed), or a complaint that names it."""
     try:
         found = languages.language(str(name))
     except UserError:
         known = list(languages.LANGUAGES)
         raise UserError(
-            f"The task {task} is in '{name}', which is no language we know{nearest(str(name), known) or '.'} "
+            f"The task {task} is in {rows.shown(name)}, which is no language we know"
+            f"{nearest(str(name), known) or '.'} "
             f"Choose from {', '.join(known)}."
         ) from None
-    reason = languages.missing(found.name)
+    reason = languages.missing(found.name) if installed else None
     if reason is not None:
         raise UserError(
             f"The task {task} can't be trained on here. {reason} `whet doctor` tells what is there."

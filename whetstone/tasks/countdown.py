@@ -7,8 +7,9 @@ An answer is what stands left of `=` in the last `<answer>`; a well-formed one t
 base.
 """
 
-import json
+import logging
 import random
+import re
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -19,12 +20,12 @@ from pydantic.dataclasses import dataclass as checked
 
 from whetstone.config import nearest
 from whetstone.config.rooms import Config, TaskSpec
+from whetstone.config.row_settings import ROW_SETTINGS
 from whetstone.errors import UserError
 from whetstone.rewards.answers import extract_tag
 from whetstone.rewards.equations import check_equation
 from whetstone.seeds import seed
 from whetstone.tasks import rows
-from whetstone.tasks.math import check_row_settings, split_rows
 from whetstone.tasks.prompts import build_messages, conversation, developer_prompt
 from whetstone.types import Problem, Score
 
@@ -35,6 +36,7 @@ QUESTION = (
     "</answer> tags, "
     "for example <answer> {example} </answer>."
 )
+_MOST_NUMBERS = 20  # in a row
 _EXAMPLES = {"/": "(1 + 2) / 3", "*": "(1 + 2) * 3", "-": "1 + 2 - 3", "+": "1 + 2 + 3"}
 
 
@@ -54,15 +56,8 @@ class Settings:
 
 
 _KEYS = tuple(Settings.__dataclass_fields__)
-_ROW_KEYS = (
-    *rows.SOURCE_KEYS,
-    "numbers_column",
-    "target_column",
-    "messages_column",
-    "operators",
-    "use_all_numbers",
-    "base_reward",
-)
+_GENERATED = tuple(key for key in _KEYS if key not in ROW_SETTINGS["countdown"])  # mean nothing to rows
+logger = logging.getLogger(__name__)
 
 
 class CountdownTask:
@@ -77,7 +72,10 @@ class CountdownTask:
         self._shared = shared
         self.generated = not (spec.config.get("path") or spec.config.get("dataset"))
         if not self.generated:
-            check_row_settings(spec.config, _ROW_KEYS, name)
+            rows.check_settings(spec.config, (*ROW_SETTINGS["countdown"], *_GENERATED), name)
+            unused = [key for key in spec.config if key in _GENERATED]
+            if unused and split == "train":
+                logger.info("%s reads rows, so %s has no effect.", name, ", ".join(unused))
         self._source = spec.config
         self._settings = _check(
             {key: value for key, value in spec.config.items() if self.generated or key in _KEYS}, name
@@ -163,19 +161,20 @@ class CountdownTask:
         target = rows.pick_column(
             raw, self._source.get("target_column"), ("target", "answer"), "target_column", where
         )
-        messages = self._source.get("messages_column", "messages" if "messages" in raw[0] else None)
+        there = "messages" if "messages" in rows.columns_of(raw) else None
+        messages = self._source.get("messages_column") or there
         if messages is not None:
             rows.pick_column(raw, messages, (), "messages_column", where)
         made = [
             {
-                "numbers": _integers(row[numbers], where, i),
-                "target": _integer(row[target], where, i),
-                "messages": conversation(row[messages]) if messages is not None else (),
+                "numbers": _integers(row.get(numbers), where, i, numbers),
+                "target": _integer(row.get(target), where, i, target),
+                "messages": conversation(row.get(messages)) if messages is not None else (),
             }
             for i, row in enumerate(raw, 1)
         ]
         keys = [f"{sorted(row['numbers'])} {row['target']}" for row in made]
-        return split_rows(made, keys, self._source, self.split, self._shared, where)
+        return rows.split_rows(made, keys, self._source, self.split, self._shared, where)
 
 
 def _check(settings: dict[str, Any], task: str) -> Settings:
@@ -209,25 +208,28 @@ def _check(settings: dict[str, Any], task: str) -> Settings:
     return made
 
 
-def _integer(value: Any, where: str, row: int) -> int:
-    try:
-        number = Fraction(str(value))
-    except (ValueError, ZeroDivisionError):
-        raise UserError(f"{where} has '{value}' in row {row} where a whole number should be.") from None
-    if number.denominator != 1:
-        raise UserError(f"{where} has {value} in row {row} where a whole number should be.")
-    return int(number)
+def _integer(value: Any, where: str, row: int, column: str) -> int:
+    if value is None:
+        raise UserError(f"{where} has no {column} in row {row}: give it, or leave the row out.")
+    text = str(value).strip()
+    if isinstance(value, bool) or not re.fullmatch(r"[-+]?\d{1,15}(\.0*)?", text):
+        raise UserError(
+            f"{where} has {rows.shown(value)} as {column} in row {row}, where a whole number should be."
+        )
+    return int(text.split(".")[0])
 
 
-def _integers(value: Any, where: str, row: int) -> tuple[int, ...]:
+def _integers(value: Any, where: str, row: int, column: str) -> tuple[int, ...]:
     if isinstance(value, str):  # a CSV cell: "[1, 2, 3]" or "1 2 3"
-        try:
-            value = json.loads(value)
-        except json.JSONDecodeError:
-            value = value.strip("[]() ").replace(",", " ").split()
-    if not isinstance(value, list | tuple) or not value:
-        raise UserError(f"{where} has '{value}' in row {row} where a list of numbers should be.")
-    return tuple(_integer(entry, where, row) for entry in value)
+        value = value.strip("[]() ").replace(",", " ").split()
+    if value is None:
+        raise UserError(f"{where} has no {column} in row {row}: give it, or leave the row out.")
+    if not isinstance(value, list | tuple) or not 0 < len(value) <= _MOST_NUMBERS:
+        raise UserError(
+            f"{where} has {rows.shown(value)} as {column} in row {row}, where a list of numbers "
+            f"(1 to {_MOST_NUMBERS}) should be."
+        )
+    return tuple(_integer(entry, where, row, column) for entry in value)
 
 
 @dataclass(frozen=True)

@@ -9,16 +9,13 @@ import logging
 from functools import cached_property
 from typing import Any
 
-from whetstone.config import nearest
 from whetstone.config.rooms import Config, TaskSpec
+from whetstone.config.row_settings import ROW_SETTINGS
 from whetstone.errors import UserError
 from whetstone.rewards.answers import extract_math, final_answer, math_equal
 from whetstone.tasks import rows
 from whetstone.tasks.prompts import build_messages, conversation, developer_prompt
 from whetstone.types import Problem, Score
-
-KEYS = (*rows.SOURCE_KEYS, "question_column", "answer_column")
-DEFAULT_EVAL_SHARE = 0.05
 
 
 class MathTask:
@@ -31,7 +28,7 @@ class MathTask:
         self.name = name
         self.split = split
         self._config = config
-        self._settings = check_row_settings(spec.config, KEYS, name)
+        self._settings = rows.check_settings(spec.config, ROW_SETTINGS["math"], name)
         self._shared = shared
         self._prompt = developer_prompt(config.tasks)
         self.worst = min(0.0, config.tasks.reward_wrong, config.tasks.reward_no_answer)
@@ -42,25 +39,15 @@ class MathTask:
         place = rows.source(self._settings, self.split)[0]
         where = f"The data set {place} of task {self.name}"
         raw = rows.read(self._settings, self.split, self.name)
-        question = rows.pick_column(
-            raw,
-            self._settings.get("question_column"),
-            ("question", "problem", "prompt", "messages"),
-            "question_column",
-            where,
-        )
-        answer = rows.pick_column(
-            raw,
-            self._settings.get("answer_column"),
-            ("ground_truth", "answer", "solution"),
-            "answer_column",
-            where,
-        )
+        wanted = self._settings.get("question_column") or self._settings.get("prompt_column")
+        question = rows.pick_column(raw, wanted, rows.PROMPT_COLUMNS, "question_column", where)
+        wanted = self._settings.get("answer_column")
+        answer = rows.pick_column(raw, wanted, rows.ANSWER_COLUMNS, "answer_column", where)
         whole = [row for row in raw if question_text(row.get(question)) and question_text(row.get(answer))]
         if not whole:
             raise UserError(
-                f"{where} has no row with both {question} and {answer}: check question_column and "
-                "answer_column."
+                f"{where} has no row with both {question} and {answer}: set question_column and "
+                "answer_column to columns that are filled."
             )
         if len(whole) < len(raw):
             logging.getLogger(__name__).warning(
@@ -75,9 +62,8 @@ class MathTask:
             }
             for row in whole
         ]
-        return split_rows(
-            made, [row["question"] for row in made], self._settings, self.split, self._shared, where
-        )
+        questions = [row["question"] for row in made]
+        return rows.split_rows(made, questions, self._settings, self.split, self._shared, where)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -124,44 +110,3 @@ def question_text(value: Any) -> str:
         messages = conversation(value)
         value = messages[-1]["content"] if messages else None
     return "" if value is None else str(value).strip()
-
-
-def check_row_settings(settings: dict[str, Any], known: tuple[str, ...], task: str) -> dict[str, Any]:
-    """Settings of a task made of rows, or a complaint that names the wrong one."""
-    for key in settings:
-        if key not in known:
-            raise UserError(
-                f"The task {task} has no setting '{key}'{nearest(key, known) or '.'} Its settings are: "
-                f"{', '.join(known)}."
-            )
-    if not settings.get("path") and not settings.get("dataset"):
-        raise UserError(
-            f"The task {task} needs rows: set config: {{path: FILE}} or config: {{dataset: HUB_NAME}}."
-        )
-    share = settings.get("eval_share", DEFAULT_EVAL_SHARE)
-    if not isinstance(share, int | float) or not 0 < share < 1:
-        raise UserError(
-            f"The task {task} has eval_share {share}: give a number between 0 and 1, such as "
-            f"{DEFAULT_EVAL_SHARE}."
-        )
-    limit = settings.get("max_samples")
-    if limit is not None and (not isinstance(limit, int) or limit < 1):
-        raise UserError(
-            f"The task {task} has max_samples {limit}: give a whole number of at least 1, or leave it out."
-        )
-    return settings
-
-
-def split_rows(
-    made: list[Any], questions: list[str], settings: dict[str, Any], split: str, shared: bool, where: str
-) -> list[Any]:
-    """One side's rows: all, or its part of a source that training and evaluation share."""
-    if not shared:
-        return made
-    kept = rows.hold_out(questions, settings.get("eval_share", DEFAULT_EVAL_SHARE), split)
-    if not kept:
-        raise UserError(
-            f"{where} has too few different questions to train and evaluate on: give more rows, or an "
-            "eval_path of its own."
-        )
-    return [made[i] for i in kept]

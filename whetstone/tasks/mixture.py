@@ -26,13 +26,16 @@ from whetstone.tasks.base import Task
 from whetstone.tasks.code import CodeTask
 from whetstone.tasks.countdown import CountdownTask
 from whetstone.tasks.math import MathTask
+from whetstone.tasks.own_rows import RowsTask
 from whetstone.types import Problem, Score
 
 _STRIDE = 1_000_003  # how far away the stand-in for an evaluation problem is looked for
 _TRIES = 200
 _OURS = {
-    "math": "Questions with a final answer from a JSON, JSONL, CSV or parquet file or a hub data set "
-    "(config: {path: ...})",
+    "rows": "Your own rows: a prompt, and an answer or a reward function of your own (docs/data.md; "
+    "path=FILE or dataset=HUB_NAME)",
+    "math": "Questions with a final answer, from a JSON, JSONL, CSV or parquet file or a hub data set "
+    "(path=FILE or dataset=HUB_NAME)",
     "code": "Programs that are run against tests, in Python, q, Klong, C, ... (config: {path: problems, "
     "language: python} for the set that ships)",
     "countdown": "Makes a target from given numbers, generated or from rows (reasoning-gym's own is "
@@ -80,6 +83,8 @@ def make_task(config: Config, name: str, spec: TaskSpec, split: str) -> Task:
         )
     if kind == "math":
         return MathTask(config, name, spec, split, _is_shared(config, spec, split))
+    if kind == "rows":
+        return RowsTask(config, name, spec, split, _is_shared(config, spec, split))
     if kind == "code":
         return CodeTask(config, name, spec, split, _is_shared(config, spec, split))
     if kind == "countdown":
@@ -105,14 +110,20 @@ def runs_programs(name: str) -> bool:
 
 def evaluating_tasks(config: Config) -> list[str]:
     """The tasks whose scorers evaluate what the model wrote, so that they need isolation."""
-    names = [
-        name for split in ("train", "eval") for name, spec in _specs(config, split).items() if spec.weight > 0
-    ]
-    ours = [name for name in dict.fromkeys(names) if name.split("/")[0] in _OURS]
-    theirs = [name for name in dict.fromkeys(names) if name not in ours]
-    return [name for name in ours if name.split("/")[0] == "math"] + [
-        name for name in theirs if gym.gym_name(name) in gym.EVALUATED
-    ]
+    specs = {
+        name: spec
+        for split in ("train", "eval")
+        for name, spec in _specs(config, split).items()
+        if spec.weight > 0
+    }
+    return [name for name, spec in specs.items() if _evaluates(name, spec)]
+
+
+def _evaluates(name: str, spec: TaskSpec) -> bool:
+    kind = name.split("/")[0]
+    if kind in _OURS:  # symbolic comparison is sympy's
+        return kind == "math" or (kind == "rows" and spec.config.get("match", "math") == "math")
+    return gym.gym_name(name) in gym.EVALUATED
 
 
 def make_tasks(config: Config, split: str) -> dict[str, Task]:
@@ -277,6 +288,11 @@ def sandbox_notes(mixture: Mixture) -> list[str]:
     return list(dict.fromkeys(sentence for sentence in said if sentence))
 
 
+def describe_data(tasks: Iterable[Task]) -> list[str]:
+    """What is read from rows of the user's own, and how it is compared and paid."""
+    return [task.describe() for task in tasks if isinstance(task, RowsTask)]
+
+
 def check_gold(mixture: Mixture, per_task: int = 3) -> None:
     """Every task scores the gold answers of a few of its own problems; one that rejects them cannot be
     trained on.
@@ -293,7 +309,7 @@ def check_gold(mixture: Mixture, per_task: int = 3) -> None:
             if gold is None:
                 continue
             score = task.score(problem, gold)
-            if score.parts["correct"] != 1.0:
+            if score.parts.get("correct") != 1.0:
                 raise UserError(
                     f"The task {task.name} rejects its own gold answer of {problem.id} ({score.answer!r}), "
                     "so no model could be right on it: "

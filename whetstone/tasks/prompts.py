@@ -2,6 +2,8 @@
 and the question, or the messages that a row brings.
 """
 
+from collections.abc import Sequence
+from string import Formatter
 from typing import Any
 
 from whetstone.config import nearest
@@ -59,3 +61,20 @@ def conversation(value: Any) -> tuple[dict[str, str], ...]:
     while turns and turns[-1]["role"] == "assistant":  # the solution of a supervised data set
         turns.pop()
     return tuple(turns)
+
+
+def check_template(template: Any, known: Sequence[str], what: str) -> None:
+    """A text whose placeholders are all known, or a complaint that names the one that is not."""
+    if not isinstance(template, str):
+        raise UserError(f"{what} is a {type(template).__name__}: give a text, such as '{{{known[0]}}}'.")
+    try:
+        fields = [entry[1:] for entry in Formatter().parse(template) if entry[1] is not None]
+    except ValueError as error:
+        raise UserError(f"{what} can't be read ({error}): write a bare brace twice, {{{{ or }}}}.") from None
+    names = ", ".join(f"{{{name}}}" for name in known)
+    for name, form, conversion in fields:
+        if name not in known or form or conversion:
+            raise UserError(
+                f"{what} has the placeholder {{{name}}}: choose from {names}, and write a bare brace twice, "
+                "{{ or }}."
+            )

@@ -1,43 +1,71 @@
-"""Rows of a data set: from a JSON, JSONL, CSV, TSV or parquet file, or from a hub data set; and the share
-of them kept for evaluation.
+"""Rows of a data set: from a file, a folder or the hub; their columns; and the share of them kept for
+evaluation.
 
-Reads and sorts; what the columns mean is the task's business. Everything a user can get wrong ends in one
-sentence.
+Finds and sorts; `row_files.py` reads files, and what the columns mean is the task's business. Everything a
+user can get wrong ends in one sentence.
 """
 
-import csv
-import json
+import logging
+import os
 import re
-import sys
-from collections.abc import Callable, Sequence
+import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+from whetstone.config import nearest
+from whetstone.config.row_settings import SOURCE_KEYS
 from whetstone.errors import UserError
 from whetstone.seeds import seed
+from whetstone.tasks.row_files import SUFFIXES, Row, check_rows, read_file, read_folder, shown
 
-Row = dict[str, Any]
-SOURCE_KEYS = ("path", "dataset", "name", "split", "eval_path", "eval_split", "eval_share", "max_samples")
-_SUFFIXES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
+__all__ = ["SOURCE_KEYS", "Row", "shown"]
+DEFAULT_EVAL_SHARE = 0.05
+PROMPT_COLUMNS = ("question", "problem", "prompt", "messages", "query", "instruction", "input")
+ANSWER_COLUMNS = ("ground_truth", "answer", "solution", "final_answer", "target", "label")
+logger = logging.getLogger(__name__)
 
 
 def source(settings: dict[str, Any], side: str) -> tuple[str, str | None, str]:
-    """Where one side's rows ("train", "eval") come from: (file or hub name, hub configuration, hub split)."""
+    """Where one side's rows ("train", "eval") come from: (file or hub name, hub configuration, split). A
+    file has no splits.
+    """
     place = settings.get("path") or settings.get("dataset")
     split = settings.get("split") or "train"
     if side == "eval":
         place = settings.get("eval_path") or place
         split = settings.get("eval_split") or split
-    return str(Path(str(place))), settings.get("name"), str(split)
+    place = str(Path(str(place)))
+    return place, settings.get("name"), "" if _is_file(Path(place)) else str(split)
+
+
+def _is_file(path: Path) -> bool:
+    if _too_long(path):
+        return True  # `check_settings` complains
+    looks_like_hub = path.is_dir() or re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(path)) is not None
+    return path.is_file() or (path.suffix.lower() in SUFFIXES and not path.is_dir()) or not looks_like_hub
+
+
+def _too_long(path: Path) -> bool:
+    """Whether no file can have that name, so that even asking for it is an error."""
+    name = str(path)
+    return "\0" in name or len(name) > 4000 or max(map(len, path.parts), default=0) > 255
 
 
 def read(settings: dict[str, Any], side: str, task: str) -> list[Row]:
     """All rows of one side's source (`max_samples` of them in training)."""
     place, name, split = source(settings, side)
     path = Path(place)
-    looks_like_hub = path.is_dir() or re.fullmatch(r"[\w.-]+(/[\w.-]+)?", place) is not None
-    is_file = path.is_file() or path.suffix.lower() in _SUFFIXES or not looks_like_hub
-    rows = read_file(path, task) if is_file else _read_hub(place, name, split, task)
+    if _is_file(path):
+        rows = read_file(path, task)
+        unused = [key for key in ("name", "split", "eval_split") if settings.get(key)]
+        if unused and side == "train":
+            logger.info("%s has no splits, so %s has no effect.", shown(path), " and ".join(unused))
+    elif path.is_dir():
+        rows = read_folder(path, split, task)
+    else:
+        rows = _read_hub(place, name, split, task)
     if not rows:
         raise UserError(f"The data set {place} of task {task} has no rows: give one that does.")
     limit = settings.get("max_samples")
@@ -45,83 +73,15 @@ def read(settings: dict[str, Any], side: str, task: str) -> list[Row]:
     return rows[:limit] if limit and source(settings, side) == source(settings, "train") else rows
 
 
-def read_file(path: Path, task: str) -> list[Row]:
-    """The rows of a local file, by its ending."""
-    if not path.is_file():
-        raise UserError(
-            f"The task {task} names the file {path}, which is not there: check `path` (it is relative to "
-            f"{Path.cwd()})."
-        )
-    readers: dict[str, Callable[[Path], list[Row]]] = {
-        ".json": _read_json,
-        ".jsonl": _read_jsonl,
-        ".ndjson": _read_jsonl,
-        ".csv": _read_csv,
-        ".tsv": _read_csv,
-        ".parquet": _read_parquet,
-    }
-    reader = readers.get(path.suffix.lower())
-    if reader is None:
-        raise UserError(
-            f"The task {task} names {path}, whose kind is not known: give one that ends in "
-            f"{', '.join(_SUFFIXES)}."
-        )
-    try:
-        rows = reader(path)
-    except (ValueError, OSError, csv.Error) as error:  # ValueError: JSON, Unicode and Arrow errors
-        raise UserError(
-            f"The file {path} of task {task} is not readable as {path.suffix[1:]}: {error}."
-        ) from None
-    if any(not isinstance(row, dict) for row in rows):
-        raise UserError(
-            f"The file {path} of task {task} holds entries that are not rows with named columns: write one "
-            "object per row."
-        )
-    return rows
-
-
-def _read_json(path: Path) -> list[Row]:
-    data = json.loads(path.read_text(encoding="utf-8"))
-    if isinstance(data, dict):  # {"data": [...]}, or a list under any one name, or columns
-        lists = [value for value in data.values() if isinstance(value, list)]
-        if len(lists) == 1 and all(isinstance(row, dict) for row in lists[0]):
-            return lists[0]
-        if lists and len(lists) == len(data) and len({len(values) for values in lists}) == 1:
-            return [dict(zip(data, values, strict=True)) for values in zip(*lists, strict=True)]
-        raise ValueError("it holds one object, not a list of rows")
-    if not isinstance(data, list):
-        raise ValueError(f"it holds a {type(data).__name__}, not a list of rows")
-    return data
-
-
-def _read_jsonl(path: Path) -> list[Row]:
-    rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        if line.strip():
-            try:
-                rows.append(json.loads(line))
-            except json.JSONDecodeError as error:
-                raise ValueError(f"line {number}: {error}") from None
-    return rows
-
-
-def _read_csv(path: Path) -> list[Row]:
-    csv.field_size_limit(
-        min(sys.maxsize, 2**31 - 1)
-    )  # worked solutions are longer than the default of 128 kB
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        return list(csv.DictReader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ","))
-
-
-def _read_parquet(path: Path) -> list[Row]:
-    import pyarrow.parquet
-
-    return pyarrow.parquet.read_table(path).to_pylist()
-
-
 def _read_hub(place: str, name: str | None, split: str, task: str) -> list[Row]:
     import datasets
+    import huggingface_hub
 
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it announces every retry
+    if not _hub_resolves(huggingface_hub.constants.ENDPOINT):
+        # Without a network the client would try for half a minute; what is in its cache can still be had.
+        datasets.config.HF_HUB_OFFLINE = True  # type: ignore[attr-defined]
+        huggingface_hub.constants.HF_HUB_OFFLINE = True
     try:
         data = datasets.load_dataset(place, name, split=split)
     except Exception as error:  # the hub's client raises whatever its layers do
@@ -131,27 +91,101 @@ def _read_hub(place: str, name: str | None, split: str, task: str) -> list[Row]:
             f"{task} could not be loaded: "
             f"{reason.rstrip('.')}. Check its name and the network, or give a local file as `path`."
         ) from None
-    return [dict(row) for row in data]  # type: ignore[arg-type]
+    rows = [dict(row) for row in data]  # type: ignore[arg-type]
+    check_rows(rows, f"The hub data set {place} of task {task}")
+    return rows
+
+
+def _hub_resolves(endpoint: str) -> bool:
+    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
+        return True  # the proxy resolves names, not this machine
+    try:
+        socket.getaddrinfo(urlsplit(endpoint).hostname, None)
+    except OSError:
+        return False
+    return True
+
+
+def columns_of(rows: Sequence[Row]) -> list[str]:
+    """The columns that occur in any row, in order of appearance."""
+    return list(dict.fromkeys(str(name) for row in rows for name in row))
 
 
 def pick_column(
     rows: Sequence[Row], wanted: str | None, defaults: Sequence[str], what: str, where: str
 ) -> str:
     """The column named in the config, or the first of the usual names that is there."""
-    there = list(rows[0])
+    there = columns_of(rows)
+    if not there:
+        raise UserError(f"{where} has rows without any column: write one object with named columns per row.")
     if wanted is None:
         for name in defaults:
             if name in there:
                 return name
         raise UserError(
             f"{where} has no column {' or '.join(defaults)}: set {what} to one of its columns "
-            f"({', '.join(there)})."
+            f"({list_columns(there)})."
         )
     if wanted not in there:
         raise UserError(
-            f"{where} has no column '{wanted}': set {what} to one of its columns ({', '.join(there)})."
+            f"{where} has no column '{wanted}': set {what} to one of its columns ({list_columns(there)})."
         )
     return wanted
+
+
+def list_columns(names: list[str]) -> str:
+    """Column names for a sentence: not too many, none that breaks the line."""
+    shorter = [name if len(name) <= 60 and name.isprintable() else shown(name) for name in names]
+    return ", ".join(shorter[:30]) + (", ..." if len(shorter) > 30 else "")
+
+
+def check_settings(settings: dict[str, Any], known: tuple[str, ...], task: str) -> dict[str, Any]:
+    """Settings of a task made of rows, or a complaint that names the wrong one."""
+    for key in settings:
+        if key not in known:
+            raise UserError(
+                f"The task {task} has no setting '{key}'{nearest(key, known) or '.'} Its settings are: "
+                f"{', '.join(known)}."
+            )
+    if not settings.get("path") and not settings.get("dataset"):
+        raise UserError(f"The task {task} needs rows: set path=FILE, or dataset=HUB_NAME.")
+    for key in ("path", "dataset", "name", "split", "eval_path", "eval_split"):
+        value = settings.get(key)
+        if value is not None and not isinstance(value, str | Path):
+            raise UserError(f"The task {task} has {key} {shown(value)}: give a text, such as {key}=train.")
+        if value is not None and _too_long(Path(value)):
+            raise UserError(f"The task {task} has {key} {shown(value)}: no file can have that name.")
+    for key, value in settings.items():
+        if key.endswith("_column") and value is not None and not isinstance(value, str):
+            raise UserError(f"The task {task} has {key} {shown(value)}: give the name of a column.")
+    share = settings.get("eval_share", DEFAULT_EVAL_SHARE)
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1:
+        raise UserError(
+            f"The task {task} has eval_share {shown(share)}: give a number between 0 and 1, such as "
+            f"{DEFAULT_EVAL_SHARE}."
+        )
+    limit = settings.get("max_samples")
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+        raise UserError(
+            f"The task {task} has max_samples {shown(limit)}: give a whole number of at least 1, or leave it "
+            "out."
+        )
+    return settings
+
+
+def split_rows(
+    rows: list[Any], questions: list[str], settings: dict[str, Any], split: str, shared: bool, where: str
+) -> list[Any]:
+    """One side's rows: all, or its part of a source that training and evaluation share."""
+    if not shared:
+        return rows
+    kept = hold_out(questions, settings.get("eval_share", DEFAULT_EVAL_SHARE), split)
+    if not kept:
+        raise UserError(
+            f"{where} has too few different questions to train and evaluate on: give more rows, or an "
+            "eval_path of its own."
+        )
+    return [rows[i] for i in kept]
 
 
 def hold_out(questions: Sequence[str], share: float, side: str) -> list[int]:

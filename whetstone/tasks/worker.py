@@ -31,6 +31,7 @@ from whetstone.tasks.code import CodeTask
 from whetstone.tasks.gym import GymTask
 from whetstone.tasks.math import MathTask
 from whetstone.tasks.mixture import make_tasks
+from whetstone.tasks.own_rows import RowsTask
 from whetstone.types import Problem, Score
 
 Parts = dict[str, float]
@@ -66,7 +67,7 @@ class Judge:
         """Import what scorers import at their first answer: afterwards it may be out of reach, and would
         count as that answer's time.
         """
-        if any(isinstance(task, MathTask) for task in self._all_tasks()):
+        if any(isinstance(task, MathTask | RowsTask) for task in self._all_tasks()):
             math_equal("1+x", "x+1")
         for task in self._all_tasks():
             if isinstance(task, GymTask):
@@ -85,10 +86,10 @@ class Judge:
         # What the prompt put into the assistant's mouth belongs to what it said.
         whole = config.model.assistant_prefix + text
         score = self._tasks[split_of(problem)][problem.task].score(problem, whole)
-        parts = {"correct": score.parts["correct"]}
+        parts = {name: score.parts[name] for name in ("correct",) if name in score.parts}
         for name in config.tasks.reward_funcs:
-            if name == "accuracy":
-                parts[name] = score.parts["accuracy"]
+            if name == "accuracy" and name in score.parts:
+                parts[name] = score.parts[name]
             elif name == "format":
                 parts[name] = format_reward(whole)
             elif name == "length":
@@ -118,7 +119,7 @@ class Judge:
 
     def _columns(self, problem: Problem) -> dict[str, Any]:
         columns = self._tasks[split_of(problem)][problem.task].columns(problem)
-        return {**columns, "task": problem.task, "id": problem.id, "question": problem.question}
+        return {"task": problem.task, "id": problem.id, "question": problem.question, **columns}
 
     def _bare_prompt(self, problem: Problem) -> str:
         system = "\n".join(message["content"] for message in problem.messages[:-1])

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import PrinterCallback
 
-from whetstone.assembly import conclude, make_collector, open_metrics, plan_problems
+from whetstone.assembly import conclude, make_collector, make_scorer, open_metrics, plan_problems
 from whetstone.checkpoint import MARK, Checkpoint, save_model
 from whetstone.config import Config, Loaded
 from whetstone.errors import UserError
@@ -24,7 +24,6 @@ from whetstone.model.policy import load_policy
 from whetstone.model.spread import model_writer
 from whetstone.run_folder import open_run
 from whetstone.stopping import StopRequest
-from whetstone.tasks.scoring import Scorer
 from whetstone.trl.keys import check_keys, trl_arguments
 from whetstone.trl.problems import Problems, Rewards
 from whetstone.trl.watcher import Parts, Watcher, evaluate
@@ -67,7 +66,7 @@ def build(config: Config, folder: Path, found: Checkpoint | None, stack: context
     """Every part but TRL's trainer, as `train.build` makes them."""
     torch.manual_seed(config.run.seed)  # a new LoRA adapter begins with random numbers
     fixed, tasks, plan = plan_problems(config)
-    scorer = stack.enter_context(Scorer(config))
+    scorer = stack.enter_context(make_scorer(config))
     # Float32 weights, and bf16 by autocast: AdamW on bf16 weights would lose updates as small as these are.
     # Always the first weights: TRL takes its reference from them and then loads the checkpoint itself.
     policy = load_policy(config.model.model_copy(update={"bf16": False}))

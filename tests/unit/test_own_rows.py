@@ -1,0 +1,305 @@
+"""Rows of the user's own: what is taken for an answer, how it is compared, what is paid and what is shown."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from whetstone import assembly, cli
+from whetstone.config import build, dump, load
+from whetstone.errors import UserError
+from whetstone.rewards import custom, matching
+from whetstone.rewards.verify import verify
+from whetstone.tasks.mixture import build_tasks, check_gold, describe_data, eval_problems, make_task
+from whetstone.tasks.own_rows import RowsTask
+from whetstone.tasks.scoring import Answer, Scorer
+
+CAPITALS = [{"question": f"Capital {i}?", "answer": name} for i, name in enumerate(["Paris", "Rome", "Oslo"])]
+
+
+def make(tmp_path: Path, rows: list[dict[str, Any]], split: str = "train", **keys: Any) -> RowsTask:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    own = {
+        key: keys.pop(key) for key in ("match", "prompt_column", "answer_column", "eval_share") if key in keys
+    }
+    config = build(
+        {"datasets": {"rows": {"config": {"path": str(path), **own}}}, "eval_num_samples": 0, **keys}
+    )
+    task = make_task(config, "rows", config.tasks.datasets["rows"], split)
+    assert isinstance(task, RowsTask)
+    return task
+
+
+def paid(task: RowsTask, text: str, index: int = 0) -> float:
+    return task.score(task.problem(index), text).parts["accuracy"]
+
+
+# ---- comparing ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth", "right"),
+    [
+        *(
+            ("paris", "Paris", True),
+            ("  Paris.", "Paris", True),
+            ("the Eiffel  Tower", "Eiffel tower!", True),
+        ),
+        *(
+            ("\u201cParis\u201d", "Paris", True),
+            ("U.S.A.", "USA", True),
+            ("(b)", "B", True),
+            ("A", "a", True),
+        ),
+        *(("1,000", "1000.0", True), ("5", "5%", True), ("New\u200b York", "new york", True)),
+        *(("Paris or Rome", "Paris", False), ("Pariss", "Paris", False), ("1.5", "15", False)),
+        *(("1/2", "12", False), ("C++", "C", False), ("A, B", "B", False), ("A B", "B", False)),
+        *(("-5", "5", False), ("5%", "5", False), ("10:30", "1030", False), ("!", "?", False)),
+    ],
+)
+def test_normalized(answer: str, truth: str, right: bool):
+    assert matching.same(answer, truth, "normalized") is right
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth", "right"),
+    [
+        *(("18 dollars", "18", True), ("$18.00", "18", True), ("3/4", "0.75", True), ("1e3", "1,000", True)),
+        *(("0.3333333", "1/3", True), ("\u22125", "-5", True), ("18, so 18", "18", True)),
+        *(("42 or 43", "42", False), ("42%", "42", False), ("nan", "4", False), ("inf", "4", False)),
+        *(("1e999", "2.5", False), ("12", "1 2", False), ("x5", "5", False), ("", "5", False)),
+        *(("10/0", "10", False), ("9" * 100_000, "9", False), ("0.33", "1/3", False)),
+    ],
+)
+def test_numeric(answer: str, truth: str, right: bool):
+    assert matching.same(answer, truth, "numeric") is right
+
+
+def test_exact_and_math():
+    assert matching.same(" Paris\n", "Paris", "exact") and not matching.same("paris", "Paris", "exact")
+    assert matching.same(r"\frac{1}{2}", "0.5", "math") and not matching.same(r"\frac{1}{3}", "0.5", "math")
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "number"),
+    [
+        ("<answer> Paris </answer> and more 7", "Paris", "Paris"),
+        (r"<answer>a</answer> no: \boxed{9}", "9", "9"),
+        ("48 + 24 = 72\n#### 72\nbye", "72", "72"),
+        ("I think so.\nThe answer is Paris.", "Paris.", None),
+        ("**Answer:** 12 apples", "12 apples", "12"),
+        ("4 + 5 = 9.", "4 + 5 = 9.", "9"),
+        ("<think>it may be 7", None, None),
+        ("<think>7</think>\n8", "8", "8"),
+        ("<answer></answer> 5", None, None),
+        ("", None, None),
+    ],
+)
+def test_what_is_taken_for_the_answer(text: str, answer: str | None, number: str | None):
+    assert matching.extract(text, "normalized") == answer
+    assert matching.extract(text, "numeric") == number
+
+
+@pytest.mark.parametrize(
+    ("truths", "match"),
+    [
+        (["1", "2,000", "$5", "-3.5", "1/2"], "numeric"),
+        ([r"\frac{1}{2}", "3"], "math"),
+        (["x^2", "2*x+1", "4"], "math"),
+        (["Paris", "12"], "normalized"),
+        (["2024-01-05", "yes"], "normalized"),
+        ([], "none"),
+    ],
+)
+def test_the_comparison_suits_the_answers(truths: list[str], match: str):
+    assert matching.match_for(truths) == match
+
+
+# ---- the task ----------------------------------------------------------------------------------------------
+
+
+def test_text_answers_pay_1_or_0(tmp_path: Path):
+    task = make(tmp_path, CAPITALS)
+    assert task.match == "normalized"
+    assert [paid(task, t) for t in ("<answer>paris</answer>", "<answer>Rome</answer>", "")] == [1.0, 0.0, 0.0]
+    assert task.worst == 0.0
+    assert (
+        "match: normalized, chosen by the answers" in task.describe()
+        and "0 for a wrong one" in task.describe()
+    )
+    strict = make(
+        tmp_path, CAPITALS, match="exact", reward_correct=2.0, reward_wrong=-1.0, reward_no_answer=-3.0
+    )
+    texts = ("<answer>Paris</answer>", "<answer>paris</answer>", "")
+    assert [paid(strict, text) for text in texts] == [2.0, -1.0, -3.0]
+
+
+def test_what_is_paid_survives_the_run_folder(tmp_path: Path):
+    """config.yaml of a run holds every value: reading it again must not pay otherwise."""
+    config = load(None, ["datasets={rows: {config: {path: a.jsonl}}}"]).config
+    assert (config.tasks.reward_wrong, config.tasks.reward_funcs) == (0.0, ["accuracy"])
+    (tmp_path / "config.yaml").write_text(dump(config))
+    assert load(tmp_path / "config.yaml").config == config
+    assert build({"datasets": {"math": {}}}).tasks.reward_wrong == -1.0
+
+
+def test_gold_answers_are_accepted_and_worked_solutions_reduced(tmp_path: Path):
+    rows = [{"prompt": f"{i}?", "solution": f"It is {i}00.\n#### {i},000"} for i in range(1, 40)]
+    task = make(tmp_path, rows)
+    assert (task.match, task.problem(4).answer["answer"]) == ("numeric", "5,000")
+    assert paid(task, "so 5000 it is", 4) == 1.0 and paid(task, "so 500 it is", 4) == 0.0
+    config = build({"datasets": {"rows": {"config": {"path": str(tmp_path / "rows.jsonl")}}}})
+    check_gold(build_tasks(config, "train"))
+
+
+def test_messages_are_the_prompt(tmp_path: Path):
+    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}]
+    parts = [{"role": "user", "content": [{"type": "text", "text": "3+"}, {"type": "text", "text": "3?"}]}]
+    gold = {"role": "assistant", "content": "4"}
+    task = make(tmp_path, [{"prompt": [*turns, gold], "answer": 4}, {"prompt": parts, "answer": 6}])
+    assert list(task.problem(0).messages) == turns
+    assert task.problem(1).question == "3+3?"
+    told = make(tmp_path, [{"prompt": turns, "answer": 4}], developer_prompt="Think first.")
+    assert [m["content"] for m in told.problem(0).messages] == ["Think first.", "2+2?"]
+
+
+def test_empty_rows_are_left_out_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    rows = [*CAPITALS, {"question": "", "answer": "x"}, {"question": "b?", "answer": None}]
+    assert len(make(tmp_path, rows)) == 3
+    assert "1 rows with an empty question" in caplog.text and "1 rows with an empty answer" in caplog.text
+
+
+def test_columns_reach_functions_under_their_own_names(tmp_path: Path):
+    (tmp_path / "mine.py").write_text(
+        "def f(completions, id, level, answer):\n    return [float(i) for i in id]\n"
+    )
+    rows = [{**row, "id": 40 + i, "level": "x"} for i, row in enumerate(CAPITALS)]
+    task = make(tmp_path, rows, reward_funcs=["accuracy", f"{tmp_path}/mine.py:f"], reward_workers=1)
+    assert task.columns(task.problem(1)) == rows[1]
+    with Scorer(task._config) as scorer:
+        for index in range(3):
+            text = "<answer>paris</answer>"
+            scorer.submit(Answer(problem=task.problem(index), text=text, completion_ids=[1], truncated=False))
+        scores = scorer.gather()
+    assert [score.reward for score in scores] == [1.0 + 40, 41.0, 42.0]
+
+
+def test_prompts_alone_need_a_function(tmp_path: Path):
+    rows = [{"prompt": f"{i}?"} for i in range(9)]
+    with pytest.raises(UserError, match=r"reward_funcs=\[my_rewards.py:my_function\]"):
+        len(make(tmp_path, rows))
+    with pytest.raises(UserError, match="no answers to compare by match=exact"):
+        len(make(tmp_path, rows, match="exact"))
+    (tmp_path / "mine.py").write_text("def f(completions, **columns):\n    return [0.5] * len(completions)\n")
+    task = make(tmp_path, rows, reward_funcs=[f"{tmp_path}/mine.py:f"], reward_workers=1)
+    assert (len(task), task.match, task.gold(task.problem(0))) == (9, "none", None)
+    with Scorer(task._config) as scorer:
+        scorer.submit(Answer(problem=task.problem(0), text="x", completion_ids=[1], truncated=False))
+        (score,) = scorer.gather()
+    assert (score.reward, dict(score.parts)) == (0.5, {"f": 0.5})
+
+
+def test_a_run_without_answers_shows_the_reward(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"{i}?", "n": i}) + "\n" for i in range(20))
+    )
+    (tmp_path / "mine.py").write_text("def f(completions, n):\n    return [float(i % 2) for i in n]\n")
+    small = ["max_steps=1", "prompts_per_step=2", "num_generations=2", "max_completion_length=8"]
+    words = ["rows", "data_path=p.jsonl", "reward_funcs=[mine.py:f]", "model_name_or_path=pebble", *small]
+    words += [
+        "reward_workers=1",
+        "eval_share=0.3",
+        "eval_num_samples=100",
+        "output_dir=out",
+        "eval_greedy=false",
+    ]
+    assert cli.run(["train", *words, "developer_prompt=null"]) == 0
+    told = capsys.readouterr().out
+    num = len(json.loads((tmp_path / "out/rows/eval_results/eval_step_0.json").read_text())["completions"])
+    assert 1 < num < 15 and f"evaluations of {num} problems" in told  # F12: what is really there
+    rows = [json.loads(line) for line in (tmp_path / "out/rows/metrics.jsonl").read_text().splitlines()]
+    assert all("accuracy" not in row for row in rows)
+    assert all(0 < row["reward"] < 1 for row in rows if row["kind"] == "eval")
+    results = json.loads((tmp_path / "out/rows/train_results.json").read_text())
+    assert results["is_judged"] is False and 0 < results["reward_after"]["mean"] < 1
+    page = (tmp_path / "out/rows/report.html").read_text()
+    assert "Reward before" in page and 'chip wrong"' not in page
+
+
+def test_a_small_evaluation_is_warned_about():
+    config = build({"eval_num_samples": 300})
+    (line,) = assembly.few_problems(config, 4)
+    assert "15 to 85 %" in line and "eval_path" in line  # Wilson's interval of 2 of 4
+    assert assembly.few_problems(config, 50) == [] == assembly.few_problems(config, 0)
+    assert "eval_num_samples to 100" in assembly.few_problems(build({"eval_num_samples": 10}), 10)[0]
+
+
+def test_gsm8k_by_both_tasks(tmp_path: Path):
+    """The shape of GSM8K: the answer behind ####, with thousands' commas."""
+    rows = [{"question": f"q{i}", "answer": f"<<{i}*1000={i}000>>\n#### {i},000"} for i in range(1, 60)]
+    (tmp_path / "gsm.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for kind in ("rows", "math"):
+        config = load(kind, [f"data_path={tmp_path / 'gsm.jsonl'}", "eval_share=0.2"]).config
+        fixed = eval_problems(config)
+        mixture = build_tasks(config, "train", fixed)
+        check_gold(mixture)
+        assert len(fixed) + len(mixture) == 59 and len(fixed) >= 3
+        assert len(describe_data(mixture.tasks.values())) == (kind == "rows")
+
+
+# ---- functions of the user's own ---------------------------------------------------------------------------
+
+
+def test_a_function_of_one_answer_by_the_names_of_the_fourth_project():
+    def reward_fn(output, ground_truth_ans, nums):
+        return 1.0 if f"{ground_truth_ans} from {nums}" in output else 0.0
+
+    arguments = {
+        "prompts": ["", ""],
+        "completions": [[{"role": "assistant", "content": "64 from [1, 4]"}], [{"content": "65"}]],
+        "completion_ids": [[1], [2]],
+        "answer": [None, None],
+        "target": [64, 64],
+        "nums": [[1, 4], [1, 4]],
+    }
+    assert custom.call(reward_fn, arguments, 2)[0] == [1.0, 0.0]
+
+    async def later(generated_text, ground_truth):
+        return (0.25, {"seen": generated_text, "truth": ground_truth})
+
+    assert custom.call(later, arguments, 2)[0] == [0.25, 0.25]
+
+
+def test_a_file_may_import_its_project_and_its_neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for folder in ("utils", "elsewhere"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "utils" / "reward_utils.py").write_text(
+        "from utils.tools import two\nimport near_by\n"
+        "def compute_reward(generated_text, ground_truth):\n    return two() + near_by.ONE\n"
+    )
+    (tmp_path / "utils" / "tools.py").write_text("def two():\n    return 2.0\n")
+    (tmp_path / "utils" / "near_by.py").write_text("ONE = 1.0\n")
+    monkeypatch.chdir(tmp_path)
+    verify(["accuracy", "utils/reward_utils.py:compute_reward"])
+    rows = [{"question": f"q{i}", "answer": "1"} for i in range(3)]
+    task = make(tmp_path, rows, reward_funcs=["utils/reward_utils.py:compute_reward"], reward_workers=1)
+    with Scorer(task._config) as scorer:
+        scorer.submit(Answer(problem=task.problem(0), text="x", completion_ids=[1], truncated=False))
+        assert scorer.gather()[0].reward == 3.0
+
+
+def test_a_bad_import_ends_the_run_before_the_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "mine.py").write_text("import nothing_of_that_name\ndef f(completions):\n    return []\n")
+    monkeypatch.setattr("whetstone.train.load_spread", lambda *_: pytest.fail("the model is loaded"))
+    words = ["datasets={chain_sum: {}}", f"reward_funcs=[{tmp_path}/mine.py:f]", f"output_dir={tmp_path}/out"]
+    for verb in ("train", "eval"):
+        assert cli.run([verb, *words, "eval_num_samples=2"]) == 2
+        told = capsys.readouterr().err
+        assert "nothing_of_that_name" in told and "mine.py, line 1" in told and told.count("\n") == 1

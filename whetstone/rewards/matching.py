@@ -1,0 +1,139 @@
+r"""How the answer of a row is compared with what a model wrote, and what is taken for the model's answer.
+
+The model's answer is the later of the last `<answer>...</answer>` and the last `\boxed{...}`; without either,
+what follows the last `####`; without that, the last number (`numeric`) or the last line of the text, without
+"The answer is". Text inside `<think>` never counts for these two. Nothing here raises on what a model wrote.
+"""
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+from whetstone.rewards.answers import extract_math, math_equal
+
+MATCHES = ("exact", "normalized", "numeric", "math", "none")
+_TOLERANCE = Fraction(1, 10**6)  # relative, of numbers with a fraction
+_LONGEST_NUMBER = 60
+_DIGITS = r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+"
+_MINUS = "\N{MINUS SIGN}"
+_NUMBER = re.compile(
+    rf"(?<![\w.])([-+{_MINUS}]?)[$€£]?({_DIGITS})([eE][-+]?\d{{1,3}})?(?:\s?/\s?(\d+))?(\s?\\?%)?"
+)
+_PREFIX = re.compile(
+    r"^\W*(?:so|therefore|thus|hence)?,?\s*(?:the\s+)?(?:final\s+)?answer\s*(?:is\s*:?|:|=)\s*", re.IGNORECASE
+)
+_ARTICLE = re.compile(r"\b(?:a|an|the)\s+(?=\w{2,})", re.IGNORECASE)
+_PUNCTUATION = r",;:!?'\"\u201c\u201d\u2018\u2019\u00b4`()\[\]{}*_\u2026"
+_MARKS = re.compile(rf"[.{_PUNCTUATION}]+(?!\d)|(?<!\d)[{_PUNCTUATION}]+")  # 1.5 keeps its point
+_FORMULA = re.compile(r"\\[a-zA-Z]+|[=^]|\d\s*[+*/]\s*[\dA-Za-z(]|[A-Za-z)]\s*[+*/]\s*\d")
+
+
+class Number(NamedTuple):
+    """A number as it was written: its value, and whether a percent sign followed."""
+
+    value: Fraction
+    percent: bool
+
+
+def extract(text: str, match: str) -> str | None:
+    """What is taken for the model's answer; None where there is nothing."""
+    answer = extract_math(text)
+    if answer is not None:
+        return answer or None
+    text = _outside_thoughts(text)
+    if "####" in text:
+        return text.rsplit("####", 1)[1].strip().split("\n")[0].strip() or None
+    if match == "numeric":
+        found = _numbers(text)
+        return found[-1][0] if found else None
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines:
+        return None
+    return _PREFIX.sub("", lines[-1]).strip(" *_`") or None
+
+
+def _outside_thoughts(text: str) -> str:
+    """What follows the thoughts; nothing where they never end."""
+    _, closed, rest = text.rpartition("</think>")
+    return rest if closed else "" if "<think>" in text else text
+
+
+def same(answer: str, truth: str, match: str) -> bool:
+    """Whether an answer equals the truth, by one of `MATCHES`."""
+    if match == "exact":
+        return answer.strip() == truth.strip()
+    if match == "numeric":
+        return _same_number(answer, truth)
+    if match == "math":
+        return math_equal(answer, truth)
+    assert match == "normalized", match
+    return _same_text(answer, truth)
+
+
+def _same_text(answer: str, truth: str) -> bool:
+    ours, theirs = whole_number_of(answer), whole_number_of(truth)
+    if ours is not None and theirs is not None:
+        return _equal(ours, theirs)
+    return normalize(answer) == normalize(truth)
+
+
+def normalize(text: str) -> str:
+    """Text without case, articles, punctuation and superfluous space: "The  Eiffel Tower." is "eiffel
+    tower". A text of nothing else is left as it is.
+    """
+    text = unicodedata.normalize("NFKC", text).casefold()
+    text = "".join(letter for letter in text if unicodedata.category(letter) != "Cf").strip()
+    plain = re.sub(r"(?<=\w)[-\N{HYPHEN}-\N{EM DASH}](?=[^\W\d])", " ", text)
+    plain = _MARKS.sub("", _ARTICLE.sub("", plain))
+    return " ".join(plain.split()) or text
+
+
+def whole_number_of(text: str) -> Number | None:
+    """The number that a text is; None where it is more than that or something else."""
+    text = text.strip().rstrip(".")
+    found = _NUMBER.fullmatch(text)
+    return _as_number(found) if found else None
+
+
+def _numbers(text: str) -> list[tuple[str, Number]]:
+    found = ((match.group().strip(), _as_number(match)) for match in _NUMBER.finditer(text))
+    return [(written, number) for written, number in found if number is not None]
+
+
+def _as_number(found: re.Match[str]) -> Number | None:
+    sign, digits, exponent, divisor, percent = found.groups()
+    if len(digits) > _LONGEST_NUMBER or (divisor and (len(divisor) > _LONGEST_NUMBER or not int(divisor))):
+        return None
+    value = Fraction(digits.replace(",", "") + (exponent or "")) / int(divisor or 1)
+    return Number(-value if sign in ("-", _MINUS) else value, bool(percent))
+
+
+def _same_number(answer: str, truth: str) -> bool:
+    """The one number in the answer is the truth's; an answer with two different numbers is none."""
+    wanted = [number for _, number in _numbers(truth)]
+    given = {number for _, number in _numbers(answer)}
+    return len(given) == 1 and bool(wanted) and _equal(given.pop(), wanted[-1])
+
+
+def _equal(given: Number, wanted: Number) -> bool:
+    if given.percent and not wanted.percent:
+        return False  # 42 % is not 42; a percent sign that the truth has may be left out
+    if given.value == wanted.value:
+        return True
+    if given.value.denominator == wanted.value.denominator == 1:
+        return False
+    largest = max(abs(given.value), abs(wanted.value))
+    return abs(given.value - wanted.value) <= _TOLERANCE * largest
+
+
+def match_for(truths: Sequence[str]) -> str:
+    """The comparison that suits these answers: numbers, formulas, or text."""
+    if not truths:
+        return "none"
+    if all(whole_number_of(truth) is not None for truth in truths):
+        return "numeric"
+    words = [truth for truth in truths if whole_number_of(truth) is None]
+    formulas = sum(bool(_FORMULA.search(truth)) for truth in words)
+    return "math" if 2 * formulas > len(words) else "normalized"

@@ -1,0 +1,276 @@
+"""Files of rows: JSON, JSONL, CSV, TSV and parquet; a folder of such files, or one saved by `datasets`.
+
+Reads, and checks that every row is plain data that a run can hold: named columns, text that is valid
+Unicode, no bottomless nesting. What the columns mean is the task's business. Everything that a file can have
+wrong ends in one sentence with the file and the line or row.
+"""
+
+import csv
+import itertools
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from whetstone.errors import UserError
+
+Row = dict[str, Any]
+SUFFIXES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
+_LONGEST_LINE = 64 * 2**20  # bytes of one JSONL line
+_LARGEST_JSON = 4 * 2**30  # bytes of a JSON file, which is parsed in one piece
+_DEEPEST = 32  # nested lists and objects in a row; deeper ones break pickle and JSON further on
+_NOT_DATA = ("dataset_info.json", "dataset_infos.json", "state.json")
+_SPLIT_NAMES = {"validation": ("validation", "valid", "val", "dev"), "test": ("test", "testing", "eval")}
+
+
+def shown(value: Any, length: int = 60) -> str:
+    """A value in one short line, for a sentence."""
+    text = repr(value) if not isinstance(value, Path) else str(value)
+    text = "".join(letter if letter.isprintable() else "?" for letter in text)
+    return text if len(text) <= length or isinstance(value, Path) else f"{text[:length]}..."
+
+
+def read_file(path: Path, task: str) -> list[Row]:
+    """The rows of a local file, by its ending."""
+    name = f"{shown(path)} of task {task}"
+    if not path.is_file():
+        reason = "is not a regular file" if path.exists() else "is not there"
+        raise UserError(
+            f"The task {task} names the file {shown(path)}, which {reason}: check `path` (it is relative to "
+            f"{Path.cwd()})."
+        )
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
+        raise UserError(
+            f"The task {task} names {shown(path)}, whose kind is not known: give one that ends in "
+            f"{', '.join(SUFFIXES)}."
+        )
+    try:
+        if path.stat().st_size == 0:
+            raise ValueError("it is empty")
+        rows = reader(path)
+    except MemoryError:
+        raise UserError(f"The file {name} does not fit into memory: give a smaller one.") from None
+    except Exception as error:  # parsers of other projects on arbitrary bytes raise whatever they like
+        reason = " ".join((str(error) or type(error).__name__).split())
+        raise UserError(
+            f"The file {name} is not readable as {path.suffix[1:]}: {reason[:300].rstrip('.')}."
+        ) from None
+    check_rows(rows, f"The file {name}")
+    return rows
+
+
+def check_rows(rows: list[Any], where: str) -> None:
+    """Every row is an object whose text can be encoded and whose nesting ends, or a complaint that names
+    the row.
+    """
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict):
+            raise UserError(
+                f"{where} has {shown(row)} in row {number}, and such entries are not rows with named "
+                "columns: write one object per row."
+            )
+        fault = _fault(row, _DEEPEST)
+        if fault:
+            raise UserError(f"{where} has {fault} in row {number}: mend or remove that row.")
+
+
+def _fault(value: Any, depth: int) -> str | None:
+    if isinstance(value, str):
+        if value.isascii():
+            return None
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError as error:
+            return f"half a character (the lone surrogate {shown(value[error.start])})"
+        return None
+    if isinstance(value, dict | list | tuple):
+        if depth == 0:
+            return f"lists or objects nested deeper than {_DEEPEST}"
+        entries = itertools.chain(value.keys(), value.values()) if isinstance(value, dict) else value
+        return next((fault for entry in entries if (fault := _fault(entry, depth - 1))), None)
+    return None
+
+
+def _parse(text: bytes, where: str) -> Any:
+    try:
+        return json.loads(text.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{where}it is not UTF-8 text (byte {error.start + 1})") from None
+    except RecursionError:
+        raise ValueError(f"{where}it is nested too deeply") from None
+    except ValueError as error:  # no JSON, or a number of thousands of digits
+        raise ValueError(f"{where}{error}") from None
+
+
+def _read_json(path: Path) -> list[Row]:
+    if path.stat().st_size > _LARGEST_JSON:
+        raise ValueError(f"it is larger than {_LARGEST_JSON >> 30} GB: write JSONL or parquet instead")
+    data = _parse(path.read_bytes(), "")
+    if isinstance(data, dict):  # {"data": [...]}, or a list under any one name, or columns
+        lists = [value for value in data.values() if isinstance(value, list)]
+        if len(lists) == 1 and all(isinstance(row, dict) for row in lists[0]):
+            return lists[0]
+        if lists and len(lists) == len(data) and len({len(values) for values in lists}) == 1:
+            return [dict(zip(data, values, strict=True)) for values in zip(*lists, strict=True)]
+        raise ValueError("it holds one object, not a list of rows")
+    if not isinstance(data, list):
+        raise ValueError(f"it holds a {type(data).__name__}, not a list of rows")
+    return data
+
+
+def _read_jsonl(path: Path) -> list[Row]:
+    rows = []
+    with path.open("rb") as file:
+        for number in itertools.count(1):
+            line = file.readline(_LONGEST_LINE + 1)
+            if not line:
+                break
+            if len(line) > _LONGEST_LINE:
+                raise ValueError(f"line {number} is longer than {_LONGEST_LINE >> 20} MB")
+            if line.strip():
+                rows.append(_parse(line, f"line {number}: "))
+    return rows
+
+
+def _read_csv(path: Path) -> list[Row]:
+    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # worked solutions are longer than 128 kB
+    tab = path.suffix.lower() == ".tsv"
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(_lines(file), delimiter="\t" if tab else ",", strict=True)
+        rows: list[Row] = []
+        header: list[str] | None = None
+        try:
+            for cells in reader:
+                if not cells:
+                    continue
+                if header is None:
+                    header = _header(cells)
+                    continue
+                if len(cells) > len(header):
+                    raise ValueError(
+                        f"line {reader.line_num} has {len(cells)} cells, but the header names {len(header)} "
+                        "columns"
+                    )
+                rows.append(dict(itertools.zip_longest(header, cells)))
+        except csv.Error as error:
+            raise ValueError(f"line {reader.line_num}: {error}") from None
+        except UnicodeDecodeError:
+            raise ValueError(f"behind line {reader.line_num} it is not UTF-8 text") from None
+    return rows
+
+
+def _lines(file: Any) -> Iterator[str]:
+    for number, line in enumerate(file, 1):
+        if "\0" in line:
+            raise ValueError(f"line {number} holds a NUL byte: it is no text file, or not UTF-8")
+        yield line
+
+
+def _header(cells: list[str]) -> list[str]:
+    twice = next((cell for cell in cells if cells.count(cell) > 1), None)
+    if twice is not None:
+        raise ValueError(f"its header names the column {shown(twice)} twice")
+    return cells
+
+
+def _read_parquet(path: Path) -> list[Row]:
+    import pyarrow.parquet
+
+    return pyarrow.parquet.read_table(path).to_pylist()
+
+
+_READERS: dict[str, Callable[[Path], list[Row]]] = {
+    ".json": _read_json,
+    ".jsonl": _read_jsonl,
+    ".ndjson": _read_jsonl,
+    ".csv": _read_csv,
+    ".tsv": _read_csv,
+    ".parquet": _read_parquet,
+}
+
+
+# ---- folders -----------------------------------------------------------------------------------------------
+
+
+def read_folder(folder: Path, split: str, task: str) -> list[Row]:
+    """One split of a local folder: saved by `datasets`, or data files whose names tell the split."""
+    if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
+        return _read_saved(folder, split, task)
+    files = _files_of_split(folder, split, task)
+    kinds = sorted({path.suffix.lower() for path in files})
+    if len(kinds) > 1:
+        raise UserError(
+            f"The folder {shown(folder)} of task {task} holds files of several kinds ({', '.join(kinds)}) "
+            f"for split {split}, most likely the same rows twice: give one file as `path`."
+        )
+    return [row for path in files for row in read_file(path, task)]
+
+
+def _files_of_split(folder: Path, split: str, task: str) -> list[Path]:
+    places = [folder, folder / "data"]  # a hub repository keeps its files in the second
+    files = sorted(
+        path
+        for place in places
+        if place.is_dir()
+        for path in place.iterdir()
+        if path.suffix.lower() in SUFFIXES and path.name not in _NOT_DATA and path.is_file()
+    )
+    if not files:
+        raise UserError(
+            f"The task {task} names the folder {shown(folder)}, which holds no data file (none that ends in "
+            f"{', '.join(SUFFIXES)}): give a file, or a folder saved by `datasets`."
+        )
+    splits: dict[str, list[Path]] = {}
+    for path in files:
+        splits.setdefault(_split_of(path), []).append(path)
+    named = {name: paths for name, paths in splits.items() if name}
+    wanted = _usual(split)
+    if wanted in named:
+        return named[wanted]
+    if not named and wanted == "train":
+        return files
+    raise _no_split(folder, split, named or ["train"], task)
+
+
+def _usual(split: str) -> str:
+    return next((name for name, others in _SPLIT_NAMES.items() if split in others), split)
+
+
+def _split_of(path: Path) -> str:
+    """The split that a file's name tells: `train-00000-of-00002.parquet` is train; empty where it tells
+    none.
+    """
+    words = re.split(r"[^a-z]+", path.stem.lower())
+    return next((_usual(word) for word in words if _usual(word) in ("train", *_SPLIT_NAMES)), "")
+
+
+def _no_split(place: Any, split: str, there: Any, task: str) -> UserError:
+    return UserError(
+        f"{shown(place)} of task {task} has no split {shown(split)}, only {', '.join(map(str, there))}: set "
+        "split and eval_split to one of these, or leave eval_split out; then a share of the training split "
+        "is kept for evaluation."
+    )
+
+
+def _read_saved(folder: Path, split: str, task: str) -> list[Row]:
+    import datasets
+
+    try:
+        data = datasets.load_from_disk(str(folder))
+    except Exception as error:  # whatever the layers below raise on a damaged folder
+        reason = " ".join((str(error) or type(error).__name__).split())[:300]
+        raise UserError(
+            f"The folder {shown(folder)} of task {task} is not readable by `datasets`: {reason.rstrip('.')}."
+        ) from None
+    if isinstance(data, datasets.DatasetDict):
+        if split not in data:
+            raise _no_split(folder, split, data, task)
+        data = data[split]
+    elif split != "train":
+        raise _no_split(folder, split, ["train"], task)
+    rows = [dict(row) for row in data]  # type: ignore[arg-type]
+    check_rows(rows, f"The folder {shown(folder)} of task {task}")
+    return rows
