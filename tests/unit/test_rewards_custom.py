@@ -48,12 +48,16 @@ def test_logging_callables_reach_a_function_that_names_them():
     [
         ("too_few", "1 values for 2 completions"),
         ("no_numbers", "returned a str"),
-        ("not_finite", "returned nan"),
     ],
 )
 def test_wrong_return_values_are_refused(name: str, complaint: str):
     with pytest.raises(ValueError, match=complaint):
         custom.call(custom.load(f"{FILE}:{name}"), ARGUMENTS, 2)
+
+
+def test_values_that_are_no_rewards_carry_their_reason():
+    values, _ = custom.call(custom.load(f"{FILE}:not_finite"), ARGUMENTS, 2)
+    assert values == ["returned nan, where at most 1e+09 is allowed"] * 2
 
 
 def test_module_form_and_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
