@@ -10,6 +10,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from whetstone.advice.explain import diagnose, read_story
 from whetstone.checkpoint import Checkpoint
 from whetstone.config import Config, Plan, flatten, make_plan
 from whetstone.engines import make_engine
@@ -22,9 +23,11 @@ from whetstone.parallel.mesh import ALONE, Ranks
 from whetstone.report import write_report
 from whetstone.rollout import Collector
 from whetstone.sharing import SharedCollector, SilentScorer
+from whetstone.stages import stage
 from whetstone.statistics import Accuracy
 from whetstone.tasks.mixture import Mixture, build_tasks, check_gold, eval_problems
 from whetstone.tasks.scoring import Scorer
+from whetstone.text import counted, duration
 from whetstone.types import Problem
 
 logger = logging.getLogger("whetstone")
@@ -32,11 +35,13 @@ logger = logging.getLogger("whetstone")
 
 def plan_problems(config: Config, ranks: Ranks = ALONE) -> tuple[list[Problem], Mixture, Plan]:
     """The evaluation's problems, those of training, and the plan; every task has accepted its own answers."""
-    fixed = eval_problems(config)
-    tasks = build_tasks(config, "train", fixed)
-    check_gold(tasks)
-    if fixed:
-        check_gold(build_tasks(config, "eval"))
+    with stage("making the problems"):
+        fixed = eval_problems(config)
+        tasks = build_tasks(config, "train", fixed)
+    with stage("scoring the tasks' own answers"):
+        check_gold(tasks)
+        if fixed:
+            check_gold(build_tasks(config, "eval"))
     plan = make_plan(config, num_problems=len(tasks), world_size=ranks.data_size)
     for line in plan.lines(config):
         logger.info(line)
@@ -104,7 +109,9 @@ def conclude(folder: Path, after: EvalResult | None, *, steps: int, seconds: flo
             "versus_start": summary["versus_start"],
         }
     write_aside(folder / "train_results.json", json.dumps(results, indent=1))
-    _say_goodbye(folder, results, write_report(folder))
+    with stage("writing the report"):
+        report = write_report(folder)
+    _say_goodbye(folder, results, report)
     return results
 
 
@@ -113,11 +120,21 @@ def _say_goodbye(folder: Path, results: dict[str, Any], report: Path) -> None:
     if "accuracy_after" in results:
         logger.info("")
         problems, temperature = results["accuracy_after"]["num_problems"], results["eval_temperature"]
-        logger.info(f"On {problems} problems it never trained on, with 95 % intervals:")
+        logger.info(f"On {counted(problems, 'problem')} it never trained on, with 95 % intervals:")
         for when in ("before", "after"):
             sampled, greedy = Accuracy(**results[f"accuracy_{when}"]), results[f"greedy_{when}"]
             line = f"  {when:7s} {percent(sampled)} at temperature {temperature:g}"
             logger.info(line + (f", greedy {percent(Accuracy(**greedy))}" if greedy else ""))
-    logger.info(f"{results['steps']} steps in {results['seconds']:.0f} s.")
+    logger.info(f"{counted(results['steps'], 'step')} in {duration(results['seconds'])}.")
     logger.info(f"The model is in {folder / 'final_model'}.")
     logger.info(f"The report is {report}: open it in a browser.")
+    verdict = diagnose(*read_story(folder))[0]
+    logger.info(f"{verdict.title}. {verdict.remedy}")
+    logger.info("")
+    logger.info("Next:")
+    for command, what in (
+        (f"whet explain {folder}", "why it came out like this, and what to change"),
+        (f"whet eval checkpoint_path={folder / 'final_model'}", "measure it again, or on more problems"),
+        (f"whet report {folder}", "write the report anew"),
+    ):
+        logger.info(f"  {command}    {what}")

@@ -23,6 +23,7 @@ from whetstone.config.rooms import Config
 from whetstone.errors import UserError
 from whetstone.rewards import custom
 from whetstone.rewards.combine import BUILT_IN, combine, part_names
+from whetstone.stages import reach
 from whetstone.tasks.child import Child
 from whetstone.tasks.worker import split_of
 from whetstone.types import Problem, Score
@@ -142,6 +143,7 @@ class Scorer:
             while len(self._taken) < len(self._answers) or self._open_calls:
                 self._pump(1.0)
                 self._check_failures()
+                reach(len(self._taken))
             self.failures = len(self._failed)
             return [self._finished(number) for number in everything]
         finally:
