@@ -7,6 +7,7 @@ the user. Samples nothing and moves no weights.
 import contextlib
 import json
 import logging
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -130,11 +131,7 @@ def _say_goodbye(folder: Path, results: dict[str, Any], report: Path) -> None:
     logger.info(f"The report is {report}: open it in a browser.")
     verdict = diagnose(*read_story(folder))[0]
     logger.info(f"{verdict.title}. {verdict.remedy}")
-    logger.info("")
     logger.info("Next:")
-    for command, what in (
-        (f"whet explain {folder}", "why it came out like this, and what to change"),
-        (f"whet eval checkpoint_path={folder / 'final_model'}", "measure it again, or on more problems"),
-        (f"whet report {folder}", "write the report anew"),
-    ):
-        logger.info(f"  {command}    {what}")
+    run, model = shlex.quote(str(folder)), shlex.quote(str(folder / "final_model"))
+    logger.info(f"  whet explain {run}   # all that its numbers say")
+    logger.info(f"  whet eval checkpoint_path={model} eval_num_samples=1000   # measure it closely")

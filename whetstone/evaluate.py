@@ -27,7 +27,7 @@ from whetstone.rollout import sampling_at
 from whetstone.run_log import STEP_LINES
 from whetstone.stages import advance, stage
 from whetstone.statistics import Accuracy, Difference, accuracy, paired, pass_at_k_table
-from whetstone.text import counted, escape_controls
+from whetstone.text import counted, escape_controls, wrap
 from whetstone.types import Finish, Group, Problem
 
 logger = logging.getLogger(__name__)
@@ -298,11 +298,14 @@ def show(
     """Print a headline (it goes to the log too), a table where there are several tasks, examples."""
     console = console or rich.get_console()
     title = escape_controls(title or f"Evaluation at step {result.step}")
-    parts: list[Any] = [Text.assemble((f"{title}  ", "bold"), headline(result))]
+    first = f"{title}  {headline(result)}"
+    first = Text(wrap(first, console.width) if console.is_terminal else first)
+    first.stylize("bold", 0, len(title))
+    parts: list[Any] = [_example(answered) for answered in examples(result, num_examples)]
     if len(result.per_task) > 1:
-        parts.append(Padding(_task_table(result), (0, 0, 0, 2)))
-    parts += [Padding(_example(answered), (0, 0, 0, 2)) for answered in examples(result, num_examples)]
-    console.print(Stacked(*parts), highlight=False)
+        parts.insert(0, _task_table(result))
+    console.print(first, highlight=False, soft_wrap=True)
+    console.print(Stacked(*(Padding(part, (0, 0, 0, 2), expand=False) for part in parts)), highlight=False)
     logging.getLogger(STEP_LINES).info("%s: %s", title, headline(result))
 
 
@@ -366,15 +369,17 @@ def examples(result: EvalResult, num: int) -> list[Answered]:
     return [firsts[i * len(firsts) // num] for i in range(num)]
 
 
-def _example(answered: Answered) -> Text:
-    verdict = ("right", "bold green") if answered.correct else ("wrong", "bold red")
+def _example(answered: Answered) -> TerminalTable:
+    verdict = Text("right", "bold green") if answered.correct else Text("wrong", "bold red")
     gold = "" if answered.gold is None else f"   gold {_short(answered.gold, 120)}"
     answer = "no answer found" if answered.answer is None else f"answer {_short(answered.answer, 120)}"
-    return Text.assemble(
-        ("question    ", "dim"), _short(answered.messages[-1]["content"], 400), "\n",
-        ("completion  ", "dim"), _short(answered.completion, 600), "\n",
-        ("verdict     ", "dim"), verdict, f"   {answer}{gold}   ({answered.length} tokens)", "\n",
-    )  # fmt: skip
+    table = TerminalTable.grid(padding=(0, 2, 0, 0))
+    table.add_row(Text("question", "dim"), Text(_short(answered.messages[-1]["content"], 400)))
+    table.add_row(Text("completion", "dim"), Text(_short(answered.completion, 600)))
+    length = counted(answered.length, "token")
+    table.add_row(Text("verdict", "dim"), verdict.append(f"   {answer}{gold}   ({length})", ""))
+    table.add_row()
+    return table
 
 
 def _short(text: str, limit: int) -> str:
