@@ -63,7 +63,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "completions": frozenset({"types", "metrics", "text"}),
     "progress": frozenset({"metrics", "run_log", "display", "text"}),
     # The report says of a run what `whet explain` says: one judgement, not two that differ.
-    "report": frozenset({"metrics", "advice"}),
+    "report": frozenset({"metrics", "advice", "run_record"}),
     "advice": frozenset({"types", "config", "tasks", "model", "sandbox", "metrics", "text"}),
     # train and what it shares with trl, the command line, and the verbs around the loop
     **dict.fromkeys(("train", "assembly", "cli", "__main__", "listing", "trl", "serve"), EVERYTHING),

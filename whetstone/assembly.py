@@ -28,7 +28,7 @@ from whetstone.stages import stage
 from whetstone.statistics import Accuracy
 from whetstone.tasks.mixture import Mixture, build_tasks, check_gold, eval_problems
 from whetstone.tasks.scoring import Scorer
-from whetstone.text import counted, duration
+from whetstone.text import counted
 from whetstone.types import Problem
 
 logger = logging.getLogger("whetstone")
@@ -119,19 +119,18 @@ def conclude(folder: Path, after: EvalResult | None, *, steps: int, seconds: flo
 def _say_goodbye(folder: Path, results: dict[str, Any], report: Path) -> None:
     """Before and after, and where everything is."""
     if "accuracy_after" in results:
-        logger.info("")
         problems, temperature = results["accuracy_after"]["num_problems"], results["eval_temperature"]
         logger.info(f"On {counted(problems, 'problem')} it never trained on, with 95 % intervals:")
         for when in ("before", "after"):
             sampled, greedy = Accuracy(**results[f"accuracy_{when}"]), results[f"greedy_{when}"]
             line = f"  {when:7s} {percent(sampled)} at temperature {temperature:g}"
             logger.info(line + (f", greedy {percent(Accuracy(**greedy))}" if greedy else ""))
-    logger.info(f"{counted(results['steps'], 'step')} in {duration(results['seconds'])}.")
+    logger.info(f"{counted(results['steps'], 'step')} in {results['seconds']:.0f} s.")
     logger.info(f"The model is in {folder / 'final_model'}.")
     logger.info(f"The report is {report}: open it in a browser.")
     verdict = diagnose(*read_story(folder))[0]
     logger.info(f"{verdict.title}. {verdict.remedy}")
     logger.info("Next:")
     run, model = shlex.quote(str(folder)), shlex.quote(str(folder / "final_model"))
-    logger.info(f"  whet explain {run}   # all that its numbers say")
-    logger.info(f"  whet eval checkpoint_path={model} eval_num_samples=1000   # measure it closely")
+    logger.info(f"  whet explain {run}")
+    logger.info(f"  whet eval checkpoint_path={model} eval_num_samples=1000")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from whetstone import __version__
-from whetstone.environment import check_working_directory, sentence_of
+from whetstone.environment import check_proc, check_working_directory, sentence_of
 from whetstone.errors import UserError
 from whetstone.streams import open_missing, steady_streams
 from whetstone.text import escape_controls
@@ -130,6 +130,7 @@ def long_command(verb: str, source: str) -> Iterator[None]:
     """For a verb that takes minutes: its first line at once, then a line that shows where it is."""
     if _speaks():
         print(escape_controls(f"whetstone {__version__}: {verb} {source}".rstrip()), flush=True)
+    check_proc()
     from whetstone.display import display
 
     with display(speaks=_speaks()):

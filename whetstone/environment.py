@@ -6,6 +6,7 @@ Recognises errors that others raised; changes nothing.
 
 import errno
 import os
+import sys
 
 from whetstone.errors import UserError
 
@@ -19,6 +20,15 @@ def check_working_directory() -> None:
             f"The working directory is gone ({error.strerror}): change to a folder that exists (cd), then "
             "give the command again."
         ) from None
+
+
+def check_proc() -> None:
+    """torch reads the processors from there, and the sandbox its own processes."""
+    if sys.platform == "linux" and not os.path.isdir("/proc/self"):
+        raise UserError(
+            "There is no /proc, without which torch does not run: mount it (mount -t proc proc /proc), or "
+            "start the container with it."
+        )
 
 
 def sentence_of(error: BaseException) -> str | None:
