@@ -5,6 +5,7 @@ Messages of the package go to both. What transformers and the hub client say abo
 written out in both.
 """
 
+import contextlib
 import logging
 import os
 import traceback
@@ -82,6 +83,10 @@ class _FileHandler(logging.FileHandler):
     """A log that cannot be written is not worth a traceback: metrics.jsonl lies beside it and says why."""
 
     def handleError(self, record: logging.LogRecord) -> None: ...
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            super().close()
 
 
 class _TerminalHandler(logging.Handler):

@@ -27,7 +27,7 @@ def record_session(folder: Path, *, resumed_from: int | None = None, num_ranks: 
     """Write this session into run.json and, in one line, into the log; returns its entry."""
     session = {
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "command": shlex.join(sys.argv),
+        "command": _command(),
         "whetstone": __version__,
         "commit": commit(),
         "python": platform.python_version(),
@@ -85,6 +85,12 @@ def commit() -> str | None:
     if _git(here.parent, "ls-files", "--error-unmatch", here.name) is None:
         return None
     return _git(here.parent, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
+
+
+def _command() -> str:
+    """As it was typed: `python -m whetstone` and `whet` are the same."""
+    program = "whet" if Path(sys.argv[0]).name == "__main__.py" else Path(sys.argv[0]).name
+    return shlex.join([program, *sys.argv[1:]])
 
 
 def _git(folder: Path, *words: str) -> str | None:
