@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "streams": frozenset(),
     "environment": frozenset(),
     "display": frozenset({"stages", "text"}),
-    "run_log": frozenset({"display", "metrics", "text"}),
+    "run_log": frozenset({"display", "metrics", "streams", "text"}),
     "run_record": frozenset({"metrics", "run_log"}),
     "learning_signal": frozenset({"types", "config", "text"}),
     "evaluation_folder": frozenset({"config"}),

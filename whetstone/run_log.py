@@ -18,6 +18,7 @@ import rich
 from whetstone.display import say
 from whetstone.errors import UserError
 from whetstone.metrics import full_disk_is_said
+from whetstone.streams import tell_log
 from whetstone.text import escape_controls
 
 logger = logging.getLogger("whetstone")
@@ -47,6 +48,7 @@ def setup_logging(
     logger.setLevel(logging.INFO)
     for library in LIBRARIES:
         _redirect(logging.getLogger(library), file)
+    tell_log()
     return logger
 
 

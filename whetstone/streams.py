@@ -57,20 +57,24 @@ class SteadyStream:
             with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
                 os.dup2(nowhere.fileno(), self._stream.fileno())  # at exit its buffer is flushed once more
             self._lost(error)
-            _tell_log(error)
+            _untold.append(error)
+            tell_log()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
 
-def _tell_log(error: Exception) -> None:
-    """Say in the log of the run, where there is one, why nothing more is printed."""
+_untold: list[Exception] = []  # failures that are not in a log yet
+
+
+def tell_log() -> None:
+    """Say in the log of the run, once there is one, why nothing more is printed."""
     import logging  # nobody else needs it this early, and `whet --help` answers at once
 
-    if logging.getLogger("whetstone").handlers:
+    while _untold and logging.getLogger("whetstone").handlers:
         logging.getLogger("whetstone.steps").warning(
-            "Output can't be printed any more (%s): the run goes on, and its messages are in this file.",
-            error,
+            "Nothing more can be printed (%s): the run goes on, and its messages are in this file.",
+            _untold.pop(),
         )
 
 

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from whetstone.config import load
+from whetstone.metrics import read_rows
 from whetstone.train import evaluate_only, train
 
 # One short task, few tokens: a step takes about a second on two cores.
@@ -170,7 +171,8 @@ def test_what_a_run_leaves_behind(tmp_path):
     assert f"whet explain {folder}" in log.split("Next:")[1]
     train_rows = rows(tmp_path, "train")
     assert [row["step"] for row in train_rows] == [1, 2, 3, 4]
-    assert train_rows[1]["time/step"] > train_rows[1]["time/eval"] > 0
+    second = [row for row in read_rows(folder / "metrics.jsonl") if row["kind"] == "train"][1]
+    assert second["time/step"] > second["time/eval"] > second["time/score"]
     for key in (
         "reward",
         "accuracy",
