@@ -7,6 +7,7 @@ measures nothing.
 """
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -45,7 +46,7 @@ class Display:
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
-        if self._console.is_terminal:
+        if _can_redraw(self._console):
             self._live = Live(
                 get_renderable=self._render,
                 console=self._console,
@@ -107,6 +108,12 @@ class Display:
 def _chain(stages: list[Stage]) -> str:
     """`evaluation at step 10: sampling 37/128`"""
     return ": ".join(str(entry) for entry in stages)
+
+
+def _can_redraw(console: Console) -> bool:
+    """A pipe that is to be coloured (FORCE_COLOR) is called a terminal, but keeps every line drawn."""
+    is_forced = bool(os.environ.keys() & {"FORCE_COLOR", "TTY_COMPATIBLE"})
+    return console.is_interactive and (console.file.isatty() or not is_forced)
 
 
 _current: Display | None = None

@@ -245,6 +245,7 @@ def test_ctrl_c_saves_first_and_the_run_goes_on_to_the_same_end(tmp_path):
 
 def test_a_run_goes_on_without_the_reader_of_its_output(tmp_path):
     process = whet("train", *words(tmp_path, max_steps=1, eval_num_samples=2))
+    assert process.stdout is not None
     assert process.stdout.readline().startswith("whetstone ")  # as `| head -1` does
     process.stdout.close()
     assert process.wait(timeout=120) == 0

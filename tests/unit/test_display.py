@@ -149,6 +149,17 @@ def test_the_pause_between_plain_lines_grows() -> None:
     assert 1 <= out.getvalue().count("sampling") <= 7
 
 
+@pytest.mark.parametrize(("name", "value"), [("FORCE_COLOR", "1"), ("TERM", "dumb")])
+def test_what_cannot_erase_a_line_gets_plain_lines(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    out = io.StringIO()
+    with Display(Console(file=out, force_terminal=True), first_line_s=0.1), stage("sampling"):
+        wait_until(lambda: "sampling" in out.getvalue())
+    assert "\x1b[2K" not in out.getvalue()
+
+
 def test_one_display_at_a_time_and_none_for_a_silent_rank(capsys: pytest.CaptureFixture[str]) -> None:
     with display() as outer, display() as inner:
         assert inner is outer
