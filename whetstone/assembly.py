@@ -16,7 +16,7 @@ from whetstone.checkpoint import Checkpoint
 from whetstone.config import Config, Plan, flatten, make_plan
 from whetstone.engines import make_engine
 from whetstone.evaluate import EvalResult, percent
-from whetstone.metrics import MetricsLog, write_aside
+from whetstone.metrics import MetricsLog, read_rows, write_aside
 from whetstone.model.chat import Chat
 from whetstone.model.policy import Policy
 from whetstone.parallel.collectives import second_line
@@ -128,9 +128,10 @@ def _say_goodbye(folder: Path, results: dict[str, Any], report: Path) -> None:
     logger.info(f"{counted(results['steps'], 'step')} in {results['seconds']:.0f} s.")
     logger.info(f"The model is in {folder / 'final_model'}.")
     logger.info(f"The report is {report}: open it in a browser.")
-    verdict = diagnose(*read_story(folder))[0]
-    logger.info(f"{verdict.title}. {verdict.remedy}")
+    if any(row["kind"] == "train" for row in read_rows(folder / "metrics.jsonl")):
+        verdict = diagnose(*read_story(folder))[0]
+        logger.info(f"Verdict: {verdict.title}. {verdict.remedy}")
     logger.info("Next:")
     run, model = shlex.quote(str(folder)), shlex.quote(str(folder / "final_model"))
     logger.info(f"  whet explain {run}")
-    logger.info(f"  whet eval checkpoint_path={model} eval_num_samples=1000")
+    logger.info(f"  whet eval checkpoint_path={model}")

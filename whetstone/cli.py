@@ -154,7 +154,8 @@ def _train(words: list[str]) -> None:
 
 def _eval(words: list[str]) -> None:
     source, overrides = split_words(words)
-    with long_command("eval", source or ""):
+    checkpoint = next((word for word in overrides if word.startswith("checkpoint_path=")), DEFAULT_RECIPE)
+    with long_command("eval", source or checkpoint):
         from whetstone.config import load
         from whetstone.listing import recipe_of_checkpoint
         from whetstone.stages import stage
