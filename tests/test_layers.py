@@ -15,20 +15,29 @@ EVERYTHING = frozenset({"*"})
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "errors": frozenset(),
     "types": frozenset(),
-    "config": frozenset(),
+    "config": frozenset({"text"}),
     "metrics": frozenset(),
     "seeds": frozenset(),
     "statistics": frozenset(),
     "stopping": frozenset(),
+    "text": frozenset(),
+    "stages": frozenset(),
+    "streams": frozenset(),
+    "environment": frozenset(),
+    "display": frozenset({"stages", "text"}),
+    "run_log": frozenset({"display", "metrics", "streams", "text"}),
+    "run_record": frozenset({"metrics", "run_log"}),
+    "learning_signal": frozenset({"types", "config", "text"}),
+    "evaluation_folder": frozenset({"config"}),
     "sandbox": frozenset({"config"}),
     "rewards": frozenset({"types", "sandbox"}),
-    "tasks": frozenset({"types", "config", "rewards", "sandbox", "seeds"}),
+    "tasks": frozenset({"types", "config", "rewards", "sandbox", "seeds", "stages"}),
     "algorithm": frozenset({"types", "config"}),
     "parallel": frozenset({"config"}),
     "model": frozenset({"config", "parallel", "types"}),
     "engines": frozenset({"types", "config", "model", "parallel", "seeds"}),
     "batch": frozenset({"types", "config"}),
-    "rollout": frozenset({"types", "config", "tasks", "engines", "seeds", "curriculum"}),
+    "rollout": frozenset({"types", "config", "tasks", "engines", "seeds", "curriculum", "stages"}),
     "curriculum": frozenset({"types", "config"}),
     "ahead": frozenset({"types", "config", "tasks", "rollout"}),
     "sharing": frozenset({"types", "tasks", "engines", "rollout", "parallel"}),
@@ -39,20 +48,23 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "experience": frozenset({"types", "config", "algorithm", "model", "parallel", "batch"}),
     "update": frozenset(
         {"types", "config", "algorithm", "model", "parallel", "batch", "metrics", "optimiser"}
-        | {"coefficients", "experience", "budget", "marks", "shortage", "tally"}
+        | {"coefficients", "experience", "budget", "marks", "shortage", "stages", "tally"}
     ),
     "tally": frozenset({"parallel"}),
     "budget": frozenset({"types", "model", "batch", "parallel"}),
     "shortage": frozenset({"parallel"}),
-    "evaluate": frozenset({"types", "config", "tasks", "engines", "rollout", "metrics", "statistics"}),
+    "evaluate": frozenset(
+        {"types", "config", "tasks", "engines", "rollout", "metrics", "statistics"}
+        | {"run_log", "stages", "text"}
+    ),
     "checkpoint": frozenset({"config", "parallel"}),
     "run_folder": frozenset({"config", "checkpoint", "metrics"}),
     "sync_check": frozenset({"config"}),
-    "completions": frozenset({"types", "metrics"}),
-    "progress": frozenset({"metrics"}),
+    "completions": frozenset({"types", "metrics", "text"}),
+    "progress": frozenset({"metrics", "run_log", "display", "text"}),
     # The report says of a run what `whet explain` says: one judgement, not two that differ.
-    "report": frozenset({"metrics", "advice"}),
-    "advice": frozenset({"types", "config", "tasks", "model", "sandbox", "metrics"}),
+    "report": frozenset({"metrics", "advice", "run_record"}),
+    "advice": frozenset({"types", "config", "tasks", "model", "sandbox", "metrics", "text"}),
     # train and what it shares with trl, the command line, and the verbs around the loop
     **dict.fromkeys(("train", "assembly", "cli", "__main__", "listing", "trl", "serve"), EVERYTHING),
     **dict.fromkeys(("sft", "compare", "export", "chat", "launch", "profiling"), EVERYTHING),

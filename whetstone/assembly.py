@@ -7,14 +7,16 @@ the user. Samples nothing and moves no weights.
 import contextlib
 import json
 import logging
+import shlex
 from pathlib import Path
 from typing import Any
 
+from whetstone.advice.explain import diagnose, read_story
 from whetstone.checkpoint import Checkpoint
 from whetstone.config import Config, Plan, flatten, make_plan
 from whetstone.engines import make_engine
 from whetstone.evaluate import EvalResult, percent, plain
-from whetstone.metrics import MetricsLog, write_aside
+from whetstone.metrics import MetricsLog, read_rows, write_aside
 from whetstone.model.chat import Chat
 from whetstone.model.policy import Policy
 from whetstone.parallel.collectives import second_line
@@ -23,9 +25,11 @@ from whetstone.report import write_report
 from whetstone.rewards.verify import verify
 from whetstone.rollout import Collector
 from whetstone.sharing import SharedCollector, SilentScorer
+from whetstone.stages import stage
 from whetstone.statistics import Accuracy, wilson
 from whetstone.tasks.mixture import Mixture, build_tasks, check_gold, describe_data, eval_problems
 from whetstone.tasks.scoring import Scorer, check_reward_funcs
+from whetstone.text import counted
 from whetstone.types import Problem
 
 FEW_PROBLEMS = 50  # with fewer, the 95 % interval of an accuracy is wider than 27 points
@@ -34,11 +38,13 @@ logger = logging.getLogger("whetstone")
 
 def plan_problems(config: Config, ranks: Ranks = ALONE) -> tuple[list[Problem], Mixture, Plan]:
     """The evaluation's problems, those of training, and the plan; every task has accepted its own answers."""
-    fixed = eval_problems(config)
-    tasks = build_tasks(config, "train", fixed)
-    check_gold(tasks)
-    if fixed:
-        check_gold(build_tasks(config, "eval"))
+    with stage("making the problems"):
+        fixed = eval_problems(config)
+        tasks = build_tasks(config, "train", fixed)
+    with stage("scoring the tasks' own answers"):
+        check_gold(tasks)
+        if fixed:
+            check_gold(build_tasks(config, "eval"))
     plan = make_plan(config, num_problems=len(tasks), world_size=ranks.data_size)
     for line in (
         *describe_data(tasks.tasks.values()),
@@ -133,16 +139,17 @@ def conclude(folder: Path, after: EvalResult | None, *, steps: int, seconds: flo
             "versus_start": summary["versus_start"],
         }
     write_aside(folder / "train_results.json", json.dumps(results, indent=1))
-    _say_goodbye(folder, results, write_report(folder))
+    with stage("writing the report"):
+        report = write_report(folder)
+    _say_goodbye(folder, results, report)
     return results
 
 
 def _say_goodbye(folder: Path, results: dict[str, Any], report: Path) -> None:
     """Before and after, and where everything is."""
     if "accuracy_after" in results:
-        logger.info("")
         problems, temperature = results["accuracy_after"]["num_problems"], results["eval_temperature"]
-        logger.info(f"On {problems} problems it never trained on, with 95 % intervals:")
+        logger.info(f"On {counted(problems, 'problem')} it never trained on, with 95 % intervals:")
         for when in ("before", "after"):
             sampled, greedy = Accuracy(**results[f"accuracy_{when}"]), results[f"greedy_{when}"]
             if not results["is_judged"]:
@@ -151,6 +158,13 @@ def _say_goodbye(folder: Path, results: dict[str, Any], report: Path) -> None:
                 continue
             line = f"  {when:7s} {percent(sampled)} at temperature {temperature:g}"
             logger.info(line + (f", greedy {percent(Accuracy(**greedy))}" if greedy else ""))
-    logger.info(f"{results['steps']} steps in {results['seconds']:.0f} s.")
+    logger.info(f"{counted(results['steps'], 'step')} in {results['seconds']:.0f} s.")
     logger.info(f"The model is in {folder / 'final_model'}.")
     logger.info(f"The report is {report}: open it in a browser.")
+    if any(row["kind"] == "train" for row in read_rows(folder / "metrics.jsonl")):
+        verdict = diagnose(*read_story(folder))[0]
+        logger.info(f"Verdict: {verdict.title}. {verdict.remedy}")
+    logger.info("Next:")
+    run, model = shlex.quote(str(folder)), shlex.quote(str(folder / "final_model"))
+    logger.info(f"  whet explain {run}")
+    logger.info(f"  whet eval checkpoint_path={model}")

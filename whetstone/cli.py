@@ -4,14 +4,17 @@ Exit codes: 0 done, 2 something the user can put right (one sentence, no traceba
 Any other exception is a bug and keeps its traceback.
 """
 
-import errno
+import contextlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from whetstone import __version__
+from whetstone.environment import check_proc, check_working_directory, sentence_of
 from whetstone.errors import UserError
+from whetstone.streams import open_missing, steady_streams
+from whetstone.text import escape_controls
 
 DEFAULT_RECIPE = "quickstart"
 
@@ -24,6 +27,7 @@ class Verb:
     usage: str
     help: str
     call: Callable[[list[str]], None]
+    prints_only: bool = True  # what it prints is all that it does
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -33,23 +37,33 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def run(argv: list[str], verbs: "dict[str, Verb] | None" = None) -> int:
     """Do what `argv` says and return the exit code."""
+    open_missing()
     verbs = VERBS if verbs is None else verbs
+    lost: list[Exception] = []
+    with steady_streams(lost.append):
+        code = _run(argv, verbs)
+    # `whet config | head`: the reader has seen enough. `whet train | head`: the run is what counts.
+    verb = verbs.get(argv[0]) if argv else None
+    if code or not lost or isinstance(lost[0], BrokenPipeError) or not (verb is None or verb.prints_only):
+        return code
+    return _complain(f"The output could not be written ({lost[0]}): send it somewhere else.")
+
+
+def _run(argv: list[str], verbs: "dict[str, Verb]") -> int:
     try:
+        check_working_directory()
         _dispatch(argv, verbs)
-        sys.stdout.flush()
     except UserError as error:
         return _complain(str(error))
     except KeyboardInterrupt:
         if _speaks():
             print("whet: stopped.", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # `whet config | head`: the reader has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except Exception as error:
-        if not is_full_disk(error):
+        sentence = sentence_of(error)
+        if sentence is None:
             raise
-        return _complain(_full_disk_sentence(error))
+        return _complain(sentence)
     return 0
 
 
@@ -111,25 +125,46 @@ def take_text(words: list[str], flag: str) -> tuple[list[str], str | None]:
     return words, None
 
 
+@contextlib.contextmanager
+def long_command(verb: str, source: str) -> Iterator[None]:
+    """For a verb that takes minutes: its first line at once, then a line that shows where it is."""
+    if _speaks():
+        print(escape_controls(f"whetstone {__version__}: {verb} {source}".rstrip()), flush=True)
+    check_proc()
+    from whetstone.display import display
+
+    with display(speaks=_speaks()):
+        yield
+
+
 def _train(words: list[str]) -> None:
-    from whetstone.config import load
-
     source, overrides = split_words(words)
-    loaded = load(source or DEFAULT_RECIPE, overrides)
-    from whetstone.train import train
+    with long_command("train", source or DEFAULT_RECIPE):
+        from whetstone.config import load
+        from whetstone.display import say
+        from whetstone.stages import stage
 
-    train(loaded)
+        loaded = load(source or DEFAULT_RECIPE, overrides)
+        if _speaks() and not loaded.config.evaluation.eval_only:
+            say(f"run folder: {os.path.join(loaded.config.run.output_dir, loaded.config.run.run_name or '')}")
+        with stage("loading torch"):
+            from whetstone.train import train
+        train(loaded)
 
 
 def _eval(words: list[str]) -> None:
-    from whetstone.config import load
-    from whetstone.listing import recipe_of_checkpoint
-
     source, overrides = split_words(words)
-    loaded = load(source or recipe_of_checkpoint(overrides) or DEFAULT_RECIPE, [*overrides, "eval_only=true"])
-    from whetstone.train import evaluate_only
+    checkpoint = next((word for word in overrides if word.startswith("checkpoint_path=")), DEFAULT_RECIPE)
+    with long_command("eval", source or checkpoint):
+        from whetstone.config import load
+        from whetstone.listing import recipe_of_checkpoint
+        from whetstone.stages import stage
 
-    evaluate_only(loaded)
+        source = source or recipe_of_checkpoint(overrides) or DEFAULT_RECIPE
+        loaded = load(source, [*overrides, "eval_only=true"])
+        with stage("loading torch"):
+            from whetstone.train import evaluate_only
+        evaluate_only(loaded)
 
 
 def _config(words: list[str]) -> None:
@@ -180,10 +215,11 @@ def _profile(words: list[str]) -> None:
 
     words, num_timed = take_number(words, "--steps", 2)
     source, overrides = split_words(words)
-    loaded = load(source or DEFAULT_RECIPE, overrides)
-    from whetstone.profiling import profile
+    with long_command("profile", source or DEFAULT_RECIPE):
+        loaded = load(source or DEFAULT_RECIPE, overrides)
+        from whetstone.profiling import profile
 
-    profile(loaded, num_timed=num_timed)
+        profile(loaded, num_timed=num_timed)
 
 
 def _compare(words: list[str]) -> None:
@@ -210,23 +246,6 @@ def _launch(words: list[str]) -> None:
         sys.exit(code)
 
 
-def is_full_disk(error: BaseException) -> bool:
-    """Whether a disk or quota ran out: Python says so by number, writers in other languages only in words."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return True
-    text = str(error)
-    short_write_of_torch = "inline_container" in text and "unexpected pos" in text
-    return short_write_of_torch or os.strerror(errno.ENOSPC).lower() in text.lower()
-
-
-def _full_disk_sentence(error: BaseException) -> str:
-    where = f" while writing {error.filename}" if isinstance(error, OSError) and error.filename else ""
-    return (
-        f"The disk is full{where}: free some space or set output_dir to another disk, then give the same "
-        "command with auto_resume=true; checkpoints written before are whole."
-    )
-
-
 def _speaks() -> bool:
     """Of several ranks that end for the same reason one says so."""
     return os.environ.get("RANK", "0") == "0"
@@ -234,7 +253,7 @@ def _speaks() -> bool:
 
 def _complain(sentence: str) -> int:
     if _speaks():
-        print(f"whet: {sentence}", file=sys.stderr)
+        print(f"whet: {escape_controls(sentence)}", file=sys.stderr)
     return 2
 
 
@@ -268,6 +287,7 @@ key=value words win over the file; `whet config` lists the keys.
   whet train config/multi_tasks.yaml use_peft=true report_to=wandb
   whet train config/grpo.yaml auto_resume=true          go on where the run stopped""",
         call=_train,
+        prints_only=False,
     ),
     "eval": Verb(
         summary="measure a model or a checkpoint",
@@ -280,6 +300,7 @@ Without CONFIG, the configuration of the run that checkpoint_path lies in, or el
   whet eval config/multi_tasks.yaml checkpoint_path=outputs/multi_tasks/checkpoint-100
   whet eval quickstart eval_samples_per_problem=8 eval_temperature=0.7""",
         call=_eval,
+        prints_only=False,
     ),
     "config": Verb(
         summary="every key and its meaning; or what a file comes to",
@@ -356,6 +377,7 @@ evaluation and no checkpoint; the run folder gets a folder `profile` and is othe
   whet profile config/grpo.yaml micro_batch_tokens=32768 gradient_checkpointing=false
   whet profile config/math.yaml --steps 4""",
         call=_profile,
+        prints_only=False,
     ),
     "compare": Verb(
         summary="train a grid of variants and seeds; a table and a plot of them",
@@ -373,6 +395,7 @@ Writes table.md, results.json and compare.png into output_dir/compare (run_name=
   whet compare quickstart variant="gspo: loss_type=gspo epsilon=3e-4; cispo: loss_type=cispo" seed=1,2,3
   whet compare --table outputs/compare""",
         call=_compare,
+        prints_only=False,
     ),
     "serve": Verb(
         summary="start the rollout servers of a configuration (vLLM, SGLang)",
@@ -385,6 +408,7 @@ they answer, starts a dead one again, and stops them at Ctrl-C. docs/servers.md 
   whet serve config/grpo.yaml rollout_engine=vllm vllm_server_host=0.0.0.0 vllm_server_port=9000
   whet train config/grpo.yaml rollout_engine=vllm rollout_servers=http://127.0.0.1:8000,http://127.0.0.1:8001""",
         call=_serve,
+        prints_only=False,
     ),
     "launch": Verb(
         summary="train on a Ray cluster",
@@ -406,5 +430,6 @@ Without Ray: torchrun --nproc_per_node=8 -m whetstone train CONFIG (docs/scale.m
   whet launch --ray --ranks 6 --servers 2 train config/grpo.yaml rollout_engine=vllm
   whet launch --ray --ranks 2 --gpus-per-rank 0 train quickstart          on CPUs""",
         call=_launch,
+        prints_only=False,
     ),
 }

@@ -9,6 +9,7 @@ import rich
 from rich.markup import escape
 
 from whetstone.metrics import finite, write_aside
+from whetstone.text import escape_controls
 from whetstone.types import Group
 
 
@@ -44,12 +45,16 @@ def show_variance(groups: list[Group]) -> None:
     for group in groups:
         if len({rollout.score.answer for rollout in group.rollouts}) < 2:
             continue
-        console.print(f"[bold]{group.problem.id}[/bold]  {escape(_one_line(group.problem.question, 160))}")
+        question = escape(_one_line(group.problem.question, 160))
+        console.print(
+            f"[bold]{escape(escape_controls(group.problem.id))}[/bold]  {question}", highlight=False
+        )
         for rollout in group.rollouts:
-            shown = escape(f"{_one_line(rollout.text, 200)}  -> {rollout.score.answer}")
+            answer = "no answer" if rollout.score.answer is None else _one_line(rollout.score.answer, 80)
+            shown = escape(f"{_one_line(rollout.text, 200)}  -> {answer}")
             console.print(f"  {rollout.score.reward:+.2f}  {shown}", highlight=False)
 
 
 def _one_line(text: str, limit: int) -> str:
-    text = " ".join(text.split())
+    text = escape_controls(" ".join(text.split()))
     return text if len(text) <= limit else text[: limit - 1] + "…"

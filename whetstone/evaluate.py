@@ -22,9 +22,12 @@ from rich.text import Text
 
 from whetstone.config.rooms import Config
 from whetstone.engines.base import Sampling
-from whetstone.metrics import STEP_LINES, finite, write_aside
+from whetstone.metrics import finite, write_aside
 from whetstone.rollout import sampling_at
+from whetstone.run_log import STEP_LINES
+from whetstone.stages import advance, stage
 from whetstone.statistics import Accuracy, Difference, accuracy, mean_interval, paired, pass_at_k_table
+from whetstone.text import counted, escape_controls, wrap
 from whetstone.types import Finish, Group, Problem
 
 logger = logging.getLogger(__name__)
@@ -149,8 +152,10 @@ class Evaluator:
 
     def run(self, step: int, *, greedy: bool) -> EvalResult:
         """Sample, count and write `eval_step_N.json`; `greedy` adds a pass at temperature 0."""
-        completions = self._answers(self.temperature, self.samples_per_problem)
-        greedy_completions = self._answers(0.0, 1) if greedy and self.temperature > 0 else []
+        completions = self._answers(f"evaluation at step {step}", self.temperature, self.samples_per_problem)
+        greedy_completions: list[Answered] = []
+        if greedy and self.temperature > 0:
+            greedy_completions = self._answers("greedy evaluation", 0.0, 1)
         if self.temperature == 0:  # the evaluation is the greedy pass
             greedy_completions = completions
         start = None if step == 0 else self._completions_of_start()
@@ -173,19 +178,22 @@ class Evaluator:
     def _file(self, step: int) -> Path:
         return self._folder / f"eval_step_{step}.json"
 
-    def _answers(self, temperature: float, num_samples: int) -> list[Answered]:
+    def _answers(self, name: str, temperature: float, num_samples: int) -> list[Answered]:
         sampling = sampling_at(self._config, temperature)
         at_once = self._config.evaluation.per_device_eval_batch_size
         size = max(1, at_once // num_samples) if at_once else len(self._problems)
         answers: list[Answered] = []
-        for i in range(0, len(self._problems), size):
-            groups = self._collector.collect(
-                self._problems[i : i + size],
-                num_samples=num_samples,
-                sampling=sampling,
-                seed_parts=(self._config.run.seed, "eval"),
-            )
-            answers += [answered for group in groups for answered in _read(group)]
+        parts = [self._problems[i : i + size] for i in range(0, len(self._problems), size)]
+        with stage(name, total=len(parts)):
+            for part in parts:
+                groups = self._collector.collect(
+                    part,
+                    num_samples=num_samples,
+                    sampling=sampling,
+                    seed_parts=(self._config.run.seed, "eval"),
+                )
+                answers += [answered for group in groups for answered in _read(group)]
+                advance()
         return answers
 
     def _completions_of_start(self) -> list[Answered] | None:
@@ -304,15 +312,21 @@ def _mean(values: Any) -> float:
 # ---- the terminal ------------------------------------------------------------------------------------------
 
 
-def show(result: EvalResult, *, num_examples: int, console: Console | None = None) -> None:
-    """Print a headline (it goes to training.log too), a table where there are several tasks, examples."""
+def show(
+    result: EvalResult, *, num_examples: int, title: str | None = None, console: Console | None = None
+) -> None:
+    """Print a headline (it goes to the log too), a table where there are several tasks, examples."""
     console = console or rich.get_console()
-    parts: list[Any] = [Text.assemble((f"Evaluation at step {result.step}  ", "bold"), headline(result))]
+    title = escape_controls(title or f"Evaluation at step {result.step}")
+    first = f"{title}  {headline(result)}"
+    first = Text(wrap(first, console.width) if console.is_terminal else first)
+    first.stylize("bold", 0, len(title))
+    parts: list[Any] = [_example(answered) for answered in examples(result, num_examples)]
     if len(result.per_task) > 1:
-        parts.append(Padding(_task_table(result), (0, 0, 0, 2)))
-    parts += [Padding(_example(answered), (0, 0, 0, 2)) for answered in examples(result, num_examples)]
-    console.print(Stacked(*parts), highlight=False)
-    logging.getLogger(STEP_LINES).info("Evaluation at step %d: %s", result.step, headline(result))
+        parts.insert(0, _task_table(result))
+    console.print(first, highlight=False, soft_wrap=True)
+    console.print(Stacked(*(Padding(part, (0, 0, 0, 2), expand=False) for part in parts)), highlight=False)
+    logging.getLogger(STEP_LINES).info("%s: %s", title, headline(result))
 
 
 def headline(result: EvalResult) -> str:
@@ -320,7 +334,7 @@ def headline(result: EvalResult) -> str:
     measured = (
         f"accuracy {percent(result.accuracy)}" if result.is_judged else f"reward {plain(result.reward)}"
     )
-    tell = [f"{measured} on {result.accuracy.num_problems} problems"]
+    tell = [f"{measured} on {counted(result.accuracy.num_problems, 'problem')}"]
     if result.samples_per_problem > 1:
         tell[0] += f" x {result.samples_per_problem}"
     tell[0] += " greedily" if result.temperature == 0 else f" at temperature {result.temperature:g}"
@@ -335,7 +349,8 @@ def headline(result: EvalResult) -> str:
     if result.truncated_share > 0:
         tell.append(f"{100 * result.truncated_share:.1f} % truncated")
     if result.num_failures:
-        tell.append(f"{result.num_failures} answers could not be scored and count as wrong")
+        failures = counted(result.num_failures, "answer")
+        tell.append(f"{failures} could not be scored: counted as wrong")
     return "; ".join(tell)
 
 
@@ -359,16 +374,17 @@ def change(versus: Difference) -> str:
 def _task_table(result: EvalResult) -> TerminalTable:
     table = TerminalTable(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("task")
-    for name in ("problems", "accuracy %", "95 %", "since step 0", "tokens"):
+    compared = result.versus_start is not None
+    for name in ("problems", "accuracy %", "95 %", *(["since step 0"] if compared else []), "tokens"):
         table.add_column(name, justify="right")
     for name, task in result.per_task.items():
         share, versus = task.accuracy, task.versus_start
         table.add_row(
-            Text(name),
+            Text(escape_controls(name)),
             str(share.num_problems),
             f"{100 * share.mean:.1f}",
             Text(f"[{100 * share.low:.1f}, {100 * share.high:.1f}]"),
-            "" if versus is None else f"{100 * versus.difference:+.1f}",
+            *([f"{100 * versus.difference:+.1f}"] if versus is not None else []),
             f"{task.length_mean:.0f}",
         )
     return table
@@ -381,21 +397,23 @@ def examples(result: EvalResult, num: int) -> list[Answered]:
     return [firsts[i * len(firsts) // num] for i in range(num)]
 
 
-def _example(answered: Answered) -> Text:
-    verdict = ("right", "bold green") if answered.correct else ("wrong", "bold red")
+def _example(answered: Answered) -> TerminalTable:
+    verdict = Text("right", "bold green") if answered.correct else Text("wrong", "bold red")
     if not answered.is_judged:
-        verdict = (f"reward {answered.reward:.3g}", "bold")
+        verdict = Text(f"reward {answered.reward:.3g}", "bold")
     gold = "" if answered.gold is None else f"   gold {_short(answered.gold, 120)}"
     answer = "no answer found" if answered.answer is None else f"answer {_short(answered.answer, 120)}"
-    return Text.assemble(
-        ("question    ", "dim"), _short(answered.messages[-1]["content"], 400), "\n",
-        ("completion  ", "dim"), _short(answered.completion, 600), "\n",
-        ("verdict     ", "dim"), verdict, f"   {answer}{gold}   ({answered.length} tokens)", "\n",
-    )  # fmt: skip
+    table = TerminalTable.grid(padding=(0, 2, 0, 0))
+    table.add_row(Text("question", "dim"), Text(_short(answered.messages[-1]["content"], 400)))
+    table.add_row(Text("completion", "dim"), Text(_short(answered.completion, 600)))
+    length = counted(answered.length, "token")
+    table.add_row(Text("verdict", "dim"), verdict.append(f"   {answer}{gold}   ({length})", ""))
+    table.add_row()
+    return table
 
 
 def _short(text: str, limit: int) -> str:
     """One line of at most `limit` characters, its middle left out: beginnings and ends say most."""
-    text = " ".join(text.split())
+    text = escape_controls(" ".join(text.split()))
     half = (limit - 5) // 2
     return text if len(text) <= limit else f"{text[:half]} ... {text[-half:]}"

@@ -19,6 +19,7 @@ from whetstone.config import Config, Loaded, TaskSpec, flatten, load, make_plan
 from whetstone.config.load import ROOM_OF, parse_overrides
 from whetstone.config.names import CONVERTED, RENAMED, WITHOUT_EFFECT
 from whetstone.errors import UserError
+from whetstone.text import wrap
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -106,7 +107,8 @@ def _print_plan(loaded: Loaded) -> None:
     config = loaded.config
     print("plan:")
     for line in make_plan(config, num_problems=config.tasks.dataset_size).lines(config):
-        print(f"  {line}")
+        line = f"  {line}"
+        print(wrap(line, shutil.get_terminal_size().columns) if sys.stdout.isatty() else line)
     with_rows = [
         name for name, spec in config.tasks.datasets.items() if {"path", "dataset"} & set(spec.config)
     ]

@@ -1,9 +1,8 @@
 """One row a step, and where the rows go: metrics.jsonl always; wandb, tensorboard, trackio where named.
 
-`MetricsLog` writes rows, `setup_logging` sets up training.log and the terminal, `write_aside` is how whole
-files are written. A sink that cannot start is the user's to know; one that fails in mid-run is reported
-once and dropped, for no run should die of a network. Computes no metric and draws nothing (`progress.py`
-and the report do).
+`MetricsLog` writes rows, `write_aside` is how whole files are written. A sink that cannot start is the user's
+to know; one that fails in mid-run is reported once and dropped, for no run should die of a network. Computes
+no metric and draws nothing (`progress.py` and the report do); messages are in `run_log.py`.
 """
 
 import contextlib
@@ -15,8 +14,6 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
-
-import rich
 
 from whetstone.errors import UserError
 
@@ -292,47 +289,3 @@ def _start(name: str) -> Iterator[None]:
         raise UserError(
             f"report_to names {name}, which could not start ({text}): try {remedy}report_to=none."
         ) from error
-
-
-# ---- training.log and the terminal -------------------------------------------------------------------------
-
-STEP_LINES = "whetstone.steps"  # for training.log only: progress and evaluations show themselves
-
-
-def setup_logging(run_folder: str | os.PathLike[str], *, speaks: bool = True) -> logging.Logger:
-    """Send the package's log to `training.log` (time stamped, appended) and to the terminal (as it is).
-
-    A rank that does not speak leaves the terminal, all of it, to the one that does.
-    """
-    rich.get_console().quiet = not speaks
-    folder = Path(run_folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    for handler in [*logger.handlers]:
-        logger.removeHandler(handler)
-        handler.close()
-    with full_disk_is_said(folder / "training.log"):
-        file = logging.FileHandler(folder / "training.log", encoding="utf-8")
-    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
-    logger.addHandler(file)
-    logger.addHandler(_TerminalHandler())
-    logger.setLevel(logging.INFO)
-    return logger
-
-
-class _TerminalHandler(logging.Handler):
-    """Prints through rich's own console, so that lines go above a live progress line and not through it."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.name == STEP_LINES:
-            return
-        style = {logging.WARNING: "yellow", logging.ERROR: "bold red", logging.CRITICAL: "bold red"}
-        try:
-            rich.get_console().print(
-                self.format(record),
-                style=style.get(record.levelno),
-                markup=False,
-                highlight=False,
-                soft_wrap=True,
-            )
-        except Exception:  # logging's rule: a message that cannot be shown never stops the program
-            self.handleError(record)

@@ -1,24 +1,28 @@
-"""The line that shows a run is alive: step, reward, accuracy, tokens/s, time left.
+"""The steps of a run in the terminal: a line for each (or every n-th), and what the live line says of them.
 
-In a terminal it is one line that moves; elsewhere (a file, a pipe) plain lines, at most one per logging
-step. The same lines go to training.log. Reads the rows it is given and a clock; computes no metric.
+Step, reward, accuracy, tokens/s, time left. The same lines go to training.log. Reads the rows it is given and
+a clock; computes no metric.
 """
 
+import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Self
 
 import rich
 from rich.console import Console
-from rich.progress import BarColumn, TextColumn
-from rich.progress import Progress as RichProgress
 
-from whetstone.metrics import STEP_LINES, Cadence
+from whetstone.display import display, say
+from whetstone.metrics import Cadence
+from whetstone.run_log import STEP_LINES
+from whetstone.text import counted, duration
 
 _RECENT = 20  # updates from which the time left is estimated
+_MOST_LINES = 60  # of a run, in a terminal
+_BARS = "▁▂▃▄▅▆▇█"
 
 
 class Progress:
@@ -35,38 +39,49 @@ class Progress:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._num_steps = num_steps
-        self._cadence = Cadence(logging_steps, first=logging_first_step, start_step=start_step)
+        self._step = start_step
         self._console = console or rich.get_console()
+        logged = {"first": logging_first_step, "start_step": start_step}
+        self._cadence = Cadence(logging_steps, **logged)
+        every = max(logging_steps, spacing(num_steps)) if self._console.is_terminal else logging_steps
+        self._cadence_of_terminal = Cadence(every, **logged)
         self._clock = clock
         # (time, step) after recent updates; what came before the first (loading, evaluation) is no step.
         self._marks: deque[tuple[float, int]] = deque(maxlen=_RECENT + 1)
+        self._accuracies: deque[float] = deque(maxlen=_RECENT)
+        self._ends_at: float | None = None
         self._lines = logging.getLogger(STEP_LINES)
-        self._live: RichProgress | None = None
-        if self._console.is_terminal:
-            self._live = RichProgress(
-                BarColumn(bar_width=24),
-                TextColumn("{task.fields[line]}"),
-                console=self._console,
-                auto_refresh=False,
-            )
-            self._bar = self._live.add_task(
-                "", total=num_steps, completed=start_step, line=f"step {start_step}/{num_steps}"
-            )
-            self._live.start()
+        self._stack = contextlib.ExitStack()
 
     def update(self, step: int, row: Mapping[str, float]) -> None:
         """A step is done; `row` is its row of metrics."""
+        self._step = step
         self._marks.append((self._clock(), step))
-        line = self.line(step, row)
-        shown = self._cadence.is_due(step) or step == self._num_steps
-        if shown:
-            self._lines.info("%s", line)
-        if self._live is not None:
-            self._live.update(self._bar, completed=step, line=line, refresh=True)
-        elif shown:
-            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        if "accuracy" in row:
+            self._accuracies.append(row["accuracy"])
+        left = self.seconds_left(step, row)
+        self._ends_at = None if left is None else self._clock() + left
+        is_last = step == self._num_steps
+        logged, shown = self._cadence.is_due(step), self._cadence_of_terminal.is_due(step)
+        if logged or is_last:
+            self._lines.info("%s", self.line(step, row))
+        if shown or is_last:  # in a terminal the live line has the time left
+            say(self.line(step, row, time_left=not self._console.is_terminal), console=self._console)
 
-    def line(self, step: int, row: Mapping[str, float]) -> str:
+    def before(self) -> str:
+        """What the live line begins with."""
+        return f"{self._step}/{counted(self._num_steps, 'step')}"
+
+    def after(self) -> list[str]:
+        """What the live line ends with: the time left, and the accuracy of recent steps as bars."""
+        parts = []
+        if self._ends_at is not None and self._step < self._num_steps:
+            parts.append(f"{duration(max(0.0, self._ends_at - self._clock()))} left")
+        if len(self._accuracies) > 1 and not self._console.options.ascii_only:
+            parts.append(f"accuracy {bars(self._accuracies)}")
+        return parts
+
+    def line(self, step: int, row: Mapping[str, float], *, time_left: bool = True) -> str:
         """`step 12/60  reward 0.53  accuracy 0.61  2,345 tokens/s  41 % MFU  1:42 left`, without what is not
         known.
         """
@@ -77,7 +92,7 @@ class Progress:
         if "mfu" in row:
             parts.append(f"{100 * row['mfu']:.0f} % MFU")
         left = self.seconds_left(step, row)
-        if left is not None and step < self._num_steps:
+        if time_left and left is not None and step < self._num_steps:
             parts.append(f"{duration(left)} left")
         return "  ".join(parts)
 
@@ -93,11 +108,12 @@ class Progress:
         return per_step * (self._num_steps - step)
 
     def close(self) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+        self._stack.close()
 
     def __enter__(self) -> Self:
+        shown = self._stack.enter_context(display(speaks=not self._console.quiet, console=self._console))
+        shown.surroundings = self
+        self._stack.callback(setattr, shown, "surroundings", None)
         return self
 
     def __exit__(
@@ -106,8 +122,14 @@ class Progress:
         self.close()
 
 
-def duration(seconds: float) -> str:
-    """`0:07`, `1:42`, `2:03:04`."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+def spacing(num_steps: int) -> int:
+    """Every how many steps a terminal gets a line, so that a run has at most 60: 1, 2, 5, 10, 20, 50 ..."""
+    every = 1
+    while num_steps / every > _MOST_LINES:
+        every = every * 5 // 2 if str(every)[0] == "2" else every * 2
+    return every
+
+
+def bars(shares: Iterable[float]) -> str:
+    """Numbers from 0 to 1 as a row of bars."""
+    return "".join(_BARS[min(7, max(0, int(8 * share)))] for share in shares)

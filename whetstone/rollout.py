@@ -15,6 +15,7 @@ from whetstone.config import Config, Plan
 from whetstone.curriculum import Curriculum
 from whetstone.engines.base import Engine, Request, Sampling
 from whetstone.errors import UserError
+from whetstone.stages import advance, stage
 from whetstone.tasks.mixture import Mixture
 from whetstone.tasks.scoring import Answer, Scorer
 from whetstone.types import Finish, Group, Problem, Rollout
@@ -73,24 +74,27 @@ class Collector:
             for problem, prompt in zip(problems, prompts, strict=True)
         ]
         sampled, texts = [], []
-        self.engine.wake()
-        for one in self.engine.generate(requests, sampling):
-            if self.abandoned:
-                raise Abandoned
-            text = self.codec.decode(one.completion.token_ids)
-            truncated = one.completion.finish is Finish.LENGTH
-            answer = Answer(
-                problem=problems[one.request],
-                text=text,
-                completion_ids=one.completion.token_ids,
-                truncated=truncated,
-            )
-            self.scorer.submit(answer)  # scoring goes on while others are still being sampled
-            sampled.append(one)
-            texts.append(text)
-        self.engine.sleep()
+        with stage("sampling", total=len(problems) * num_samples):
+            self.engine.wake()
+            for one in self.engine.generate(requests, sampling):
+                if self.abandoned:
+                    raise Abandoned
+                text = self.codec.decode(one.completion.token_ids)
+                truncated = one.completion.finish is Finish.LENGTH
+                answer = Answer(
+                    problem=problems[one.request],
+                    text=text,
+                    completion_ids=one.completion.token_ids,
+                    truncated=truncated,
+                )
+                self.scorer.submit(answer)  # scoring goes on while others are still being sampled
+                sampled.append(one)
+                texts.append(text)
+                advance()
+            self.engine.sleep()
         begun = time.monotonic()
-        scores = self.scorer.gather()
+        with stage("scoring", total=len(sampled)):
+            scores = self.scorer.gather()
         self.scoring_s += time.monotonic() - begun
         rollouts = {
             (one.request, one.sample): Rollout(
@@ -183,7 +187,8 @@ class Groups:
         """
         begun = time.monotonic()
         if self._pushed != step:
-            self._collector.engine.update_weights(step)
+            with stage("weights to the engine"):
+                self._collector.engine.update_weights(step)
             self._pushed = step
         return time.monotonic() - begun
 

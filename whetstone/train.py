@@ -25,7 +25,9 @@ from whetstone.completions import show_variance, write_completions
 from whetstone.config import Config, Loaded, Plan, without_effect
 from whetstone.errors import UserError
 from whetstone.evaluate import EvalResult, Evaluator, show
-from whetstone.metrics import MetricsLog, setup_logging
+from whetstone.evaluation_folder import evaluation_folder, step_of, title_of
+from whetstone.learning_signal import LearningSignal
+from whetstone.metrics import MetricsLog
 from whetstone.model.policy import Policy, choose_device
 from whetstone.model.reference import Reference
 from whetstone.model.spread import load_spread, model_writer
@@ -36,6 +38,9 @@ from whetstone.parallel.watch import Watch
 from whetstone.progress import Progress
 from whetstone.rollout import Groups, Round, rollout_metrics, variance_metrics
 from whetstone.run_folder import open_run, path_of, scratch_folder
+from whetstone.run_log import log_ending, setup_logging
+from whetstone.run_record import record_session
+from whetstone.stages import stage
 from whetstone.stopping import StopRequest
 from whetstone.sync_check import check_sync
 from whetstone.tasks.mixture import eval_problems, sandbox_notes
@@ -57,6 +62,7 @@ class Parts:
     saver: Saver
     policy: Policy
     groups: Groups
+    signal: LearningSignal
     updater: Updater
     evaluator: Evaluator | None
     metrics: MetricsLog
@@ -108,13 +114,12 @@ def loop(parts: Parts, step: int, begun: float) -> int:
                 row = parts.updater.step(batches, seed)
             check_sync(row, config, made.row["staleness"])
             step += plan.updates_per_batch
-            row |= describe(parts, step, made)
+            row |= describe(parts, step, made) | parts.meter.row(made, batches)
+            progress.update(step, row)
             with clock("eval"):
                 if plan.is_due(plan.eval_every, step) and step < plan.num_steps:
                     evaluate(parts, step)
-            row |= parts.meter.row(made, batches)
-            parts.metrics.log(step, row)
-            progress.update(step, row)
+            parts.metrics.log(step, row | parts.meter.row(made, batches))
             stopping = any_of(parts.ranks, stop.requested)
             if plan.is_due(plan.save_every, step) or stopping:
                 save(parts, step, time.monotonic() - begun)
@@ -125,7 +130,8 @@ def meet(config: Config, stack: contextlib.ExitStack) -> Ranks:
     """Meet the other ranks of the launch, if there are any; until `stack` closes, a failure of one ends
     all.
     """
-    ranks = stack.enter_context(mesh.start(config.parallel, choose_device(config.model.device).type))
+    with stage("waiting for the other ranks") if mesh.is_launched() else contextlib.nullcontext():
+        ranks = stack.enter_context(mesh.start(config.parallel, choose_device(config.model.device).type))
     stack.enter_context(Watch(ranks, config.parallel.heartbeat_timeout_s))
     in_our_processes = config.rollout.rollout_engine not in ("vllm", "sglang")
     if ranks.world_size > 1 and config.rollout.async_rollouts and in_our_processes:
@@ -161,6 +167,8 @@ def build(
     folder, found, notes = opened
     folder = folder if ranks.is_main else stack.enter_context(scratch_folder())
     setup_logging(folder, speaks=ranks.is_main)
+    stack.push(log_ending)
+    record_session(folder, resumed_from=None if found is None else found.step, num_ranks=ranks.world_size)
     for note in (*loaded.notes, *notes):
         logger.info(note)
     torch.manual_seed(config.run.seed)  # a new LoRA adapter begins with random numbers
@@ -168,11 +176,13 @@ def build(
     for line in (*describe_ranks(ranks), *without_effect(config, plan), *sandbox_notes(tasks)):
         logger.info(line)
     scorer = stack.enter_context(make_scorer(config, ranks))  # its processes start while the model loads
-    policy = load_spread(config.model, config.parallel, ranks, None if found is None else found.folder)
-    logger.info(describe_model(policy, config))
-    updater = Updater(policy, config, plan, make_reference(config, policy, found))
-    numbers = {} if found is None else restore(updater, found)
-    collector = make_collector(config, policy, scorer, stack)
+    with stage("loading the model"):
+        policy = load_spread(config.model, config.parallel, ranks, None if found is None else found.folder)
+        logger.info(describe_model(policy, config))
+        updater = Updater(policy, config, plan, make_reference(config, policy, found))
+        numbers = {} if found is None else restore(updater, found)
+    with stage(f"starting the engine {config.rollout.rollout_engine}"):
+        collector = make_collector(config, policy, scorer, stack)
     groups = (Ahead if config.rollout.async_rollouts else Groups)(collector, tasks, config, plan)
     stack.callback(groups.close)
     if found is not None:
@@ -185,6 +195,7 @@ def build(
         saver=Saver(path_of(config), config.run.save_total_limit, ranks),
         policy=policy,
         groups=groups,
+        signal=LearningSignal(config),
         updater=updater,
         evaluator=Evaluator(config, problems, collector, folder) if problems else None,
         metrics=open_metrics(config, folder, found, stack, speaks=ranks.is_main),
@@ -224,6 +235,7 @@ def describe(parts: Parts, step: int, made: Round) -> dict[str, float]:
         write_completions(parts.folder, step, groups)
     if run.verbose_variance_logging:
         show_variance(groups)
+    parts.signal.observe(groups)
     row = rollout_metrics(groups)
     if run.log_reward_variance:
         row |= variance_metrics(groups)
@@ -264,15 +276,16 @@ def evaluate(parts: Parts, step: int) -> EvalResult | None:
 
 
 def save(parts: Parts, step: int, seconds: float) -> None:
-    updater, groups = parts.updater, parts.groups.state()
-    parts.saver.save(
-        Contents(
-            step=step,
-            write_model=model_writer(parts.policy),
-            tensors=updater.tensors(),
-            numbers={"updater": updater.numbers(), "groups": groups, "seconds": seconds},
+    with stage("saving a checkpoint"):
+        updater, groups = parts.updater, parts.groups.state()
+        parts.saver.save(
+            Contents(
+                step=step,
+                write_model=model_writer(parts.policy),
+                tensors=updater.tensors(),
+                numbers={"updater": updater.numbers(), "groups": groups, "seconds": seconds},
+            )
         )
-    )
 
 
 def _finish(parts: Parts, seconds: float) -> dict[str, Any]:
@@ -280,11 +293,12 @@ def _finish(parts: Parts, seconds: float) -> dict[str, Any]:
     after = evaluate(parts, parts.plan.num_steps)
     if parts.config.run.save_strategy != "no":
         save(parts, parts.plan.num_steps, seconds)
-    write_model = model_writer(parts.policy)
-    parts.saver.finish()
-    if not parts.ranks.is_main:
-        return {}
-    save_model(write_model, parts.folder / "final_model")
+    with stage("saving the model"):
+        write_model = model_writer(parts.policy)
+        parts.saver.finish()
+        if not parts.ranks.is_main:
+            return {}
+        save_model(write_model, parts.folder / "final_model")
     return conclude(parts.folder, after, steps=parts.plan.num_steps, seconds=seconds)
 
 
@@ -301,19 +315,21 @@ def evaluate_only(loaded: Loaded) -> dict[str, Any]:
         )
     with contextlib.ExitStack() as stack:
         ranks = meet(config, stack)
-        folder = path_of(config) if ranks.is_main else stack.enter_context(scratch_folder())
-        folder.mkdir(parents=True, exist_ok=True)
-        setup_logging(folder, speaks=ranks.is_main)
+        folder = evaluation_folder(config) if ranks.is_main else stack.enter_context(scratch_folder())
+        setup_logging(folder, speaks=ranks.is_main, name="evaluation.log")
+        stack.push(log_ending)
+        record_session(folder, num_ranks=ranks.world_size)
         for note in loaded.notes:
             logger.info(note)
         scorer = stack.enter_context(make_scorer(config, ranks))
-        policy = load_spread(config.model, config.parallel, ranks, weights)
-        logger.info(describe_model(policy, config))
-        collector = make_collector(config, policy, scorer, stack)
-        collector.engine.update_weights(0)
-        name = Path(weights).name if weights else "model"
-        evaluator = Evaluator(config, problems, collector, folder / "evaluations" / name)
-        result = evaluator.run(0, greedy=config.evaluation.eval_greedy)
-        show(result, num_examples=config.evaluation.eval_num_examples_to_print)
-        logger.info(f"Every completion and score is in {folder / 'evaluations' / name / 'eval_results'}.")
+        with stage("loading the model"):
+            policy = load_spread(config.model, config.parallel, ranks, weights)
+            logger.info(describe_model(policy, config))
+            collector = make_collector(config, policy, scorer, stack)
+            collector.engine.update_weights(0)
+        evaluator = Evaluator(config, problems, collector, folder)
+        step = None if weights is None else step_of(Path(weights))
+        result = evaluator.run(step or 0, greedy=config.evaluation.eval_greedy)
+        show(result, title=title_of(config), num_examples=config.evaluation.eval_num_examples_to_print)
+        logger.info(f"Every completion and score is in {folder / 'eval_results'}.")
     return result.summary()

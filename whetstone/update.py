@@ -34,6 +34,7 @@ from whetstone.optimiser import Optimiser
 from whetstone.parallel.collectives import gather_of_data, sum_of_data
 from whetstone.parallel.mesh import ALONE
 from whetstone.shortage import halve, too_little, while_memory_lasts
+from whetstone.stages import advance, stage
 from whetstone.tally import Counts, Sums, Totals
 from whetstone.types import Group
 
@@ -81,7 +82,8 @@ class Updater:
         if self.budget.tokens == 0:
             may_run_again = self.config.model.gradient_checkpointing == "auto"
             try:
-                self.budget = find(self.policy, self._attempt, groups, may_run_again=may_run_again)
+                with stage("finding the size of micro-batches"):
+                    self.budget = find(self.policy, self._attempt, groups, may_run_again=may_run_again)
             except torch.OutOfMemoryError as error:
                 raise too_little(error, self.ranks, self.budget.tokens) from None
         return self.budget.tokens
@@ -106,8 +108,9 @@ class Updater:
             parts = self._prepare([list(part) for part in minibatches], totals)
             row = self._foresight(parts)
             self.policy.model.train()
-            for _ in range(self.config.update.num_iterations):
-                for part in parts:
+            iterations = self.config.update.num_iterations
+            with stage("update", total=iterations * sum(map(len, parts))):
+                for part in [part for _ in range(iterations) for part in parts]:
                     self._optimiser_step(part, totals)
         except torch.OutOfMemoryError as error:
             raise too_little(error, self.ranks, self.budget.tokens) from None
@@ -122,7 +125,7 @@ class Updater:
             cuts = [halve(part, halves_of) for part in minibatches]
             return any(cuts)
 
-        with mark("prepare"):
+        with mark("prepare"), stage("logprobs"):
             return self._in_memory(work, cut, totals)
 
     def _foresight(self, parts: Sequence[Sequence[Experience]]) -> dict[str, float]:
@@ -192,6 +195,7 @@ class Updater:
         for index, experience in enumerate(part):
             value, part[index] = self._backward(experience, counts.weights[index], counts, sums)
             loss += value
+            advance()
         return sum_of_data(self.ranks, loss).item(), sums
 
     def _in_memory(self, work: Callable[[], T], cut: Callable[[], bool], totals: Totals) -> T:

@@ -100,16 +100,22 @@ class Meter:
         self.flops_per_token = flops_per_token(trained, everything - trained)
         self.peak_flops = peak_flops(device_name(policy.device), peak_tflops)
         self.clock = Clock(policy.device)
+        self._num_tokens: float | None = None  # that the update of this step ran, on all ranks
 
     def start(self) -> Clock:
         """A new step begins."""
         self.clock = Clock(self.device, exact=self.exact)
+        self._num_tokens = None
         return self.clock
 
     def row(self, made: Round, minibatches: Sequence[Sequence[Batch]]) -> dict[str, float]:
-        """The numbers of the step that the clock has timed; `minibatches` are what its update ran."""
-        mine = sum(len(batch.token_ids) for part in minibatches for batch in part)
-        tokens = float(sum_of_data(self._ranks, torch.tensor(float(mine * self._num_iterations))))
+        """The numbers of the step as far as the clock has timed it; `minibatches` are what its update ran."""
+        if self._num_tokens is None:
+            mine = sum(len(batch.token_ids) for part in minibatches for batch in part)
+            self._num_tokens = float(
+                sum_of_data(self._ranks, torch.tensor(float(mine * self._num_iterations)))
+            )
+        tokens = self._num_tokens
         seconds = self.clock.seconds["update"]
         row = {**self.clock.row(made), "update_tokens_per_s": tokens / seconds}
         if self.peak_flops is not None:

@@ -22,11 +22,11 @@ from whetstone.budget.agreed import SHARE
 from whetstone.config.parallel import ParallelRoom
 from whetstone.config.rooms import ModelRoom
 from whetstone.errors import UserError
-from whetstone.metrics import setup_logging
 from whetstone.model.policy import Policy
 from whetstone.model.spread import spread
 from whetstone.parallel import fsdp, mesh
 from whetstone.parallel.watch import EXIT_CODE, Watch
+from whetstone.run_log import setup_logging
 
 LAYERS = 4
 # Bytes of the poorest rank -> tokens and layers run again (worked out in the test).

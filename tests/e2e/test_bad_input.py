@@ -89,7 +89,10 @@ def test_a_model_folder_without_weights(tmp_path, capsys):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
     assert train(tmp_path, f"model_name_or_path={tmp_path / 'model'}") == 2
-    assert str(tmp_path / "model") in complaint(capsys)
+    error = complaint(capsys)
+    assert str(tmp_path / "model") in error
+    ending = (tmp_path / "run" / "training.log").read_text().splitlines()[-1]
+    assert ending.endswith(error.removeprefix("whet: ").strip())
 
 
 def test_a_folder_of_another_run_is_left_alone(tmp_path, capsys):

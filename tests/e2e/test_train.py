@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from whetstone.config import load
+from whetstone.metrics import read_rows
 from whetstone.train import evaluate_only, train
 
 # One short task, few tokens: a step takes about a second on two cores.
@@ -144,6 +145,7 @@ def test_what_a_run_leaves_behind(tmp_path):
     folder = tmp_path / "run"
     for name in (
         "config.yaml",
+        "run.json",
         "training.log",
         "metrics.jsonl",
         "train_results.json",
@@ -164,8 +166,13 @@ def test_what_a_run_leaves_behind(tmp_path):
     ]  # fmt: skip
     assert sorted(path.name for path in folder.glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-4"]
     assert len((folder / "completions" / "step_2.jsonl").read_text().splitlines()) == 8
+    log = (folder / "training.log").read_text()
+    assert log.index("step 2/4") < log.index("Evaluation at step 2") < log.index("step 3/4")
+    assert f"whet explain {folder}" in log.split("Next:")[1]
     train_rows = rows(tmp_path, "train")
     assert [row["step"] for row in train_rows] == [1, 2, 3, 4]
+    second = [row for row in read_rows(folder / "metrics.jsonl") if row["kind"] == "train"][1]
+    assert second["time/step"] > second["time/eval"] > second["time/score"]
     for key in (
         "reward",
         "accuracy",
@@ -223,11 +230,28 @@ def test_ctrl_c_saves_first_and_the_run_goes_on_to_the_same_end(tmp_path):
     output = process.communicate(timeout=120)[0]
     assert process.returncode == 130, output
     assert "Traceback" not in output and "auto_resume=true" in output
-    assert [path.name for path in (tmp_path / "cut" / "run").glob("checkpoint-*")]
+    (saved,) = (tmp_path / "cut" / "run").glob("checkpoint-*")
+    log = (tmp_path / "cut" / "run" / "training.log").read_text()
+    assert "Stopped by" in log.splitlines()[-1]
     run(tmp_path / "cut", auto_resume=True, **settings)
+    sessions = json.loads((tmp_path / "cut" / "run" / "run.json").read_text())["sessions"]
+    step = int(saved.name.removeprefix("checkpoint-"))
+    assert [entry["resumed_from_step"] for entry in sessions] == [None, step]
+    assert sessions[0]["command"].startswith("whet train ")
     run(tmp_path / "whole", **settings)
     whole, resumed = (weights(tmp_path / name / "run" / "final_model") for name in ("whole", "cut"))
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_a_run_goes_on_without_the_reader_of_its_output(tmp_path):
+    process = whet("train", *words(tmp_path, max_steps=1, eval_num_samples=2))
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("whetstone ")  # as `| head -1` does
+    process.stdout.close()
+    assert process.wait(timeout=120) == 0
+    assert (tmp_path / "run" / "final_model").is_dir()
+    log = (tmp_path / "run" / "training.log").read_text()
+    assert log.count("Nothing more can be printed") == 1 and "step 1/1" in log
 
 
 @pytest.mark.slow
@@ -244,10 +268,17 @@ def test_kill_loses_no_more_than_the_steps_after_the_checkpoint(tmp_path):
     assert rows(tmp_path / "whole", "train") == rows(tmp_path / "cut", "train")
 
 
-def test_evaluation_alone_agrees_with_the_runs_own(tmp_path):
+def test_evaluation_alone_agrees_with_the_runs_own(tmp_path, capsys):
     results = run(tmp_path, max_steps=2, eval_greedy=True)
+    capsys.readouterr()
     changes = {"run_name": "eval", "checkpoint_path": tmp_path / "run" / "final_model", "eval_greedy": True}
     summary = evaluate_only(load(None, words(tmp_path, **changes)))
+    folder = tmp_path / "run" / "evaluations" / "final_model"
+    assert (folder / "eval_results" / "eval_step_2.json").is_file()
+    shown = capsys.readouterr().out
+    assert f"Evaluation of {tmp_path / 'run' / 'final_model'} (step 2)" in shown.replace("\n", " ")
+    assert str(folder / "eval_results") in shown and "since step 0" not in shown
+    assert "(step 2)" in (folder / "evaluation.log").read_text()
     assert summary["accuracy"] == results["accuracy_after"]
     assert summary["greedy_accuracy"] == results["greedy_after"]
 

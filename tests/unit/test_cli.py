@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from whetstone import __version__, cli, listing
-from whetstone.cli import Verb, is_full_disk, run, split_words
+from whetstone.cli import Verb, run, split_words
 from whetstone.config import Config, flatten
+from whetstone.environment import is_full_disk
 from whetstone.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,9 +1,14 @@
 """`whet doctor`: what it finds is what is there."""
 
-import pytest
-import torch
+import io
 
-from whetstone.advice.doctor import examine
+import pytest
+import rich
+import torch
+from rich.console import Console
+
+from whetstone.advice import doctor
+from whetstone.advice.doctor import Finding, examine
 from whetstone.cli import run
 from whetstone.sandbox.languages import LANGUAGES, missing
 
@@ -25,3 +30,15 @@ def test_the_doctor_tells_what_is_there_and_how_to_get_the_rest(capsys: pytest.C
 def test_it_takes_no_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["doctor", "me"]) == 2
     assert "takes no words" in capsys.readouterr().err
+
+
+def test_long_lines_go_on_in_their_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    finding = Finding(section="Machine", name="GPU", there=False, says="[none] " + "words " * 30)
+    monkeypatch.setattr(doctor, "examine", lambda: [finding])
+    out = io.StringIO()
+    monkeypatch.setattr(rich, "_console", Console(file=out, width=80, force_terminal=True, color_system=None))
+    doctor.doctor()
+    _, first, *others = out.getvalue().splitlines()
+    assert first.startswith("  no   GPU          [none] words")
+    assert others and all(line.startswith(" " * 20 + "words") for line in others)
+    assert max(len(line) for line in (first, *others)) <= 80

@@ -5,6 +5,7 @@ import json
 import logging
 import math
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,8 +14,11 @@ import rich
 from rich.console import Console
 
 from whetstone.errors import UserError
-from whetstone.metrics import Cadence, MetricsLog, read_rows, setup_logging, write_aside
-from whetstone.progress import Progress, duration
+from whetstone.metrics import Cadence, MetricsLog, read_rows, write_aside
+from whetstone.progress import Progress
+from whetstone.run_log import setup_logging
+from whetstone.stages import stage
+from whetstone.text import duration
 
 
 @pytest.fixture(autouse=True)
@@ -259,15 +263,18 @@ def test_the_last_step_is_shown_whatever_logging_steps_says():
 def test_a_terminal_gets_one_line_that_moves():
     out = io.StringIO()
     console = Console(file=out, width=120, force_terminal=True, color_system=None)
-    progress = Progress(2, console=console)
-    progress.update(1, ROW)
-    console.print("a message")
-    progress.update(2, ROW)
-    progress.close()
+    with Progress(2, console=console) as progress, stage("sampling", total=8):
+        progress.update(1, ROW)
+        console.print("a message")
+        end = time.monotonic() + 30
+        while "1/2 steps  sampling 0/8  0:00" not in out.getvalue() and time.monotonic() < end:
+            time.sleep(0.02)  # a thread redraws it
+        progress.update(2, ROW)
     text = out.getvalue()
     assert "\x1b[2K" in text  # the line was erased and drawn again
-    assert text.rindex("a message") < text.rindex("step 2/2")
-    assert text.count("step 2/2") < 4
+    assert text.index("step 1/2") < text.index("a message") < text.index("step 2/2")
+    assert text.count("step 1/2") == text.count("step 2/2") == 1  # history stays
+    assert "1/2 steps  sampling 0/8  0:00" in text
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,12 @@ import shutil
 from dataclasses import dataclass
 
 import rich
-from rich.markup import escape
+from rich.text import Text
 
 from whetstone.errors import UserError
 from whetstone.sandbox.languages import LANGUAGES, missing, tools
 from whetstone.sandbox.pool import LocalPool
+from whetstone.text import wrap
 
 _ENGINES = (
     ("native", "torch", "comes with whetstone"),
@@ -49,8 +50,12 @@ def doctor() -> None:
         if finding.section != section:
             section = finding.section
             console.print(f"[bold]{section}[/bold]")
-        sign = "[green]yes[/green]" if finding.there else "[yellow]no [/yellow]"
-        console.print(f"  {sign}  {finding.name:<12} {escape(finding.says)}", highlight=False)
+        line = f"  {'yes' if finding.there else 'no '}  {finding.name:<12} {finding.says}"
+        if console.is_terminal:
+            line = wrap(line, console.width, indent=20)  # where the column of `says` begins
+        text = Text(line)
+        text.stylize("green" if finding.there else "yellow", 2, 5)
+        console.print(text, soft_wrap=True)
 
 
 def _machine() -> list[Finding]:

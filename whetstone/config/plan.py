@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from whetstone.config.rooms import Config
 from whetstone.errors import UserError
+from whetstone.text import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,14 +53,15 @@ class Plan:
         measured = asked if num_eval_problems is None else num_eval_problems
         size = config.update.micro_batch_tokens
         lines = [
-            f"{self.num_batches} batches of {self.prompts_per_batch} prompts x {self.num_generations} "
-            "completions "
-            f"= {self.completions_per_batch} completions, at most {tokens:,} new tokens each batch",
-            f"{self.num_steps} optimiser steps, {self.updates_per_batch} a batch "
-            f"({self.minibatches} parts x {self.num_iterations} iterations), micro-batches of "
-            + ("as many tokens as fit" if size == "auto" else f"{size:,} tokens"),
-            f"{self.num_problems:,} training problems, seen {repeats:.2g} times; "
-            f"{evaluations} evaluations of {measured} problems x "
+            f"{counted(self.num_batches, 'batch', 'batches')} of "
+            f"{counted(self.prompts_per_batch, 'prompt')} x {counted(self.num_generations, 'completion')} "
+            f"= {counted(self.completions_per_batch, 'completion')}, at most {tokens:,} new tokens each "
+            "batch",
+            f"{counted(self.num_steps, 'optimiser step')}, {self.updates_per_batch} a batch "
+            f"({counted(self.minibatches, 'part')} x {counted(self.num_iterations, 'iteration')}), "
+            "micro-batches of " + ("as many tokens as fit" if size == "auto" else f"{size:,} tokens"),
+            f"{counted(self.num_problems, 'training problem')}, {_times_seen(repeats)}; "
+            f"{counted(evaluations, 'evaluation')} of {counted(measured, 'problem')} x "
             f"{config.evaluation.eval_samples_per_problem}",
         ]
         if config.rollout.async_rollouts:
@@ -117,6 +119,12 @@ def make_plan(config: Config, *, num_problems: int, world_size: int = 1) -> Plan
         warmup_steps=update.warmup_steps or math.ceil(update.warmup_ratio * num_steps),
         num_problems=num_problems,
     )
+
+
+def _times_seen(repeats: float) -> str:
+    if repeats < 1:
+        return f"{100 * repeats:.2g} % of them seen"
+    return "seen once" if repeats == 1 else f"seen {repeats:.2g} times"
 
 
 def without_effect(config: Config, plan: Plan) -> list[str]:

@@ -62,6 +62,9 @@ def _head(run: Run) -> str:
         facts.append(f"<b>{run.num_steps:,}</b> {'step' if run.num_steps == 1 else 'steps'}")
     if run.seconds is not None:
         facts.append(f"<b>{duration(run.seconds)}</b>")
+    if run.session is not None:
+        started = str(run.session.get("started"))[:16].replace("T", " ")
+        facts.append(f"{esc(started)}, whetstone {esc(run.session.get('whetstone'))}")
     return (
         f'<p class="eyebrow">whetstone run report</p>\n<h1>{esc(run.name)}</h1>\n'
         f'<p class="facts">{" &nbsp;·&nbsp; ".join(facts)}</p>'

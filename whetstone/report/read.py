@@ -13,6 +13,7 @@ import yaml
 
 from whetstone.errors import UserError
 from whetstone.metrics import read_rows
+from whetstone.run_record import read_sessions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,7 @@ class Run:
     rows: list[dict[str, Any]]  # of training, by step
     evaluations: list[Evaluation]  # by step
     results: dict[str, Any] | None  # train_results.json: there once the run has ended
+    session: dict[str, Any] | None = None  # the first of run.json: version, machine, command, date
 
     @property
     def name(self) -> str:
@@ -90,6 +92,7 @@ def read_run(folder: Path) -> Run:
         rows=sorted(rows, key=lambda row: row["step"]),
         evaluations=evaluations,
         results=_mapping(folder / "train_results.json", json.loads),
+        session=next(iter(read_sessions(folder)), None),
     )
 
 

@@ -23,6 +23,7 @@ from whetstone.config.rooms import Config
 from whetstone.errors import UserError
 from whetstone.rewards import custom
 from whetstone.rewards.combine import BUILT_IN, combine, part_names
+from whetstone.stages import reach
 from whetstone.tasks.mixture import runs_programs
 from whetstone.tasks.scoring_process import Job, ScoringProcess
 from whetstone.tasks.worker import split_of
@@ -117,6 +118,7 @@ class Scorer:
             while len(self._taken) < len(self._answers) or self._open_calls:
                 self._pump(1.0)
                 self._check_failures()
+                reach(len(self._taken))
             self._fail_without_reward()
             self._check_failures()
             self.failures = len(self._failed)

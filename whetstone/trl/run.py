@@ -18,11 +18,13 @@ from whetstone.checkpoint import MARK, Checkpoint, save_model
 from whetstone.config import Config, Loaded
 from whetstone.errors import UserError
 from whetstone.evaluate import Evaluator
-from whetstone.metrics import setup_logging
 from whetstone.model.chat import Chat
 from whetstone.model.policy import load_policy
 from whetstone.model.spread import model_writer
 from whetstone.run_folder import open_run
+from whetstone.run_log import log_ending, setup_logging
+from whetstone.run_record import record_session
+from whetstone.stages import stage
 from whetstone.stopping import StopRequest
 from whetstone.trl.keys import check_keys, trl_arguments
 from whetstone.trl.problems import Problems, Rewards
@@ -42,9 +44,11 @@ def train_with_trl(loaded: Loaded) -> dict[str, Any]:
     if found is not None:
         _check_resume(config, found)
     setup_logging(folder)
-    for note in (*loaded.notes, *notes):
-        logger.info(note)
     with contextlib.ExitStack() as stack:
+        stack.push(log_ending)
+        record_session(folder, resumed_from=None if found is None else found.step)
+        for note in (*loaded.notes, *notes):
+            logger.info(note)
         parts = build(config, folder, found, stack)
         stop = stack.enter_context(StopRequest())
         before = 0.0 if found is None else json.loads((found.folder / MARK).read_text())["seconds"]
@@ -53,7 +57,7 @@ def train_with_trl(loaded: Loaded) -> dict[str, Any]:
         trainer = make_trainer(parts, watcher)
         if found is None:
             evaluate(parts, 0)
-        with watcher.progress:
+        with watcher.progress, stage("training by TRL"):
             trainer.train(resume_from_checkpoint=None if found is None else str(found.folder))
         step = trainer.state.global_step
         if step < parts.plan.num_steps:
@@ -69,7 +73,8 @@ def build(config: Config, folder: Path, found: Checkpoint | None, stack: context
     scorer = stack.enter_context(make_scorer(config))
     # Float32 weights, and bf16 by autocast: AdamW on bf16 weights would lose updates as small as these are.
     # Always the first weights: TRL takes its reference from them and then loads the checkpoint itself.
-    policy = load_policy(config.model.model_copy(update={"bf16": False}))
+    with stage("loading the model"):
+        policy = load_policy(config.model.model_copy(update={"bf16": False}))
     collector = make_collector(config, policy, scorer, stack)
     metrics = open_metrics(config, folder, found, stack)
     problems = Problems(tasks, Chat(policy.tokenizer, config.model), config, policy.max_length)
@@ -117,7 +122,8 @@ def _finish(parts: Parts, seconds: float) -> dict[str, Any]:
     if policy.is_lora and "ref" in policy.model.peft_config:  # TRL's reference where beta > 0
         policy.model.delete_adapter("ref")
     policy.set_attention(policy.own_attention)
-    save_model(model_writer(policy), parts.folder / "final_model")
+    with stage("saving the model"):
+        save_model(model_writer(policy), parts.folder / "final_model")
     return conclude(parts.folder, after, steps=parts.plan.num_steps, seconds=seconds)
 
 

@@ -15,6 +15,7 @@ from whetstone.checkpoint import MARK, Checkpoint
 from whetstone.completions import show_variance, write_completions
 from whetstone.config import Config, Plan
 from whetstone.evaluate import EvalResult, Evaluator, show
+from whetstone.learning_signal import LearningSignal
 from whetstone.metrics import MetricsLog, write_aside
 from whetstone.model.attention import NAME
 from whetstone.model.policy import Policy
@@ -81,6 +82,7 @@ class Watcher(TrainerCallback):
             logging_steps=run.logging_steps,
             logging_first_step=run.logging_first_step,
         )
+        self.signal = LearningSignal(parts.config)
         self.logs: list[dict[str, float]] = []  # of the optimiser steps of this batch
         self.begun = self.updated = 0.0
 
@@ -97,8 +99,6 @@ class Watcher(TrainerCallback):
         if not self._ends_batch(step):
             return
         self.updated = time.monotonic()
-        if plan.is_due(plan.eval_every, step) and step < plan.num_steps:
-            evaluate(self.parts, step)
         at_end = step == plan.num_steps and self.parts.config.run.save_strategy != "no"
         if plan.is_due(plan.save_every, step) or at_end or (self.stop.requested and step < plan.num_steps):
             control.should_save = True
@@ -112,9 +112,12 @@ class Watcher(TrainerCallback):
             {TAKEN[key]: value for key, value in logs.items() if key in TAKEN and value is not None}
         )
         if self._ends_batch(state.global_step):
-            row = self._row(state.global_step)
-            self.parts.metrics.log(state.global_step, row)
-            self.progress.update(state.global_step, row)
+            step, plan = state.global_step, self.parts.plan
+            row = self._row(step)
+            self.progress.update(step, row)
+            if plan.is_due(plan.eval_every, step) and step < plan.num_steps:
+                evaluate(self.parts, step)
+            self.parts.metrics.log(step, row | self._times(self.parts.rewards.groups))
 
     def _row(self, step: int) -> dict[str, float]:
         """Means over the optimiser steps of the batch, and what its rollouts looked like."""
@@ -124,6 +127,7 @@ class Watcher(TrainerCallback):
             write_completions(self.parts.folder, step, groups)
         if run.verbose_variance_logging:
             show_variance(groups)
+        self.signal.observe(groups)
         keys = dict.fromkeys(key for entry in self.logs for key in entry)
         row = {key: fmean(entry[key] for entry in self.logs if key in entry) for key in keys}
         row |= rollout_metrics(groups)

@@ -1,0 +1,56 @@
+"""Text for people: plurals, control characters, wrapped lines."""
+
+import pytest
+
+from whetstone.config import load, make_plan
+from whetstone.text import counted, escape_controls, wrap
+
+
+@pytest.mark.parametrize(
+    ("number", "words", "text"),
+    [
+        (1, ("step",), "1 step"),
+        (0, ("step",), "0 steps"),
+        (1200, ("batch", "batches"), "1,200 batches"),
+        (1, ("batch", "batches"), "1 batch"),
+    ],
+)
+def test_counts(number: int, words: tuple[str, ...], text: str) -> None:
+    assert counted(number, *words) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b[2J\x1b]0;title\x07", "\\x1b[2J\\x1b]0;title\\x07"),
+        ("right\rwrong", "right\\rwrong"),
+        ("a\u202eb\u2066c", "a\\u202eb\\u2066c"),
+        ("\x9b31m \x00 \x7f \u2028", "\\x9b31m \\x00 \\x7f \\u2028"),
+        ("\ud83d", "\\ud83d"),
+        ("a\n\tb é 漢 😀", "a\n\tb é 漢 😀"),
+    ],
+)
+def test_control_characters_are_written_out(text: str, shown: str) -> None:
+    assert escape_controls(text) == shown
+    assert escape_controls(text).encode()  # and can be encoded
+
+
+def test_a_wrapped_line_goes_on_with_an_indent_and_breaks_no_word() -> None:
+    path = "/" + "x" * 100
+    lines = wrap(f"  whet eval checkpoint_path={path} is what you may try as soon as you wish to", 80).split(
+        "\n"
+    )
+    assert lines[0] == "  whet eval"
+    assert lines[1] == f"    checkpoint_path={path}"
+    assert lines[2].startswith("    is what") and max(map(len, lines[2:])) <= 80
+    assert wrap("a " * 45, 80, indent=20).split("\n")[1] == " " * 20 + "a a a a a"
+    assert wrap("short\n\nlines", 80) == "short\n\nlines"
+
+
+def test_a_plan_of_one_has_no_plurals() -> None:
+    words = ["max_steps=1", "prompts_per_step=1", "eval_num_samples=1", "num_generations=2"]
+    config = load("quickstart", words).config
+    text = "\n".join(make_plan(config, num_problems=1).lines(config))
+    assert "1 batch of 1 prompt x 2 completions" in text
+    assert "1 optimiser step, 1 a batch (1 part x 1 iteration)" in text
+    assert "1 training problem, seen once" in text

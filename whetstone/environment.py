@@ -1,0 +1,69 @@
+"""What the machine can do to a command, in sentences: a full disk, a limit on the size of files, a working
+directory that is gone, an output that can't be written.
+
+Recognises errors that others raised; changes nothing.
+"""
+
+import errno
+import os
+import sys
+
+from whetstone.errors import UserError
+
+
+def check_working_directory() -> None:
+    """Relative paths and every process that we start need one that exists."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise UserError(
+            f"The working directory is gone ({error.strerror}): change to a folder that exists (cd), then "
+            "give the command again."
+        ) from None
+
+
+def check_proc() -> None:
+    """torch reads the processors from there, and the sandbox its own processes."""
+    if sys.platform == "linux" and not os.path.isdir("/proc/self"):
+        raise UserError(
+            "There is no /proc, without which torch does not run: mount it (mount -t proc proc /proc), or "
+            "start the container with it."
+        )
+
+
+def sentence_of(error: BaseException) -> str | None:
+    """The sentence for an error that the machine caused and the user can mend; None for any other."""
+    named = f" while writing {error.filename}" if isinstance(error, OSError) and error.filename else ""
+    if is_full_disk(error):
+        return (
+            f"The disk is full{named}: free some space or set output_dir to another disk, then give the same "
+            "command with auto_resume=true; checkpoints written before are whole."
+        )
+    if _has_number_or_words(error, errno.EFBIG):
+        return (
+            f"A file would be larger than this process may write{named} (ulimit -f): raise the limit, then "
+            "give the same command with auto_resume=true; checkpoints written before are whole."
+        )
+    if isinstance(error, FileNotFoundError) and "temporary directory" in str(error):
+        return (
+            "There is no folder for temporary files that can be written: free some space in /tmp, raise the "
+            "limit on the size of files (ulimit -f), or set TMPDIR to another folder."
+        )
+    if isinstance(error, FileNotFoundError):
+        try:
+            check_working_directory()
+        except UserError as gone:
+            return str(gone)
+    return None
+
+
+def is_full_disk(error: BaseException) -> bool:
+    """Whether a disk or quota ran out: Python says so by number, writers in other languages only in words."""
+    short_write_of_torch = "inline_container" in str(error) and "unexpected pos" in str(error)
+    return short_write_of_torch or _has_number_or_words(error, errno.ENOSPC, errno.EDQUOT)
+
+
+def _has_number_or_words(error: BaseException, *numbers: int) -> bool:
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in numbers
+    return any(os.strerror(number).lower() in str(error).lower() for number in numbers)

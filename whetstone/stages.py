@@ -1,0 +1,69 @@
+"""What the process is doing at the moment: named stages with a count, for whoever shows them.
+
+    with stage("sampling", total=128):
+        for sample in engine.generate(...):
+            advance()
+
+A stage costs a list entry and a count costs an addition, whether somebody looks (`display.py`) or not. Stages
+nest, and each thread has its own. Prints nothing.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+
+@dataclass(eq=False)
+class Stage:
+    name: str
+    total: int | None
+    count: int = 0
+    begun: float = field(default_factory=time.monotonic)
+    thread: int = field(default_factory=threading.get_ident)
+
+    def __str__(self) -> str:
+        if self.total is None or self.total < 2:
+            return self.name
+        return f"{self.name} {min(self.count, self.total):,}/{self.total:,}"
+
+
+_active: list[Stage] = []  # in the order in which they began; append and remove are atomic
+
+
+@contextlib.contextmanager
+def stage(name: str, total: int | None = None) -> Iterator[Stage]:
+    """Until it ends, this thread is at `name`; with a `total`, `advance` counts towards it."""
+    entry = Stage(name, total)
+    _active.append(entry)
+    try:
+        yield entry
+    finally:
+        _active.remove(entry)
+
+
+def advance(number: int = 1) -> None:
+    """So much more of this thread's innermost stage is done."""
+    if (entry := _innermost()) is not None:
+        entry.count += number
+
+
+def reach(count: int) -> None:
+    """So much of this thread's innermost stage is done in all."""
+    if (entry := _innermost()) is not None:
+        entry.count = count
+
+
+def _innermost() -> Stage | None:
+    me = threading.get_ident()
+    return next((entry for entry in reversed(_active) if entry.thread == me), None)
+
+
+def active() -> list[list[Stage]]:
+    """The stages of each thread, outermost first; the main thread's come first."""
+    threads: dict[int, list[Stage]] = {}
+    main = threading.main_thread().ident
+    for entry in sorted(_active, key=lambda entry: entry.thread != main):
+        threads.setdefault(entry.thread, []).append(entry)
+    return list(threads.values())
