@@ -17,7 +17,7 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from whetstone.config import Config, Loaded, TaskSpec, flatten, load, make_plan
 from whetstone.config.load import ROOM_OF, parse_overrides
-from whetstone.config.names import CONVERTED, RENAMED, WITHOUT_EFFECT
+from whetstone.config.names import CONVERTED, REFUSED, RENAMED, WITHOUT_EFFECT
 from whetstone.errors import UserError
 
 if TYPE_CHECKING:
@@ -104,6 +104,9 @@ def _shown(value: Any) -> str:
 
 def _print_plan(loaded: Loaded) -> None:
     config = loaded.config
+    if not config.tasks.datasets:
+        print("plan: none, for no task is named: set datasets, dataset_name or data_path.")
+        return
     print("plan:")
     for line in make_plan(config, num_problems=config.tasks.dataset_size).lines(config):
         print(f"  {line}")
@@ -175,7 +178,8 @@ def _parts(score: "Score") -> str:
 
 def config_for_task(name: str, values: dict[str, Any]) -> Config:
     """A configuration with one task: known keys are the configuration's, all others the task's settings."""
-    understood = (ROOM_OF, RENAMED, CONVERTED, WITHOUT_EFFECT)
+    whole_sets = ("data_path", "dataset_name", "max_samples")  # columns are the task's own settings
+    understood = (ROOM_OF, RENAMED, CONVERTED, WITHOUT_EFFECT, REFUSED, whole_sets)
     own = {key: value for key, value in values.items() if not any(key in table for table in understood)}
     datasets = {name: TaskSpec(weight=1.0, config=own).model_dump()}
     ours = {**{key: value for key, value in values.items() if key not in own}, "datasets": datasets}
