@@ -104,12 +104,14 @@ def _shown(value: Any) -> str:
 
 def _print_plan(loaded: Loaded) -> None:
     config = loaded.config
-    if not config.tasks.datasets:
-        print("plan: none, for no task is named: set datasets, dataset_name or data_path.")
-        return
+    named = bool(config.tasks.datasets)
     print("plan:")
-    for line in make_plan(config, num_problems=config.tasks.dataset_size).lines(config):
-        print(f"  {line}")
+    if named or config.update.max_steps > 0:
+        for line in make_plan(config, num_problems=config.tasks.dataset_size).lines(config):
+            if named or "training problems" not in line:
+                print(f"  {line}")
+    if not named:
+        print("  no task is named, so there are no problems: set datasets, dataset_name or data_path")
     with_rows = [
         name for name, spec in config.tasks.datasets.items() if {"path", "dataset"} & set(spec.config)
     ]

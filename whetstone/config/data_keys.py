@@ -160,8 +160,8 @@ def _put(
     if len(datasets) != 1:
         key, origin = named[next(iter(given))]
         raise UserError(
-            f"{key} ({origin}) is for one data set, but datasets has several tasks: give each its own config: "
-            "{path: ...}."
+            f"{key} ({origin}) is for one data set, but datasets has several tasks: give each its own "
+            "config: {path: ...}."
         )
     ((name, spec),) = datasets.items()
     own = COLUMNS.get(name.split("/")[0], {})

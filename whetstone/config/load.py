@@ -98,8 +98,8 @@ def _sentence(error: ValidationError) -> str:
     name = shorten(".".join(where))
     if first["type"] == "extra_forbidden":
         return (
-            f"'{shorten(where[-1])}' is not known inside {shorten('.'.join(where[:-1]))}: a task has `weight`, "
-            "`config` and `curriculum` (start, top, up, down, window)."
+            f"'{shorten(where[-1])}' is not known inside {shorten('.'.join(where[:-1]))}: a task has "
+            "`weight`, `config` and `curriculum` (start, top, up, down, window)."
         )
     shown = repr(first.get("input"))
     got = "" if first["type"] == "value_error" or len(shown) > 80 else f" (it is {shown})"

@@ -1,4 +1,4 @@
-"""`key=value` arguments of the command line -> keys and values; dotted keys -> the mapping they reach into."""
+"""Arguments `key=value` of the command line -> keys and values; dotted keys -> what they reach into."""
 
 import copy
 import json

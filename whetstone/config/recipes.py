@@ -26,8 +26,8 @@ def find(source: str | os.PathLike[str]) -> Path:
     if given.is_dir():
         raise UserError(f"'{shorten(str(source))}' is a folder: give a YAML file inside it.")
     raise UserError(
-        f"There is no configuration file '{shorten(str(source))}': give the path of a YAML file, or one of the "
-        f"recipes {', '.join(recipe_names())}."
+        f"There is no configuration file '{shorten(str(source))}': give the path of a YAML file, or one of "
+        f"the recipes {', '.join(recipe_names())}."
     )
 
 

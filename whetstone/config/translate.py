@@ -135,8 +135,8 @@ class Translation:
         if self.flat.get("fp16") is True:
             self.flat.update(fp16=False, bf16=True)
             self.notes.append(
-                f"fp16 ({self.origins['fp16']}) is taken for bf16: as fast and as small, and it needs no loss "
-                "scaling."
+                f"fp16 ({self.origins['fp16']}) is taken for bf16: as fast and as small, and it needs no "
+                "loss scaling."
             )
 
     def _logging_share(self) -> None:
@@ -144,12 +144,13 @@ class Translation:
         share, steps = self.flat.get("logging_steps"), self.flat.get("max_steps")
         if not isinstance(share, float) or not 0 < share < 1:
             return
-        known = isinstance(steps, int) and not isinstance(steps, bool) and steps > 0
-        self.flat["logging_steps"] = math.ceil(share * steps) if known else 1
-        self.notes.append(
-            f"logging_steps: {share} ({self.origins['logging_steps']}) is a share of all steps: "
-            + (f"every {self.flat['logging_steps']} of {steps} steps." if known else "every step is shown.")
-        )
+        every, meaning = 1, "every step is shown"
+        if isinstance(steps, int) and not isinstance(steps, bool) and steps > 0:
+            every = math.ceil(share * steps)
+            meaning = f"{every} of {steps}"
+        self.flat["logging_steps"] = every
+        told = f"logging_steps: {share} ({self.origins['logging_steps']})"
+        self.notes.append(f"{told} is a share of all steps: {meaning}.")
 
     def _warmup_of_schedule(self) -> None:
         """`num_warmup_steps` inside `lr_scheduler_kwargs` is what `warmup_steps` says."""
@@ -202,8 +203,8 @@ class Translation:
         for key in idle:
             if self.origins.get(key) == COMMAND_LINE != first:
                 self.notes.append(
-                    f"{key} ({COMMAND_LINE}) has no effect while prompts_per_step is {prompts} ({first}): set "
-                    "prompts_per_step=null to count by it."
+                    f"{key} ({COMMAND_LINE}) has no effect while prompts_per_step is {prompts} ({first}): "
+                    "set prompts_per_step=null to count by it."
                 )
 
 
@@ -226,8 +227,8 @@ def _lay_flat(values: dict[str, Any], origin: str, notes: list[str]) -> dict[str
             key = short.get(str(name), str(name))
             if flat.setdefault(key, value) != value:
                 raise UserError(
-                    f"{shorten(key)} is given twice ({origin}, once under {section} as {shorten(str(name))}): "
-                    "leave one out."
+                    f"{shorten(key)} is given twice ({origin}, once under {section} as "
+                    f"{shorten(str(name))}): leave one out."
                 )
         read = ", ".join(
             key if short.get(str(key), key) == key else f"{key} as {short[key]}" for key in map(str, inside)

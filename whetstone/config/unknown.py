@@ -24,21 +24,21 @@ _MEANT: dict[str, str] = {
     "entropy_coef": "entropy_weight entropy_bonus entropy_coefficient ent_coef",
     "value_clip": "clip_range_vf cliprange_value vf_clip",
     "value_coef": "vf_coef vf_coeff",
-    "num_generations": "group_size num_samples_per_prompt n_samples_per_prompt num_rollouts rollouts_per_prompt "
-    "num_completions samples_per_prompt n_generations generations_per_prompt",
+    "num_generations": "group_size num_samples_per_prompt n_samples_per_prompt num_rollouts "
+    "rollouts_per_prompt num_completions samples_per_prompt n_generations generations_per_prompt",
     "prompts_per_step": "train_batch_size rollout_batch_size global_batch_size num_prompts prompts_per_batch",
     "per_device_train_batch_size": "batch_size bs micro_batch_size per_device_batch_size device_batch_size "
     "per_gpu_train_batch_size ppo_micro_batch_size",
     "per_device_eval_batch_size": "eval_batch_size",
     "gradient_accumulation_steps": "grad_accum grad_accumulation gradient_accumulation accumulation_steps "
     "grad_accum_steps",
-    "max_completion_length": "max_tokens response_length max_response_length generation_length max_gen_length "
-    "max_generated_tokens max_output_tokens completion_length max_completion_tokens",
+    "max_completion_length": "max_tokens response_length max_response_length generation_length "
+    "max_gen_length max_generated_tokens max_output_tokens completion_length max_completion_tokens",
     "max_prompt_length": "prompt_length max_prompt_tokens max_input_length",
     "vllm_max_model_length": "max_seq_length max_seq_len max_length context_length seq_len sequence_length",
     "num_train_epochs": "epochs n_epochs num_epoch train_epochs total_epochs max_epochs",
-    "max_steps": "steps total_steps num_steps train_steps training_steps num_train_steps total_training_steps "
-    "num_training_steps max_train_steps",
+    "max_steps": "steps total_steps num_steps train_steps training_steps num_train_steps "
+    "total_training_steps num_training_steps max_train_steps",
     "warmup_steps": "warmup num_warmup_steps lr_warmup_steps",
     "max_grad_norm": "grad_clip gradient_clipping clip_grad clip_grad_norm max_norm grad_norm_clip "
     "gradient_clip_val",

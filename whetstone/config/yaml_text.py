@@ -41,7 +41,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         size = path.stat().st_size
         if size > MAX_BYTES:
             raise UserError(
-                f"{path} has {size:,} bytes, too many for a configuration (at most {MAX_BYTES:,}): is it data?"
+                f"{path} has {size:,} bytes, and a configuration at most {MAX_BYTES:,}: give a shorter file."
             )
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -69,8 +69,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def parse(text: str, where: str) -> Any:
-    """The data of a YAML text. Raises `yaml.YAMLError` or `ValueError` where it is not YAML, `UserError` where
-    it is beyond the limits.
+    """The data of a YAML text. Raises `yaml.YAMLError` or `ValueError` where it is not YAML, `UserError`
+    where it is beyond the limits.
     """
     try:
         loader = _Loader(text)
