@@ -67,9 +67,13 @@ def bounds(field: "FieldInfo") -> str:
             case Lt(lt=limit):
                 limits["lt"] = limit
     if "ge" in limits and "le" in limits:
-        return f"{limits['ge']:g} to {limits['le']:g}"
+        return f"{_plain(limits['ge'])} to {_plain(limits['le'])}"
     signs = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
-    return ", ".join(f"{signs[name]} {limits[name]:g}" for name in signs if name in limits)
+    return ", ".join(f"{signs[name]} {_plain(limits[name])}" for name in signs if name in limits)
+
+
+def _plain(number: float) -> str:
+    return f"{number:,.0f}" if abs(number) >= 100_000 else f"{number:g}"
 
 
 def _choices(kind: Any) -> list[str]:

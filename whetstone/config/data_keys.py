@@ -133,7 +133,7 @@ def _settings(values: dict[str, Any]) -> dict[str, Any]:
         if value is None:
             continue
         if setting != "max_samples" and not isinstance(value, str):
-            raise UserError(f"{key} is a {type(value).__name__}: write one name.")
+            raise UserError(f"{key} has to be one name, not a {type(value).__name__}.")
         if given.setdefault(setting, value) != value:
             raise UserError(f"{key} and another key give the data set's {setting} twice: leave one out.")
     return given

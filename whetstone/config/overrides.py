@@ -32,6 +32,8 @@ def parse_overrides(words: Iterable[str]) -> dict[str, Any]:
         key = key.replace("-", "_")
         try:
             values[key] = parse(text, f"{shorten(key)} ({COMMAND_LINE})") if text else None
+        except UserError:
+            raise
         except (yaml.YAMLError, ValueError):
             values[key] = text
     check_values(values, COMMAND_LINE)

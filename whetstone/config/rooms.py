@@ -149,7 +149,7 @@ class TasksRoom(Room):
     def _specs(cls, value: Any) -> Any:
         import json
 
-        if isinstance(value, str):
+        if isinstance(value, str) and (value.lstrip().startswith("{") or not value.strip()):
             try:
                 value = json.loads(value) if value.strip() else {}
             except (json.JSONDecodeError, RecursionError) as error:

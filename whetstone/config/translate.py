@@ -106,6 +106,8 @@ class Translation:
         for key in [key for key in CONVERTED if key in values]:
             try:
                 converted = CONVERTED[key](values[key], {**self._written, **self.flat, **ours, **result})
+            except UserError:
+                raise
             except (TypeError, ValueError, OverflowError) as error:
                 raise UserError(f"{key} ({origin}): {error}.") from None
             result.update(converted)

@@ -67,7 +67,7 @@ def _dtype(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
 
 
 def _model_init_kwargs(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
-    given = dict(value or {})
+    given = _mapping(value)
     ours = _dtype(given.pop("dtype", given.pop("torch_dtype", None)), flat)
     if given.get("attn_implementation") is not None:
         ours["attn_implementation"] = given["attn_implementation"]
@@ -76,12 +76,18 @@ def _model_init_kwargs(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
 
 
 def _generation_kwargs(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
-    given = dict(value or {})
+    given = _mapping(value)
     same = {key: given.pop(key) for key in ("temperature", "top_p", "top_k", "min_p") if key in given}
     for name in ("max_new_tokens", "max_tokens"):
         if name in given:
             same["max_completion_length"] = given.pop(name)
     return same | _only(given, {"do_sample", "use_cache", "pad_token_id"}, "generation_kwargs")
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict | None):
+        raise ValueError(f"'{value}' is not a mapping: write {{setting: value}}")
+    return dict(value or {})
 
 
 def _only(given: dict[str, Any], harmless: set[str], where: str) -> dict[str, Any]:

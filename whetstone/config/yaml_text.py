@@ -13,11 +13,12 @@ import yaml
 
 from whetstone.errors import UserError
 
-MAX_BYTES = 1_000_000  # of a file
+MAX_BYTES = 200_000  # of a file: some seconds of parsing
 MAX_NODES = 100_000  # after aliases are followed
 MAX_DEPTH = 40
 MAX_SHOWN = 60  # characters of a user's text in a message
 MAX_INT = 2**63 - 1
+_BRACKETS = re.compile(r"(?:[\[{]\s*){41}")  # more than MAX_DEPTH in a row, which take the parser seconds
 
 
 class _Loader(yaml.SafeLoader):
@@ -54,6 +55,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
         where = f" near line {mark.line + 1}" if mark else ""
         raise UserError(f"{path} is not readable as YAML{where}: check its indentation and quotes.") from None
+    except UserError:
+        raise
     except ValueError as error:
         raise UserError(f"{path} holds a value that can't be read: {error}.") from None
     if data is None:
@@ -72,6 +75,8 @@ def parse(text: str, where: str) -> Any:
     """The data of a YAML text. Raises `yaml.YAMLError` or `ValueError` where it is not YAML, `UserError`
     where it is beyond the limits.
     """
+    if _BRACKETS.search(text):
+        raise UserError(f"{where} is nested too deeply: at most {MAX_DEPTH} levels.")
     try:
         loader = _Loader(text)
         try:
