@@ -40,12 +40,9 @@ FILES: dict[str, str | bytes] = {
     "alias bomb": _bomb(9, 9, "reward_funcs"),
     "alias bomb in datasets": _bomb(12, 8, "datasets"),
     "alias bomb under an unknown key": _bomb(30, 2, "zzz"),
-    "alias bomb of mappings": "x: &x {a: 1, b: 2}\n"
-    + "".join(
-        f"x{i}: &x{i} {{{', '.join(f'k{j}: *x{i - 1 if i else str()}' for j in range(9))}}}\n"
-        for i in range(9)
-    )
-    + "datasets: *x8\n",
+    "alias bomb of mappings": "x0: &x0 {a: 1}\n"
+    + "".join(f"x{i}: &x{i} {{a: *x{i - 1}, b: *x{i - 1}, c: *x{i - 1}}}\n" for i in range(1, 20))
+    + "datasets: *x19\n",
     "alias that contains itself": "datasets: &d {chain_sum: *d}\n",
     "list that contains itself": "reward_funcs: &r [*r]\n",
     "alias that is not defined": "max_steps: *nowhere\n",

@@ -79,12 +79,14 @@ class DataKeys:
             f"{', '.join(named)} ({origin}): {_meaning(result, datasets, given)}."
         ] if named else []
 
-    def finish(self) -> None:
-        if self._waiting:
-            key, origin = self._named[next(iter(self._waiting))]
-            raise UserError(
-                f"{key} ({origin}) is given, but no data set: set dataset_name or data_path to it."
-            )
+    def finish(self) -> list[str]:
+        """A note of splits without a data set; columns without one are refused."""
+        for setting in self._waiting:
+            key, origin = self._named[setting]
+            if setting.endswith("column"):
+                raise UserError(f"{key} ({origin}) needs a data set: set dataset_name or data_path to it.")
+        idle = [self._named[setting] for setting in self._waiting]
+        return [f"{key} ({origin}) has no effect: no data set is named." for key, origin in idle]
 
     def _limited(self, datasets: dict[str, Any], limit: int | None, before: dict[str, Any]) -> dict[str, Any]:
         """`max_samples`: so many problems, and so many rows of each task that reads rows; -1: all."""

@@ -66,7 +66,7 @@ class Translation:
     def finish(self) -> None:
         """Complain about all that was not understood; note what would be missed in the run."""
         self._complaints.raise_all()
-        self._data.finish()
+        self.notes += self._data.finish()
         self._half_precision()
         self._logging_share()
         self._warmup_of_schedule()
@@ -111,9 +111,9 @@ class Translation:
             except (TypeError, ValueError, OverflowError) as error:
                 raise UserError(f"{key} ({origin}): {error}.") from None
             result.update(converted)
-            if converted == {key: values[key]}:
+            if converted in ({}, {key: values[key]}):
                 continue
-            meaning = ", ".join(f"{name}: {entry}" for name, entry in converted.items()) or "nothing to do"
+            meaning = ", ".join(f"{name}: {entry}" for name, entry in converted.items())
             self.notes.append(f"{key} ({origin}) is taken for {meaning}.")
         return result
 
@@ -214,8 +214,8 @@ def _idle_note(origin: str, reasons: dict[str, list[str]]) -> str:
     if sum(map(len, reasons.values())) == 1:
         ((reason, (key,)),) = reasons.items()
         return f"{key} ({origin}) has no effect: {reason}."
-    groups = "; ".join(f"{', '.join(keys)} ({reason})" for reason, keys in reasons.items())
-    return f"Without effect here ({origin}): {groups}."
+    groups = "; ".join(f"{', '.join(keys)}: {reason}" for reason, keys in reasons.items())
+    return f"Without effect here ({origin}). {groups}."
 
 
 def _lay_flat(values: dict[str, Any], origin: str, notes: list[str]) -> dict[str, Any]:

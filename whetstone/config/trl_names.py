@@ -156,7 +156,7 @@ _WHY_NOT: dict[str, str] = {
         log_completions log_multimodal num_completions_to_print log_unique_prompts logging_strategy
         logging_nan_inf_filter include_num_input_tokens_seen log_level log_level_replica log_on_each_node
         disable_tqdm skip_memory_metrics debug""",
-    "there is an evaluation before the first step and after the last; eval_num_samples=0 switches it off": """
+    "the evaluation runs before the first step and after the last, unless eval_num_samples is 0": """
         do_eval do_train do_predict eval_on_start eval_delay eval_do_concat_batches eval_use_gather_object
         eval_accumulation_steps prediction_loss_only include_for_metrics batch_eval_metrics
         bf16_full_eval fp16_full_eval metric_for_best_model greater_is_better""",
