@@ -81,3 +81,19 @@ def test_one_trains_two_steps(file: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("file", FILES[1:], ids=lambda file: file.stem)
 def test_the_others_train_two_steps(file: Path, tmp_path: Path) -> None:
     trains(file, tmp_path)
+
+
+def test_a_chat_template_and_its_variables_reach_the_prompt() -> None:
+    from transformers import AutoTokenizer
+
+    from whetstone.model.chat import Chat
+    from whetstone.model.embedded import resolve
+    from whetstone.types import Problem
+
+    template = "{% for m in messages %}[{{ m.content }}]{% endfor %}{% if think %}<think>{% endif %}"
+    words = [f"chat_template='{template}'", "chat_template_kwargs={think: true}"]
+    config = load(None, words).config.model
+    assert config.chat_template == template
+    chat = Chat(AutoTokenizer.from_pretrained(resolve("pebble")), config)
+    problem = Problem(id="a", task="t", messages=({"role": "user", "content": "hi"},), answer={})
+    assert chat.prompt(problem) == "[hi]<think>"
