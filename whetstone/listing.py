@@ -72,7 +72,7 @@ def bounds(field: "FieldInfo") -> str:
     return ", ".join(f"{signs[name]} {_plain(limits[name])}" for name in signs if name in limits)
 
 
-def _plain(number: float) -> str:
+def _plain(number: Any) -> str:
     return f"{number:,.0f}" if abs(number) >= 100_000 else f"{number:g}"
 
 
