@@ -60,6 +60,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "checkpoint": frozenset({"config", "parallel"}),
     "run_folder": frozenset({"config", "checkpoint", "metrics"}),
     "sync_check": frozenset({"config"}),
+    "packages": frozenset({"config", "engines"}),
     "completions": frozenset({"types", "metrics", "text"}),
     "progress": frozenset({"metrics", "run_log", "display", "text"}),
     # The report says of a run what `whet explain` says: one judgement, not two that differ.

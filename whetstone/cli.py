@@ -93,7 +93,12 @@ def _verb(name: str, verbs: "dict[str, Verb]") -> "Verb":
 
 
 def split_words(words: list[str]) -> tuple[str | None, list[str]]:
-    """The configuration, if the first word is one, and the rest: `key=value` words and flags."""
+    """The configuration, if the first word is one or `--config FILE` names it, and the rest: `key=value` and
+    flags.
+    """
+    words, named = take_text(words, "--config", "--config config/grpo.yaml")
+    if named is not None:
+        return named, words
     if words and "=" not in words[0] and not words[0].startswith("-"):
         return words[0], words[1:]
     return None, words
@@ -113,14 +118,16 @@ def take_number(words: list[str], flag: str, default: int) -> tuple[list[str], i
     return words[:place] + words[place + 2 :], int(text)
 
 
-def take_text(words: list[str], flag: str) -> tuple[list[str], str | None]:
+def take_text(
+    words: list[str], flag: str, example: str = "--answer 'The answer is \\boxed{42}'"
+) -> tuple[list[str], str | None]:
     """`--flag TEXT` or `--flag=TEXT` taken out of `words`; None where it is not there."""
     for place, word in enumerate(words):
         if word.startswith(f"{flag}="):
             return words[:place] + words[place + 1 :], word.split("=", 1)[1]
         if word == flag:
             if place + 1 == len(words):
-                raise UserError(f"{flag} takes a text, such as {flag} 'The answer is \\boxed{{42}}'.")
+                raise UserError(f"{flag} takes a text, such as {example}.")
             return words[:place] + words[place + 2 :], words[place + 1]
     return words, None
 
@@ -142,9 +149,11 @@ def _train(words: list[str]) -> None:
     with long_command("train", source or DEFAULT_RECIPE):
         from whetstone.config import load
         from whetstone.display import say
+        from whetstone.packages import check_packages
         from whetstone.stages import stage
 
         loaded = load(source or DEFAULT_RECIPE, overrides)
+        check_packages(loaded.config)
         if _speaks() and not loaded.config.evaluation.eval_only:
             say(f"run folder: {os.path.join(loaded.config.run.output_dir, loaded.config.run.run_name or '')}")
         with stage("loading torch"):
@@ -158,10 +167,12 @@ def _eval(words: list[str]) -> None:
     with long_command("eval", source or checkpoint):
         from whetstone.config import load
         from whetstone.listing import recipe_of_checkpoint
+        from whetstone.packages import check_packages
         from whetstone.stages import stage
 
         source = source or recipe_of_checkpoint(overrides) or DEFAULT_RECIPE
         loaded = load(source, [*overrides, "eval_only=true"])
+        check_packages(loaded.config)
         with stage("loading torch"):
             from whetstone.train import evaluate_only
         evaluate_only(loaded)
@@ -212,11 +223,13 @@ def _doctor(words: list[str]) -> None:
 
 def _profile(words: list[str]) -> None:
     from whetstone.config import load
+    from whetstone.packages import check_packages
 
     words, num_timed = take_number(words, "--steps", 2)
     source, overrides = split_words(words)
     with long_command("profile", source or DEFAULT_RECIPE):
         loaded = load(source or DEFAULT_RECIPE, overrides)
+        check_packages(loaded.config)
         from whetstone.profiling import profile
 
         profile(loaded, num_timed=num_timed)
@@ -279,8 +292,9 @@ VERBS = {
         summary="train a model",
         usage="whet train [CONFIG] [key=value ...]",
         help="""\
-Trains as CONFIG says: a YAML file or the name of a shipped recipe (default: quickstart).
-key=value words win over the file; `whet config` lists the keys.
+Trains as CONFIG says: a YAML file or the name of a shipped recipe (default: quickstart); --config CONFIG
+says the same. key=value words win over the file; `whet config` lists the keys. A dotted key reaches into a
+mapping: datasets.math.config.answer_column=solution.
 
   whet train
   whet train quickstart max_steps=10 learning_rate=3e-4

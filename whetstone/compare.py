@@ -96,7 +96,7 @@ def parse_grid(source: str, words: Sequence[str]) -> Grid:
         if key in OUR_OWN and len(values) > 1:
             raise UserError(f"{key} can't differ between the runs of a comparison: give one value.")
         if key == "run_name":
-            name = text
+            name = load(None, [f"run_name={text}"]).config.run.run_name or name
         elif len(values) == 1:
             common.append(f"{key}={text}")
         elif "" in values:

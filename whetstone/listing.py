@@ -17,7 +17,7 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from whetstone.config import Config, Loaded, TaskSpec, flatten, load, make_plan
 from whetstone.config.load import ROOM_OF, parse_overrides
-from whetstone.config.names import CONVERTED, RENAMED, WITHOUT_EFFECT
+from whetstone.config.names import CONVERTED, REFUSED, RENAMED, WITHOUT_EFFECT
 from whetstone.errors import UserError
 from whetstone.text import wrap
 
@@ -68,9 +68,13 @@ def bounds(field: "FieldInfo") -> str:
             case Lt(lt=limit):
                 limits["lt"] = limit
     if "ge" in limits and "le" in limits:
-        return f"{limits['ge']:g} to {limits['le']:g}"
+        return f"{_plain(limits['ge'])} to {_plain(limits['le'])}"
     signs = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
-    return ", ".join(f"{signs[name]} {limits[name]:g}" for name in signs if name in limits)
+    return ", ".join(f"{signs[name]} {_plain(limits[name])}" for name in signs if name in limits)
+
+
+def _plain(number: Any) -> str:
+    return f"{number:,.0f}" if abs(number) >= 100_000 else f"{number:g}"
 
 
 def _choices(kind: Any) -> list[str]:
@@ -105,8 +109,15 @@ def _shown(value: Any) -> str:
 
 def _print_plan(loaded: Loaded) -> None:
     config = loaded.config
+    named = bool(config.tasks.datasets)
     print("plan:")
-    for line in make_plan(config, num_problems=config.tasks.dataset_size).lines(config):
+    lines: list[str] = []
+    if named or config.update.max_steps > 0:
+        lines = make_plan(config, num_problems=config.tasks.dataset_size).lines(config)
+    if not named:
+        lines = [line for line in lines if "training problems" not in line]
+        lines.append("no task is named, so there are no problems: set datasets, dataset_name or data_path")
+    for line in lines:
         line = f"  {line}"
         print(wrap(line, shutil.get_terminal_size().columns) if sys.stdout.isatty() else line)
     with_rows = [
@@ -193,7 +204,8 @@ def _parts(score: "Score") -> str:
 
 def config_for_task(name: str, values: dict[str, Any]) -> Config:
     """A configuration with one task: known keys are the configuration's, all others the task's settings."""
-    understood = (ROOM_OF, RENAMED, CONVERTED, WITHOUT_EFFECT)
+    whole_sets = ("data_path", "dataset_name", "max_samples")  # columns are the task's own settings
+    understood = (ROOM_OF, RENAMED, CONVERTED, WITHOUT_EFFECT, REFUSED, whole_sets)
     own = {key: value for key, value in values.items() if not any(key in table for table in understood)}
     datasets = {name: TaskSpec(weight=1.0, config=own).model_dump()}
     ours = {**{key: value for key, value in values.items() if key not in own}, "datasets": datasets}

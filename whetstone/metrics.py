@@ -203,6 +203,8 @@ class WandbSink:
         known = id_file.read_text().strip() if resume_step is not None and id_file.is_file() else None
         self._run = wandb.init(
             project=project,
+            entity=config.get("wandb_entity"),
+            tags=config.get("wandb_tags") or None,
             name=run_name,
             config=dict(config),
             dir=str(folder),

@@ -31,6 +31,8 @@ HARMLESS = frozenset(
         "report_to",
         "wandb_project",
         "wandb_name",
+        "wandb_entity",
+        "wandb_tags",
         "logging_steps",
         "logging_first_step",
         "log_reward_variance",

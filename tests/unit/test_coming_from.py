@@ -195,10 +195,13 @@ def test_settings_of_math(tmp_path: Path) -> None:
     assert config.model.model_name_or_path == "<your_sft_checkpoint>"
     assert (config.loss.beta, config.rollout.max_completion_length) == (0.05, 2048)
     assert config.tasks.datasets["math"].config == {"path": "train.json"}
-    assert loaded.notes[-1] == (
-        "lora_r, lora_alpha, lora_dropout (theirs.yaml) have no effect: all weights are trained unless "
-        "use_peft is true."
-    )
+    # Their guide trains an adapter and has no switch for it.
+    assert config.model.use_peft and (config.model.lora_r, config.model.lora_alpha) == (16, 32)
+    assert "lora_r, lora_alpha, lora_dropout (theirs.yaml)" in loaded.notes[-1]
+    assert not load(written(tmp_path, SETTINGS_OF_MATH), ["use_peft=false"]).config.model.use_peft
+    # A file of TRL's with the same settings trains all weights, as TRL does, and says so.
+    trl = load(written(tmp_path, "lora_r: 16\nnum_generations: 2\nmodel_name_or_path: m"))
+    assert not trl.config.model.use_peft and "have no effect" in trl.notes[-1]
     # Their guide: 18,946 samples x 2 in batches of 16, three epochs: about 7,110 steps.
     assert make_plan(config, num_problems=18_946).num_steps == 7_105
     assert not any("lora" in note for note in load("syllogism_toy").notes)  # it says use_peft: false

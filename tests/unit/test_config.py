@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from whetstone.config import Config, build, dump, flatten, load, make_plan
-from whetstone.config.load import ROOM_OF, parse_overrides, read_yaml, recipe_folders
+from whetstone.config.load import ROOM_OF, parse_overrides, read_yaml
 from whetstone.config.names import WITHOUT_EFFECT
 from whetstone.config.plan import Plan
+from whetstone.config.recipes import recipe_names
 from whetstone.errors import UserError
 from whetstone.sandbox.languages import missing
 
@@ -71,9 +72,9 @@ def test_values_reach_their_room_and_remember_where_they_came_from(tmp_path: Pat
 
 
 def test_what_is_dumped_loads_to_the_same_configuration(tmp_path: Path) -> None:
-    for recipe in sorted(recipe_folders()[-1].rglob("*.yaml")):
+    for recipe in recipe_names():
         config = load(recipe).config
-        copy = tmp_path / recipe.name
+        copy = tmp_path / f"{Path(recipe).name}.yaml"
         copy.write_text(dump(config), encoding="utf-8")
         assert load(copy).config == config
 
@@ -177,7 +178,7 @@ def test_a_name_without_effect_is_said_to_have_none(monkeypatch: pytest.MonkeyPa
         ("num_generations=many", ["num_generations", "many"]),
         ("report_to=excel", ["excel", "wandb"]),
         ("per_rollout_size=many", ["per_rollout_size", "'many' is not a whole number"]),
-        ("max_samples=0", ["dataset_size", "greater than or equal to 1"]),
+        ("max_samples=0", ["max_samples", "-1"]),
         ("delta=1.1", ["delta", "1.2"]),
         ("reward_weights=[1]", ["reward_weights has 1 entries for 2"]),
         ("datasets={chain_sum: {wieght: 1}}", ["wieght", "weight"]),
@@ -309,8 +310,7 @@ PLANS = {
 
 
 def recipes() -> list[str]:
-    folder = Path(__file__).parents[2] / "config"
-    return sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml"))
+    return recipe_names()
 
 
 def test_there_is_a_recipe_of_each_name() -> None:

@@ -14,7 +14,7 @@ import rich
 from rich.console import Console
 
 from whetstone.errors import UserError
-from whetstone.metrics import Cadence, MetricsLog, read_rows, write_aside
+from whetstone.metrics import Cadence, MetricsLog, WandbSink, read_rows, write_aside
 from whetstone.progress import Progress
 from whetstone.run_log import setup_logging
 from whetstone.stages import stage
@@ -170,6 +170,16 @@ def test_wandb_goes_on_in_the_same_run(tmp_path: Path, monkeypatch: pytest.Monke
     log.close()
     assert (tmp_path / ".wandb_id").read_text() == first
     assert len(list(tmp_path.glob(f"wandb/offline-run-*-{first}/*.wandb"))) >= 1
+
+
+def test_wandb_gets_entity_and_tags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    config = {"wandb_entity": "us", "wandb_tags": ["a", "b"]}
+    sink = WandbSink(tmp_path, "p", "r", config, None)
+    assert (sink._run.entity, tuple(sink._run.tags or ())) == ("us", ("a", "b"))
+    sink.close()
 
 
 def test_trackio_holds_the_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,9 +1,64 @@
-"""What every room of the configuration is: a frozen model, its fields documented by the text below."""
+"""What every section of the configuration is: a frozen model, its fields documented by the text below.
 
-from pydantic import BaseModel, ConfigDict
+Numbers are finite and bounded (tests/unit/test_config_bounds.py walks them all); a switch is no number.
+"""
+
+from typing import Annotated, Any, get_args
+
+from annotated_types import Le
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+# Bounds that several sections share: wide enough for any real run, narrow enough that none can hang.
+MAX_STEPS = 100_000_000
+MAX_COUNT = 1_000_000
+MAX_SECONDS = 7 * 86_400.0
+MAX_SEED = 2**32 - 1  # what numpy takes
+
+Name = Annotated[str, StringConstraints(max_length=4_096)]
+Text = Annotated[str, StringConstraints(max_length=1_000_000)]
+Seed = Annotated[int, Field(ge=0, le=MAX_SEED)]
+
+
+def _steps_or_share(value: float) -> float:
+    if value < 1 or not isinstance(value, float):
+        return 0 if value == 0 else value
+    if not value.is_integer():
+        raise ValueError("write a whole number of steps, or a share of all steps below 1")
+    return int(value)
+
+
+# TRL's way to count: so many steps, or below 1 a share of all steps.
+Steps = Annotated[int | float, Field(ge=0, le=MAX_STEPS), AfterValidator(_steps_or_share)]
 
 
 class Room(BaseModel):
     model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=()
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        protected_namespaces=(),
+        allow_inf_nan=False,
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_switch_is_no_number(cls, values: Any) -> Any:
+        """`--max_steps` without a value reads as true, which pydantic would take for 1."""
+        for key, value in values.items() if isinstance(values, dict) else ():
+            if isinstance(value, bool) and key in cls.model_fields and _takes_numbers_only(cls, key):
+                raise ValueError(f"{key} takes a number, not {str(value).lower()}")
+        return values
+
+
+def _takes_numbers_only(section: type[BaseModel], key: str) -> bool:
+    field = section.model_fields[key]
+    kinds = {field.annotation, *_flat_kinds(field.annotation)}
+    if kinds == {int} and Le(1) in field.metadata:  # 0 or 1: a switch will do
+        return False
+    return bool(kinds & {int, float}) and bool not in kinds
+
+
+def _flat_kinds(annotation: Any) -> set[Any]:
+    """The types of a union, those inside `Annotated` as well."""
+    parts = get_args(annotation)
+    return {kind for part in parts for kind in ({part} | _flat_kinds(part))} if parts else set()

@@ -10,15 +10,15 @@ from whetstone.config.base import Room
 class CurriculumSpec(Room):
     """reasoning-gym's levels of difficulty, climbed by accuracy. `curriculum: true` takes these defaults."""
 
-    start: int = Field(default=0, ge=0)
+    start: int = Field(default=0, ge=0, le=1_000)
     """The level that training begins at."""
-    top: int | None = Field(default=None, ge=0)
+    top: int | None = Field(default=None, ge=0, le=1_000)
     """The highest level that is used; none: all there are."""
     up: float = Field(default=0.8, gt=0, le=1)
     """One level up when at least this share of the newest answers is right."""
     down: float | None = Field(default=None, ge=0, lt=1)
     """One level down when at most this share is right; none: never."""
-    window: int = Field(default=128, ge=1)
+    window: int = Field(default=128, ge=1, le=1_000_000)
     """How many answers, all of the present level, that share is taken over."""
 
     @model_validator(mode="after")

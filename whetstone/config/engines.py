@@ -8,35 +8,35 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from whetstone.config.base import Room
+from whetstone.config.base import MAX_SECONDS, Name, Room
 
 
 class EnginesRoom(Room):
     """Where servers are, how they are started, and how weights reach them."""
 
-    rollout_servers: list[str] = Field(default_factory=list)
+    rollout_servers: list[Name] = Field(default_factory=list)
     """Addresses of servers that are running (http://node1:8000, ...), as a list or a text with commas; empty:
     the run starts its own and stops it at the end.
     """
-    vllm_server_base_url: str | None = None
+    vllm_server_base_url: Name | None = None
     """TRL's way to name one server: its address."""
-    vllm_server_host: str | None = None
+    vllm_server_host: Name | None = None
     """TRL's way to name one server: its host (see vllm_server_port). `whet serve` listens on it; default:
     127.0.0.1, this machine only.
     """
     vllm_server_port: int = Field(default=8000, ge=1, le=65535)
     """Port of that server; the servers of `whet serve` count up from it."""
-    vllm_server_timeout: float = Field(default=240.0, gt=0)
+    vllm_server_timeout: float = Field(default=240.0, gt=0, le=MAX_SECONDS)
     """Seconds to wait for servers to come up, and for one to come back when none is left."""
-    server_request_timeout: float = Field(default=600.0, gt=0)
+    server_request_timeout: float = Field(default=600.0, gt=0, le=MAX_SECONDS)
     """Seconds after which a server that owes an answer is taken for dead and its work is done elsewhere."""
     vllm_gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)
     """Share of the GPU's memory for vLLM; default: 0.9 on GPUs of its own, 0.3 where it shares the
     trainer's.
     """
-    vllm_tensor_parallel_size: int = Field(default=1, ge=1)
+    vllm_tensor_parallel_size: int = Field(default=1, ge=1, le=1_024)
     """GPUs that one server spreads the model over."""
-    vllm_max_model_length: int | None = Field(default=None, ge=1)
+    vllm_max_model_length: int | None = Field(default=None, ge=1, le=16_777_216)
     """Longest prompt and completion together; default: max_prompt_length + max_completion_length, or else
     what the model allows.
     """
@@ -44,21 +44,21 @@ class EnginesRoom(Room):
     """Where vLLM shares the trainer's GPU: give its memory back during the update."""
     vllm_group_port: int | None = Field(default=None, ge=1, le=65535)
     """First port on the trainer's machine for sending weights by NCCL; default: any free one."""
-    server_devices: list[str] = Field(default_factory=list)
+    server_devices: list[Name] = Field(default_factory=list)
     """GPUs of the servers that are started, one entry for each server: ["4", "5"], or ["4,5", "6,7"] with
     vllm_tensor_parallel_size 2. Empty: one server, on the GPUs that the run sees.
     """
-    server_args: list[str] = Field(default_factory=list)
+    server_args: list[Name] = Field(default_factory=list)
     """Further arguments for the command that starts a server, as `vllm serve` or SGLang knows them."""
     weight_transfer: Literal["auto", "nccl", "ipc", "disk"] = "auto"
     """How new weights reach a server: over NCCL (GPUs of its own), IPC (the trainer's GPU), or files that it
     reads again; auto: as the server was started.
     """
-    weight_transfer_dir: str | None = None
+    weight_transfer_dir: Name | None = None
     """Folder for weights that go by file (LoRA adapters always do); servers on other machines must see it
     under the same path. Default: a temporary one.
     """
-    max_logprob_difference: float = Field(default=0.1, gt=0)
+    max_logprob_difference: float = Field(default=0.1, gt=0, le=1_000)
     """The run stops when engine and trainer logprobs of a batch differ by more than this, in the mean over
     tokens: the engine does not have the trainer's weights.
     """
@@ -77,7 +77,11 @@ class EnginesRoom(Room):
     @field_validator("rollout_servers", mode="before")
     @classmethod
     def _addresses(cls, value: Any) -> Any:
-        entries = [] if value is None else value.split(",") if isinstance(value, str) else value
+        if value is None:
+            return []
+        entries = value.split(",") if isinstance(value, str) else value
+        if not isinstance(entries, list):
+            raise ValueError("give addresses such as http://node1:8000, as a list or separated by commas")
         return [_address(entry) for entry in entries if str(entry).strip()]
 
     @field_validator("vllm_server_base_url", mode="before")

@@ -4,7 +4,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from whetstone.config.base import Room
+from whetstone.config.base import MAX_COUNT, MAX_STEPS, Room
 
 
 class LossRoom(Room):
@@ -22,21 +22,21 @@ class LossRoom(Room):
     """Divide advantages by the standard deviation of the group, of the batch, or not at all (true: group,
     false: none).
     """
-    epsilon: float = Field(default=0.2, ge=0)
+    epsilon: float = Field(default=0.2, ge=0, le=1_000)
     """The ratio is clipped below at 1 - epsilon."""
-    epsilon_high: float | None = Field(default=None, ge=0)
+    epsilon_high: float | None = Field(default=None, ge=0, le=1_000)
     """The ratio is clipped above at 1 + epsilon_high; default: epsilon. With cispo: its weight is at most
     epsilon_high; default: 5.
     """
-    delta: float | None = Field(default=None, gt=0)
+    delta: float | None = Field(default=None, gt=0, le=1_000)
     """Upper bound of the ratio where the advantage is negative (two-sided clipping); greater than 1 +
     epsilon_high.
     """
-    sapo_temperature_pos: float = Field(default=1.0, gt=0)
+    sapo_temperature_pos: float = Field(default=1.0, gt=0, le=1_000)
     """How sharply sapo's gate closes for good answers."""
-    sapo_temperature_neg: float = Field(default=1.05, gt=0)
+    sapo_temperature_neg: float = Field(default=1.05, gt=0, le=1_000)
     """How sharply sapo's gate closes for bad answers."""
-    beta: float = Field(default=0.0, ge=0)
+    beta: float = Field(default=0.0, ge=0, le=1_000)
     """Weight of the KL penalty; 0: no reference is kept."""
     kl_target: Literal["base", "moving", "rollout"] = "base"
     """KL against whom: the first weights, weights that follow the policy, or the policy that sampled the
@@ -48,31 +48,31 @@ class LossRoom(Room):
     """
     kl_in: Literal["loss", "reward"] = "loss"
     """Where the penalty goes: into the loss, or off the reward before advantages are taken."""
-    kl_target_value: float | None = Field(default=None, gt=0)
+    kl_target_value: float | None = Field(default=None, gt=0, le=1_000)
     """Let beta grow and shrink so that the KL per token stays near this; none: beta is fixed."""
-    ref_model_sync_steps: int = Field(default=512, ge=1)
+    ref_model_sync_steps: int = Field(default=512, ge=1, le=MAX_STEPS)
     """kl_target moving: the reference follows every so many steps."""
     ref_model_mixup_alpha: float = Field(default=0.6, gt=0, le=1)
     """kl_target moving: how much of the policy the reference takes over then."""
     use_bias_correction_kl: bool = True
     """Multiply the KL by the ratio, as TRL does: unbiased where a batch is used several times."""
-    entropy_coef: float = 0.0
+    entropy_coef: float = Field(default=0.0, ge=-1_000, le=1_000)
     """Bonus on the mean entropy per token."""
-    entropy_target: float | None = Field(default=None, gt=0)
+    entropy_target: float | None = Field(default=None, gt=0, le=100)
     """Adapt entropy_coef so that the entropy stays above this: up by entropy_coef_delta a step while below
     it, down while above, and no bonus while above.
     """
-    entropy_coef_delta: float = Field(default=0.005, gt=0)
+    entropy_coef_delta: float = Field(default=0.005, gt=0, le=1_000)
     """Step of the adaptive entropy_coef."""
-    entropy_coef_min: float = Field(default=0.0, ge=0)
+    entropy_coef_min: float = Field(default=0.0, ge=0, le=1_000)
     """Lower bound of the adaptive entropy_coef."""
-    entropy_coef_max: float = Field(default=1.0, ge=0)
+    entropy_coef_max: float = Field(default=1.0, ge=0, le=1_000)
     """Upper bound of the adaptive entropy_coef."""
     top_entropy_quantile: float = Field(default=1.0, gt=0, le=1)
     """Learn only from this share of a step's tokens, the most undecided ones."""
     mask_truncated_completions: bool = False
     """Leave completions that were cut off at max_completion_length out of the loss."""
-    off_policy_mask_threshold: float | None = Field(default=None, gt=0)
+    off_policy_mask_threshold: float | None = Field(default=None, gt=0, le=1_000)
     """Leave out sequences with negative advantage whose mean logprob fell by more than this since they were
     sampled.
     """
@@ -84,9 +84,9 @@ class LossRoom(Room):
     """Importance weights for the difference between the engine's logprobs and the trainer's before the first
     update; default with async_rollouts: token_truncate.
     """
-    sampler_correction_min: float = Field(default=0.0, ge=0)
+    sampler_correction_min: float = Field(default=0.0, ge=0, le=MAX_COUNT)
     """Lower bound of these weights."""
-    sampler_correction_max: float = Field(default=3.0, gt=0)
+    sampler_correction_max: float = Field(default=3.0, gt=0, le=MAX_COUNT)
     """Upper bound of these weights; beyond the bounds a weight is cut (truncate) or becomes 0 (mask)."""
 
     @property
@@ -133,15 +133,15 @@ class CriticRoom(Room):
 
     critic: Literal["head", "model"] = "head"
     """A linear layer on the policy's own hidden states, or a model of its own begun as the policy's copy."""
-    critic_learning_rate: float = Field(default=1e-5, ge=0)
+    critic_learning_rate: float = Field(default=1e-5, ge=0, le=10)
     """Learning rate of the critic, constant after its warm-up."""
-    critic_warmup_steps: int = Field(default=0, ge=0)
+    critic_warmup_steps: int = Field(default=0, ge=0, le=MAX_STEPS)
     """First steps in which only the critic learns."""
     gamma: float = Field(default=1.0, ge=0, le=1)
     """Discount per token."""
     gae_lambda: float = Field(default=0.95, ge=0, le=1)
     """1: whole returns (no bias, much noise); 0: one step ahead (the critic's bias, little noise)."""
-    value_clip: float | None = Field(default=0.2, gt=0)
+    value_clip: float | None = Field(default=0.2, gt=0, le=1_000)
     """Hold new values this near to the old ones within a batch; none: free."""
-    value_coef: float = Field(default=0.1, ge=0)
+    value_coef: float = Field(default=0.1, ge=0, le=1_000)
     """Weight of the value loss in the gradient of a trunk that policy and critic share."""

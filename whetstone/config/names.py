@@ -1,14 +1,17 @@
 """Names from other trainers, of keys, of their values and of sections, and what they are taken for here.
 
-`load.py` applies these tables and the run says so. docs/coming_from.md shows them project by project.
+TRL's own are in `trl_names.py`, keys of data sets in `data_keys.py`. `load.py` applies these tables and the
+run says so. docs/coming_from.md shows them project by project.
 """
 
-import json
-from collections.abc import Callable
 from typing import Any
+
+from whetstone.config import trl_names
+from whetstone.config.trl_names import Converter, eval_strategy
 
 # other name -> our key
 RENAMED: dict[str, str] = {
+    **trl_names.RENAMED,
     "model": "model_name_or_path",
     "model_name": "model_name_or_path",
     "model_path": "model_name_or_path",
@@ -19,7 +22,6 @@ RENAMED: dict[str, str] = {
     "generation_temp": "temperature",
     "num_epochs": "num_train_epochs",
     "lr": "learning_rate",
-    "eval_steps": "fixed_eval_steps",
     "simple_eval_problems": "eval_num_samples",
     "repeat_eval_problems": "eval_samples_per_problem",
     "experiment_name": "run_name",
@@ -34,10 +36,11 @@ RENAMED: dict[str, str] = {
     "vllm_max_model_len": "vllm_max_model_length",
     "gpu_memory_utilization": "vllm_gpu_memory_utilization",
     "tensor_model_parallel_size": "vllm_tensor_parallel_size",
-    "vllm_importance_sampling_mode": "sampler_correction",
-    "vllm_importance_sampling_clip_min": "sampler_correction_min",
-    "vllm_importance_sampling_clip_max": "sampler_correction_max",
-    "vllm_importance_sampling_cap": "sampler_correction_max",
+    "system_prompt": "developer_prompt",
+    "lora_rank": "lora_r",
+    "eval_k": "eval_samples_per_problem",
+    "eval_problems": "eval_num_samples",
+    "max_test_problems": "eval_num_samples",
 }
 
 
@@ -86,60 +89,42 @@ def _max_model_len(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
     return {"max_prompt_length": _count(value) - completion}
 
 
-def _data_path(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
-    datasets = _specs(flat) or {"math": {}}
-    if len(datasets) != 1:
-        raise ValueError(
-            "data_path names one file, but datasets has several tasks: give each its own config: {path: ...}"
-        )
-    ((name, spec),) = datasets.items()
-    return {"datasets": {name: _with(spec, path=value)}}
-
-
-def _max_samples(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
-    # So many rows of each task that reads rows, and so many problems of those that are generated.
-    datasets = {
-        name: _with(spec, max_samples=value) if {"path", "dataset"} & set(spec.get("config") or {}) else spec
-        for name, spec in _specs(flat).items()
-    }
-    return {"datasets": datasets, "dataset_size": value}
-
-
 def _count(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int | float | str) or not str(value).isdecimal():
         raise ValueError(f"'{value}' is not a whole number")
     return int(value)
 
 
-def _specs(flat: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """`datasets` as it was written: a mapping or JSON text."""
-    datasets = flat.get("datasets") or {}
-    if isinstance(datasets, str):
-        datasets = json.loads(datasets)
-    if not isinstance(datasets, dict):
-        raise ValueError("datasets is not a mapping of task names")
-    return {name: dict(spec or {}) for name, spec in datasets.items()}
-
-
-def _with(spec: dict[str, Any], **settings: Any) -> dict[str, Any]:
-    return {**spec, "config": {**(spec.get("config") or {}), **settings}}
-
-
 def _offload_model(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
     return {"cpu_offload": "all" if value else "none"}
 
 
+def _perfect_bonus(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
+    return {"perfect_reward_weight": float(value) if isinstance(value, bool) else value}
+
+
+def _pass_at_k(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
+    # A switch, or how many completions of each problem: pass@k is reported wherever there are several.
+    if isinstance(value, bool) or value is None:
+        several = flat.get("eval_samples_per_problem", 1) != 1
+        return {"eval_samples_per_problem": 4} if value and not several else {}
+    return {"eval_samples_per_problem": _count(value)}
+
+
 # other name -> a function of (its value, all keys: ours and as they were written) that gives our keys.
 # They are applied in this order, after plain names.
-CONVERTED: dict[str, Callable[[Any, dict[str, Any]], dict[str, Any]]] = {
+CONVERTED: dict[str, Converter] = {
+    **trl_names.CONVERTED,
+    "torch_dtype": trl_names.CONVERTED["dtype"],
+    "evaluation_strategy": eval_strategy,
     "use_wandb": _use_wandb,
     "resume_steps": _resume_steps,
     "per_rollout_size": _per_rollout_size,
     "updates_per_rollout": _updates_per_rollout,
     "max_model_len": _max_model_len,
-    "data_path": _data_path,
-    "max_samples": _max_samples,
     "offload_model": _offload_model,
+    "perfect_bonus": _perfect_bonus,
+    "eval_pass_at_k": _pass_at_k,
 }
 
 _PAGING = " Paging is cpu_offload: optimizer, which keeps the states in the memory of the CPU."
@@ -155,11 +140,59 @@ VALUES: dict[str, dict[str, tuple[str, str]]] = {
     },
 }
 
+# another name of a reward function -> ours: those of TRL's own script and of the course
+REWARDS: dict[str, str] = {
+    "accuracy_reward": "accuracy",
+    "think_format_reward": "format",
+    "format_reward": "format",
+}
+
+_LAUNCHER = (
+    "the launcher says how many processes there are (torchrun --nproc_per_node, accelerate launch "
+    "--num_processes)"
+)
+_SERVERS = "GPUs and options of servers are server_devices and server_args"
+_REWARDS = "it belongs to a reward function of that project"
 # known elsewhere, without a meaning here, and why
 WITHOUT_EFFECT: dict[str, str] = {
-    "num_processes": "the launcher says how many processes there are (torchrun --nproc_per_node, "
-    "accelerate launch --num_processes)",
+    **trl_names.NO_EFFECT,
+    "num_processes": _LAUNCHER,
+    "num_machines": _LAUNCHER,
+    **dict.fromkeys(("vllm_device", "vllm_dtype", "remote_gen_model_url"), _SERVERS),
+    **dict.fromkeys(
+        ("callbacks", "benchmarks", "hub_model_revision", "overwrite_hub_revision", "push_to_hub_revision"),
+        trl_names.NO_EFFECT["push_to_hub"],
+    ),
+    **dict.fromkeys(
+        (
+            *("code_language", "code_eval_test_batch_size", "code_eval_scoring_mode", "code_provider"),
+            *("parallel_code_exec_per_proc", "e2b_router_url", "morph_router_url", "ioi_provider"),
+            *("cosine_min_value_wrong", "cosine_max_value_wrong", "cosine_min_value_correct"),
+            *("cosine_max_value_correct", "cosine_max_len", "repetition_n_grams", "repetition_max_penalty"),
+            *("max_completion_len", "soft_punish_cache"),
+        ),
+        _REWARDS,
+    ),
+    **dict.fromkeys(("logging_dir", "wandb_log_unique_prompts"), trl_names.NO_EFFECT["log_completions"]),
+    **dict.fromkeys(
+        ("use_liger_loss", "half_precision_backend", "fp16_opt_level", "use_ipex", "jit_mode_eval"),
+        trl_names.NO_EFFECT["use_liger_kernel"],
+    ),
+    **dict.fromkeys(("group_by_length", "dataset_num_proc"), trl_names.NO_EFFECT["shuffle_dataset"]),
+    "save_safetensors": trl_names.NO_EFFECT["save_only_model"],
 }
+
+# known elsewhere, but can't be had: (values that ask for nothing, why)
+REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+    **trl_names.REFUSED,
+    "use_qlora": ((), "weights are trained from bf16 or float32: set use_peft=true bf16=true"),
+    "dataset_mixture": ((), "give each data set its own entry in datasets"),
+    "dataset_mixer": ((), "give each data set its own entry in datasets"),
+}
+
+# Names that only the math project's flat files have: beside them lora_r and the like mean LoRA.
+MATH_PROJECT = frozenset({"model_path", "num_return_sequences", "kl_coef", "num_epochs", "max_new_tokens"})
+LORA_SETTINGS = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules")
 
 # A section of a nested file -> its own short names -> a key of ours or of the tables above. Other keys inside
 # it are read as they are.

@@ -7,17 +7,17 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from whetstone.config.base import Room
+from whetstone.config.base import MAX_SECONDS, Room
 
 
 class ParallelRoom(Room):
     """How the ranks that a launcher started share the work: ddp_size x shards x tp_size of them."""
 
-    tp_size: int = Field(default=1, ge=1)
+    tp_size: int = Field(default=1, ge=1, le=1_024)
     """Tensor-parallel ranks: each layer's matrices are split among so many neighbours, which work on the same
     tokens.
     """
-    ddp_size: int = Field(default=1, ge=1)
+    ddp_size: int = Field(default=1, ge=1, le=65_536)
     """Replicas: weights are sharded (FSDP2) inside each of so many groups of ranks and repeated between them.
     1: sharded over all ranks.
     """
@@ -33,7 +33,7 @@ class ParallelRoom(Room):
     """A rank that has not been heard of for so long is taken for dead, and all others end with that
     reason.
     """
-    collective_timeout_s: float = Field(default=1800.0, ge=10)
+    collective_timeout_s: float = Field(default=1800.0, ge=10, le=MAX_SECONDS)
     """Longest wait of one rank for the others (the slowest rollouts, the loading of a large model)."""
 
     @field_validator("cpu_offload", mode="before")

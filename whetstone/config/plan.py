@@ -12,6 +12,8 @@ from whetstone.config.rooms import Config
 from whetstone.errors import UserError
 from whetstone.text import counted
 
+MAX_COMPLETIONS = 1_000_000  # of a batch: each is kept in memory until the batch is done
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
@@ -88,8 +90,12 @@ def make_plan(config: Config, *, num_problems: int, world_size: int = 1) -> Plan
             f"steps_per_generation ({per_generation}) is not a multiple of gradient_accumulation_steps "
             f"({accumulation}): set it to {good}."
         )
+    per_step = rollout.prompts_per_step or _prompts_from_batch_size(config, world_size)
     minibatches = per_generation // accumulation
-    prompts = (rollout.prompts_per_step or _prompts_from_batch_size(config, world_size)) * minibatches
+    if rollout.generation_batch_size is not None:
+        minibatches = _minibatches(rollout.generation_batch_size, per_step * rollout.num_generations)
+    prompts = per_step * minibatches
+    _check_size(prompts * rollout.num_generations)
 
     to_steps = accumulation if update.batch_counts_as_step else 1
     updates_per_batch = minibatches * update.num_iterations
@@ -104,7 +110,7 @@ def make_plan(config: Config, *, num_problems: int, world_size: int = 1) -> Plan
             "steps "
             f"({minibatches} parts x {update.num_iterations} iterations): set max_steps to {good}."
         )
-    save_every = config.run.save_steps if config.run.save_strategy == "steps" else 0
+    save_every = _every(config.run.save_steps, num_steps) if config.run.save_strategy == "steps" else 0
     if config.run.save_strategy == "epoch":
         save_every = math.ceil(num_problems / prompts) * updates_per_batch
     return Plan(
@@ -114,7 +120,7 @@ def make_plan(config: Config, *, num_problems: int, world_size: int = 1) -> Plan
         num_iterations=update.num_iterations,
         num_batches=num_steps // updates_per_batch,
         num_steps=num_steps,
-        eval_every=math.ceil(config.evaluation.fixed_eval_steps / to_steps),
+        eval_every=_every(config.evaluation.fixed_eval_steps, num_steps, to_steps),
         save_every=save_every,
         warmup_steps=update.warmup_steps or math.ceil(update.warmup_ratio * num_steps),
         num_problems=num_problems,
@@ -125,6 +131,29 @@ def _times_seen(repeats: float) -> str:
     if repeats < 1:
         return f"{100 * repeats:.2g} % of them seen"
     return "seen once" if repeats == 1 else f"seen {repeats:.2g} times"
+
+
+def _every(steps: float, num_steps: int, to_steps: int = 1) -> int:
+    """Optimizer steps between two events; a number below 1 is a share of all steps, as in TRL."""
+    return math.ceil(steps * num_steps) if 0 < steps < 1 else math.ceil(steps / to_steps)
+
+
+def _minibatches(generation_batch_size: int, completions_per_step: int) -> int:
+    if generation_batch_size % completions_per_step:
+        good = max(1, round(generation_batch_size / completions_per_step)) * completions_per_step
+        raise UserError(
+            f"generation_batch_size ({generation_batch_size}) is not a multiple of the "
+            f"{completions_per_step} completions of a step: set it to {good}."
+        )
+    return generation_batch_size // completions_per_step
+
+
+def _check_size(completions: int) -> None:
+    if completions > MAX_COMPLETIONS:
+        raise UserError(
+            f"A batch would have {completions:,} completions, more than {MAX_COMPLETIONS:,}: lower "
+            "num_generations, prompts_per_step, gradient_accumulation_steps or steps_per_generation."
+        )
 
 
 def without_effect(config: Config, plan: Plan) -> list[str]:

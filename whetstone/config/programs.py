@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from whetstone.config.base import Room
+from whetstone.config.base import MAX_COUNT, Name, Room
 
 
 class ProgramsRoom(Room):
@@ -12,21 +12,21 @@ class ProgramsRoom(Room):
 
     use_reasoning_format: bool = False
     """Ask for `<reasoning>...</reasoning><answer>...</answer>`; false: the program directly."""
-    base_reward_weight: float = Field(default=1.0, ge=0)
+    base_reward_weight: float = Field(default=1.0, ge=0, le=MAX_COUNT)
     """What the share of passed tests is worth (all of it or nothing with test_reward: all)."""
-    perfect_reward_weight: float = Field(default=1.0, ge=0)
+    perfect_reward_weight: float = Field(default=1.0, ge=0, le=MAX_COUNT)
     """What is paid on top for passing every test."""
     test_reward: Literal["share", "all"] = "share"
     """`share`: base_reward_weight x share of tests passed; `all`: base_reward_weight only if all of them
     pass.
     """
-    max_tests_per_problem: int = Field(default=3, ge=0)
+    max_tests_per_problem: int = Field(default=3, ge=0, le=MAX_COUNT)
     """Tests run for a training answer, chosen once per problem by dataset_seed; 0: all. Evaluation runs
     all.
     """
     sandbox_pool: Literal["local", "ray"] = "local"
     """Where programs run: on this machine, one at a time for each of reward_workers, or on a Ray cluster."""
-    ray_address: str = "auto"
+    ray_address: Name = "auto"
     """Address of the Ray cluster for sandbox_pool: ray; `auto` finds a running one, `local` starts one
     here.
     """
@@ -34,9 +34,9 @@ class ProgramsRoom(Room):
     """`auto`: the strongest that works here, never weaker than `filters` (seccomp, Landlock); `limits`
     accepts programs that can read files and use the network.
     """
-    sandbox_time_limit_s: float = Field(default=2.0, gt=0)
+    sandbox_time_limit_s: float = Field(default=2.0, gt=0, le=3_600)
     """For one test of a problem that names no time limit of its own."""
-    sandbox_memory_mb: int = Field(default=512, ge=32)
+    sandbox_memory_mb: int = Field(default=512, ge=32, le=1_048_576)
     """For all processes of a program together."""
-    sandbox_output_kb: int = Field(default=256, ge=1)
+    sandbox_output_kb: int = Field(default=256, ge=1, le=1_048_576)
     """What a program may print in one test; more ends it."""

@@ -1,26 +1,26 @@
 """The knobs of the update: how long, at which rate, by which optimiser, how much at once."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
-from whetstone.config.base import Room
+from whetstone.config.base import MAX_STEPS, Name, Room
 
 
 class UpdateRoom(Room):
     """How the weights move."""
 
-    max_steps: int = -1
+    max_steps: int = Field(default=-1, ge=-1, le=MAX_STEPS)
     """Optimiser steps of the whole run; -1: from num_train_epochs."""
-    num_train_epochs: float = Field(default=1.0, gt=0)
+    num_train_epochs: float = Field(default=1.0, gt=0, le=1_000_000)
     """Passes over the training problems, where max_steps is -1."""
     batch_counts_as_step: bool = False
     """Count accumulation steps, not optimiser steps, in max_steps and fixed_eval_steps."""
-    num_iterations: int = Field(default=1, ge=1)
+    num_iterations: int = Field(default=1, ge=1, le=1_000)
     """Times each batch of completions is used."""
-    learning_rate: float = Field(default=1e-6, ge=0)
+    learning_rate: float = Field(default=1e-6, ge=0, le=10)
     """Peak learning rate."""
-    lr_scheduler_type: str = "linear"
+    lr_scheduler_type: Name = "linear"
     """A schedule of transformers: linear, cosine, constant, constant_with_warmup, polynomial,
     cosine_with_min_lr, ...
     """
@@ -28,28 +28,37 @@ class UpdateRoom(Room):
     """Settings of that schedule, such as {min_lr_rate: 0.1}."""
     warmup_ratio: float = Field(default=0.0, ge=0, le=1)
     """Share of the steps over which the learning rate rises from 0."""
-    warmup_steps: int = Field(default=0, ge=0)
+    warmup_steps: int = Field(default=0, ge=0, le=MAX_STEPS)
     """The same as a number of steps; wins over warmup_ratio."""
     optim: Literal["adamw_torch", "adamw_8bit"] = "adamw_torch"
     """AdamW with float32 states, or with states of 8 bits: 6 bytes a parameter less (docs/update.md)."""
-    weight_decay: float = Field(default=0.0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0, le=1_000)
     """AdamW's decoupled weight decay."""
     adam_beta1: float = Field(default=0.9, ge=0, lt=1)
     """AdamW's decay of the mean gradient."""
     adam_beta2: float = Field(default=0.999, ge=0, lt=1)
     """AdamW's decay of the squared gradient."""
-    adam_epsilon: float = Field(default=1e-8, gt=0)
+    adam_epsilon: float = Field(default=1e-8, gt=0, le=1)
     """AdamW's floor in the denominator."""
-    max_grad_norm: float = Field(default=1.0, ge=0)
+    max_grad_norm: float = Field(default=1.0, ge=0, le=1_000_000_000)
     """Gradients are scaled down to this norm; 0: never."""
-    micro_batch_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    micro_batch_tokens: Annotated[int, Field(ge=1, le=16_777_216)] | Literal["auto"] = "auto"
     """Tokens (prompts included) in one packed forward and backward pass: the knob for memory. `auto`: as many
     as pay and fit, found at the start on a GPU (on several, what fits on each of them); 8192 elsewhere.
     """
-    max_skipped_steps: int = Field(default=3, ge=1)
+    max_skipped_steps: int = Field(default=3, ge=1, le=MAX_STEPS)
     """The run stops after so many steps in a row whose loss or gradient is not finite."""
 
     @field_validator("lr_scheduler_kwargs", mode="before")
     @classmethod
     def _none_is_empty(cls, value: Any) -> Any:
         return {} if value is None else value
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.max_steps == 0:
+            raise ValueError(
+                "max_steps is 0, which trains nothing: set eval_only=true to measure the model only, "
+                "max_steps=1 to try the setup, or -1 for num_train_epochs"
+            )
+        return self

@@ -16,6 +16,8 @@ class Chat:
     def __init__(self, tokenizer: Any, config: ModelRoom):
         self.tokenizer = tokenizer
         self.config = config
+        if config.chat_template is not None:
+            tokenizer.chat_template = config.chat_template
         if config.apply_chat_template and not tokenizer.chat_template:
             raise UserError(
                 f"The tokenizer of {config.model_name_or_path} has no chat template: set "
@@ -27,7 +29,9 @@ class Chat:
         """The prompt as the model sees it."""
         messages = [dict(message) for message in problem.messages]
         if self.config.apply_chat_template:
-            text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            text = self.tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True, **self.config.chat_template_kwargs
+            )
         else:
             system = "\n".join(message["content"] for message in messages[:-1])
             # str.replace, not format: questions and templates may hold braces of their own

@@ -33,20 +33,21 @@ SHAPED = _words("""
     gradient_checkpointing torch_compile micro_batch_tokens max_steps num_train_epochs
     batch_counts_as_step warmup_ratio warmup_steps top_k
     lr_scheduler_kwargs loss_type importance_sampling_level epsilon_high kl_target entropy_target
+    generation_batch_size
 """)
 # Done by this package whoever trains.
 OURS = _words("""
     model_name_or_path device attn_implementation use_peft lora_r lora_alpha lora_dropout
-    lora_target_modules apply_chat_template prompt_template assistant_prefix max_prompt_length
-    max_slots vllm_mode
+    lora_target_modules apply_chat_template chat_template chat_template_kwargs prompt_template
+    assistant_prefix max_prompt_length max_slots vllm_mode
     datasets eval_datasets dataset_size dataset_seed eval_dataset_seed developer_prompt developer_role
     reward_funcs reward_weights reward_correct reward_wrong reward_no_answer overlong_buffer_length
     reward_timeout_s reward_workers max_reward_failure_share
     fixed_eval_steps eval_num_samples eval_samples_per_problem eval_temperature eval_greedy
     eval_num_examples_to_print per_device_eval_batch_size eval_only checkpoint_path
-    output_dir run_name trainer report_to wandb_project wandb_name logging_steps logging_first_step
-    log_reward_variance verbose_variance_logging log_completions_steps save_strategy save_steps auto_resume
-    resume_from_checkpoint overwrite_output_dir
+    output_dir run_name trainer report_to wandb_project wandb_name wandb_entity wandb_tags logging_steps
+    logging_first_step log_reward_variance verbose_variance_logging log_completions_steps save_strategy
+    save_steps auto_resume resume_from_checkpoint overwrite_output_dir
 """)
 # Refused unless at its default, with the reason; a key that stands nowhere here is refused without one.
 REFUSED = {

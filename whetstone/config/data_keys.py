@@ -1,0 +1,193 @@
+"""Top-level keys of a data set (`dataset_name`, splits, columns, `data_path`, `max_samples`) -> the settings
+of a task under `datasets`.
+
+Where no task is named, `dataset_name` means the task `rows` and `data_path` the task `math`. Reads no data.
+"""
+
+import json
+from typing import Any
+
+from whetstone.errors import UserError
+
+# key -> the setting of a task that it means
+SETTINGS: dict[str, str] = {
+    "dataset_name": "dataset",
+    "dataset_id_or_path": "dataset",
+    "dataset_path": "dataset",
+    "data_path": "path",
+    "eval_data_path": "eval_path",
+    "dataset_config": "name",
+    "dataset_configs": "name",
+    "dataset_train_split": "split",
+    "dataset_test_split": "eval_split",
+    "dataset_prompt_column": "prompt_column",
+    "prompt_column": "prompt_column",
+    "question_column": "prompt_column",
+    "dataset_answer_column": "answer_column",
+    "dataset_solution_column": "answer_column",
+    "answer_column": "answer_column",
+    "max_samples": "max_samples",
+    "max_train_problems": "max_samples",
+}
+# What the columns of prompt and answer are called by tasks that have their own names for them.
+COLUMNS: dict[str, dict[str, str]] = {
+    "math": {"prompt_column": "question_column"},
+    "code": {"prompt_column": "statement_column", "answer_column": "tests_column"},
+    "countdown": {"prompt_column": "messages_column", "answer_column": "target_column"},
+}
+TASKS_OF_ROWS = ("rows", "math", "code", "countdown")
+_SOURCES = ("path", "dataset")
+ALL = -1  # of max_samples
+
+
+class DataKeys:
+    """The data keys of all layers. What is given before there is a data set waits for one."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, Any] = {}  # settings without a task so far
+        self._named: dict[str, tuple[str, str]] = {}  # setting -> (key, origin)
+        self._limit: int | None = None
+
+    def place(
+        self, values: dict[str, Any], before: dict[str, Any], ours: dict[str, Any], origin: str
+    ) -> tuple[dict[str, Any], list[str]]:
+        """Our keys (`datasets`, `dataset_size`) for the data keys among `values`, and notes of what was
+        understood. `before`: our keys of earlier layers; `ours`: those of this one.
+        """
+        given = _settings(values)
+        named = [key for key in values if key in SETTINGS]
+        self._named |= {SETTINGS[key]: (key, origin) for key in named}
+        given = {**self._waiting, **given}
+        is_new = "datasets" in ours
+        if not given:
+            return {}, []
+        datasets = specs(ours if is_new else before)
+        source = [key for key in _SOURCES if key in given]
+        if source and datasets and not is_new and not _takes_rows(datasets):
+            datasets = {}  # a data set named later takes the place of generated problems
+        if source and not datasets:
+            datasets = {"rows" if "dataset" in given else "math": {}}
+        limit = given.pop("max_samples", None)
+        result = {}
+        if not datasets:
+            self._waiting = given
+        elif given:
+            self._waiting = {}
+            result["datasets"] = datasets = _put(datasets, given, self._named)
+        result |= self._limited(datasets, limit, before)
+        return result, [
+            f"{', '.join(named)} ({origin}): {_meaning(result, datasets, given)}."
+        ] if named else []
+
+    def finish(self) -> list[str]:
+        """A note of splits without a data set; columns without one are refused."""
+        for setting in self._waiting:
+            key, origin = self._named[setting]
+            if setting.endswith("column"):
+                raise UserError(f"{key} ({origin}) needs a data set: set dataset_name or data_path to it.")
+        idle = [self._named[setting] for setting in self._waiting]
+        return [f"{key} ({origin}) has no effect: no data set is named." for key, origin in idle]
+
+    def _limited(self, datasets: dict[str, Any], limit: int | None, before: dict[str, Any]) -> dict[str, Any]:
+        """`max_samples`: so many problems, and so many rows of each task that reads rows; -1: all."""
+        old, self._limit = self._limit, self._limit if limit is None else limit
+        if self._limit is None:
+            return {}
+        if self._limit == ALL:
+            size = {"dataset_size": None} if old is not None and before.get("dataset_size") == old else {}
+            return size | ({"datasets": _limit(datasets, None)} if datasets else {})
+        return {"dataset_size": self._limit} | (
+            {"datasets": _limit(datasets, self._limit)} if datasets else {}
+        )
+
+
+def specs(flat: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """`datasets` as it was written: a mapping or JSON text."""
+    datasets = flat.get("datasets") or {}
+    if isinstance(datasets, str):
+        try:
+            datasets = json.loads(datasets)
+        except (ValueError, RecursionError):
+            raise UserError("datasets is a text that can't be read as JSON: write a mapping.") from None
+    if not isinstance(datasets, dict):
+        raise UserError("datasets is not a mapping of task names: write {chain_sum: {weight: 1.0}}.")
+    if any(not isinstance(spec, dict | None) for spec in datasets.values()):
+        raise UserError("datasets has a task whose entry is not a mapping: write {weight, config}.")
+    if any(not isinstance((spec or {}).get("config") or {}, dict) for spec in datasets.values()):
+        raise UserError("datasets has a task whose config is not a mapping: write {setting: value}.")
+    return {str(name): dict(spec or {}) for name, spec in datasets.items()}
+
+
+def _settings(values: dict[str, Any]) -> dict[str, Any]:
+    """The task settings that data keys ask for; a key without a value asks for nothing."""
+    given: dict[str, Any] = {}
+    for key, setting in SETTINGS.items():
+        value = values.get(key)
+        if key in ("max_samples", "max_train_problems"):
+            value = _all_or_some(key, value)
+        elif key == "dataset_configs" and isinstance(value, list):
+            if len(value) > 1:
+                raise UserError(
+                    "dataset_configs names several configurations: give each its own entry in datasets, such "
+                    "as {rows/a: {config: {dataset: ..., name: a}}}."
+                )
+            value = value[0] if value else None
+        if value is None:
+            continue
+        if setting != "max_samples" and not isinstance(value, str):
+            raise UserError(f"{key} has to be one name, not a {type(value).__name__}.")
+        if given.setdefault(setting, value) != value:
+            raise UserError(f"{key} and another key give the data set's {setting} twice: leave one out.")
+    return given
+
+
+def _all_or_some(key: str, value: Any) -> int | None:
+    if isinstance(value, bool) or not isinstance(value, int | None) or (value is not None and value < ALL):
+        value = 0
+    if value == 0:
+        raise UserError(f"{key} has to be how many problems to use, or -1 for all.")
+    return value
+
+
+def _takes_rows(datasets: dict[str, dict[str, Any]]) -> bool:
+    return any(
+        name.split("/")[0] in TASKS_OF_ROWS or set(_SOURCES) & set(spec.get("config") or {})
+        for name, spec in datasets.items()
+    )
+
+
+def _put(
+    datasets: dict[str, dict[str, Any]], given: dict[str, Any], named: dict[str, tuple[str, str]]
+) -> dict[str, dict[str, Any]]:
+    if len(datasets) != 1:
+        key, origin = named[next(iter(given))]
+        raise UserError(
+            f"{key} ({origin}) is for one data set, but datasets has several tasks: give each its own "
+            "config: {path: ...}."
+        )
+    ((name, spec),) = datasets.items()
+    own = COLUMNS.get(name.split("/")[0], {})
+    config = dict(spec.get("config") or {})
+    if set(_SOURCES) & set(given):  # another data set: nothing of the old source holds for it
+        for old in ("path", "dataset", "name", "split", "eval_split"):
+            config.pop(old, None)
+    config |= {own.get(setting, setting): value for setting, value in given.items()}
+    return {name: {**spec, "config": config}}
+
+
+def _limit(datasets: dict[str, dict[str, Any]], limit: int | None) -> dict[str, dict[str, Any]]:
+    """So many rows of each task that reads rows; None: all."""
+    limited = {}
+    for name, spec in datasets.items():
+        config = {key: value for key, value in (spec.get("config") or {}).items() if key != "max_samples"}
+        if limit is not None and set(_SOURCES) & set(config):
+            config["max_samples"] = limit
+        limited[name] = {**spec, "config": config} if config or "config" in spec else spec
+    return limited
+
+
+def _meaning(result: dict[str, Any], datasets: dict[str, Any], given: dict[str, Any]) -> str:
+    if given and datasets:
+        return f"the rows of task {next(iter(datasets))}"
+    size = result.get("dataset_size")
+    return "all problems are used" if size is None else f"{size} problems are used"

@@ -1,0 +1,58 @@
+"""Checks of names that become folders and of places that metrics go to. Reads nothing from disk."""
+
+from pathlib import PurePosixPath
+from typing import Any
+
+SINKS = ("wandb", "tensorboard", "trackio")
+_MAX_BYTES = 255  # of one name in a file system
+
+
+def check_run_name(name: Any) -> Any:
+    """A run name that stays inside output_dir; numbers are taken as text."""
+    if name is None or isinstance(name, bool):
+        return name
+    if isinstance(name, int | float):
+        name = str(name)
+    if not isinstance(name, str) or name == "":
+        return name
+    if not name.isprintable() or not name.strip():
+        raise ValueError("write a name of printable characters, for it becomes a folder inside output_dir")
+    parts = name.split("/")
+    if PurePosixPath(name).is_absolute() or {"", ".", ".."} & set(parts) or "\\" in name:
+        raise ValueError(
+            f"{_short(name)!r} would leave output_dir: write a plain name, and set output_dir to where the "
+            "run should be"
+        )
+    if any(len(part.encode(errors="replace")) > _MAX_BYTES for part in parts):
+        raise ValueError(f"the name has {len(name):,} characters, more than a folder may have: shorten it")
+    return name
+
+
+def check_sinks(value: Any) -> Any:
+    """`report_to` as a list of known places."""
+    if not isinstance(value, str | list | tuple | None):
+        raise ValueError(f"write a name or a list of {', '.join(SINKS)}, or none")
+    names = [] if value is None else [value] if isinstance(value, str) else list(value)
+    names = [name.strip().lower() for entry in names for name in str(entry).split(",") if name.strip()]
+    if names == ["all"]:
+        return list(SINKS)
+    names = [name for name in names if name != "none"]
+    for name in names:
+        if name not in SINKS:
+            raise ValueError(
+                f"'{_short(name)}' is not a place to report to: choose from {', '.join(SINKS)} or none"
+            )
+    return list(dict.fromkeys(names))
+
+
+def as_texts(value: Any) -> Any:
+    """A list of texts from a list, or from one text with commas."""
+    if isinstance(value, str):
+        value = value.split(",")
+    if not isinstance(value, list):
+        return [] if value is None else value
+    return [str(entry).strip() for entry in value if str(entry).strip()]
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:60]}..."

@@ -1,0 +1,262 @@
+"""Layers of keys as users write them -> our own flat keys: sections laid flat, dotted keys, other trainers'
+names and values, data keys. Gathers notes of what was understood, and complaints about what was not.
+
+Knows names only; values are checked by the sections of the configuration (`rooms.py`).
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from whetstone.config.data_keys import SETTINGS as DATA_KEYS
+from whetstone.config.data_keys import DataKeys
+from whetstone.config.names import (
+    CONVERTED,
+    LORA_SETTINGS,
+    MATH_PROJECT,
+    REFUSED,
+    RENAMED,
+    REWARDS,
+    SECTIONS,
+    VALUES,
+    WITHOUT_EFFECT,
+)
+from whetstone.config.overrides import COMMAND_LINE, expand_dotted
+from whetstone.config.row_settings import place_settings
+from whetstone.config.unknown import Complaints
+from whetstone.config.yaml_text import shorten
+from whetstone.errors import UserError
+
+MAPPINGS = ("datasets", "eval_datasets", "lr_scheduler_kwargs", "chat_template_kwargs", *SECTIONS)
+
+
+class Translation:
+    """Layers, the earliest first; a later one wins."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        """`keys`: our own."""
+        self._keys = frozenset(keys)
+        names = (RENAMED, CONVERTED, DATA_KEYS, SECTIONS)
+        self._complaints = Complaints(known=self._keys.union(*names))
+        self._idle: dict[str, dict[str, list[str]]] = {}  # origin -> reason -> keys without effect
+        self._data = DataKeys()
+        self._written: dict[str, Any] = {}  # under the names that were used
+        self.flat: dict[str, Any] = {}
+        self.origins: dict[str, str] = {}
+        self.notes: list[str] = []
+
+    def add(self, origin: str, values: dict[str, Any]) -> None:
+        values = expand_dotted(values, self.flat, MAPPINGS)
+        values = _lay_flat(values, origin, self.notes)
+        if origin != COMMAND_LINE:  # there the last one wins
+            _refuse_two_names(values, origin)
+        others = self._keys.union(RENAMED, CONVERTED, WITHOUT_EFFECT, REFUSED, DATA_KEYS)
+        values = place_settings(values, {**self._written, **self.flat}, others)
+        self._written.update(values)
+        ours = self._plain(values, origin)
+        ours |= self._converted(values, ours, origin)
+        placed, notes = self._data.place(values, self.flat, ours, origin)
+        ours |= placed
+        self.notes += notes
+        if "dataset_size" in ours and ours["dataset_size"] is None:
+            for keys in (ours, self.flat, self.origins):
+                keys.pop("dataset_size", None)
+        if ours.get("use_vllm") is not None and "rollout_engine" not in ours:
+            self._say_later_engine_wins(ours["use_vllm"])
+        self.flat.update(ours)
+        self.origins.update(dict.fromkeys(ours, origin))
+
+    def finish(self) -> None:
+        """Complain about all that was not understood; note what would be missed in the run."""
+        self._complaints.raise_all()
+        self.notes += self._data.finish()
+        self._half_precision()
+        self._logging_share()
+        self._warmup_of_schedule()
+        self._adapter()
+        self._batch_size()
+        self.notes += [_idle_note(origin, reasons) for origin, reasons in self._idle.items()]
+
+    def _plain(self, values: dict[str, Any], origin: str) -> dict[str, Any]:
+        """Keys that are ours under this or another name."""
+        ours: dict[str, Any] = {}
+        for key, value in values.items():
+            if key in CONVERTED or key in DATA_KEYS:
+                continue
+            if key in VALUES and isinstance(value, str) and value in VALUES[key]:
+                ours[key], more = VALUES[key][value]
+                self.notes.append(f"{key}: {value} ({origin}) is taken for {key}: {ours[key]}.{more}")
+            elif key == "reward_funcs":
+                ours[key] = self._rewards(value, origin)
+            elif key in self._keys:
+                ours[key] = value
+            elif key in RENAMED:
+                if value is not None:  # None is the default of another trainer
+                    ours[RENAMED[key]] = value
+                    self.notes.append(f"{key} ({origin}) is taken for {RENAMED[key]}.")
+            elif key in WITHOUT_EFFECT:
+                self._idle.setdefault(origin, {}).setdefault(WITHOUT_EFFECT[key], []).append(key)
+            elif key in REFUSED:
+                harmless, reason = REFUSED[key]
+                if value and value not in harmless:
+                    self._complaints.refused.append((key, origin, reason))
+            else:
+                self._complaints.unknown.append((key, origin))
+        return ours
+
+    def _converted(self, values: dict[str, Any], ours: dict[str, Any], origin: str) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for key in [key for key in CONVERTED if key in values]:
+            try:
+                converted = CONVERTED[key](values[key], {**self._written, **self.flat, **ours, **result})
+            except UserError:
+                raise
+            except (TypeError, ValueError, OverflowError) as error:
+                raise UserError(f"{key} ({origin}): {error}.") from None
+            result.update(converted)
+            if converted in ({}, {key: values[key]}):
+                continue
+            meaning = ", ".join(f"{name}: {entry}" for name, entry in converted.items())
+            self.notes.append(f"{key} ({origin}) is taken for {meaning}.")
+        return result
+
+    def _rewards(self, value: Any, origin: str) -> Any:
+        given = [value] if isinstance(value, str) else value
+        if not isinstance(given, list):
+            return value
+        ours = [REWARDS.get(name, name) if isinstance(name, str) else name for name in given]
+        for name, own in zip(given, ours, strict=True):
+            if name != own:
+                self.notes.append(f"reward_funcs: {name} ({origin}) is taken for {own}.")
+        return ours
+
+    def _say_later_engine_wins(self, use_vllm: Any) -> None:
+        """`use_vllm` said later than `rollout_engine` wins over it."""
+        if use_vllm is True or self.flat.get("rollout_engine") == "vllm":
+            self.flat.pop("rollout_engine", None)
+            self.origins.pop("rollout_engine", None)
+
+    def _half_precision(self) -> None:
+        if self.flat.get("fp16") is True:
+            self.flat.update(fp16=False, bf16=True)
+            self.notes.append(
+                f"fp16 ({self.origins['fp16']}) is taken for bf16: as fast and as small, and it needs no "
+                "loss scaling."
+            )
+
+    def _logging_share(self) -> None:
+        """`logging_steps` below 1 is TRL's share of all steps."""
+        share, steps = self.flat.get("logging_steps"), self.flat.get("max_steps")
+        if not isinstance(share, float) or not 0 < share < 1:
+            return
+        every, meaning = 1, "every step is shown"
+        if isinstance(steps, int) and not isinstance(steps, bool) and steps > 0:
+            every = math.ceil(share * steps)
+            meaning = f"{every} of {steps}"
+        self.flat["logging_steps"] = every
+        told = f"logging_steps: {share} ({self.origins['logging_steps']})"
+        self.notes.append(f"{told} is a share of all steps: {meaning}.")
+
+    def _warmup_of_schedule(self) -> None:
+        """`num_warmup_steps` inside `lr_scheduler_kwargs` is what `warmup_steps` says."""
+        settings = self.flat.get("lr_scheduler_kwargs")
+        if not isinstance(settings, dict) or not {"num_warmup_steps", "num_training_steps"} & set(settings):
+            return
+        origin = self.origins["lr_scheduler_kwargs"]
+        rest = {key: value for key, value in settings.items() if not key.startswith("num_")}
+        warmup = settings.get("num_warmup_steps")
+        self.flat["lr_scheduler_kwargs"] = rest | {
+            key: settings[key] for key in ("num_cycles",) if key in settings
+        }
+        if warmup is None:
+            self.notes.append(f"num_training_steps in lr_scheduler_kwargs ({origin}) has no effect.")
+            return
+        if self.flat.setdefault("warmup_steps", warmup) != warmup:
+            raise UserError(
+                f"lr_scheduler_kwargs ({origin}) has num_warmup_steps {warmup}, but warmup_steps is "
+                f"{self.flat['warmup_steps']}: leave one out."
+            )
+        self.origins.setdefault("warmup_steps", origin)
+        self.notes.append(
+            f"num_warmup_steps in lr_scheduler_kwargs ({origin}) is taken for warmup_steps: {warmup}."
+        )
+
+    def _adapter(self) -> None:
+        """LoRA settings without a switch: on in the math project's files, without effect in TRL's."""
+        settings = [key for key in LORA_SETTINGS if key in self.flat]
+        if not settings or "use_peft" in self.flat:
+            return
+        told = f"{', '.join(settings)} ({self.origins[settings[0]]})"
+        if len(MATH_PROJECT & set(self._written)) >= 2:
+            self.flat["use_peft"] = True
+            self.origins["use_peft"] = self.origins[settings[0]]
+            self.notes.append(f"{told}: a LoRA adapter is trained (use_peft=false trains all weights).")
+        else:
+            self.notes.append(f"{told} have no effect: all weights are trained unless use_peft is true.")
+
+    def _batch_size(self) -> None:
+        """Batch sizes that `prompts_per_step` makes idle, where somebody set them on purpose."""
+        prompts = self.flat.get("prompts_per_step")
+        if prompts is None:
+            return
+        idle = ["per_device_train_batch_size"]
+        if not {"steps_per_generation", "batch_counts_as_step"} & {
+            key for key, value in self.flat.items() if value
+        }:
+            idle.append("gradient_accumulation_steps")
+        first = self.origins["prompts_per_step"]
+        for key in idle:
+            if self.origins.get(key) == COMMAND_LINE != first:
+                self.notes.append(
+                    f"{key} ({COMMAND_LINE}) has no effect while prompts_per_step is {prompts} ({first}): "
+                    "set prompts_per_step=null to count by it."
+                )
+
+
+def _idle_note(origin: str, reasons: dict[str, list[str]]) -> str:
+    if sum(map(len, reasons.values())) == 1:
+        ((reason, (key,)),) = reasons.items()
+        return f"{key} ({origin}) has no effect: {reason}."
+    groups = "; ".join(f"{', '.join(keys)}: {reason}" for reason, keys in reasons.items())
+    return f"Without effect here ({origin}). {groups}."
+
+
+def _lay_flat(values: dict[str, Any], origin: str, notes: list[str]) -> dict[str, Any]:
+    """A nested file laid flat: `model: {path: x}` becomes `model_name_or_path: x`."""
+    flat = {key: value for key, value in values.items() if not _is_section(key, value)}
+    for section, inside in values.items():
+        if not _is_section(section, inside):
+            continue
+        short = SECTIONS[section]
+        for name, value in inside.items():
+            key = short.get(str(name), str(name))
+            if flat.setdefault(key, value) != value:
+                raise UserError(
+                    f"{shorten(key)} is given twice ({origin}, once under {section} as "
+                    f"{shorten(str(name))}): leave one out."
+                )
+        read = ", ".join(
+            key if short.get(str(key), key) == key else f"{key} as {short[key]}" for key in map(str, inside)
+        )
+        more = ""
+        if section == "lora" and inside and "use_peft" not in {RENAMED.get(key, key) for key in flat}:
+            flat["use_peft"] = True
+            more = "; use_peft: true with it"
+        notes.append(f"{section} ({origin}) is a section, whose keys are read as the file's: {read}{more}.")
+    return flat
+
+
+def _is_section(key: str, value: Any) -> bool:
+    return key in SECTIONS and isinstance(value, dict)
+
+
+def _refuse_two_names(values: dict[str, Any], origin: str) -> None:
+    """A file in which two names give one key two values."""
+    first: dict[str, str] = {}
+    for key, value in values.items():
+        name = RENAMED.get(key, key)
+        other = first.setdefault(name, key)
+        if values[other] != value:
+            raise UserError(
+                f"{other} and {key} ({origin}) both mean {name}, with different values: leave one out."
+            )

@@ -1,0 +1,222 @@
+"""Every name of TRL 1.16's GRPOConfig, ModelConfig and ScriptArguments, and what is decided about it.
+
+- `SAME`: a key of ours under the same name, with the same meaning.
+- `RENAMED`: a key of ours under another name.
+- `CONVERTED`: a function of (its value, all keys) that gives our keys.
+- `DATA`: where rows come from (`data_keys.py`).
+- `NO_EFFECT`: nothing here depends on it, and why; noted in one line for all of them.
+- `REFUSED`: nothing here can do it, and why; accepted where the value asks for nothing.
+
+`tests/unit/test_trl_names.py` reads TRL's own classes and fails if a name has no decision. Other trainers'
+names are in `names.py`. Imports nothing of TRL.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+Converter = Callable[[Any, dict[str, Any]], dict[str, Any]]
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+SAME = _names("""
+    output_dir run_name seed report_to model_name_or_path attn_implementation
+    per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps num_train_epochs
+    max_steps num_iterations num_generations generation_batch_size steps_per_generation
+    learning_rate lr_scheduler_type lr_scheduler_kwargs optim weight_decay adam_beta1 adam_beta2 adam_epsilon
+    max_grad_norm bf16 fp16 gradient_checkpointing torch_compile
+    max_completion_length temperature top_p top_k min_p chat_template_kwargs
+    use_vllm vllm_mode vllm_enable_sleep_mode vllm_server_base_url vllm_server_host vllm_server_port
+    vllm_server_timeout vllm_group_port vllm_gpu_memory_utilization vllm_max_model_length
+    vllm_tensor_parallel_size
+    beta epsilon epsilon_high delta sapo_temperature_neg sapo_temperature_pos importance_sampling_level
+    reward_weights scale_rewards loss_type mask_truncated_completions ref_model_mixup_alpha
+    ref_model_sync_steps top_entropy_quantile entropy_coef entropy_coef_min entropy_coef_max
+    entropy_coef_delta entropy_target off_policy_mask_threshold use_bias_correction_kl
+    logging_steps logging_first_step save_strategy save_steps save_total_limit resume_from_checkpoint
+    use_peft lora_r lora_alpha lora_dropout lora_target_modules
+""")
+
+RENAMED: dict[str, str] = {
+    "num_generations_eval": "eval_samples_per_problem",
+    "vllm_importance_sampling_mode": "sampler_correction",
+    "vllm_importance_sampling_clip_min": "sampler_correction_min",
+    "vllm_importance_sampling_clip_max": "sampler_correction_max",
+    "vllm_importance_sampling_cap": "sampler_correction_max",
+    "project": "wandb_project",
+    "eval_steps": "fixed_eval_steps",
+    "data_seed": "dataset_seed",
+    "ddp_timeout": "collective_timeout_s",
+}
+
+# Keys of rows: `data_keys.py` puts them into the settings of a task.
+DATA = _names("dataset_name dataset_config dataset_train_split dataset_test_split")
+
+
+def _dtype(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
+    """The precision of the weights; `bf16`, where it is given, says it already."""
+    name = str(value).removeprefix("torch.").lower()
+    if value is None or name == "auto" or flat.get("bf16") is not None or flat.get("fp16") is True:
+        return {}
+    known = {"float32": False, "fp32": False, "bfloat16": True, "bf16": True, "float16": True, "fp16": True}
+    if name not in known:
+        raise ValueError(f"'{value}' is not a precision to train in: write bfloat16 or float32")
+    return {"bf16": known[name]}
+
+
+def _model_init_kwargs(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
+    given = _mapping(value)
+    ours = _dtype(given.pop("dtype", given.pop("torch_dtype", None)), flat)
+    if given.get("attn_implementation") is not None:
+        ours["attn_implementation"] = given["attn_implementation"]
+    harmless = {"attn_implementation", "use_cache", "device_map", "low_cpu_mem_usage"}
+    return ours | _only(given, harmless, "model_init_kwargs")
+
+
+def _generation_kwargs(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
+    given = _mapping(value)
+    same = {key: given.pop(key) for key in ("temperature", "top_p", "top_k", "min_p") if key in given}
+    for name in ("max_new_tokens", "max_tokens"):
+        if name in given:
+            same["max_completion_length"] = given.pop(name)
+    return same | _only(given, {"do_sample", "use_cache", "pad_token_id"}, "generation_kwargs")
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict | None):
+        raise ValueError(f"'{value}' is not a mapping: write {{setting: value}}")
+    return dict(value or {})
+
+
+def _only(given: dict[str, Any], harmless: set[str], where: str) -> dict[str, Any]:
+    others = sorted(str(key) for key in set(given) - harmless)
+    if others:
+        raise ValueError(f"{', '.join(others)} inside {where} can't be had here: leave it out")
+    return {}
+
+
+def _sync_ref_model(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
+    return {"kl_target": "moving"} if value else {}
+
+
+def _adaptive_entropy(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
+    target = flat.get("entropy_target")  # here a target is what switches the adaptation on
+    return {"entropy_target": (0.2 if target is None else target) if value else None}
+
+
+def _sampler_correction(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
+    if not value:
+        return {"sampler_correction": "none"}
+    uses_vllm = flat.get("use_vllm") is True or flat.get("rollout_engine") == "vllm"
+    return {"sampler_correction": flat.get("sampler_correction", "sequence_mask")} if uses_vllm else {}
+
+
+def eval_strategy(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
+    """When the evaluation runs beside step 0 and the end."""
+    if value in ("no", False, None):
+        return {"fixed_eval_steps": 0} if "eval_steps" in flat else {}
+    if value == "steps":
+        return {} if "fixed_eval_steps" in flat else {"fixed_eval_steps": flat.get("logging_steps", 10)}
+    if value != "epoch":
+        raise ValueError(f"'{value}' is not known: write no, steps or epoch")
+    epochs = float(flat.get("num_train_epochs", 1))
+    by_epochs = flat.get("max_steps", -1) in (None, -1) and epochs > 1
+    return {"fixed_eval_steps": 1 / epochs if by_epochs else 0}
+
+
+def _warmup_steps(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
+    is_share = isinstance(value, float) and 0 < value < 1
+    return {"warmup_ratio": value} if is_share else {"warmup_steps": value}
+
+
+def _use_cpu(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
+    return {"device": "cpu"} if value else {}
+
+
+CONVERTED: dict[str, Converter] = {
+    "dtype": _dtype,
+    "model_init_kwargs": _model_init_kwargs,
+    "generation_kwargs": _generation_kwargs,
+    "sync_ref_model": _sync_ref_model,
+    "use_adaptive_entropy": _adaptive_entropy,
+    "vllm_importance_sampling_correction": _sampler_correction,
+    "eval_strategy": eval_strategy,
+    "warmup_steps": _warmup_steps,
+    "use_cpu": _use_cpu,
+}
+
+# Why nothing depends on these names -> the names.
+_WHY_NOT: dict[str, str] = {
+    "nothing is uploaded": """
+        push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision
+        log_completions_hub_repo trackio_space_id trackio_bucket_id trackio_static_space_id""",
+    "metrics.jsonl has every step, completions/ what was sampled": """
+        log_completions log_multimodal num_completions_to_print log_unique_prompts logging_strategy
+        logging_nan_inf_filter include_num_input_tokens_seen log_level log_level_replica log_on_each_node
+        disable_tqdm skip_memory_metrics debug""",
+    "the evaluation runs before the first step and after the last, unless eval_num_samples is 0": """
+        do_eval do_train do_predict eval_on_start eval_delay eval_do_concat_batches eval_use_gather_object
+        eval_accumulation_steps prediction_loss_only include_for_metrics batch_eval_metrics
+        bf16_full_eval fp16_full_eval metric_for_best_model greater_is_better""",
+    "problems are made or read by the tasks, shuffled by their seed": """
+        remove_unused_columns shuffle_dataset dataloader_drop_last dataloader_num_workers
+        dataloader_pin_memory dataloader_persistent_workers dataloader_prefetch_factor
+        dataloader_multiprocessing_context dataloader_in_order label_names train_sampling_strategy
+        length_column_name dataset_streaming ignore_data_skip""",
+    "weights are sharded by FSDP2 over the ranks that a launcher starts": """
+        fsdp fsdp_config deepspeed ds3_gather_for_generation accelerator_config local_rank
+        ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph ddp_backend
+        average_tokens_across_devices ignore_bias_buffers""",
+    "update and sampling bring their own kernels, packing and precision": """
+        gradient_checkpointing_kwargs torch_compile_backend torch_compile_mode use_liger_kernel
+        liger_kernel_config use_cache torch_empty_cache_steps auto_find_batch_size tf32 pad_to_multiple_of
+        cast_lm_head_to_fp32 disable_dropout cache_implementation use_transformers_continuous_batching
+        transformers_continuous_batching_config use_transformers_paged full_determinism""",
+    "checkpoints are whole, written by the first rank": """
+        save_only_model save_on_each_node enable_jit_checkpoint restore_callback_states_from_checkpoint""",
+    "it belongs to a setting that is not here": """
+        vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg bnb_4bit_quant_type use_bnb_nested_quant
+        bnb_4bit_quant_storage label_smoothing_factor""",
+}
+NO_EFFECT: dict[str, str] = {name: why for why, names in _WHY_NOT.items() for name in names.split()}
+
+# name -> (values that ask for nothing beside None, false, 0 and empty ones; why it can't be had)
+REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "trust_remote_code": ((), "code from a model's folder is never run"),
+    "router_aux_loss_coef": ((), "there is no auxiliary loss for routers"),
+    "repetition_penalty": ((1, 1.0), "the loss needs the probabilities that were sampled from"),
+    "vllm_model_impl": (("vllm", "auto"), "vLLM's own models are used: give server_args what you need"),
+    "vllm_structured_outputs_regex": ((), "completions are sampled freely"),
+    "multi_objective_aggregation": (("sum_then_normalize",), "rewards are summed before they are normalized"),
+    "max_tool_calling_iterations": ((), "there are no tools in a rollout"),
+    "optim_args": ((), "the optimizer is set by weight_decay and adam_*"),
+    "optim_target_modules": ((), "all trained weights have one optimizer"),
+    "neftune_noise_alpha": ((), "there is no noise on embeddings"),
+    "load_best_model_at_end": ((), "final_model is the last one; save_steps keeps the others"),
+    "parallelism_config": ((), "ranks are shared out by tp_size and ddp_size"),
+    "model_revision": (("main",), "download that revision and give its folder as model_name_or_path"),
+    "lora_target_parameters": ((), "adapters are for linear layers: use lora_target_modules"),
+    "lora_modules_to_save": ((), "beside an adapter no other weights are trained"),
+    "lora_task_type": (("CAUSAL_LM",), "only causal language models are trained"),
+    "use_rslora": ((), "adapters are scaled by lora_alpha / lora_r: multiply lora_alpha by sqrt(lora_r)"),
+    "use_dora": ((), "the adapter is plain LoRA"),
+    "load_in_8bit": ((), "weights are trained from bf16 or float32: set use_peft=true bf16=true"),
+    "load_in_4bit": ((), "weights are trained from bf16 or float32: set use_peft=true bf16=true"),
+}
+
+
+def decision(name: str) -> str | None:
+    """What is decided about a name; None: nobody has."""
+    tables = {
+        "same": SAME,
+        "renamed": RENAMED,
+        "converted": CONVERTED,
+        "data": DATA,
+        "no effect": NO_EFFECT,
+        "refused": REFUSED,
+    }
+    found = [kind for kind, table in tables.items() if name in table]
+    assert len(found) < 2, (name, found)
+    return found[0] if found else None
