@@ -151,28 +151,33 @@ def _all_or_some(key: str, value: Any) -> int | None:
 
 def _takes_rows(datasets: dict[str, dict[str, Any]]) -> bool:
     return any(
-        name.split("/")[0] in TASKS_OF_ROWS or set(_SOURCES) & set(spec.get("config") or {})
-        for name, spec in datasets.items()
+        _reads_rows(name) or set(_SOURCES) & set(spec.get("config") or {}) for name, spec in datasets.items()
     )
+
+
+def _reads_rows(name: str) -> bool:
+    return name.split("/")[0] in TASKS_OF_ROWS
 
 
 def _put(
     datasets: dict[str, dict[str, Any]], given: dict[str, Any], named: dict[str, tuple[str, str]]
 ) -> dict[str, dict[str, Any]]:
-    if len(datasets) != 1:
+    fitting = list(datasets) if len(datasets) == 1 else [name for name in datasets if _reads_rows(name)]
+    if len(fitting) != 1:
         key, origin = named[next(iter(given))]
         raise UserError(
             f"{key} ({origin}) is for one data set, but datasets has several tasks: give each its own "
             "config: {path: ...}."
         )
-    ((name, spec),) = datasets.items()
+    (name,) = fitting
+    spec = datasets[name]
     own = COLUMNS.get(name.split("/")[0], {})
     config = dict(spec.get("config") or {})
     if set(_SOURCES) & set(given):  # another data set: nothing of the old source holds for it
         for old in ("path", "dataset", "name", "split", "eval_split"):
             config.pop(old, None)
     config |= {own.get(setting, setting): value for setting, value in given.items()}
-    return {name: {**spec, "config": config}}
+    return {**datasets, name: {**spec, "config": config}}
 
 
 def _limit(datasets: dict[str, dict[str, Any]], limit: int | None) -> dict[str, dict[str, Any]]:
