@@ -1,6 +1,6 @@
 """The parts of a campaign, by name."""
 
-from tests.torture import kills, programs
+from tests.torture import answers, kills, programs
 from tests.torture.trial import Part
 
-PARTS: dict[str, Part] = {part.name: part for part in (kills.PART, programs.PART)}
+PARTS: dict[str, Part] = {part.name: part for part in (kills.PART, programs.PART, answers.PART)}
