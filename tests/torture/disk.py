@@ -5,6 +5,7 @@ A damaged file is refused in a sentence, or the run goes on from what is whole, 
 Mounts are made in a namespace of the trial's own and need root; without it those trials are skipped.
 """
 
+import contextlib
 import ctypes
 import os
 import random
@@ -25,19 +26,22 @@ SIZES_MB = (1, 6, 11, 16, 22, 31, 42, 60, 90)
 FILE_NAMES = (12, 24, 40)
 LIMITS_KB = (1, 40, 2_000, 9_000, 12_000)
 NUM_DAMAGES = 60
-NUM_READ_ONLY = 6
+NUM_FILLED = 12
 RUN = VARIANTS["grpo"]
 CLONE_NEWNS, MS_REC_PRIVATE, MS_RDONLY, MS_REMOUNT = 0x00020000, 0x44000, 1, 32
 
 
 def names(seed: int) -> list[str]:
-    return [
+    trials = [
         *(f"full/{size}" for size in SIZES_MB),
         *(f"names/{count}" for count in FILE_NAMES),
         *(f"limit/{size}" for size in LIMITS_KB),
-        *(f"readonly/{number}" for number in range(NUM_READ_ONLY)),
+        *(f"readonly/{number}" for number in range(2)),
+        *(f"fills/{number}" for number in range(NUM_FILLED)),
         *(f"damage/{number}" for number in range(NUM_DAMAGES)),
     ]
+    random.Random(f"{seed} disk").shuffle(trials)  # so that a slice has some of each
+    return trials
 
 
 def run(name: str, setting: Setting) -> Outcome:
@@ -47,6 +51,7 @@ def run(name: str, setting: Setting) -> Outcome:
         "names": lambda count, given: _on_small_disk(given, f"nr_inodes={count}", "nr_inodes=100000"),
         "limit": _under_limit,
         "readonly": _read_only,
+        "fills": _fills_up,
         "damage": _damaged,
     }
     return trials[kind](int(value), setting)
@@ -125,8 +130,8 @@ def _under_limit(size_kb: int, setting: Setting) -> Outcome:
     return outcome
 
 
-def _read_only(number: int, setting: Setting) -> Outcome:
-    """Read-only from the start, or from a random moment on."""
+def _fills_up(number: int, setting: Setting) -> Outcome:
+    """Somebody else's file takes all the room at a random moment."""
     whole, seconds = uninterrupted(RUN, setting.shared)
     reason = _own_mounts()
     if reason:
@@ -135,39 +140,61 @@ def _read_only(number: int, setting: Setting) -> Outcome:
     disk.mkdir()
     _mount(disk, "size=1g")
     outcome = Outcome()
-    rng = random.Random(f"{setting.seed} read-only {number}")
-    moment = Moment.draw(rng, seconds, events=[event for event in EVENTS if "removal" not in event])
-    if number == 0:
-        _mount(disk, "size=1g", MS_REMOUNT | MS_RDONLY)
+    rng = random.Random(f"{setting.seed} fills {number}")
+    events = [event for event in EVENTS if "removal" not in event and event != "report written"]
+    moment = Moment.draw(rng, seconds, events=events)
     watcher = Watcher(disk / "run", moment, RUN.max_steps)
     first = forks.start(RUN.argv(disk), log=setting.folder / "first.log")
-    while number and first.poll() is None and not watcher.has_come():
+    while first.poll() is None and not watcher.has_come():
         first.wait(0.0005)
-    if number and first.poll() is None:
-        first.wait(moment.delay_s)
-        _make_read_only(disk)
+    first.wait(moment.delay_s)
+    filler = disk / "filler"
+    with filler.open("wb") as file, contextlib.suppress(OSError):
+        room = os.statvfs(disk)
+        os.posix_fallocate(file.fileno(), 0, room.f_bavail * room.f_bsize)
     code = _ended(first, outcome)
     outcome.details = {f"exit code {code}": 1}
     if code is not None:
         losses = judge(Case(name="", argv=(), codes=(0, 2)), code, first.output)
-        outcome.losses += [f"read-only at '{moment.event}': {loss}" for loss in losses]
+        outcome.losses += [f"full at '{moment.event}': {loss}" for loss in losses]
+    filler.unlink()
+    _resume(setting, disk, whole, outcome)
+    return outcome
+
+
+def _read_only(number: int, setting: Setting) -> Outcome:
+    """Read-only from the start: of a new run (0), or of one that was killed after its second checkpoint (1)."""
+    whole, _ = uninterrupted(RUN, setting.shared)
+    reason = _own_mounts()
+    if reason:
+        return Outcome(tried=0, skipped=reason)
+    disk = setting.folder / "disk"
+    disk.mkdir()
+    _mount(disk, "size=1g")
+    outcome = Outcome()
+    if number:
+        _half(whole, disk / "run")
+    _mount(disk, "size=1g", MS_REMOUNT | MS_RDONLY)
+    first = forks.start(RUN.argv(disk), log=setting.folder / "first.log")
+    code = _ended(first, outcome)
+    outcome.details = {f"exit code {code}": 1}
+    if code is not None:
+        outcome.losses += judge(Case(name="", argv=()), code, first.output)
     _mount(disk, "size=1g", MS_REMOUNT)
     _resume(setting, disk, whole, outcome)
     return outcome
 
 
-def _make_read_only(disk: Path) -> None:
-    """A mount with files that are open for writing refuses: as a bind mount it does not."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    for _ in range(200):
-        if libc.mount(b"torture", os.fsencode(disk), b"tmpfs", MS_REMOUNT | MS_RDONLY, b"size=1g") == 0:
-            return
-        if ctypes.get_errno() != 16:  # EBUSY: a file is being written
-            break
-    libc.mount(b"torture", os.fsencode(disk), b"tmpfs", MS_REMOUNT, b"size=4k")  # then a disk without room
-
-
 # ---- damaged files -----------------------------------------------------------------------------------------
+
+
+def _half(whole: Path, folder: Path) -> None:
+    """A run as a kill after its second checkpoint leaves it."""
+    shutil.copytree(whole, folder)
+    for lost in ("final_model", "checkpoint-3", "checkpoint-4"):
+        shutil.rmtree(folder / lost)
+    for lost in ("train_results.json", "report.html", f"eval_results/eval_step_{RUN.max_steps}.json"):
+        (folder / lost).unlink()
 
 
 def _flip(path: Path, rng: random.Random) -> None:
@@ -217,11 +244,7 @@ def _damaged(number: int, setting: Setting) -> Outcome:
     whole, _ = uninterrupted(RUN, setting.shared)
     rng = random.Random(f"{setting.seed} damage {number}")
     folder = setting.folder / "run"
-    shutil.copytree(whole, folder)
-    for lost in ("final_model", "checkpoint-3", "checkpoint-4"):
-        shutil.rmtree(folder / lost)
-    for lost in ("train_results.json", "report.html", f"eval_results/eval_step_{RUN.max_steps}.json"):
-        (folder / lost).unlink()
+    _half(whole, folder)
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     in_checkpoint = [path for path in files if "checkpoint-2/" in str(path)]
     path = rng.choice(in_checkpoint if rng.random() < 0.7 else files)
