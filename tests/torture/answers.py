@@ -1,7 +1,8 @@
-"""Hostile answers through the real scoring path of every task: none executes, none is paid, none changes a verdict.
+"""Hostile answers through the real scoring path of every task: none executes, none is paid, none changes a
+verdict.
 
-After each hostile answer the same scorer judges a right answer and a wrong one, which must stay right and wrong.
-Where an answer executes, a canary tells: a file, a connection, a secret of the environment.
+After each hostile answer the same scorer judges a right answer and a wrong one, which must stay right and
+wrong. Where an answer executes, a canary tells: a file, a connection, a secret of the environment.
 """
 
 import contextlib
@@ -46,7 +47,8 @@ def _tasks() -> list[str]:
 def names(seed: int) -> list[str]:
     tasks = _tasks()
     random.Random(f"{seed} answers").shuffle(tasks)
-    return ["+".join(tasks[start : start + TASKS_PER_TRIAL]) for start in range(0, len(tasks), TASKS_PER_TRIAL)]
+    starts = range(0, len(tasks), TASKS_PER_TRIAL)
+    return ["+".join(tasks[start : start + TASKS_PER_TRIAL]) for start in starts]
 
 
 def run(name: str, setting: Setting) -> Outcome:
@@ -56,7 +58,8 @@ def run(name: str, setting: Setting) -> Outcome:
         server.setblocking(False)
         for task in name.split("+"):
             _try_task(task, setting, server, outcome)
-    own = {pid for pid in forks.descendants() if "serve_entries" in forks.command_of(pid)}  # makes our problems
+    # The process that makes our problems ends with us.
+    own = {pid for pid in forks.descendants() if "serve_entries" in forks.command_of(pid)}
     outcome.losses += [f"left running: {command}" for command in forks.left_behind(10, except_for=own)]
     return outcome
 
@@ -96,7 +99,7 @@ def choose(task: str, seed: int, folder: Path, port: int) -> list[tuple[Text, Ca
     chosen: list[tuple[Text, Canary]] = []
     heavy = 0
     for number in order:
-        canary = Canary(file=str(folder / f"canary-{number}"), port=port, variable=VARIABLE)
+        canary = Canary(file=str(folder / f"canary-{number:04d}"), port=port, variable=VARIABLE)
         text = list(texts(canary))[number]
         if text.heavy and heavy == HEAVY_PER_TASK * (3 if task in EVALUATING else 1):
             continue
@@ -128,7 +131,7 @@ def _try_task(task: str, setting: Setting, server: socket.socket, outcome: Outco
 
         problem = judge.problem(0)
         gold, wrong = judge.gold(problem), _wrapped(task, WRONG)
-        for index in range(1, 5):  # a few golds are refused by their own scorer; that is another test's business
+        for index in range(1, 5):  # a few golds are refused by their own scorer: another test's business
             first, second = score([gold, wrong])
             if first.parts["correct"] == 1 and second.parts["correct"] == 0:
                 break
@@ -140,20 +143,9 @@ def _try_task(task: str, setting: Setting, server: socket.socket, outcome: Outco
         chosen = choose(task, setting.seed, canaries, server.getsockname()[1])
         given = [text for hostile, _ in chosen for text in (_wrapped(task, hostile.text), gold, wrong)]
         scores = score(given)
-    for place, (hostile, _) in enumerate(chosen):
-        paid, right, other = (score.parts["correct"] for score in scores[3 * place : 3 * place + 3])
-        shown = repr(hostile.text[:100])
-        outcome.tried += 1
-        if scores[3 * place].failure:
-            kind = scores[3 * place].failure.split(":")[0]
-            outcome.details[f"scoring ended by {kind}"] = outcome.details.get(f"scoring ended by {kind}", 0) + 1
-        if paid == 1:
-            outcome.losses.append(f"{task} paid {shown}")
-        if right != 1 or other != 0:
-            outcome.losses.append(f"{task}: after {shown} a right answer counts {right:g}, a wrong one {other:g}")
+    _judge(task, chosen, scores, outcome)
     for path in sorted(canaries.iterdir()):
-        number = int(path.name.partition("-")[2].split("-")[0].partition(".")[0])
-        text = next((hostile.text for hostile, canary in chosen if canary.file.endswith(f"-{number}")), path.name)
+        text = next((one.text for one, canary in chosen if path.name.startswith(Path(canary.file).name)), "?")
         outcome.losses.append(f"{task} executed {text[:120]!r}")
     with contextlib.suppress(BlockingIOError):
         while True:
@@ -161,10 +153,28 @@ def _try_task(task: str, setting: Setting, server: socket.socket, outcome: Outco
             outcome.losses.append(f"{task} connected to the canary")
 
 
+def _judge(task: str, chosen: list[tuple[Text, Canary]], scores: list[Any], outcome: Outcome) -> None:
+    """Scores come in threes: a hostile answer, a right one, a wrong one."""
+    for place, (hostile, _) in enumerate(chosen):
+        three = scores[3 * place : 3 * place + 3]
+        paid, right, wrong = (score.parts["correct"] for score in three)
+        shown = repr(hostile.text[:100])
+        outcome.tried += 1
+        if three[0].failure:
+            kind = f"scoring ended by {three[0].failure.split(':')[0]}"
+            outcome.details[kind] = outcome.details.get(kind, 0) + 1
+        if paid == 1:
+            outcome.losses.append(f"{task} paid {shown}")
+        if right != 1 or wrong != 0:
+            outcome.losses.append(
+                f"{task}: after {shown} a right answer counts {right:g}, a wrong one {wrong:g}"
+            )
+
+
 PART = Part(
     name="answers",
     unit="answers",
-    summary="hostile answers through the scorer of every task: none executed, none paid, later verdicts unchanged",
+    summary="hostile answers through the scorer of every task: none executed, none paid, verdicts unchanged",
     names=names,
     run=run,
     limit_s=1800,

@@ -1,7 +1,7 @@
 """Plans a campaign, runs its trials a few at a time, each in a forked process, and keeps count on the disk.
 
-The state is a file of one JSON line a trial: a campaign that was stopped goes on with `--resume`. Trials of all
-parts are interleaved, so that a short slice has a share of each. What a lost trial left behind is kept.
+The state is a file of one JSON line a trial: a campaign that was stopped goes on with `--resume`. Trials of
+all parts are interleaved, so that a short slice has a share of each. What a lost trial left behind is kept.
 """
 
 import contextlib

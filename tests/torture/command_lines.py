@@ -7,7 +7,19 @@ from pathlib import Path
 
 from tests.torture.inputs import TINY, Case
 
-COMMANDS = ("train", "eval", "config", "tasks", "report", "explain", "doctor", "profile", "compare", "serve", "launch")
+COMMANDS = (
+    "train",
+    "eval",
+    "config",
+    "tasks",
+    "report",
+    "explain",
+    "doctor",
+    "profile",
+    "compare",
+    "serve",
+    "launch",
+)
 
 
 def cases() -> list[Case]:
@@ -15,7 +27,20 @@ def cases() -> list[Case]:
 
 
 def _unknown() -> Iterator[Case]:
-    for word in ("tarin", "Train", "--train", "", " ", "\x00", "é", "-", "--", "train;ls", "../train", "x" * 5000):
+    for word in (
+        "tarin",
+        "Train",
+        "--train",
+        "",
+        " ",
+        "\x00",
+        "é",
+        "-",
+        "--",
+        "train;ls",
+        "../train",
+        "x" * 5000,
+    ):
         yield Case(name=f"unknown command {word[:20]!r}", argv=[word])
     for command in COMMANDS:
         if command != "doctor":
@@ -42,8 +67,23 @@ def _keys() -> Iterator[Case]:
         "num_generations": ("0", "-3", "two", "1.5"),
         "temperature": ("0", "-1", "hot", "nan"),
         "model_name_or_path": ("nowhere/at/all", "./nowhere", "/etc/passwd", "/", "''"),
-        "datasets": ("chain_sum", "[]", "{chain_sun: {}}", "{chain_sum: 3}", "{chain_sum: {config: 3}}", "{", "3"),
-        "reward_funcs": ("[acuracy]", "accuracy:", "[nowhere.py:f]", "[os:system]", "[accuracy, accuracy]", "3"),
+        "datasets": (
+            "chain_sum",
+            "[]",
+            "{chain_sun: {}}",
+            "{chain_sum: 3}",
+            "{chain_sum: {config: 3}}",
+            "{",
+            "3",
+        ),
+        "reward_funcs": (
+            "[acuracy]",
+            "accuracy:",
+            "[nowhere.py:f]",
+            "[os:system]",
+            "[accuracy, accuracy]",
+            "3",
+        ),
         "loss_type": ("ppo", "3", "[]"),
         "rollout_engine": ("vlm", "''"),
         "optim": ("adam", "3"),
@@ -59,7 +99,16 @@ def _keys() -> Iterator[Case]:
         for value in values:
             words = [word for word in TINY if not word.startswith(f"{key}=")]
             yield Case(name=f"{key}={value}", argv=["train", *words, f"{key}={value}"])
-    for word in ("=1", "max_steps", "max_steps==1", "max steps=1", "--max_steps", "max_steps=", "=", "a.b.c=1"):
+    for word in (
+        "=1",
+        "max_steps",
+        "max_steps==1",
+        "max steps=1",
+        "--max_steps",
+        "max_steps=",
+        "=",
+        "a.b.c=1",
+    ):
         codes = (0, 2) if word == "max_steps=" else (2,)
         yield Case(name=f"word {word!r}", argv=["train", *TINY, word], codes=codes)
 

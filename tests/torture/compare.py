@@ -1,4 +1,5 @@
-"""Whether a run that was killed and resumed left what an uninterrupted one leaves: bit for bit where it counts.
+"""Whether a run that was killed and resumed left what an uninterrupted one leaves: bit for bit where it
+counts.
 
 Left out: clock times, and what is said for people (the log, the report).
 """

@@ -1,8 +1,9 @@
 """Faults of the disk: full, out of file names, read-only, a limit on file sizes, damaged files.
 
-A run that meets one ends in one sentence with exit code 2 and goes on when there is room again, to the same weights.
-A damaged file is refused in a sentence, or the run goes on from what is whole, to the same weights: never to others.
-Mounts are made in a namespace of the trial's own and need root; without it those trials are skipped.
+A run that meets one ends in one sentence with exit code 2 and goes on when there is room again, to the same
+weights. A damaged file is refused in a sentence, or the run goes on from what is whole, to the same
+weights: never to others. Mounts are made in a namespace of the trial's own and need root; without it those
+trials are skipped.
 """
 
 import contextlib
@@ -163,7 +164,7 @@ def _fills_up(number: int, setting: Setting) -> Outcome:
 
 
 def _read_only(number: int, setting: Setting) -> Outcome:
-    """Read-only from the start: of a new run (0), or of one that was killed after its second checkpoint (1)."""
+    """Read-only from the start: of a new run (0), or of one that was killed before (1)."""
     whole, _ = uninterrupted(RUN, setting.shared)
     reason = _own_mounts()
     if reason:
@@ -270,7 +271,7 @@ def _damaged(number: int, setting: Setting) -> Outcome:
 PART = Part(
     name="disk",
     unit="faults",
-    summary="full and read-only disks, limits, damaged files: one sentence, then the same weights, never others",
+    summary="full and read-only disks, limits, damaged files: one sentence, then the same weights",
     names=names,
     run=run,
     limit_s=3 * LONGEST_RUN_S,

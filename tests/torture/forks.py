@@ -1,13 +1,14 @@
 """Real runs without Python's start: a process that has imported everything forks a child for each command.
 
-The importing process never computes with torch, so no thread pool is lost in a fork. A child is what a shell
-would start: a session of its own, its own standard files, `whetstone.cli.run`, the exit code and traceback that
-a fresh interpreter would give. Knows nothing of what is tried.
+The importing process never computes with torch, so no thread pool is lost in a fork. A child is what a
+shell would start: a session of its own, its own standard files, `whetstone.cli.run`, the exit code and
+traceback that a fresh interpreter would give. Knows nothing of what is tried.
 """
 
 import atexit
 import contextlib
 import ctypes
+import json
 import os
 import resource
 import signal
@@ -15,9 +16,11 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -132,10 +135,26 @@ def fork(
     raise AssertionError("unreachable")
 
 
+def call(function: Callable[[], Any], log: Path, timeout_s: float = 120) -> Any:
+    """What `function` returns, as JSON, computed in a forked process: this one stays clean."""
+    result = log.with_suffix(".json")
+
+    def work() -> int:
+        result.write_text(json.dumps(function()), encoding="utf-8")
+        return 0
+
+    run = fork(work, log=log)
+    if run.wait(timeout_s) != 0:
+        run.kill(group=True)
+        raise RuntimeError(f"{log} ended with {run.code}: {run.output[-800:]}")
+    return json.loads(result.read_text(encoding="utf-8"))
+
+
 def _become_a_command(
     log: Path, folder: Path | None, environment: Mapping[str, str], argv: Sequence[str]
 ) -> None:
     os.setsid()
+    weakref.finalize._registry.clear()  # pyright: ignore  # what the parent has to clean up is not ours
     for number in range(1, signal.NSIG):
         with contextlib.suppress(OSError, ValueError):
             signal.signal(number, signal.SIG_DFL)

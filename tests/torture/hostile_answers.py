@@ -1,8 +1,9 @@
 # ruff: noqa: E501
-"""Answers that a model could write to make its scorer do something: execute, read, write, call home, hang, forge.
+"""Answers that a model could write to make its scorer do something: execute, read, write, call home, hang,
+forge.
 
-Every payload is harmless: where it executes, it creates the canary file or connects to the canary's port on this
-machine. Each text is what stands where an answer stands; whoever scores puts it into tags or a box.
+Every payload is harmless: where it executes, it creates the canary file or connects to the canary's port on
+this machine. Each text is what stands where an answer stands; whoever scores puts it into tags or a box.
 """
 
 import base64
@@ -112,7 +113,20 @@ CARRIERS = (
     "{0} = {0}",
     "Q({0})",
 )
-QUOTERS = ("eval({0!r})", "exec({0!r})", "S({0!r})", "sympify({0!r})", "Symbol({0!r})", "parse_expr({0!r})", "lambdify(x, {0!r})(1)", "Function({0!r})(x)", "N({0!r})", "'{{}}'.format({0!r})", "Poly({0!r})", "solve({0!r})")
+QUOTERS = (
+    "eval({0!r})",
+    "exec({0!r})",
+    "S({0!r})",
+    "sympify({0!r})",
+    "Symbol({0!r})",
+    "parse_expr({0!r})",
+    "lambdify(x, {0!r})(1)",
+    "Function({0!r})(x)",
+    "N({0!r})",
+    "'{{}}'.format({0!r})",
+    "Poly({0!r})",
+    "solve({0!r})",
+)
 
 
 def _templates(canary: Canary) -> list[str]:

@@ -1,9 +1,10 @@
 # ruff: noqa: E501
-"""More hostile programs than tests/unit/hostile.py has: system calls, traces left for the next program, the host's
-sockets and processes, the memory of the process they were forked from, forged results.
+"""More hostile programs than tests/unit/hostile.py has: system calls, traces left for the next program, the
+host's sockets and processes, the memory of the process they were forked from, forged results.
 
-They know the host's canaries by placeholders (@PORT@, @SOCKET@, @ABSTRACT@, @FILE@, @FOLDER@, @VICTIM@). A program
-that gets at something prints `ESCAPED`. `TWICE`: run two times in a row; the second looks for what the first left.
+They know the host's canaries by placeholders (@PORT@, @SOCKET@, @ABSTRACT@, @FILE@, @FOLDER@, @VICTIM@). A
+program that gets at something prints `ESCAPED`. `TWICE`: run two times in a row; the second looks for what
+the first left.
 """
 
 from tests.unit.hostile import Hostile, _bash, _c, _python
@@ -103,7 +104,7 @@ TWICE = (
     ),
     _bash(
         "left behind: start files of the shell",
-        "[ -n \"$TORTURE\" ] && echo ESCAPED; for f in .bashrc .profile .bash_profile .bash_logout .inputrc; do echo 'echo ESCAPED; export TORTURE=1' > \"$HOME/$f\"; done",
+        '[ -n "$TORTURE" ] && echo ESCAPED; for f in .bashrc .profile .bash_profile .bash_logout .inputrc; do echo \'echo ESCAPED; export TORTURE=1\' > "$HOME/$f"; done',
     ),
     _python(
         "left behind: site packages of the user",
@@ -296,14 +297,26 @@ MORE: tuple[Hostile, ...] = (
         language="sql",
         source="ATTACH DATABASE '@FILE@.made' AS x; CREATE TABLE x.t (a); INSERT INTO x.t VALUES ('ESCAPED'); SELECT a FROM x.t;",
     ),
-    Hostile(name="extension in SQL", language="sql", source="SELECT load_extension('/lib/x86_64-linux-gnu/libc.so.6');"),
-    Hostile(name="file in SQL", language="sql", source="SELECT readfile('/etc/passwd'); SELECT writefile('@FILE@.made', 'x');"),
+    Hostile(
+        name="extension in SQL",
+        language="sql",
+        source="SELECT load_extension('/lib/x86_64-linux-gnu/libc.so.6');",
+    ),
+    Hostile(
+        name="file in SQL",
+        language="sql",
+        source="SELECT readfile('/etc/passwd'); SELECT writefile('@FILE@.made', 'x');",
+    ),
     Hostile(
         name="endless query in SQL",
         language="sql",
         source="WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT max(x) FROM c;",
     ),
-    Hostile(name="memory in SQL", language="sql", source="SELECT length(zeroblob(2000000000) || zeroblob(2000000000));"),
+    Hostile(
+        name="memory in SQL",
+        language="sql",
+        source="SELECT length(zeroblob(2000000000) || zeroblob(2000000000));",
+    ),
     Hostile(
         name="signal in JavaScript",
         language="javascript",

@@ -1,4 +1,5 @@
-"""Bad input as real commands: one sentence, exit code 2, no traceback, no hang, and nothing that was there is lost.
+"""Bad input as real commands: one sentence, exit code 2, no traceback, no hang, and nothing that was there
+is lost.
 
 A `Case` is a command with the files it is given. Corpora of tests/corpora become cases in `corpora.py`.
 """
@@ -27,6 +28,7 @@ class Case:
     environment: Mapping[str, str] = field(default_factory=dict)
     inside: Callable[[], None] | None = None  # called in the process before the command
     codes: tuple[int, ...] = (2,)
+    forbidden: tuple[str, ...] = ()  # what must not be there afterwards: a trace of code that was executed
     limit_s: float = LONGEST_S
 
 
@@ -71,7 +73,10 @@ def run_case(case: Case, setting: Setting) -> Outcome:
         outcome.losses += judge(case, code, run.output)
     outcome.losses += [f"left running: {command}" for command in forks.left_behind(15)]
     after = fingerprints(folder)
-    outcome.losses += [f"{name} was there and is lost or changed" for name in before if after.get(name) != before[name]]
+    lost = [name for name in before if after.get(name) != before[name]]
+    outcome.losses += [f"{name} was there and is lost or changed" for name in lost]
+    traces = [name for name in case.forbidden if (folder / name).exists()]
+    outcome.losses += [f"{name} is there: something was executed" for name in traces]
     outcome.details = {f"exit code {code}": 1}
     if outcome.losses:
         outcome.losses[0] = f"{case.name}: {outcome.losses[0]}"

@@ -1,7 +1,8 @@
 """Runs that are killed at chosen and at random moments and resumed until they are done, in every variant.
 
-The result has to be bit-equal to the run that nobody killed, with every metric row once. SIGKILL goes to the
-process alone (what it started has to notice) or to all of it at once, as an out-of-memory killer or a cluster does.
+The result has to be bit-equal to the run that nobody killed, with every metric row once. SIGKILL goes to
+the process alone (what it started has to notice) or to all of it at once, as an out-of-memory killer or a
+cluster does.
 """
 
 import contextlib
@@ -36,11 +37,13 @@ class Launch:
 
     def poll(self) -> bool:
         """Whether all have ended."""
-        return all([run.poll() is not None for run in self.runs])
+        ended = [run.poll() is not None for run in self.runs]  # all are asked
+        return all(ended)
 
     def wait(self, timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
-        return all([run.wait(max(0.0, deadline - time.monotonic())) is not None for run in self.runs])
+        ended = [run.wait(max(0.0, deadline - time.monotonic())) is not None for run in self.runs]
+        return all(ended)
 
     def kill(self, rng: random.Random) -> str:
         """SIGKILL to one rank or all, alone or with all that it started; says which."""
@@ -102,7 +105,7 @@ def uninterrupted(variant: Variant, shared: Path) -> tuple[Path, float]:
                 for one in run.runs:
                     one.kill(group=True)
                 raise RuntimeError(
-                    f"The uninterrupted run of {variant.name} ended with {codes}: {run.runs[0].output[-1500:]}"
+                    f"the uninterrupted run of {variant.name}: {codes}, {run.runs[0].output[-1500:]}"
                 )
             record.write_text(json.dumps(time.monotonic() - began))
         return folder / "run", json.loads(record.read_text())
@@ -191,7 +194,7 @@ def _finish(variant: Variant, folder: Path, outcome: Outcome) -> None:
 PART = Part(
     name="kills",
     unit="SIGKILLs",
-    summary="runs killed at chosen and random moments, resumed until done, bit-equal to the uninterrupted run",
+    summary="runs killed at chosen and random moments, resumed, bit-equal to the uninterrupted run",
     names=names,
     run=run,
     limit_s=4 * LONGEST_RUN_S,

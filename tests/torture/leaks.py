@@ -1,10 +1,11 @@
 """Long runs that must not grow: memory, descriptors, threads and processes over 500 steps.
 
-Seen from outside, in /proc, once a step: what the last fifth of a run uses is compared with what the second fifth
-used, when everything has been loaded and every cache has been filled once.
+Seen from outside, in /proc, once a step: what the last fifth of a run uses is compared with what the second
+fifth used, when everything has been loaded and every cache has been filled once.
 """
 
 import contextlib
+import json
 import statistics
 import time
 from dataclasses import dataclass
@@ -64,9 +65,11 @@ def measure(pid: int) -> Use | None:
 
 
 def _memory_mb(pid: int) -> float:
-    """Memory that is its own: what is shared with the process it was forked from is nobody's leak."""
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith(("Private_Dirty:",)):
+    """Resident memory that no file stands behind. A page that a fork shared counts before and after it is
+    written to, so that copying does not look like growth.
+    """
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
             return int(line.split()[1]) / 1024
     return 0.0
 
@@ -89,6 +92,7 @@ def run(name: str, setting: Setting) -> Outcome:
         begun.kill(group=True)
         outcome.losses.append(f"ended with {begun.code} after {outcome.tried} steps: {begun.output[-400:]}")
         return outcome
+    (setting.folder / "uses.json").write_text(json.dumps({step: vars(use) for step, use in uses.items()}))
     outcome.losses += grown(uses)
     outcome.losses += [f"left running: {command}" for command in forks.left_behind(15)]
     early, late = _windows(uses)

@@ -1,7 +1,8 @@
 """Hostile programs in the sandbox, in every isolation mode: none paid, none escaped, nothing left behind.
 
-A trial runs a few of them in one pool, in a random order, since what one leaves the next may find. Beside what the
-programs print, canaries on the host tell: a file, a folder, a server, two Unix sockets and a process.
+A trial runs a few of them in one pool, in a random order, since what one leaves the next may find. Beside
+what the programs print, canaries on the host tell: a file, a folder, a server, two Unix sockets and a
+process.
 """
 
 import contextlib
@@ -27,7 +28,8 @@ PROBE = (
     "import os, time\n"
     "status = os.stat('.')\n"
     "old = max(abs(time.time() - status.st_mtime), abs(time.time() - status.st_atime)) > 600\n"
-    "print(os.listdir('.'), [n for n in os.listxattr('.') if n.startswith('user.')], 'old' if old else 'fresh', "
+    "named = [name for name in os.listxattr('.') if name.startswith('user.')]\n"
+    "print(os.listdir('.'), named, 'old' if old else 'fresh', "
     "oct(status.st_mode & 0o7000))"
 )
 
@@ -41,7 +43,7 @@ class Canaries:
         self.file.write_text(SECRET)
         os.chmod(folder, 0o755)
         self._server = socket.create_server(("127.0.0.1", 0))
-        self._path = f"/tmp/torture-{os.getpid()}.sock"  # noqa: S108  # a short path: socket names have a limit
+        self._path = f"/tmp/torture-{os.getpid()}.sock"  # short: socket names have a limit
         self._abstract = f"torture-{os.getpid()}"
         self._unix, self._nameless = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
         Path(self._path).unlink(missing_ok=True)
@@ -186,11 +188,12 @@ def _try(hostile: Hostile, pool, limits, canaries: Canaries, outcome: Outcome) -
 
 
 def _left(before: set[int]) -> Iterator[str]:
-    """Processes that came with a program and stay; keepers that were replaced meanwhile are the pool's own."""
+    """Processes that came with a program and stay; a keeper that was replaced is the pool's own."""
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         forks.reap()
-        left = {pid for pid in forks.descendants() - before if "whetstone.sandbox.keeper" not in forks.command_of(pid)}
+        new = forks.descendants() - before
+        left = {pid for pid in new if "whetstone.sandbox.keeper" not in forks.command_of(pid)}
         if not left:
             return
         time.sleep(0.02)
@@ -200,7 +203,7 @@ def _left(before: set[int]) -> Iterator[str]:
 PART = Part(
     name="programs",
     unit="programs",
-    summary="hostile programs in the sandbox, with namespaces and with filters alone: none paid, none escaped",
+    summary="hostile programs in the sandbox, with namespaces and with filters: none paid, none escaped",
     names=names,
     run=run,
     limit_s=900,

@@ -57,9 +57,9 @@ def markdown(summary: dict[str, Any], command: str) -> str:
     lines = [
         "# The campaign",
         "",
-        "What was tried against real processes to make a run lose something, and what came of it. Written by the",
-        f"campaign itself on {summary['date']}: `{command}`, seed {summary['seed']}, {summary['minutes']:.0f}",
-        f"minutes on {summary['machine']}; code {summary['version']}"
+        "What was tried against real processes to make a run lose something, and what came of it.",
+        f"Written by the campaign itself on {summary['date']}: `{command}`, seed {summary['seed']},",
+        f"{summary['minutes']:.0f} minutes on {summary['machine']}; code {summary['version']}"
         + ("." if summary["complete"] else " (a slice: not all that was planned).")
         + " `tests/torture/` holds the code.",
         "",

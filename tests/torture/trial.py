@@ -7,7 +7,7 @@ from pathlib import Path
 
 @dataclass(kw_only=True)
 class Outcome:
-    """`tried` counts in the part's unit (kills, inputs, programs). `losses`: one sentence for each failure."""
+    """`tried` counts in the part's unit (kills, inputs). `losses`: one sentence for each failure."""
 
     tried: int = 1
     losses: list[str] = field(default_factory=list)

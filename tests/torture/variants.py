@@ -1,4 +1,6 @@
-"""The variants of the algorithm that runs are killed in: the settings of each, a few seconds a run on pebble."""
+"""The variants of the algorithm that runs are killed in: the settings of each, a few seconds a run on
+pebble.
+"""
 
 from dataclasses import dataclass, field
 from pathlib import Path
