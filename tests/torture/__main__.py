@@ -24,6 +24,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, help="start no trial after so long (default: run all)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", help=f"parts, separated by commas: {', '.join(PARTS)}")
+    parser.add_argument("--first", type=int, metavar="N", help="only the first N trials of each part")
     parser.add_argument("--resume", action="store_true", help="go on with the campaign in --folder")
     parser.add_argument("--jobs", type=int, default=max(1, min(4, os.cpu_count() or 1)))
     parser.add_argument("--folder", type=Path, default=ROOT / "outputs" / "torture")
@@ -46,12 +47,19 @@ def main() -> int:
         print("\n".join(outcome.losses) or f"survived ({outcome.skipped or outcome.details})")
         return int(bool(outcome.losses))
     parts = [PARTS[name] for name in chosen]
-    campaign = Campaign(arguments.folder, parts, arguments.seed, jobs=arguments.jobs, resume=arguments.resume)
+    campaign = Campaign(
+        arguments.folder,
+        parts,
+        arguments.seed,
+        jobs=arguments.jobs,
+        resume=arguments.resume,
+        first=arguments.first,
+    )
     try:
         campaign.run(arguments.minutes)
     except KeyboardInterrupt:
         print("Stopped: go on with --resume.", file=sys.stderr)
-    whole = len(campaign.records) >= len(campaign.plan) and not arguments.only
+    whole = len(campaign.records) >= len(campaign.plan) and not arguments.only and not arguments.first
     docs = arguments.docs if whole else None
     command = "make torture" if arguments.docs else " ".join(["python -m tests.torture", *sys.argv[1:]])
     summary = table.write(campaign, command, docs)

@@ -38,17 +38,26 @@ def package_version() -> str:
     return digest.hexdigest()[:16]
 
 
-def interleave(parts: Sequence[Part], seed: int) -> list[tuple[Part, str]]:
-    """All trials, in an order in which any beginning has the same share of every part."""
+def interleave(parts: Sequence[Part], seed: int, first: int | None = None) -> list[tuple[Part, str]]:
+    """All trials, or the first few of each part, so that any beginning has a share of every part."""
     placed = []
     for number, part in enumerate(parts):
-        trials = part.names(seed)
+        trials = part.names(seed)[:first]
         placed += [((place + 0.5) / len(trials), number, name) for place, name in enumerate(trials)]
     return [(parts[number], name) for _, number, name in sorted(placed)]
 
 
 class Campaign:
-    def __init__(self, folder: Path, parts: Sequence[Part], seed: int, *, jobs: int, resume: bool) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        parts: Sequence[Part],
+        seed: int,
+        *,
+        jobs: int,
+        resume: bool = False,
+        first: int | None = None,
+    ) -> None:
         self.folder, self.parts, self.seed, self._jobs = folder, parts, seed, jobs
         self._state = folder / "state.jsonl"
         self.header = {"seed": seed, "version": package_version()}
@@ -60,7 +69,7 @@ class Campaign:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
             self._append(self.header)
-        self.plan = interleave(parts, seed)
+        self.plan = interleave(parts, seed, first)
         self._began = time.monotonic()
 
     def _read(self) -> None:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 PR_SET_CHILD_SUBREAPER = 36
+_awaited: set[int] = set()  # processes whose exit code somebody will ask for
 
 
 def import_everything() -> None:
@@ -66,6 +67,7 @@ class Run:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
                 self.code = os.waitstatus_to_exitcode(status)
+                _awaited.discard(self.pid)
         return self.code
 
     def wait(self, timeout_s: float) -> int | None:
@@ -120,6 +122,7 @@ def fork(
     began = time.monotonic()
     pid = os.fork()
     if pid:
+        _awaited.add(pid)
         return Run(pid=pid, log=log, began=began)
     code = 1
     try:
@@ -154,6 +157,7 @@ def _become_a_command(
     log: Path, folder: Path | None, environment: Mapping[str, str], argv: Sequence[str]
 ) -> None:
     os.setsid()
+    _awaited.clear()
     weakref.finalize._registry.clear()  # pyright: ignore  # what the parent has to clean up is not ours
     for number in range(1, signal.NSIG):
         with contextlib.suppress(OSError, ValueError):
@@ -229,7 +233,7 @@ def end_all(pids: set[int]) -> None:
 
 def reap() -> None:
     """Take in the ends of adopted orphans, whose exit codes nobody asked for."""
-    for pid in _children():
+    for pid in set(_children()) - _awaited:
         with contextlib.suppress(OSError):
             os.waitpid(pid, os.WNOHANG)
 
