@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import sys
 import time
@@ -185,7 +186,7 @@ class Campaign:
 
 
 def reproduction(trial: str, seed: int) -> str:
-    return f"python -m tests.torture --seed {seed} --trial {trial}"
+    return f"python -m tests.torture --seed {seed} --trial {shlex.quote(trial)}"
 
 
 def run_one(part: Part, name: str, seed: int, folder: Path) -> Outcome:

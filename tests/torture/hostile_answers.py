@@ -320,7 +320,11 @@ STRANGE = (
 
 
 def texts(canary: Canary) -> Iterator[Text]:
-    """All of them, the same number for every canary."""
+    """All of them once, the same number for every canary."""
+    yield from {one.text: one for one in _all(canary)}.values()
+
+
+def _all(canary: Canary) -> Iterator[Text]:
     expressions = _expressions(canary)
     yield from (Text(text=one) for one in expressions)
     for place, carrier in enumerate(CARRIERS):
@@ -341,5 +345,4 @@ def _borrowed(canary: Canary) -> Iterator[str]:
         from tests.corpora.answers import code_answers  # pyright: ignore[reportMissingImports]
     except ImportError:
         return
-    known = {*_expressions(canary), *_templates(canary)}
-    yield from (text for text in dict.fromkeys(code_answers(canary.file)) if text not in known)
+    yield from code_answers(canary.file)
