@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help train test test-slow test-gpu test-vllm test-hosts check wheel clean
+.PHONY: help train test torture test-slow test-gpu test-vllm test-hosts check wheel clean
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -39,6 +39,9 @@ test-vllm: $(VLLM_VENV)/.installed ## the tests against a real vLLM, in an envir
 
 test-hosts: $(VENV)/.installed-dev ## two hosts on one machine, a cable that is pulled (root, iproute2)
 	@$(BIN)/python -m pytest -m hosts $(ARGS)
+
+torture: $(VENV)/.installed-dev ## kills, faults, bad input, hostile text: about an hour on 2 cores; ARGS=--resume goes on
+	@$(BIN)/python -m tests.torture --docs docs/torture.md $(ARGS)
 
 check: $(VENV)/.installed-dev ## ruff and pyright
 	@$(BIN)/python -m ruff check .

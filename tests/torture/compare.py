@@ -1,0 +1,128 @@
+"""Whether a run that was killed and resumed left what an uninterrupted one leaves: bit for bit where it
+counts.
+
+Left out: clock times, and what is said for people (the log, the report).
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+TIMED = ("time/", "tokens_per_s", "rollout_tokens_per_s", "update_tokens_per_s", "peak_memory_gb")
+TIMED_KEYS = frozenset(["seconds", "tokens_per_s", "date", "started", "duration_s"])
+
+
+def differences(whole: Path, resumed: Path) -> list[str]:
+    """Every way in which a resumed run folder differs from the uninterrupted one's."""
+    found = _folders_differ(whole, resumed, "final_model")
+    found += _rows_differ(whole / "metrics.jsonl", resumed / "metrics.jsonl")
+    for folder in ("eval_results", "completions"):
+        found += _json_differs(whole, resumed, folder)
+    found += _checkpoints_differ(whole, resumed)
+    found += [f"{name} is left behind" for name in _leftovers(resumed)]
+    if not (resumed / "report.html").is_file():
+        found.append("there is no report.html")
+    before, after = (_untimed(_read(run / "train_results.json")) for run in (whole, resumed))
+    if before != after:
+        found.append(f"train_results.json differs: {_first_difference(before, after)}")
+    return found
+
+
+def _folders_differ(whole: Path, resumed: Path, name: str) -> list[str]:
+    before, after = _files(whole / name), _files(resumed / name)
+    if before != after:
+        return [f"{name} has the files {sorted(after)}, not {sorted(before)}"]
+    return [
+        f"{name}/{file} is not bit-equal"
+        for file in sorted(before)
+        if (whole / name / file).read_bytes() != (resumed / name / file).read_bytes()
+    ]
+
+
+def _files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def _checkpoints_differ(whole: Path, resumed: Path) -> list[str]:
+    before, after = ({path.name for path in run.glob("checkpoint-*")} for run in (whole, resumed))
+    found = [f"checkpoints left: {sorted(after)}, not {sorted(before)}"] if before != after else []
+    for name in sorted(before & after):
+        for path in sorted((whole / name).glob("*.safetensors")):
+            other = resumed / name / path.name
+            if not other.is_file() or other.read_bytes() != path.read_bytes():
+                found.append(f"{name}/{path.name} is not bit-equal")
+    return found
+
+
+def _leftovers(run: Path) -> list[str]:
+    return sorted(path.name for path in run.iterdir() if path.name.endswith((".writing", ".part", ".tmp")))
+
+
+def _rows_differ(whole: Path, resumed: Path) -> list[str]:
+    before, after = _rows(whole), _rows(resumed)
+    keys_before = [(row.get("kind"), row.get("step")) for row in before]
+    keys_after = [(row.get("kind"), row.get("step")) for row in after]
+    if sorted(map(str, keys_before)) != sorted(map(str, keys_after)):
+        lost = [key for key in keys_before if keys_after.count(key) < keys_before.count(key)]
+        doubled = [key for key in dict.fromkeys(keys_after) if keys_after.count(key) > keys_before.count(key)]
+        return [f"metrics.jsonl: rows lost {lost}, rows too many {doubled}"]
+    found = ["metrics.jsonl: rows in another order"] if keys_before != keys_after else []
+    by_key = {(row.get("kind"), row.get("step")): row for row in after}
+    for row in before:
+        other = by_key[row.get("kind"), row.get("step")]
+        if row != other:
+            where = _first_difference(row, other)
+            found.append(f"metrics.jsonl: the {row['kind']} row of step {row['step']} differs: {where}")
+    return found
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = {"kind": "half a line", "step": line[:40]}
+        rows.append({key: value for key, value in row.items() if not key.startswith(TIMED)})
+    return rows
+
+
+def _json_differs(whole: Path, resumed: Path, name: str) -> list[str]:
+    before, after = _files(whole / name), _files(resumed / name)
+    if before != after:
+        return [f"{name} has the files {sorted(after)}, not {sorted(before)}"]
+    found = []
+    for file in sorted(before):
+        first, second = (_untimed(_read(run / name / file)) for run in (whole, resumed))
+        if first != second:
+            found.append(f"{name}/{file} differs: {_first_difference(first, second)}")
+    return found
+
+
+def _read(path: Path) -> Any:
+    if not path.is_file():
+        return None
+    text = path.read_text(encoding="utf-8")
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text.splitlines()
+
+
+def _untimed(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _untimed(entry) for key, entry in value.items() if key not in TIMED_KEYS}
+    return [_untimed(entry) for entry in value] if isinstance(value, list) else value
+
+
+def _first_difference(before: Any, after: Any) -> str:
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key in {**before, **after}:
+            if before.get(key) != after.get(key):
+                return f"{key}: {_first_difference(before.get(key), after.get(key))}"
+    if isinstance(before, list) and isinstance(after, list):
+        for place, (first, second) in enumerate(zip(before, after, strict=False)):
+            if first != second:
+                return f"[{place}] {_first_difference(first, second)}"
+        return f"{len(after)} entries, not {len(before)}"
+    return f"{str(after)[:80]!r}, not {str(before)[:80]!r}"
