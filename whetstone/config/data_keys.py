@@ -162,12 +162,13 @@ def _reads_rows(name: str) -> bool:
 def _put(
     datasets: dict[str, dict[str, Any]], given: dict[str, Any], named: dict[str, tuple[str, str]]
 ) -> dict[str, dict[str, Any]]:
-    fitting = list(datasets) if len(datasets) == 1 else [name for name in datasets if _reads_rows(name)]
+    fitting = [name for name in datasets if _reads_rows(name)]
     if len(fitting) != 1:
         key, origin = named[next(iter(given))]
+        what = "several tasks that read rows" if fitting else "no task that reads rows"
         raise UserError(
-            f"{key} ({origin}) is for one data set, but datasets has several tasks: give each its own "
-            "config: {path: ...}."
+            f"{key} ({origin}) is for one data set, but datasets has {what}: give each its own config, such "
+            "as rows: {config: {path: ...}}."
         )
     (name,) = fitting
     spec = datasets[name]
