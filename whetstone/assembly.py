@@ -13,7 +13,7 @@ from typing import Any
 from whetstone.checkpoint import Checkpoint
 from whetstone.config import Config, Plan, flatten, make_plan
 from whetstone.engines import make_engine
-from whetstone.evaluate import EvalResult, percent
+from whetstone.evaluate import EvalResult, percent, read_summary
 from whetstone.metrics import MetricsLog, write_aside
 from whetstone.model.chat import Chat
 from whetstone.model.policy import Policy
@@ -91,9 +91,8 @@ def open_metrics(
 def conclude(folder: Path, after: EvalResult | None, *, steps: int, seconds: float) -> dict[str, Any]:
     """Write train_results.json and the report of a run whose final model is saved, and say where they are."""
     results: dict[str, Any] = {"steps": steps, "seconds": round(seconds, 1)}
-    start = folder / "eval_results" / "eval_step_0.json"
-    if after is not None and start.is_file():
-        before = json.loads(start.read_text(encoding="utf-8"))["summary"]
+    before = read_summary(folder / "eval_results" / "eval_step_0.json")
+    if after is not None and before is not None:
         summary = after.summary()
         results |= {
             "accuracy_before": before["accuracy"],

@@ -40,7 +40,7 @@ def save(run, step, keep=None):
 
 
 def newest(run):
-    found = checkpoint.find(run, resume_from=None, auto_resume=True)
+    found = checkpoint.find(run, resume_from=None, auto_resume=True).checkpoint
     assert found is not None
     return found
 
@@ -73,7 +73,7 @@ def test_a_half_written_or_damaged_checkpoint_is_passed_over(tmp_path):
     killed = save(tmp_path, 3)
     (killed / "whetstone.json").unlink()
     assert newest(tmp_path).step == 1
-    with pytest.raises(UserError, match=r"state/__0_0.distcp is missing or has another size.*checkpoint-1"):
+    with pytest.raises(UserError, match=r"state/__0_0.distcp has another size.*checkpoint-1"):
         checkpoint.find(tmp_path, resume_from="checkpoint-2", auto_resume=False)
     with pytest.raises(UserError, match="there is no such folder"):
         checkpoint.find(tmp_path, resume_from="checkpoint-77", auto_resume=False)
@@ -93,7 +93,7 @@ def test_a_checkpoint_that_could_not_be_written_is_said_at_the_next_occasion(tmp
 
 
 def test_resume_true_needs_a_checkpoint_and_auto_resume_does_not(tmp_path):
-    assert checkpoint.find(tmp_path, resume_from=None, auto_resume=True) is None
+    assert checkpoint.find(tmp_path, resume_from=None, auto_resume=True).checkpoint is None
     with pytest.raises(UserError, match="holds no whole checkpoint"):
         checkpoint.find(tmp_path, resume_from=True, auto_resume=False)
 
@@ -124,7 +124,9 @@ def test_going_on_says_what_changed_and_refuses_another_model(tmp_path):
     _, found, notes = open_run(config_in(tmp_path, auto_resume=True, learning_rate=1e-4, max_steps=7))
     assert found is not None and found.step == 5
     assert any("learning_rate is now 0.0001" in note for note in notes)
-    assert not any("max_steps" in note for note in notes)
+    assert any("max_steps is now 7" in note and "learning rate" in note for note in notes)  # linear
+    fixed = config_in(tmp_path, auto_resume=True, max_steps=9, lr_scheduler_type="constant")
+    assert not any("max_steps" in note for note in open_run(fixed)[2])
     with pytest.raises(UserError, match="was begun with model_name_or_path"):
         open_run(config_in(tmp_path, auto_resume=True, model_name_or_path="other"))
 
