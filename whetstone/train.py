@@ -27,6 +27,7 @@ from whetstone.config import Config, Loaded, Plan, without_effect
 from whetstone.errors import UserError
 from whetstone.evaluate import EvalResult, Evaluator, show
 from whetstone.metrics import MetricsLog, setup_logging
+from whetstone.model.loading import verify_folder
 from whetstone.model.policy import Policy, choose_device
 from whetstone.model.reference import Reference
 from whetstone.model.spread import load_spread, model_writer
@@ -315,6 +316,8 @@ def evaluate_only(loaded: Loaded) -> dict[str, Any]:
         raise UserError(
             f"checkpoint_path: there is no folder '{weights}': give a checkpoint-N or final_model folder."
         )
+    if weights is not None:
+        verify_folder(Path(weights))
     with contextlib.ExitStack() as stack:
         ranks = meet(config, stack)
         folder = path_of(config) if ranks.is_main else stack.enter_context(scratch_folder())
