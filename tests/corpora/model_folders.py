@@ -1,8 +1,8 @@
 """Broken model folders, made from the embedded model: what a download, a copy or a hand can do to one.
 
 `make(folder, name)` writes the folder of that name. `MODELS[name].exit_code` is what `whet train` must return
-on it: 2, with one sentence and no traceback, or 0 where the folder looks odd but is sound. A plain module: tests
-run a part of it, the campaign all of it in real processes.
+on it: 2, with one sentence and no traceback, or 0 where the folder looks odd but is sound. A plain module:
+tests run a part of it, the campaign all of it in real processes.
 """
 
 import json
@@ -35,8 +35,10 @@ def make(folder: Path, name: str) -> None:
 
 
 def write(name: str, contents: bytes | str) -> Callable[[Path], None]:
-    data = contents.encode() if isinstance(contents, str) else contents
-    return lambda folder: (folder / name).write_bytes(data) and None
+    def damage(folder: Path) -> None:
+        (folder / name).write_bytes(contents.encode() if isinstance(contents, str) else contents)
+
+    return damage
 
 
 def cut(name: str, share: float) -> Callable[[Path], None]:

@@ -64,8 +64,8 @@ def _read_adapter(model: Any, adapter: str, *, is_trainable: bool) -> Any:
     differing = sorted(there ^ set(get_peft_model_state_dict(wrapped, save_embedding_layers=False)))
     if differing:
         raise UserError(
-            f"The adapter {adapter} does not fit its model: {len(differing)} tensors are in its file or "
-            f"in its settings, but not in both, {differing[0]} first. Give the base model that it was trained on."
+            f"The adapter {adapter} does not fit its model: {len(differing)} tensors are only in its file or "
+            f"only in its settings, {differing[0]} first. Give the base model that it was trained on."
         )
     return wrapped
 
