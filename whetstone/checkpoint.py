@@ -61,10 +61,12 @@ class Checkpoint:
                 f"{self.folder} has no folder {STATE}: an older version wrote it, and has to go on with it."
             )
         _quieten()
+        reader = StateReader(self.folder / STATE)
         try:
+            reader.read_metadata()  # torch would log a traceback
             load(
                 into,
-                storage_reader=StateReader(self.folder / STATE),
+                storage_reader=reader,
                 planner=TensorPlanner(),
                 no_dist=not dist.is_initialized(),
             )
@@ -332,6 +334,8 @@ def _reason(error: BaseException) -> str:
     """One line of what went wrong; torch's exception hides the reason of each rank."""
     if isinstance(error, CheckpointException):
         error = next((cause[0] for cause in error.failures.values()), error)
+    if isinstance(error, pickle.UnpicklingError):  # torch's own message advises to load it all the same
+        return "it is damaged, or holds more than tensors and numbers"
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
 

@@ -412,5 +412,5 @@ DAMAGES: dict[str, Case] = {
         damage=write("final_model/notes.txt", "precious"), kept=("final_model.aside/notes.txt",)
     ),
     "final_model a file": Case(damage=become("final_model", "file"), kept=("final_model.aside",)),
-    "final_model a link": Case(damage=become("final_model", "dangling link"), kept=("final_model.aside",)),
+    "final_model a link": Case(damage=become("final_model", "dangling link"), kept=("final_model.asid*",)),
 }

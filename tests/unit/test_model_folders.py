@@ -24,9 +24,10 @@ TEMPLATES = [name for name in MODELS if name.startswith("template")]
 
 
 def outcome(room):
-    """0 and the policy's chat, or 2 and the sentence."""
+    """The exit code that `whet train` ends with, and the sentence."""
     try:
-        return 0, Chat(load_policy(room).tokenizer, room)
+        Chat(load_policy(room).tokenizer, room)
+        return 0, ""
     except UserError as error:
         return 2, str(error)
 

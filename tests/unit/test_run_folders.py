@@ -9,12 +9,18 @@ import pytest
 
 from tests.corpora.run_folders import DAMAGES, PROOF
 from tests.unit.test_checkpoint import config_in, save
+from whetstone.advice.explain import read_story
 from whetstone.assembly import read_summary
 from whetstone.checkpoint import save_model
 from whetstone.config import dump, make_plan
 from whetstone.errors import UserError
 from whetstone.metrics import MetricsLog, read_rows, setup_logging
+from whetstone.report.read import read_run
 from whetstone.run_folder import check_plan, open_run, plan_shape
+
+
+def write_weights(folder):
+    (folder / "model.safetensors").write_bytes(b"weights")
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +30,7 @@ def source(tmp_path_factory):
     config = config_in(folder.parent, max_steps=3)
     for step in (1, 2, 3):
         save(folder, step)
-    save_model(lambda place: (place / "model.safetensors").write_bytes(b"weights"), folder / "final_model", 3)
+    save_model(write_weights, folder / "final_model", 3)
     (folder / "config.yaml").write_text(dump(config))
     for name in ("training.log", "train_results.json", "report.html", "completions/step_1.jsonl"):
         (folder / name).parent.mkdir(exist_ok=True)
@@ -35,7 +41,9 @@ def source(tmp_path_factory):
     share = {"mean": 0.5, "low": 0.0, "high": 1.0, "num_problems": 4}
     summary = {"accuracy": share, "greedy_accuracy": None}
     (folder / "eval_results").mkdir()
-    (folder / "eval_results" / "eval_step_0.json").write_text(json.dumps({"step": 0, "summary": summary}))
+    for step in (0, 3):
+        document = {"step": step, "summary": summary, "completions": []}
+        (folder / "eval_results" / f"eval_step_{step}.json").write_text(json.dumps(document))
     return folder
 
 
@@ -73,6 +81,10 @@ def test_a_damaged_run_folder_is_resumed_or_refused(source, tmp_path, name):
         said = " ".join(notes) + (folder / "training.log").read_text(errors="replace")
         assert all(word in said for word in case.names), said
         read_summary(folder / "eval_results" / "eval_step_0.json")
+        if name != "eval_results a file":  # the last evaluation makes it anew
+            read_run(folder)  # the report and `whet explain` read the same files
+        if any(kind == "train" for kind, _ in kept):
+            read_story(folder)
         if "config.yaml" in name:
             assert "max_steps: 3" in (folder / "config.yaml").read_text()
     for pattern in case.kept:
