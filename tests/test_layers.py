@@ -34,7 +34,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "tasks": frozenset({"types", "config", "rewards", "sandbox", "seeds", "stages"}),
     "algorithm": frozenset({"types", "config"}),
     "parallel": frozenset({"config"}),
-    "model": frozenset({"config", "parallel", "types"}),
+    "manifest": frozenset(),
+    "model": frozenset({"config", "manifest", "parallel", "types"}),
     "engines": frozenset({"types", "config", "model", "parallel", "seeds"}),
     "batch": frozenset({"types", "config"}),
     "rollout": frozenset({"types", "config", "tasks", "engines", "seeds", "curriculum", "stages"}),
@@ -57,8 +58,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         {"types", "config", "tasks", "engines", "rollout", "metrics", "statistics"}
         | {"run_log", "stages", "text"}
     ),
-    "checkpoint": frozenset({"config", "parallel"}),
-    "run_folder": frozenset({"config", "checkpoint", "metrics"}),
+    "checkpoint": frozenset({"config", "manifest", "parallel"}),
+    "run_folder": frozenset({"config", "checkpoint", "metrics", "parallel"}),
     "sync_check": frozenset({"config"}),
     "packages": frozenset({"config", "engines"}),
     "completions": frozenset({"types", "metrics", "text"}),

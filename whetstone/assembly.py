@@ -15,7 +15,7 @@ from whetstone.advice.explain import diagnose, read_story
 from whetstone.checkpoint import Checkpoint
 from whetstone.config import Config, Plan, flatten, make_plan
 from whetstone.engines import make_engine
-from whetstone.evaluate import EvalResult, percent, plain
+from whetstone.evaluate import EvalResult, percent, plain, read_summary
 from whetstone.metrics import MetricsLog, read_rows, write_aside
 from whetstone.model.chat import Chat
 from whetstone.model.policy import Policy
@@ -123,9 +123,8 @@ def open_metrics(
 def conclude(folder: Path, after: EvalResult | None, *, steps: int, seconds: float) -> dict[str, Any]:
     """Write train_results.json and the report of a run whose final model is saved, and say where they are."""
     results: dict[str, Any] = {"steps": steps, "seconds": round(seconds, 1)}
-    start = folder / "eval_results" / "eval_step_0.json"
-    if after is not None and start.is_file():
-        before = json.loads(start.read_text(encoding="utf-8"))["summary"]
+    before = read_summary(folder / "eval_results" / "eval_step_0.json")
+    if after is not None and before is not None:
         summary = after.summary()
         results |= {
             "accuracy_before": before["accuracy"],

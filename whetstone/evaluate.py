@@ -205,7 +205,7 @@ class Evaluator:
             answers = [Answered(**entry) for entry in document["completions"]]
         except FileNotFoundError:
             return None
-        except (json.JSONDecodeError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             logger.warning("%s can't be read: there is no comparison with step 0.", path)
             return None
         here = [
@@ -217,6 +217,21 @@ class Evaluator:
             )
             return None
         return answers
+
+
+def read_summary(path: Path) -> dict[str, Any] | None:
+    """The numbers of an evaluation's file; None where it is missing or damaged."""
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8"))["summary"]
+        Accuracy(**summary["accuracy"])
+        if summary["greedy_accuracy"] is not None:
+            Accuracy(**summary["greedy_accuracy"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        logger.warning("%s can't be read: the results have no accuracy before training.", path)
+        return None
+    return summary
 
 
 def _read(group: Group) -> list[Answered]:

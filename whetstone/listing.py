@@ -221,9 +221,9 @@ def _chat(config: Config) -> "tuple[Chat | None, str]":
 
     model = config.model.model_name_or_path
     try:
-        tokenizer = AutoTokenizer.from_pretrained(resolve(model))
-    except (OSError, ValueError) as error:
-        if isinstance(error, UserError):
-            raise
+        tokenizer = AutoTokenizer.from_pretrained(resolve(model), trust_remote_code=False)
+    except UserError:
+        raise
+    except Exception:  # tokenizers raises plain exceptions for broken files
         return None, f"as messages (the tokenizer of {model} can't be loaded here)"
     return Chat(tokenizer, config.model), f"as {model} sees them"

@@ -11,6 +11,8 @@ import json
 import logging
 import math
 import os
+import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +20,7 @@ from typing import Any, Protocol
 from whetstone.errors import UserError
 
 logger = logging.getLogger("whetstone")
+MAX_STEP = 2**53
 
 
 class Sink(Protocol):
@@ -52,13 +55,11 @@ class MetricsLog:
         for name in report_to:
             with _start(name):
                 self._sinks[name] = makers[name](folder, project, run_name, config, resume_step)
-        kept = (
-            []
-            if resume_step is None
-            else [row for row in read_rows(self._path) if row["step"] <= resume_step]
-        )
-        write_aside(self._path, "".join(_line(row) for row in _each_once(kept)))
-        self._file = self._path.open("a", encoding="utf-8")
+        kept = []
+        if resume_step is not None:
+            _keep_damaged(self._path)
+            kept = [row for row in read_rows(self._path) if row["step"] <= resume_step]
+        self._begin({(row["kind"], row["step"]): row for row in kept})
 
     def log(self, step: int, row: Mapping[str, float]) -> None:
         """A row of training: into metrics.jsonl at every step, elsewhere every `logging_steps`."""
@@ -74,8 +75,17 @@ class MetricsLog:
             with self._guarded(name):
                 self._sinks[name].close()
 
+    def _begin(self, rows: dict[tuple[str, int], dict[str, Any]]) -> None:
+        """Write the file with `rows` alone; rows to come follow them."""
+        self._kept = rows
+        write_aside(self._path, "".join(_line(row) for row in rows.values()))
+        self._file = self._path.open("a", encoding="utf-8")
+
     def _write(self, kind: str, step: int, row: Mapping[str, float]) -> None:
         numbers = {key: float(value) for key, value in row.items()}
+        if (kind, step) in self._kept:  # the last evaluation of a run that was killed behind it
+            self._file.close()
+            self._begin({key: kept for key, kept in self._kept.items() if key != (kind, step)})
         with full_disk_is_said(self._path):
             self._file.write(_line({"step": step, "kind": kind, **numbers}))
             self._file.flush()
@@ -119,19 +129,44 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a metrics.jsonl, as far as they are whole: a kill can leave half a line at the end."""
     if not path.is_file():
         return []
-    rows = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        if (
-            isinstance(row, dict)
-            and isinstance(row.get("step"), int)
-            and row.get("kind") in ("train", "eval")
-        ):
-            rows.append(row)
-    return rows
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    return [row for row in map(_parse_row, lines) if row is not None]
+
+
+def _parse_row(line: str) -> dict[str, Any] | None:
+    """A row as it was written: numbers, and null for what JSON has no number for; None for anything else."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):  # a number can have too many digits, too
+        return None
+    if not isinstance(row, dict) or row.get("kind") not in ("train", "eval"):
+        return None
+    step = row.get("step")
+    if type(step) is not int or not 0 <= step <= MAX_STEP:
+        return None
+    numbers = [value for key, value in row.items() if key != "kind" and value is not None]
+    fits = all(type(value) in (int, float) and abs(value) <= sys.float_info.max for value in numbers)
+    return row if fits else None
+
+
+def _keep_damaged(path: Path) -> None:
+    """Copy a file of rows aside before lines that can't be read are left out. A kill cuts the last line
+    short: that is no damage.
+    """
+    if not path.is_file():
+        return
+    whole = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+    lost = sum(_parse_row(line) is None for line in whole)
+    if lost:
+        copy, number = path.with_name(f"{path.name}.damaged"), 1
+        while os.path.lexists(copy):
+            number += 1
+            copy = path.with_name(f"{path.name}.damaged-{number}")
+        shutil.copyfile(path, copy)
+        logger.warning(
+            f"{path.name} has {lost} {'line' if lost == 1 else 'lines'} that can't be read: it goes on "
+            f"without them, and {copy.name} is a copy of it as it was."
+        )
 
 
 def write_aside(path: Path, text: str) -> None:
@@ -157,6 +192,11 @@ def full_disk_is_said(path: Path) -> Iterator[None]:
                 f"The disk is full, so {path} could not be written: free some space and start again "
                 "with auto_resume=true."
             ) from None
+        if error.errno in (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ELOOP):
+            raise UserError(
+                f"{path} can't be written, since {error.filename} is in the way "
+                f"({os.strerror(error.errno)}): move it elsewhere and start again with auto_resume=true."
+            ) from None
         if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
             raise UserError(
                 f"{path} may not be written ({os.strerror(error.errno)}): choose another output_dir."
@@ -177,10 +217,6 @@ def finite(value: Any) -> Any:
 
 def _line(row: Mapping[str, Any]) -> str:
     return json.dumps(finite(row), ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def _each_once(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return list({(row["kind"], row["step"]): row for row in rows}.values())
 
 
 # ---- places to report to -----------------------------------------------------------------------------------

@@ -5,21 +5,28 @@ Knows files and configuration; no model, no metrics.
 """
 
 import contextlib
+import logging
+import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from whetstone import checkpoint
-from whetstone.checkpoint import Checkpoint
-from whetstone.config import Config, dump, flatten
+from whetstone.checkpoint import NUMBERS, Checkpoint, Search, move_aside
+from whetstone.config import Config, Plan, dump, flatten
 from whetstone.config.engines import EnginesRoom
 from whetstone.config.measure import MeasureRoom
 from whetstone.config.parallel import ParallelRoom
 from whetstone.errors import UserError
 from whetstone.metrics import write_aside
+from whetstone.parallel.collectives import main_first
+from whetstone.parallel.mesh import ALONE, Ranks
+
+logger = logging.getLogger("whetstone")
 
 # A resumed run must have the same of these, or its checkpoint does not fit its model.
 FIXED = ("trainer", "model_name_or_path", "use_peft", "lora_r", "lora_alpha", "lora_target_modules")
@@ -60,6 +67,8 @@ HARMLESS = frozenset(
     ]
 )
 
+LENGTH = ("max_steps", "num_train_epochs")
+
 
 def path_of(config: Config) -> Path:
     return Path(config.run.output_dir) / (config.run.run_name or "")
@@ -72,39 +81,88 @@ def scratch_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-def open_run(config: Config, *, is_restart: bool = False) -> tuple[Path, Checkpoint | None, list[str]]:
-    """The run's folder, the checkpoint to go on from (None: begin), and what the user should know.
+def open_run(
+    config: Config,
+    ranks: Ranks = ALONE,
+    *,
+    is_restart: bool = False,
+    say: Callable[[str], None] = logger.info,
+) -> tuple[Path, Checkpoint | None, list[str]]:
+    """The run's folder, the checkpoint to go on from (None: begin), and what the user should know. All ranks
+    call it; the first changes files.
 
     `is_restart`: a launcher starts it anew after a failure, so it goes on whatever was asked for at first.
     """
     folder = path_of(config)
-    found = checkpoint.find(folder, resume_from=None, auto_resume=is_restart)
-    if found is None:
-        found = checkpoint.find(
-            folder, resume_from=config.run.resume_from_checkpoint, auto_resume=config.run.auto_resume
+    search = checkpoint.find(folder, resume_from=None, auto_resume=is_restart, ranks=ranks, say=say)
+    if search.checkpoint is None:
+        resume_from, auto_resume = config.run.resume_from_checkpoint, config.run.auto_resume
+        search = checkpoint.find(
+            folder, resume_from=resume_from, auto_resume=auto_resume, ranks=ranks, say=say
         )
+    notes = main_first(ranks, lambda: _open(config, search, is_restart=is_restart), to_all=True)
+    return folder, search.checkpoint, notes or []
+
+
+def _open(config: Config, search: Search, *, is_restart: bool) -> list[str]:
+    """Make the folder fit for the run to write to; returns what the user should know."""
+    folder, found = path_of(config), search.checkpoint
     notes = []
     if found is None and _is_used(folder):
         if not is_restart:
             refuse_taken(config)
         notes.append(f"The earlier run was moved to {_move_aside(folder)}.")
-    if found is not None:
-        notes.append(f"Going on from {found.folder} (step {found.step}).")
-        notes += _compare(folder, config)
     _make(folder)
+    if found is not None:
+        notes += search.notes
+        notes += _clear_newer(folder, search)
+        notes.append(f"Going on from {found.folder} (step {found.step}).")
+        notes += _compare(folder, config, found.step)
+    notes += _clear_files(folder)
     write_aside(folder / "config.yaml", dump(config))
-    return folder, found, notes
+    return notes
 
 
 def refuse_taken(config: Config) -> None:
     """A folder that holds another run is neither gone on with nor moved aside unless that was asked for."""
     run, folder = config.run, path_of(config)
-    found = checkpoint.find(folder, resume_from=run.resume_from_checkpoint, auto_resume=run.auto_resume)
-    if found is None and _is_used(folder) and not (run.overwrite_output_dir or run.auto_resume):
+    resumes = run.auto_resume or str(run.resume_from_checkpoint or "false").lower() != "false"
+    if _is_used(folder) and not (run.overwrite_output_dir or resumes):
         raise UserError(
             f"{folder} holds another run: choose another run_name, go on with it by auto_resume=true, "
             "or begin anew with overwrite_output_dir=true (the old one is moved aside)."
         )
+
+
+def _clear_newer(folder: Path, search: Search) -> list[str]:
+    """Move checkpoints aside that are newer than the one to resume from: damaged ones, and those of another
+    attempt, which a later resume would otherwise mistake for this run's.
+    """
+    assert search.checkpoint is not None
+    notes = []
+    for newer in checkpoint.named_checkpoints(folder):
+        if int(newer.name.rpartition("-")[2]) > search.checkpoint.step:
+            reason = search.damaged.get(newer)
+            place = move_aside(newer, "damaged" if reason else "aside")
+            why = f"can't be used, since {reason}" if reason else "is newer than the one to resume from"
+            notes.append(f"{newer.name} {why}: it is now {place.name}.")
+    return notes
+
+
+def _clear_files(folder: Path) -> list[str]:
+    """Move aside what has the name of a file that the run writes, and is none."""
+    notes = []
+    files = ("training.log", "metrics.jsonl", "config.yaml", "train_results.json", "report.html", "run.json")
+    folders = ("eval_results", "completions")
+    for name in (*files, *(f".{name}.part" for name in files), *folders):
+        path = folder / name
+        fits = path.is_dir() if name in folders else path.is_file()
+        if os.path.lexists(path) and not fits:
+            notes.append(
+                f"{path} is not a {'folder' if name in folders else 'file'}: "
+                f"it is now {move_aside(path).name}."
+            )
+    return notes
 
 
 def _is_used(folder: Path) -> bool:
@@ -125,12 +183,19 @@ def _move_aside(folder: Path) -> Path:
     return aside
 
 
-def _compare(folder: Path, config: Config) -> list[str]:
-    """What differs between the run as it was begun and as it is asked for now."""
+def _compare(folder: Path, config: Config, step: int) -> list[str]:
+    """What differs between the run as it was begun and as it is asked for now, and what that means."""
     path = folder / "config.yaml"
-    if not path.is_file():
+    if not path.exists():
         return []
-    before, now = yaml.safe_load(path.read_text(encoding="utf-8")), flatten(config)
+    try:
+        before = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError, RecursionError):
+        before = None
+    if not isinstance(before, dict) or not before:
+        place = move_aside(path, "damaged")
+        return [f"config.yaml can't be read and is now {place.name}: what changed since is not known."]
+    now = flatten(config)
     changed = [key for key in now if key not in HARMLESS and key in before and before[key] != now[key]]
     for key in changed:
         if key in FIXED:
@@ -138,7 +203,43 @@ def _compare(folder: Path, config: Config) -> list[str]:
                 f"{folder} was begun with {key}: {before[key]}, not {now[key]}: it can't go on with another. "
                 "Set it back, or choose another run_name."
             )
-    return [f"{key} is now {now[key]} (the run was begun with {before[key]})." for key in changed]
+    notes = [
+        f"{key} is now {now[key]} (the run was begun with {before[key]}): it holds from step {step + 1} on."
+        for key in changed
+    ]
+    lengths = [key for key in LENGTH if key in before and before[key] != now[key]]
+    if lengths and config.update.lr_scheduler_type not in ("constant", "constant_with_warmup"):
+        notes.append(
+            f"{lengths[0]} is now {now[lengths[0]]} (the run was begun with {before[lengths[0]]}): from step "
+            f"{step + 1} on the learning rate follows the schedule of the new length."
+        )
+    return notes
+
+
+def check_plan(found: Checkpoint, numbers: Mapping[str, Any], plan: Plan) -> None:
+    """Refuse to resume where batches are composed otherwise, or where the run would end before it goes on."""
+    shape = plan_shape(plan)
+    before = numbers.get("plan", shape)  # earlier versions did not write it down
+    if not isinstance(before, Mapping) or not {"updater", "groups"} <= numbers.keys():
+        raise UserError(f"{found.folder / NUMBERS} lacks what a run needs: resume from another checkpoint.")
+    new_run = f"or begin a new run from its weights: model_name_or_path={found.folder} and another run_name."
+    if before != shape:
+        key = next(key for key in shape if before.get(key) != shape[key])
+        raise UserError(
+            f"{found.folder} belongs to a run with {key} = {before.get(key)}, but these settings make it "
+            f"{shape[key]}, so that other problems would be repeated or left out: set it back, {new_run}"
+        )
+    if found.step > plan.num_steps:
+        raise UserError(
+            f"{found.folder} is at step {found.step}, beyond the {plan.num_steps} that max_steps asks for: "
+            f"set max_steps to {found.step} or more, resume from an earlier checkpoint, {new_run}"
+        )
+
+
+def plan_shape(plan: Plan) -> dict[str, int]:
+    """What decides which problems belong to which step."""
+    names = ("prompts_per_batch", "num_generations", "minibatches", "num_iterations")
+    return {name: getattr(plan, name) for name in names}
 
 
 def _make(folder: Path) -> None:

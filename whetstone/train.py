@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import rich
 import torch
 
 from whetstone import seeds
@@ -28,16 +29,17 @@ from whetstone.evaluate import EvalResult, Evaluator, show
 from whetstone.evaluation_folder import evaluation_folder, step_of, title_of
 from whetstone.learning_signal import LearningSignal
 from whetstone.metrics import MetricsLog
+from whetstone.model.loading import verify_folder
 from whetstone.model.policy import Policy, choose_device
 from whetstone.model.reference import Reference
 from whetstone.model.spread import load_spread, model_writer
 from whetstone.parallel import mesh
-from whetstone.parallel.collectives import any_of, main_first
+from whetstone.parallel.collectives import any_of
 from whetstone.parallel.mesh import Ranks
 from whetstone.parallel.watch import Watch
 from whetstone.progress import Progress
 from whetstone.rollout import Groups, Round, rollout_metrics, variance_metrics
-from whetstone.run_folder import open_run, path_of, scratch_folder
+from whetstone.run_folder import check_plan, open_run, path_of, plan_shape, scratch_folder
 from whetstone.run_log import log_ending, setup_logging
 from whetstone.run_record import record_session
 from whetstone.stages import stage
@@ -162,9 +164,7 @@ def build(
 ) -> tuple[Parts, Checkpoint | None, float]:
     """Every part of a run, the checkpoint it goes on from, and the seconds it had run before that."""
     config = loaded.config
-    opened = main_first(ranks, lambda: open_run(config, is_restart=mesh.restarts() > 0), to_all=True)
-    assert opened is not None
-    folder, found, notes = opened
+    folder, found, notes = open_run(config, ranks, is_restart=mesh.restarts() > 0, say=rich.print)
     folder = folder if ranks.is_main else stack.enter_context(scratch_folder())
     setup_logging(folder, speaks=ranks.is_main)
     stack.push(log_ending)
@@ -173,6 +173,9 @@ def build(
         logger.info(note)
     torch.manual_seed(config.run.seed)  # a new LoRA adapter begins with random numbers
     problems, tasks, plan = plan_problems(config, ranks)
+    numbers = {} if found is None else found.numbers()
+    if found is not None:
+        check_plan(found, numbers, plan)
     for line in (*describe_ranks(ranks), *without_effect(config, plan), *sandbox_notes(tasks)):
         logger.info(line)
     scorer = stack.enter_context(make_scorer(config, ranks))  # its processes start while the model loads
@@ -180,7 +183,8 @@ def build(
         policy = load_spread(config.model, config.parallel, ranks, None if found is None else found.folder)
         logger.info(describe_model(policy, config))
         updater = Updater(policy, config, plan, make_reference(config, policy, found))
-        numbers = {} if found is None else restore(updater, found)
+        if found is not None:
+            restore(updater, found, numbers)
     with stage(f"starting the engine {config.rollout.rollout_engine}"):
         collector = make_collector(config, policy, scorer, stack)
     groups = (Ahead if config.rollout.async_rollouts else Groups)(collector, tasks, config, plan)
@@ -192,7 +196,7 @@ def build(
         plan=plan,
         ranks=ranks,
         folder=folder,
-        saver=Saver(path_of(config), config.run.save_total_limit, ranks),
+        saver=make_saver(config, ranks, found),
         policy=policy,
         groups=groups,
         signal=LearningSignal(config),
@@ -205,13 +209,18 @@ def build(
     return parts, found, numbers.get("seconds", 0.0)
 
 
-def restore(updater: Updater, found: Checkpoint) -> dict[str, Any]:
-    """Put the updater where the checkpoint left it; returns all of the checkpoint's numbers."""
-    tensors, numbers = updater.tensors(), found.numbers()
+def make_saver(config: Config, ranks: Ranks, found: Checkpoint | None) -> Saver:
+    run = path_of(config)
+    saved = found.step if found is not None and found.folder.resolve().parent == run.resolve() else None
+    return Saver(run, config.run.save_total_limit, ranks, saved)
+
+
+def restore(updater: Updater, found: Checkpoint, numbers: dict[str, Any]) -> None:
+    """Put the updater where the checkpoint left it; `numbers` are all of the checkpoint's."""
+    tensors = updater.tensors()
     found.load_tensors(tensors)
     updater.load_tensors(tensors)
     updater.load_numbers(numbers["updater"])
-    return numbers
 
 
 def make_reference(config: Config, policy: Policy, found: Checkpoint | None) -> Reference | None:
@@ -276,6 +285,8 @@ def evaluate(parts: Parts, step: int) -> EvalResult | None:
 
 
 def save(parts: Parts, step: int, seconds: float) -> None:
+    if parts.saver.has(step):
+        return
     with stage("saving a checkpoint"):
         updater, groups = parts.updater, parts.groups.state()
         parts.saver.save(
@@ -283,7 +294,12 @@ def save(parts: Parts, step: int, seconds: float) -> None:
                 step=step,
                 write_model=model_writer(parts.policy),
                 tensors=updater.tensors(),
-                numbers={"updater": updater.numbers(), "groups": groups, "seconds": seconds},
+                numbers={
+                    "updater": updater.numbers(),
+                    "groups": groups,
+                    "seconds": seconds,
+                    "plan": plan_shape(parts.plan),
+                },
             )
         )
 
@@ -298,7 +314,8 @@ def _finish(parts: Parts, seconds: float) -> dict[str, Any]:
         parts.saver.finish()
         if not parts.ranks.is_main:
             return {}
-        save_model(write_model, parts.folder / "final_model")
+        parts.saver.remove_old()  # a run that was killed may have left one too many
+        save_model(write_model, parts.folder / "final_model", parts.plan.num_steps)
     return conclude(parts.folder, after, steps=parts.plan.num_steps, seconds=seconds)
 
 
@@ -313,6 +330,8 @@ def evaluate_only(loaded: Loaded) -> dict[str, Any]:
         raise UserError(
             f"checkpoint_path: there is no folder '{weights}': give a checkpoint-N or final_model folder."
         )
+    if weights is not None:
+        verify_folder(Path(weights))
     with contextlib.ExitStack() as stack:
         ranks = meet(config, stack)
         folder = evaluation_folder(config) if ranks.is_main else stack.enter_context(scratch_folder())

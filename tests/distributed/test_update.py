@@ -13,7 +13,7 @@ from tests.conftest import make_policy
 from tests.distributed.launch import run_on
 from tests.unit.test_update import make_samples, sequence_logprobs, updater_for
 from whetstone.batch import Batch, _idle, _lay_end_to_end, arrange, balance, pack
-from whetstone.checkpoint import Checkpoint, Contents, Saver
+from whetstone.checkpoint import Checkpoint, Contents, Saver, verify
 from whetstone.config import build
 from whetstone.config.parallel import ParallelRoom
 from whetstone.config.rooms import ModelRoom
@@ -160,7 +160,9 @@ def steps_with_checkpoint(folder: Path, room: ParallelRoom, ranks: Ranks, *, res
     updater = updater_for(policy, Reference.of(policy, policy, moving=True), **flat)
     batches = my_batches(samples, ranks)
     if resume:
-        restore(updater, Checkpoint(folder=folder / "checkpoint-2", step=2))
+        found = Checkpoint(folder=folder / "checkpoint-2", step=2)
+        assert verify(found.folder, ranks, print)[0] is None  # each rank hashes its share
+        restore(updater, found, found.numbers())
     else:
         for _ in range(2):
             updater.step([batches], seed=0)

@@ -105,7 +105,7 @@ def _config(path: Path) -> dict[str, Any]:
     """The flat keys; none where the file is missing or broken: the metrics alone tell most."""
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, UnicodeDecodeError, yaml.YAMLError):
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return {}
     return config if isinstance(config, dict) else {}
 
@@ -116,7 +116,7 @@ def _of_completions(folder: Path, step: int) -> dict[str, float]:
     try:
         completions = json.loads(path.read_text(encoding="utf-8"))["completions"]
         found = [completion["answer"] is None for completion in completions]
-    except (FileNotFoundError, json.JSONDecodeError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}
     return {"no_answer_share": sum(found) / len(found)} if found else {}
 

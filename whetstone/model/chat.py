@@ -4,12 +4,16 @@ Base models without a template get `prompt_template`. `assistant_prefix` begins 
 belongs to the prompt.
 """
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 from whetstone.config.rooms import ModelRoom
 from whetstone.errors import UserError
+from whetstone.model import templates
 from whetstone.types import Problem
+
+logger = logging.getLogger("whetstone")
 
 
 class Chat:
@@ -24,13 +28,31 @@ class Chat:
                 "apply_chat_template=false "
                 "(and prompt_template, if the default does not suit)."
             )
+        self._takes_system = True
+        if config.apply_chat_template:
+            where = config.model_name_or_path
+            self._takes_system = templates.takes_system(*templates.template_of(tokenizer, where), where)
+            if not self._takes_system:
+                logger.info(
+                    f"The chat template of {where} knows no system message: it becomes the beginning of the "
+                    "user's."
+                )
+
+    def messages(self, problem: Problem) -> list[dict[str, str]]:
+        """The conversation as the chat template takes it."""
+        if self._takes_system:
+            return [dict(message) for message in problem.messages]
+        return templates.merge_system(problem.messages)
 
     def prompt(self, problem: Problem) -> str:
         """The prompt as the model sees it."""
-        messages = [dict(message) for message in problem.messages]
+        messages = self.messages(problem)
         if self.config.apply_chat_template:
-            text = self.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True, **self.config.chat_template_kwargs
+            text = templates.render(
+                self.tokenizer,
+                messages,
+                self.config.model_name_or_path,
+                **self.config.chat_template_kwargs,
             )
         else:
             system = "\n".join(message["content"] for message in messages[:-1])

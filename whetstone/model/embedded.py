@@ -6,7 +6,6 @@ once into the cache. Any other name or folder goes through as it is; a folder th
 refused with the remedy. Loads no model for training (`policy.py`); torch is imported only to convert.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whetstone.errors import UserError
+from whetstone.model.loading import check_index, read_object
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -55,9 +55,14 @@ def foundation(name: str) -> tuple[str, str | None]:
     settings = Path(found) / "adapter_config.json"
     if not settings.is_file():
         return found, None
-    base = json.loads(settings.read_text(encoding="utf-8")).get("base_model_name_or_path")
+    base = read_object(settings).get("base_model_name_or_path")
+    if not isinstance(base, str) or not base:
+        raise UserError(f"{settings} does not name the model under the adapter (base_model_name_or_path).")
     try:
-        return resolve(str(base)), found
+        below = resolve(base)
+        if (Path(below) / "adapter_config.json").is_file():
+            raise UserError(f"{below} is an adapter itself: merge it into its own base first.")
+        return below, found
     except UserError as error:
         raise UserError(
             f"{name} is an adapter of {base}, which can't be had. {error} Or write its place into {settings}."
@@ -196,13 +201,7 @@ def _checked(folder: Path) -> Path:
     if not (folder / "config.json").is_file():
         raise UserError(f"{folder} is not a model folder, since it has no config.json: {_remedy(folder)}.")
     for index in folder.glob("*.index.json"):
-        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        missing = sorted(shard for shard in shards if not (folder / shard).is_file())
-        if missing:
-            raise UserError(
-                f"The model folder {folder} lacks {len(missing)} of {len(shards)} weight files, {missing[0]} "
-                "first: copy them there, or fetch the model again."
-            )
+        check_index(index)
     if not any([*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]):
         raise UserError(f"The model folder {folder} has no weights (*.safetensors): {_remedy(folder)}.")
     return folder

@@ -5,14 +5,15 @@ from typing import Any
 
 from whetstone.config.rooms import ModelRoom
 from whetstone.errors import UserError
+from whetstone.model.loading import guarded
 
 
 def add_lora(model: Any, config: ModelRoom, adapter: str | None) -> Any:
     """Wrap `model` with a trainable adapter; `adapter` names a folder to read one from."""
-    from peft import LoraConfig, PeftModel, get_peft_model
+    from peft import LoraConfig, get_peft_model
 
     if adapter is not None:
-        return PeftModel.from_pretrained(model, adapter, is_trainable=True)
+        return _read_adapter(model, adapter, is_trainable=True)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*tie_word_embeddings.*")
@@ -36,7 +37,7 @@ def check_rank(config: ModelRoom, adapter: str) -> None:
     """Whoever goes by the configuration (a vLLM server, a resumed run) must find the adapter's own shape."""
     from peft import PeftConfig
 
-    there = PeftConfig.from_pretrained(adapter)
+    there = guarded(adapter, lambda: PeftConfig.from_pretrained(adapter))
     for key, value in (("lora_r", there.r), ("lora_alpha", there.lora_alpha)):  # type: ignore[attr-defined]
         if value != getattr(config, key):
             raise UserError(
@@ -46,9 +47,27 @@ def check_rank(config: ModelRoom, adapter: str) -> None:
 
 def merge_lora(model: Any, adapter: str) -> Any:
     """`model` with an adapter's weights added to its own, all to be trained; no adapter is left."""
-    from peft import PeftModel
+    return _read_adapter(model, adapter, is_trainable=False).merge_and_unload().requires_grad_(True)
 
-    return PeftModel.from_pretrained(model, adapter).merge_and_unload().requires_grad_(True)
+
+def _read_adapter(model: Any, adapter: str, *, is_trainable: bool) -> Any:
+    """peft makes weights up that a file lacks, and drops those it has no place for: both are refused."""
+    from peft import PeftModel, get_peft_model_state_dict
+    from peft.utils.save_and_load import load_peft_weights
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*issing adapter keys.*")
+        wrapped = guarded(
+            adapter, lambda: PeftModel.from_pretrained(model, adapter, is_trainable=is_trainable)
+        )
+        there = guarded(adapter, lambda: set(load_peft_weights(adapter, device="cpu")))
+    differing = sorted(there ^ set(get_peft_model_state_dict(wrapped, save_embedding_layers=False)))
+    if differing:
+        raise UserError(
+            f"The adapter {adapter} does not fit its model: {len(differing)} tensors are only in its file or "
+            f"only in its settings, {differing[0]} first. Give the base model that it was trained on."
+        )
+    return wrapped
 
 
 def wrap_lora(model: Any, adapter: Any) -> Any:

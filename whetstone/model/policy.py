@@ -20,6 +20,7 @@ from whetstone.errors import UserError
 from whetstone.model.attention import NAME, Attend, PackedAttention, end_to_end, take, takes_flash
 from whetstone.model.embedded import foundation, resolve
 from whetstone.model.fused_head import Head
+from whetstone.model.loading import load_pretrained, verify_folder
 from whetstone.model.logprobs import WHOLE, TokenStatistics, Vocabulary, all_logprobs, token_statistics
 from whetstone.parallel.fsdp import Root, plain_to_compiler
 from whetstone.parallel.mesh import ALONE, Ranks
@@ -238,6 +239,11 @@ class Policy:
             [self.lm(input_ids=row.to(self.device)[None], use_cache=False).logits[0] for row in rows]
         ).float()
         self.set_attention(NAME)
+        if not own.isfinite().all():
+            raise UserError(
+                "The model computes numbers that are not finite: its weights are damaged or hold infinity or "
+                "NaN; fetch it again."
+            )
         error = (ours - own).norm() / own.norm()
         bound = 1e-3 if ours.dtype == torch.float32 and self.lm.dtype == torch.float32 else 5e-2
         if not error < bound:
@@ -264,7 +270,6 @@ def load_policy(
     weights (or the adapter) from. A model that is itself an adapter goes on with it under use_peft, and is
     merged into its base otherwise.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging as transformers_logging
 
     if config.model_name_or_path == "pebble":  # too small for bars to be worth looking at
@@ -276,16 +281,10 @@ def load_policy(
         base, start = foundation(config.model_name_or_path)
     else:
         base = resolve(str(weights))
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(base)
-        model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=compute_dtype(config, home))
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UserError(
-            f"The model '{base}' can't be loaded ({reason}): give a folder with config.json, weights and "
-            "tokenizer, "
-            "a hub name you have access to, pebble or smollm2-135m."
-        ) from None
+    for folder in (base, start):
+        if folder is not None and folder != str(weights):  # those of a run to resume have been verified
+            verify_folder(Path(folder))
+    tokenizer, model = load_pretrained(base, compute_dtype(config, home))
     if model._hf_peft_config_loaded:  # transformers has put an adapter of the hub into it by itself
         raise UserError(f"{base} is an adapter: fetch it, and give its folder as model_name_or_path.")
     device = device or home

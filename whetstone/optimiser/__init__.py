@@ -160,7 +160,15 @@ class Optimiser:
         return self.schedule.state_dict()
 
     def load_numbers(self, numbers: dict[str, Any]) -> None:
+        """Go on at the schedule's step, at the rate that the settings of now give there."""
+        rates = self.schedule.base_lrs
         self.schedule.load_state_dict(numbers)
+        if isinstance(self.schedule, torch.optim.lr_scheduler.LambdaLR):
+            self.schedule.base_lrs = rates
+            step, factors = self.schedule.last_epoch, self.schedule.lr_lambdas
+            self.schedule._last_lr = [
+                rate * factor(step) for rate, factor in zip(rates, factors, strict=True)
+            ]
 
 
 def _make_adam(parameters: list[nn.Parameter], config: UpdateRoom, offload: bool) -> PlainAdam | PackedAdam:

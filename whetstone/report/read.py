@@ -100,7 +100,7 @@ def _evaluations(folder: Path) -> list[Evaluation]:
     found = []
     for path in folder.glob("eval_step_*.json"):
         document = _mapping(path, json.loads)
-        if re.fullmatch(r"eval_step_\d+", path.stem) and document is not None and "summary" in document:
+        if re.fullmatch(r"eval_step_[0-9]+", path.stem) and document is not None and _is_whole(document):
             found.append(
                 Evaluation(
                     step=int(document["step"]),
@@ -111,10 +111,18 @@ def _evaluations(folder: Path) -> list[Evaluation]:
     return sorted(found, key=lambda evaluation: evaluation.step)
 
 
+def _is_whole(document: dict[str, Any]) -> bool:
+    """Whether an evaluation's file has the parts that it was written with."""
+    step, summary, completions = (document.get(key) for key in ("step", "summary", "completions"))
+    if type(step) is not int or not isinstance(summary, dict) or not isinstance(completions, list):
+        return False
+    return isinstance(summary.get("accuracy"), dict) and all(isinstance(row, dict) for row in completions)
+
+
 def _mapping(path: Path, parse: Any) -> dict[str, Any] | None:
     """A file's mapping; None where it is missing or broken: a report of the rest is better than none."""
     try:
         data = parse(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, UnicodeDecodeError, json.JSONDecodeError, yaml.YAMLError):
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return None
     return data if isinstance(data, dict) else None

@@ -42,7 +42,7 @@ class Problems:
         a bare text, to which it adds them.
         """
         if self.config.model.apply_chat_template:
-            return [dict(message) for message in problem.messages]
+            return self.chat.messages(problem)
         return self.chat.prompt(problem)
 
     def tokenizer(self) -> Any:

@@ -4,7 +4,6 @@ The only file that imports TRL, inside functions.
 """
 
 import contextlib
-import json
 import logging
 import time
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 from transformers import PrinterCallback
 
 from whetstone.assembly import conclude, make_collector, make_scorer, open_metrics, plan_problems
-from whetstone.checkpoint import MARK, Checkpoint, save_model
+from whetstone.checkpoint import Checkpoint, save_model
 from whetstone.config import Config, Loaded
 from whetstone.errors import UserError
 from whetstone.evaluate import Evaluator
@@ -51,7 +50,7 @@ def train_with_trl(loaded: Loaded) -> dict[str, Any]:
             logger.info(note)
         parts = build(config, folder, found, stack)
         stop = stack.enter_context(StopRequest())
-        before = 0.0 if found is None else json.loads((found.folder / MARK).read_text())["seconds"]
+        before = 0.0 if found is None else found.seconds
         begun = time.monotonic() - before
         watcher = Watcher(parts, stop, begun)
         trainer = make_trainer(parts, watcher)
@@ -123,7 +122,7 @@ def _finish(parts: Parts, seconds: float) -> dict[str, Any]:
         policy.model.delete_adapter("ref")
     policy.set_attention(policy.own_attention)
     with stage("saving the model"):
-        save_model(model_writer(policy), parts.folder / "final_model")
+        save_model(model_writer(policy), parts.folder / "final_model", parts.plan.num_steps)
     return conclude(parts.folder, after, steps=parts.plan.num_steps, seconds=seconds)
 
 

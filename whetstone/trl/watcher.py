@@ -2,7 +2,6 @@
 a stop that was asked for.
 """
 
-import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +10,13 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from whetstone.checkpoint import MARK, Checkpoint
+from whetstone.checkpoint import Checkpoint
 from whetstone.completions import show_variance, write_completions
 from whetstone.config import Config, Plan
 from whetstone.evaluate import EvalResult, Evaluator, show
 from whetstone.learning_signal import LearningSignal
-from whetstone.metrics import MetricsLog, write_aside
+from whetstone.manifest import write_manifest
+from whetstone.metrics import MetricsLog
 from whetstone.model.attention import NAME
 from whetstone.model.policy import Policy
 from whetstone.progress import Progress
@@ -157,10 +157,4 @@ class Watcher(TrainerCallback):
         """Mark TRL's checkpoint as whole, as ours are, so that a run is found again in the same way."""
         folder = self.parts.folder / f"checkpoint-{state.global_step}"
         self.parts.policy.tokenizer.save_pretrained(folder)  # TRL's copy may carry the assistant's prefix
-        files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-        mark = {
-            "step": state.global_step,
-            "files": {str(path.relative_to(folder)): path.stat().st_size for path in files},
-            "seconds": time.monotonic() - self.run_begun,
-        }
-        write_aside(folder / MARK, json.dumps(mark, indent=1))
+        write_manifest(folder, step=state.global_step, seconds=time.monotonic() - self.run_begun)

@@ -1,0 +1,121 @@
+"""Model folders from anywhere (tests/corpora/model_folders.py): loaded, or refused in one sentence. And chat
+templates, which are programs.
+"""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from tests.corpora.model_folders import MODELS, PEBBLE, PROOF, make
+from whetstone.config.rooms import ModelRoom
+from whetstone.errors import UserError
+from whetstone.manifest import write_manifest
+from whetstone.model import templates
+from whetstone.model.chat import Chat
+from whetstone.model.embedded import foundation
+from whetstone.model.policy import load_policy
+from whetstone.types import Problem
+
+# Three seconds of CPU time until its limit ends it.
+SLOW = ("template that loops",)
+TEMPLATES = [name for name in MODELS if name.startswith("template")]
+
+
+def outcome(room):
+    """The exit code that `whet train` ends with, and the sentence."""
+    try:
+        Chat(load_policy(room).tokenizer, room)
+        return 0, ""
+    except UserError as error:
+        return 2, str(error)
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in TEMPLATES])
+def test_a_broken_folder_is_refused_in_one_sentence(tmp_path, name, monkeypatch):
+    monkeypatch.setattr(templates, "takes_system", lambda *_: True)  # a process each: below
+    make(tmp_path / "model", name)
+    code, result = outcome(ModelRoom(model_name_or_path=str(tmp_path / "model")))
+    assert code == MODELS[name].exit_code, result
+    if code:
+        assert "\n" not in result and "\x1b" not in result and len(result) < 800
+        assert "Traceback" not in result and (str(tmp_path) in result or "fetch it again" in result)
+    assert not (tmp_path / "model" / PROOF).exists()
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in TEMPLATES]
+)
+def test_a_template_is_refused_or_rendered(tmp_path, name):
+    from transformers import AutoTokenizer
+
+    make(tmp_path / "model", name)
+    room = ModelRoom(model_name_or_path=str(tmp_path / "model"))
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    messages = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 2 + 2?"})
+    problem = Problem(id="p", task="t", messages=messages, answer="4")
+    if MODELS[name].exit_code:
+        with pytest.raises(UserError, match="chat template of"):
+            Chat(tokenizer, room)
+    else:  # the system message is part of the user's
+        text = Chat(tokenizer, room).prompt(problem)
+        assert "Be brief.\n\nWhat is 2 + 2?" in text and "system" not in text
+
+
+def test_a_template_that_takes_a_system_message_gets_it():
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(PEBBLE)
+    assert templates.takes_system(*templates.template_of(tokenizer, "pebble"), "pebble") is True
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2"}]
+    ours = templates.render(tokenizer, messages, "pebble")
+    assert ours == tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+
+
+def test_a_rendering_that_never_ends_is_stopped(monkeypatch):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(PEBBLE)
+    tokenizer.chat_template = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    monkeypatch.setattr(templates, "RENDER_S", 0.2)
+    with pytest.raises(UserError, match=r"ran for 0\.2 s"):
+        templates.render(tokenizer, [{"role": "user", "content": "?"}], "m")
+
+
+def test_a_folder_that_we_wrote_is_compared_with_its_checksums(tmp_path):
+    shutil.copytree(PEBBLE, tmp_path / "final_model")
+    write_manifest(tmp_path / "final_model", step=3)
+    room = ModelRoom(model_name_or_path=str(tmp_path / "final_model"))
+    load_policy(room)
+    path = tmp_path / "final_model" / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1000] ^= 1  # a weight: nothing else would notice
+    path.write_bytes(bytes(data))
+    with pytest.raises(UserError, match=r"model\.safetensors is damaged.*whetstone\.json"):
+        load_policy(room)
+    (tmp_path / "final_model" / "whetstone.json").unlink()
+    load_policy(room)  # changed on purpose
+
+
+def test_an_adapter_on_an_adapter_is_refused(tmp_path):
+    for name, base in (("one", "two"), ("two", "one")):
+        (tmp_path / name).mkdir()
+        about = {"base_model_name_or_path": str(tmp_path / base)}
+        (tmp_path / name / "adapter_config.json").write_text(json.dumps(about))
+        (tmp_path / name / "adapter_model.safetensors").write_bytes(b"")
+    with pytest.raises(UserError, match="is an adapter itself"):
+        foundation(str(tmp_path / "one"))
+
+
+def test_the_adapters_settings_are_written_in_one_order(tmp_path):
+    from whetstone.model.spread import model_writer
+
+    policy = load_policy(ModelRoom(use_peft=True, lora_r=2))
+    model_writer(policy)(tmp_path)
+    targets = json.loads((tmp_path / "adapter_config.json").read_text())["target_modules"]
+    assert targets == sorted(targets) and len(targets) == 7
+    # And read back bit for bit.
+    again = load_policy(ModelRoom(use_peft=True, lora_r=2), tmp_path)
+    for one, other in zip(policy.parameters, again.parameters, strict=True):
+        assert torch.equal(one, other)

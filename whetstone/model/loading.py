@@ -1,0 +1,213 @@
+"""A model and its tokenizer out of a folder or from the hub, or one sentence that says why not.
+
+Folders come from anywhere: cut off, mixed up, made by hand, or hostile. Files are looked at before
+transformers builds anything of them; code of a folder is never run, pickles are read as weights only, and no
+weight is made up: a tensor that the files lack is refused. Precision, devices and adapters are the policy's
+business.
+"""
+
+import contextlib
+import json
+import pickle
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from whetstone.errors import UserError
+from whetstone.manifest import NAME, Damage, check_sizes, damaged_files, read_manifest
+
+if TYPE_CHECKING:
+    import torch
+
+T = TypeVar("T")
+REMEDY = (
+    "give a folder with config.json, weights and tokenizer, a hub name you have access to, pebble or "
+    "smollm2-135m"
+)
+LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.([0-9]{1,9})\.")
+
+
+def load_pretrained(base: str, dtype: "torch.dtype") -> tuple[Any, Any]:
+    """The tokenizer and the model of a folder or hub name, complete and fitting each other."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    if Path(base).is_dir():
+        check_weights(Path(base))
+    with quiet_transformers():
+        tokenizer = guarded(base, lambda: AutoTokenizer.from_pretrained(base, trust_remote_code=False))
+        options: Any = {"dtype": dtype, "trust_remote_code": False, "weights_only": True}
+        both: Any = guarded(
+            base,
+            lambda: AutoModelForCausalLM.from_pretrained(base, output_loading_info=True, **options),
+        )
+        model, info = both
+    missing = sorted(info["missing_keys"])
+    if missing:
+        extra = sorted(info["unexpected_keys"])
+        hint = f"; there is {extra[0]}, which it has no place for" if extra else ""
+        raise UserError(
+            f"The weights of '{base}' lack {len(missing)} tensors, {missing[0]} first{hint}: fetch the model "
+            "again, or give the config.json that belongs to these weights."
+        )
+    _check_tokenizer(base, tokenizer, model)
+    return tokenizer, model
+
+
+def guarded(base: str, work: Callable[[], T]) -> T:
+    """Whatever transformers makes of a broken folder becomes one sentence."""
+    import torch
+
+    try:
+        return work()
+    except (UserError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise UserError(f"The model '{base}' can't be loaded ({_reason(error)}): {REMEDY}.") from None
+
+
+def _reason(error: Exception) -> str:
+    """The first line or two of what another package says, without what only its own users understand."""
+    if isinstance(error, pickle.UnpicklingError):
+        return "its pickled weights are damaged, or hold more than tensors"
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+    if "ignore_mismatched_sizes" in text:
+        return "the weights have other shapes than config.json says"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    reason = " ".join(lines[:2] if lines and lines[0].endswith(":") else lines[:1])[:300].rstrip(".:")
+    if isinstance(error, OSError | ValueError) and reason:
+        return reason
+    return f"{type(error).__name__}: {reason}" if reason else type(error).__name__
+
+
+@contextlib.contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """What transformers would warn of is refused here, in our own words."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
+def verify_folder(folder: Path) -> None:
+    """Compare a folder that we wrote with the checksums of its manifest; others have none."""
+    if not (folder / NAME).exists():
+        return
+    try:
+        manifest = read_manifest(folder)
+        check_sizes(folder, manifest)
+        wrong = damaged_files(folder, manifest, skip="state")
+        if wrong:
+            raise Damage(f"its file {wrong[0]} is damaged (the checksum differs)")
+    except Damage as damage:
+        raise UserError(
+            f"The model folder {folder} can't be used, since {damage}: take another checkpoint, or delete "
+            f"{folder / NAME} if you have changed the folder on purpose."
+        ) from None
+
+
+def check_weights(folder: Path) -> None:
+    """Look at config.json and the weight files without building anything, so that no nonsense is built."""
+    about = read_object(folder / "config.json")
+    if (folder / "generation_config.json").exists():  # transformers would go on without: other stop tokens
+        read_object(folder / "generation_config.json")
+    shapes: dict[str, list[int]] = {}
+    for path in _weight_files(folder):
+        shapes |= _shapes(path)
+    text: dict[str, Any] = about["text_config"] if isinstance(about.get("text_config"), dict) else about
+    layers = text.get("num_hidden_layers", text.get("n_layer"))
+    there = {int(match[1]) for name in shapes if (match := LAYER.search(name))}
+    if type(layers) is int and there and not 0 < layers <= max(there) + 1:
+        raise UserError(
+            f"{folder / 'config.json'} says {layers} layers, but the weights hold {max(there) + 1}: give the "
+            "config.json that belongs to these weights."
+        )
+    vocabulary, hidden = text.get("vocab_size"), text.get("hidden_size")
+    for name, shape in shapes.items():
+        stated = type(vocabulary) is int and type(hidden) is int and name.endswith("embed_tokens.weight")
+        if stated and shape != [vocabulary, hidden]:
+            raise UserError(
+                f"{folder / 'config.json'} says {vocabulary} tokens x {hidden} values, but {name} is "
+                f"{' x '.join(map(str, shape))}: give the config.json that belongs to these weights."
+            )
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A JSON object of a model folder."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else type(error).__name__
+        raise UserError(f"{path} can't be read ({reason}): fetch the model again.") from None
+    if not isinstance(document, dict):
+        raise UserError(f"{path} holds no JSON object: fetch the model again.")
+    return document
+
+
+def check_index(index: Path) -> None:
+    """Every file that an index of weights names is there, in its own folder."""
+    shards = read_object(index).get("weight_map")
+    if not isinstance(shards, dict) or not shards or not all(isinstance(s, str) for s in shards.values()):
+        raise UserError(f"{index} has no weight_map of tensors to files: fetch the model again.")
+    names = sorted(set(shards.values()))
+    odd = [name for name in names if name != Path(name).name or name in ("", ".", "..")]
+    if odd:
+        raise UserError(f"{index} names {odd[0]!r}, which is no file of its folder: fetch the model again.")
+    missing = [name for name in names if not (index.parent / name).is_file()]
+    if missing:
+        raise UserError(
+            f"The model folder {index.parent} lacks {len(missing)} of {len(names)} weight files, "
+            f"{missing[0]} first: copy them there, or fetch the model again."
+        )
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The safetensors files that transformers will read: one, or those of an index."""
+    single = folder / "model.safetensors"
+    if single.is_file():
+        return [single]
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        return [folder / name for name in sorted(set(read_object(index)["weight_map"].values()))]
+    return []
+
+
+def _shapes(path: Path) -> dict[str, list[int]]:
+    """Names and shapes of a safetensors file; the library checks that its parts lie where they should."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt") as file:
+            return {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError) as error:
+        raise UserError(
+            f"{path} is damaged, or no safetensors file ({error}): fetch the model again."
+        ) from None
+
+
+def _check_tokenizer(base: str, tokenizer: Any, model: Any) -> None:
+    """The tokenizer reads and writes text, and every token that a prompt can hold has a row of weights."""
+    rows = model.get_input_embeddings().weight.shape[0]
+    ids = guarded(base, lambda: tokenizer("1 + 2 = 3", add_special_tokens=False)["input_ids"])
+    if not ids or not guarded(base, lambda: tokenizer.decode(ids)).strip():
+        raise UserError(
+            f"The tokenizer of '{base}' makes nothing of the text '1 + 2 = 3': give the tokenizer files that "
+            "belong to this model."
+        )
+    added = tokenizer.get_added_vocab()
+    template = str(tokenizer.chat_template or "")
+    used = {
+        token: number
+        for token, number in tokenizer.get_vocab().items()
+        if token not in added or token in template or number == tokenizer.eos_token_id
+    }
+    last = max(used, key=lambda token: used[token])
+    if used[last] >= rows:
+        raise UserError(
+            f"The tokenizer of '{base}' has the token {last!r} as number {used[last]}, but the model has "
+            f"weights for {rows} tokens only: give the tokenizer files that belong to this model."
+        )

@@ -1,0 +1,135 @@
+"""Chat templates of model folders: untrusted programs in Jinja, rendered within limits.
+
+transformers renders them in an immutable sandbox, but without limits. So a template is tried once in a
+process of its own, with little memory and time (`template_trial.py`): one that does not parse, fails, never
+ends or leaves the question out is refused. A template that knows no system role gets the system message as
+part of the user's. Later renderings happen here, by transformers, and are stopped after some seconds.
+"""
+
+import contextlib
+import functools
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from whetstone.errors import UserError
+
+TRIAL_S = 60.0  # wall clock; the trial itself may take 3 s of CPU time
+RENDER_S = 20.0  # CPU time of this thread
+MAX_TEXT = 20_000_000  # characters of one prompt
+SYSTEM, QUESTION = "whetstonesystemmessage", "whetstonequestion"
+Messages = list[dict[str, str]]
+
+
+class RanTooLong(Exception):
+    """A rendering that was stopped."""
+
+
+def template_of(tokenizer: Any, where: str) -> tuple[str, dict[str, str]]:
+    """The template that a tokenizer renders conversations with, and the tokens that it may write."""
+    try:
+        template = tokenizer.get_chat_template()
+        tokens = {
+            name: token for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)
+        }
+    except Exception as error:  # several templates and no default, or something that is none
+        raise UserError(
+            f"The tokenizer of {where} has no chat template to use ({error}): set apply_chat_template=false."
+        ) from None
+    return template, tokens
+
+
+def takes_system(template: str, tokens: Mapping[str, str], where: str) -> bool:
+    """Try a template; whether it renders a system message. One that can't be used is refused."""
+    return _try(template, tuple(sorted(tokens.items())), where)
+
+
+@functools.lru_cache(maxsize=32)
+def _try(template: str, tokens: tuple[tuple[str, str], ...], where: str) -> bool:
+    user = {"role": "user", "content": QUESTION}
+    both = [{"role": "system", "content": SYSTEM}, user]
+    remedy = "repair it (chat_template.jinja or tokenizer_config.json), or set apply_chat_template=false."
+    request = {"template": template, "conversations": [[user], both], "tokens": dict(tokens)}
+    script = Path(__file__).with_name("template_trial.py")
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", str(script)],
+            input=json.dumps(request),
+            capture_output=True,
+            text=True,
+            timeout=TRIAL_S,
+        )
+        alone, together = json.loads(done.stdout)
+    except (subprocess.TimeoutExpired, ValueError):  # killed by its limits, or without an answer
+        raise UserError(
+            f"The chat template of {where} takes too much time or memory for a short question: {remedy}"
+        ) from None
+    if "error" in alone:
+        raise UserError(f"The chat template of {where} can't be used ({alone['error']}): {remedy}")
+    if QUESTION not in alone["text"]:
+        raise UserError(f"The chat template of {where} leaves the user's message out: {remedy}")
+    return SYSTEM in together.get("text", "")
+
+
+def merge_system(messages: Sequence[Mapping[str, str]]) -> Messages:
+    """The same conversation without a system role: its message opens the first one of the user."""
+    system = "\n\n".join(message["content"] for message in messages if message["role"] == "system")
+    others = [dict(message) for message in messages if message["role"] != "system"]
+    if system and others:
+        others[0]["content"] = f"{system}\n\n{others[0]['content']}"
+    return others
+
+
+def render(tokenizer: Any, messages: Sequence[Mapping[str, str]], where: str, **options: Any) -> str:
+    """The prompt, by transformers, within `RENDER_S` and `MAX_TEXT`; `options` are the template's own."""
+    try:
+        with _stopped_after(RENDER_S):
+            text = tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                tokenize=False,
+                add_generation_prompt=True,
+                **options,
+            )
+    except RanTooLong:
+        raise UserError(
+            f"The chat template of {where} ran for {RENDER_S:g} s on one prompt: repair it, or set "
+            "apply_chat_template=false."
+        ) from None
+    except Exception as error:  # a template can come to anything
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise UserError(
+            f"The chat template of {where} failed on a prompt ({reason}): repair it, or set "
+            "apply_chat_template=false."
+        ) from None
+    if len(text) > MAX_TEXT:
+        raise UserError(f"The chat template of {where} made a prompt of {len(text):,} characters: repair it.")
+    return text
+
+
+@contextlib.contextmanager
+def _stopped_after(seconds: float) -> Iterator[None]:
+    """Raise `RanTooLong` in this thread when a template has used `seconds` of its CPU time.
+
+    A tracer, since signals reach the main thread only; it looks at lines of templates and at nothing else.
+    """
+    end = time.thread_time() + seconds
+
+    def line(frame: FrameType, event: str, argument: Any) -> Any:
+        if time.thread_time() > end:
+            raise RanTooLong
+        return line
+
+    def call(frame: FrameType, event: str, argument: Any) -> Any:
+        return line if frame.f_code.co_filename == "<template>" else None
+
+    before = sys.gettrace()
+    sys.settrace(call)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
