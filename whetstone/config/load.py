@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from whetstone.config.names import CONVERTED, RENAMED, SECTIONS, VALUES, WITHOUT_EFFECT
 from whetstone.config.rooms import Config
+from whetstone.config.weights import keep_weights
 from whetstone.errors import UserError
 
 ROOM_FIELDS: dict[str, Any] = {name: field.annotation for name, field in Config.model_fields.items()}
@@ -65,6 +66,7 @@ def load(source: str | os.PathLike[str] | None = None, overrides: Iterable[str] 
         if ours.get("use_vllm") is True and "rollout_engine" not in ours:
             flat.pop("rollout_engine", None)  # what is said later wins
             origins.pop("rollout_engine", None)
+        keep_weights(flat, ours, origin, notes)
         flat.update(ours)
         origins.update(dict.fromkeys(ours, origin))
     _remark(flat, origins, notes)
