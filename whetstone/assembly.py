@@ -15,6 +15,7 @@ from whetstone.config import Config, Plan, flatten, make_plan
 from whetstone.engines import make_engine
 from whetstone.evaluate import EvalResult, percent
 from whetstone.metrics import MetricsLog, write_aside
+from whetstone.model.card import ADAPTER_CONFIG, write_final_card
 from whetstone.model.chat import Chat
 from whetstone.model.policy import Policy
 from whetstone.parallel.collectives import second_line
@@ -104,6 +105,7 @@ def conclude(folder: Path, after: EvalResult | None, *, steps: int, seconds: flo
             "versus_start": summary["versus_start"],
         }
     write_aside(folder / "train_results.json", json.dumps(results, indent=1))
+    write_final_card(folder, results)
     _say_goodbye(folder, results, write_report(folder))
     return results
 
@@ -120,4 +122,6 @@ def _say_goodbye(folder: Path, results: dict[str, Any], report: Path) -> None:
             logger.info(line + (f", greedy {percent(Accuracy(**greedy))}" if greedy else ""))
     logger.info(f"{results['steps']} steps in {results['seconds']:.0f} s.")
     logger.info(f"The model is in {folder / 'final_model'}.")
+    if (folder / "final_model" / ADAPTER_CONFIG).is_file():
+        logger.info("It is a LoRA adapter: README.md beside it says how to load it, merge it and serve it.")
     logger.info(f"The report is {report}: open it in a browser.")

@@ -209,7 +209,19 @@ def _aside(folder: Path) -> Path:
     return aside
 
 
+def share_files(folder: Path) -> None:
+    """Let whoever may enter the folder read its files: safetensors creates them for their owner alone.
+
+    The folder itself was created by the umask, which can't be asked for in a thread without changing it.
+    """
+    allowed = folder.stat().st_mode & 0o666
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            path.chmod(path.stat().st_mode | allowed)
+
+
 def _put_in_place(aside: Path, folder: Path) -> None:
+    share_files(aside)
     for path in aside.rglob("*"):  # on the disk before it gets its name
         if path.is_file():
             with path.open("rb") as file:

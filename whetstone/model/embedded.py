@@ -56,6 +56,8 @@ def foundation(name: str) -> tuple[str, str | None]:
     if not settings.is_file():
         return found, None
     base = json.loads(settings.read_text(encoding="utf-8")).get("base_model_name_or_path")
+    # The alias has a copy on this disk, which the hub may not be there for.
+    base = SMOLLM2 if base == SMOLLM2_HUB else base
     try:
         return resolve(str(base)), found
     except UserError as error:

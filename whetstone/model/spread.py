@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from whetstone.config.parallel import ParallelRoom
 from whetstone.config.rooms import ModelRoom
+from whetstone.model.card import finish_adapter
 from whetstone.model.logprobs import WHOLE, Vocabulary
 from whetstone.model.policy import Policy, choose_device, compute_dtype, enable_checkpointing, load_policy
 from whetstone.parallel import fsdp, tensor
@@ -202,6 +203,7 @@ def model_writer(policy: Policy) -> Callable[[Path], None]:
         # Weights that are shared (embedding and output) go under one name, as transformers expects.
         policy.model.save_pretrained(folder, state_dict=state)
         policy.tokenizer.save_pretrained(folder)
+        finish_adapter(folder)
         if (
             policy.spread is not None and not policy.is_lora
         ):  # transformers asks the shards, which are float32

@@ -11,12 +11,13 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from whetstone.checkpoint import MARK, Checkpoint
+from whetstone.checkpoint import MARK, Checkpoint, share_files
 from whetstone.completions import show_variance, write_completions
 from whetstone.config import Config, Plan
 from whetstone.evaluate import EvalResult, Evaluator, show
 from whetstone.metrics import MetricsLog, write_aside
 from whetstone.model.attention import NAME
+from whetstone.model.card import finish_adapter
 from whetstone.model.policy import Policy
 from whetstone.progress import Progress
 from whetstone.rollout import rollout_metrics, variance_metrics
@@ -153,6 +154,8 @@ class Watcher(TrainerCallback):
         """Mark TRL's checkpoint as whole, as ours are, so that a run is found again in the same way."""
         folder = self.parts.folder / f"checkpoint-{state.global_step}"
         self.parts.policy.tokenizer.save_pretrained(folder)  # TRL's copy may carry the assistant's prefix
+        finish_adapter(folder)
+        share_files(folder)
         files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
         mark = {
             "step": state.global_step,
