@@ -9,6 +9,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
@@ -147,6 +148,7 @@ def print_task(name: str, overrides: list[str], answer: str | None = None) -> No
     from whetstone.tasks.mixture import make_task, task_levels
 
     config = config_for_task(name, parse_overrides(overrides))
+    _print_settings(name, config.tasks.datasets[name].config)
     task = make_task(config, name, config.tasks.datasets[name], "train")
     chat, remark = _chat(config)
     print(f"{name}: the first problems of training, {remark}")
@@ -167,6 +169,36 @@ def print_task(name: str, overrides: list[str], answer: str | None = None) -> No
             score = task.score(problem, answer)
             found = "no answer found" if score.answer is None else f"taken for the answer: {score.answer}"
             print(f"{' your answer ':-^80}\n{answer}\n{' its score ':-^80}\n{found}\n{_parts(score)}")
+
+
+def _print_settings(name: str, given: dict[str, Any]) -> None:
+    """Every setting of a task with its default, and the value where another was given."""
+    from whetstone.tasks.settings import settings_of
+
+    settings = settings_of(name)
+    if not settings:
+        return
+    print(f"{name}: settings and their defaults (key=value here; config: {{key: value}} in datasets)")
+    width = max(len(key) for key in settings)
+    for key, default in settings.items():
+        changed = f"  (now {_shown(given[key])})" if key in given and given[key] != default else ""
+        print(f"  {key:<{width}}  {_shown_default(default)}{changed}")
+    print()
+
+
+def _shown_default(value: Any, width: int = 90) -> str:
+    """One line of a default; reasoning-gym has long lists and enumerations among them."""
+    text = _shown(_plain(value))
+    return text if len(text) <= width else f"{text[: width - 4]} ..."
+
+
+def _plain(value: Any) -> Any:
+    """A default as one would write it in a configuration."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(each) for each in value]
+    return value if isinstance(value, str | int | float | dict | None) else str(value)
 
 
 def _parts(score: "Score") -> str:

@@ -54,7 +54,7 @@ class Settings:
 
 
 _KEYS = tuple(Settings.__dataclass_fields__)
-_ROW_KEYS = (
+ROW_KEYS = (
     *rows.SOURCE_KEYS,
     "numbers_column",
     "target_column",
@@ -77,7 +77,7 @@ class CountdownTask:
         self._shared = shared
         self.generated = not (spec.config.get("path") or spec.config.get("dataset"))
         if not self.generated:
-            check_row_settings(spec.config, _ROW_KEYS, name)
+            check_row_settings(spec.config, ROW_KEYS, name)
         self._source = spec.config
         self._settings = _check(
             {key: value for key, value in spec.config.items() if self.generated or key in _KEYS}, name
