@@ -154,7 +154,8 @@ def profile_of(seconds: dict[str, float], **settings) -> Profile:
     spent = analyse([*MARKS, event("cpu_op", "aten::mm", 0, 200)])
     return Profile(
         name="x", date="", model="", device="", memory_gb=None, config=build(settings), peak_flops=None,
-        rows=[{**row, "time/step": 1.0}], peaks_gb=[{"rollout": 1.0, "update": 1.0}], profiled={}, spent=spent,
+        rows=[{**row, "time/step": 1.0}], peaks_gb=[{"rollout": 1.0, "update": 1.0}], profiled={},
+        spent=spent,
     )  # fmt: skip
 
 
