@@ -1,7 +1,7 @@
 """hatchling behind a check of the Python version, so that pip says it before it fetches anything large.
 
-pip 23 looks at a package's requirements first and at its Requires-Python last: with Python 3.10 it would fetch
-torch and end in "ResolutionImpossible".
+pip 23 looks at requirements first and at Requires-Python last: with Python 3.10 it would fetch torch and end
+in "ResolutionImpossible".
 """
 
 import sys
