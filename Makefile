@@ -57,9 +57,10 @@ clean: ## remove what was built, and .venv; outputs/ stays
 
 # pip is the last thing that appears in a new environment, so one that was broken off is made again.
 $(VENV)/bin/pip:
-	@command -v $(PYTHON) > /dev/null || { echo "make: there is no $(PYTHON) here: install Python 3.11 or 3.12, or name one, such as make PYTHON=python3.12 train"; exit 2; }
+	@command -v $(PYTHON) > /dev/null || { echo "make: there is no $(PYTHON) here: install Python 3.11, 3.12 or 3.13, or name one, such as make PYTHON=python3.12 train"; exit 2; }
+	@$(PYTHON) -c '' > /dev/null 2>&1 || { echo "make: $(PYTHON) ($$(command -v $(PYTHON))) does not start; a shim of pyenv without a version for this folder does that (pyenv versions): name another one, such as make PYTHON=python3.12 train"; exit 2; }
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' \
-	  || { echo "make: $$($(PYTHON) --version) does not suit: whetstone needs Python 3.11 or 3.12; name one, such as make PYTHON=python3.12 train"; exit 2; }
+	  || { echo "make: $$($(PYTHON) --version) does not suit: whetstone needs Python 3.11, 3.12 or 3.13; name one, such as make PYTHON=python3.12 train"; exit 2; }
 	@echo "Setting up, once: making $(VENV) with $$($(PYTHON) --version)."
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "make: $(PYTHON) can't make a virtual environment: install its venv module (on Debian and Ubuntu: python3-venv)"; exit 2; }
 

@@ -71,6 +71,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     **dict.fromkeys(("train", "assembly", "cli", "__main__", "listing", "trl", "serve"), EVERYTHING),
     **dict.fromkeys(("sft", "compare", "export", "chat", "launch", "profiling"), EVERYTHING),
     "compare_results": frozenset({"statistics"}),
+    "compare_variants": frozenset({"statistics"}),
+    "compare_progress": frozenset({"compare_results", "config", "metrics"}),
     "compare_plot": frozenset({"metrics"}),
 }
 # Rule 2.

@@ -17,6 +17,7 @@ from whetstone.config import Config, Plan, flatten, make_plan
 from whetstone.engines import make_engine
 from whetstone.evaluate import EvalResult, percent, plain, read_summary
 from whetstone.metrics import MetricsLog, read_rows, write_aside
+from whetstone.model.card import ADAPTER_CONFIG, write_final_card
 from whetstone.model.chat import Chat
 from whetstone.model.policy import Policy
 from whetstone.parallel.collectives import second_line
@@ -138,6 +139,7 @@ def conclude(folder: Path, after: EvalResult | None, *, steps: int, seconds: flo
             "versus_start": summary["versus_start"],
         }
     write_aside(folder / "train_results.json", json.dumps(results, indent=1))
+    write_final_card(folder, results)
     with stage("writing the report"):
         report = write_report(folder)
     _say_goodbye(folder, results, report)
@@ -159,6 +161,8 @@ def _say_goodbye(folder: Path, results: dict[str, Any], report: Path) -> None:
             logger.info(line + (f", greedy {percent(Accuracy(**greedy))}" if greedy else ""))
     logger.info(f"{counted(results['steps'], 'step')} in {results['seconds']:.0f} s.")
     logger.info(f"The model is in {folder / 'final_model'}.")
+    if (folder / "final_model" / ADAPTER_CONFIG).is_file():
+        logger.info("It is a LoRA adapter: README.md beside it says how to load it, merge it and serve it.")
     logger.info(f"The report is {report}: open it in a browser.")
     if any(row["kind"] == "train" for row in read_rows(folder / "metrics.jsonl")):
         verdict = diagnose(*read_story(folder))[0]

@@ -30,6 +30,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from whetstone.errors import UserError
 from whetstone.manifest import (
+    CARD,
     NAME,
     Damage,
     Manifest,
@@ -364,7 +365,19 @@ def _delete(path: Path) -> None:
         shutil.rmtree(path)
 
 
+def share_files(folder: Path) -> None:
+    """Let whoever may enter the folder read its files: safetensors creates them for their owner alone.
+
+    The folder itself was created by the umask, which can't be asked for in a thread without changing it.
+    """
+    allowed = folder.stat().st_mode & 0o666
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            path.chmod(path.stat().st_mode | allowed)
+
+
 def _put_in_place(aside: Path, folder: Path) -> None:
+    share_files(aside)
     for path in (*aside.rglob("*"), aside):  # on the disk before it gets its name
         if path.is_file() or path.is_dir():
             _sync(path)
@@ -391,7 +404,7 @@ def _is_as_written(folder: Path) -> bool:
     except Damage:
         return False
     there = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
-    return there == {*manifest.files, NAME} and not damaged_files(folder, manifest)
+    return there - {CARD} == {*manifest.files, NAME} and not damaged_files(folder, manifest)
 
 
 def _sync(path: Path) -> None:

@@ -1,12 +1,13 @@
 """argv -> verb -> one call. No logic: a verb imports what it needs when it is called; help answers at once.
 
 Exit codes: 0 done, 2 something the user can put right (one sentence, no traceback), 130 stopped by Ctrl-C.
-Any other exception is a bug and keeps its traceback.
+Any other exception is a bug: its traceback is printed, with where to report it, and the exit code is 1.
 """
 
 import contextlib
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,10 @@ from whetstone.streams import open_missing, steady_streams
 from whetstone.text import escape_controls
 
 DEFAULT_RECIPE = "quickstart"
+BUG = (
+    'whet: this is a bug. CONTRIBUTING.md, "Reporting a bug", says how to report it; send the lines above, '
+    "and config.yaml, training.log and run.json of the run folder."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +37,13 @@ class Verb:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The `whet` command; ends the process with its exit code."""
-    sys.exit(run(sys.argv[1:] if argv is None else list(argv)))
+    try:
+        code = run(sys.argv[1:] if argv is None else list(argv))
+    except Exception:
+        traceback.print_exc()
+        print(BUG, file=sys.stderr)
+        code = 1
+    sys.exit(code)
 
 
 def run(argv: list[str], verbs: "dict[str, Verb] | None" = None) -> int:
@@ -79,7 +90,16 @@ def _dispatch(argv: list[str], verbs: "dict[str, Verb]") -> None:
     if any(word in ("-h", "--help") for word in argv[1:]):
         print(_help_of(verb))
         return
+    _check_platform(sys.platform)
     verb.call(argv[1:])
+
+
+def _check_platform(platform: str) -> None:
+    """What is missing elsewhere (fork, resource limits) would end in a traceback at some import."""
+    if platform not in ("linux", "darwin"):
+        raise UserError(
+            f"This system ({platform}) is not supported: use Linux, or under Windows the Linux of WSL 2."
+        )
 
 
 def _verb(name: str, verbs: "dict[str, Verb]") -> "Verb":

@@ -27,7 +27,9 @@ import rich
 import yaml
 
 from whetstone.compare_plot import draw
+from whetstone.compare_progress import Progress
 from whetstone.compare_results import Cell, cell_results, make_results, markdown_table, show_table
+from whetstone.compare_variants import versus_first
 from whetstone.config import flatten, load
 from whetstone.errors import UserError
 from whetstone.metrics import finite, write_aside
@@ -217,13 +219,12 @@ def run_cells(grid: Grid, jobs: int) -> tuple[dict[str, str], bool]:
     """Run what is not done, `jobs` at once. Returns the failed cells with the last line of their log, and
     whether a stop was asked for.
     """
-    say = _Speaker(grid, jobs)
-    waiting = []
+    say = Progress(grid.source, grid.cells, grid.folder / "runs", jobs)
+    waiting = [cell for cell in grid.cells if not is_done(grid, cell)]
+    say.begin(len(waiting))
     for cell in grid.cells:
-        if is_done(grid, cell):
+        if cell not in waiting:
             say.finished(cell, None)
-        else:
-            waiting.append(cell)
     failed: dict[str, str] = {}
     going: list[Going] = []
     with StopRequest() as stop:
@@ -237,6 +238,7 @@ def run_cells(grid: Grid, jobs: int) -> tuple[dict[str, str], bool]:
                     for one in going:
                         one.process.send_signal(signal.SIGINT)
                 time.sleep(0.05)
+                say.look([(one.cell, one.begun) for one in going])
                 for one in [one for one in going if one.process.poll() is not None]:
                     going.remove(one)
                     one.log.close()
@@ -246,6 +248,7 @@ def run_cells(grid: Grid, jobs: int) -> tuple[dict[str, str], bool]:
                         failed[one.cell.name] = last_line(log_path(grid, one.cell))
                         say.failed(one.cell, failed[one.cell.name])
         finally:
+            say.end()
             for one in going:  # only after a second Ctrl-C or an error of ours
                 one.process.kill()
                 one.process.wait()
@@ -306,38 +309,6 @@ def last_line(path: Path) -> str:
     return next((line for line in reversed(lines) if line), "it wrote nothing")
 
 
-class _Speaker:
-    """Progress in words: which cell, its accuracies, how long the rest may take."""
-
-    def __init__(self, grid: Grid, jobs: int) -> None:
-        self._grid, self._jobs = grid, jobs
-        self._ended = 0
-        self._seconds: list[float] = []
-
-    def finished(self, cell: Cell, seconds: float | None) -> None:
-        """`seconds` None: it had been done before."""
-        results = cell_results(run_path(self._grid, cell))
-        assert results is not None, f"{cell.name} ended well without train_results.json"
-        self._seconds.append(results["seconds"] if seconds is None else seconds)
-        note = "done before" if seconds is None else f"{seconds:.0f} s"
-        before, after = results["accuracy_before"]["mean"], results["accuracy_after"]["mean"]
-        self._say(cell, f"{100 * before:.1f} % -> {100 * after:.1f} % ({note})")
-
-    def failed(self, cell: Cell, line: str) -> None:
-        self._say(cell, f"failed: {line}")
-
-    def _say(self, cell: Cell, text: str) -> None:
-        self._ended += 1
-        num = len(self._grid.cells)
-        left = ""
-        if self._seconds and self._ended < num:
-            mean = sum(self._seconds) / len(self._seconds)
-            minutes = mean * (num - self._ended) / min(self._jobs, num - self._ended) / 60
-            left = f"; about {minutes:.0f} min left" if minutes >= 1 else "; less than a minute left"
-        line = f"cell {self._ended}/{num}  {cell.name}  {text}{left}"
-        rich.get_console().print(line, markup=False, highlight=False, soft_wrap=True)
-
-
 # ---- what comes of it --------------------------------------------------------------------------------------
 
 
@@ -345,13 +316,16 @@ def write_table(grid: Grid, failed: dict[str, str]) -> dict:
     """table.md, results.json and compare.png from the runs that have ended; printed too."""
     ended = {cell.name: cell_results(run_path(grid, cell)) for cell in grid.cells}
     results = make_results(grid.source, grid.cells, ended, failed)
+    folders = {cell.name: run_path(grid, cell) for cell in grid.cells}
     if not results["variants"]:
         if failed:
             return results
         raise UserError(f"No run of {grid.folder} has ended yet: there is no table to make.")
+    for variant, versus in zip(results["variants"], versus_first(results["variants"], folders), strict=True):
+        variant["versus"] = versus
     write_aside(grid.folder / "results.json", json.dumps(finite(results), indent=1))
     write_aside(grid.folder / "table.md", markdown_table(results))
-    draw(results, {cell.name: run_path(grid, cell) for cell in grid.cells}, grid.folder / "compare.png")
+    draw(results, folders, grid.folder / "compare.png")
     show_table(results)
     rich.get_console().print(f"table.md, results.json and compare.png are in {grid.folder}.", highlight=False)
     return results

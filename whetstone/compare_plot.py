@@ -75,8 +75,8 @@ def draw(results: Mapping[str, Any], folders: Mapping[str, Path], path: Path) ->
         right.set_yticks(range(len(variants)), [variant["name"] for variant in reversed(variants)])
         right.tick_params(axis="y", labelcolor=INK)
         right.grid(visible=False, axis="y")
-        high = max(run["accuracy_after"]["mean"] for variant in variants for run in variant["seeds"])
-        right.set_xlim(0, min(100, max(10, 130 * high)))  # a t-interval of two seeds may go far beyond
+        high = max(_highest(variant) for variant in variants)
+        right.set_xlim(0, min(102, max(10, 105 * high)))
         aside = path.with_name(f".{path.name}")
         FigureCanvasAgg(figure).print_figure(aside, dpi=150, format="png")
         aside.replace(path)
@@ -95,11 +95,17 @@ def _draw_curve(axes: Any, variant: Mapping[str, Any], folders: list[Path], styl
         axes.fill_between(steps, low, high, color=colour, alpha=0.14, linewidth=0)
 
 
+def _highest(variant: Mapping[str, Any]) -> float:
+    """The largest share that a variant's bar, whisker or dots reach."""
+    dots = [run["accuracy_after"]["mean"] for run in variant["seeds"]]
+    return max(*dots, variant["accuracy_after"]["mean"], variant["accuracy_after"]["high"] or 0.0)
+
+
 def _draw_bar(axes: Any, variant: Mapping[str, Any], place: int, colour: str) -> None:
     after = variant["accuracy_after"]
     axes.barh(place, 100 * after["mean"], height=0.55, color=colour, alpha=0.75)
     if after["low"] is not None:
-        half = 100 * (after["mean"] - after["low"])
-        axes.errorbar(100 * after["mean"], place, xerr=half, color=INK, capsize=3, linewidth=1.1)
+        around = [[100 * (after["mean"] - after["low"])], [100 * (after["high"] - after["mean"])]]
+        axes.errorbar(100 * after["mean"], place, xerr=around, color=INK, capsize=3, linewidth=1.1)
     dots = [100 * run["accuracy_after"]["mean"] for run in variant["seeds"]]
     axes.scatter(dots, [place] * len(dots), s=14, color="white", edgecolors=INK, linewidths=0.8, zorder=3)

@@ -35,13 +35,13 @@ def cell_results(folder: Path) -> dict[str, Any] | None:
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
-def over_seeds(values: Sequence[float]) -> dict[str, float | None]:
-    """Mean and 95 % t-interval of independent runs; of one run only the mean."""
+def over_seeds(values: Sequence[float], lowest: float = 0.0, highest: float = 1.0) -> dict[str, float | None]:
+    """Mean and 95 % t-interval of independent runs, within what is possible; of one run only the mean."""
     mean = fmean(values)
     if len(values) < 2:
         return {"mean": mean, "low": None, "high": None}
     half = t_quantile(len(values) - 1) * stdev(values) / math.sqrt(len(values))
-    return {"mean": mean, "low": mean - half, "high": mean + half}
+    return {"mean": mean, "low": max(lowest, mean - half), "high": min(highest, mean + half)}
 
 
 def make_results(
@@ -77,7 +77,9 @@ def _summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "num_seeds": len(runs),
         "accuracy_before": over_seeds(before),
         "accuracy_after": over_seeds(after),
-        "gain": over_seeds([b - a for a, b in zip(before, after, strict=True)]),
+        "gain": over_seeds(
+            [b - a for a, b in zip(before, after, strict=True)], -fmean(before), 1 - fmean(before)
+        ),
         "greedy_before": over_seeds(greedy_before) if greedy_before else None,
         "greedy_after": over_seeds(greedy) if greedy else None,
         "seconds": fmean(run["seconds"] for run in runs),
@@ -103,6 +105,22 @@ def table_rows(results: Mapping[str, Any]) -> list[tuple[str, ...]]:
     ]
 
 
+def versus_lines(results: Mapping[str, Any]) -> list[str]:
+    """How each variant differs from the first, a line each; nothing where there is no pair."""
+    found = [(variant["name"], variant["versus"]) for variant in results["variants"] if variant.get("versus")]
+    if not found:
+        return []
+    lines = [f"Accuracy after training, in points, against {found[0][1]['from']}:"]
+    for name, versus in found:
+        p_value = "p < 0.001" if versus["p_value"] < 0.001 else f"p = {versus['p_value']:.3f}"
+        lines.append(
+            f"- {name}: {_gain(versus)}, {p_value}, paired over {versus['num_pairs']} {versus['over']}"
+        )
+    if any(versus["over"] == "problems" for _, versus in found):
+        lines.append("Pairs of problems are of one seed: they do not tell how another seed would come out.")
+    return lines
+
+
 def _points(share: float) -> str:
     return f"{100 * share:.1f}"
 
@@ -125,6 +143,7 @@ def markdown_table(results: Mapping[str, Any]) -> str:
         "greedy: after training, at temperature 0.",
         "",
     ]
+    lines += [*versus_lines(results), ""] if versus_lines(results) else []
     runs = [
         (
             variant["name"],
@@ -167,6 +186,8 @@ def show_table(results: Mapping[str, Any]) -> None:
     console = rich.get_console()
     console.print()
     console.print(table)
+    for line in versus_lines(results):
+        console.print(line, markup=False, highlight=False)
     for name, line in results["failed"].items():
         console.print(f"{name} failed: {line}", markup=False, highlight=False, style="red")
     if results["missing"]:

@@ -9,6 +9,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
@@ -160,6 +161,7 @@ def print_task(name: str, overrides: list[str], answer: str | None = None) -> No
     from whetstone.tasks.mixture import describe_data, make_task, task_levels
 
     config = config_for_task(name, parse_overrides(overrides))
+    _print_settings(name, config.tasks.datasets[name].config)
     task = make_task(config, name, config.tasks.datasets[name], "train")
     chat, remark = _chat(config)
     print(f"{name}: the first problems of training, {remark}")
@@ -195,6 +197,36 @@ def _judged(config: Config, problem: "Problem", answer: str) -> "Score":
     with Scorer(config.model_copy(update={"tasks": alone})) as scorer:
         scorer.submit(Answer(problem=problem, text=answer, completion_ids=(), truncated=False))
         return scorer.gather()[0]
+
+
+def _print_settings(name: str, given: dict[str, Any]) -> None:
+    """Every setting of a task with its default, and the value where another was given."""
+    from whetstone.tasks.settings import settings_of
+
+    settings = settings_of(name)
+    if not settings:
+        return
+    print(f"{name}: settings and their defaults (key=value here; config: {{key: value}} in datasets)")
+    width = max(len(key) for key in settings)
+    for key, default in settings.items():
+        changed = f"  (now {_shown(given[key])})" if key in given and given[key] != default else ""
+        print(f"  {key:<{width}}  {_shown_default(default)}{changed}")
+    print()
+
+
+def _shown_default(value: Any, width: int = 90) -> str:
+    """One line of a default; reasoning-gym has long lists and enumerations among them."""
+    text = _shown(_unwrapped(value))
+    return text if len(text) <= width else f"{text[: width - 4]} ..."
+
+
+def _unwrapped(value: Any) -> Any:
+    """A default as one would write it in a configuration."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_unwrapped(each) for each in value]
+    return value if isinstance(value, str | int | float | dict | None) else str(value)
 
 
 def _parts(score: "Score") -> str:

@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 NAME = "whetstone.json"
+CARD = "README.md"  # not in the manifest: people edit the card of a model
 PIECE = 64 * 2**20
 BLOCK = 2**20
 MAX_BYTES = 256 * 2**20  # of a manifest: 2**22 pieces are 256 TiB of files
@@ -51,7 +52,7 @@ def write_manifest(folder: Path, *, step: int, seconds: float = 0.0) -> None:
     names = sorted(
         path.relative_to(folder).as_posix()
         for path in folder.rglob("*")
-        if path.is_file() and path != folder / NAME
+        if path.is_file() and path not in (folder / NAME, folder / CARD)
     )
     sizes = {name: (folder / name).stat().st_size for name in names}
     digests = _hash(folder, _pieces(sizes), _digest)

@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from whetstone.algorithm.losses import ratio_level
 from whetstone.batch import Sample, pack
 from whetstone.config import build, make_plan
 from whetstone.config.rooms import ModelRoom
@@ -140,7 +141,7 @@ def trl_inputs(samples, keep):
 def theirs(trainer, samples, settings, keep):
     config = build(settings).loss
     trainer.loss_type = "grpo" if config.loss_type == "gspo" else config.loss_type
-    trainer.importance_sampling_level = config.ratio_level
+    trainer.importance_sampling_level = ratio_level(config)
     trainer.epsilon_low, trainer.epsilon_high = config.epsilon, config.upper_epsilon
     trainer.beta = config.beta
     trainer.off_policy_mask_threshold = config.off_policy_mask_threshold

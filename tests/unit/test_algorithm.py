@@ -9,7 +9,7 @@ import torch
 from whetstone.algorithm.advantages import estimate
 from whetstone.algorithm.gae import explained_variance, gae, value_loss, whiten
 from whetstone.algorithm.kl import ESTIMATORS
-from whetstone.algorithm.losses import SURROGATES, LossInputs, policy_loss
+from whetstone.algorithm.losses import LOSSES, Loss, LossInputs, policy_loss
 from whetstone.algorithm.masks import high_entropy, off_policy_keep, sampler_weights, sequence_mean
 from whetstone.algorithm.reduce import token_weights
 from whetstone.config.rooms import LossRoom
@@ -143,7 +143,7 @@ def test_reinforce_by_hand():
     assert near(gradient, [-1.0, 1.0, -2.0, 1.0])
 
 
-@pytest.mark.parametrize("loss_type", SURROGATES)
+@pytest.mark.parametrize("loss_type", LOSSES)
 def test_at_ratio_one_every_loss_has_the_gradient_of_reinforce(loss_type):
     _, gradient = loss_and_gradient(LossRoom(loss_type=loss_type), ratios=torch.ones(4, dtype=torch.float64))
     if loss_type == "gspo":  # the mean over a sequence: (1 - 1) / 2 and (2 - 1) / 2 for both of its tokens
@@ -253,12 +253,28 @@ def test_token_weights_by_hand():
     assert torch.allclose(weights, torch.tensor([1 / 30, 1 / 30, 0.0]))
 
 
-def test_every_loss_type_has_a_surrogate_and_a_reduction():
+def test_every_loss_is_a_record_and_a_name_of_the_configuration():
     from typing import get_args
 
-    for kind in get_args(LossRoom.model_fields["loss_type"].annotation):
-        assert kind in SURROGATES
+    assert set(get_args(LossRoom.model_fields["loss_type"].annotation)) == set(LOSSES)
+    for kind in LOSSES:
         token_weights(torch.tensor([1]), torch.tensor([1.0]), loss_type=kind, max_length=1)
+
+
+@pytest.mark.parametrize(("average", "expected"), [("sequence", 1 / 4), ("token", 0.25), ("constant", 0.05)])
+def test_a_loss_is_one_record(monkeypatch: pytest.MonkeyPatch, average: Any, expected: float):
+    """What CONTRIBUTING.md tells to do, but for the name in the configuration."""
+
+    def halved(ratio, inputs, config):
+        return -0.5 * ratio * inputs.advantages, torch.zeros_like(ratio)
+
+    monkeypatch.setitem(LOSSES, "halved", Loss(surrogate=halved, average=average, ratio="sequence"))
+    config = LossRoom().model_copy(update={"loss_type": "halved"})
+    first, second = math.sqrt(1.5 * 0.5), math.sqrt(1.1 * 1.5)  # the ratios of the two sequences
+    outputs, _ = loss_and_gradient(config)
+    assert near(outputs.loss, [-0.5 * first, 0.5 * first, -second, 0.5 * second])
+    weights = token_weights(torch.tensor([4]), torch.tensor([1.0]), loss_type="halved", max_length=20)
+    assert torch.allclose(weights, torch.tensor([expected]))
 
 
 def test_cispo_refuses_a_cap_below_one():

@@ -9,12 +9,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from whetstone.cli import run
-from whetstone.compare import parse_grid, split_top
+from whetstone.compare import parse_grid, split_top, write_table
+from whetstone.compare_progress import Progress
 from whetstone.compare_results import make_results, markdown_table, over_seeds
+from whetstone.compare_variants import over_pairs
 from whetstone.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -111,10 +114,12 @@ def test_flags_and_folders_that_make_no_sense(tmp_path: Path, capsys: pytest.Cap
 
 def test_the_interval_over_seeds_by_hand() -> None:
     # Three seeds, mean 0.2, standard deviation 0.1: t(2) = 4.302653, half width 4.302653 * 0.1 / sqrt(3).
-    interval = over_seeds([0.1, 0.2, 0.3])
+    interval = over_seeds([0.1, 0.2, 0.3], -1.0, 1.0)
     assert interval["mean"] == pytest.approx(0.2)
     assert interval["high"] == pytest.approx(0.2 + 4.302653 * 0.1 / math.sqrt(3), abs=1e-6)
     assert interval["low"] == pytest.approx(0.2 - 4.302653 * 0.1 / math.sqrt(3), abs=1e-6)
+    # Two seeds: t(1) = 12.7 reaches far beyond what a share can be.
+    assert (over_seeds([0.1, 0.9])["low"], over_seeds([0.1, 0.9])["high"]) == (0.0, 1.0)
     assert over_seeds([0.4]) == {"mean": 0.4, "low": None, "high": None}
 
 
@@ -130,6 +135,103 @@ def test_a_table_of_one_seed_without_greedy_has_no_interval() -> None:
     text = markdown_table(results)
     assert "| loss_type=grpo | 1 | 50.0 | 62.5 | +12.5 |  | 3 |" in text
     assert "Failed: loss_type=dapo: no luck" in text
+
+
+def done(before: float, after: float) -> dict:
+    share = {"low": 0.0, "high": 1.0, "num_problems": 8}
+    return {
+        "accuracy_before": share | {"mean": before}, "accuracy_after": share | {"mean": after},
+        "greedy_before": None, "greedy_after": None, "seconds": 60.0,
+    }  # fmt: skip
+
+
+def finished(folder: Path, name: str, result: dict, answers: list[bool]) -> None:
+    """A run folder as far as a comparison looks at it."""
+    completions = [{"problem": f"p{i}", "correct": right} for i, right in enumerate(answers)]
+    for step in (0, 20, 3):  # the last is the highest number, not the last in the alphabet
+        path = folder / "runs" / name / "eval_results" / f"eval_step_{step}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shown = completions if step == 20 else []
+        path.write_text(json.dumps({"step": step, "summary": {}, "completions": shown}))
+    (folder / "runs" / name / "train_results.json").write_text(json.dumps(result))
+    rows = [{"step": 0, "kind": "eval", "accuracy": 0.1}, {"step": 20, "kind": "eval", "accuracy": 0.5}]
+    metrics = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "runs" / name / "metrics.jsonl").write_text(metrics)
+
+
+def test_variants_are_compared_with_the_first_over_seeds(tmp_path: Path) -> None:
+    grid = parse_grid("quickstart", ["loss_type=grpo,dapo", "seed=1,2,3", f"output_dir={tmp_path}"])
+    for seed, (one, two) in {1: (0.5, 0.6), 2: (0.4, 0.6), 3: (0.6, 0.9)}.items():
+        finished(grid.folder, f"loss_type=grpo_seed={seed}", done(0.4, one), [])
+        finished(grid.folder, f"loss_type=dapo_seed={seed}", done(0.4, two), [])
+    results = write_table(grid, {})
+    first, second = results["variants"]
+    assert first["versus"] is None
+    # Differences 0.1, 0.2, 0.3: standard error 0.1 / sqrt(3), t = 3.4641 with 2 degrees, p = 0.0742.
+    versus = second["versus"]
+    assert (versus["over"], versus["num_pairs"]) == ("seeds", 3)
+    assert versus["mean"] == pytest.approx(0.2) and versus["p_value"] == pytest.approx(0.07418, abs=1e-4)
+    assert versus["low"] == pytest.approx(0.2 - 4.302653 * 0.1 / math.sqrt(3), abs=1e-6)
+    assert "+20.0" in (grid.folder / "table.md").read_text()
+
+
+def test_with_one_seed_the_problems_are_the_pairs(tmp_path: Path) -> None:
+    grid = parse_grid("quickstart", ["loss_type=grpo,dapo", f"output_dir={tmp_path}"])
+    finished(grid.folder, "loss_type=grpo", done(0.4, 2 / 8), [True, True, *[False] * 6])
+    finished(grid.folder, "loss_type=dapo", done(0.4, 7 / 8), [*[True] * 7, False])
+    versus = write_table(grid, {})["variants"][1]["versus"]
+    # Five problems came out better and none worse: McNemar's exact p-value is 2 / 2^5.
+    assert (versus["over"], versus["num_pairs"], versus["mean"]) == ("problems", 8, 5 / 8)
+    assert versus["p_value"] == pytest.approx(2 / 32)
+    # Other problems are no pairs.
+    finished(grid.folder, "loss_type=dapo", done(0.4, 0.5), [True] * 9)
+    assert write_table(grid, {})["variants"][1]["versus"] is None
+
+
+def test_seeds_that_all_differ_alike_are_not_called_certain() -> None:
+    assert over_pairs([0.25, 0.25]) == {"mean": 0.25, "low": None, "high": None, "p_value": 0.5}
+
+
+def test_whiskers_stay_inside_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib.axes import Axes
+
+    drawn: list[tuple[float, float]] = []
+    axes_of: list[Axes] = []
+    whisker = Axes.errorbar
+
+    def errorbar(axes: Axes, x: float, y: float, **rest: Any) -> Any:
+        (low,), (high,) = rest["xerr"]
+        drawn.append((x - low, x + high))
+        axes_of.append(axes)
+        return whisker(axes, x, y, **rest)
+
+    monkeypatch.setattr(Axes, "errorbar", errorbar)
+    grid = parse_grid("quickstart", ["loss_type=grpo,dapo", "seed=1,2", f"output_dir={tmp_path}"])
+    for cell, after in zip(grid.cells, (0.1, 0.9, 0.3, 0.4), strict=True):
+        finished(grid.folder, cell.name, done(0.4, after), [])
+    write_table(grid, {})
+    left, right = axes_of[0].get_xlim()
+    assert len(drawn) == 2 and all(left <= low < high <= right for low, high in drawn)
+
+
+def test_a_comparison_says_what_it_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    grid = parse_grid(
+        "quickstart", ["loss_type=grpo,dapo", "seed=1,2", "max_steps=10", f"output_dir={tmp_path}"]
+    )
+    finished(grid.folder, grid.cells[0].name, done(0.25, 0.5), [])
+    say = Progress(grid.source, grid.cells, grid.folder / "runs", 1)
+    say.begin(3)
+    say.finished(grid.cells[0], None)
+    (grid.folder / "runs" / grid.cells[1].name).mkdir()
+    rows = "".join(json.dumps({"step": step, "kind": "train"}) + "\n" for step in (1, 2, 3, 4))
+    (grid.folder / "runs" / grid.cells[1].name / "metrics.jsonl").write_text(rows)
+    say._seen = say._told = -1e9
+    say.look([(grid.cells[1], time.monotonic() - 30)])
+    header, ended, running = capsys.readouterr().out.splitlines()
+    assert header.startswith("4 runs: 2 variants x 2 seeds; 1 of them are done")
+    assert "25.0 % -> 50.0 % (done before)" in ended and "about 3 min left" in ended
+    # Runs of 60 s: 30 s of this one and two more.
+    assert "step 4/10, 30 s" in running and "about 2 min left" in running
 
 
 # --- a real grid ---
@@ -173,7 +275,7 @@ def test_a_grid_goes_on_where_it_was_stopped_and_adds_up(
     assert 1 <= len(before) < 4
     assert run(["compare", *words]) == 0
     printed = capsys.readouterr().out
-    assert printed.count("done before") == len(before) and "cell 4/4" in printed
+    assert printed.count("done before") == len(before) and "run 4/4" in printed
     after = _times(folder)
     assert len(after) == 4 and before.items() <= after.items()  # what was done was not touched
 
@@ -186,8 +288,9 @@ def test_a_grid_goes_on_where_it_was_stopped_and_adds_up(
         half = 12.706205 * statistics.stdev(gains) / math.sqrt(2)
         mean = (gains[0] + gains[1]) / 2
         assert variant["gain"]["mean"] == pytest.approx(mean)
-        assert variant["gain"]["low"] == pytest.approx(mean - half, abs=1e-6)
-        assert variant["gain"]["high"] == pytest.approx(mean + half, abs=1e-6)
+        start = (one["accuracy_before"]["mean"] + two["accuracy_before"]["mean"]) / 2
+        assert variant["gain"]["low"] == pytest.approx(max(-start, mean - half), abs=1e-6)
+        assert variant["gain"]["high"] == pytest.approx(min(1 - start, mean + half), abs=1e-6)
         final = (one["accuracy_after"]["mean"] + two["accuracy_after"]["mean"]) / 2
         assert variant["accuracy_after"]["mean"] == pytest.approx(final)
         greedy = (one["greedy_after"]["mean"] + two["greedy_after"]["mean"]) / 2
@@ -222,7 +325,7 @@ def test_a_failed_run_is_told_and_the_others_count(
     assert run(["compare", words[0], "variant=loss_type=dapo", "seed=1,2,3", *words[3:]]) == 2
     told = capsys.readouterr()
     assert "1 of 3 runs failed (loss_type=dapo_seed=3)" in told.err
-    assert told.out.count("cell 3/3  loss_type=dapo_seed=3  failed: ") == 1
+    assert told.out.count("run 3/3  loss_type=dapo_seed=3  failed: ") == 1
     assert told.out.count("done before") == 2
     document = json.loads((folder / "results.json").read_text())
     assert [variant["name"] for variant in document["variants"]] == ["loss_type=dapo"]

@@ -173,9 +173,9 @@ def evals(*accuracies: float, p_value: float = 0.001, every: int = 10) -> list[d
 
 def test_a_healthy_run_is_called_healthy_and_its_loss_is_explained() -> None:
     verdicts = diagnose(rows(), evals(0.4, 0.5, 0.6), CONFIG)
-    assert titles(verdicts) == ["A loss near 0 is normal here", "Healthy: it learns"]
-    assert "ratio is 1" in verdicts[0].evidence and "0 in every group" in verdicts[0].evidence
-    assert "60 %, +20.0 points since the start" in verdicts[1].evidence
+    assert titles(verdicts) == ["Healthy: it learns", "A loss near 0 is normal here"]
+    assert "60 %, +20.0 points since the start" in verdicts[0].evidence
+    assert "ratio is 1" in verdicts[1].evidence and "0 in every group" in verdicts[1].evidence
     flat = diagnose(rows(loss=0.3), evals(0.4, 0.41, p_value=0.8), CONFIG)
     assert titles(flat) == ["Nothing is wrong, but no gain beyond chance yet"]
     # Several updates a batch: the loss is no longer 0 by construction, and nothing is said of it.
@@ -195,8 +195,8 @@ def test_a_healthy_run_is_called_healthy_and_its_loss_is_explained() -> None:
          "0.5", "epsilon_high"),
         ({"truncated_masked_share": 0.95}, "Most tokens are left out of the loss", "95 %",
          "mask_truncated_completions"),
-        ({"reward_variance_share": 0.05, "accuracy": 0.99}, "No reward variance: all answers are right",
-         "99 %", "harder"),
+        ({"reward_variance_share": 0.05, "accuracy": 0.99},
+         "The training problems are solved, those of the evaluation are not", "99 %", "datasets"),
         ({"reward_variance_share": 0.0}, "No reward variance: the completions of a prompt are too much alike",
          "50 %", "temperature"),
         ({"entropy": 0.5}, "The learning rate is too low", "1e-06", "learning_rate"),
@@ -209,6 +209,19 @@ def test_one_trouble_one_verdict(changes: dict[str, Any], title: str, number: st
     assert number in first.evidence and setting in first.remedy
     grave_or_warned = [verdict for verdict in verdicts if verdict.severity is not Severity.NOTE]
     assert len(grave_or_warned) <= 1
+
+
+def test_success_comes_first_and_nothing_contradicts_it() -> None:
+    """The quickstart: accuracy rises to 99 %, and no variance is left."""
+    learns = rows(accuracy=lambda t: min(1.0, 0.3 + 1.5 * t), reward_variance_share=lambda t: 0.5 * (t < 0.5))
+    verdicts = diagnose(learns, evals(0.35, 0.95, 0.99), CONFIG)
+    assert titles(verdicts)[0] == "It learned to solve these problems"
+    assert "+64.0 points" in verdicts[0].evidence and "0 % of the recent prompts" in verdicts[0].evidence
+    assert {verdict.severity for verdict in verdicts} == {Severity.NOTE}
+    assert not any("more steps" in verdict.remedy for verdict in verdicts)
+    # A trouble stands before it still.
+    cut = diagnose([row | {"truncated_share": 0.3} for row in learns], evals(0.35, 0.99), CONFIG)
+    assert titles(cut)[:2] == ["Many completions are cut off", "It learned to solve these problems"]
 
 
 def test_a_reward_that_rises_by_its_form() -> None:

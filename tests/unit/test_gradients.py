@@ -14,7 +14,7 @@ import torch
 
 from tests.conftest import make_policy
 from tests.unit.test_update import SIZES, make_samples
-from whetstone.algorithm.losses import SURROGATES
+from whetstone.algorithm.losses import LOSSES
 from whetstone.batch import pack
 from whetstone.config import build, make_plan
 from whetstone.config.rooms import ModelRoom
@@ -192,7 +192,7 @@ def plain_gradient(model, loss):
 
 
 @pytest.mark.parametrize("adapter", ["all weights", "lora"])
-@pytest.mark.parametrize("loss_type", SURROGATES)
+@pytest.mark.parametrize("loss_type", LOSSES)
 def test_every_loss_has_the_plain_float64_gradient(loss_type, adapter):
     policy = make_policy() if adapter == "all weights" else lora_policy()
     samples = make_samples(make_policy(), sampler_shift=-0.1)

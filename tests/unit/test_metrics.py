@@ -134,7 +134,9 @@ def test_a_sink_that_fails_is_reported_once_and_the_run_goes_on(
 
 def test_tensorboard_holds_the_numbers_of_the_logging_steps(tmp_path: Path):
     pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.backend.event_processing.event_accumulator import (  # pyright: ignore
+        EventAccumulator,
+    )
 
     log = open_log(tmp_path, report_to=("tensorboard",), logging_steps=2)
     log.log_eval(0, {"accuracy": 0.25})

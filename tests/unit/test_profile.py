@@ -3,7 +3,9 @@
 import pytest
 
 from whetstone.cli import run, take_number
+from whetstone.config.load import build
 from whetstone.errors import UserError
+from whetstone.profiling.page import Profile, advice
 from whetstone.profiling.run import free_folder
 from whetstone.profiling.trace import KINDS, analyse, kind_of, read_events
 
@@ -138,8 +140,34 @@ def test_a_profile_of_the_embedded_model(tmp_path, capsys):
     busy = sum(seconds for kind, seconds in spent.kinds["update"].items() if kind != "idle")
     assert sum(spent.parts.values()) == pytest.approx(busy)
     assert sum(spent.kinds["update"].values()) == pytest.approx(spent.stages["update"], rel=0.02)
-    assert "async_rollouts is off here" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "async_rollouts is off here" in printed
+    # In the terminal the tables are drawn, not Markdown.
+    assert "backward" in printed and "|---" not in printed and "| backward |" not in printed
+    assert page.count("**Try first:**") <= 1 and "what takes longest in it" not in page
     assert free_folder(folder) == folder.with_name("profile-2")  # another one would stand beside it
+
+
+def profile_of(seconds: dict[str, float], **settings) -> Profile:
+    """Steps of one second that are spent as given; all of the update and the rollout is matrix products."""
+    row = {f"time/{stage}": seconds.get(stage, 0.0) for stage in ("sync", "rollout", "score", "update")}
+    spent = analyse([*MARKS, event("cpu_op", "aten::mm", 0, 200)])
+    return Profile(
+        name="x", date="", model="", device="", memory_gb=None, config=build(settings), peak_flops=None,
+        rows=[{**row, "time/step": 1.0}], peaks_gb=[{"rollout": 1.0, "update": 1.0}], profiled={},
+        spent=spent,
+    )  # fmt: skip
+
+
+def test_one_line_of_advice_or_none():
+    assert advice(profile_of({"rollout": 0.35, "update": 0.6})) is None  # it is spent on the products
+    told = advice(profile_of({"rollout": 0.35, "update": 0.6}, gradient_checkpointing=True))
+    assert told is not None and "gradient_checkpointing=false" in told
+    told = advice(profile_of({"rollout": 0.2, "update": 0.1, "score": 0.7}))
+    assert told is not None and "reward_workers" in told and "70 %" in told
+    # Of two the one that is about more of the step.
+    both = profile_of({"rollout": 0.6, "update": 0.4}, rollout_engine="hf", gradient_checkpointing=True)
+    assert "rollout_engine=native" in (advice(both) or "")
 
 
 def test_what_can_not_be_profiled(capsys):

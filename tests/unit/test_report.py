@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
@@ -21,6 +22,7 @@ from whetstone.report.findings import findings
 from whetstone.report.page import page
 from whetstone.report.plots import short_number, smooth
 from whetstone.report.read import read_run
+from whetstone.report.style import CSS
 from whetstone.seeds import seed, uniforms
 from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score
 
@@ -265,6 +267,46 @@ def test_completions_cannot_inject_markup(whole: Path):
     assert "<think>" not in document and "<answer>" not in document  # they are there, escaped
     assert "<think>" in found.text and "quick <start>" in found.text
     assert "< & ?" in found.text
+
+
+HOSTILE = (
+    "</pre></div><script>document.title='owned'</script><img src=x onerror=alert(1)>",
+    '" onmouseover="alert(1)" x="\'><a href="javascript:alert(1)">click</a>',
+    "<style>*{display:none}</style><!-- <iframe srcdoc='<p>'></iframe> <svg onload=alert(1)>",
+    "\u202eright to left\u2066 zero\u200bwidth \x1b]0;title\x07 \x00 \ud800 &lt;b&gt; ]]> ${x}",
+)
+
+
+def test_nothing_a_model_wrote_becomes_markup(tmp_path: Path):
+    """Hostile completions, questions, gold answers and task names: the page has the same elements without."""
+    make_run(tmp_path, num_steps=3, evals=(0, 3))
+    expected = Counter(re.findall(r"<[a-z]+", page(read_run(tmp_path))))
+    for path in (tmp_path / "eval_results").glob("eval_step_*.json"):
+        document = json.loads(path.read_text(encoding="utf-8"))
+        for i, answered in enumerate(document["completions"]):
+            text = HOSTILE[i % len(HOSTILE)]
+            answered |= {"completion": text, "answer": text, "gold": text}
+            answered["messages"][-1]["content"] = text
+        path.write_text(json.dumps(document), encoding="utf-8")
+    found = report(tmp_path)
+    document = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert Counter(re.findall(r"<[a-z]+", document)) == expected
+    assert found.fetched == [] and "default-src 'none'" in document
+    assert found.text.count("owned") >= 2 and "javascript:alert(1)" in found.text  # there, as text
+    assert "\\u202eright to left\\u2066" in found.text and "\\ud800" in found.text
+    assert not re.search("[\u202a-\u202e\u2066-\u2069\u200b\x00\x07\x1b]", document)
+
+
+def test_wide_pictures_have_a_narrow_form(whole: Path):
+    """On a phone a picture is about 314 px wide: a wider one would have letters below 8 px."""
+    document = write_report(whole).read_text(encoding="utf-8")
+    forms = re.findall(r'<div class="on-(wide|narrow)"><svg[^>]*viewBox="0 0 ([\d.]+)', document)
+    assert [form for form, _ in forms] == ["wide", "narrow"] * 4
+    for width in re.findall(r'<svg[^>]*viewBox="0 0 ([\d.]+)', document):
+        assert float(width) <= 314 or ("wide", width) in forms
+    narrow = CSS[CSS.index("@media (max-width") :]
+    assert ".on-wide { display: none" in narrow and "min-width: 620px" not in narrow
+    assert not re.search(r"td:first-child \{[^}]*overflow-wrap", CSS)  # a name breaks letter by letter
 
 
 def test_examples_are_the_same_problem_before_and_after(whole: Path):

@@ -14,9 +14,10 @@ from whetstone.assembly import read_summary
 from whetstone.checkpoint import save_model
 from whetstone.config import dump, make_plan
 from whetstone.errors import UserError
-from whetstone.metrics import MetricsLog, read_rows, setup_logging
+from whetstone.metrics import MetricsLog, read_rows
 from whetstone.report.read import read_run
 from whetstone.run_folder import check_plan, open_run, plan_shape
+from whetstone.run_log import setup_logging
 
 
 def write_weights(folder):

@@ -80,6 +80,7 @@ def test_what_a_model_wrote_reaches_terminal_and_log_without_control_characters(
         temperature=1.0,
         samples_per_problem=1,
         accuracy=share,
+        reward=share,
         greedy_accuracy=None,
         pass_at_k={},
         per_task={},

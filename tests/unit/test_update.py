@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.conftest import make_policy
-from whetstone.algorithm.losses import SURROGATES
+from whetstone.algorithm.losses import LOSSES
 from whetstone.batch import Sample, pack, split
 from whetstone.config import build, make_plan
 from whetstone.errors import UserError
@@ -111,7 +111,7 @@ def gradient_of(updater, batches):
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma2", "mistral"])
-@pytest.mark.parametrize("loss_type", SURROGATES)
+@pytest.mark.parametrize("loss_type", LOSSES)
 def test_gradient_equals_the_plain_float64_one(architecture, loss_type):
     policy = make_policy(architecture)
     samples = make_samples(policy)

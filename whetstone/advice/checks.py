@@ -8,13 +8,20 @@ from statistics import median
 from whetstone.advice.verdicts import Fall, Severity, Story, Verdict, percent
 
 LITTLE_VARIANCE = 0.2  # share of prompts with differing rewards below which hardly anything is learnt
+SOLVED = 0.95  # accuracy in training from which missing variance means that all answers are right
 FORM_REWARDS = frozenset({"format", "length"})  # what pays for the form of an answer, whatever it says
+
+
+def is_solved(story: Story) -> bool:
+    """Whether rewards no longer differ because nearly all answers are right."""
+    little = story.late_or("reward_variance_share", 1.0) < LITTLE_VARIANCE
+    return little and story.late_or("accuracy", 0.0) >= SOLVED
 
 
 def no_variance(story: Story) -> Verdict | None:
     """Why is my loss 0: groups whose completions all earn the same have no gradient."""
     share = story.late("reward_variance_share")
-    if share is None or share >= LITTLE_VARIANCE:
+    if share is None or share >= LITTLE_VARIANCE or is_solved(story):
         return None
     accuracy = story.late_or("accuracy", 0.0)
     title, remedy = _why_no_variance(story, accuracy)
@@ -34,18 +41,10 @@ def no_variance(story: Story) -> Verdict | None:
             "First teach it the form of an answer (a short supervised warm-up, a clearer developer_prompt or "
             "reward_funcs: [accuracy, format]). " + remedy
         )
-    solved = accuracy >= 0.95
-    severity = Severity.NOTE if solved else Severity.GRAVE
-    return Verdict(title=title, evidence=evidence, remedy=remedy, severity=severity)
+    return Verdict(title=title, evidence=evidence, remedy=remedy, severity=Severity.GRAVE)
 
 
 def _why_no_variance(story: Story, accuracy: float) -> tuple[str, str]:
-    if accuracy >= 0.95:
-        return (
-            "No reward variance: all answers are right",
-            "There is nothing left to learn here: make the problems harder (the settings under datasets), or "
-            "stop.",
-        )
     if accuracy <= 0.05:
         return (
             "No reward variance: all answers are wrong",

@@ -7,7 +7,7 @@ update per token beside that. Everything beyond one GPU is prediction. `python -
 prints the tables of docs/scale.md.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 UPDATE_SHARE = 0.725  # of the peak, forward and backward, recomputation counted as work; compiled layers
 UPDATE_TOKEN_S = 4.2e-6  # beside that for each token, whatever the size: attention, norms, gates, the rest
@@ -267,8 +267,41 @@ def scaling(model: str, work: Work, layouts: list[Layout]) -> list[str]:
         rows.append(
             f"| {layout.gpus:,} | {shape} | {cost.rollout_s:.1f} | {cost.exchange_s:.1f} "
             f"| {cost.update_s:.1f} | {cost.gather_s:.2f} | {cost.step_s:.1f} | {cost.tokens_per_s:,.0f} | "
-            f"{cost.tokens_per_s / layout.gpus:,.0f} | {cost.memory / 2**30:.0f}{fits} |"
+            f"{cost.tokens_per_s / layout.gpus:,.0f} | {cost.memory / 1e9:.0f}{fits} |"
         )
+    return rows
+
+
+# The layouts that docs/scale.md suggests to start with, and the model each is for.
+SUGGESTED = (
+    ("1.5B", Layout(gpus=1)),
+    ("3B", Layout(gpus=1)),
+    ("3B", Layout(gpus=4)),
+    ("7B", Layout(gpus=4)),
+    ("7B", Layout(gpus=8)),
+    ("14B", Layout(gpus=8)),
+    ("14B", Layout(gpus=8, tp=2)),
+    ("32B", Layout(gpus=16, tp=2)),
+    ("32B", Layout(gpus=16, tp=4)),
+    ("70B", Layout(gpus=32, tp=8)),
+    ("70B", Layout(gpus=64, tp=8)),
+)
+
+
+def memory_rows() -> list[str]:
+    """Rows of a table: GB on each GPU for full training, in the layouts of `SUGGESTED`.
+
+    The columns: as it is, `optim: adamw_8bit`, `cpu_offload: optimizer`, and which GPUs hold the first.
+    """
+    work = Work(prompts=128, group=8, prompt_tokens=256, new_tokens=2048)
+    rows = []
+    for name, layout in SUGGESTED:
+        ways = (layout, replace(layout, optim="adamw_8bit"), replace(layout, offload=True))
+        needs = [memory(MODELS[name], work, way) / 1e9 for way in ways]
+        fits = [str(size) for size in (80, 141) if needs[0] < 0.9 * size]
+        shape = f"{layout.gpus}" if layout.tp == 1 else f"{layout.gpus}, `tp_size: {layout.tp}`"
+        figures = " | ".join(f"{need:.0f}" for need in needs)
+        rows.append(f"| {name} | {shape} | {figures} | {', '.join(fits) or 'neither'} |")
     return rows
 
 
@@ -280,6 +313,9 @@ def main() -> None:
     print("| what | computed | measured | ratio |\n|---|---|---|---|")
     for what, computed, seen in measured():
         print(f"| {what} | {_figure(computed)} | {_figure(seen)} | {computed / seen:.2f} |")
+    print("\n| model | GPUs | GB | `adamw_8bit` | `cpu_offload: optimizer` | fits into GB |")
+    print("|---|---|---|---|---|---|")
+    print("\n".join(memory_rows()))
     head = "\n| GPUs | replicas x shards x tp | rollout s | exchange s | update s | gather s | step s "
     head += "| tokens/s | per GPU | GB |"
     for name, prompts, layouts in (

@@ -16,7 +16,7 @@ import yaml
 from rich.padding import Padding
 from rich.text import Text
 
-from whetstone.advice.checks import CHECKS, CONSEQUENCES
+from whetstone.advice.checks import CHECKS, CONSEQUENCES, SOLVED, is_solved
 from whetstone.advice.checks_algorithm import ALGORITHM_CHECKS
 from whetstone.advice.verdicts import Severity, Story, Verdict, percent
 from whetstone.errors import UserError
@@ -41,8 +41,8 @@ def diagnose(
         before = Story([row for row in rows if row["step"] < fall.fell_step], evals, config)
         later = [v for check in CONSEQUENCES if (v := check(story)) is not None and check(before) is None]
         verdicts = [_as_consequence(verdict) if verdict in later else verdict for verdict in verdicts]
-    if all(verdict.severity is Severity.NOTE for verdict in verdicts):
-        verdicts = [*verdicts, _nothing_wrong(story)]
+    if is_solved(story) or all(verdict.severity is Severity.NOTE for verdict in verdicts):
+        verdicts = [_outcome(story), *verdicts]  # the first of the notes
     return sorted(verdicts, key=lambda verdict: verdict.severity)  # stable: checks stand in order of weight
 
 
@@ -55,27 +55,39 @@ def _as_consequence(verdict: Verdict) -> Verdict:
     )
 
 
-def _nothing_wrong(story: Story) -> Verdict:
+def _outcome(story: Story) -> Verdict:
+    """What came of a run in which nothing is wrong."""
     where = "the evaluation problems" if len(story.evals) > 1 else "its training problems"
     gain = "" if story.gain is None else f", {100 * story.gain:+.1f} points since the start"
     share = story.late("reward_variance_share")
     learns = "" if share is None else f" {percent(share)} of the recent prompts had differing rewards."
+    if is_solved(story):
+        learns += f" Recent accuracy in training {percent(story.late_or('accuracy', 0.0))}."
     evidence = (
         f"Accuracy on {where} is {percent(story.accuracy)}{gain}, at step {_newest_step(story)}.{learns}"
     )
-    if story.rose:
-        return Verdict(
-            title="Healthy: it learns",
-            evidence=evidence,
-            remedy="Nothing to change; more steps may bring more.",
-            severity=Severity.NOTE,
+    title, remedy = _title_and_remedy(story)
+    return Verdict(title=title, evidence=evidence, remedy=remedy, severity=Severity.NOTE)
+
+
+def _title_and_remedy(story: Story) -> tuple[str, str]:
+    if is_solved(story) and story.accuracy < SOLVED - 0.1:
+        return (
+            "The training problems are solved, those of the evaluation are not",
+            "Hardly a gradient is left in training: make datasets harder, or more like eval_datasets.",
         )
-    return Verdict(
-        title="Nothing is wrong, but no gain beyond chance yet",
-        evidence=evidence,
-        remedy="Give it more steps (max_steps) or more prompts a step; a larger eval_num_samples would show "
+    if is_solved(story):
+        return (
+            "It learned to solve these problems" if story.rose else "These problems are solved",
+            "Nothing to change. Nearly all answers are right, so there is hardly a gradient left: stop here, "
+            "or make the problems harder (the settings under datasets, or a curriculum).",
+        )
+    if story.rose:
+        return "Healthy: it learns", "Nothing to change; more steps may bring more."
+    return (
+        "Nothing is wrong, but no gain beyond chance yet",
+        "Give it more steps (max_steps) or more prompts a step; a larger eval_num_samples would show "
         "a smaller gain. If it stays flat, raise learning_rate two or three times.",
-        severity=Severity.NOTE,
     )
 
 

@@ -2,11 +2,13 @@
 
 `policy_loss` reads LossInputs and returns LossOutputs; `reduce.py` has weighted each token beforehand, so the
 loss of a step is the plain sum of weight x token loss, whatever the micro-batches. All tensors are [N], one
-entry per completion token. A new loss is a function of (ratio, inputs, config) and a line in `SURROGATES`.
+entry per completion token. A new loss is a function of (ratio, inputs, config) and a record in `LOSSES`; its
+name goes into `loss_type` of config/loss.py.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -37,8 +39,8 @@ class LossOutputs:
 
 def policy_loss(inputs: LossInputs, config: LossRoom, *, beta: float) -> LossOutputs:
     """The surrogate of `loss_type` plus beta x KL."""
-    ratio = importance_ratio(inputs, config.ratio_level)
-    loss, clipped = SURROGATES[config.loss_type](ratio, inputs, config)
+    ratio = importance_ratio(inputs, ratio_level(config))
+    loss, clipped = LOSSES[config.loss_type].surrogate(ratio, inputs, config)
     if inputs.factor is not None:
         loss = loss * inputs.factor  # before the KL, which holds dropped sequences too (as in TRL)
     kl = inputs.full_kl
@@ -49,6 +51,11 @@ def policy_loss(inputs: LossInputs, config: LossRoom, *, beta: float) -> LossOut
     if kl is not None:
         loss = loss + beta * kl
     return LossOutputs(loss=loss, clipped=clipped.to(ratio.dtype), kl=None if kl is None else kl.detach())
+
+
+def ratio_level(config: LossRoom) -> str:
+    """`token` or `sequence`: what the loss demands, else importance_sampling_level."""
+    return LOSSES[config.loss_type].ratio or config.importance_sampling_level
 
 
 def importance_ratio(inputs: LossInputs, level: str) -> Tensor:
@@ -93,14 +100,25 @@ def reinforce(ratio: Tensor, inputs: LossInputs, config: LossRoom) -> tuple[Tens
     return -inputs.advantages * inputs.logprobs, torch.zeros_like(ratio)
 
 
-Surrogate = Callable[[Tensor, LossInputs, LossRoom], tuple[Tensor, Tensor]]
-SURROGATES: dict[str, Surrogate] = {
-    "grpo": clipped_surrogate,
-    "bnpo": clipped_surrogate,
-    "dr_grpo": clipped_surrogate,
-    "dapo": clipped_surrogate,
-    "gspo": clipped_surrogate,  # with the ratio of the whole sequence
-    "cispo": cispo,
-    "sapo": sapo,
-    "reinforce": reinforce,
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """One policy loss: all that depends on its name."""
+
+    # (ratio, inputs, config) -> loss per token, and where the clip took the gradient away
+    surrogate: Callable[[Tensor, LossInputs, LossRoom], tuple[Tensor, Tensor]]
+    # Mean over the tokens of a sequence and then over sequences; mean over all tokens of the step; or the sum
+    # over tokens divided by sequences x max_completion_length.
+    average: Literal["sequence", "token", "constant"]
+    ratio: Literal["token", "sequence"] | None = None  # None: importance_sampling_level decides
+
+
+LOSSES: dict[str, Loss] = {
+    "grpo": Loss(surrogate=clipped_surrogate, average="sequence"),
+    "bnpo": Loss(surrogate=clipped_surrogate, average="token"),
+    "dr_grpo": Loss(surrogate=clipped_surrogate, average="constant"),
+    "dapo": Loss(surrogate=clipped_surrogate, average="token"),
+    "gspo": Loss(surrogate=clipped_surrogate, average="sequence", ratio="sequence"),
+    "cispo": Loss(surrogate=cispo, average="token"),
+    "sapo": Loss(surrogate=sapo, average="sequence"),
+    "reinforce": Loss(surrogate=reinforce, average="token"),
 }

@@ -96,10 +96,6 @@ class LossRoom(Room):
             return self.epsilon_high
         return 5.0 if self.loss_type == "cispo" else self.epsilon
 
-    @property
-    def ratio_level(self) -> str:
-        return "sequence" if self.loss_type == "gspo" else self.importance_sampling_level
-
     @field_validator("scale_rewards", mode="before")
     @classmethod
     def _bool_is_known(cls, value: Any) -> Any:

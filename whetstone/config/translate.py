@@ -24,6 +24,7 @@ from whetstone.config.names import (
 from whetstone.config.overrides import COMMAND_LINE, expand_dotted
 from whetstone.config.row_settings import place_settings
 from whetstone.config.unknown import Complaints
+from whetstone.config.weights import keep_weights
 from whetstone.config.yaml_text import shorten
 from whetstone.errors import UserError
 
@@ -63,6 +64,7 @@ class Translation:
                 keys.pop("dataset_size", None)
         if ours.get("use_vllm") is not None and "rollout_engine" not in ours:
             self._say_later_engine_wins(ours["use_vllm"])
+        keep_weights(self.flat, ours, origin, self.notes)
         self.flat.update(ours)
         self.origins.update(dict.fromkeys(ours, origin))
 

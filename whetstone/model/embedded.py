@@ -58,6 +58,7 @@ def foundation(name: str) -> tuple[str, str | None]:
     base = read_object(settings).get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
         raise UserError(f"{settings} does not name the model under the adapter (base_model_name_or_path).")
+    base = SMOLLM2 if base == SMOLLM2_HUB else base  # the alias has a copy on this disk, the hub may be away
     try:
         below = resolve(base)
         if (Path(below) / "adapter_config.json").is_file():

@@ -13,7 +13,10 @@ def add_lora(model: Any, config: ModelRoom, adapter: str | None) -> Any:
     from peft import LoraConfig, get_peft_model
 
     if adapter is not None:
-        return _read_adapter(model, adapter, is_trainable=True)
+        adapted = _read_adapter(model, adapter, is_trainable=True)
+        # Where the base lies on this machine: peft reads its config.json there when it saves the adapter.
+        adapted.peft_config["default"].base_model_name_or_path = model.name_or_path
+        return adapted
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*tie_word_embeddings.*")

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from whetstone.config.parallel import ParallelRoom
 from whetstone.config.rooms import ModelRoom
+from whetstone.model.card import finish_adapter
 from whetstone.model.logprobs import WHOLE, Vocabulary
 from whetstone.model.policy import Policy, choose_device, compute_dtype, enable_checkpointing, load_policy
 from whetstone.parallel import fsdp, tensor
@@ -202,8 +203,7 @@ def model_writer(policy: Policy) -> Callable[[Path], None]:
         # Weights that are shared (embedding and output) go under one name, as transformers expects.
         policy.model.save_pretrained(folder, state_dict=state)
         policy.tokenizer.save_pretrained(folder)
-        if policy.is_lora:
-            _sort_targets(folder / "adapter_config.json")
+        finish_adapter(folder)
         if (
             policy.spread is not None and not policy.is_lora
         ):  # transformers asks the shards, which are float32
@@ -213,15 +213,6 @@ def model_writer(policy: Policy) -> Callable[[Path], None]:
             path.write_text(json.dumps(about, indent=2, sort_keys=True) + "\n")
 
     return write
-
-
-def _sort_targets(path: Path) -> None:
-    """peft writes the names of modules in the order of a set, which differs from process to process."""
-    about = json.loads(path.read_text())
-    targets = about.get("target_modules")
-    if isinstance(targets, list):
-        about["target_modules"] = sorted(targets)
-        path.write_text(json.dumps(about, indent=2, sort_keys=True))
 
 
 def gathered_state(policy: Policy) -> dict[str, Tensor]:

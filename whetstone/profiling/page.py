@@ -1,5 +1,4 @@
-"""The one page of `whet profile`: tables in Markdown, a picture of bars, and what to try, in a sentence or
-two.
+"""The one page of `whet profile`: tables in Markdown, a picture of bars, and what to try, if anything.
 
 Every sentence is derived from the numbers beside it. Measures nothing.
 """
@@ -56,6 +55,15 @@ class Profile:
         return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
 
+def show_page(text: str) -> None:
+    """The page in the terminal, its tables drawn; a picture can't be shown there."""
+    import rich
+    from rich.markdown import Markdown
+
+    lines = [line for line in text.splitlines() if not line.startswith("![")]
+    rich.get_console().print(Markdown("\n".join(lines)))
+
+
 def write_page(found: Profile, path: Path, *, picture: str, trace: str) -> str:
     text = "\n\n".join(
         [
@@ -70,8 +78,7 @@ def write_page(found: Profile, path: Path, *, picture: str, trace: str) -> str:
             _parts(found),
             "## The longest " + ("kernels" if found.spent.on_gpu else "operators"),
             _longest(found),
-            "## What dominates, and what to try",
-            "\n".join(f"- {sentence}" for sentence in remarks(found)),
+            *([f"**Try first:** {advice(found)}"] if advice(found) else []),
             f"`{trace}` opens in ui.perfetto.dev or chrome://tracing; the program's own marks begin with "
             "`whet:`.",
         ]
@@ -159,28 +166,22 @@ def _short(name: str, width: int = 70) -> str:
     return name if len(name) <= width else name[: width - 1] + "…"
 
 
-def remarks(found: Profile) -> list[str]:
-    """What the numbers say, the largest stage first; at least one sentence."""
-    told = []
-    largest = max(STAGES, key=lambda stage: found.share(stage))
-    kind, share = next(iter(found.kinds("update" if largest == "update" else "rollout").items()))
-    told.append(
-        f"{largest.capitalize()} takes {100 * found.share(largest):.0f} % of a step; what takes longest in "
-        f"it: {kind} ({100 * share:.0f} %)."
-    )
-    told += _of_rollout(found) if found.share("rollout") > 0.3 else []
-    told += _of_update(found) if found.share("update") > 0.3 else []
+def advice(found: Profile) -> str | None:
+    """The setting to try first, with the number that speaks for it; None where nothing stands out."""
+    told: list[tuple[float, str]] = []  # share of a step that it is about
+    for stage, find in (("rollout", _of_rollout), ("update", _of_update)):
+        if found.share(stage) > 0.3:
+            told += [(found.share(stage), sentence) for sentence in find(found)]
     if found.share("score") > 0.15:
-        told.append(
+        sentence = (
             f"Scores are waited for ({100 * found.share('score'):.0f} % of a step): more reward_workers, or "
-            "a quicker reward function."
         )
+        told.append((found.share("score"), sentence + "a quicker reward function."))
     if found.share("sync") > 0.15:
-        told.append(
-            f"Handing weights to the engine takes {100 * found.share('sync'):.0f} % of a step: "
-            "rollout_engine=native samples from the policy's own, or weight_transfer by nccl or ipc."
-        )
-    return told
+        sentence = f"Handing weights to the engine takes {100 * found.share('sync'):.0f} % of a step: "
+        sentence += "rollout_engine=native samples from the policy's own, or weight_transfer by nccl or ipc."
+        told.append((found.share("sync"), sentence))
+    return max(told, key=lambda entry: entry[0])[1] if told else None
 
 
 def _of_rollout(found: Profile) -> list[str]:

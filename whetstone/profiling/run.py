@@ -19,7 +19,7 @@ import torch
 
 from whetstone.config import Config, Loaded, make_plan
 from whetstone.errors import UserError
-from whetstone.profiling.page import Profile, draw, write_page
+from whetstone.profiling.page import Profile, draw, show_page, write_page
 from whetstone.profiling.trace import analyse, read_events
 from whetstone.run_folder import path_of, scratch_folder
 from whetstone.train import build, describe_model, loop, meet
@@ -66,7 +66,8 @@ def profile(loaded: Loaded, *, num_timed: int = 2) -> Path:
         )
         draw(found, folder / PICTURE)
         page = write_page(found, folder / PAGE, picture=PICTURE, trace=TRACE)
-    logger.info(f"\n{page}\nThe page, its picture and the trace are in {folder}.")
+    show_page(page)
+    logger.info(f"The page, its picture and the trace are in {folder}.")
     return folder
 
 

@@ -6,6 +6,7 @@ Every text that comes from a run passes `esc`: completions are full of angle bra
 
 import html
 import json
+import re
 from typing import Any
 
 from whetstone.report import plots
@@ -15,9 +16,19 @@ from whetstone.report.findings import findings
 from whetstone.report.read import Evaluation, Run
 from whetstone.report.style import CSS
 
+# Characters that a browser does not show or that change the order of others: bidirectional controls, some of
+# zero width, control characters but tab and newline, and lone surrogates, which can't be encoded.
+_UNSEEN = re.compile(
+    "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u061c\\u200b\\u200e\\u200f\\u2028-\\u202e\\u2060-\\u2069\\ufeff\\ud800-\\udfff]"
+)
+# Nothing is fetched and no script runs, whatever got into the page.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+
 
 def esc(text: Any) -> str:
-    return html.escape(str(text), quote=True)
+    """Text that a model or a file wrote, as text: markup is escaped, what can't be seen is spelled out."""
+    seen = _UNSEEN.sub(lambda match: f"\\u{ord(match[0]):04x}", str(text))
+    return html.escape(seen, quote=True)
 
 
 def page(run: Run) -> str:
@@ -33,6 +44,7 @@ def page(run: Run) -> str:
     ]
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{esc(run.name)}: report</title>\n<style>\n{CSS}\n</style>\n</head>\n<body>\n<main>\n"
         + "\n".join(part for part in body if part)
@@ -298,9 +310,10 @@ def _side(step: int, answered: dict[str, Any]) -> str:
     told = chip if "correct" in answered["parts"] else f"reward {answered.get('reward', 0.0):.3g}"
     chip = chip if told == chip else ""
     cut = ", cut off" if answered["finish"] == "length" else ""
+    length = esc(answered["length"])
     return (
         f'<div class="side"><div class="meta"><span>step {step}</span><span class="chip {chip}">{told}</span>'
-        f"<span>{answered['length']} tokens{cut}</span></div><pre>{esc(answered['completion'])}</pre></div>"
+        f"<span>{length} tokens{cut}</span></div><pre>{esc(answered['completion'])}</pre></div>"
     )
 
 

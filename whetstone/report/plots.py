@@ -29,6 +29,10 @@ _COLOURS = {
 INK, MUTED, LINE, ACCENT, BEFORE, C1, C2, C3, C4, CARD = _COLOURS
 SERIES = (ACCENT, C1, C2, C3, C4, BEFORE)
 
+# Widths in inches. Text keeps its size in points, so a picture must be about as wide as what it fills.
+WIDE, NARROW = 9.4, 3.4
+SMALL = (4.0, 1.85)
+
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "font.size": 8,
@@ -72,6 +76,13 @@ def draw(name: str, size: tuple[float, float], paint: Callable[[Any], None]) -> 
     return _for_the_page(out.getvalue(), name)
 
 
+def draw_wide(name: str, height: float, paint: Callable[[Any], None]) -> str:
+    """A picture as wide as the page, and the same for a narrow screen: the page's CSS shows one of them."""
+    wide = draw(name, (WIDE, height), paint)
+    narrow = draw(f"{name}-narrow", (NARROW, max(2.2, height)), paint)
+    return f'<div class="on-wide">{wide}</div><div class="on-narrow">{narrow}</div>'
+
+
 def _for_the_page(svg: str, name: str) -> str:
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.S)
@@ -101,7 +112,7 @@ def accuracy_curve(run: Run) -> str:
             axes.fill_between(at, low, high, color=ACCENT, alpha=0.16, linewidth=0)
             axes.errorbar(
                 at, means, yerr=_whiskers(means, low, high), color=ACCENT, linewidth=2, marker="o",
-                markersize=4, elinewidth=1, capsize=0, label="fixed problems, 95 % interval",
+                markersize=4, elinewidth=1, capsize=0, label="fixed problems",
             )  # fmt: skip
             beside = [
                 e for e in run.evaluations if e.summary["greedy_accuracy"] and e.summary["temperature"] > 0
@@ -117,7 +128,7 @@ def accuracy_curve(run: Run) -> str:
         _steps_axis(axes, run)
         _legend(axes)
 
-    return draw("accuracy", (9.4, 3.1), paint)
+    return draw_wide("accuracy", 3.1, paint)
 
 
 def curve(
@@ -144,7 +155,7 @@ def curve(
         if len(columns) > 1:
             _legend(axes)
 
-    return draw(name, (9.4, 2.3) if wide else (4.6, 2.0), paint)
+    return draw_wide(name, 2.3, paint) if wide else draw(name, SMALL, paint)
 
 
 def time_stages(run: Run) -> list[str]:
@@ -189,7 +200,7 @@ def time_areas(run: Run) -> str | None:
         _steps_axis(axes, run)
         _legend(axes, columns=len(stages))
 
-    return draw("time", (9.4, 2.3), paint)
+    return draw_wide("time", 2.3, paint)
 
 
 def task_bars(run: Run) -> str | None:
@@ -221,7 +232,7 @@ def task_bars(run: Run) -> str | None:
         axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
         _legend(axes)
 
-    return draw("tasks", (9.4, 0.75 + 0.5 * len(names)), paint)
+    return draw_wide("tasks", 0.75 + 0.5 * len(names), paint)
 
 
 def short_number(value: float) -> str:
@@ -267,14 +278,20 @@ def _whiskers(means: list[float], low: list[float], high: list[float]) -> list[l
 def _steps_axis(axes: Any, run: Run) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
+    nbins = 8 if _is_wide(axes) else 5
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=nbins, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
     axes.set_xlabel("step", loc="right", labelpad=0)
     if run.num_steps > 2:
         axes.set_xlim(-0.02 * run.num_steps, 1.02 * run.num_steps)
 
 
 def _legend(axes: Any, columns: int = 3) -> None:
+    columns = columns if _is_wide(axes) else min(columns, 2)
     axes.legend(
         loc="lower left", bbox_to_anchor=(0, 1.0), ncols=columns, borderaxespad=0, handlelength=1.4,
         columnspacing=1.6, labelcolor=MUTED,
     )  # fmt: skip
+
+
+def _is_wide(axes: Any) -> bool:
+    return axes.figure.get_figwidth() > 6

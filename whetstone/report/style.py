@@ -59,6 +59,7 @@ p { margin: 0 0 12px; }
 figure { margin: 0; }
 figure svg { display: block; width: 100%; height: auto; overflow: visible; }
 figure svg text { font-family: inherit !important; }
+.on-narrow { display: none; }
 figcaption { margin-bottom: 10px; line-height: 1.4; }
 figcaption b { font-weight: 600; }
 figcaption span { display: block; color: var(--muted); font-size: 13.5px; }
@@ -70,8 +71,7 @@ th { text-align: right; font-weight: 500; color: var(--muted); padding: 6px 0 6p
   1px solid var(--line); }
 td { text-align: right; padding: 6px 0 6px 14px; border-bottom: 1px solid var(--line); white-space: nowrap; }
 tr:last-child td { border-bottom: 0; }
-th:first-child, td:first-child { text-align: left; padding-left: 0; white-space: normal; overflow-wrap:
-  anywhere; }
+th:first-child, td:first-child { text-align: left; padding-left: 0; white-space: nowrap; }
 .scroll { overflow-x: auto; margin-top: 14px; }
 
 .example { margin-top: 16px; padding: 0; overflow: hidden; }
@@ -109,8 +109,13 @@ footer { color: var(--muted); font-size: 13px; margin-top: 40px; }
   .number .value { font-size: 38px; }
   .number .value small { font-size: 20px; }
   .config { columns: 1; }
-  .wide { overflow-x: auto; }
-  .wide svg { min-width: 620px; }
+  .card { padding: 16px; }
+  .example { padding: 0; }
+  .on-wide { display: none; }
+  .on-narrow { display: block; }
+  table { font-size: 13.5px; }
+  th, td { padding-left: 10px; }
+  .config div { flex-wrap: wrap; gap: 0 16px; }
 }
 @media print { body { background: none; } .card { break-inside: avoid; } pre, .question { max-height:
   none; } }

@@ -194,6 +194,17 @@ def check_settings(task: str, settings: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if key in fields}
 
 
+def default_settings(task: str) -> dict[str, Any]:
+    """Setting -> default of a task of reasoning-gym; empty where there is no such task."""
+    from reasoning_gym.factory import DATASETS
+
+    if task not in DATASETS:
+        return {}
+    made = DATASETS[task][1]()
+    names = [field.name for field in dataclasses.fields(made) if field.name not in _NOT_SET_HERE]
+    return {name: getattr(made, name) for name in names}
+
+
 def make_entry(task: str, settings: dict[str, Any], base: int, index: int) -> dict[str, Any]:
     """Entry `index` of a task: question, answer, metadata. The odd index a generator fails on is replaced
     by one far away.

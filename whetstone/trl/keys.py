@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from whetstone.algorithm.losses import ratio_level
 from whetstone.budget import UNTRIED
 from whetstone.config import Config, Plan, flatten
 from whetstone.errors import UserError
@@ -122,7 +123,7 @@ def trl_arguments(config: Config, plan: Plan, folder: Path, device: torch.device
         "lr_scheduler_kwargs": config.update.lr_scheduler_kwargs or None,
         "top_k": config.rollout.top_k or 0,
         "loss_type": LOSS_TYPES[loss.loss_type],
-        "importance_sampling_level": loss.ratio_level,
+        "importance_sampling_level": ratio_level(loss),
         "epsilon_high": loss.upper_epsilon,
         "sync_ref_model": loss.beta > 0 and loss.kl_target == "moving",
         "use_adaptive_entropy": loss.entropy_target is not None,

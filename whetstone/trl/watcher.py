@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from whetstone.checkpoint import Checkpoint
+from whetstone.checkpoint import Checkpoint, share_files
 from whetstone.completions import show_variance, write_completions
 from whetstone.config import Config, Plan
 from whetstone.evaluate import EvalResult, Evaluator, show
@@ -18,6 +18,7 @@ from whetstone.learning_signal import LearningSignal
 from whetstone.manifest import write_manifest
 from whetstone.metrics import MetricsLog
 from whetstone.model.attention import NAME
+from whetstone.model.card import finish_adapter
 from whetstone.model.policy import Policy
 from whetstone.progress import Progress
 from whetstone.rollout import rollout_metrics, variance_metrics
@@ -157,4 +158,6 @@ class Watcher(TrainerCallback):
         """Mark TRL's checkpoint as whole, as ours are, so that a run is found again in the same way."""
         folder = self.parts.folder / f"checkpoint-{state.global_step}"
         self.parts.policy.tokenizer.save_pretrained(folder)  # TRL's copy may carry the assistant's prefix
+        finish_adapter(folder)
+        share_files(folder)
         write_manifest(folder, step=state.global_step, seconds=time.monotonic() - self.run_begun)

@@ -1,0 +1,113 @@
+"""Model cards and the files of a saved model: what they say of the base, who may read them, and merging."""
+
+import json
+import os
+import re
+import shlex
+import stat
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from whetstone.config import load
+from whetstone.model.card import final_card, public_name
+from whetstone.model.embedded import SMOLLM2_HUB, cache_folder, foundation, resolve
+from whetstone.train import train
+
+WORDS = shlex.split(
+    "prompts_per_step=1 num_generations=2 max_steps=2 save_steps=1 max_completion_length=8 "
+    "eval_num_samples=2 eval_greedy=false eval_num_examples_to_print=0 reward_workers=1 run_name=run "
+    "use_peft=true lora_r=4 "
+    "learning_rate=1e-2 entropy_coef=0.1 "  # a gradient even where rewards do not differ
+    "'datasets={chain_sum: {config: {min_terms: 2, max_terms: 2, min_digits: 1, max_digits: 1}}}'"
+)
+
+
+@pytest.fixture(scope="module")
+def lora_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("lora")
+    before = os.umask(0o027)  # the group may read, others may not
+    try:
+        train(load("quickstart", [*WORDS, f"output_dir={place}"]))
+    finally:
+        os.umask(before)
+    return place / "run"
+
+
+def front_matter(card: str) -> dict:
+    return yaml.safe_load(card.split("---")[1])
+
+
+def test_an_adapter_names_its_base_by_a_name_that_holds_elsewhere(lora_run: Path) -> None:
+    for folder in (lora_run / "checkpoint-1", lora_run / "final_model"):
+        settings = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+        assert settings["base_model_name_or_path"] == "pebble"
+        assert foundation(str(folder)) == (resolve("pebble"), str(folder))
+        for path in folder.glob("*.*"):
+            if path.suffix in (".json", ".md", ".jinja") and path.name != "whetstone.json":
+                assert resolve("pebble") not in path.read_text(encoding="utf-8"), path
+
+
+def test_the_card_says_what_was_measured(lora_run: Path) -> None:
+    card = (lora_run / "final_model" / "README.md").read_text(encoding="utf-8")
+    results = json.loads((lora_run / "train_results.json").read_text(encoding="utf-8"))
+    assert front_matter(card)["library_name"] == "peft" and "base_model" not in front_matter(card)
+    assert "[More Information Needed]" not in card and "Model Card for Model ID" not in card
+    assert f"{100 * results['accuracy_before']['mean']:.1f} %" in card and "2 fixed problems" in card
+    assert "chain_sum" in card and "rank 4" in card and "| `learning_rate` | 0.01 |" in card
+    early = (lora_run / "checkpoint-1" / "README.md").read_text(encoding="utf-8")
+    assert "not measured" in early and "Model Card for Model ID" not in early
+
+
+def test_the_code_of_the_card_merges_the_adapter(
+    lora_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    adapter = lora_run / "final_model"
+    code = re.search(r"```python\n(.*?)```", (adapter / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert code is not None
+    (tmp_path / "final_model").symlink_to(adapter)
+    monkeypatch.chdir(tmp_path)
+    exec(code[1].replace("BASE_MODEL_FOLDER", resolve("pebble")), {})
+    ids = AutoTokenizer.from_pretrained("merged")("2 + 2", return_tensors="pt")
+    base = AutoModelForCausalLM.from_pretrained(resolve("pebble"))
+    with torch.no_grad():
+        merged = AutoModelForCausalLM.from_pretrained("merged")(**ids).logits
+        plain = base(**ids).logits.clone()
+        adapted = PeftModel.from_pretrained(base, str(adapter))(**ids).logits
+    torch.testing.assert_close(merged, adapted, atol=1e-4, rtol=1e-4)
+    assert (adapted - plain).abs().max() > 1e-3, "the adapter was trained"
+
+
+def test_files_can_be_read_by_whom_the_umask_allows(lora_run: Path) -> None:
+    folders = [lora_run / "checkpoint-1", lora_run / "checkpoint-2", lora_run / "final_model"]
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    assert any(path.suffix == ".safetensors" for path in files)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o640}
+
+
+@pytest.mark.parametrize(
+    ("base", "name"),
+    [
+        ("Qwen/Qwen2.5-1.5B-Instruct", "Qwen/Qwen2.5-1.5B-Instruct"),
+        ("smollm2-135m", SMOLLM2_HUB),
+        (str(cache_folder() / "smollm2-135m"), SMOLLM2_HUB),
+        ("/home/a/.cache/huggingface/hub/models--Qwen--Qwen3-0.6B/snapshots/c1899de", "Qwen/Qwen3-0.6B"),
+        ("checkpoints/sft", "checkpoints/sft"),
+    ],
+)
+def test_the_public_name_of_a_base(base: str, name: str) -> None:
+    assert public_name(base) == name
+
+
+def test_the_card_of_a_whole_model() -> None:
+    config = {"run_name": "sums", "datasets": {"chain_sum": {}}, "reward_funcs": ["/home/a/mine.py:f"]}
+    text = final_card(config, {"steps": 3}, base="Qwen/Qwen3-0.6B", lora=False)
+    assert front_matter(text)["base_model"] == "Qwen/Qwen3-0.6B"
+    assert "no evaluation" in text and "/home" not in text and "mine.py:f" in text
+    local = final_card(config, {"steps": 3}, base="/home/a/models/sft", lora=False)
+    assert "base_model" not in front_matter(local) and "/home" not in local and "sft" in local

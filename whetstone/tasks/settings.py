@@ -1,0 +1,31 @@
+"""The settings of a task with their defaults, for `whet tasks NAME`. Checks nothing: the tasks do that."""
+
+import dataclasses
+from typing import Any
+
+from whetstone.config.row_settings import ROW_SETTINGS
+from whetstone.tasks import countdown, gym, rows
+
+# A default is None where a column is found by its name or a row source is chosen.
+_ROW_DEFAULTS: dict[str, Any] = {
+    "split": "train",
+    "eval_share": rows.DEFAULT_EVAL_SHARE,
+    "continue_starter": False,
+}
+
+
+def settings_of(name: str) -> dict[str, Any]:
+    """Setting -> default, in the task's own order; empty for a task that is not known."""
+    kind = name.split("/")[0]
+    if kind in ROW_SETTINGS:
+        generated = _defaults(countdown.Settings) if kind == "countdown" else {}
+        return {
+            **generated,
+            **{key: _ROW_DEFAULTS.get(key) for key in ROW_SETTINGS[kind] if key not in generated},
+        }
+    return gym.default_settings(gym.gym_name(name))
+
+
+def _defaults(kind: Any) -> dict[str, Any]:
+    """The defaults of a pydantic dataclass."""
+    return {field.name: getattr(kind(), field.name) for field in dataclasses.fields(kind)}
