@@ -30,7 +30,7 @@ from whetstone.seeds import seed
 from whetstone.tasks.child import Child
 from whetstone.tasks.gym_gold import gold_answer
 from whetstone.tasks.gym_levels import check_levels, settings_at
-from whetstone.tasks.gym_repairs import repaired
+from whetstone.tasks.gym_repairs import is_flawed, score_answer
 from whetstone.tasks.prompts import build_messages, developer_prompt
 from whetstone.types import Problem, Score
 
@@ -40,7 +40,8 @@ _BOUNDED = frozenset(
     {"acre", "gsm_symbolic", "list_functions", "word_ladder"}
 )  # raise IndexError from `size` on
 _IN_CHILD = frozenset(
-    {"codeio", "isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note", "word_ladder"}
+    {"bf", "codeio", "isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note"}
+    | {"word_ladder"}
 )
 _RETRY_STRIDE = 10_000_019
 _NOT_SET_HERE = {"seed": "dataset_seed", "size": "dataset_size"}
@@ -108,8 +109,7 @@ class GymTask:
         value = 0.0
         if answer is not None:
             try:
-                value = float(self._dataset.score_answer(answer, problem.answer))
-                value = repaired(self.task, answer, problem.answer, value)
+                value = score_answer(self.task, self._dataset, answer, problem.answer)
             except (
                 Exception
             ):  # some scorers raise on text that is not of the form they expect: that is a wrong answer
@@ -176,9 +176,9 @@ def check_settings(task: str, settings: dict[str, Any]) -> dict[str, Any]:
 
 def make_entry(task: str, settings: dict[str, Any], base: int, index: int) -> dict[str, Any]:
     """Entry `index` of a task: question, answer, metadata. The odd index a generator fails on is replaced
-    by one far away.
+    by one far away, and so is a problem without an answer of its own.
     """
-    problem = ""
+    problem = "no problem with an answer of its own"
     for attempt in range(20):
         place = index + attempt * _RETRY_STRIDE
         block, offset = divmod(place, _BLOCK) if task in _BOUNDED else (0, place)
@@ -189,7 +189,9 @@ def make_entry(task: str, settings: dict[str, Any], base: int, index: int) -> di
         )
         with _seeded(block_seed + offset):
             try:
-                return dataset[offset]
+                entry = dataset[offset]
+                if not is_flawed(task, entry):
+                    return entry
             except Exception as error:  # a generator of reasoning-gym that found nothing under this seed
                 problem = f"{type(error).__name__}: {error}"
     raise UserError(f"The task {task} makes no problem with its settings ({problem}): change its config.")
