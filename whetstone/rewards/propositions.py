@@ -10,7 +10,7 @@ from collections.abc import Sequence
 LONGEST = 400  # characters
 DEEPEST = 40  # nested parentheses and negations
 
-NOT, AND, OR, IMPLIES, IFF = "¬", "∧", "∨", "→", "↔"
+NOT, AND, OR, IMPLIES, IFF = "¬", "∧", "∨", "→", "↔"  # noqa: RUF001
 _LOOSEST_FIRST = (IFF, IMPLIES, OR, AND)
 
 

@@ -52,8 +52,10 @@ _FORMS = {
     }.items()
 }
 
+_MOVE = re.compile(r"Move disk \d{1,3} from Peg (\d{1,3}) to Peg (\d{1,3})", re.ASCII)
 _FUNCTIONS = frozenset(
-    "exp log ln sin cos tan sec csc cot asin acos atan sinh cosh tanh asinh acosh atanh sqrt Abs abs erf".split()
+    {"exp", "log", "ln", "sin", "cos", "tan", "sec", "csc", "cot", "asin", "acos", "atan", "sinh", "cosh"}
+    | {"tanh", "asinh", "acosh", "atanh", "sqrt", "Abs", "abs", "erf"}
 )
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyz")
 
@@ -94,12 +96,20 @@ def _knights(text: str, entry: dict[str, Any]) -> bool:
     return set(re.sub(r"[.,()]", " ", text.lower()).split()) <= known
 
 
+def _tower(text: str, entry: dict[str, Any]) -> bool:
+    """Moves between pegs that there are: the scorer prints a line for each of the others."""
+    moves = [_MOVE.fullmatch(line.strip()) for line in text.splitlines() if line.strip()]
+    pegs = entry["metadata"]["num_pegs"]
+    return all(move and 1 <= int(move[1]) <= pegs and 1 <= int(move[2]) <= pegs for move in moves)
+
+
 _CHECKS = {
     "intermediate_integration": _integral,
     "knights_knaves": _knights,
     "polynomial_multiplication": _polynomial,
     "rubiks_cube": _cube,
     "simple_integration": _integral,
+    "tower_of_hanoi": _tower,
 }
 
 
@@ -120,8 +130,8 @@ def is_plain_expression(text: str, names: frozenset[str], functions: frozenset[s
 
 def _is_plain(node: ast.expr, names: frozenset[str], functions: frozenset[str], powers: int) -> bool:
     match node:
-        case ast.Constant(value=value):
-            return type(value) in (int, float) and abs(value) < 10**15
+        case ast.Constant(value=int() | float() as value):
+            return abs(value) < 10**15
         case ast.Name(id=name):
             return name in names
         case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=inner):
@@ -142,7 +152,7 @@ def _is_plain(node: ast.expr, names: frozenset[str], functions: frozenset[str], 
 def _rational(node: ast.expr) -> Fraction | None:
     """The value of an exponent such as -2, 3/2 or (1/3); None where it is anything else."""
     match node:
-        case ast.Constant(value=value) if type(value) in (int, float) and abs(value) <= 1_000:
+        case ast.Constant(value=int() | float() as value) if abs(value) <= 1_000:
             return Fraction(value)
         case ast.UnaryOp(op=ast.USub(), operand=inner):
             value = _rational(inner)

@@ -27,7 +27,7 @@ def _integrated(answer: str) -> str:
     """reasoning-gym's own answer with its integrals worked out: `Integral(f, x)` would answer any problem."""
     import sympy
 
-    return str(sympy.sympify(answer, locals={"C": sympy.Symbol("C")}).doit())
+    return str(sympy.parse_expr(answer, local_dict={"C": sympy.Symbol("C")}).doit())
 
 
 def _propositional_logic(metadata: dict[str, Any]) -> str:

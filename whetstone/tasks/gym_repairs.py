@@ -24,6 +24,8 @@ Entry = dict[str, Any]
 _COIN_TOLERANCE = Fraction(1, 10_000)  # reasoning-gym's own
 _WELL_FORMED = 0.01  # what reasoning-gym pays for an answer of the right form
 _GIVEN_NUMBERS = 0.05  # the same, where it also uses the numbers of the problem
+# Part credit for closeness is raised to this power: a constant would earn up to 0.46 of the full mark.
+_POWER = {"futoshiki": 3, "mini_sudoku": 3, "rectangle_count": 3, "sudoku": 3, "time_intervals": 8}
 _WEAK_CONCLUSION = 0.1  # a conclusion that follows from one premise alone
 _GSM = re.compile(r"\$?\s*(-?\d[\d,]*(?:\.\d+)?)\s*(?:%|[A-Za-z]{1,20})?\.?")
 
@@ -42,7 +44,9 @@ def score_answer(task: str, dataset: Any, answer: str, entry: Entry) -> float:
             value = _progress(value, float(dataset.score_answer("", entry)))
         elif 0.0 < value < 1.0 and _is_by_containment(task, dataset):
             value = value if _stands_alone(str(entry["answer"]), answer) else 0.0
-    return value if math.isfinite(value) and 0.0 <= value <= 1.0 else 0.0
+    if not math.isfinite(value) or not 0.0 <= value <= 1.0:
+        return 0.0
+    return value ** _POWER.get(task, 1)
 
 
 def is_flawed(task: str, entry: Entry) -> bool:
@@ -142,7 +146,8 @@ def _coin_flip(answer: str, entry: Entry) -> float:
     if ours.split(".")[0] != theirs.split(".")[0]:
         return 0.0
     decimals, truth = ours.split(".")[1], theirs.split(".")[1]
-    same = next((i for i, pair in enumerate(zip(decimals, truth, strict=False)) if len(set(pair)) > 1), len(truth))
+    pairs = enumerate(zip(decimals, truth, strict=False))
+    same = next((place for place, (one, other) in pairs if one != other), len(truth))
     return 0.9 * same / max(1, len(truth))
 
 
