@@ -37,16 +37,16 @@ HEAD = """# Tasks of reasoning-gym
 Every task of reasoning-gym is there by its name: `whet train datasets='{gcd: {}}'`. `whet tasks NAME` shows
 problems of one, with its settings and levels.
 
-The **best constant answer** is what a policy earns that does not read the question: the one answer that is right
-on most problems, among the gold answers of other problems and a corpus of junk. Read an accuracy beside it: on a
-task with two answers, 70 % may be nothing. It was measured on training problems with default settings
-(reasoning-gym {gym}, {problems} problems a task; fewer where a problem takes seconds). A dash: no constant is right
-on {fewest} % of the problems.
+The **best constant answer** is what a policy earns that does not read the question: the one answer that is
+right on most problems, among the gold answers of other problems and a corpus of junk. Read an accuracy beside
+it: on a task with two answers, 70 % may be nothing. Measured on training problems with default settings
+(reasoning-gym {gym}, {problems} problems a task; fewer where a problem takes seconds). A dash: no constant
+is right on {fewest} % of the problems.
 
-What reasoning-gym pays for wrong answers or junk is repaired (`whetstone/tasks/gym_repairs.py`), and an answer that
-has not the form its task asks for, or is longer than 1,000 characters plus four times the gold answer, earns nothing
-(`gym_forms.py`). A conclusion in propositional_logic must need at least two premises; problems whose premises
-contradict each other are left out.
+Scorers of reasoning-gym that pay wrong answers or junk are repaired (`whetstone/tasks/gym_repairs.py`). An
+answer without the form that its task asks for earns nothing, nor does one that is longer than 1,000
+characters plus four times the gold answer (`gym_forms.py`). A conclusion in propositional_logic must need at
+least two premises; problems whose premises contradict each other are left out.
 
 This page is written by `scripts/measure_constants.py`.
 

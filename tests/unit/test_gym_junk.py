@@ -19,6 +19,8 @@ from whetstone.tasks.gym_gold import gold_answer
 from whetstone.types import Problem
 
 MOST_FOR_JUNK = 0.15  # what a junk answer may earn on average where it is never right
+MOST_ON_FEW = 0.5  # the same, over two problems
+SYMBOLIC = ("intermediate_integration", "simple_integration")  # sympy takes a tenth of a second for an answer
 NAMES = known_names()
 
 
@@ -40,7 +42,8 @@ def check_corpus(name: str, num_problems: int, folder: Path) -> None:
         if not is_listed:
             assert all(value < 1.0 for value in values), (name, junk[:80])
         if junk not in golds and 1.0 not in values:
-            assert sum(values) <= MOST_FOR_JUNK * max(1, len(values)), (name, junk[:80])
+            most = MOST_FOR_JUNK if len(values) >= 10 else MOST_ON_FEW
+            assert sum(values) <= most * len(values), (name, junk[:80])
     for problem, gold in zip(problems, golds, strict=True):
         assert paid(one, problem, gold) == 1.0, (name, gold)
         for suffix in answers.SUFFIXES:
@@ -52,13 +55,13 @@ def check_corpus(name: str, num_problems: int, folder: Path) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_task_pays_junk(name: str, tmp_path: Path):
-    check_corpus(name, 2, tmp_path)
+    check_corpus(name, 1 if name in SYMBOLIC else 2, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_no_task_pays_junk_on_many_problems(name: str, tmp_path: Path):
-    check_corpus(name, 40, tmp_path)
+    check_corpus(name, 5 if name in SYMBOLIC else 40, tmp_path)
 
 
 @pytest.mark.slow
@@ -113,6 +116,9 @@ def test_game_of_24_takes_any_expression_of_the_given_numbers():
         ("gcd", {"answer": "5"}, "15", 0.0),
         ("gcd", {"answer": "5"}, "-5", 0.0),
         ("gcd", {"answer": "5"}, "it is 5", 1 / 7),
+        ("gcd", {"answer": "5"}, "5 or 6", 0.0),
+        ("syllogism", {"answer": "Yes"}, "Yes No", 0.0),
+        ("syllogism", {"answer": "Yes"}, "Yes!", 3 / 4),
         ("gsm_symbolic", {"answer": "5"}, "5 apples", 1.0),
         ("gsm_symbolic", {"answer": "1428"}, "1,428", 1.0),
         ("gsm_symbolic", {"answer": "5"}, "5 apples and 6 pears", 0.0),
@@ -232,7 +238,7 @@ def test_the_table_of_constants_covers_all_tasks_and_holds():
     table = measured()
     assert sorted(table["tasks"]) == NAMES
     assert all(row["problems"] >= 200 for name, row in table["tasks"].items() if name != "knight_swap")
-    for name, answer, rate in (("syllogism", "Yes", 0.7), ("course_schedule", None, 0.5), ("gcd", "1", 0.3)):
+    for name, answer, rate in (("syllogism", "Yes", 0.7), ("course_schedule", None, 0.5), ("gcd", "2", 0.3)):
         row = measure_constants.measure(name)
         assert row == table["tasks"][name]
         assert answer in (None, row["answer"]) and row["rate"] == pytest.approx(rate, abs=0.15)

@@ -1,4 +1,4 @@
-"""The best constant answer of each task of reasoning-gym: what a policy earns that does not read the question.
+"""The best constant answer of each task of reasoning-gym: what not reading the question earns.
 
 Read from a table that `scripts/measure_constants.py` writes. Measures nothing itself.
 """

@@ -27,6 +27,7 @@ _GIVEN_NUMBERS = 0.05  # the same, where it also uses the numbers of the problem
 # Part credit for closeness is raised to this power: a constant would earn up to 0.46 of the full mark.
 _POWER = {"futoshiki": 3, "mini_sudoku": 3, "rectangle_count": 3, "sudoku": 3, "time_intervals": 8}
 _WEAK_CONCLUSION = 0.1  # a conclusion that follows from one premise alone
+_CHOICES = frozenset({"true", "false", "yes", "no", "on", "off", "undetermined"})
 _GSM = re.compile(r"\$?\s*(-?\d[\d,]*(?:\.\d+)?)\s*(?:%|[A-Za-z]{1,20})?\.?")
 
 
@@ -71,7 +72,15 @@ def _is_by_containment(task: str, dataset: Any) -> bool:
 
 
 def _stands_alone(gold: str, answer: str) -> bool:
-    """`5` stands in `it is 5`, but neither in `15`, `-5` and `5.2` nor `on` in `None`."""
+    """`5` stands in `it is 5`, but neither in `15`, `-5` and `5.2` nor `on` in `None`.
+
+    An answer that names other numbers or other choices too has chosen nothing.
+    """
+    rest = answer.lower().replace(gold.lower(), "", 1)
+    if re.fullmatch(r"[+-]?[\d.,]+", gold) and re.search(r"\d", rest):
+        return False
+    if gold.lower() in _CHOICES and _CHOICES & set(re.findall(r"\w+", rest)):
+        return False
     return re.search(rf"(?<![\w.+-]){re.escape(gold)}(?!\w|[.,]\d)", answer, re.IGNORECASE) is not None
 
 
