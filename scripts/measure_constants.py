@@ -79,7 +79,7 @@ def measure(task: str, num_problems: int = NUM_PROBLEMS) -> dict[str, Any]:
             break
     rate = round(right / len(problems), 4)
     return {
-        "answer": answer if rate >= constants.FEWEST else None,
+        "answer": answer if rate >= constants.FEWEST and right > 1 else None,  # once: on its own problem
         "rate": rate,
         "problems": len(problems),
     }

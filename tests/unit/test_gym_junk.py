@@ -86,8 +86,8 @@ def test_two_hundred_gold_answers_are_paid_in_full(name: str):
 )
 def test_constants_that_were_right_everywhere_are_wrong(name: str, junk: str):
     one = task(name)
-    right = sum(paid(one, one.problem(index), junk) == 1.0 for index in range(10))
-    assert right <= (3 if name == "propositional_logic" else 0)
+    right = sum(paid(one, one.problem(index), junk) == 1.0 for index in range(4))
+    assert right <= (1 if name == "propositional_logic" else 0)
 
 
 def test_game_of_24_takes_any_expression_of_the_given_numbers():
@@ -184,12 +184,16 @@ def test_a_cube_that_nobody_turned_earns_nothing_and_digits_take_no_time():
         ("Integral(x, x)", False),
         ("x**9999", False),
         ("9**9**9", False),
+        ("1e-999999999", False),
+        ("1_000", False),
+        ("True", False),
         ("((x**99)**99)**99", False),
         ("2**(100*100*100)", False),
         ("10**(x - x + 10)", False),
         ("x if x else x", False),
         ("y", False),
         ("x;x", False),
+        ("x # y", False),
         ("(" * 500 + "x" + ")" * 500, False),
         ("\N{MATHEMATICAL ITALIC SMALL X}", False),
     ],
@@ -237,14 +241,15 @@ def test_bf_and_tower_of_hanoi_print_nothing(capfd: pytest.CaptureFixture[str]):
 def test_the_table_of_constants_covers_all_tasks_and_holds():
     table = measured()
     assert sorted(table["tasks"]) == NAMES
-    assert all(row["problems"] >= 200 for name, row in table["tasks"].items() if name != "knight_swap")
+    assert all(row["problems"] >= 200 for name, row in table["tasks"].items() if name not in SMALLER)
     for name, answer, rate in (("syllogism", "Yes", 0.7), ("course_schedule", None, 0.5), ("gcd", "2", 0.3)):
         row = measure_constants.measure(name)
         assert row == table["tasks"][name]
         assert answer in (None, row["answer"]) and row["rate"] == pytest.approx(rate, abs=0.15)
         assert measure_constants.docs_row(name, row) in measure_constants.DOCS.read_text(encoding="utf-8")
     assert best_constant("reasoning_gym/syllogism") == ("Yes", table["tasks"]["syllogism"]["rate"])
-    assert best_constant("game_of_24") is None and best_constant("countdown_of_ours") is None
+    assert table["tasks"]["puzzle24"]["rate"] < 0.05 and best_constant("no_such_task") is None
     assert describe_constant("syllogism").startswith("'Yes', right on ")
-    assert all(row["rate"] < FEWEST for row in table["tasks"].values() if row["answer"] is None)
+    named = [row["rate"] for row in table["tasks"].values() if row["answer"] is not None]
+    assert min(named) >= FEWEST and max(named) == table["tasks"]["syllogism"]["rate"]
     assert json.loads(measure_constants.TABLE.read_text(encoding="utf-8")) == table

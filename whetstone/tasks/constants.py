@@ -20,7 +20,7 @@ def best_constant(task: str) -> tuple[str, float] | None:
     None for a task that was not measured, or has no constant worth naming.
     """
     row = measured()["tasks"].get(gym_name(task))
-    return None if row is None or row["rate"] < FEWEST else (row["answer"], row["rate"])
+    return None if row is None or row["answer"] is None else (row["answer"], row["rate"])
 
 
 def describe_constant(task: str) -> str:

@@ -57,6 +57,8 @@ _FUNCTIONS = frozenset(
     {"exp", "log", "ln", "sin", "cos", "tan", "sec", "csc", "cot", "asin", "acos", "atan", "sinh", "cosh"}
     | {"tanh", "asinh", "acosh", "atanh", "sqrt", "Abs", "abs", "erf"}
 )
+_ARITHMETIC = re.compile(r"[A-Za-z\d\s.+\-*/()]+", re.ASCII)
+_ODD_NUMBER = re.compile(r"[\d.][A-Za-z_]")  # 1e-999999999 keeps sympy busy for minutes
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyz")
 
 
@@ -119,7 +121,7 @@ def is_plain_expression(text: str, names: frozenset[str], functions: frozenset[s
     Read by Python's own parser, which evaluates nothing. Attributes, subscripts, strings, keywords and
     comparisons are refused, and so are powers that would fill the memory.
     """
-    if not text.isascii() or len(text) > LONGEST_SYMBOLIC:
+    if len(text) > LONGEST_SYMBOLIC or _ARITHMETIC.fullmatch(text) is None or _ODD_NUMBER.search(text):
         return False
     try:
         tree = ast.parse(text, mode="eval").body
@@ -131,7 +133,7 @@ def is_plain_expression(text: str, names: frozenset[str], functions: frozenset[s
 def _is_plain(node: ast.expr, names: frozenset[str], functions: frozenset[str], powers: int) -> bool:
     match node:
         case ast.Constant(value=int() | float() as value):
-            return abs(value) < 10**15
+            return not isinstance(value, bool) and abs(value) < 10**15
         case ast.Name(id=name):
             return name in names
         case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=inner):
