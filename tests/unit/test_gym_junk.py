@@ -35,12 +35,14 @@ def check_corpus(name: str, num_problems: int, folder: Path) -> None:
     one = task(name, settings=SMALLER.get(name))
     problems = [one.problem(index) for index in range(num_problems)]
     golds = [gold_answer(one.task, problem.answer) for problem in problems]
-    is_listed = best_constant(name) is not None
+    best = best_constant(name)
+    # Without a row in the table: a coincidence on one problem of twenty, none on a few.
+    most_right = num_problems // 20 if best is None else (best[1] + 0.2) * max(num_problems, 10)
     for junk in (*answers.JUNK, *golds):
         others = [problem for problem, gold in zip(problems, golds, strict=True) if gold != junk]
         values = [paid(one, problem, junk) for problem in others]
-        if not is_listed:
-            assert all(value < 1.0 for value in values), (name, junk[:80])
+        if name not in SMALLER:  # the table is about default settings
+            assert values.count(1.0) <= most_right, (name, junk[:80])
         if junk not in golds and 1.0 not in values:
             most = MOST_FOR_JUNK if len(values) >= 10 else MOST_ON_FEW
             assert sum(values) <= most * len(values), (name, junk[:80])
