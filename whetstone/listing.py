@@ -158,6 +158,7 @@ def print_task(name: str, overrides: list[str], answer: str | None = None) -> No
     """Sample problems of a task: the prompt as the model sees it, the gold answer (or the one given), and
     its score.
     """
+    from whetstone.tasks.constants import describe_constant
     from whetstone.tasks.mixture import describe_data, make_task, task_levels
 
     config = config_for_task(name, parse_overrides(overrides))
@@ -167,6 +168,8 @@ def print_task(name: str, overrides: list[str], answer: str | None = None) -> No
     print(f"{name}: the first problems of training, {remark}")
     levels = task_levels(name, config.tasks.datasets[name].config)
     print(f"curriculum: {levels or 'none'}")
+    if constant := describe_constant(name):
+        print(f"best constant answer: {constant} of problems (default settings)")
     for note in describe_data([task]):
         print(note)
     for index in range(min(NUM_SAMPLES, len(task))):

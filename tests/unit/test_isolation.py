@@ -200,9 +200,9 @@ def test_without_isolation_only_tasks_that_evaluate_answers_are_refused(monkeypa
 
     monkeypatch.setattr(scoring_process, "strongest_kind", none_here)
     assert scoring_process.isolation_kind(configure("chain_sum", "countdown")) == "limits"
-    config = configure("chain_sum", "simple_integration", "game_of_24")
-    assert evaluating_tasks(config) == ["simple_integration", "game_of_24"]
-    with pytest.raises(UserError, match=r"simple_integration, game_of_24.*sandbox_isolation=limits"):
+    config = configure("chain_sum", "simple_integration", "n_queens")
+    assert evaluating_tasks(config) == ["simple_integration", "n_queens"]
+    with pytest.raises(UserError, match=r"simple_integration, n_queens.*sandbox_isolation=limits"):
         scoring_process.isolation_kind(config)
 
 

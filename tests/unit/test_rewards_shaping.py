@@ -14,10 +14,17 @@ from whetstone.rewards.shaping import format_reward, overlong_penalty
         ("<think>a</think><answer>b", 0.75),
         ("<answer>b</answer>", 0.5),
         ("<think>a<think></think><answer>b</answer>", 0.75),  # <think> twice
-        ("<think></think><answer>1</answer><answer>2</answer>", 0.5),
+        ("<think>a</think><answer>1</answer><answer>2</answer>", 0.5),
         ("</think><think><answer>b</answer>", 0.75),  # </think> before <think>
         ("<answer>b</answer><think>a</think>", 0.5),  # the answer before the thought
         ("", 0.0),
+        ("<think></think><answer></answer>", 0.0),
+        ("<think>\n \t</think><answer>\u200b\ufeff\u2060</answer>", 0.0),
+        ("<think>\u00ad\u200e</think><answer>\u3164\u2800\u0301\x00</answer>", 0.0),
+        ("<think></think><answer>5</answer>", 0.5),
+        ("<think>a</think><answer> </answer>", 0.5),
+        ("<think></think><answer>1</answer><answer>2</answer>", 0.0),
+        ("<think>.</think><answer>\N{SNOWMAN}</answer>", 1.0),
     ],
 )
 def test_a_quarter_for_each_tag_once_and_in_order(text: str, reward: float):
@@ -30,6 +37,7 @@ def test_the_assistant_prefix_counts_as_written():
     assert (
         format_reward("<think>a</think><answer>b</answer>", prefix) == 0.75
     )  # now <think> stands there twice
+    assert format_reward("</think><answer>b</answer>", prefix) == 0.5  # nothing was thought
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from whetstone.config import Config, build
+from whetstone.config import Config, build, make_plan
 from whetstone.errors import UserError
 from whetstone.tasks.mixture import build_tasks
 from whetstone.tasks.scoring import Answer, Scorer
@@ -83,7 +83,7 @@ def test_prefix_and_length_are_part_of_the_reward():
         max_completion_length=40,
     )
     with Scorer(config) as scorer:
-        scorer.submit(answer(countdown(35), "</think><answer>1</answer>", num_tokens=35))
+        scorer.submit(answer(countdown(35), "so</think><answer>1</answer>", num_tokens=35))
         (score,) = scorer.gather()
     assert score.parts == {"correct": 0.0, "format": 1.0, "length": -0.5}
     assert score.reward == 0.5
@@ -92,6 +92,50 @@ def test_prefix_and_length_are_part_of_the_reward():
 def math_config(tmp_path: Path, **keys) -> Config:
     (tmp_path / "rows.json").write_text(json.dumps([{"question": f"q{n}", "answer": "3"} for n in range(4)]))
     return configure(datasets={"math": {"config": {"path": str(tmp_path / "rows.json")}}}, **keys)
+
+
+def test_math_alone_pays_for_the_answer_and_not_for_tags(tmp_path: Path):
+    rows = tmp_path / "rows.json"
+    rows.write_text(json.dumps([{"question": f"q{n}", "answer": "3"} for n in range(4)]))
+    config = build(
+        {"datasets": {"math": {"config": {"path": str(rows)}}}, "eval_num_samples": 0, "reward_workers": 1}
+    )
+    assert config.tasks.reward_funcs == ["accuracy"]
+    problem = build_tasks(config, "train").problem(0)
+    texts = (
+        "<think>a</think><answer>3</answer>",
+        "<think>a</think><answer>4</answer>",
+        "<think></think><answer></answer>",
+    )
+    with Scorer(config) as scorer:
+        for text in texts:
+            scorer.submit(answer(problem, text))
+        assert [score.reward for score in scorer.gather()] == [1.0, -1.0, -0.5]
+
+
+@pytest.mark.parametrize(
+    ("keys", "rewards"),
+    [
+        ({"datasets": {"chain_sum": {}}}, ["accuracy", "format"]),
+        ({"datasets": {"countdown": {}}}, ["accuracy", "format"]),
+        ({"datasets": {"math/gsm8k": {"config": {"path": "x"}}}}, ["accuracy"]),
+        ({"datasets": {"code": {"config": {"path": "x"}}}}, ["accuracy"]),
+        ({"datasets": {"math": {"config": {"path": "x"}}, "chain_sum": {}}}, ["accuracy", "format"]),
+        (
+            {"datasets": {"math": {"config": {"path": "x"}}}, "developer_prompt": "DeepSeekZero"},
+            ["accuracy", "format"],
+        ),
+        (
+            {"datasets": {"math": {"config": {"path": "x"}}}, "reward_funcs": ["accuracy", "format"]},
+            ["accuracy", "format"],
+        ),
+    ],
+)
+def test_format_is_paid_by_default_only_where_prompts_ask_for_tags(keys: dict, rewards: list[str]):
+    config = build(keys)
+    assert config.tasks.reward_funcs == rewards
+    paid = make_plan(config, num_problems=100).lines(config)
+    assert f"rewards: {', '.join(f'{name} (1.0)' for name in rewards)}" in paid
 
 
 def test_an_answer_that_hangs_math_verify_costs_its_own_score_only(tmp_path: Path):

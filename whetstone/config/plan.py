@@ -66,6 +66,10 @@ class Plan:
             f"{counted(evaluations, 'evaluation')} of {counted(measured, 'problem')} x "
             f"{config.evaluation.eval_samples_per_problem}",
         ]
+        names = config.tasks.reward_funcs
+        weights = config.tasks.reward_weights or [1.0] * len(names)
+        paid = (f"{name} ({weight})" for name, weight in zip(names, weights, strict=True))
+        lines.append(f"rewards: {', '.join(paid)}")
         if config.rollout.async_rollouts:
             lines.append(
                 "Each batch is sampled while the update learns from the one before, by weights one batch old "

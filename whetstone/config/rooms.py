@@ -99,6 +99,10 @@ class TaskSpec(Room):
         return {True: {}, False: None}[value] if isinstance(value, bool) else value
 
 
+_WITHOUT_TAGS = frozenset({"math", "code", "rows"})  # tasks whose own prompts ask for no <answer> tags
+_PROMPTS_WITH_TAGS = frozenset({"DeepSeekZero", "default", "simple", "direct", "chain_of_draft"})
+
+
 class TasksRoom(Room):
     """Which problems, and what is paid for their answers."""
 
@@ -123,7 +127,7 @@ class TasksRoom(Room):
     """Role under which the developer prompt is given; `user` puts it in front of the question."""
     reward_funcs: list[Name] = Field(default_factory=lambda: ["accuracy", "format"])
     """What is paid for: `accuracy`, `format`, `length`, or your own `my_rewards.py:function` with TRL's
-    signature.
+    signature. Default: accuracy, and format where the prompts ask for tags (reasoning-gym, countdown).
     """
     reward_weights: list[Annotated[float, Field(ge=-MAX_COUNT, le=MAX_COUNT)]] | None = None
     """One weight per entry of reward_funcs; all 1 by default."""
@@ -150,7 +154,7 @@ class TasksRoom(Room):
         """Rows of the user's own pay 1 for a right answer and 0 for all others, unless somebody chose."""
         datasets = values.get("datasets") if isinstance(values, dict) else None
         if isinstance(datasets, dict) and datasets and all(str(n).split("/")[0] == "rows" for n in datasets):
-            pays = {"reward_wrong": 0.0, "reward_no_answer": 0.0, "reward_funcs": ["accuracy"]}
+            pays = {"reward_wrong": 0.0, "reward_no_answer": 0.0}
             return {**pays, **values}
         return values
 
@@ -171,6 +175,22 @@ class TasksRoom(Room):
                 "give a mapping of task names, such as {chain_sum: {weight: 1.0, config: {max_terms: 3}}}"
             )
         return {name: {} if spec is None else spec for name, spec in value.items()}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_rewards(cls, values: Any) -> Any:
+        """The format reward is for tasks whose prompt asks for tags: math alone pays for the answer alone."""
+        if not isinstance(values, dict) or "reward_funcs" in values or not values.get("datasets"):
+            return values
+        try:
+            names = cls._specs(values["datasets"])
+        except ValueError:  # the field's own check says what is wrong with it
+            return values
+        prompt = str(values.get("developer_prompt") or "")
+        asks = "<answer>" in prompt or prompt.strip() in _PROMPTS_WITH_TAGS
+        if asks or any(str(name).split("/")[0] not in _WITHOUT_TAGS for name in names):
+            return values
+        return {**values, "reward_funcs": ["accuracy"]}
 
     @field_validator("reward_funcs", mode="before")
     @classmethod

@@ -1,7 +1,8 @@
 r"""What a model's answer is, and whether a mathematical answer equals the truth.
 
-Answers are taken from the last closed `<answer>...</answer>` or the last closed `\boxed{...}`. Equality is
-tried from cheap to dear: the same text after normalisation, the same exact number, then math-verify.
+Answers are taken from the last closed `<answer>...</answer>` or the last closed `\boxed{...}`; boxes that
+only a comma, `and` or `or` stands between are one answer. Equality is tried from cheap to dear: signs that
+only the answer has (`notation.py`), the same text after normalisation, the same exact number, math-verify.
 Nothing here raises on what a model wrote, but math-verify may take for ever on a hostile expression: the
 scoring pool has the time limit, not this file.
 """
@@ -10,12 +11,19 @@ import logging
 import re
 from fractions import Fraction
 
+from whetstone.rewards.notation import is_percent, names_another_variable, percent_equals, says_more
 from whetstone.sandbox.evaluator import evaluate
 
 _LONGEST_FOR_SYMBOLIC = 400  # characters; no honest answer is longer, and a symbolic parser's time grows fast
 _LONGEST_NUMBER = 60
 
 _BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_BETWEEN_BOXES = re.compile(
+    r"(?:[\s$;]|\\[()\[\],;: ]|\\q?quad\b|~)*"
+    r"(?:,|;|,?\s*(?:and|or|\\(?:text|mbox|mathrm)\s*\{\s*,?\s*(?:and|or)\s*\}))"
+    r"(?:[\s$]|\\[()\[\],;: ]|\\q?quad\b|~)*"
+)
+_LONGEST_BETWEEN_BOXES = 40
 _UNITS = (
     r"degrees?|dollars?|cents?|percent|units?|square|cubic|inch(?:es)?|foot|feet|ft|yards?|miles?|mph|cm|mm|km|m|"
     r"meters?|metres?|kg|g|grams?|lbs?|pounds?|ounces?|oz|liters?|litres?|ml|seconds?|sec|minutes?|min|hours?|hrs?|"
@@ -36,7 +44,10 @@ def extract_tag(text: str) -> str | None:
 
 
 def extract_boxed(text: str) -> str | None:
-    r"""The content of the last closed `\boxed{...}` (nested braces counted); None without one."""
+    r"""The content of the last closed `\boxed{...}` (nested braces counted); None without one.
+
+    `\boxed{1} and \boxed{-2}` are one answer, `1, -2`.
+    """
     found = _last_boxed(text)
     return None if found is None else found[1]
 
@@ -68,17 +79,38 @@ def _last_tag(text: str) -> tuple[int, str] | None:
 
 
 def _last_boxed(text: str) -> tuple[int, str] | None:
-    openings = {match.end() - 1 for match in _BOXED.finditer(text)}
-    found: tuple[int, int] | None = None  # (opening brace, closing brace) of the last box that is closed
+    """The end and the content of the last box, with those before it that belong to the same answer."""
+    boxes = _closed_boxes(text)
+    if not boxes:
+        return None
+    last = max(boxes, key=lambda box: box[1])  # of two boxes in each other the inner one
+    contents, start = [_content(text, last)], last[0]
+    for box in sorted((box for box in boxes if box[2] < start), key=lambda box: box[2], reverse=True):
+        between = text[box[2] + 1 : start]
+        if len(between) > _LONGEST_BETWEEN_BOXES or _BETWEEN_BOXES.fullmatch(between) is None:
+            break
+        contents.append(_content(text, box))
+        start = box[0]
+    return last[2], ", ".join(reversed(contents))
+
+
+def _content(text: str, box: tuple[int, int, int]) -> str:
+    return text[box[1] + 1 : box[2]].strip()
+
+
+def _closed_boxes(text: str) -> list[tuple[int, int, int]]:
+    """(beginning of the command, opening brace, closing brace) of every box that is closed."""
+    begins = {match.end() - 1: match.start() for match in _BOXED.finditer(text)}
+    boxes: list[tuple[int, int, int]] = []
     waiting: list[int] = []
     for brace in (
-        re.finditer(r"[{}]", text) if openings else ()
+        re.finditer(r"[{}]", text) if begins else ()
     ):  # one pass, so that a thousand open boxes cost no more than one
         if brace.group() == "{":
             waiting.append(brace.start())
-        elif waiting and (opening := waiting.pop()) in openings and (found is None or opening > found[0]):
-            found = (opening, brace.start())
-    return None if found is None else (found[1], text[found[0] + 1 : found[1]].strip())
+        elif waiting and (opening := waiting.pop()) in begins:
+            boxes.append((begins[opening], opening, brace.start()))
+    return boxes
 
 
 def normalise(answer: str) -> str:
@@ -100,7 +132,7 @@ def normalise(answer: str) -> str:
     text = whole.group(1) if whole else _strip_text(text)
     text = _VARIABLE.sub("", text.strip())
     text = _TRAILING_UNIT.sub("", text.strip())
-    text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
+    text = re.sub(r"(?<=\d)(?:,|\s)(?=\d{3}(?!\d))", "", text)
     text = re.sub(r"\\frac\s*(\d)\s*(\d)(?!\d)", r"\\frac{\1}{\2}", text)
     text = re.sub(r"\\sqrt\s*(\w)", r"\\sqrt{\1}", text)
     text = text.strip().rstrip(".").strip()
@@ -111,7 +143,7 @@ def normalise(answer: str) -> str:
             if not mixed.group(1)
             else "-({}+{}/{})".format(*mixed.groups()[1:])
         )
-    text = re.sub(r"\s+", "", text)
+    text = re.sub(r"(?<!\d)\s+|\s+(?!\d|\s)", "", text)  # "1 2" is not 12
     return text.lower() if text.isalpha() and len(text) > 1 else text
 
 
@@ -143,11 +175,15 @@ def as_number(text: str) -> Fraction | None:
 def math_equal(answer: str, truth: str) -> bool:
     """Whether an answer means the same as the truth."""
     ours, theirs = normalise(answer), normalise(truth)
-    if not ours:
+    if not ours or says_more(answer, truth) or names_another_variable(answer, truth):
         return False
+    number, true_number = as_number(ours), as_number(theirs)
+    if is_percent(answer) and not is_percent(truth):
+        return percent_equals(number, true_number)
     if ours == theirs:
         return True
-    number, true_number = as_number(ours), as_number(theirs)
+    if not _holds(ours):
+        return False
     if number is not None and true_number is not None:
         if number == true_number:
             return True
@@ -156,6 +192,12 @@ def math_equal(answer: str, truth: str) -> bool:
     if max(len(answer), len(truth)) > _LONGEST_FOR_SYMBOLIC:
         return False
     return evaluate(_verified, answer, truth) == 1.0
+
+
+def _holds(text: str) -> bool:
+    """False for an equation of numbers that are not equal, such as 43=42."""
+    numbers = [as_number(side) for side in text.split("=")]
+    return len(numbers) == 1 or None in numbers or len(set(numbers)) == 1
 
 
 def _verified(answer: str, truth: str) -> bool:

@@ -2,22 +2,37 @@
 and numbers.
 """
 
+import unicodedata
+
 FORMAT_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+_BLANK_LETTERS = "\u115f\u1160\u2800\u3164\uffa0"  # drawn as nothing, though Unicode calls them letters
+_INVISIBLE = ("Cc", "Cf", "Cn", "Cs", "Mn", "Zl", "Zp", "Zs")  # controls, zero width, accents alone, spaces
 
 
 def format_reward(text: str, assistant_prefix: str = "") -> float:
     """A quarter for each of the four tags that occurs exactly once and stands after those before it.
 
+    A pair of tags with nothing visible between them earns nothing.
     `assistant_prefix` is what the prompt put into the assistant's mouth ("...<think>"): it counts as written.
     """
     whole = assistant_prefix + text
-    reward, reached = 0.0, -1
+    places: dict[str, int] = {}
+    reached = -1
     for tag in FORMAT_TAGS:
         position = whole.find(tag)
         if position > reached and whole.count(tag) == 1:
-            reward += 0.25
-            reached = position
-    return reward
+            places[tag] = reached = position
+    for opening, closing in (FORMAT_TAGS[:2], FORMAT_TAGS[2:]):
+        start, end = whole.find(opening), whole.find(closing)
+        if 0 <= start < end and not has_content(whole[start + len(opening) : end]):
+            places.pop(opening, None)
+            places.pop(closing, None)
+    return 0.25 * len(places)
+
+
+def has_content(text: str) -> bool:
+    """Whether anything in a text can be seen."""
+    return any(unicodedata.category(sign) not in _INVISIBLE and sign not in _BLANK_LETTERS for sign in text)
 
 
 def overlong_penalty(num_tokens: int, max_tokens: int, buffer: int) -> float:

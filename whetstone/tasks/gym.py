@@ -31,7 +31,7 @@ from whetstone.seeds import seed
 from whetstone.tasks.child import Child
 from whetstone.tasks.gym_gold import gold_answer
 from whetstone.tasks.gym_levels import check_levels, settings_at
-from whetstone.tasks.gym_repairs import repaired
+from whetstone.tasks.gym_repairs import is_flawed, score_answer
 from whetstone.tasks.prompts import build_messages, developer_prompt
 from whetstone.types import Problem, Score
 
@@ -41,12 +41,13 @@ _BOUNDED = frozenset(
     {"acre", "gsm_symbolic", "list_functions", "word_ladder"}
 )  # raise IndexError from `size` on
 _IN_CHILD = frozenset(
-    {"codeio", "isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note", "word_ladder"}
+    {"bf", "codeio", "isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note"}
+    | {"word_ladder"}
 )
-# Scorers that hand the answer to `eval` or to sympy, which does.
+# Scorers that hand the answer to `eval` or to sympy, which does (after a check of its form: `gym_forms.py`).
 EVALUATED = frozenset(
-    {"binary_matrix", "countdown", "intermediate_integration", "n_queens", "polynomial_multiplication"}
-    | {"puzzle24", "simple_integration", "spiral_matrix", "string_insertion"}
+    {"binary_matrix", "intermediate_integration", "n_queens", "polynomial_multiplication"}
+    | {"simple_integration", "spiral_matrix", "string_insertion"}
 )
 _SYMBOLIC = frozenset({"intermediate_integration", "polynomial_multiplication", "simple_integration"})
 _RETRY_STRIDE = 10_000_019
@@ -119,8 +120,7 @@ class GymTask:
                 if self.task in _SYMBOLIC:  # slow, and it may hang
                     value = evaluate(_score_entry, self.task, self.settings, self._seed, answer, entry)
                 else:
-                    value = float(self._dataset.score_answer(answer, entry))
-                value = repaired(self.task, answer, entry, value)
+                    value = score_answer(self.task, self._dataset, answer, entry)
             except EvaluationFailed:
                 raise
             except (
@@ -207,9 +207,9 @@ def default_settings(task: str) -> dict[str, Any]:
 
 def make_entry(task: str, settings: dict[str, Any], base: int, index: int) -> dict[str, Any]:
     """Entry `index` of a task: question, answer, metadata. The odd index a generator fails on is replaced
-    by one far away.
+    by one far away, and so is a problem without an answer of its own.
     """
-    problem = ""
+    problem = "no problem with an answer of its own"
     for attempt in range(20):
         place = index + attempt * _RETRY_STRIDE
         block, offset = divmod(place, _BLOCK) if task in _BOUNDED else (0, place)
@@ -220,14 +220,16 @@ def make_entry(task: str, settings: dict[str, Any], base: int, index: int) -> di
         )
         with _seeded(block_seed + offset):
             try:
-                return dataset[offset]
+                entry = dataset[offset]
+                if not is_flawed(task, entry):
+                    return entry
             except Exception as error:  # a generator of reasoning-gym that found nothing under this seed
                 problem = f"{type(error).__name__}: {error}"
     raise UserError(f"The task {task} makes no problem with its settings ({problem}): change its config.")
 
 
 def _score_entry(task: str, settings: dict[str, Any], base: int, answer: str, entry: dict[str, Any]) -> float:
-    return float(_dataset(task, _frozen(settings), base).score_answer(answer, entry))
+    return score_answer(task, _dataset(task, _frozen(settings), base), answer, entry)
 
 
 @contextmanager

@@ -1,0 +1,39 @@
+"""The best constant answer of each task of reasoning-gym: what not reading the question earns.
+
+Read from a table that `scripts/measure_constants.py` writes. Measures nothing itself.
+"""
+
+import json
+from functools import lru_cache
+from importlib import resources
+from typing import Any
+
+from whetstone.tasks.gym import gym_name
+
+TABLE = "gym_constants.json"
+FEWEST = 0.02  # below this share a task has so many answers that no constant is worth a word
+
+
+def best_constant(task: str) -> tuple[str, float] | None:
+    """The answer that is right on most problems of a task with its default settings, and that share.
+
+    None for a task that was not measured, or has no constant worth naming.
+    """
+    row = measured()["tasks"].get(gym_name(task))
+    return None if row is None or row["answer"] is None else (row["answer"], row["rate"])
+
+
+def describe_constant(task: str) -> str:
+    """`'Yes', right on 71 %`; empty where there is nothing to say."""
+    best = best_constant(task)
+    return "" if best is None else f"{shorten(best[0])!r}, right on {best[1]:.0%}".replace("%", " %")
+
+
+def shorten(answer: str, longest: int = 60) -> str:
+    return answer if len(answer) <= longest else answer[: longest - 3] + "..."
+
+
+@lru_cache(maxsize=1)
+def measured() -> dict[str, Any]:
+    """The whole table: versions, and `answer`, `rate` and `problems` by task."""
+    return json.loads(resources.files("whetstone.tasks").joinpath(TABLE).read_text(encoding="utf-8"))
