@@ -67,7 +67,7 @@ def forks(completions, **kwargs):
 
 def writes_to_every_descriptor(completions, **kwargs):
     if "write" in contents(completions)[0]:
-        for descriptor in range(3, 40):
+        for descriptor in range(3, 1024):
             try:
                 os.write(descriptor, b"\x05\x00\x00\x00hello, this is no message")
             except OSError:

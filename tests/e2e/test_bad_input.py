@@ -39,7 +39,7 @@ CASES = {
         ["per_device_train_batch_size to 4", "num_generations (2)"],
     ),
     "a prompt longer than the model allows": (
-        ["max_completion_length=500"],
+        ["max_completion_length=8180"],
         ["chain_sum/train", "max_completion_length"],
     ),
     "a model that is not there": (["model_name_or_path=./nowhere"], ["nowhere"]),

@@ -114,7 +114,7 @@ def make_run(folder: Path, *, num_steps: int = 12, evals: tuple[int, ...] | None
     config = build(
         {
             "run_name": "quick <start>", "model_name_or_path": "pebble",
-            "max_steps": num_steps, "max_completion_length": 128,
+            "max_steps": max(1, num_steps), "max_completion_length": 128,
             "datasets": {name: {"weight": 1.0, "config": {"max_terms": 3}} for name in TASKS}, **flat,
         }
     )  # fmt: skip

@@ -133,6 +133,7 @@ def test_what_libraries_say_goes_to_the_log_and_not_to_the_terminal(
     setup_logging(tmp_path)
     tokenizer = transformers.AutoTokenizer.from_pretrained(resolve("pebble"), model_max_length=16)
     tokenizer("how many letters are in this text, which is longer than sixteen tokens? " * 4)
+    logging.getLogger("huggingface_hub").setLevel(logging.WARNING)  # other tests may have quietened it
     logging.getLogger("huggingface_hub.utils._http").warning("Retrying in 8s [Retry 5/5].")
     text = (tmp_path / "training.log").read_text()
     assert "sequence length is longer" in text and "Retry 5/5" in text

@@ -28,6 +28,7 @@ _ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
 
 def main() -> None:
     """Fork the zygote, say that it is ready, serve until the pool hangs up."""
+    os.umask(0o022)
     channel = int(sys.argv[1])
     os.set_inheritable(channel, False)
     settings = frames.receive(channel)

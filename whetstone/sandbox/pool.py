@@ -64,6 +64,7 @@ class Keeper:
             os.chmod(self.folder, 0o755)
             for name in ("box", "built"):
                 os.mkdir(os.path.join(self.folder, name))
+                os.chmod(os.path.join(self.folder, name), 0o755)
         ours, theirs = socket.socketpair()
         built = starter.descriptor() if how == "exec" and kind == "namespaces" else None
         package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))

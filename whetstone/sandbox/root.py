@@ -64,6 +64,7 @@ def enter(
     if child:
         outside(child)
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.umask(0o022)  # programs are another user: the folders of the new root must be open to them
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     user = None
     if is_root:

@@ -83,9 +83,11 @@ class Scorer:
             for _ in range(_num_workers(config))
         ]
         self._finalizer = weakref.finalize(self, _close_all, self._workers)  # also at exit
+        self._round = 0  # of submissions: results of an earlier one that was given up are of no interest
         self._reset()
 
     def _reset(self) -> None:
+        self._round += 1
         self._answers: list[Answer] = []
         self._unsent: dict[bool, deque[int]] = {
             True: deque(),
@@ -186,7 +188,7 @@ class Scorer:
             limit_s = min(self._limit_s * len(answers), max(self._limit_s, _LONGEST_CALL_S))
             payload = (job.spec, [(a.problem, a.text, tuple(a.completion_ids), a.truncated) for a in answers])
         try:
-            worker.give(job, limit_s, payload)
+            worker.give(job, limit_s, payload, self._round)
         except OSError:  # it died while it was idle: nobody's answer is to blame
             worker.job = None
             self._put_back(job, job.numbers, worker.isolated)
@@ -213,14 +215,16 @@ class Scorer:
             if not all(math.isfinite(value) for value in parts.values()):
                 failure = failure or "error: a score that is not finite"
             taken = _Taken(message["answer"], message["outcome"], tuple(message["tests"]))
-            self._record(number, parts, taken, failure)
+            if worker.round == self._round:
+                self._record(number, parts, taken, failure)
             if not worker.waiting:
                 worker.job = None
         else:
             job, worker.job = worker.job, None
             if job is None or job.kind != "custom":
                 raise ValueError("a result that nobody asked for")
-            self._take_call(job, message)
+            if worker.round == self._round:
+                self._take_call(job, message)
 
     def _replace(self, place: int, failure: str) -> None:
         """End a worker that hangs or has died, blame the answer it was at, and let a new one do the rest."""
@@ -236,7 +240,7 @@ class Scorer:
                     "process."
                 )
         self._workers[place] = ScoringProcess(self._config, isolated=worker.isolated)
-        if worker.job is None:
+        if worker.job is None or worker.round != self._round:
             return
         if worker.job.kind == "custom":
             self._take_failed_call(worker.job, failure)

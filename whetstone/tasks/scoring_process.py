@@ -41,6 +41,7 @@ class ScoringProcess:
         self._config = config
         self.ready = False
         self.job: Job | None = None
+        self.round = 0  # of the pool's, in which it got the job
         self.waiting: deque[int] = deque()  # numbers of the job without a result yet; the first is in work
         self._start()
 
@@ -59,7 +60,8 @@ class ScoringProcess:
         )  # Connection.poll makes a new selector each time, which costs more than a score
         self._poll.register(self.child.connection.fileno(), select.POLLIN)
 
-    def give(self, job: Job, limit_s: float, payload: Any) -> None:
+    def give(self, job: Job, limit_s: float, payload: Any, number: int) -> None:
+        self.round = number
         self.job, self.waiting, self.limit_s = job, deque(job.numbers), limit_s + _GRACE_S * self.isolated
         self.child.connection.send((job.kind, limit_s, payload))
         self.since = time.monotonic()
