@@ -9,6 +9,7 @@ VENV   ?= .venv
 VLLM_VENV ?= .venv-vllm
 CONFIG ?= config/quickstart.yaml
 ARGS   ?=
+JOBS   ?= 2
 
 BIN := $(VENV)/bin
 PIP := PYTHONUNBUFFERED=1 $(BIN)/python -m pip install --disable-pip-version-check --no-compile --progress-bar off -c constraints.txt
@@ -26,7 +27,7 @@ train: $(VENV)/.installed ## train the embedded model (or CONFIG) and show befor
 	@$(BIN)/python -m whetstone train $(CONFIG) $(ARGS)
 
 test: $(VENV)/.installed-dev ## the tests
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 test-slow: $(VENV)/.installed-dev ## the tests that take minutes or fetch a model
 	@$(BIN)/python -m pytest -m slow $(ARGS)

@@ -8,6 +8,17 @@ from whetstone.model.policy import Policy
 
 torch.set_num_threads(2)
 
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport():
+    """Some tests print lone surrogates on purpose: a report that is sent between processes can't hold them."""
+    report = yield
+    report.sections = [
+        (name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections
+    ]
+    return report
+
+
 TINY = {
     "vocab_size": 97,
     "hidden_size": 32,
