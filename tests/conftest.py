@@ -11,7 +11,7 @@ torch.set_num_threads(2)
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport():
-    """Some tests print lone surrogates on purpose: a report that is sent between processes can't hold them."""
+    """Some tests print lone surrogates on purpose: a report sent between processes can't hold them."""
     report = yield
     report.sections = [
         (name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections

@@ -19,7 +19,10 @@ def test_the_doctor_tells_what_is_there_and_how_to_get_the_rest(capsys: pytest.C
         finding = found["Languages of programs", name]
         assert finding.there == (missing(name) is None)
         assert finding.there or LANGUAGES[name].get in finding.says
-    (sandbox,) = [finding for (section, _), finding in found.items() if section == "Sandbox for programs"]
+    sandbox, scoring = [
+        f for (section, _), f in found.items() if section == "Sandbox for programs and scorers"
+    ]
+    assert scoring.name == "scoring" and scoring.there == sandbox.there
     assert "rlimits" in sandbox.says or not sandbox.there
     assert found["Engines (rollout_engine)", "native"].there
     assert ("Machine", "GPU") not in found or not torch.cuda.is_available()

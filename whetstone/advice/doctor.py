@@ -106,13 +106,23 @@ def _engines() -> list[Finding]:
 
 
 def _sandbox() -> list[Finding]:
-    section = "Sandbox for programs"
+    section = "Sandbox for programs and scorers"
     try:
         with LocalPool() as pool:
             pool.start("python")
-            return [Finding(section=section, name=str(pool.kind), there=True, says=pool.statement)]
+            found = Finding(section=section, name=str(pool.kind), there=True, says=pool.statement)
+            scoring = (
+                f"answers are scored in isolated processes ({pool.kind}): no network, no files, no secrets"
+            )
+            return [found, Finding(section=section, name="scoring", there=True, says=scoring)]
     except UserError as error:
-        return [Finding(section=section, name="none", there=False, says=str(error))]
+        refused = (
+            "tasks that evaluate answers (math, integrals, ...) are refused without sandbox_isolation=limits"
+        )
+        return [
+            Finding(section=section, name="none", there=False, says=str(error)),
+            Finding(section=section, name="scoring", there=False, says=refused),
+        ]
 
 
 def _languages() -> list[Finding]:
