@@ -27,7 +27,7 @@ train: $(VENV)/.installed ## train the embedded model (or CONFIG) and show befor
 	@$(BIN)/python -m whetstone train $(CONFIG) $(ARGS)
 
 test: $(VENV)/.installed-dev ## the tests
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: $(VENV)/.installed-dev ## the tests that take minutes or fetch a model
 	@$(BIN)/python -m pytest -m slow $(ARGS)
