@@ -272,8 +272,7 @@ def load_policy(
     """
     from transformers.utils import logging as transformers_logging
 
-    if config.model_name_or_path == "pebble":  # too small for bars to be worth looking at
-        transformers_logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()  # the run's own line says what it is doing
     home = choose_device(config.device)
     adapter = weights is not None and (Path(weights) / "adapter_config.json").is_file()
     start = None
