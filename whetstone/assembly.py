@@ -8,6 +8,7 @@ import contextlib
 import json
 import logging
 import shlex
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,18 @@ def conclude(folder: Path, after: EvalResult | None, *, steps: int, seconds: flo
     return results
 
 
+def failed_scores(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """A line on answers of training that could not be scored; none where all were."""
+    counts = [int(row.get("scoring_failures", 0)) for row in rows]
+    failed, steps = sum(counts), sum(count > 0 for count in counts)
+    if not failed:
+        return []
+    return [
+        f"Scoring failed on {counted(failed, 'answer')} in {counted(steps, 'step')} (timeout, crash or "
+        "error): these earned nothing. The files in completions/ name the reasons."
+    ]
+
+
 def _say_goodbye(folder: Path, results: dict[str, Any], report: Path) -> None:
     """Before and after, and where everything is."""
     if "accuracy_after" in results:
@@ -164,7 +177,10 @@ def _say_goodbye(folder: Path, results: dict[str, Any], report: Path) -> None:
     if (folder / "final_model" / ADAPTER_CONFIG).is_file():
         logger.info("It is a LoRA adapter: README.md beside it says how to load it, merge it and serve it.")
     logger.info(f"The report is {report}: open it in a browser.")
-    if any(row["kind"] == "train" for row in read_rows(folder / "metrics.jsonl")):
+    rows = [row for row in read_rows(folder / "metrics.jsonl") if row["kind"] == "train"]
+    for line in failed_scores(rows):
+        logger.info(line)
+    if rows:
         verdict = diagnose(*read_story(folder))[0]
         logger.info(f"Verdict: {verdict.title}. {verdict.remedy}")
     logger.info("Next:")
