@@ -1,5 +1,6 @@
 """What a model wrote never runs as code, and the process that scores it can reach nothing."""
 
+import dataclasses
 import json
 import os
 import socket
@@ -143,9 +144,8 @@ attempt("write", lambda: open(target, "w").write("x"))
 attempt("write to tmp", lambda: open("/tmp/whet-isolation-test", "w").write("x"))
 attempt("network", lambda: socket.create_connection(("127.0.0.1", int(port)), timeout=2))
 attempt("unix socket", lambda: socket.socket(socket.AF_UNIX).connect(unix))
-pair = None
 attempt("datagram pair", lambda: socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)[0].sendto(b"x", unix))
-attempt("signal others", lambda: os.kill(int(os.environ.get("NOBODY", "1")) if os.getpid() != 1 else 2, 9))
+attempt("signal others", lambda: os.kill(os.getppid() or 2, 0))
 attempt("execute", lambda: os.posix_spawn("/bin/touch", ["touch", target], {}))
 attempt("change root", lambda: os.chroot("/"))
 os.write(channel, json.dumps(found).encode())
@@ -247,6 +247,18 @@ def test_calls_are_made_in_a_fork_with_a_time_limit(monkeypatch: pytest.MonkeyPa
         assert evaluator.evaluate(_leave_a_trace, 0.0) == 1.0 and _seen == []
         evaluator.renew()
         assert evaluator.evaluate(_leave_a_trace, 0.0) == 1.0
+    finally:
+        evaluator.renew()
+
+
+def test_a_scorer_that_raises_in_its_fork_means_a_wrong_answer(monkeypatch: pytest.MonkeyPatch):
+    config = configure("simple_integration")
+    (task,) = build_tasks(config, "train").tasks.values()
+    problem = task.problem(0)
+    broken = dataclasses.replace(problem, answer={**problem.answer, "metadata": {}})
+    monkeypatch.setattr(evaluator, "_limit_s", 20.0)
+    try:
+        assert task.score(broken, "<answer>x**2 + C</answer>").parts["correct"] == 0.0
     finally:
         evaluator.renew()
 

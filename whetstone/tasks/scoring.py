@@ -58,7 +58,7 @@ class _Taken(NamedTuple):
 
 class Scorer:
     """Scores answers in other processes. `failures` counts those of the last `gather` that could not be
-    scored, `total_failures` those of all.
+    scored.
     """
 
     def __init__(self, config: Config) -> None:
@@ -70,8 +70,6 @@ class Scorer:
         self._worst: dict[tuple[str, str], float] = {}
         self._failed_starts = 0
         self.failures = 0
-        self.total_failures = 0
-        self.total_scored = 0
         self._recent: deque[tuple[int, int]] = deque(maxlen=_WINDOW)  # (failures, answers) of recent gathers
         self.custom_metrics: dict[
             str, float
@@ -124,8 +122,6 @@ class Scorer:
             self._fail_without_reward()
             self._check_failures()
             self.failures = len(self._failed)
-            self.total_failures += self.failures
-            self.total_scored += len(everything)
             self._recent.append((self.failures, len(everything)))
             return [self._finished(number) for number in everything]
         finally:
