@@ -12,13 +12,16 @@ TIMED = ("time/", "tokens_per_s", "rollout_tokens_per_s", "update_tokens_per_s",
 TIMED_KEYS = frozenset(["seconds", "tokens_per_s", "date", "started", "duration_s"])
 
 
-def differences(whole: Path, resumed: Path) -> list[str]:
-    """Every way in which a resumed run folder differs from the uninterrupted one's."""
+def differences(whole: Path, resumed: Path, *, damaged: bool = False) -> list[str]:
+    """Every way in which a resumed run folder differs from the uninterrupted one's.
+
+    With `damaged`, a checkpoint may have been moved aside (`checkpoint-2.damaged`).
+    """
     found = _folders_differ(whole, resumed, "final_model")
     found += _rows_differ(whole / "metrics.jsonl", resumed / "metrics.jsonl")
     for folder in ("eval_results", "completions"):
         found += _json_differs(whole, resumed, folder)
-    found += _checkpoints_differ(whole, resumed)
+    found += _checkpoints_differ(whole, resumed, damaged)
     found += [f"{name} is left behind" for name in _leftovers(resumed)]
     if not (resumed / "report.html").is_file():
         found.append("there is no report.html")
@@ -43,8 +46,10 @@ def _files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def _checkpoints_differ(whole: Path, resumed: Path) -> list[str]:
+def _checkpoints_differ(whole: Path, resumed: Path, damaged: bool) -> list[str]:
     before, after = ({path.name for path in run.glob("checkpoint-*")} for run in (whole, resumed))
+    if damaged:
+        after = {name for name in after if not name.endswith(".damaged")}
     found = [f"checkpoints left: {sorted(after)}, not {sorted(before)}"] if before != after else []
     for name in sorted(before & after):
         for path in sorted((whole / name).glob("*.safetensors")):

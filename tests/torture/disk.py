@@ -257,7 +257,7 @@ def _damaged(number: int, setting: Setting) -> Outcome:
     code = _ended(again, outcome)
     outcome.details = {f"exit code {code}": 1}
     if code == 0:
-        found = differences(whole, folder)
+        found = differences(whole, folder, damaged=True)
         if "checkpoint-" not in what:  # what was damaged itself can be lost, the weights can't
             found = [one for one in found if "bit-equal" in one or "final_model" in one]
         outcome.losses += found

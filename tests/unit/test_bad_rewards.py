@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.corpora import rewards
-from whetstone.errors import UserError
+from whetstone.errors import UserError, message_of
 from whetstone.rewards.verify import verify
 
 
@@ -33,6 +33,21 @@ def test_what_cannot_be_imported_is_refused_in_one_sentence(tmp_path: Path, slow
         assert "\n" not in str(caught.value) and len(str(caught.value)) < 1000, case.name
         if slow:
             assert time.monotonic() - began >= 2 and "longer than 2 s" in str(caught.value)
+
+
+def test_an_error_whose_message_fails_has_its_type(tmp_path: Path):
+    class Strange(Exception):
+        def __str__(self) -> str:
+            raise ZeroDivisionError
+
+    assert message_of(Strange()).startswith("Strange")
+    assert message_of(KeyboardInterrupt()) == "KeyboardInterrupt"
+    path = tmp_path / "strange.py"
+    path.write_text(
+        "def f(completions):\n    return []\nraise type('E', (Exception,), {'__str__': lambda self: 1 / 0})()\n"
+    )
+    with pytest.raises(UserError, match="E: "):
+        verify([f"{path}:f"], timeout_s=60)
 
 
 def test_nothing_is_left_behind(tmp_path: Path):

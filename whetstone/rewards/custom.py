@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from whetstone.errors import UserError
+from whetstone.errors import UserError, message_of
 
 # What functions of one answer call its text, and the truth: the columns that are looked for, in this order.
 _TEXTS = ("generated_text", "output", "response", "completion")
@@ -125,14 +125,14 @@ def _load_module(name: str, spec: str) -> Any:
 
 def _told(error: BaseException) -> str:
     """An error of the user's code in one line, with the line of their file where it came from."""
-    text = " ".join(str(error).split())[:300].rstrip(".")
+    text = " ".join(message_of(error).split())[:300].rstrip(".")
     trace, line = error.__traceback__, ""
     while trace is not None:
         place = trace.tb_frame.f_code.co_filename
         if "importlib" not in place and place != __file__:
             line = f" ({Path(place).name}, line {trace.tb_lineno})"
         trace = trace.tb_next
-    return f"{type(error).__name__}: {text}{line}" if text else f"{type(error).__name__}{line}"
+    return f"{text}{line}"
 
 
 def conversational(completion: str) -> list[dict[str, str]]:

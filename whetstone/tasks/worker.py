@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from whetstone.config.rooms import Config
-from whetstone.errors import UserError
+from whetstone.errors import UserError, message_of
 from whetstone.rewards import custom
 from whetstone.rewards.answers import math_equal
 from whetstone.rewards.combine import BUILT_IN
@@ -201,7 +201,7 @@ def _score(judge: Judge, number: int, problem: Problem, text: str, num_tokens: i
     except EvaluationFailed as error:
         failure = str(error)
     except Exception as error:  # a bug in a scorer costs this answer its score and does not end the run
-        failure = f"error: {type(error).__name__}: {error}"
+        failure = f"error: {message_of(error)}"
     return {
         "kind": "scored",
         "number": number,
@@ -224,7 +224,7 @@ def _custom(
     except custom.WrongReturn as error:
         failure, is_misuse = str(error), True
     except BaseException as error:  # the user's own code, whatever it raises, SystemExit included
-        failure = f"error: {type(error).__name__}: {error}"
+        failure = f"error: {message_of(error)}"
     return {
         "kind": "called",
         "values": values,
@@ -241,4 +241,8 @@ def _plain(value: Any) -> Any:
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
-    return str(value)[:_LONGEST_LOGGED].encode("utf-8", "replace").decode()
+    try:
+        text = str(value)
+    except Exception as error:  # the user's own type
+        text = f"({message_of(error)})"
+    return text[:_LONGEST_LOGGED].encode("utf-8", "replace").decode()
