@@ -212,6 +212,10 @@ def _tasks(words: list[str]) -> None:
     words, answer = take_text(words, "--answer")
     name, overrides = split_words(words)
     if name is None:
+        if overrides or answer is not None:
+            raise UserError(
+                "Name the task first: `whet tasks chain_sum key=value`; `whet tasks` lists them all."
+            )
         print_tasks()
     else:
         print_task(name, overrides, answer)

@@ -101,6 +101,8 @@ def test_an_unknown_verb_names_the_nearest() -> None:
         (["train", "nowhere.yaml"], "nowhere.yaml"),
         (["train", "max_step=3"], "max_steps"),
         (["config", "temperature=-1"], "temperature"),
+        (["tasks", "no_such_key=1"], "chain_sum"),
+        (["tasks", "--no-such-flag"], "chain_sum"),
         (["tasks", "chain_sums"], "chain_sum"),
         (["tasks", "chain_sum", "max_term=3"], "max_term"),
         (["report"], "whet report outputs/quickstart"),

@@ -6,6 +6,7 @@ again in the child: that would import torch there, and a script without a `__mai
 itself. The child ends when the pipe does.
 """
 
+import errno
 import importlib
 import os
 import signal
@@ -55,6 +56,9 @@ def main() -> None:
         getattr(importlib.import_module(module), function)(connection)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the parent is gone
+    except OSError as error:
+        if error.errno != errno.EBADF:  # a reward function has closed the pipe
+            raise
 
 
 if __name__ == "__main__":

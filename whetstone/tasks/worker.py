@@ -181,7 +181,10 @@ def _serve(connection: Connection, config: Config, make: Callable[[], Judge]) ->
 def _send(connection: Connection, message: dict[str, Any], process: int) -> None:
     if os.getpid() != process:  # a reward function has forked, and this is its copy of us
         os._exit(1)
-    frames.send(connection.fileno(), message)
+    try:
+        frames.send(connection.fileno(), message)
+    except OSError:  # a reward function has closed the pipe, or the parent is gone
+        os._exit(1)
 
 
 def _alarm(limit_s: float) -> None:
