@@ -4,7 +4,7 @@
 
 Samples in groups of 8 share a prompt of 192 tokens; `own` is how many tokens each has drawn. Times are of
 CUDA graphs over as many layers as the model has, so that no kernel finds its keys in the cache; the two are
-timed in turn. `*` is the one that `attention_cuda.are_enough` chooses. Nothing is written.
+timed in turn. `*` is the one that `hopper_attention.are_enough` chooses. Nothing is written.
 """
 
 import argparse
@@ -14,8 +14,17 @@ import torch
 from decode_products import ROUNDS, captured, microseconds
 from rollout_work import SIZES
 
-from whetstone.engines.native.kernels import attention, attention_cuda
-from whetstone.engines.native.layout import ACTIVE, OWN, PAGE, PREFIX, AttentionLayer, CacheShape, PagedState
+from whetstone.engines.native.kernels import attention
+from whetstone.engines.native.kernels.hopper import attention as hopper_attention
+from whetstone.engines.native.slot_state import (
+    ACTIVE,
+    OWN,
+    PAGE,
+    PREFIX,
+    AttentionLayer,
+    CacheShape,
+    PagedState,
+)
 from whetstone.model.attention import LayerOptions
 
 GROUP, PROMPT, MOST = 8, 192, 512
@@ -57,17 +66,17 @@ def measure(size: str, rows: int, lengths: list[int]) -> str:
     both = torch.randn(rows, sum(sizes), device="cuda", dtype=torch.bfloat16)
     query, key, value = both.split(sizes, dim=1)
     places = torch.arange(rows, device="cuda", dtype=torch.int32)
-    is_cuda = attention_cuda.are_enough(rows * layers[0].kv_heads, state.table.shape[1])
-    fewest = attention_cuda.FEWEST
+    is_cuda = hopper_attention.are_enough(rows * layers[0].kv_heads, state.table.shape[1])
+    fewest = hopper_attention.FEWEST
     graphs, outs = {}, {}
     state.fields[OWN] = lengths[-1]  # for the comparison
     for name, least in (("Triton", 1 << 30), ("CUDA", 1)):
-        attention_cuda.FEWEST = least
+        hopper_attention.FEWEST = least
         outs[name] = attention.decode_attention(query, key, value, state, places, layers[0]).float()
         graphs[name] = captured(
             lambda: [attention.decode_attention(query, key, value, state, places, layer) for layer in layers]
         )
-    attention_cuda.FEWEST = fewest
+    hopper_attention.FEWEST = fewest
     took = {(name, own): [] for name in graphs for own in lengths}
     for _ in range(ROUNDS):
         for own in lengths:

@@ -21,8 +21,9 @@ import torch
 from rollout_work import SIZES
 from torch import Tensor
 
-from whetstone.engines.native import weights
-from whetstone.engines.native.kernels import gated_cuda, linear_cuda
+from whetstone.engines.native import fused_linear
+from whetstone.engines.native.kernels.hopper import gated as hopper_gated
+from whetstone.engines.native.kernels.hopper import linear as hopper_linear
 from whetstone.engines.native.kernels.pointwise import add_norm, gated
 
 ROUNDS = 5
@@ -58,12 +59,12 @@ def measure(product: str, size: str, rows: int, choices: list[int]) -> str:
     joined = []
     for _ in range(num_layers):
         layer = torch.nn.Linear(inner, outer, bias=False, device="cuda", dtype=torch.bfloat16)
-        joined.append(weights.Joined([layer]))
+        joined.append(fused_linear.Joined([layer]))
     x = torch.randn(rows, inner, device="cuda", dtype=torch.bfloat16)
     residual = torch.randn(rows, hidden, device="cuda", dtype=torch.bfloat16)
     norm = torch.ones(hidden, device="cuda", dtype=torch.bfloat16)
     multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
-    chosen = weights.num_parts(rows, outer, inner, multiprocessors) if product == "down" else 1
+    chosen = fused_linear.num_parts(rows, outer, inner, multiprocessors) if product == "down" else 1
 
     def one_layer(multiply: Callable[[Tensor], Tensor]) -> Tensor:
         if product == "qkv":
@@ -75,10 +76,10 @@ def measure(product: str, size: str, rows: int, choices: list[int]) -> str:
         for one in joined:
             one._parts = lambda _, parts=parts: parts
         graphs[str(parts)] = captured(lambda: [one_layer(one.in_parts) for one in joined])
-    is_ours = product != "down" and linear_cuda.can_multiply(x, joined[0])
-    if rows <= 512 and linear_cuda.column_tile(rows, outer, multiprocessors) <= linear_cuda.MOST_COLUMNS:
-        with up_to(rows, linear_cuda):
-            by_us = [lambda x, one=one: linear_cuda.linear(x, one) for one in joined]
+    is_ours = product != "down" and hopper_linear.can_multiply(x, joined[0])
+    if rows <= 512 and hopper_linear.column_tile(rows, outer, multiprocessors) <= hopper_linear.MOST_COLUMNS:
+        with up_to(rows, hopper_linear):
+            by_us = [lambda x, one=one: hopper_linear.linear(x, one) for one in joined]
             graphs["linear.cu"] = captured(lambda: [one_layer(multiply) for multiply in by_us])
     name = "linear.cu" if is_ours else str(chosen)
     return f"{product:5s} {size} {rows:5d} rows, parts: us   " + in_turn(graphs, num_layers, name)
@@ -97,20 +98,20 @@ def measure_gated(size: str, rows: int) -> str:
     joined = []
     for _ in range(num_layers):
         kind = {"bias": False, "device": "cuda", "dtype": torch.bfloat16}
-        joined.append(weights.Joined([torch.nn.Linear(hidden, between, **kind) for _ in range(2)]))
+        joined.append(fused_linear.Joined([torch.nn.Linear(hidden, between, **kind) for _ in range(2)]))
     residual = torch.randn(rows, hidden, device="cuda", dtype=torch.bfloat16)
     norm = torch.ones(hidden, device="cuda", dtype=torch.bfloat16)
-    chosen = gated_cuda.gated_product(residual, joined[0], gelu=False)
+    chosen = hopper_gated.gated_product(residual, joined[0], gelu=False)
 
-    def by_library(one: weights.Joined) -> Tensor:
+    def by_library(one: fused_linear.Joined) -> Tensor:
         return gated(one(add_norm(None, residual, norm, None, (1e-6, 0.0))), gelu=False)
 
-    def by_us(one: weights.Joined) -> Tensor:
-        multiply = gated_cuda.gated_product(residual, one, gelu=False)
+    def by_us(one: fused_linear.Joined) -> Tensor:
+        multiply = hopper_gated.gated_product(residual, one, gelu=False)
         assert multiply is not None
         return multiply(add_norm(None, residual, norm, None, (1e-6, 0.0)))
 
-    with up_to(rows, gated_cuda):
+    with up_to(rows, hopper_gated):
         graphs = {
             name: captured(lambda layer=layer: [layer(one) for one in joined])
             for name, layer in (("library", by_library), ("gated.cu", by_us))

@@ -30,8 +30,8 @@ import torch
 from whetstone.config import load
 from whetstone.engines import make_engine
 from whetstone.engines.base import Request, Sampling
-from whetstone.engines.fleet import Fleet
 from whetstone.engines.native import NativeEngine
+from whetstone.engines.servers.pool import Fleet
 from whetstone.errors import UserError
 from whetstone.model.attention import PackedAttention, end_to_end
 from whetstone.model.policy import Policy, load_policy

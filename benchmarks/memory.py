@@ -71,7 +71,7 @@ def run(task: Row) -> Row:
     import torch
 
     from whetstone.config import load
-    from whetstone.metrics import read_rows
+    from whetstone.run.metrics import read_rows
     from whetstone.train import train
 
     total = torch.cuda.get_device_properties(0).total_memory

@@ -18,8 +18,8 @@ from matplotlib.figure import Figure
 from rollout_work import SIZES
 from step import fastest
 
-from whetstone.compare_plot import COLOURS, INK, LINE, MUTED
-from whetstone.compare_plot import STYLE as PLAIN
+from whetstone.commands.compare.plot import COLOURS, INK, LINE, MUTED
+from whetstone.commands.compare.plot import STYLE as PLAIN
 
 PICTURE = HERE.parent / "docs" / "speed.png"
 OURS, THEIRS, OTHER = COLOURS[0], "#8b9499", LINE

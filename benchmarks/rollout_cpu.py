@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from whetstone.config.rooms import ModelRoom
+from whetstone.config.sections import ModelRoom
 from whetstone.engines.base import Engine, Request, Sampling
 from whetstone.engines.hf import HFEngine
 from whetstone.engines.native import NativeEngine

@@ -13,7 +13,7 @@ import psutil
 
 from whetstone.config import load
 from whetstone.tasks.mixture import build_tasks
-from whetstone.tasks.scoring import Answer, Scorer
+from whetstone.tasks.scoring.pool import Answer, Scorer
 
 NUM_PROBLEMS = 200
 

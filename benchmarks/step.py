@@ -174,7 +174,7 @@ def questions(number: int, model: str) -> list[Row]:
 def local_folder(name: str) -> str:
     if name == "pebble":
         return embedded()
-    from whetstone.model.embedded import resolve
+    from whetstone.model.hub import resolve
 
     return str(resolve(name))
 

@@ -52,13 +52,13 @@ def configuration(task: Row) -> dict[str, Any]:
 
 
 def ours(task: Row) -> Row:
-    from whetstone import rollout
     from whetstone.config import Loaded
     from whetstone.config import build as build_config
+    from whetstone.rollout import collector
     from whetstone.train import build, loop, meet
 
-    at = rollout.sampling_at  # the only thing that training has no key for: going on after the end
-    rollout.sampling_at = lambda *words: dataclasses.replace(at(*words), ignore_stop=True)
+    at = collector.sampling_at  # the only thing that training has no key for: going on after the end
+    collector.sampling_at = lambda *words: dataclasses.replace(at(*words), ignore_stop=True)
     config = build_config({**configuration(task), **task["setting"]})
     rows: list[Row] = []
     others = Others()
@@ -108,7 +108,7 @@ def with_trl(task: Row) -> Row:
     from trl.trainer.grpo_trainer import GRPOTrainer
     from trl_clock import StepClock
 
-    from whetstone.utilisation import peak_memory_gb, reset_peak_memory
+    from whetstone.run.timing import peak_memory_gb, reset_peak_memory
 
     device = torch.device(task["device"])
     tokenizer = AutoTokenizer.from_pretrained(task["model"])
@@ -187,9 +187,9 @@ def trl_arguments(task: Row) -> Any:
 
 def prompts_of(task: Row, tokenizer: Any) -> list[str]:
     """The prompts of our run, in its order."""
-    from whetstone.assembly import plan_problems
     from whetstone.config import build as build_config
     from whetstone.model.chat import Chat
+    from whetstone.run.setup import plan_problems
 
     config = build_config(configuration(task))
     _, tasks, _ = plan_problems(config)

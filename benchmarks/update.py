@@ -122,7 +122,7 @@ def model_folder(size: str, parent: Path, limit_s: float) -> str:
 
 
 def embedded() -> str:
-    from whetstone.model.embedded import resolve
+    from whetstone.model.hub import resolve
 
     return str(resolve("pebble"))
 

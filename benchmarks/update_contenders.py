@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def measure(task: dict, work: Work, setting: dict, device: torch.device) -> dict:
-    from whetstone.utilisation import peak_memory_gb
+    from whetstone.run.timing import peak_memory_gb
 
     begun = time.perf_counter()
     about, seconds = CONTENDERS[task["who"]](task["model"], work, setting, device)
@@ -68,7 +68,7 @@ def wait() -> None:
 
 def timed(step: Step, device: torch.device) -> list[float]:
     """Seconds of the warm-up and of every repeat; the peak of memory is that of the last repeat."""
-    from whetstone.utilisation import reset_peak_memory
+    from whetstone.run.timing import reset_peak_memory
 
     seconds = []
     for _ in range(1 + REPEATS):
@@ -86,11 +86,11 @@ def count(model: Any) -> int:
 
 
 def ours(model: str, work: Work, setting: dict, device: torch.device) -> tuple[dict, list[float]]:
-    from whetstone.batch import minibatches
     from whetstone.config import build, make_plan
-    from whetstone.model.spread import load_spread
+    from whetstone.model.sharded import load_spread
     from whetstone.parallel.mesh import ALONE
-    from whetstone.update import Updater
+    from whetstone.update.packing import minibatches
+    from whetstone.update.updater import Updater
 
     config = build(
         {
@@ -196,7 +196,7 @@ def trl(model: str, work: Work, setting: dict, device: torch.device) -> tuple[di
     from trl.trainer.grpo_trainer import GRPOTrainer
     from trl_clock import StepClock
 
-    from whetstone.utilisation import reset_peak_memory
+    from whetstone.run.timing import reset_peak_memory
 
     size, sequences = setting["per_device_train_batch_size"], work.num_prompts * work.group
     is_gpu = device.type == "cuda"

@@ -27,7 +27,7 @@ from tests.conftest import Characters
 from whetstone.engines.base import Request, Sampling
 from whetstone.engines.native import NativeEngine
 from whetstone.model.policy import Policy
-from whetstone.parallel import groups
+from whetstone.parallel import external_group
 
 
 class ModelServer:
@@ -230,7 +230,7 @@ def sglang(model: ModelServer, path: str, body: Any, query: dict[str, list[str]]
         model.load_folder(body["model_path"])
         model.label = body["weight_version"]
     elif path == "/init_weights_update_group":
-        model.groups[body["group_name"]] = groups.join(
+        model.groups[body["group_name"]] = external_group.join(
             body["master_address"],
             body["master_port"],
             rank=body["rank_offset"],
@@ -241,7 +241,7 @@ def sglang(model: ModelServer, path: str, body: Any, query: dict[str, list[str]]
     elif path == "/update_weights_from_distributed":
         shapes = zip(body["dtypes"], body["shapes"], strict=True)
         tensors = [torch.empty(shape, dtype=getattr(torch, dtype)) for dtype, shape in shapes]
-        groups.broadcast(tensors, model.groups[body["group_name"]])
+        external_group.broadcast(tensors, model.groups[body["group_name"]])
         model.load_tensors(dict(zip(body["names"], tensors, strict=True)))
         model.pushes.append("distributed")
         model.label = body["weight_version"] or model.label

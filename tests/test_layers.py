@@ -1,5 +1,5 @@
-"""The five rules of the house, as code: who may import whom, where torch and the big optional packages may
-stand, no room without a name, pure mathematics. Reads the source by its syntax tree; imports nothing of it.
+"""The rules of the architecture: which package may import which, no cycles, where torch and optional packages
+may be imported, pure mathematics. Reads the syntax trees; imports nothing of the package.
 """
 
 import ast
@@ -9,85 +9,52 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "whetstone"
-EVERYTHING = frozenset({"*"})
+MAX_ROOT_MODULES = 8
 
-# Rule 1. Room -> the rooms it may import beside itself and `errors`.
-MAY_IMPORT: dict[str, frozenset[str]] = {
-    "errors": frozenset(),
-    "types": frozenset(),
-    "config": frozenset({"text"}),
-    "metrics": frozenset(),
-    "seeds": frozenset(),
-    "statistics": frozenset(),
-    "stopping": frozenset(),
-    "text": frozenset(),
-    "stages": frozenset(),
-    "streams": frozenset(),
-    "environment": frozenset(),
-    "display": frozenset({"stages", "text"}),
-    "run_log": frozenset({"display", "metrics", "streams", "text"}),
-    "run_record": frozenset({"metrics", "run_log"}),
-    "learning_signal": frozenset({"types", "config", "text"}),
-    "evaluation_folder": frozenset({"config"}),
-    "sandbox": frozenset({"config"}),
-    "rewards": frozenset({"types", "sandbox"}),
-    "tasks": frozenset({"types", "config", "rewards", "sandbox", "seeds", "stages"}),
-    "algorithm": frozenset({"types", "config"}),
-    "parallel": frozenset({"config"}),
-    "manifest": frozenset(),
-    "model": frozenset({"config", "manifest", "parallel", "types"}),
-    "engines": frozenset({"types", "config", "model", "parallel", "seeds"}),
-    "batch": frozenset({"types", "config"}),
-    "rollout": frozenset({"types", "config", "tasks", "engines", "seeds", "curriculum", "stages"}),
-    "curriculum": frozenset({"types", "config"}),
-    "ahead": frozenset({"types", "config", "tasks", "rollout"}),
-    "sharing": frozenset({"types", "tasks", "engines", "rollout", "parallel"}),
-    "marks": frozenset(),
-    "utilisation": frozenset({"batch", "marks", "model", "parallel", "rollout"}),
-    "optimiser": frozenset({"config", "parallel"}),
-    "coefficients": frozenset({"config"}),
-    "experience": frozenset({"types", "config", "algorithm", "model", "parallel", "batch"}),
-    "update": frozenset(
-        {"types", "config", "algorithm", "model", "parallel", "batch", "metrics", "optimiser"}
-        | {"coefficients", "experience", "budget", "marks", "shortage", "stages", "tally"}
-    ),
-    "tally": frozenset({"parallel"}),
-    "budget": frozenset({"types", "model", "batch", "parallel"}),
-    "shortage": frozenset({"parallel"}),
-    "evaluate": frozenset(
-        {"types", "config", "tasks", "engines", "rollout", "metrics", "statistics"}
-        | {"run_log", "stages", "text"}
-    ),
-    "checkpoint": frozenset({"config", "manifest", "parallel"}),
-    "run_folder": frozenset({"config", "checkpoint", "metrics", "parallel"}),
-    "sync_check": frozenset({"config"}),
-    "packages": frozenset({"config", "engines"}),
-    "completions": frozenset({"types", "metrics", "text"}),
-    "progress": frozenset({"metrics", "run_log", "display", "text"}),
-    # The report says of a run what `whet explain` says: one judgement, not two that differ.
-    "report": frozenset({"metrics", "advice", "run_record"}),
-    "advice": frozenset({"types", "config", "tasks", "model", "sandbox", "metrics", "text"}),
-    # train and what it shares with trl, the command line, and the verbs around the loop
-    **dict.fromkeys(("train", "assembly", "cli", "__main__", "listing", "trl", "serve"), EVERYTHING),
-    **dict.fromkeys(("sft", "compare", "export", "chat", "launch", "profiling"), EVERYTHING),
-    "compare_results": frozenset({"statistics"}),
-    "compare_variants": frozenset({"statistics"}),
-    "compare_progress": frozenset({"compare_results", "config", "metrics"}),
-    "compare_plot": frozenset({"metrics"}),
+# Rule 1. Package -> the packages that it imports. A permission that nobody uses fails, too.
+# The order is the order of the layers: an entry names only entries above it, so there are no cycles.
+MAY_IMPORT: dict[str, str] = {
+    "errors": "",
+    "types": "",
+    "seeds": "",
+    "files": "errors",
+    "terminal": "errors files",
+    "config": "errors terminal",
+    "sandbox": "errors",
+    "rewards": "errors sandbox",
+    "tasks": "errors types seeds terminal config sandbox rewards",
+    "algorithm": "config",
+    "parallel": "errors config",
+    "model": "errors types config parallel",
+    "engines": "errors types seeds config parallel model",
+    "rollout": "errors types seeds terminal config tasks parallel engines",
+    "optimizer": "errors config parallel",
+    "update": "errors types terminal config algorithm parallel model optimizer",
+    "evaluation": "errors types files terminal config engines rollout",
+    "run": "errors types files terminal config rewards tasks parallel model engines rollout update "
+    "evaluation",
+    "diagnosis": "errors run",
+    "report": "errors files terminal model evaluation run diagnosis",
+    "trl": "errors types terminal config tasks algorithm model rollout update evaluation run report",
+    "train": "errors types seeds terminal config tasks parallel model rollout update evaluation run "
+    "report trl",
+    "commands": "errors types files terminal config sandbox tasks model engines update evaluation run train",
+    "cli": "errors terminal config engines diagnosis report train commands",
+    "__main__": "cli",
 }
 # Rule 2.
 WITHOUT_TORCH = ("config", "types", "tasks", "rewards", "sandbox", "report")
-MAY_DISTRIBUTE = ("parallel", "checkpoint")
+MAY_DISTRIBUTE = ("parallel", "run/checkpoint")
 # Rule 3. Package -> the file or folder (beneath whetstone) that may import it, inside functions only.
 ADAPTER_OF = {
-    "vllm": "engines/vllm",
-    "sglang": "engines/sglang",
+    "vllm": "engines/servers/vllm",
+    "sglang": "engines/servers/sglang",
     "trl": "trl",
-    "ray": ("launch", "sandbox/ray_pool"),
-    "wandb": "metrics",
-    "tensorboard": "metrics",
-    "trackio": "metrics",
-    "torch.utils.tensorboard": "metrics",
+    "ray": ("commands/launch", "sandbox/ray_pool"),
+    "wandb": "run/metrics",
+    "tensorboard": "run/metrics",
+    "trackio": "run/metrics",
+    "torch.utils.tensorboard": "run/metrics",
 }
 # Rule 4.
 NAMELESS = ("utils", "util", "common", "helpers", "helper", "misc")
@@ -118,7 +85,11 @@ def modules() -> list[str]:
     return sorted(path.relative_to(PACKAGE).with_suffix("").as_posix() for path in PACKAGE.rglob("*.py"))
 
 
-def room_of(module: str) -> str:
+def full_name(module: str) -> str:
+    return f"whetstone.{module.replace('/', '.')}".removesuffix(".__init__")
+
+
+def package_of(module: str) -> str:
     return module.split("/")[0]
 
 
@@ -152,16 +123,16 @@ def imports_in(tree: ast.AST, name: str, is_package: bool = False) -> list[Impor
     return found
 
 
-def rooms_imported(imports: list[Import]) -> dict[str, int]:
-    """Room -> a line that imports it. `whetstone` itself (its version) is no room."""
+def packages_imported(imports: list[Import]) -> dict[str, int]:
+    """Package -> a line that imports it. `whetstone` itself (its version) does not count."""
     return {
         entry.module.split(".")[1]: entry.line
         for entry in imports
-        if entry.module.startswith("whetstone.") and is_room(entry.module.split(".")[1])
+        if entry.module.startswith("whetstone.") and is_package_name(entry.module.split(".")[1])
     }
 
 
-def is_room(name: str) -> bool:
+def is_package_name(name: str) -> bool:
     return (PACKAGE / f"{name}.py").is_file() or (PACKAGE / name / "__init__.py").is_file()
 
 
@@ -169,30 +140,77 @@ def reaches(entry: Import, package: str) -> bool:
     return entry.module == package or entry.module.startswith(f"{package}.")
 
 
-@pytest.mark.parametrize("module", modules())
-def test_a_room_imports_only_what_it_may(module: str) -> None:
-    if module == "__init__":
-        assert not rooms_imported(imports_of(module)), (
-            "whetstone/__init__.py must stay light: `whet --help` imports it"
-        )
-        return
-    room = room_of(module)
-    assert room in MAY_IMPORT, f"whetstone/{room} is a new room: say in MAY_IMPORT what it may import"
-    allowed = MAY_IMPORT[room] | {room, "errors"}
-    if allowed >= EVERYTHING:
-        return
-    for other, line in rooms_imported(imports_of(module)).items():
-        assert other in allowed, f"whetstone/{module}.py:{line} imports {other}, which {room} may not"
+def imported_packages() -> dict[str, dict[str, str]]:
+    """Package -> package it imports -> where."""
+    edges: dict[str, dict[str, str]] = {}
+    for module in modules():
+        if module == "__init__":
+            continue
+        own = edges.setdefault(package_of(module), {})
+        for other, line in packages_imported(imports_of(module)).items():
+            if other != package_of(module):
+                own[other] = f"whetstone/{module}.py:{line}"
+    return edges
 
 
-@pytest.mark.parametrize("module", [name for name in modules() if room_of(name) in WITHOUT_TORCH])
-def test_rooms_that_need_no_tensors_import_no_torch(module: str) -> None:
+def test_packages_import_exactly_what_the_table_says() -> None:
+    edges = imported_packages()
+    assert set(edges) == set(MAY_IMPORT), "a package is missing in MAY_IMPORT, or no longer exists"
+    for package, others in edges.items():
+        allowed = set(MAY_IMPORT[package].split())
+        for other, where in others.items():
+            assert other in allowed, f"{where} imports {other}, which {package} may not"
+        assert not allowed - set(others), f"MAY_IMPORT['{package}'] allows what nobody imports"
+
+
+def test_layers_have_an_order() -> None:
+    seen: set[str] = set()
+    for package, others in MAY_IMPORT.items():
+        assert set(others.split()) <= seen, f"{package} imports a package below it in the table"
+        seen.add(package)
+
+
+def test_there_is_no_cycle_of_modules() -> None:
+    """Within packages too; imports inside functions and for typing count."""
+    names = {full_name(module): module for module in modules()}
+    graph = {}
+    for name, module in names.items():
+        lines: dict[int, list[str]] = {}
+        for entry in imports_of(module):
+            lines.setdefault(entry.line, []).append(entry.module)
+        # `from package import module` imports the module alone, as far as cycles go.
+        graph[name] = {
+            other
+            for imported in lines.values()
+            for other in imported
+            if other in names
+            and not any(inner in names and inner.startswith(f"{other}.") for inner in imported)
+        } - {name}
+    while graph:
+        free = {name for name, others in graph.items() if not others & set(graph)}
+        assert free, f"modules that import each other: {sorted(graph)}"
+        graph = {name: others for name, others in graph.items() if name not in free}
+
+
+def test_the_root_is_small() -> None:
+    root = [module for module in modules() if "/" not in module]
+    assert len(root) <= MAX_ROOT_MODULES + 1, root  # __main__.py is one line
+
+
+def test_importing_the_package_is_cheap() -> None:
+    """`whet --help` imports whetstone/__init__.py."""
+    for entry in imports_of("__init__"):
+        assert entry.in_function or not entry.module.startswith(("whetstone.", "torch")), entry
+
+
+@pytest.mark.parametrize("module", [name for name in modules() if package_of(name) in WITHOUT_TORCH])
+def test_packages_without_tensors_import_no_torch(module: str) -> None:
     for entry in imports_of(module):
         assert not reaches(entry, "torch"), f"whetstone/{module}.py:{entry.line} imports torch"
 
 
-@pytest.mark.parametrize("module", [name for name in modules() if room_of(name) not in MAY_DISTRIBUTE])
-def test_torch_distributed_stays_in_its_rooms(module: str) -> None:
+@pytest.mark.parametrize("module", [name for name in modules() if not name.startswith(MAY_DISTRIBUTE)])
+def test_torch_distributed_stays_in_its_packages(module: str) -> None:
     for entry in imports_of(module):
         assert not reaches(entry, "torch.distributed"), (
             f"whetstone/{module}.py:{entry.line} imports torch.distributed"
@@ -222,11 +240,11 @@ def test_optional_packages_are_imported_in_their_adapter_inside_functions(module
 
 
 @pytest.mark.parametrize("module", modules())
-def test_every_room_has_a_name_of_its_own(module: str) -> None:
+def test_no_package_is_called_utils(module: str) -> None:
     assert not set(module.split("/")) & set(NAMELESS), f"whetstone/{module}.py: name it after what it does"
 
 
-@pytest.mark.parametrize("module", [name for name in modules() if room_of(name) == "algorithm"])
+@pytest.mark.parametrize("module", [name for name in modules() if package_of(name) == "algorithm"])
 def test_the_mathematics_is_pure(module: str) -> None:
     for entry in imports_of(module):
         for package in IMPURE:
@@ -258,7 +276,7 @@ def test_the_scan_sees_every_form_of_import() -> None:
         ("torch", True),
         ("torch.distributed", True),
     ]
-    assert set(rooms_imported(found)) == {"seeds", "config"}
+    assert set(packages_imported(found)) == {"seeds", "config"}
     # In a package's __init__, one dot is the package itself.
     found = imports_in(ast.parse("from .load import build\n"), "whetstone.config", is_package=True)
     assert found[0].module == "whetstone.config.load"

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from whetstone import __version__
-from whetstone.environment import check_proc, check_working_directory, sentence_of
+from whetstone.commands.arguments import DEFAULT_RECIPE, split_words, take_number, take_text
 from whetstone.errors import UserError
-from whetstone.streams import open_missing, steady_streams
-from whetstone.text import escape_controls
+from whetstone.terminal.environment import check_proc, check_working_directory, sentence_of
+from whetstone.terminal.streams import open_missing, steady_streams
+from whetstone.terminal.text import escape_controls
 
-DEFAULT_RECIPE = "quickstart"
 BUG = (
     'whet: this is a bug. CONTRIBUTING.md, "Reporting a bug", says how to report it; send the lines above, '
     "and config.yaml, training.log and run.json of the run folder."
@@ -112,53 +112,13 @@ def _verb(name: str, verbs: "dict[str, Verb]") -> "Verb":
     )
 
 
-def split_words(words: list[str]) -> tuple[str | None, list[str]]:
-    """The configuration, if the first word is one or `--config FILE` names it, and the rest: `key=value` and
-    flags.
-    """
-    words, named = take_text(words, "--config", "--config config/grpo.yaml")
-    if named is not None:
-        return named, words
-    if words and "=" not in words[0] and not words[0].startswith("-"):
-        return words[0], words[1:]
-    return None, words
-
-
-def take_number(words: list[str], flag: str, default: int) -> tuple[list[str], int]:
-    """`--flag N` or `--flag=N` taken out of `words`."""
-    words = [
-        part for word in words for part in (word.split("=", 1) if word.startswith(f"{flag}=") else [word])
-    ]
-    if flag not in words:
-        return words, default
-    place = words.index(flag)
-    text = words[place + 1] if place + 1 < len(words) else ""
-    if not text.isdecimal():
-        raise UserError(f"{flag} takes a number, such as {flag} {default}.")
-    return words[:place] + words[place + 2 :], int(text)
-
-
-def take_text(
-    words: list[str], flag: str, example: str = "--answer 'The answer is \\boxed{42}'"
-) -> tuple[list[str], str | None]:
-    """`--flag TEXT` or `--flag=TEXT` taken out of `words`; None where it is not there."""
-    for place, word in enumerate(words):
-        if word.startswith(f"{flag}="):
-            return words[:place] + words[place + 1 :], word.split("=", 1)[1]
-        if word == flag:
-            if place + 1 == len(words):
-                raise UserError(f"{flag} takes a text, such as {example}.")
-            return words[:place] + words[place + 2 :], words[place + 1]
-    return words, None
-
-
 @contextlib.contextmanager
 def long_command(verb: str, source: str) -> Iterator[None]:
     """For a verb that takes minutes: its first line at once, then a line that shows where it is."""
     if _speaks():
         print(escape_controls(f"whetstone {__version__}: {verb} {source}".rstrip()), flush=True)
     check_proc()
-    from whetstone.display import display
+    from whetstone.terminal.display import display
 
     with display(speaks=_speaks()):
         yield
@@ -168,9 +128,9 @@ def _train(words: list[str]) -> None:
     source, overrides = split_words(words)
     with long_command("train", source or DEFAULT_RECIPE):
         from whetstone.config import load
-        from whetstone.display import say
-        from whetstone.packages import check_packages
-        from whetstone.stages import stage
+        from whetstone.engines.packages import check_packages
+        from whetstone.terminal.display import say
+        from whetstone.terminal.stages import stage
 
         loaded = load(source or DEFAULT_RECIPE, overrides)
         check_packages(loaded.config)
@@ -185,10 +145,10 @@ def _eval(words: list[str]) -> None:
     source, overrides = split_words(words)
     checkpoint = next((word for word in overrides if word.startswith("checkpoint_path=")), DEFAULT_RECIPE)
     with long_command("eval", source or checkpoint):
+        from whetstone.commands.listing import recipe_of_checkpoint
         from whetstone.config import load
-        from whetstone.listing import recipe_of_checkpoint
-        from whetstone.packages import check_packages
-        from whetstone.stages import stage
+        from whetstone.engines.packages import check_packages
+        from whetstone.terminal.stages import stage
 
         source = source or recipe_of_checkpoint(overrides) or DEFAULT_RECIPE
         loaded = load(source, [*overrides, "eval_only=true"])
@@ -199,7 +159,7 @@ def _eval(words: list[str]) -> None:
 
 
 def _config(words: list[str]) -> None:
-    from whetstone.listing import print_config
+    from whetstone.commands.listing import print_config
 
     changed_only = "--changed" in words
     source, overrides = split_words([word for word in words if word != "--changed"])
@@ -207,7 +167,7 @@ def _config(words: list[str]) -> None:
 
 
 def _tasks(words: list[str]) -> None:
-    from whetstone.listing import print_task, print_tasks
+    from whetstone.commands.listing import print_task, print_tasks
 
     words, answer = take_text(words, "--answer")
     name, overrides = split_words(words)
@@ -232,7 +192,7 @@ def _report(words: list[str]) -> None:
 def _explain(words: list[str]) -> None:
     if len(words) != 1:
         raise UserError("Name one run: `whet explain outputs/quickstart`.")
-    from whetstone.advice.explain import explain
+    from whetstone.diagnosis.explain import explain
 
     explain(words[0])
 
@@ -240,27 +200,27 @@ def _explain(words: list[str]) -> None:
 def _doctor(words: list[str]) -> None:
     if words:
         raise UserError("`whet doctor` takes no words: it looks at this machine.")
-    from whetstone.advice.doctor import doctor
+    from whetstone.commands.doctor import doctor
 
     doctor()
 
 
 def _profile(words: list[str]) -> None:
     from whetstone.config import load
-    from whetstone.packages import check_packages
+    from whetstone.engines.packages import check_packages
 
     words, num_timed = take_number(words, "--steps", 2)
     source, overrides = split_words(words)
     with long_command("profile", source or DEFAULT_RECIPE):
         loaded = load(source or DEFAULT_RECIPE, overrides)
         check_packages(loaded.config)
-        from whetstone.profiling import profile
+        from whetstone.commands.profile import profile
 
         profile(loaded, num_timed=num_timed)
 
 
 def _compare(words: list[str]) -> None:
-    from whetstone.compare import compare
+    from whetstone.commands.compare.grid import compare
 
     compare(words)
 
@@ -270,13 +230,13 @@ def _serve(words: list[str]) -> None:
 
     source, overrides = split_words(words)
     loaded = load(source or DEFAULT_RECIPE, overrides)
-    from whetstone.serve import serve
+    from whetstone.commands.serve import serve
 
     serve(loaded)
 
 
 def _launch(words: list[str]) -> None:
-    from whetstone.launch import launch
+    from whetstone.commands.launch import launch
 
     code = launch(words)
     if code:

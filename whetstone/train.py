@@ -18,37 +18,38 @@ import rich
 import torch
 
 from whetstone import seeds
-from whetstone.ahead import Ahead
-from whetstone.assembly import conclude, make_collector, make_scorer, open_metrics, plan_problems
-from whetstone.batch import Batch, minibatches
-from whetstone.checkpoint import Checkpoint, Contents, Saver, save_model
-from whetstone.completions import show_variance, write_completions
 from whetstone.config import Config, Loaded, Plan, without_effect
 from whetstone.errors import UserError
-from whetstone.evaluate import EvalResult, Evaluator, show
-from whetstone.evaluation_folder import evaluation_folder, step_of, title_of
-from whetstone.learning_signal import LearningSignal
-from whetstone.metrics import MetricsLog
+from whetstone.evaluation.evaluator import EvalResult, Evaluator, show
+from whetstone.evaluation.folder import evaluation_folder, step_of, title_of
 from whetstone.model.loading import verify_folder
 from whetstone.model.policy import Policy, choose_device
 from whetstone.model.reference import Reference
-from whetstone.model.spread import load_spread, model_writer
+from whetstone.model.sharded import load_spread, model_writer
 from whetstone.parallel import mesh
 from whetstone.parallel.collectives import any_of
+from whetstone.parallel.heartbeat import Watch
 from whetstone.parallel.mesh import Ranks
-from whetstone.parallel.watch import Watch
-from whetstone.progress import Progress
-from whetstone.rollout import Groups, Round, rollout_metrics, variance_metrics
-from whetstone.run_folder import check_plan, open_run, path_of, plan_shape, scratch_folder
-from whetstone.run_log import log_ending, setup_logging
-from whetstone.run_record import record_session
-from whetstone.stages import stage
-from whetstone.stopping import StopRequest
-from whetstone.sync_check import check_sync
+from whetstone.report.results import write_results
+from whetstone.rollout.async_source import Ahead
+from whetstone.rollout.collector import Groups, Round, rollout_metrics, variance_metrics
+from whetstone.rollout.learning_signal import LearningSignal
+from whetstone.rollout.logprob_check import check_sync
+from whetstone.run.checkpoint import Checkpoint, Contents, Saver, save_model
+from whetstone.run.completions import show_variance, write_completions
+from whetstone.run.folder import check_plan, open_run, path_of, plan_shape, scratch_folder
+from whetstone.run.metrics import MetricsLog
+from whetstone.run.progress import Progress
+from whetstone.run.record import record_session
+from whetstone.run.setup import make_collector, make_scorer, open_metrics, plan_problems
+from whetstone.run.signals import StopRequest
+from whetstone.run.timing import Meter
 from whetstone.tasks.mixture import eval_problems, sandbox_notes
+from whetstone.terminal.log import log_ending, setup_logging
+from whetstone.terminal.stages import stage
 from whetstone.types import Group
-from whetstone.update import Updater
-from whetstone.utilisation import Meter
+from whetstone.update.packing import Batch, minibatches
+from whetstone.update.updater import Updater
 
 logger = logging.getLogger("whetstone")
 
@@ -316,7 +317,7 @@ def _finish(parts: Parts, seconds: float) -> dict[str, Any]:
             return {}
         parts.saver.remove_old()  # a run that was killed may have left one too many
         save_model(write_model, parts.folder / "final_model", parts.plan.num_steps)
-    return conclude(parts.folder, after, steps=parts.plan.num_steps, seconds=seconds)
+    return write_results(parts.folder, after, steps=parts.plan.num_steps, seconds=seconds)
 
 
 def evaluate_only(loaded: Loaded) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from tests.distributed.launch import run_on
 from tests.distributed.test_update import CPU, difference, my_batches
 from tests.unit.test_update import make_samples, updater_for
 from whetstone.config.parallel import ParallelRoom
-from whetstone.config.rooms import ModelRoom
+from whetstone.config.sections import ModelRoom
 from whetstone.model.policy import Policy, should_compile
-from whetstone.model.spread import spread
+from whetstone.model.sharded import spread
 from whetstone.parallel import fsdp, mesh
 
 # Prompts and completions of the six samples: one, three (the other rank has one micro-batch less), all.

@@ -16,17 +16,17 @@ from tests.conftest import make_policy
 from tests.distributed.launch import CONTEXT, free_port, run_on, set_environment
 from tests.distributed.test_update import CPU, my_batches
 from tests.unit.test_update import make_samples, updater_for
-from whetstone.batch import pack
-from whetstone.budget import search
-from whetstone.budget.agreed import SHARE
 from whetstone.config.parallel import ParallelRoom
-from whetstone.config.rooms import ModelRoom
+from whetstone.config.sections import ModelRoom
 from whetstone.errors import UserError
 from whetstone.model.policy import Policy
-from whetstone.model.spread import spread
+from whetstone.model.sharded import spread
 from whetstone.parallel import fsdp, mesh
-from whetstone.parallel.watch import EXIT_CODE, Watch
-from whetstone.run_log import setup_logging
+from whetstone.parallel.heartbeat import EXIT_CODE, Watch
+from whetstone.terminal.log import setup_logging
+from whetstone.update.micro_batch_size import search
+from whetstone.update.micro_batch_size.multi_rank import SHARE
+from whetstone.update.packing import pack
 
 LAYERS = 4
 # Bytes of the poorest rank -> tokens and layers run again (worked out in the test).

@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.test_train import rows, run, weights, words
 from tests.protocol_server import ModelServer
-from whetstone.model.embedded import resolve
+from whetstone.model.hub import resolve
 
 SETTINGS: dict[str, Any] = {
     "max_steps": 2,
@@ -92,14 +92,14 @@ def test_two_ranks_one_batch_ahead_equal_one_process_and_go_on_where_they_were_c
 
 
 FAILS = """
-import os, whetstone.cli, whetstone.update
-step, steps = whetstone.update.Updater.step, []
+import os, whetstone.cli, whetstone.update.updater
+step, steps = whetstone.update.updater.Updater.step, []
 def fails(*arguments):
     steps.append(1)
     if os.environ["RANK"] == "1" and len(steps) == 2:
         raise RuntimeError("memory ran out here")
     return step(*arguments)
-whetstone.update.Updater.step = fails
+whetstone.update.updater.Updater.step = fails
 whetstone.cli.main()
 """
 

@@ -12,11 +12,9 @@ import torch
 from tests.conftest import make_policy
 from tests.distributed.launch import run_on
 from tests.unit.test_update import make_samples, sequence_logprobs, updater_for
-from whetstone.batch import Batch, _idle, _lay_end_to_end, arrange, balance, pack
-from whetstone.checkpoint import Checkpoint, Contents, Saver, verify
 from whetstone.config import build
 from whetstone.config.parallel import ParallelRoom
-from whetstone.config.rooms import ModelRoom
+from whetstone.config.sections import ModelRoom
 from whetstone.engines import make_engine
 from whetstone.engines.base import Request, Sampling
 from whetstone.errors import UserError
@@ -24,11 +22,13 @@ from whetstone.model.logprobs import WHOLE
 from whetstone.model.lora import add_lora
 from whetstone.model.policy import Policy
 from whetstone.model.reference import Reference
-from whetstone.model.spread import model_writer, spread
+from whetstone.model.sharded import model_writer, spread
 from whetstone.parallel import fsdp, mesh
 from whetstone.parallel.mesh import ALONE, Ranks
 from whetstone.parallel.tensor import SlicedVocabulary
+from whetstone.run.checkpoint import Checkpoint, Contents, Saver, verify
 from whetstone.train import restore
+from whetstone.update.packing import Batch, _idle, _lay_end_to_end, arrange, balance, pack
 
 Case = tuple[str, dict[str, Any], str, dict[str, Any]]
 CPU = torch.device("cpu")

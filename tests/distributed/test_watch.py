@@ -12,8 +12,8 @@ from tests.distributed.launch import CONTEXT, free_port, set_environment
 from whetstone.config.parallel import ParallelRoom
 from whetstone.parallel import mesh
 from whetstone.parallel.collectives import sum_of_all
-from whetstone.parallel.watch import EXIT_CODE, Watch
-from whetstone.run_log import setup_logging
+from whetstone.parallel.heartbeat import EXIT_CODE, Watch
+from whetstone.terminal.log import setup_logging
 
 SILENT = r"This run ends because rank 1 on \S+ has not been heard of for \d+ s: it died or was cut off\."
 REASONS = {

@@ -13,8 +13,8 @@ from tests.e2e.test_train import rows, run, weights
 from tests.protocol_server import ModelServer
 from whetstone.config import load
 from whetstone.errors import UserError
-from whetstone.model.embedded import resolve
-from whetstone.sync_check import check_sync
+from whetstone.model.hub import resolve
+from whetstone.rollout.logprob_check import check_sync
 
 SETTINGS = {
     "max_steps": 2,
@@ -52,7 +52,7 @@ def same(one, other):
 @pytest.mark.parametrize("ahead", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_run_with_servers_equals_one_without(tmp_path, start, monkeypatch, ahead):
     """Also where the next batch is sampled while this one is learnt from."""
-    monkeypatch.setattr("whetstone.engines.fleet.LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr("whetstone.engines.servers.pool.LOOK_EVERY_S", 0.05)
     settings = {**SETTINGS, "async_rollouts": ahead, "max_steps": 2 + ahead}
     run(tmp_path / "native", **settings)
     first, second = start(), start()

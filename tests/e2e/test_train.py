@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from whetstone.config import load
-from whetstone.metrics import read_rows
+from whetstone.run.metrics import read_rows
 from whetstone.train import evaluate_only, train
 
 # One short task, few tokens: a step takes about a second on two cores.

@@ -4,14 +4,15 @@ import pytest
 import torch
 
 from tests.unit.cuda_on_cpu import EPS, LAYER, OFFSET, SCALE, check
-from whetstone.engines.native.kernels import attention_cuda
-from whetstone.engines.native.layout import AttentionLayer, CacheShape, PagedState
+from whetstone.engines.native.kernels.hopper import attention as hopper_attention
+from whetstone.engines.native.slot_state import AttentionLayer, CacheShape, PagedState
 from whetstone.model.attention import LayerOptions
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() < attention_cuda.FIRST_CAPABILITY,
+        not torch.cuda.is_available()
+        or torch.cuda.get_device_capability() < hopper_attention.FIRST_CAPABILITY,
         reason="needs a Hopper GPU",
     ),
 ]
@@ -28,8 +29,8 @@ pytestmark = [
     ],
 )
 def test_agrees_with_float64(width, kv_heads, group, dtype, norm, monkeypatch):
-    monkeypatch.setattr(attention_cuda, "FEWEST", 1)
-    monkeypatch.setattr(attention_cuda, "LONG_PAGES", 40)
+    monkeypatch.setattr(hopper_attention, "FEWEST", 1)
+    monkeypatch.setattr(hopper_attention, "LONG_PAGES", 40)
 
     def launch(query, key, value, rotary, norms, state, rows):
         there = PagedState(on_gpu(state.shape), state.num_slots, state.table.shape[1], state.max_tokens)
@@ -48,7 +49,7 @@ def test_agrees_with_float64(width, kv_heads, group, dtype, norm, monkeypatch):
             norm_offset=OFFSET,
             norm_eps=EPS,
         )
-        out = attention_cuda.attend(query.cuda(), key.cuda(), value.cuda(), there, rows.cuda(), layer)
+        out = hopper_attention.attend(query.cuda(), key.cuda(), value.cuda(), there, rows.cuda(), layer)
         assert out is not None
         return out.cpu(), there.pages.cpu()
 

@@ -11,16 +11,16 @@ import torch
 from tests.conftest import ARCHITECTURES, make_policy
 from tests.unit.test_native_engine import PROMPTS, collect
 from tests.unit.test_update import flat_gradient, make_samples, updater_for
-from whetstone.batch import pack
-from whetstone.budget import made_up
-from whetstone.budget.agreed import AgreedFinder
-from whetstone.budget.sizes import Sizes
 from whetstone.engines.base import Request, Sampling
 from whetstone.engines.native import NativeEngine
 from whetstone.model.attention import NAME
 from whetstone.model.memory import Gauge
 from whetstone.model.policy import Policy
 from whetstone.types import Group, Problem
+from whetstone.update.micro_batch_size import made_up
+from whetstone.update.micro_batch_size.multi_rank import AgreedFinder
+from whetstone.update.micro_batch_size.sizes import Sizes
+from whetstone.update.packing import pack
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 # Flash attention wants heads of at least 16 numbers or so.
@@ -87,13 +87,16 @@ def test_varlen_update_with_shared_prompts_has_the_gradient_of_float32(architect
 )
 def test_bf16_engine_and_trainer_agree(architecture, seeds, changes):
     """With 64 samples of each of three prompts and heads of 64, by the kernels in CUDA."""
-    from whetstone.engines.native.kernels import attention_cuda, gated_cuda, hopper, linear_cuda
+    from whetstone.engines.native.kernels.hopper import attention as hopper_attention
+    from whetstone.engines.native.kernels.hopper import gated as hopper_gated
+    from whetstone.engines.native.kernels.hopper import linear as hopper_linear
+    from whetstone.engines.native.kernels.hopper import tiles
 
     policy = on_gpu(architecture, torch.bfloat16, **changes)
-    caches = [attention_cuda._compiled, gated_cuda._compiled, linear_cuda._compiled]
+    caches = [hopper_attention._compiled, hopper_gated._compiled, hopper_linear._compiled]
     before = [cache.cache_info().hits for cache in caches]
     samples = make_samples_from_engine(policy, seeds)
-    if seeds == 64 and torch.cuda.get_device_capability() == hopper.CAPABILITY:
+    if seeds == 64 and torch.cuda.get_device_capability() == tiles.CAPABILITY:
         assert all(cache.cache_info().hits > hits for cache, hits in zip(caches, before, strict=True))
     row = updater_for(policy, learning_rate=0.0).step([pack(samples, 1000)], seed=0)
     print(f"mean absolute difference of logprobs in bf16: {row['sampler_logprob_difference']:.4f}")
@@ -101,8 +104,8 @@ def test_bf16_engine_and_trainer_agree(architecture, seeds, changes):
 
 
 def make_samples_from_engine(policy, seeds):
-    from whetstone.batch import Sample
     from whetstone.types import Rollout, Score
+    from whetstone.update.packing import Sample
 
     requests = [Request(prompt_ids=prompt, seeds=tuple(range(seeds))) for prompt in PROMPTS]
     score = Score(reward=0.0, parts={"correct": 0.0}, answer=None)

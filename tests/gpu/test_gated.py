@@ -5,13 +5,14 @@ import torch
 
 from tests.gpu.replays import check_replays
 from tests.unit.gated_on_cpu import check, joined
-from whetstone.engines.native.kernels import gated_cuda, hopper
+from whetstone.engines.native.kernels.hopper import gated as hopper_gated
+from whetstone.engines.native.kernels.hopper import tiles
 from whetstone.engines.native.kernels.pointwise import add_norm, gated
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != hopper.CAPABILITY,
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != tiles.CAPABILITY,
         reason="needs a Hopper GPU",
     ),
 ]
@@ -19,7 +20,7 @@ pytestmark = [
 
 def run(x, both, *, gelu=False):
     both.weight = both.weight.cuda()
-    multiply = gated_cuda.gated_product(x.cuda(), both, gelu=gelu)
+    multiply = hopper_gated.gated_product(x.cuda(), both, gelu=gelu)
     assert multiply is not None
     return multiply(x.cuda()).cpu()
 
@@ -58,7 +59,7 @@ def test_it_waits_for_the_norm_that_lets_it_begin():
     def forward(own: bool, residual: torch.Tensor) -> torch.Tensor:
         x = None
         for both, down in zip(weights, downs, strict=True):
-            multiply = gated_cuda.gated_product(residual, both, gelu=False) if own else None
+            multiply = hopper_gated.gated_product(residual, both, gelu=False) if own else None
             normed = add_norm(x, residual, norm, None, (1e-6, 0.0))
             between = multiply(normed) if multiply is not None else gated(both(normed), gelu=False)
             x = between @ down.t()
@@ -70,8 +71,8 @@ def test_it_waits_for_the_norm_that_lets_it_begin():
 def test_what_it_leaves_to_the_library():
     both = joined(torch.zeros(2 * 64, 128, device="cuda", dtype=torch.bfloat16))
     rows = torch.zeros(128, 128, device="cuda", dtype=torch.bfloat16)
-    assert gated_cuda.gated_product(rows, both, gelu=False) is not None
-    assert gated_cuda.gated_product(rows.repeat(10, 1), both, gelu=False) is None
-    assert gated_cuda.gated_product(rows.float(), both, gelu=False) is None
+    assert hopper_gated.gated_product(rows, both, gelu=False) is not None
+    assert hopper_gated.gated_product(rows.repeat(10, 1), both, gelu=False) is None
+    assert hopper_gated.gated_product(rows.float(), both, gelu=False) is None
     both.bias = torch.zeros(2 * 64, device="cuda")
-    assert gated_cuda.gated_product(rows, both, gelu=False) is None
+    assert hopper_gated.gated_product(rows, both, gelu=False) is None

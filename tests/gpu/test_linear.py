@@ -5,15 +5,16 @@ import torch
 
 from tests.gpu.replays import check_replays
 from tests.unit.linear_on_cpu import check
-from whetstone.engines.native.kernels import hopper, linear_cuda
-from whetstone.engines.native.kernels.linear_cuda import linear
+from whetstone.engines.native.fused_linear import Joined
+from whetstone.engines.native.kernels.hopper import linear as hopper_linear
+from whetstone.engines.native.kernels.hopper import tiles
+from whetstone.engines.native.kernels.hopper.linear import linear
 from whetstone.engines.native.kernels.pointwise import add_norm
-from whetstone.engines.native.weights import Joined
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != hopper.CAPABILITY,
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != tiles.CAPABILITY,
         reason="needs a Hopper GPU",
     ),
 ]
@@ -63,7 +64,7 @@ def test_a_chain_of_kernels_that_begin_early():
 
 def test_what_it_leaves_to_the_library(monkeypatch):
     asked = []
-    monkeypatch.setattr(linear_cuda, "_run", lambda kernel, tile, x, joined: asked.append(len(x)))
+    monkeypatch.setattr(hopper_linear, "_run", lambda kernel, tile, x, joined: asked.append(len(x)))
     layer = torch.nn.Linear(128, 64, device="cuda", dtype=torch.bfloat16).requires_grad_(False)
     rows = torch.zeros(300, 128, device="cuda", dtype=torch.bfloat16)
     for some in (rows, rows[:100], rows[:100].float(), rows[:100].t().contiguous().t()):

@@ -12,8 +12,8 @@ from tests.gpu.test_cuda import WIDE, on_gpu
 from tests.unit.test_native_engine import PROMPTS, collect
 from whetstone.engines.base import Request, Sampling
 from whetstone.engines.native import NativeEngine
-from whetstone.engines.native.paged import PagedEngine
-from whetstone.engines.native.weights import Joined
+from whetstone.engines.native.fused_linear import Joined
+from whetstone.engines.native.gpu import PagedEngine
 from whetstone.model.attention import NAME, PackedAttention, end_to_end
 from whetstone.types import Finish
 
@@ -137,7 +137,7 @@ def gaps_of(policy, request, completion):
 @pytest.mark.parametrize(("bias", "merge"), [(False, True), (True, True), (True, False)])
 def test_lora_takes_part_in_the_rollout_and_the_weights_that_train_are_not_touched(bias, merge, monkeypatch):
     """Merged into copies, or, where there is no memory for those, applied on the fly."""
-    monkeypatch.setattr("whetstone.engines.native.fused._may_copy", lambda policy: merge)
+    monkeypatch.setattr("whetstone.engines.native.decode_step._may_copy", lambda policy: merge)
     from peft import LoraConfig, get_peft_model
 
     from whetstone.model.policy import Policy

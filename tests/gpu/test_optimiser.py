@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from tests.conftest import make_policy
-from whetstone.checkpoint import Checkpoint, Contents, Saver
 from whetstone.config import build
 from whetstone.model.policy import Policy
 from whetstone.model.reference import Reference
-from whetstone.optimiser import Optimiser, adam, packed
-from whetstone.optimiser.adam import Numbers
-from whetstone.optimiser.packed import PackedAdam
+from whetstone.optimizer import Optimiser, adamw, compact
+from whetstone.optimizer.adamw import Numbers
+from whetstone.optimizer.compact import PackedAdam
+from whetstone.run.checkpoint import Checkpoint, Contents, Saver
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 CUDA = torch.device("cuda")
@@ -52,7 +52,7 @@ def steps(weights, ours: PackedAdam, first: int = 0, last: int = 20, dtype=torch
 
 def plain(weights, monkeypatch, **settings) -> PackedAdam:
     with monkeypatch.context() as patch:
-        patch.setattr(packed, "mover", lambda device: adam.move)
+        patch.setattr(compact, "mover", lambda device: adamw.move)
         return PackedAdam(weights, **settings)
 
 
@@ -165,7 +165,7 @@ def test_the_device_holds_two_buckets_of_a_state_that_is_on_the_host():
     torch.cuda.synchronize()
     taken = torch.cuda.max_memory_allocated() - before
     print(f"{taken / 2**20:.0f} MiB on the device for {200 * 2**20 * 10 / 2**20:,.0f} MiB of states")
-    assert taken <= 2 * packed.BUCKET + 2**20
+    assert taken <= 2 * compact.BUCKET + 2**20
     assert ours.export(0)["step"] == 3
 
 

@@ -76,7 +76,7 @@ def _settings(task: str, folder: Path) -> dict[str, Any]:
 def _scorer(task: str, folder: Path) -> tuple[Any, Any]:
     from whetstone.config import load
     from whetstone.tasks.mixture import make_tasks
-    from whetstone.tasks.scoring import Scorer
+    from whetstone.tasks.scoring.pool import Scorer
 
     words = [
         f"datasets={json.dumps({task: {'config': _settings(task, folder)}})}",
@@ -115,7 +115,7 @@ def _wrapped(task: str, text: str) -> str:
 
 
 def _try_task(task: str, setting: Setting, server: socket.socket, outcome: Outcome) -> None:
-    from whetstone.tasks.scoring import Answer
+    from whetstone.tasks.scoring.pool import Answer
 
     folder = setting.folder / task
     folder.mkdir(parents=True)

@@ -37,10 +37,10 @@ def import_everything() -> None:
     import transformers.models.llama.modeling_llama  # noqa: F401
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401
 
-    import whetstone.ahead
     import whetstone.cli
-    import whetstone.listing
+    import whetstone.commands.listing
     import whetstone.report
+    import whetstone.rollout.async_source
     import whetstone.train  # noqa: F401
 
     torch.set_num_threads(1)  # for the children: two of them share two cores

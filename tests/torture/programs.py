@@ -193,7 +193,7 @@ def _left(before: set[int]) -> Iterator[str]:
     while time.monotonic() < deadline:
         forks.reap()
         new = forks.descendants() - before
-        left = {pid for pid in new if "whetstone.sandbox.keeper" not in forks.command_of(pid)}
+        left = {pid for pid in new if "whetstone.sandbox.supervisor" not in forks.command_of(pid)}
         if not left:
             return
         time.sleep(0.02)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import torch
 
-from whetstone.engines.native.kernels.attention_cuda import LOG2E, SOURCE, macros
-from whetstone.engines.native.kernels.attention_cuda import ROWS as BLOCK_ROWS
-from whetstone.engines.native.layout import PAGE, CacheShape, PagedState
+from whetstone.engines.native.kernels.hopper.attention import LOG2E, SOURCE, macros
+from whetstone.engines.native.kernels.hopper.attention import ROWS as BLOCK_ROWS
+from whetstone.engines.native.slot_state import PAGE, CacheShape, PagedState
 
 ENTRY = """
 extern "C" void run(int blocks, int heads, const u16* q, const u16* k, const u16* v, u16* out,

@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 
 from tests.unit.cuda_on_cpu import build
-from whetstone.engines.native.kernels import gated_cuda
-from whetstone.engines.native.kernels.gated_cuda import BLOCKS, THREADS, Tile
-from whetstone.engines.native.kernels.hopper import DEPTH
-from whetstone.engines.native.weights import Joined
+from whetstone.engines.native.fused_linear import Joined
+from whetstone.engines.native.kernels.hopper import gated as hopper_gated
+from whetstone.engines.native.kernels.hopper.gated import BLOCKS, THREADS, Tile
+from whetstone.engines.native.kernels.hopper.tiles import DEPTH
 
 ENTRY = f"""
 extern "C" void run(int blocks, const TensorMap* inputs, const TensorMap* weights, char* out, int rows,
@@ -52,7 +52,7 @@ class OnCpu:
 
     def __init__(self, tile: Tile, late: bool):
         words = [(HERE / name).read_text() for name in ("warp_on_cpu.h", "hopper_on_cpu.h")]
-        source = "\n".join([*words, gated_cuda.SOURCE.read_text(), ENTRY])
+        source = "\n".join([*words, hopper_gated.SOURCE.read_text(), ENTRY])
         self.library = build(source, [*tile.macros(), f"-DFETCH_LATE={int(late)}"])
 
     def __call__(self, grid, threads, arguments, *, early) -> None:
@@ -87,17 +87,17 @@ def joined(weight: torch.Tensor) -> Joined:
 def main(
     rows: int, depth: int, width: int, columns: int, dtype: torch.dtype, gelu: bool, late: bool, multi: int
 ) -> None:
-    tile = Tile(gated_cuda.row_tile(rows), columns, gelu, dtype == torch.bfloat16)
+    tile = Tile(hopper_gated.row_tile(rows), columns, gelu, dtype == torch.bfloat16)
     assert tile.stages * DEPTH < depth, "no stage would be used twice"
     kernel = OnCpu(tile, late)
-    gated_cuda.tensor_map = tensor_map
-    gated_cuda.can_multiply = lambda x, joined: True
-    gated_cuda.column_tile = lambda columns, multiprocessors: tile.columns
-    gated_cuda.multiprocessors = lambda device: multi
-    gated_cuda._compiled = lambda asked, device: kernel if asked == tile else None
+    hopper_gated.tensor_map = tensor_map
+    hopper_gated.can_multiply = lambda x, joined: True
+    hopper_gated.column_tile = lambda columns, multiprocessors: tile.columns
+    hopper_gated.multiprocessors = lambda device: multi
+    hopper_gated._compiled = lambda asked, device: kernel if asked == tile else None
 
     def run(x, joined):
-        multiply = gated_cuda.gated_product(x, joined, gelu=gelu)
+        multiply = hopper_gated.gated_product(x, joined, gelu=gelu)
         assert multiply is not None
         return multiply(x)
 

@@ -11,17 +11,17 @@ from tests.conftest import ARCHITECTURES, make_policy
 from tests.unit import interpreter  # noqa: F401
 from whetstone import seeds
 from whetstone.engines.base import Sampling
-from whetstone.engines.native import layout
-from whetstone.engines.native.blocks import read_blocks
-from whetstone.engines.native.eight_bits import Scaled, round_rows
-from whetstone.engines.native.fused import FusedStep, ModuleStep
+from whetstone.engines.native import slot_state
+from whetstone.engines.native.decode_step import FusedStep, ModuleStep
+from whetstone.engines.native.decoder_layers import read_blocks
+from whetstone.engines.native.fp8 import Scaled, round_rows
 from whetstone.engines.native.kernels import attention as attention_kernels
-from whetstone.engines.native.kernels import draw as draw_kernels
+from whetstone.engines.native.kernels import sample as draw_kernels
 from whetstone.engines.native.kernels.attention import decode_attention
 from whetstone.engines.native.kernels.pointwise import add_norm, gated
-from whetstone.engines.native.layout import AttentionLayer, CacheShape, PagedState
 from whetstone.engines.native.prefill import PagedPrefill, Sequence
 from whetstone.engines.native.sampler import sample
+from whetstone.engines.native.slot_state import AttentionLayer, CacheShape, PagedState
 from whetstone.model.attention import LayerOptions, PackedAttention, end_to_end
 
 CPU = torch.device("cpu")
@@ -133,7 +133,10 @@ def eight_bit_step() -> None:
 
     def logits(step: FusedStep) -> torch.Tensor:
         state.fields.zero_()
-        state.fields[layout.ACTIVE], state.fields[layout.TOKEN] = 1, torch.tensor([5, 9], dtype=torch.int32)
+        state.fields[slot_state.ACTIVE], state.fields[slot_state.TOKEN] = (
+            1,
+            torch.tensor([5, 9], dtype=torch.int32),
+        )
         with torch.no_grad():
             return step(state, rows)
 
@@ -159,9 +162,9 @@ def drawing(dtype=torch.float32, **settings) -> None:
     logits = (torch.randn(num, 400) * 3).to(dtype)
     logits[3, 200:] = -torch.inf  # whole chunks without mass
     rows = torch.arange(num, dtype=torch.int32)
-    state.fields[layout.ACTIVE], state.fields[layout.LIMIT] = 1, 16
+    state.fields[slot_state.ACTIVE], state.fields[slot_state.LIMIT] = 1, 16
     drawn = torch.arange(num) % 7
-    state.fields[layout.DRAWN] = drawn
+    state.fields[slot_state.DRAWN] = drawn
     state.seeds.copy_(torch.tensor([seeds.seed(0, n) for n in range(num)]))
     state.settings.copy_(torch.tensor([sampling.temperature, sampling.top_p, sampling.min_p, sampling.top_k]))
     greedy = sampling.temperature == 0
@@ -176,8 +179,8 @@ def drawing(dtype=torch.float32, **settings) -> None:
     assert torch.allclose(state.out_logprobs[0, place, drawn], logprobs, atol=1e-4)
     plain = logits.float().log_softmax(-1)[place, ours]
     assert torch.allclose(state.out_logprobs[1, place, drawn], plain, atol=1e-4)
-    assert torch.equal(state.fields[layout.DRAWN], (drawn + 1).int())
-    assert torch.equal(state.fields[layout.TOKEN].long(), ours)
+    assert torch.equal(state.fields[slot_state.DRAWN], (drawn + 1).int())
+    assert torch.equal(state.fields[slot_state.TOKEN].long(), ours)
 
 
 def endings() -> None:
@@ -185,14 +188,14 @@ def endings() -> None:
     state = make_state(slots=4)
     logits = torch.full((4, 50), -9.0)
     logits[torch.arange(4), torch.tensor([7, 8, 7, 8])] = 9.0
-    state.fields[layout.ACTIVE] = torch.tensor([1, 1, 1, 0])
-    state.fields[layout.LIMIT], state.fields[layout.DRAWN] = 5, torch.tensor([0, 4, 0, 2])
+    state.fields[slot_state.ACTIVE] = torch.tensor([1, 1, 1, 0])
+    state.fields[slot_state.LIMIT], state.fields[slot_state.DRAWN] = 5, torch.tensor([0, 4, 0, 2])
     state.stops[0] = 7
     draw_kernels.draw(
         logits, state, torch.tensor([0, 1, -1, 3], dtype=torch.int32), greedy=True, filtered=False
     )
-    assert state.fields[layout.ACTIVE].tolist() == [0, 0, 1, 0]
-    assert state.fields[layout.DRAWN].tolist() == [1, 5, 0, 2]
+    assert state.fields[slot_state.ACTIVE].tolist() == [0, 0, 1, 0]
+    assert state.fields[slot_state.DRAWN].tolist() == [1, 5, 0, 2]
     assert state.out_tokens[0, 0] == 7 and state.out_tokens[1, 4] == 8
 
 

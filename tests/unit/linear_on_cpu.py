@@ -12,10 +12,10 @@ from torch import nn
 
 from tests.unit.cuda_on_cpu import build
 from tests.unit.gated_on_cpu import tensor_map
-from whetstone.engines.native.kernels import linear_cuda
-from whetstone.engines.native.kernels.hopper import DEPTH
-from whetstone.engines.native.kernels.linear_cuda import BLOCKS, THREADS, Tile
-from whetstone.engines.native.weights import Joined
+from whetstone.engines.native.fused_linear import Joined
+from whetstone.engines.native.kernels.hopper import linear as hopper_linear
+from whetstone.engines.native.kernels.hopper.linear import BLOCKS, THREADS, Tile
+from whetstone.engines.native.kernels.hopper.tiles import DEPTH
 
 ENTRY = f"""
 extern "C" void run(int x, int y, int z, const TensorMap* inputs, const TensorMap* weights, const u16* bias,
@@ -37,7 +37,7 @@ class OnCpu:
 
     def __init__(self, tile: Tile, late: bool):
         words = [(HERE / name).read_text() for name in ("warp_on_cpu.h", "hopper_on_cpu.h")]
-        source = "\n".join([*words, linear_cuda.SOURCE.read_text(), ENTRY])
+        source = "\n".join([*words, hopper_linear.SOURCE.read_text(), ENTRY])
         self.library = build(source, [*tile.macros(), f"-DFETCH_LATE={int(late)}"])
 
     def __call__(self, grid, threads, arguments, *, early) -> None:
@@ -60,7 +60,7 @@ def check(rows: int, depth: int, width: int, dtype: torch.dtype, *, bias: bool, 
     torch.manual_seed(0)
     x = torch.randn(rows, depth).to(device, dtype)
     layer = nn.Linear(depth, width, bias=bias).to(device, dtype).requires_grad_(False)
-    got = linear_cuda.linear(x, Ours([layer])).double()
+    got = hopper_linear.linear(x, Ours([layer])).double()
     exact = nn.functional.linear(x.double(), layer.weight.double(), layer.bias.double() if bias else None)
     assert got.shape == exact.shape
     worst = ((got - exact).abs() / (exact.abs() + 1)).max().item()
@@ -68,11 +68,11 @@ def check(rows: int, depth: int, width: int, dtype: torch.dtype, *, bias: bool, 
 
 
 def main(rows: int, depth: int, width: int, multi: int, dtype: torch.dtype, words: list[str]) -> None:
-    linear_cuda.tensor_map = tensor_map
-    linear_cuda.can_multiply = lambda x, joined: True
-    linear_cuda.multiprocessors = lambda device: multi
-    linear_cuda._compiled = lambda tile, device: OnCpu(tile, "late" in words)
-    linear_cuda.MOST_STAGES = 2
+    hopper_linear.tensor_map = tensor_map
+    hopper_linear.can_multiply = lambda x, joined: True
+    hopper_linear.multiprocessors = lambda device: multi
+    hopper_linear._compiled = lambda tile, device: OnCpu(tile, "late" in words)
+    hopper_linear.MOST_STAGES = 2
     assert depth > 2 * BLOCKS * DEPTH, "no stage would be used twice"
     check(rows, depth, width, dtype, bias="bias" in words)
 

@@ -5,9 +5,9 @@ CPU, beside the same arithmetic in plain torch.
 import torch
 
 from tests.unit import interpreter  # noqa: F401
-from whetstone.optimiser import adam, kernels
-from whetstone.optimiser.adam import Numbers, join
-from whetstone.optimiser.packed import Piece
+from whetstone.optimizer import adamw, kernels
+from whetstone.optimizer.adamw import Numbers, join
+from whetstone.optimizer.compact import Piece
 
 
 def both(count: int, *, is_split: bool, is_coded: bool, gradient_dtype=torch.float32, begin: int = 0) -> None:
@@ -15,7 +15,7 @@ def both(count: int, *, is_split: bool, is_coded: bool, gradient_dtype=torch.flo
     generator = torch.Generator().manual_seed(count)
     start = 0.02 * torch.randn(count, generator=generator)
     results = []
-    for move in (adam.move, kernels.move):
+    for move in (adamw.move, kernels.move):
         generator.manual_seed(1)
         piece = Piece(index=0, begin=begin, end=begin + count, is_split=is_split, is_coded=is_coded)
         state = piece.state(torch.zeros(piece.size, dtype=torch.uint8))

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from whetstone.algorithm.losses import ratio_level
-from whetstone.batch import Sample, pack
 from whetstone.config import build, make_plan
-from whetstone.config.rooms import ModelRoom
-from whetstone.experience import Experience
+from whetstone.config.sections import ModelRoom
 from whetstone.model.policy import load_policy
 from whetstone.types import Completion, Finish, Rollout, Score
-from whetstone.update import Totals, Updater
+from whetstone.update.experience import Experience
+from whetstone.update.packing import Sample, pack
+from whetstone.update.updater import Totals, Updater
 
 trl = pytest.importorskip("trl")
 

@@ -11,20 +11,20 @@ import torch
 
 from tests.conftest import make_policy
 from tests.unit.test_rollout import Codec
-from whetstone.ahead import Ahead, from_plain, to_plain
-from whetstone.batch import minibatches
 from whetstone.config import build, make_plan, without_effect
-from whetstone.config.rooms import ModelRoom
+from whetstone.config.sections import ModelRoom
 from whetstone.engines import make_engine
-from whetstone.engines.apart import Apart
 from whetstone.engines.native import NativeEngine
+from whetstone.engines.policy_copy import Apart
 from whetstone.errors import UserError
 from whetstone.model.lora import add_lora
 from whetstone.model.policy import Policy
-from whetstone.rollout import Collector, Groups
+from whetstone.rollout.async_source import Ahead, from_plain, to_plain
+from whetstone.rollout.collector import Collector, Groups
 from whetstone.tasks.mixture import build_tasks
-from whetstone.tasks.scoring import Scorer
-from whetstone.update import Updater
+from whetstone.tasks.scoring.pool import Scorer
+from whetstone.update.packing import minibatches
+from whetstone.update.updater import Updater
 
 FLAT: dict[str, Any] = {
     "datasets": {"chain_sum": {}},

@@ -12,7 +12,7 @@ from whetstone.algorithm.kl import ESTIMATORS
 from whetstone.algorithm.losses import LOSSES, Loss, LossInputs, policy_loss
 from whetstone.algorithm.masks import high_entropy, off_policy_keep, sampler_weights, sequence_mean
 from whetstone.algorithm.reduce import token_weights
-from whetstone.config.rooms import LossRoom
+from whetstone.config.sections import LossRoom
 
 # ---- advantages -------------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """What a run says at its end."""
 
-from whetstone.assembly import failed_scores
+from whetstone.report.results import failed_scores
 
 
 def test_answers_that_could_not_be_scored_are_counted_at_the_end():

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("triton", reason="Triton is not installed: pip install -e '.[dev]'")
 
 from tests.unit.on_cpu import NEEDS_COMPILER, runs
-from whetstone.engines.native.kernels.attention_cuda import are_enough
+from whetstone.engines.native.kernels.hopper.attention import are_enough
 
 SLOW = pytest.mark.slow
 

@@ -9,10 +9,10 @@ import pytest
 
 from tests.conftest import make_policy
 from tests.unit.test_update import make_samples
-from whetstone.advice.cost import H200, MEASURED, MODELS, Layout, Work, measured, memory, predict
-from whetstone.batch import Sample, balance, minibatches
+from whetstone.commands.plan.cost_model import H200, MEASURED, MODELS, Layout, Work, measured, memory, predict
 from whetstone.config import build
 from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score
+from whetstone.update.packing import Sample, balance, minibatches
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 

@@ -10,13 +10,13 @@ import torch
 
 from tests.conftest import make_policy
 from tests.unit.test_update import gradient_of, make_samples, updater_for
-from whetstone.batch import _lay_end_to_end, cut_out, pack
-from whetstone.budget import agreed, made_up, search
-from whetstone.budget.agreed import AgreedFinder, Trial, layers_kept, next_size
-from whetstone.budget.alone import Finder
-from whetstone.budget.sizes import ENOUGH, MOST, Budget, Sizes
 from whetstone.errors import UserError
 from whetstone.model.reference import Reference
+from whetstone.update.micro_batch_size import made_up, multi_rank, search
+from whetstone.update.micro_batch_size.multi_rank import AgreedFinder, Trial, layers_kept, next_size
+from whetstone.update.micro_batch_size.single import Finder
+from whetstone.update.micro_batch_size.sizes import ENOUGH, MOST, Budget, Sizes
+from whetstone.update.packing import _lay_end_to_end, cut_out, pack
 
 
 class Device:
@@ -110,7 +110,7 @@ def test_ranks_come_near_the_limit_and_run_out_of_memory_in_no_pass():
             assert budget.layers_run_again == 4
             # There is room for a few hundredths more, and with padding for less than one more sequence.
             further = 1.07 if budget.tokens < longest else 1.03 + unit / budget.tokens
-            assert taken * further > agreed.SHARE * size, (size, fixed, floor, square, longest, budget)
+            assert taken * further > multi_rank.SHARE * size, (size, fixed, floor, square, longest, budget)
         else:
             some += 0 < (budget.layers_run_again or 0) < 4
     assert small > 20 and some > 20

@@ -13,7 +13,7 @@ import yaml
 
 from whetstone.config import load
 from whetstone.model.card import final_card, public_name
-from whetstone.model.embedded import SMOLLM2_HUB, cache_folder, foundation, resolve
+from whetstone.model.hub import SMOLLM2_HUB, cache_folder, foundation, resolve
 from whetstone.train import train
 
 WORDS = shlex.split(

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from tests.conftest import make_policy
-from whetstone import checkpoint
 from whetstone.config import build
 from whetstone.errors import UserError
-from whetstone.model.spread import model_writer
-from whetstone.run_folder import open_run
+from whetstone.model.sharded import model_writer
+from whetstone.run import checkpoint
+from whetstone.run.folder import open_run
 
 
 class NoTokenizer:
@@ -216,7 +216,7 @@ def test_a_write_that_fails_in_torch_is_said(tmp_path, monkeypatch):
 
 def test_a_resumed_schedule_has_the_rate_of_now():
     from whetstone.config.update import UpdateRoom
-    from whetstone.optimiser import Optimiser
+    from whetstone.optimizer import Optimiser
 
     def optimiser(rate, num_steps):
         room = UpdateRoom(learning_rate=rate, lr_scheduler_type="linear")

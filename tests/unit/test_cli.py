@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from whetstone import __version__, cli, listing
-from whetstone.cli import Verb, run, split_words
+from whetstone import __version__, cli
+from whetstone.cli import Verb, run
+from whetstone.commands import listing
+from whetstone.commands.arguments import split_words
 from whetstone.config import Config, flatten
-from whetstone.environment import is_full_disk
 from whetstone.errors import UserError
+from whetstone.terminal.environment import is_full_disk
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))

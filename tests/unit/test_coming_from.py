@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from whetstone import listing
 from whetstone.cli import run
+from whetstone.commands import listing
 from whetstone.config import load, make_plan, without_effect
-from whetstone.config.rooms import Config, ModelRoom
+from whetstone.config.sections import Config, ModelRoom
 from whetstone.errors import UserError
 from whetstone.model.chat import Chat
-from whetstone.model.embedded import foundation
+from whetstone.model.hub import foundation
 from whetstone.model.policy import Policy, load_policy
 from whetstone.rewards import custom
-from whetstone.run_folder import path_of
+from whetstone.run.folder import path_of
 from whetstone.tasks.mixture import Mixture, make_task
 
 ROOT = Path(__file__).resolve().parents[2]

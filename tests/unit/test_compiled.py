@@ -5,7 +5,7 @@ import torch
 
 from tests.conftest import make_policy
 from tests.unit.test_update import gradient_of, make_samples, updater_for
-from whetstone.batch import pack
+from whetstone.update.packing import pack
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from whetstone.config import Config, build, dump, flatten, load, make_plan
+from whetstone.config.aliases import WITHOUT_EFFECT
 from whetstone.config.load import ROOM_OF, parse_overrides, read_yaml
-from whetstone.config.names import WITHOUT_EFFECT
 from whetstone.config.plan import Plan
 from whetstone.config.recipes import recipe_names
 from whetstone.errors import UserError

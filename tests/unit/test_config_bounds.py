@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 from whetstone.config import Config, build
 from whetstone.config.base import Room
 from whetstone.config.curriculum import CurriculumSpec
-from whetstone.config.rooms import TaskSpec
+from whetstone.config.sections import TaskSpec
 from whetstone.errors import UserError
 
 SECTIONS = [field.annotation for field in Config.model_fields.values()]

@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-from whetstone.advice.cost import MODELS, Layout, Work, memory
-from whetstone.budget import UNTRIED
+from whetstone.commands.plan.cost_model import MODELS, Layout, Work, memory
 from whetstone.config import load, make_plan
 from whetstone.config.load import recipe_folders
 from whetstone.config.plan import without_effect
+from whetstone.update.micro_batch_size import UNTRIED
 
 # ranks by the command in the header, of them data ranks; prompts a step; GPUs of servers
 Q = {

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from whetstone.advice.cost import MODELS, Layout, Work, main, memory
-from whetstone.compare import parse_grid
+from whetstone.commands.compare.grid import parse_grid
+from whetstone.commands.plan.cost_model import MODELS, Layout, Work, main, memory
 from whetstone.config import Loaded, load, make_plan
 from whetstone.train import train
 

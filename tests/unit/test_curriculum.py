@@ -8,11 +8,11 @@ import pytest
 
 from whetstone.config import build
 from whetstone.config.curriculum import CurriculumSpec
-from whetstone.curriculum import Curriculum
 from whetstone.errors import UserError
+from whetstone.rollout.curriculum import Curriculum
 from whetstone.tasks.gym_levels import describe_levels, settings_at, top_level
 from whetstone.tasks.mixture import build_tasks, check_gold, eval_problems, list_tasks
-from whetstone.tasks.scoring import Answer, Scorer
+from whetstone.tasks.scoring.pool import Answer, Scorer
 from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score
 
 

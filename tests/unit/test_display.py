@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from whetstone.display import Display, display, say
-from whetstone.progress import Progress, bars, spacing
-from whetstone.stages import active, advance, reach, stage
+from whetstone.run.progress import Progress, bars, spacing
+from whetstone.terminal.display import Display, display, say
+from whetstone.terminal.stages import active, advance, reach, stage
 
 ROOT = Path(__file__).resolve().parents[2]
 

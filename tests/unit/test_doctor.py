@@ -7,9 +7,9 @@ import rich
 import torch
 from rich.console import Console
 
-from whetstone.advice import doctor
-from whetstone.advice.doctor import Finding, examine
 from whetstone.cli import run
+from whetstone.commands import doctor
+from whetstone.commands.doctor import Finding, examine
 from whetstone.sandbox.languages import LANGUAGES, missing
 
 

@@ -8,8 +8,8 @@ from torch import nn
 
 from whetstone.config import build
 from whetstone.engines.native import NativeEngine
-from whetstone.engines.native.eight_bits import LARGEST, EightBits, can_round, round_rows
-from whetstone.engines.native.weights import Joined
+from whetstone.engines.native.fp8 import LARGEST, EightBits, can_round, round_rows
+from whetstone.engines.native.fused_linear import Joined
 from whetstone.errors import UserError
 
 

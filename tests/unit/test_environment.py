@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from whetstone.environment import sentence_of
-from whetstone.metrics import write_aside
+from whetstone.files import atomic_write
+from whetstone.terminal.environment import sentence_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PATH = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -59,7 +59,7 @@ def test_a_limit_on_the_size_of_files_is_a_sentence(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
         with pytest.raises(OSError) as caught:
-            write_aside(tmp_path / "x.json", "x" * 5000)
+            atomic_write(tmp_path / "x.json", "x" * 5000)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert caught.value.errno == errno.EFBIG

@@ -13,12 +13,12 @@ import pytest
 from rich.console import Console
 
 from whetstone.config.load import build
-from whetstone.config.rooms import Config
+from whetstone.config.sections import Config
 from whetstone.engines.base import Sampling
-from whetstone.evaluate import EvalResult, Evaluator, examples, headline, plain_answer, show
-from whetstone.metrics import MetricsLog, read_rows
+from whetstone.evaluation.evaluator import EvalResult, Evaluator, examples, headline, plain_answer, show
+from whetstone.evaluation.statistics import wilson
+from whetstone.run.metrics import MetricsLog, read_rows
 from whetstone.seeds import seed, uniforms
-from whetstone.statistics import wilson
 from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score
 
 

@@ -7,13 +7,13 @@ import torch
 
 from tests.conftest import make_policy
 from tests.unit.test_update import make_samples
-from whetstone.batch import pack
-from whetstone.coefficients import Coefficients
 from whetstone.config import build, make_plan, without_effect
-from whetstone.config.rooms import LossRoom
+from whetstone.config.sections import LossRoom
 from whetstone.errors import UserError
 from whetstone.model.reference import Reference
-from whetstone.update import Updater
+from whetstone.update.coefficients import Coefficients
+from whetstone.update.packing import pack
+from whetstone.update.updater import Updater
 
 BASE = {
     "max_steps": 12,
@@ -82,7 +82,7 @@ def test_kl_in_the_reward_is_taken_off_before_the_advantage():
 def test_local_kl_is_zero_at_the_first_update_and_not_later():
     updater = make(beta=0.1, kl_target="rollout", num_iterations=3, kl_estimator="k3")
     part = prepare(updater)
-    from whetstone.update import Totals
+    from whetstone.update.updater import Totals
 
     totals = Totals()
     for _ in range(3):
@@ -140,7 +140,7 @@ def test_the_reference_pass_leaves_the_policy_as_it_was():
 
 
 def test_a_moving_reference_with_lora_copies_the_adapter_alone():
-    from whetstone.config.rooms import ModelRoom
+    from whetstone.config.sections import ModelRoom
     from whetstone.model.lora import add_lora
     from whetstone.model.policy import Policy
 

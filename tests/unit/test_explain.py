@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from whetstone.advice.explain import diagnose, read_story
-from whetstone.advice.verdicts import Severity, Verdict
 from whetstone.cli import run
 from whetstone.config import load
+from whetstone.diagnosis.explain import diagnose, read_story
+from whetstone.diagnosis.verdicts import Severity, Verdict
 from whetstone.train import train
 
 EASY = "datasets={chain_sum: {config: {min_terms: 2, max_terms: 2, min_digits: 1, max_digits: 1}}}"

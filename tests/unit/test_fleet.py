@@ -16,11 +16,11 @@ import torch
 from tests.conftest import make_policy
 from tests.protocol_server import ModelServer
 from whetstone.engines.base import Request, Sampling
-from whetstone.engines.fleet import Fleet, Member, Team
 from whetstone.engines.native import NativeEngine
-from whetstone.engines.sglang import SEEDS, SGLangServer
-from whetstone.engines.vllm.server import VLLMServer, parse_version
-from whetstone.engines.weights import buckets, named_weights
+from whetstone.engines.servers.pool import Fleet, Member, Team
+from whetstone.engines.servers.sglang import SEEDS, SGLangServer
+from whetstone.engines.servers.vllm.server import VLLMServer, parse_version
+from whetstone.engines.servers.weights import buckets, named_weights
 from whetstone.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -118,7 +118,7 @@ class House:
 
 @pytest.fixture
 def house(folder, monkeypatch):
-    monkeypatch.setattr("whetstone.engines.fleet.LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr("whetstone.engines.servers.pool.LOOK_EVERY_S", 0.05)
     made = []
 
     def make(*args, **settings):

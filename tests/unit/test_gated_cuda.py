@@ -7,8 +7,8 @@ import pytest
 pytest.importorskip("triton", reason="Triton is not installed: pip install -e '.[dev]'")
 
 from tests.unit.on_cpu import NEEDS_COMPILER, runs
-from whetstone.engines.native.kernels.gated_cuda import Tile, column_tile
-from whetstone.engines.native.kernels.hopper import MOST_SHARED
+from whetstone.engines.native.kernels.hopper.gated import Tile, column_tile
+from whetstone.engines.native.kernels.hopper.tiles import MOST_SHARED
 
 SLOW = pytest.mark.slow
 

@@ -15,13 +15,13 @@ import torch
 from tests.conftest import make_policy
 from tests.unit.test_update import SIZES, make_samples
 from whetstone.algorithm.losses import LOSSES
-from whetstone.batch import pack
 from whetstone.config import build, make_plan
-from whetstone.config.rooms import ModelRoom
+from whetstone.config.sections import ModelRoom
 from whetstone.model.lora import add_lora
 from whetstone.model.policy import Policy
 from whetstone.model.reference import Reference
-from whetstone.update import Totals, Updater
+from whetstone.update.packing import pack
+from whetstone.update.updater import Totals, Updater
 
 TEMPERATURE = 0.8
 GROUP = 3

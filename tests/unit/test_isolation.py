@@ -14,9 +14,9 @@ import pytest
 from whetstone.config import Config, build
 from whetstone.errors import UserError
 from whetstone.sandbox import code_guard, evaluator
-from whetstone.tasks import scoring_process
 from whetstone.tasks.mixture import build_tasks, evaluating_tasks
-from whetstone.tasks.scoring import Answer, Scorer
+from whetstone.tasks.scoring import process
+from whetstone.tasks.scoring.pool import Answer, Scorer
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is Linux's")
@@ -198,17 +198,17 @@ def test_without_isolation_only_tasks_that_evaluate_answers_are_refused(monkeypa
     def none_here(isolation: str) -> str:
         raise UserError("no namespaces and no seccomp.")
 
-    monkeypatch.setattr(scoring_process, "strongest_kind", none_here)
-    assert scoring_process.isolation_kind(configure("chain_sum", "countdown")) == "limits"
+    monkeypatch.setattr(process, "strongest_kind", none_here)
+    assert process.isolation_kind(configure("chain_sum", "countdown")) == "limits"
     config = configure("chain_sum", "simple_integration", "n_queens")
     assert evaluating_tasks(config) == ["simple_integration", "n_queens"]
     with pytest.raises(UserError, match=r"simple_integration, n_queens.*sandbox_isolation=limits"):
-        scoring_process.isolation_kind(config)
+        process.isolation_kind(config)
 
 
 def test_limits_is_the_users_own_decision():
     config = configure("simple_integration", sandbox_isolation="limits")
-    assert scoring_process.isolation_kind(config) == "limits"
+    assert process.isolation_kind(config) == "limits"
     problem = build_tasks(config, "train").problem(0)
     with Scorer(config) as scorer:  # the code guard is still there
         scorer.submit(answer(problem, "<answer>__import__('os').getpid()</answer>"))

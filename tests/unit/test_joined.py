@@ -7,7 +7,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
-from whetstone.engines.native.weights import Joined, is_plain, num_parts
+from whetstone.engines.native.fused_linear import Joined, is_plain, num_parts
 
 
 class Three(nn.Module):

@@ -9,9 +9,9 @@ import time
 import pytest
 
 from whetstone.config import load
-from whetstone.engines.http import Calls, Refused, Unreachable, free_port
-from whetstone.engines.launch import RESTARTS, Command, ServerProcess, essence
-from whetstone.engines.outfit import server_command
+from whetstone.engines.servers.http import Calls, Refused, Unreachable, free_port
+from whetstone.engines.servers.process import RESTARTS, Command, ServerProcess, essence
+from whetstone.engines.servers.setup import server_command
 from whetstone.errors import UserError
 
 # Answers after a moment, and has a child that would outlive it.
@@ -105,7 +105,7 @@ def test_a_server_that_takes_too_long_is_stopped(tmp_path):
 def test_servers_end_with_the_run_that_was_killed(tmp_path):
     code = f"""
 import pathlib, sys, time
-from whetstone.engines.launch import Command, ServerProcess
+from whetstone.engines.servers.process import Command, ServerProcess
 command = Command(words=["sleep", "78.5"], environment={{}}, url="x")
 server = ServerProcess(command, pathlib.Path({str(tmp_path)!r}) / "log")
 server.start()

@@ -18,12 +18,12 @@ import pytest
 
 from tests.e2e.test_train import rows, run, weights, words
 from tests.protocol_server import ModelServer
+from whetstone.commands.launch import launch
+from whetstone.commands.launch.args import parse, settle_servers
+from whetstone.commands.launch.cluster import lack
 from whetstone.config import load
 from whetstone.errors import UserError
-from whetstone.launch import launch
-from whetstone.launch.cluster import lack
-from whetstone.launch.words import parse, settle_servers
-from whetstone.model.embedded import resolve
+from whetstone.model.hub import resolve
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {"max_steps": 4, "save_steps": 10, "max_completion_length": 16, "eval_num_samples": 0}

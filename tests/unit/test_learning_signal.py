@@ -3,7 +3,7 @@
 import pytest
 
 from whetstone.config import load
-from whetstone.learning_signal import LearningSignal
+from whetstone.rollout.learning_signal import LearningSignal
 from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score
 
 

@@ -8,9 +8,9 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed: pip install -e '.[dev]'")
 
 from tests.unit.on_cpu import NEEDS_COMPILER, runs
-from whetstone.engines.native.kernels.hopper import MOST_SHARED
-from whetstone.engines.native.kernels.linear_cuda import Tile, column_tile, linear
-from whetstone.engines.native.weights import Joined
+from whetstone.engines.native.fused_linear import Joined
+from whetstone.engines.native.kernels.hopper.linear import Tile, column_tile, linear
+from whetstone.engines.native.kernels.hopper.tiles import MOST_SHARED
 
 SLOW = pytest.mark.slow
 

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from whetstone import manifest
-from whetstone.manifest import Damage, check_sizes, damaged_files, read_manifest, write_manifest
+from whetstone.model import manifest
+from whetstone.model.manifest import Damage, check_sizes, damaged_files, read_manifest, write_manifest
 
 
 @pytest.fixture

@@ -14,11 +14,12 @@ import rich
 from rich.console import Console
 
 from whetstone.errors import UserError
-from whetstone.metrics import Cadence, MetricsLog, WandbSink, read_rows, write_aside
-from whetstone.progress import Progress
-from whetstone.run_log import setup_logging
-from whetstone.stages import stage
-from whetstone.text import duration
+from whetstone.files import atomic_write
+from whetstone.run.metrics import Cadence, MetricsLog, WandbSink, read_rows
+from whetstone.run.progress import Progress
+from whetstone.terminal.log import setup_logging
+from whetstone.terminal.stages import stage
+from whetstone.terminal.text import duration
 
 
 @pytest.fixture(autouse=True)
@@ -199,11 +200,11 @@ def test_trackio_holds_the_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_write_aside_leaves_the_old_file_where_writing_fails(tmp_path: Path):
     path = tmp_path / "results.json"
-    write_aside(path, "old")
+    atomic_write(path, "old")
     with pytest.raises(UnicodeEncodeError):
-        write_aside(path, "new \ud800")  # a lone surrogate can't be written
+        atomic_write(path, "new \ud800")  # a lone surrogate can't be written
     assert path.read_text() == "old"
-    write_aside(path, "new")
+    atomic_write(path, "new")
     assert path.read_text() == "new"
     assert [entry.name for entry in tmp_path.iterdir()] == ["results.json"]
 

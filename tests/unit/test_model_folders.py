@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from tests.corpora.model_folders import MODELS, PEBBLE, PROOF, make
-from whetstone.config.rooms import ModelRoom
+from whetstone.config.sections import ModelRoom
 from whetstone.errors import UserError
-from whetstone.manifest import write_manifest
 from whetstone.model import templates
 from whetstone.model.chat import Chat
-from whetstone.model.embedded import foundation
+from whetstone.model.hub import foundation
+from whetstone.model.manifest import write_manifest
 from whetstone.model.policy import load_policy
 from whetstone.types import Problem
 
@@ -109,7 +109,7 @@ def test_an_adapter_on_an_adapter_is_refused(tmp_path):
 
 
 def test_the_adapters_settings_are_written_in_one_order(tmp_path):
-    from whetstone.model.spread import model_writer
+    from whetstone.model.sharded import model_writer
 
     policy = load_policy(ModelRoom(use_peft=True, lora_r=2))
     model_writer(policy)(tmp_path)

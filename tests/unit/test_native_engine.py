@@ -5,13 +5,13 @@ import torch
 
 from tests.conftest import ARCHITECTURES, make_policy
 from whetstone import seeds
-from whetstone.config.rooms import ModelRoom
+from whetstone.config.sections import ModelRoom
 from whetstone.engines.base import Request, Sampling
 from whetstone.engines.hf import HFEngine
 from whetstone.engines.native import NativeEngine
+from whetstone.engines.native.cpu import SlotEngine
+from whetstone.engines.native.cpu_step import BlockStep, ModuleStep
 from whetstone.engines.native.sampler import sample
-from whetstone.engines.native.slot_step import BlockStep, ModuleStep
-from whetstone.engines.native.slots import SlotEngine
 from whetstone.model.attention import NAME, PackedAttention, end_to_end
 from whetstone.model.policy import load_policy
 from whetstone.types import Finish

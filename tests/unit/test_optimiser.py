@@ -9,15 +9,15 @@ import torch
 from torch import nn
 
 from tests.unit.test_kernels import agreeing
-from whetstone.checkpoint import Checkpoint, Contents, Saver
 from whetstone.config import build, load
 from whetstone.errors import UserError
 from whetstone.model.reference import Reference, exchange
-from whetstone.optimiser import Optimiser
-from whetstone.optimiser.adam import Numbers, join, split
-from whetstone.optimiser.codes import BLOCK, FIRST, SECOND, dequantise, noise, quantise, seed_of, table
-from whetstone.optimiser.packed import BUCKET, PackedAdam, _fill, _whole
-from whetstone.optimiser.plain import PlainAdam
+from whetstone.optimizer import Optimiser
+from whetstone.optimizer.adamw import Numbers, join, split
+from whetstone.optimizer.compact import BUCKET, PackedAdam, _fill, _whole
+from whetstone.optimizer.quantization import BLOCK, FIRST, SECOND, dequantise, noise, quantise, seed_of, table
+from whetstone.optimizer.torch_adamw import PlainAdam
+from whetstone.run.checkpoint import Checkpoint, Contents, Saver
 
 SHAPES = [(1,), (7, 33), (1025,), (61, 97), (3, 4, 5)]
 
@@ -144,7 +144,7 @@ def test_one_micro_batch_needs_no_copy_and_more_are_summed_in_float32():
 
 
 def test_gradients_that_will_be_several_are_summed_where_there_was_room_for_them(monkeypatch):
-    monkeypatch.setattr("whetstone.optimiser.ROOM", 70)
+    monkeypatch.setattr("whetstone.optimizer.ROOM", 70)
     config = build({"max_steps": 4}).update
     ways = []
     for expected in (1, 3):

@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 
-from whetstone import assembly, cli
+from whetstone import cli
 from whetstone.config import build, dump, load
 from whetstone.errors import UserError
 from whetstone.rewards import custom, matching
 from whetstone.rewards.verify import verify
+from whetstone.run import setup
 from whetstone.tasks.mixture import build_tasks, check_gold, describe_data, eval_problems, make_task
 from whetstone.tasks.own_rows import RowsTask
-from whetstone.tasks.scoring import Answer, Scorer
+from whetstone.tasks.scoring.pool import Answer, Scorer
 
 CAPITALS = [{"question": f"Capital {i}?", "answer": name} for i, name in enumerate(["Paris", "Rome", "Oslo"])]
 
@@ -233,10 +234,10 @@ def test_a_run_without_answers_shows_the_reward(
 
 def test_a_small_evaluation_is_warned_about():
     config = build({"eval_num_samples": 300})
-    (line,) = assembly.few_problems(config, 4)
+    (line,) = setup.few_problems(config, 4)
     assert "15 to 85 %" in line and "eval_path" in line  # Wilson's interval of 2 of 4
-    assert assembly.few_problems(config, 50) == [] == assembly.few_problems(config, 0)
-    assert "eval_num_samples to 100" in assembly.few_problems(build({"eval_num_samples": 10}), 10)[0]
+    assert setup.few_problems(config, 50) == [] == setup.few_problems(config, 0)
+    assert "eval_num_samples to 100" in setup.few_problems(build({"eval_num_samples": 10}), 10)[0]
 
 
 def test_gsm8k_by_both_tasks(tmp_path: Path):

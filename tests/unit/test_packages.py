@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from whetstone import packages
-from whetstone.cli import run, split_words
+from whetstone.cli import run
+from whetstone.commands.arguments import split_words
 from whetstone.config import load
+from whetstone.engines import packages
 from whetstone.errors import UserError
 
 

@@ -1,8 +1,8 @@
 """Slots and pages of the native engine: who is seated, who shares a prompt, who is sent back."""
 
 from whetstone.engines.base import Request, Sampling
-from whetstone.engines.native.layout import PAGE
-from whetstone.engines.native.pages import Seats
+from whetstone.engines.native.scheduler import Seats
+from whetstone.engines.native.slot_state import PAGE
 
 
 def seats_for(prompts, samples=2, *, slots=4, pages=20, limit=200, limits=None):

@@ -2,12 +2,13 @@
 
 import pytest
 
-from whetstone.cli import run, take_number
+from whetstone.cli import run
+from whetstone.commands.arguments import take_number
+from whetstone.commands.profile.page import Profile, advice
+from whetstone.commands.profile.run import free_folder
+from whetstone.commands.profile.trace import KINDS, analyse, kind_of, read_events
 from whetstone.config.load import build
 from whetstone.errors import UserError
-from whetstone.profiling.page import Profile, advice
-from whetstone.profiling.run import free_folder
-from whetstone.profiling.trace import KINDS, analyse, kind_of, read_events
 
 
 def event(cat, name, begin_ms, end_ms, *, thread=1, **args):

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from whetstone.advice.explain import diagnose, read_story
-from whetstone.advice.verdicts import Severity
 from whetstone.config.load import build, dump, flatten
+from whetstone.diagnosis.explain import diagnose, read_story
+from whetstone.diagnosis.verdicts import Severity
 from whetstone.engines.base import Sampling
 from whetstone.errors import UserError
-from whetstone.evaluate import EvalResult, Evaluator
-from whetstone.metrics import MetricsLog, write_aside
+from whetstone.evaluation.evaluator import EvalResult, Evaluator
+from whetstone.files import atomic_write
 from whetstone.report import write_report
 from whetstone.report.examples import pairs
 from whetstone.report.findings import findings
@@ -23,6 +23,7 @@ from whetstone.report.page import page
 from whetstone.report.plots import short_number, smooth
 from whetstone.report.read import read_run
 from whetstone.report.style import CSS
+from whetstone.run.metrics import MetricsLog
 from whetstone.seeds import seed, uniforms
 from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score
 
@@ -119,7 +120,7 @@ def make_run(folder: Path, *, num_steps: int = 12, evals: tuple[int, ...] | None
         }
     )  # fmt: skip
     evals = tuple(sorted({0, num_steps // 3, 2 * num_steps // 3, num_steps})) if evals is None else evals
-    write_aside(folder / "config.yaml", dump(config))
+    atomic_write(folder / "config.yaml", dump(config))
     log = MetricsLog(folder, report_to=[], project="p", run_name="r", config=flatten(config))
     results: dict[int, EvalResult] = {}
     for step in range(num_steps + 1):
@@ -140,7 +141,7 @@ def make_run(folder: Path, *, num_steps: int = 12, evals: tuple[int, ...] | None
             "seconds": 271.0,
             "steps": num_steps,
         }
-        write_aside(folder / "train_results.json", json.dumps(ended))
+        atomic_write(folder / "train_results.json", json.dumps(ended))
     return folder
 
 

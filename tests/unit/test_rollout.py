@@ -4,14 +4,20 @@ import pytest
 
 from tests.conftest import Characters, make_policy
 from whetstone.config import build, make_plan
-from whetstone.config.rooms import ModelRoom
+from whetstone.config.sections import ModelRoom
 from whetstone.engines.base import Sampling
 from whetstone.engines.native import NativeEngine
 from whetstone.errors import UserError
 from whetstone.model.chat import Chat
-from whetstone.rollout import Collector, Groups, has_reward_variance, rollout_metrics, variance_metrics
+from whetstone.rollout.collector import (
+    Collector,
+    Groups,
+    has_reward_variance,
+    rollout_metrics,
+    variance_metrics,
+)
 from whetstone.tasks.mixture import build_tasks
-from whetstone.tasks.scoring import Scorer
+from whetstone.tasks.scoring.pool import Scorer
 from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score
 
 

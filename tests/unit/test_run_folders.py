@@ -9,15 +9,15 @@ import pytest
 
 from tests.corpora.run_folders import DAMAGES, PROOF
 from tests.unit.test_checkpoint import config_in, save
-from whetstone.advice.explain import read_story
-from whetstone.assembly import read_summary
-from whetstone.checkpoint import save_model
 from whetstone.config import dump, make_plan
+from whetstone.diagnosis.explain import read_story
 from whetstone.errors import UserError
-from whetstone.metrics import MetricsLog, read_rows
+from whetstone.evaluation.evaluator import read_summary
 from whetstone.report.read import read_run
-from whetstone.run_folder import check_plan, open_run, plan_shape
-from whetstone.run_log import setup_logging
+from whetstone.run.checkpoint import save_model
+from whetstone.run.folder import check_plan, open_run, plan_shape
+from whetstone.run.metrics import MetricsLog, read_rows
+from whetstone.terminal.log import setup_logging
 
 
 def write_weights(folder):

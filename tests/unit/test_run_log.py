@@ -11,12 +11,12 @@ import rich
 import transformers
 from rich.console import Console
 
-from whetstone.completions import show_variance
 from whetstone.errors import UserError
-from whetstone.evaluate import Answered, EvalResult, show
-from whetstone.model.embedded import resolve
-from whetstone.run_log import LIBRARIES, log_ending, setup_logging
-from whetstone.statistics import accuracy
+from whetstone.evaluation.evaluator import Answered, EvalResult, show
+from whetstone.evaluation.statistics import accuracy
+from whetstone.model.hub import resolve
+from whetstone.run.completions import show_variance
+from whetstone.terminal.log import LIBRARIES, log_ending, setup_logging
 from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07ok\rfake \u202egnorw [bold]b[/bold] [/oops] \x9b5m \ud83d"

@@ -12,7 +12,7 @@ import transformers
 from whetstone import __version__
 from whetstone.report.page import page
 from whetstone.report.read import read_run
-from whetstone.run_record import NAME, commit, read_sessions, record_session
+from whetstone.run.record import NAME, commit, read_sessions, record_session
 
 
 def test_a_session_says_what_ran_where_and_when(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from whetstone.errors import UserError
-from whetstone.sandbox import frames, languages, pool, seccomp, starter
+from whetstone.sandbox import languages, pool, protocol, seccomp, spawn_helper
 from whetstone.sandbox.languages import LANGUAGES, missing, q_literal
 from whetstone.sandbox.pool import LocalPool
 from whetstone.sandbox.program import MARK, Input, Limits, Program
@@ -180,8 +180,8 @@ def _without_those_of_the_c_library(found: re.Match[str]) -> str:
 
 
 def test_a_spawned_command_has_the_same_walls_as_a_forked_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`start.c` does what `guard.close_in` does: limits, users, capabilities, signals, descriptors."""
-    if starter.descriptor() is None:
+    """`spawn_helper.c` does what `guard.close_in` does: limits, users, capabilities, signals, descriptors."""
+    if spawn_helper.descriptor() is None:
         pytest.skip("no C compiler to build the starter with")
     program = Program(language="bash", source=LOOK_AROUND, inputs=(Input(stdin="the end\n"),))
 
@@ -196,7 +196,7 @@ def test_a_spawned_command_has_the_same_walls_as_a_forked_one(monkeypatch: pytes
         return re.sub(r"SigIgn:\t(\w+)", _without_those_of_the_c_library, out)
 
     spawned = seen()
-    monkeypatch.setattr(starter, "descriptor", lambda: None)
+    monkeypatch.setattr(spawn_helper, "descriptor", lambda: None)
     assert seen() == spawned
     assert spawned.endswith("1 1 1\nthe end\n")
     assert "CapEff:\t0000000000000000" in spawned
@@ -205,7 +205,7 @@ def test_a_spawned_command_has_the_same_walls_as_a_forked_one(monkeypatch: pytes
 
 
 def test_a_starter_that_can_not_do_its_work_says_why(tmp_path: Path) -> None:
-    if (held := starter.descriptor()) is None:
+    if (held := spawn_helper.descriptor()) is None:
         pytest.skip("no C compiler to build the starter with")
     path = f"/proc/self/fd/{held}"
     for words, said in (
@@ -264,7 +264,7 @@ def test_a_keeper_whose_pool_hangs_up_while_it_settles_ends_without_a_word(
     """A run that is refused at its start has begun keepers: its one sentence must stay the last word."""
 
     def hang_up(keeper: pool.Keeper, message: object, patience_s: float) -> None:
-        frames.send(keeper._line.fileno(), message)
+        protocol.send(keeper._line.fileno(), message)
         keeper._line.close()
         assert keeper.process.wait(30) == 0
         raise EOFError

@@ -5,7 +5,7 @@ installed).
 import pytest
 
 from whetstone.config import load
-from whetstone.config.rooms import TaskSpec
+from whetstone.config.sections import TaskSpec
 from whetstone.errors import UserError
 from whetstone.sandbox.program import Input, Limits, Program
 from whetstone.tasks.code import CodeTask

@@ -15,7 +15,7 @@ import pytest
 from whetstone.config import Config, build, make_plan
 from whetstone.errors import UserError
 from whetstone.tasks.mixture import build_tasks
-from whetstone.tasks.scoring import Answer, Scorer
+from whetstone.tasks.scoring.pool import Answer, Scorer
 from whetstone.types import Problem
 
 OWN = Path(__file__).parents[1] / "data" / "own_rewards.py"
@@ -265,7 +265,7 @@ def test_workers_end_with_a_parent_that_is_killed_and_never_import_torch(tmp_pat
     script.write_text(
         "import time, torch\n"
         "from whetstone.config import build\n"
-        "from whetstone.tasks.scoring import Scorer\n"
+        "from whetstone.tasks.scoring.pool import Scorer\n"
         "scorer = Scorer(build({'datasets': {'countdown': {}}, 'reward_workers': 1}))\n"
         "while not scorer._workers[0].ready:\n"
         "    scorer._pump(0.1)\n"

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from whetstone.statistics import (
+from whetstone.evaluation.statistics import (
     accuracy,
     paired,
     pass_at_k,

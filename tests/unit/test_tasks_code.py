@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from whetstone.config import load
-from whetstone.config.rooms import TaskSpec
+from whetstone.config.sections import TaskSpec
 from whetstone.errors import UserError
 from whetstone.rewards.programs import judge, read_tests
 from whetstone.sandbox import languages
@@ -18,7 +18,7 @@ from whetstone.sandbox.pool import LocalPool
 from whetstone.sandbox.program import Limits
 from whetstone.tasks.code import CodeTask, shipped_problems
 from whetstone.tasks.mixture import build_tasks, check_gold, eval_problems
-from whetstone.tasks.scoring import Answer, Scorer
+from whetstone.tasks.scoring.pool import Answer, Scorer
 
 ROWS = [
     {

@@ -3,7 +3,7 @@
 import pytest
 
 from whetstone.config import load, make_plan
-from whetstone.text import counted, escape_controls, wrap
+from whetstone.terminal.text import counted, escape_controls, wrap
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from whetstone.config import flatten, load, make_plan
+from whetstone.config.aliases import CONVERTED, REFUSED, RENAMED, WITHOUT_EFFECT
 from whetstone.config.load import ROOM_OF
-from whetstone.config.names import CONVERTED, REFUSED, RENAMED, WITHOUT_EFFECT
 from whetstone.config.trl_names import DATA, NO_EFFECT, SAME, decision
 from whetstone.config.unknown import SYNONYMS, suggest
 from whetstone.errors import UserError

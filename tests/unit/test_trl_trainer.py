@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from whetstone.config import Config, flatten, load, make_plan
 from whetstone.config.load import ROOM_OF
 from whetstone.errors import UserError
-from whetstone.stopping import StopRequest
+from whetstone.run.signals import StopRequest
 
 trl = pytest.importorskip("trl")
 

@@ -87,7 +87,7 @@ def test_a_chat_template_and_its_variables_reach_the_prompt() -> None:
     from transformers import AutoTokenizer
 
     from whetstone.model.chat import Chat
-    from whetstone.model.embedded import resolve
+    from whetstone.model.hub import resolve
     from whetstone.types import Problem
 
     template = "{% for m in messages %}[{{ m.content }}]{% endfor %}{% if think %}<think>{% endif %}"

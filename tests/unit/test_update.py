@@ -11,14 +11,14 @@ import torch
 
 from tests.conftest import make_policy
 from whetstone.algorithm.losses import LOSSES
-from whetstone.batch import Sample, pack, split
 from whetstone.config import build, make_plan
 from whetstone.errors import UserError
 from whetstone.model.attention import PackedAttention, end_to_end
 from whetstone.model.reference import Reference
-from whetstone.optimiser import Optimiser
+from whetstone.optimizer import Optimiser
 from whetstone.types import Completion, Finish, Rollout, Score
-from whetstone.update import Updater
+from whetstone.update.packing import Sample, pack, split
+from whetstone.update.updater import Updater
 
 # Prompt and completion lengths: three completions share the first prompt, two the second.
 SIZES = [(4, 7), (4, 3), (4, 12), (9, 1), (9, 5), (8, 8)]
@@ -206,7 +206,7 @@ def test_kl_is_zero_before_and_positive_after_the_policy_moved():
 
 
 def test_lora_reference_is_the_adapter_switched_off():
-    from whetstone.config.rooms import ModelRoom
+    from whetstone.config.sections import ModelRoom
     from whetstone.model.lora import add_lora
     from whetstone.model.policy import Policy
 

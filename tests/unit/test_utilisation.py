@@ -7,10 +7,8 @@ import pytest
 import torch
 
 from tests.conftest import make_policy
-from whetstone.batch import Sample, pack
-from whetstone.rollout import Round
-from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score
-from whetstone.utilisation import (
+from whetstone.rollout.collector import Round
+from whetstone.run.timing import (
     Clock,
     Meter,
     flops_per_token,
@@ -18,6 +16,8 @@ from whetstone.utilisation import (
     peak_memory_gb,
     reset_peak_memory,
 )
+from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score
+from whetstone.update.packing import Sample, pack
 
 CPU = torch.device("cpu")
 

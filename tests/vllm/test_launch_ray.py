@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.test_train import rows
 from tests.unit.test_launch_ray import FLAGS, ROOT, Launched, processes
-from whetstone.engines.http import Calls, Unreachable
+from whetstone.engines.servers.http import Calls, Unreachable
 
 pytestmark = pytest.mark.vllm
 pytest.importorskip("vllm", reason="make test-vllm sets it up")

@@ -19,8 +19,8 @@ from tests.unit.test_native_engine import trainer_logprobs
 from whetstone.config import load
 from whetstone.engines import make_engine
 from whetstone.engines.base import Request, Sampling
-from whetstone.engines.http import free_port
 from whetstone.engines.native import NativeEngine
+from whetstone.engines.servers.http import free_port
 from whetstone.model.policy import load_policy
 from whetstone.train import train
 

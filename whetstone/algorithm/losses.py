@@ -15,7 +15,7 @@ from torch import Tensor
 
 from whetstone.algorithm.kl import ESTIMATORS
 from whetstone.algorithm.masks import sequence_mean
-from whetstone.config.rooms import LossRoom
+from whetstone.config.sections import LossRoom
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ tokens.
 import torch
 from torch import Tensor
 
-from whetstone.config.rooms import LossRoom
+from whetstone.config.sections import LossRoom
 
 
 def sequence_mean(values_N: Tensor, sequence_N: Tensor, num_sequences: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 from whetstone.config.load import Loaded, build, dump, find, flatten, load, nearest, recipe_folders
 from whetstone.config.plan import Plan, make_plan, without_effect
-from whetstone.config.rooms import Config, TaskSpec
+from whetstone.config.sections import Config, TaskSpec
 
 __all__ = [
     "Config",

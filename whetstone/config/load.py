@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from whetstone.config.overrides import COMMAND_LINE, parse_overrides
 from whetstone.config.recipes import find, recipe_folders
-from whetstone.config.rooms import Config
+from whetstone.config.sections import Config
 from whetstone.config.translate import Translation
 from whetstone.config.yaml_text import read_yaml, shorten
 from whetstone.errors import UserError

@@ -8,9 +8,9 @@ nearest one that does.
 import math
 from dataclasses import dataclass
 
-from whetstone.config.rooms import Config
+from whetstone.config.sections import Config
 from whetstone.errors import UserError
-from whetstone.text import counted
+from whetstone.terminal.text import counted
 
 MAX_COMPLETIONS = 1_000_000  # of a batch: each is kept in memory until the batch is done
 

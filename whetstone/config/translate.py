@@ -8,9 +8,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from whetstone.config.data_keys import SETTINGS as DATA_KEYS
-from whetstone.config.data_keys import DataKeys
-from whetstone.config.names import (
+from whetstone.config.aliases import (
     CONVERTED,
     LORA_SETTINGS,
     MATH_PROJECT,
@@ -21,10 +19,12 @@ from whetstone.config.names import (
     VALUES,
     WITHOUT_EFFECT,
 )
+from whetstone.config.data_keys import SETTINGS as DATA_KEYS
+from whetstone.config.data_keys import DataKeys
 from whetstone.config.overrides import COMMAND_LINE, expand_dotted
+from whetstone.config.reward_weights import keep_weights
 from whetstone.config.row_settings import place_settings
 from whetstone.config.unknown import Complaints
-from whetstone.config.weights import keep_weights
 from whetstone.config.yaml_text import shorten
 from whetstone.errors import UserError
 

@@ -18,7 +18,7 @@ def make_engine(config: "Config", policy: "Policy") -> "Engine":
     if config.rollout.rollout_engine in ("vllm", "sglang"):  # they have weights of their own
         return _outside(config, policy)
     if policy.spread is not None:
-        from whetstone.engines.gathered import GatheredEngine
+        from whetstone.engines.gathered_copy import GatheredEngine
 
         return GatheredEngine(policy, lambda copy: _on_its_weights(config, copy))
     if not config.rollout.async_rollouts:
@@ -28,7 +28,7 @@ def make_engine(config: "Config", policy: "Policy") -> "Engine":
             "async_rollouts: 1 can't be had with the native engine on a GPU yet: it captures graphs, during "
             "which no other thread may use the GPU: set async_rollouts=0, or rollout_engine=hf."
         )
-    from whetstone.engines.apart import Apart
+    from whetstone.engines.policy_copy import Apart
 
     own = policy.copy()
     return Apart(_on_its_weights(config, own), policy, own)
@@ -38,10 +38,10 @@ def _outside(config: "Config", policy: "Policy") -> "Engine":
     if policy.spread is not None:
         return _outside_of_ranks(config, policy)
     if config.rollout.rollout_engine == "vllm" and config.rollout.vllm_mode == "colocate":
-        from whetstone.engines.vllm.colocated import ColocatedVLLM
+        from whetstone.engines.servers.vllm.colocated import ColocatedVLLM
 
         return ColocatedVLLM(config, policy)
-    from whetstone.engines.outfit import make_fleet
+    from whetstone.engines.servers.setup import make_fleet
 
     return make_fleet(config, policy)
 
@@ -49,9 +49,9 @@ def _outside(config: "Config", policy: "Policy") -> "Engine":
 def _outside_of_ranks(config: "Config", policy: "Policy") -> "Engine":
     """Servers that all ranks share: each asks them for its own samples, the first sends the weights."""
     check_servers_of_ranks(config)
-    from whetstone.engines.fleet import Team
-    from whetstone.engines.gathered import GatheredEngine
-    from whetstone.engines.outfit import make_fleet
+    from whetstone.engines.gathered_copy import GatheredEngine
+    from whetstone.engines.servers.pool import Team
+    from whetstone.engines.servers.setup import make_fleet
     from whetstone.parallel.collectives import from_main
 
     ranks = policy.ranks

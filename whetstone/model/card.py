@@ -13,8 +13,8 @@ from typing import Any
 import yaml
 
 from whetstone import __version__
-from whetstone.manifest import CARD
-from whetstone.model.embedded import PEBBLE, SMOLLM2, SMOLLM2_HUB, cache_folder
+from whetstone.model.hub import PEBBLE, SMOLLM2, SMOLLM2_HUB, cache_folder
+from whetstone.model.manifest import CARD
 
 ADAPTER_CONFIG = "adapter_config.json"
 _SNAPSHOT = re.compile(r"models--([^/]+)--([^/]+)/snapshots/")
@@ -151,7 +151,7 @@ def _usage(base: str, *, lora: bool) -> str:
         f"vLLM does not take the adapter as a model. It takes the merged folder, or `vllm serve {where} "
         "--enable-lora --lora-modules final_model=PATH_OF_THIS_FOLDER`."
         + (
-            f" `{where}` of pebble is what `whetstone.model.embedded.resolve('pebble')` returns."
+            f" `{where}` of pebble is what `whetstone.model.hub.resolve('pebble')` returns."
             if base == PEBBLE
             else ""
         )

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from whetstone.config.rooms import ModelRoom
+from whetstone.config.sections import ModelRoom
 from whetstone.errors import UserError
 from whetstone.model import templates
 from whetstone.types import Problem

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from whetstone.model.policy import Policy
-from whetstone.model.spread import shard_alone, trunk_copy
+from whetstone.model.sharded import shard_alone, trunk_copy
 from whetstone.parallel.fsdp import Root
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from whetstone.errors import UserError
-from whetstone.manifest import NAME, Damage, check_sizes, damaged_files, read_manifest
+from whetstone.model.manifest import NAME, Damage, check_sizes, damaged_files, read_manifest
 
 if TYPE_CHECKING:
     import torch

@@ -3,7 +3,7 @@
 import warnings
 from typing import Any
 
-from whetstone.config.rooms import ModelRoom
+from whetstone.config.sections import ModelRoom
 from whetstone.errors import UserError
 from whetstone.model.loading import guarded
 

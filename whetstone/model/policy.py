@@ -9,25 +9,23 @@ import contextlib
 import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from whetstone.config.rooms import ModelRoom
+from whetstone.config.sections import ModelRoom
 from whetstone.errors import UserError
 from whetstone.model.attention import NAME, Attend, PackedAttention, end_to_end, take, takes_flash
-from whetstone.model.embedded import foundation, resolve
 from whetstone.model.fused_head import Head
+from whetstone.model.hub import foundation, resolve
 from whetstone.model.loading import load_pretrained, verify_folder
 from whetstone.model.logprobs import WHOLE, TokenStatistics, Vocabulary, all_logprobs, token_statistics
+from whetstone.model.sharding import Sharding
 from whetstone.parallel.fsdp import Root, plain_to_compiler
 from whetstone.parallel.mesh import ALONE, Ranks
 from whetstone.types import Segment
-
-if TYPE_CHECKING:
-    from whetstone.model.spread import Spread
 
 COMPILED_FROM = 50_000_000  # parameters
 
@@ -43,7 +41,7 @@ class Policy:
         *,
         root: nn.Module | None = None,
         vocabulary: Vocabulary = WHOLE,
-        spread: "Spread | None" = None,
+        spread: Sharding | None = None,
     ):
         self.model = model  # as saved: a transformers model, or peft's wrapper around one
         self.root = root or Root(model)  # every use of the weights goes through it

@@ -8,7 +8,7 @@ torch, no model.
 import os
 from pathlib import Path
 
-from whetstone.metrics import write_aside
+from whetstone.files import atomic_write
 from whetstone.report.page import page
 from whetstone.report.read import read_run
 
@@ -17,5 +17,5 @@ def write_report(run_folder: str | os.PathLike[str]) -> Path:
     """Write `report.html` into the run folder and say where it is."""
     run = read_run(Path(run_folder))
     path = run.folder / "report.html"
-    write_aside(path, page(run))
+    atomic_write(path, page(run))
     return path

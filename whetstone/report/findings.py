@@ -6,8 +6,8 @@ nothing wrong. Only the state of the run and of its evaluations is judged in thi
 
 from dataclasses import dataclass
 
-from whetstone.advice.explain import diagnose, read_story
-from whetstone.advice.verdicts import Severity
+from whetstone.diagnosis.explain import diagnose, read_story
+from whetstone.diagnosis.verdicts import Severity
 from whetstone.report.read import Run
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 
 from whetstone.errors import UserError
-from whetstone.metrics import read_rows
-from whetstone.run_record import read_sessions
+from whetstone.run.metrics import read_rows
+from whetstone.run.record import read_sessions
 
 
 @dataclass(frozen=True, kw_only=True)

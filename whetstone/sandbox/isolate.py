@@ -13,9 +13,9 @@ import sys
 import sysconfig
 from collections.abc import Iterable
 
-from whetstone.sandbox import guard, kernel, root, seccomp
-from whetstone.sandbox.guard import Walls
-from whetstone.sandbox.settle import other_user, threads_of_user
+from whetstone.sandbox import namespaces, restrict, seccomp, syscalls
+from whetstone.sandbox.layers import other_user, threads_of_user
+from whetstone.sandbox.restrict import Walls
 
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 _PROCESSES = 4  # this one, its forks
@@ -31,11 +31,11 @@ def isolate(kind: str, packages: Iterable[str], *, memory_mb: int, user_number: 
         return ("rlimits",)
     if not seccomp.is_supported():
         raise OSError(38, "seccomp is not to be had on this machine")
-    landlock = kernel.landlock_version()
+    landlock = syscalls.landlock_version()
     layers: list[str] = []
     inner = kind == "namespaces"
     if inner:
-        world = root.enter(visible, _hidden(visible), 1, user_number, None)
+        world = namespaces.enter(visible, _hidden(visible), 1, user_number, None)
         user, elsewhere = world.user, 0
         layers.append("namespaces")
     else:
@@ -46,7 +46,12 @@ def isolate(kind: str, packages: Iterable[str], *, memory_mb: int, user_number: 
         has_own_processes=inner,
         landlock=landlock,
         seccomp=True,
-        readable=(*root.SYSTEM, *root.SYSTEM_FILES, *visible, *(("/proc", "/etc") if inner else ())),
+        readable=(
+            *namespaces.SYSTEM,
+            *namespaces.SYSTEM_FILES,
+            *visible,
+            *(("/proc", "/etc") if inner else ()),
+        ),
         writable=_DEVICES,
         processes_elsewhere=elsewhere,
         keeper_is_inside=False,
@@ -54,12 +59,12 @@ def isolate(kind: str, packages: Iterable[str], *, memory_mb: int, user_number: 
     )
     _limit(memory_mb, _PROCESSES + elsewhere)
     if user is None:
-        kernel.drop_capabilities()
+        syscalls.drop_capabilities()
     else:
-        guard.give_up_groups(user)
+        restrict.give_up_groups(user)
         os.setresuid(user, user, user)
-    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of user has cleared it
-    guard.for_good(walls, walls.writable)
+    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of user has cleared it
+    restrict.for_good(walls, walls.writable)
     layers += [f"Landlock {landlock}"] if landlock else []
     return (*layers, "seccomp", *(("a user of its own",) if user is not None else ()), "rlimits")
 
@@ -95,4 +100,4 @@ def _limit(memory_mb: int, processes: int) -> None:
         wanted[resource.RLIMIT_AS] = (memory_mb << 20, memory_mb << 20)
     if processes != resource.RLIM_INFINITY:
         wanted[resource.RLIMIT_NPROC] = (processes, processes)
-    guard.set_limits(wanted)
+    restrict.set_limits(wanted)

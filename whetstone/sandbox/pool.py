@@ -20,7 +20,7 @@ from functools import cache
 from typing import Any, Protocol
 
 from whetstone.errors import UserError
-from whetstone.sandbox import cgroup, frames, starter
+from whetstone.sandbox import cgroup, protocol, spawn_helper
 from whetstone.sandbox.languages import LANGUAGES, is_syntax_error, job_of, tools
 from whetstone.sandbox.program import Job, Limits, Outcome, Program, Result
 
@@ -66,10 +66,10 @@ class Keeper:
                 os.mkdir(os.path.join(self.folder, name))
                 os.chmod(os.path.join(self.folder, name), 0o755)
         ours, theirs = socket.socketpair()
-        built = starter.descriptor() if how == "exec" and kind == "namespaces" else None
+        built = spawn_helper.descriptor() if how == "exec" and kind == "namespaces" else None
         package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-s", "-m", "whetstone.sandbox.keeper", str(theirs.fileno())],
+            [sys.executable, "-P", "-s", "-m", "whetstone.sandbox.supervisor", str(theirs.fileno())],
             pass_fds=[theirs.fileno(), *([] if built is None else [built])],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -106,10 +106,10 @@ class Keeper:
 
     def ask(self, message: Any, patience_s: float) -> Any:
         """Send a message and wait for its answer; `TimeoutError`, `EOFError`, `OSError`."""
-        frames.send(self._line.fileno(), message)
+        protocol.send(self._line.fileno(), message)
         if not select.select([self._line], [], [], patience_s)[0]:
             raise TimeoutError
-        return frames.receive(self._line.fileno())
+        return protocol.receive(self._line.fileno())
 
     def close(self) -> None:
         """End it and everything in it; nothing is left on disk. May be called twice."""

@@ -10,7 +10,7 @@ import fcntl
 import os
 import struct
 
-from whetstone.sandbox.settle import Place
+from whetstone.sandbox.layers import Place
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _SET_FLAGS = 0x40086602  # FS_IOC_SETFLAGS

@@ -18,10 +18,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from whetstone.sandbox import guard, inside
-from whetstone.sandbox.guard import Ceilings
-from whetstone.sandbox.settle import Place
-from whetstone.sandbox.watch import descendants
+from whetstone.sandbox import interpreters, restrict
+from whetstone.sandbox.layers import Place
+from whetstone.sandbox.monitor import descendants
+from whetstone.sandbox.restrict import Ceilings
 
 IGNORED_BY_PYTHON = (int(signal.SIGPIPE), int(signal.SIGXFSZ))
 _LONGEST = 1 << 16
@@ -102,10 +102,10 @@ def _start(place: Place, request: Mapping[str, Any], files: list[int]) -> int:
 def _spawn(
     place: Place, starter: str, request: Mapping[str, Any], files: list[int], ceilings: Ceilings
 ) -> int:
-    """In a process that has nothing of this one: `start.c` does what `_be_the_child` would do. Copying this
-    process and giving the copy up again costs more than most programs take.
+    """In a process that has nothing of this one: `spawn_helper.c` does what `_be_the_child` would do. Copying
+    this process and giving the copy up again costs more than most programs take.
     """
-    limits = guard.limits_of(place.walls, ceilings)
+    limits = restrict.limits_of(place.walls, ceilings)
     user = -1 if place.walls.user is None else place.walls.user
     first = [starter, place.box, str(user), str(len(limits))]
     numbers = [str(number) for which, ends in limits.items() for number in (int(which), *ends)]
@@ -129,7 +129,7 @@ def _be_the_child(place: Place, request: Mapping[str, Any], files: list[int], ce
         os.closerange(3, told)
         os.closerange(202, 4096)
         os.chdir(place.box)
-        guard.close_in(place.walls, ceilings)
+        restrict.close_in(place.walls, ceilings)
         gc.enable()
         if program is None:
             _become(request["words"], request["environment"])
@@ -152,7 +152,7 @@ def _run_program(how: str, file: int, told: int) -> None:
             os.write(told, b"!")
         os.close(told)
 
-    inside.run(how, given["source"], given["call"], tell)
+    interpreters.run(how, given["source"], given["call"], tell)
 
 
 def _become(words: list[str], environment: Mapping[str, str]) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from whetstone.config import nearest
-from whetstone.config.rooms import Config, TaskSpec
 from whetstone.config.row_settings import ROW_SETTINGS
+from whetstone.config.sections import Config, TaskSpec
 from whetstone.errors import UserError
 from whetstone.rewards.programs import Check, extract_program, judge, read_tests
 from whetstone.sandbox import languages

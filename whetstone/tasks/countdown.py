@@ -19,8 +19,8 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked
 
 from whetstone.config import nearest
-from whetstone.config.rooms import Config, TaskSpec
 from whetstone.config.row_settings import ROW_SETTINGS
+from whetstone.config.sections import Config, TaskSpec
 from whetstone.errors import UserError
 from whetstone.rewards.answers import extract_tag
 from whetstone.rewards.equations import check_equation

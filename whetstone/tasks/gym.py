@@ -23,16 +23,16 @@ from typing import Any
 import numpy as np
 
 from whetstone.config import nearest
-from whetstone.config.rooms import Config, TaskSpec
+from whetstone.config.sections import Config, TaskSpec
 from whetstone.errors import UserError
 from whetstone.rewards.answers import extract_tag
 from whetstone.sandbox.evaluator import EvaluationFailed, evaluate
 from whetstone.seeds import seed
-from whetstone.tasks.child import Child
 from whetstone.tasks.gym_gold import gold_answer
 from whetstone.tasks.gym_levels import check_levels, settings_at
 from whetstone.tasks.gym_repairs import is_flawed, score_answer
 from whetstone.tasks.prompts import build_messages, developer_prompt
+from whetstone.tasks.scoring.child import Child
 from whetstone.types import Problem, Score
 
 PREFIX = "reasoning_gym/"

@@ -18,7 +18,7 @@ import numpy as np
 
 from whetstone.config import nearest
 from whetstone.config.curriculum import CurriculumSpec
-from whetstone.config.rooms import Config, TaskSpec
+from whetstone.config.sections import Config, TaskSpec
 from whetstone.errors import UserError
 from whetstone.seeds import seed
 from whetstone.tasks import gym, gym_levels, rows

@@ -11,8 +11,8 @@ from functools import cached_property
 from typing import Any
 
 from whetstone.config import nearest
-from whetstone.config.rooms import Config, TaskSpec
 from whetstone.config.row_settings import ROW_SETTINGS
+from whetstone.config.sections import Config, TaskSpec
 from whetstone.errors import UserError
 from whetstone.rewards import matching
 from whetstone.rewards.answers import final_answer

@@ -7,7 +7,7 @@ from string import Formatter
 from typing import Any
 
 from whetstone.config import nearest
-from whetstone.config.rooms import TasksRoom
+from whetstone.config.sections import TasksRoom
 from whetstone.errors import UserError
 
 

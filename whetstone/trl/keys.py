@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from whetstone.algorithm.losses import ratio_level
-from whetstone.budget import UNTRIED
 from whetstone.config import Config, Plan, flatten
 from whetstone.errors import UserError
+from whetstone.update.micro_batch_size import UNTRIED
 
 
 def _words(text: str) -> frozenset[str]:

@@ -15,7 +15,7 @@ from whetstone.config import Config
 from whetstone.errors import UserError
 from whetstone.model.chat import Chat
 from whetstone.tasks.mixture import Mixture
-from whetstone.tasks.scoring import Answer, Scorer
+from whetstone.tasks.scoring.pool import Answer, Scorer
 from whetstone.types import Completion, Finish, Group, Problem, Rollout
 
 

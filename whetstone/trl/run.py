@@ -12,19 +12,20 @@ from typing import Any
 import torch
 from transformers import PrinterCallback
 
-from whetstone.assembly import conclude, make_collector, make_scorer, open_metrics, plan_problems
-from whetstone.checkpoint import Checkpoint, save_model
 from whetstone.config import Config, Loaded
 from whetstone.errors import UserError
-from whetstone.evaluate import Evaluator
+from whetstone.evaluation.evaluator import Evaluator
 from whetstone.model.chat import Chat
 from whetstone.model.policy import load_policy
-from whetstone.model.spread import model_writer
-from whetstone.run_folder import open_run
-from whetstone.run_log import log_ending, setup_logging
-from whetstone.run_record import record_session
-from whetstone.stages import stage
-from whetstone.stopping import StopRequest
+from whetstone.model.sharded import model_writer
+from whetstone.report.results import write_results
+from whetstone.run.checkpoint import Checkpoint, save_model
+from whetstone.run.folder import open_run
+from whetstone.run.record import record_session
+from whetstone.run.setup import make_collector, make_scorer, open_metrics, plan_problems
+from whetstone.run.signals import StopRequest
+from whetstone.terminal.log import log_ending, setup_logging
+from whetstone.terminal.stages import stage
 from whetstone.trl.keys import check_keys, trl_arguments
 from whetstone.trl.problems import Problems, Rewards
 from whetstone.trl.watcher import Parts, Watcher, evaluate
@@ -123,7 +124,7 @@ def _finish(parts: Parts, seconds: float) -> dict[str, Any]:
     policy.set_attention(policy.own_attention)
     with stage("saving the model"):
         save_model(model_writer(policy), parts.folder / "final_model", parts.plan.num_steps)
-    return conclude(parts.folder, after, steps=parts.plan.num_steps, seconds=seconds)
+    return write_results(parts.folder, after, steps=parts.plan.num_steps, seconds=seconds)
 
 
 def _require_trl() -> Any:

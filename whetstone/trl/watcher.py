@@ -10,22 +10,22 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from whetstone.checkpoint import Checkpoint, share_files
-from whetstone.completions import show_variance, write_completions
 from whetstone.config import Config, Plan
-from whetstone.evaluate import EvalResult, Evaluator, show
-from whetstone.learning_signal import LearningSignal
-from whetstone.manifest import write_manifest
-from whetstone.metrics import MetricsLog
+from whetstone.evaluation.evaluator import EvalResult, Evaluator, show
 from whetstone.model.attention import NAME
 from whetstone.model.card import finish_adapter
+from whetstone.model.manifest import write_manifest
 from whetstone.model.policy import Policy
-from whetstone.progress import Progress
-from whetstone.rollout import rollout_metrics, variance_metrics
-from whetstone.stopping import StopRequest
+from whetstone.rollout.collector import rollout_metrics, variance_metrics
+from whetstone.rollout.learning_signal import LearningSignal
+from whetstone.run.checkpoint import Checkpoint, share_files
+from whetstone.run.completions import show_variance, write_completions
+from whetstone.run.metrics import MetricsLog
+from whetstone.run.progress import Progress
+from whetstone.run.signals import StopRequest
+from whetstone.run.timing import peak_memory_gb, reset_peak_memory
 from whetstone.trl.problems import Rewards
 from whetstone.types import Group
-from whetstone.utilisation import peak_memory_gb, reset_peak_memory
 
 
 @dataclass(frozen=True, kw_only=True)

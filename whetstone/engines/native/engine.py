@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import torch
 
 from whetstone.engines.base import Engine, Request, Sampled, Sampling
-from whetstone.engines.native.layout import CacheShape
-from whetstone.engines.native.slots import SlotEngine
+from whetstone.engines.native.cpu import SlotEngine
+from whetstone.engines.native.slot_state import CacheShape
 from whetstone.errors import UserError
 from whetstone.model.policy import Policy
 
@@ -34,7 +34,7 @@ class NativeEngine:
         # Ranks that split layers among them decode in step, module by module: the fused kernels need whole
         # ones.
         if policy.device.type == "cuda" and policy.ranks.tp_size == 1:
-            from whetstone.engines.native.paged import PagedEngine
+            from whetstone.engines.native.gpu import PagedEngine
 
             self._engine = PagedEngine(
                 policy, shape, max_slots or SLOTS_ON_GPU, eight_bits=eight_bits and _can(shape)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from whetstone.engines.native.layout import PAGE, PagedState
+from whetstone.engines.native.slot_state import PAGE, PagedState
 from whetstone.model.attention import LayerOptions, PackedAttention, end_to_end
 from whetstone.model.memory import upload
 

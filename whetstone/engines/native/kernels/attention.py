@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from whetstone.engines.native.kernels.attention_cuda import attend
-from whetstone.engines.native.layout import ACTIVE, OWN, PAGE, PREFIX, AttentionLayer, PagedState
+from whetstone.engines.native.kernels.hopper.attention import attend
+from whetstone.engines.native.slot_state import ACTIVE, OWN, PAGE, PREFIX, AttentionLayer, PagedState
 
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 # Two for every multiprocessor of a large chip: with fewer, sequences are split.

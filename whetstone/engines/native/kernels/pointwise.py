@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from whetstone.engines.native.eight_bits import LARGEST, SMALLEST_SCALE, Scaled
-from whetstone.engines.native.kernels.cuda import can_begin_early
+from whetstone.engines.native.fp8 import LARGEST, SMALLEST_SCALE, Scaled
+from whetstone.engines.native.kernels.hopper.nvrtc import can_begin_early
 
 _LARGEST, _SMALLEST_SCALE = tl.constexpr(LARGEST), tl.constexpr(SMALLEST_SCALE)
 WIDEST = 32768  # columns of a row that a program can hold

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from whetstone.engines.native.kernels.attention import TYPES
-from whetstone.engines.native.layout import PAGE, AttentionLayer, PagedState
+from whetstone.engines.native.slot_state import PAGE, AttentionLayer, PagedState
 
 
 @triton.jit(do_not_specialize=["layer"])

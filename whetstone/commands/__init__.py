@@ -1,0 +1,1 @@
+"""One module for each command: `whet X` is `commands/X`."""

@@ -1,0 +1,1 @@
+"""`whet compare`: a grid of variants and seeds, a table and a plot of them."""

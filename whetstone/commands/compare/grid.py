@@ -1,0 +1,331 @@
+"""`whet compare`: a grid of variants and seeds, one training run per cell, each a process of its own.
+
+Reads the grid, runs what is not done yet, and goes on where it stopped. Numbers and table are made by
+`compare_results.py`, the picture by `compare_plot.py`; training itself is `whet train`, unchanged.
+
+    FOLDER/grid.json              what is compared
+    FOLDER/runs/CELL/             a run folder each
+    FOLDER/logs/CELL.log          what that run wrote to the terminal
+    FOLDER/table.md results.json compare.png
+"""
+
+import itertools
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO
+
+import rich
+import yaml
+
+from whetstone.commands.compare.plot import draw
+from whetstone.commands.compare.progress import Progress
+from whetstone.commands.compare.results import Cell, cell_results, make_results, markdown_table, show_table
+from whetstone.commands.compare.variants import versus_first
+from whetstone.config import flatten, load
+from whetstone.errors import UserError
+from whetstone.files import atomic_write, json_safe
+from whetstone.run.folder import HARMLESS
+from whetstone.run.signals import StopRequest
+
+# `HARMLESS` keys do not change what a run computes, but these change where it ends or what is measured.
+TELLING = frozenset({"max_steps", "num_train_epochs", "fixed_eval_steps"})
+OUR_OWN = ("output_dir", "run_name", "auto_resume", "overwrite_output_dir", "resume_from_checkpoint")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """What is to be compared: every cell, and where it all goes."""
+
+    source: str
+    folder: Path
+    cells: list[Cell]
+
+
+@dataclass
+class Going:
+    """A cell whose process is running."""
+
+    cell: Cell
+    process: subprocess.Popen[bytes]
+    log: IO[bytes]
+    begun: float = field(default_factory=time.monotonic)
+
+
+# ---- the grid from words -----------------------------------------------------------------------------------
+
+
+def split_top(text: str, separator: str) -> list[str]:
+    """Split at `separator` where it stands outside of brackets and quotes."""
+    parts, depth, quote = [""], 0, ""
+    for letter in text:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'":
+            quote = letter
+        elif letter in "[{(":
+            depth += 1
+        elif letter in "]})":
+            depth -= 1
+        elif letter == separator and depth == 0:
+            parts.append("")
+            continue
+        parts[-1] += letter
+    return [part.strip() for part in parts]
+
+
+def parse_grid(source: str, words: Sequence[str]) -> Grid:
+    """CONFIG and `key=value` words -> cells; every cell's configuration is checked before anything runs."""
+    axes: dict[str, list[tuple[str, list[str]]]] = {}  # key -> (its name in the variant, its words)
+    common: list[str] = []
+    name = "compare"
+    for word in words:
+        key, equals, text = word.removeprefix("--").partition("=")
+        if not equals:
+            raise UserError(f"'{word}' is not understood: write key=value or key=one,another.")
+        if key == "variant":
+            axes[key] = [_variant(entry) for entry in split_top(text, ";") if entry]
+            continue
+        values = split_top(text, ",")
+        if key in OUR_OWN and len(values) > 1:
+            raise UserError(f"{key} can't differ between the runs of a comparison: give one value.")
+        if key == "run_name":
+            name = load(None, [f"run_name={text}"]).config.run.run_name or name
+        elif len(values) == 1:
+            common.append(f"{key}={text}")
+        elif "" in values:
+            raise UserError(f"{word} has an empty value: write {key}=one,another without a comma at the end.")
+        else:
+            axes[key] = [(f"{key}={value}", [f"{key}={value}"]) for value in values]
+    folder = Path(load(source, common).config.run.output_dir) / name
+    return Grid(source=source, folder=folder, cells=_cells(source, folder, common, axes))
+
+
+def _variant(entry: str) -> tuple[str, list[str]]:
+    """`gspo: loss_type=gspo epsilon=3e-4` -> its name and its words; the name may be left out."""
+    match = re.match(r"([^=:]+):\s", entry)
+    settings = entry[match.end() :] if match else entry
+    try:
+        words = shlex.split(settings)
+    except ValueError:
+        raise UserError(f"The variant '{entry}' has an open quote: close it.") from None
+    if not words or any("=" not in word for word in words):
+        raise UserError(
+            f"The variant '{entry}' is not understood: write "
+            'variant="NAME: key=value key=value; NAME: ...".'
+        )
+    return (match.group(1).strip() if match else " ".join(words)), words
+
+
+def _cells(
+    source: str, folder: Path, common: list[str], axes: dict[str, list[tuple[str, list[str]]]]
+) -> list[Cell]:
+    seeds = axes.pop("seed", [("", [])])
+    if not axes and len(seeds) == 1:
+        raise UserError(
+            "There is nothing to compare: give a key several values, such as loss_type=grpo,dapo seed=1,2,3."
+        )
+    cells = []
+    for choice in itertools.product(*axes.values()):
+        variant = " ".join(label for label, _ in choice) or Path(source).stem
+        settings = [word for _, words in choice for word in words]
+        for label, seed_words in seeds:
+            name = re.sub(r"[^\w.=+-]+", "_", f"{variant} {label}".strip())
+            words = [*common, *settings, *seed_words]
+            config = load(source, words).config
+            if config.evaluation.eval_num_samples == 0 or config.evaluation.eval_only:
+                raise UserError(
+                    "A comparison trains and measures: set eval_num_samples above 0 and eval_only=false."
+                )
+            cells.append(Cell(name=name, variant=variant, seed=config.run.seed, words=words))
+    names = [cell.name for cell in cells]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise UserError(f"The comparison holds {twice} twice: give every value or variant name once.")
+    return cells
+
+
+# ---- running it --------------------------------------------------------------------------------------------
+
+
+def compare(words: Sequence[str]) -> dict:
+    """The verb: run the grid (or read one with --table), write and print the table; returns the results."""
+    words, jobs, table = _flags(list(words))
+    if table is not None:
+        if words:
+            raise UserError(f"--table reads a folder and takes nothing else: leave out {' '.join(words)}.")
+        return write_table(read_grid(Path(table)), failed={})
+    if not words or "=" in words[0]:
+        raise UserError(
+            "Name a configuration first: `whet compare quickstart loss_type=grpo,dapo seed=1,2,3`."
+        )
+    grid = parse_grid(words[0], words[1:])
+    document = {"source": grid.source, "cells": [asdict(cell) for cell in grid.cells]}
+    atomic_write(grid.folder / "grid.json", json.dumps(document, indent=1))
+    failed, stopped = run_cells(grid, jobs)
+    results = write_table(grid, failed)
+    if stopped:
+        rich.get_console().print("Stopped. The same command goes on from here.", highlight=False)
+        raise KeyboardInterrupt
+    if failed:
+        raise UserError(
+            f"{len(failed)} of {len(grid.cells)} runs failed ({', '.join(failed)}): their logs are in "
+            f"{grid.folder / 'logs'}; the same command runs only what is missing."
+        )
+    return results
+
+
+def _flags(words: list[str]) -> tuple[list[str], int, str | None]:
+    """(the other words, --jobs, --table)"""
+    values: dict[str, str] = {}
+    rest = []
+    while words:
+        word = words.pop(0)
+        flag, equals, value = word.partition("=")
+        if flag in ("--jobs", "--table"):
+            if not equals and not words:
+                raise UserError(
+                    f"{flag} needs a value: {flag} {'2' if flag == '--jobs' else 'outputs/compare'}."
+                )
+            values[flag] = value if equals else words.pop(0)
+        else:
+            rest.append(word)
+    jobs = values.get("--jobs", "1")
+    if not jobs.isdecimal() or int(jobs) < 1:
+        raise UserError(f"--jobs is {jobs}: give a number of runs at once, at least 1.")
+    return rest, int(jobs), values.get("--table")
+
+
+def read_grid(folder: Path) -> Grid:
+    """The grid that an earlier comparison wrote."""
+    try:
+        document = json.loads((folder / "grid.json").read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(
+            f"{folder} holds no comparison: give the folder that `whet compare` wrote, like outputs/compare."
+        ) from None
+    return Grid(source=document["source"], folder=folder, cells=[Cell(**cell) for cell in document["cells"]])
+
+
+def run_cells(grid: Grid, jobs: int) -> tuple[dict[str, str], bool]:
+    """Run what is not done, `jobs` at once. Returns the failed cells with the last line of their log, and
+    whether a stop was asked for.
+    """
+    say = Progress(grid.source, grid.cells, grid.folder / "runs", jobs)
+    waiting = [cell for cell in grid.cells if not is_done(grid, cell)]
+    say.begin(len(waiting))
+    for cell in grid.cells:
+        if cell not in waiting:
+            say.finished(cell, None)
+    failed: dict[str, str] = {}
+    going: list[Going] = []
+    with StopRequest() as stop:
+        told = False
+        try:
+            while going or (waiting and not stop.requested):
+                while waiting and len(going) < jobs and not stop.requested:
+                    going.append(_start(grid, waiting.pop(0), jobs))
+                if stop.requested and not told:
+                    told = True  # each saves its step and ends; a later command goes on from there
+                    for one in going:
+                        one.process.send_signal(signal.SIGINT)
+                time.sleep(0.05)
+                say.look([(one.cell, one.begun) for one in going])
+                for one in [one for one in going if one.process.poll() is not None]:
+                    going.remove(one)
+                    one.log.close()
+                    if one.process.returncode == 0:
+                        say.finished(one.cell, time.monotonic() - one.begun)
+                    elif not stop.requested:
+                        failed[one.cell.name] = last_line(log_path(grid, one.cell))
+                        say.failed(one.cell, failed[one.cell.name])
+        finally:
+            say.end()
+            for one in going:  # only after a second Ctrl-C or an error of ours
+                one.process.kill()
+                one.process.wait()
+                one.log.close()
+    return failed, stop.requested
+
+
+def is_done(grid: Grid, cell: Cell) -> bool:
+    """Whether the cell's run has ended with the configuration that is asked for now."""
+    return (run_path(grid, cell) / "train_results.json").is_file() and _is_same(grid, cell)
+
+
+def _is_same(grid: Grid, cell: Cell) -> bool:
+    path = run_path(grid, cell) / "config.yaml"
+    if not path.is_file():
+        return False
+    before, now = (
+        yaml.safe_load(path.read_text(encoding="utf-8")),
+        flatten(load(grid.source, cell.words).config),
+    )
+    return all(key in before and before[key] == now[key] for key in now if key not in HARMLESS - TELLING)
+
+
+def _start(grid: Grid, cell: Cell, jobs: int) -> Going:
+    # A run begun with the same configuration goes on; one of another configuration is moved aside.
+    how = "auto_resume=true" if _is_same(grid, cell) else "auto_resume=false"
+    # Quoted, since values are read as YAML: a cell may be called 1 or true.
+    place = [f"output_dir={json.dumps(str(grid.folder / 'runs'))}", f"run_name={json.dumps(cell.name)}"]
+    path = log_path(grid, cell)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    log = path.open("ab")
+    environment = dict(os.environ)
+    if jobs > 1:  # runs that each take every core only wait for one another
+        environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
+    command = [sys.executable, "-m", "whetstone", "train", grid.source, *cell.words, *place, how]
+    process = subprocess.Popen(
+        [*command, "overwrite_output_dir=true"],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        start_new_session=True,  # Ctrl-C reaches them through us, once
+    )
+    return Going(cell=cell, process=process, log=log)
+
+
+def run_path(grid: Grid, cell: Cell) -> Path:
+    return grid.folder / "runs" / cell.name
+
+
+def log_path(grid: Grid, cell: Cell) -> Path:
+    return grid.folder / "logs" / f"{cell.name}.log"
+
+
+def last_line(path: Path) -> str:
+    """The last line of a log that says anything: of a failed run, its error."""
+    lines = [line.strip() for line in path.read_text(encoding="utf-8", errors="replace").splitlines()]
+    return next((line for line in reversed(lines) if line), "it wrote nothing")
+
+
+# ---- what comes of it --------------------------------------------------------------------------------------
+
+
+def write_table(grid: Grid, failed: dict[str, str]) -> dict:
+    """table.md, results.json and compare.png from the runs that have ended; printed too."""
+    ended = {cell.name: cell_results(run_path(grid, cell)) for cell in grid.cells}
+    results = make_results(grid.source, grid.cells, ended, failed)
+    folders = {cell.name: run_path(grid, cell) for cell in grid.cells}
+    if not results["variants"]:
+        if failed:
+            return results
+        raise UserError(f"No run of {grid.folder} has ended yet: there is no table to make.")
+    for variant, versus in zip(results["variants"], versus_first(results["variants"], folders), strict=True):
+        variant["versus"] = versus
+    atomic_write(grid.folder / "results.json", json.dumps(json_safe(results), indent=1))
+    atomic_write(grid.folder / "table.md", markdown_table(results))
+    draw(results, folders, grid.folder / "compare.png")
+    show_table(results)
+    rich.get_console().print(f"table.md, results.json and compare.png are in {grid.folder}.", highlight=False)
+    return results

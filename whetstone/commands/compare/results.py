@@ -1,0 +1,194 @@
+"""The numbers of a comparison: means over seeds with Student's t intervals, and the table of them.
+
+Takes what train_results.json of every run holds; runs nothing and draws nothing. The seeds of a variant are
+independent runs, so an interval over them tells what another seed would give; with one seed there is none.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import rich
+from rich.table import Table
+from rich.text import Text
+
+from whetstone.evaluation.statistics import t_quantile
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One run of the grid."""
+
+    name: str  # of its run folder and its log
+    variant: str
+    seed: int
+    words: list[str]  # the `key=value` words that it is run with
+
+
+def cell_results(folder: Path) -> dict[str, Any] | None:
+    """train_results.json of a run; None where it has not ended."""
+    path = folder / "train_results.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def over_seeds(values: Sequence[float], lowest: float = 0.0, highest: float = 1.0) -> dict[str, float | None]:
+    """Mean and 95 % t-interval of independent runs, within what is possible; of one run only the mean."""
+    mean = fmean(values)
+    if len(values) < 2:
+        return {"mean": mean, "low": None, "high": None}
+    half = t_quantile(len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    return {"mean": mean, "low": max(lowest, mean - half), "high": min(highest, mean + half)}
+
+
+def make_results(
+    source: str, cells: Sequence[Cell], ended: Mapping[str, dict[str, Any] | None], failed: Mapping[str, str]
+) -> dict[str, Any]:
+    """results.json: every variant that has a finished run, in the order of the grid."""
+    variants = []
+    for name in dict.fromkeys(cell.variant for cell in cells):
+        runs = []
+        for cell in cells:
+            found = ended.get(cell.name)
+            if cell.variant == name and found is not None:
+                runs.append({"seed": cell.seed, "run": cell.name, **found})
+        if runs:
+            words = next(cell.words for cell in cells if cell.variant == name)
+            variants.append({"name": name, "settings": list(words), **_summary(runs), "seeds": runs})
+    missing = [cell.name for cell in cells if ended.get(cell.name) is None]
+    return {
+        "config": source,
+        "num_runs": len(cells),
+        "variants": variants,
+        "failed": dict(failed),
+        "missing": [name for name in missing if name not in failed],
+    }
+
+
+def _summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    before = [run["accuracy_before"]["mean"] for run in runs]
+    after = [run["accuracy_after"]["mean"] for run in runs]
+    greedy = [run["greedy_after"]["mean"] for run in runs if run["greedy_after"] is not None]
+    greedy_before = [run["greedy_before"]["mean"] for run in runs if run["greedy_before"] is not None]
+    return {
+        "num_seeds": len(runs),
+        "accuracy_before": over_seeds(before),
+        "accuracy_after": over_seeds(after),
+        "gain": over_seeds(
+            [b - a for a, b in zip(before, after, strict=True)], -fmean(before), 1 - fmean(before)
+        ),
+        "greedy_before": over_seeds(greedy_before) if greedy_before else None,
+        "greedy_after": over_seeds(greedy) if greedy else None,
+        "seconds": fmean(run["seconds"] for run in runs),
+    }
+
+
+HEADER = ("variant", "seeds", "before %", "after %", "gain [95 %]", "greedy %", "seconds")
+
+
+def table_rows(results: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """The cells of the table as text, under `HEADER`."""
+    return [
+        (
+            variant["name"],
+            str(variant["num_seeds"]),
+            _points(variant["accuracy_before"]["mean"]),
+            _points(variant["accuracy_after"]["mean"]),
+            _gain(variant["gain"]),
+            "" if variant["greedy_after"] is None else _points(variant["greedy_after"]["mean"]),
+            f"{variant['seconds']:.0f}",
+        )
+        for variant in results["variants"]
+    ]
+
+
+def versus_lines(results: Mapping[str, Any]) -> list[str]:
+    """How each variant differs from the first, a line each; nothing where there is no pair."""
+    found = [(variant["name"], variant["versus"]) for variant in results["variants"] if variant.get("versus")]
+    if not found:
+        return []
+    lines = [f"Accuracy after training, in points, against {found[0][1]['from']}:"]
+    for name, versus in found:
+        p_value = "p < 0.001" if versus["p_value"] < 0.001 else f"p = {versus['p_value']:.3f}"
+        lines.append(
+            f"- {name}: {_gain(versus)}, {p_value}, paired over {versus['num_pairs']} {versus['over']}"
+        )
+    if any(versus["over"] == "problems" for _, versus in found):
+        lines.append("Pairs of problems are of one seed: they do not tell how another seed would come out.")
+    return lines
+
+
+def _points(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+def _gain(gain: Mapping[str, float | None]) -> str:
+    assert gain["mean"] is not None
+    text = f"{100 * gain['mean']:+.1f}"
+    if gain["low"] is None or gain["high"] is None:
+        return text
+    return f"{text} [{100 * gain['low']:+.1f}, {100 * gain['high']:+.1f}]"
+
+
+def markdown_table(results: Mapping[str, Any]) -> str:
+    """table.md: the table over seeds, then every run with its own interval over problems."""
+    lines = [f"# Comparison on `{results['config']}`", ""]
+    lines += _markdown(HEADER, table_rows(results))
+    lines += [
+        "",
+        "Means over seeds. Gain in points, with Student's t interval over seeds (none with one seed); "
+        "greedy: after training, at temperature 0.",
+        "",
+    ]
+    lines += [*versus_lines(results), ""] if versus_lines(results) else []
+    runs = [
+        (
+            variant["name"],
+            str(run["seed"]),
+            _with_interval(run["accuracy_before"]),
+            _with_interval(run["accuracy_after"]),
+            "" if run["greedy_after"] is None else _with_interval(run["greedy_after"]),
+            f"{run['seconds']:.0f}",
+        )
+        for variant in results["variants"]
+        for run in variant["seeds"]
+    ]
+    lines += _markdown(("variant", "seed", "before %", "after %", "greedy after %", "seconds"), runs)
+    num = results["variants"][0]["seeds"][0]["accuracy_after"]["num_problems"]
+    lines += ["", f"Every run by itself, with its 95 % interval over the {num} evaluation problems."]
+    lines += [f"\nFailed: {name}: {line}" for name, line in results["failed"].items()]
+    if results["missing"]:
+        lines += ["", f"Not run yet: {', '.join(results['missing'])}."]
+    return "\n".join(lines) + "\n"
+
+
+def _with_interval(accuracy: Mapping[str, float]) -> str:
+    return f"{_points(accuracy['mean'])} [{_points(accuracy['low'])}, {_points(accuracy['high'])}]"
+
+
+def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    rule = ["---", *["---:"] * (len(header) - 1)]
+    cells = [[text.replace("|", "\\|") for text in row] for row in rows]
+    return [f"| {' | '.join(row)} |" for row in (header, rule, *cells)]
+
+
+def show_table(results: Mapping[str, Any]) -> None:
+    """The same in the terminal."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column(HEADER[0], overflow="fold", min_width=16)
+    for name in HEADER[1:]:
+        table.add_column(Text(name), justify="right", no_wrap=True)
+    for row in table_rows(results):
+        table.add_row(*(Text(text) for text in row))
+    console = rich.get_console()
+    console.print()
+    console.print(table)
+    for line in versus_lines(results):
+        console.print(line, markup=False, highlight=False)
+    for name, line in results["failed"].items():
+        console.print(f"{name} failed: {line}", markup=False, highlight=False, style="red")
+    if results["missing"]:
+        console.print(f"Not run yet: {', '.join(results['missing'])}.", markup=False, highlight=False)

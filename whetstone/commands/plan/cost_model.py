@@ -1,0 +1,333 @@
+"""What a step costs on some number of GPUs: seconds and memory from flops, bytes and link speeds.
+Arithmetic only.
+
+Its constants are fitted to measurements on one H200 (docs/scale.md has them side by side): the share of
+the peak that the update and a decode step reach, and the time that a decode step takes per layer and the
+update per token beside that. Everything beyond one GPU is prediction.
+`python -m whetstone.commands.plan.cost_model` prints the tables of docs/scale.md.
+"""
+
+from dataclasses import dataclass, replace
+
+UPDATE_SHARE = 0.725  # of the peak, forward and backward, recomputation counted as work; compiled layers
+UPDATE_TOKEN_S = 4.2e-6  # beside that for each token, whatever the size: attention, norms, gates, the rest
+DECODE_SHARE = 0.86  # of the peak, or of the memory's speed, for the matrix products of a decode step
+# A decode step's time per layer beside products and cache: the native engine with its fused kernels, and a
+# model's own modules in a CUDA graph (from an early probe: 41,546 tokens/s at 1.5 B, 256 sequences).
+LAYER_S = {"native": 24e-6, "graph": 150e-6}
+VOCABULARY = 151_936  # of Qwen2.5, whose logits a decode step writes and reads once more to draw from
+ACTIVATIONS = 52  # bytes per token, layer and hidden unit that the backward pass keeps without checkpointing
+OVERLAP = 0.8  # share of FSDP's traffic that hides behind computation, where there is enough of it
+IMBALANCE = 1.05  # the fullest rank has so much more than the mean
+PICKLED = 24  # bytes per token of a rollout on its way to all ranks
+# Adam's states per weight, beside the weight itself: two float32 moments, or two of 8 bits with scales.
+STATES = {"adamw_torch": 8.0, "adamw_8bit": 2 + 8 / 256}
+BUCKETS = 2 * 64 * 2**20  # on the device, where the states are on the host
+HOST_LINK = 2e9  # bytes/s between hosts for such objects (gloo over TCP)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """One GPU and its links; `flops` and `memory_speed` as measured, not as printed."""
+
+    name: str
+    flops: float
+    memory_speed: float  # bytes/s
+    memory: float  # bytes
+    near_link: float  # bytes/s each way to GPUs of the same host
+    far_link: float  # bytes/s each way to GPUs of other hosts
+    per_host: int = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    name: str
+    parameters: float
+    layers: int
+    hidden: int
+    kv_bytes: int  # of keys and values per token, all layers, bf16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """One optimiser step."""
+
+    prompts: int
+    group: int
+    prompt_tokens: int
+    new_tokens: int
+    micro_batch_tokens: int = 32768
+    checkpointing: bool = True
+
+    @property
+    def update_tokens(self) -> int:
+        """A prompt is run once for its group."""
+        return self.prompts * (self.prompt_tokens + self.group * self.new_tokens)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    gpus: int
+    tp: int = 1
+    replicas: int = 1
+    optim: str = "adamw_torch"
+    offload: bool = False  # states on the host
+    decode: str | None = None  # None: native, or where layers are split an engine with plain CUDA graphs
+
+    @property
+    def shards(self) -> int:
+        return self.gpus // (self.tp * self.replicas)
+
+    @property
+    def layer_s(self) -> float:
+        return LAYER_S[self.decode or ("native" if self.tp == 1 else "graph")]
+
+    @property
+    def data(self) -> int:
+        return self.gpus // self.tp
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """Seconds of one step by stage, and bytes on each GPU."""
+
+    rollout_s: float
+    exchange_s: float
+    update_s: float
+    gather_s: float
+    memory: float
+    new_tokens: int
+
+    @property
+    def step_s(self) -> float:
+        return self.rollout_s + self.exchange_s + self.update_s + self.gather_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.new_tokens / self.step_s
+
+
+def predict(machine: Machine, model: Model, work: Work, layout: Layout) -> Cost:
+    completions = work.prompts * work.group
+    fullest = min(completions, -(-work.prompts // layout.data) * work.group)  # groups stay whole
+    rollout = work.new_tokens * decode_step(machine, model, work, layout, fullest)
+    update = update_seconds(machine, model, work, layout)
+    link = _link(machine, layout.shards * layout.tp)
+    gather = 2 * model.parameters / layout.tp * (1 - 1 / layout.shards) / link
+    exchange = 0.0
+    if layout.gpus > machine.per_host:  # every rank of a host gets everything over the same wire
+        exchange = completions * work.new_tokens * PICKLED * machine.per_host / HOST_LINK
+    return Cost(
+        rollout_s=rollout * IMBALANCE,
+        exchange_s=exchange,
+        update_s=update,
+        gather_s=gather,
+        memory=memory(model, work, layout),
+        new_tokens=completions * work.new_tokens,
+    )
+
+
+def decode_step(machine: Machine, model: Model, work: Work, layout: Layout, sequences: int) -> float:
+    """One new token for each of `sequences`: the products, bound by the weights' bytes or by flops; the
+    cache read once; logits written and read; the rest per layer.
+    """
+    length = work.prompt_tokens + work.new_tokens / 2
+    weights = 2 * model.parameters / layout.tp
+    products = max(weights / machine.memory_speed, weights * sequences / machine.flops) / DECODE_SHARE
+    cache = sequences * length * model.kv_bytes / layout.tp / machine.memory_speed
+    logits = 2 * 2 * sequences * VOCABULARY / layout.tp / machine.memory_speed
+    seconds = products + cache + logits + model.layers * layout.layer_s
+    if layout.tp > 1:  # two sums a layer, each at least the latency of a small message
+        traffic = 2 * sequences * model.hidden * 2 * (1 - 1 / layout.tp)
+        seconds += 2 * model.layers * (20e-6 + traffic / machine.near_link)
+    return seconds
+
+
+def update_seconds(machine: Machine, model: Model, work: Work, layout: Layout) -> float:
+    """Forward, backward and optimiser of the fullest rank, with the traffic that does not hide."""
+    tokens = work.update_tokens / layout.data * (IMBALANCE if layout.data > 1 else 1.0)
+    passes = 8 if work.checkpointing else 6
+    products = passes * model.parameters / (machine.flops * UPDATE_SHARE)
+    compute = tokens * (products + UPDATE_TOKEN_S * passes / 6) / layout.tp
+    batches = max(1.0, tokens / work.micro_batch_tokens)
+    own = model.parameters / layout.tp
+    # Gathered in bf16 on the way forward and back, gradients scattered in float32, each micro-batch.
+    traffic = 8 * own * (1 - 1 / layout.shards) * batches
+    sharding = traffic / _link(machine, layout.shards * layout.tp)
+    replicas = 8 * own / layout.shards * batches / machine.far_link if layout.replicas > 1 else 0.0
+    tensor = 0.0
+    if layout.tp > 1:  # four sums of the activations a layer, six with recomputation
+        sums = (6 if work.checkpointing else 4) * model.layers
+        tensor = sums * tokens * model.hidden * 2 * 2 * (1 - 1 / layout.tp) / machine.near_link
+    hidden = min(sharding + replicas, OVERLAP * compute)
+    optimiser = 28 * own / layout.shards / machine.memory_speed
+    return compute + tensor + sharding + replicas - hidden + optimiser
+
+
+def memory(model: Model, work: Work, layout: Layout) -> float:
+    """Weights, moments and gradients in shards; the copy to sample from; one gathered layer; activations.
+
+    A float32 weight is 4 bytes, whole in a shard or in two halves on a GPU alone, whose upper half is what
+    computes and samples: no copy there, and nothing to gather. The lower half goes to the host with the
+    moments.
+    """
+    own = model.parameters / layout.tp
+    alone = layout.gpus == 1
+    states = 0.0 if layout.offload else STATES[layout.optim]
+    weight = 2 if alone and layout.offload else 4
+    shards = (weight + states + 4) * own / layout.shards + (BUCKETS if layout.offload else 0)
+    copy = 0 if alone else 2 * own
+    a_layer = 0 if alone else 2 * own / model.layers * 2
+    width = model.hidden * work.micro_batch_tokens
+    if work.checkpointing:
+        activations = 2 * width * model.layers + ACTIVATIONS * width / layout.tp
+    else:
+        activations = ACTIVATIONS * width * model.layers / layout.tp
+    return shards + copy + a_layer + activations
+
+
+def _link(machine: Machine, spread: int) -> float:
+    return machine.near_link if spread <= machine.per_host else machine.far_link
+
+
+H200 = Machine(
+    name="H200",
+    flops=791e12,
+    memory_speed=4.3e12,
+    memory=139 * 2**30,
+    near_link=350e9,  # NVLink 4: 450 printed; not measured here
+    far_link=42e9,  # 400 Gb/s a GPU: 50 printed; not measured here
+)
+MODELS = {
+    "0.5B": Model(name="0.5B", parameters=0.494e9, layers=24, hidden=896, kv_bytes=24 * 2 * 64 * 4),
+    "1.5B": Model(name="1.5B", parameters=1.54e9, layers=28, hidden=1536, kv_bytes=28 * 2 * 128 * 4),
+    "3B": Model(name="3B", parameters=3.09e9, layers=36, hidden=2048, kv_bytes=36 * 2 * 128 * 4),
+    "7B": Model(name="7B", parameters=7.6e9, layers=28, hidden=3584, kv_bytes=28 * 4 * 128 * 4),
+    "14B": Model(name="14B", parameters=14.8e9, layers=48, hidden=5120, kv_bytes=48 * 8 * 128 * 4),
+    "32B": Model(name="32B", parameters=32.8e9, layers=64, hidden=5120, kv_bytes=64 * 8 * 128 * 4),
+    "70B": Model(name="70B", parameters=70.6e9, layers=80, hidden=8192, kv_bytes=80 * 8 * 128 * 4),
+}
+# The works of benchmarks/rollout.py and update.py; the update's with 73,765 tokens to run.
+BENCH = Work(prompts=32, group=8, prompt_tokens=192, new_tokens=512, checkpointing=False)
+RAGGED = Work(
+    prompts=32, group=8, prompt_tokens=192, new_tokens=264, checkpointing=False, micro_batch_tokens=16384
+)
+ONE = Layout(gpus=1)
+FITTED = {("decode", "1.5B", 256), ("decode", "1.5B", 1024)}
+FITTED |= {("update", "1.5B", 256), ("update", "3B", 256), ("memory", "1.5B", 256)}
+# What was measured: one H200, 2026-11-15 and 16, torch 2.11, benchmarks/results/{rollout,update,step}.json.
+# (The rollouts of 0.5B there are of an engine with slower kernels.)
+MEASURED = {
+    ("decode", "1.5B", 256): 102_270, ("decode", "1.5B", 1024): 124_968,
+    ("decode", "3B", 256): 60_032, ("decode", "3B", 1024): 71_819,
+    ("update", "0.5B", 256): 104_114, ("update", "1.5B", 256): 48_712, ("update", "3B", 256): 27_184,
+    ("memory", "0.5B", 256): 26.5, ("memory", "1.5B", 256): 61.3, ("memory", "3B", 256): 106.9,
+    ("step", "1.5B", 256): 4.41,
+}  # fmt: skip
+WORDS = {
+    "decode": "sampled tokens/s, {} sequences, native engine",
+    "update": "tokens run/s in the update, no checkpointing",
+    "memory": "GB at the peak of that update",
+    "step": "seconds of a whole step, 32 prompts x 8 x 512",
+}
+
+
+def predicted(what: str, name: str, sequences: int) -> float:
+    """The model's word for a measurement."""
+    model = MODELS[name]
+    decode = sequences / decode_step(H200, model, BENCH, ONE, sequences)
+    if what == "decode":
+        return decode
+    if what == "update":
+        return RAGGED.update_tokens / update_seconds(H200, model, RAGGED, ONE)
+    if what == "memory":
+        return memory(model, RAGGED, ONE) / 1e9
+    sampled = sequences * BENCH.new_tokens
+    return sampled / decode + update_seconds(H200, model, BENCH, ONE)
+
+
+def measured() -> list[tuple[str, float, float]]:
+    """Predictions beside measurements."""
+    rows = []
+    for key, seen in MEASURED.items():
+        what, name, sequences = key
+        words = f"{name}: {WORDS[what].format(f'{sequences:,}')} "
+        words += "(fitted)" if key in FITTED else "(predicted)"
+        rows.append((words, predicted(what, name, sequences), seen))
+    return rows
+
+
+def scaling(model: str, work: Work, layouts: list[Layout]) -> list[str]:
+    """Rows of a table: one layout each."""
+    rows = []
+    for layout in layouts:
+        cost = predict(H200, MODELS[model], work, layout)
+        shape = f"{layout.replicas} x {layout.shards} x {layout.tp}"
+        fits = "" if cost.memory < 0.9 * H200.memory else " (too much)"
+        rows.append(
+            f"| {layout.gpus:,} | {shape} | {cost.rollout_s:.1f} | {cost.exchange_s:.1f} "
+            f"| {cost.update_s:.1f} | {cost.gather_s:.2f} | {cost.step_s:.1f} | {cost.tokens_per_s:,.0f} | "
+            f"{cost.tokens_per_s / layout.gpus:,.0f} | {cost.memory / 1e9:.0f}{fits} |"
+        )
+    return rows
+
+
+# The layouts that docs/scale.md suggests to start with, and the model each is for.
+SUGGESTED = (
+    ("1.5B", Layout(gpus=1)),
+    ("3B", Layout(gpus=1)),
+    ("3B", Layout(gpus=4)),
+    ("7B", Layout(gpus=4)),
+    ("7B", Layout(gpus=8)),
+    ("14B", Layout(gpus=8)),
+    ("14B", Layout(gpus=8, tp=2)),
+    ("32B", Layout(gpus=16, tp=2)),
+    ("32B", Layout(gpus=16, tp=4)),
+    ("70B", Layout(gpus=32, tp=8)),
+    ("70B", Layout(gpus=64, tp=8)),
+)
+
+
+def memory_rows() -> list[str]:
+    """Rows of a table: GB on each GPU for full training, in the layouts of `SUGGESTED`.
+
+    The columns: as it is, `optim: adamw_8bit`, `cpu_offload: optimizer`, and which GPUs hold the first.
+    """
+    work = Work(prompts=128, group=8, prompt_tokens=256, new_tokens=2048)
+    rows = []
+    for name, layout in SUGGESTED:
+        ways = (layout, replace(layout, optim="adamw_8bit"), replace(layout, offload=True))
+        needs = [memory(MODELS[name], work, way) / 1e9 for way in ways]
+        fits = [str(size) for size in (80, 141) if needs[0] < 0.9 * size]
+        shape = f"{layout.gpus}" if layout.tp == 1 else f"{layout.gpus}, `tp_size: {layout.tp}`"
+        figures = " | ".join(f"{need:.0f}" for need in needs)
+        rows.append(f"| {name} | {shape} | {figures} | {', '.join(fits) or 'neither'} |")
+    return rows
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def main() -> None:
+    print("| what | computed | measured | ratio |\n|---|---|---|---|")
+    for what, computed, seen in measured():
+        print(f"| {what} | {_figure(computed)} | {_figure(seen)} | {computed / seen:.2f} |")
+    print("\n| model | GPUs | GB | `adamw_8bit` | `cpu_offload: optimizer` | fits into GB |")
+    print("|---|---|---|---|---|---|")
+    print("\n".join(memory_rows()))
+    head = "\n| GPUs | replicas x shards x tp | rollout s | exchange s | update s | gather s | step s "
+    head += "| tokens/s | per GPU | GB |"
+    for name, prompts, layouts in (
+        ("1.5B", 128, [Layout(gpus=n) for n in (1, 2, 4, 8)]),
+        ("7B", 256, [Layout(gpus=8), *(Layout(gpus=n, replicas=n // 8) for n in (16, 64))]),
+        ("32B", 512, [Layout(gpus=16, tp=2), Layout(gpus=64, tp=4, replicas=4)]),
+        ("70B", 1024, [Layout(gpus=n, tp=8, replicas=max(1, n // 64)) for n in (32, 64, 256, 1024)]),
+    ):
+        work = Work(prompts=prompts, group=8, prompt_tokens=256, new_tokens=2048)
+        print(f"\n{name}: {prompts} prompts x 8 completions of 2,048 tokens a step{head}\n|{'---|' * 10}")
+        print("\n".join(scaling(name, work, layouts)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""`whet profile`: one step to warm up, some steps timed, and one more under torch's profiler.
+
+The loop is training's own (`train.loop`) with a recorder in the place of the metrics; there is no evaluation
+and no checkpoint, and the run's other files go to a scratch folder. Times and memory are those of the steps
+without the profiler, which slows everything down; only what the time was spent on comes from the last one.
+"""
+
+import contextlib
+import datetime
+import logging
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from whetstone.commands.profile.page import Profile, draw, show_page, write_page
+from whetstone.commands.profile.trace import analyse, read_events
+from whetstone.config import Config, Loaded, make_plan
+from whetstone.errors import UserError
+from whetstone.run.folder import path_of, scratch_folder
+from whetstone.run.timing import Meter, device_name
+from whetstone.train import build, describe_model, loop, meet
+
+logger = logging.getLogger("whetstone")
+
+TRACE, PAGE, PICTURE = "trace.json.gz", "profile.md", "profile.png"
+
+
+def profile(loaded: Loaded, *, num_timed: int = 2) -> Path:
+    """Profile a configuration; returns the folder with trace, page and picture."""
+    if loaded.config.run.trainer != "whetstone":
+        raise UserError("whet profile looks into whetstone's own loop: set trainer=whetstone.")
+    if num_timed < 1:
+        raise UserError("whet profile needs at least one step to time: leave --steps out, or set it to 2.")
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own chatter
+    with contextlib.ExitStack() as stack:
+        scratch = stack.enter_context(scratch_folder())
+        config, notes = shorten(loaded.config, scratch, num_timed)
+        short = replace(loaded, config=config, notes=(*loaded.notes, *notes))
+        ranks = meet(config, stack)
+        parts, _, _ = build(short, ranks, stack)
+        parts.meter.exact = True
+        recorder = Recorder(meter=parts.meter, num_timed=num_timed, trace=scratch / TRACE)
+        loop(replace(parts, metrics=recorder), 0, 0.0)  # type: ignore[arg-type]
+        if not ranks.is_main:
+            return scratch
+        folder = free_folder(path_of(loaded.config) / "profile")
+        folder.mkdir(parents=True)
+        shutil.move(scratch / TRACE, folder / TRACE)
+        found = Profile(
+            name=loaded.config.run.run_name or path_of(loaded.config).name,
+            date=datetime.date.today().isoformat(),
+            model=describe_model(parts.policy, config),
+            device=device_name(parts.policy.device) or f"CPU, {torch.get_num_threads()} threads",
+            memory_gb=_memory_gb(parts.policy.device),
+            config=config,
+            peak_flops=parts.meter.peak_flops,
+            rows=recorder.rows[1 : 1 + num_timed],
+            peaks_gb=recorder.peaks_gb[1 : 1 + num_timed],
+            profiled=recorder.rows[-1],
+            spent=analyse(read_events(folder / TRACE)),
+        )
+        draw(found, folder / PICTURE)
+        page = write_page(found, folder / PAGE, picture=PICTURE, trace=TRACE)
+    show_page(page)
+    logger.info(f"The page, its picture and the trace are in {folder}.")
+    return folder
+
+
+def shorten(config: Config, scratch: Path, num_timed: int) -> tuple[Config, list[str]]:
+    """The same steps, fewer of them, in a folder that is thrown away; and what the user should know."""
+    notes = []
+    if config.rollout.async_rollouts:
+        notes.append("async_rollouts is off here: stages are timed one after the other.")
+    # Any number of problems will do: only the updates of a batch are asked for.
+    batch = make_plan(_changed(config, "update", max_steps=-1), num_problems=10**6).updates_per_batch
+    to_steps = config.rollout.gradient_accumulation_steps if config.update.batch_counts_as_step else 1
+    config = _changed(config, "update", max_steps=(2 + num_timed) * batch * to_steps)
+    config = _changed(config, "rollout", async_rollouts=0)
+    config = _changed(config, "evaluation", eval_num_samples=0)
+    quiet: dict[str, Any] = {"report_to": [], "save_strategy": "no", "log_completions_steps": 0}
+    alone = {"auto_resume": False, "resume_from_checkpoint": None, "output_dir": str(scratch)}
+    return _changed(config, "run", **quiet, **alone), notes
+
+
+def _changed(config: Config, room: str, **values: Any) -> Config:
+    return config.model_copy(update={room: dict(config)[room].model_copy(update=values)})
+
+
+@dataclass
+class Recorder:
+    """Stands where the loop logs its rows: keeps them, and starts and stops the profiler between steps."""
+
+    meter: Meter
+    num_timed: int
+    trace: Path
+    rows: list[dict[str, float]] = field(default_factory=list)
+    peaks_gb: list[dict[str, float]] = field(default_factory=list)
+    profiler: torch.profiler.profile | None = None
+
+    def log(self, step: int, row: Mapping[str, float]) -> None:
+        if self.profiler is not None:
+            self.profiler.stop()
+            self.profiler.export_chrome_trace(str(self.trace))
+        self.rows.append(dict(row))
+        self.peaks_gb.append(dict(self.meter.clock.peaks_gb))
+        if len(self.rows) == 1 + self.num_timed:
+            kinds = [torch.profiler.ProfilerActivity.CPU]
+            if self.meter.device.type == "cuda":
+                kinds.append(torch.profiler.ProfilerActivity.CUDA)
+            self.profiler = torch.profiler.profile(activities=kinds)
+            self.profiler.start()
+
+
+def free_folder(folder: Path) -> Path:
+    """`profile`, or `profile-2` and so on where there is one already: an earlier one is worth comparing."""
+    number, free = 1, folder
+    while free.exists():
+        number += 1
+        free = folder.with_name(f"{folder.name}-{number}")
+    return free
+
+
+def _memory_gb(device: torch.device) -> float | None:
+    """All the memory of a GPU."""
+    if device.type != "cuda":
+        return None
+    return torch.cuda.get_device_properties(device).total_memory / 1e9

@@ -1,0 +1,417 @@
+"""Every knob: typed, bounded, documented. One frozen model per room, each owning its own keys.
+
+The algorithm's are in `loss.py`, the update's in `update.py`, those of several devices in `parallel.py`, of
+measuring in `measure.py`. A YAML file is flat; `load.py` sorts its keys into these rooms. The text under a
+field is its help in `whet config`. Checks that concern one room live here; batch arithmetic is in `plan.py`.
+No torch here, and nothing is read from disk.
+"""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from whetstone.config.base import MAX_COUNT, MAX_STEPS, Name, Room, Seed, Steps, Text
+from whetstone.config.curriculum import CurriculumSpec
+from whetstone.config.engines import EnginesRoom
+from whetstone.config.loss import CriticRoom, LossRoom
+from whetstone.config.measurement import MeasureRoom
+from whetstone.config.parallel import ParallelRoom
+from whetstone.config.paths import as_texts, check_run_name, check_sinks
+from whetstone.config.programs import ProgramsRoom
+from whetstone.config.update import UpdateRoom
+
+
+class ModelRoom(Room):
+    """Which model, in which precision, with which adapter."""
+
+    model_name_or_path: Name = "pebble"
+    """`pebble` (embedded), `smollm2-135m`, or any folder or hub name that transformers can load."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to train; `auto` takes the GPU if there is one."""
+    bf16: bool = False
+    """Weights and activations in bfloat16, trained as float32 (docs/update.md). A CPU runs in float32 all the
+    same: it is faster there.
+    """
+    fp16: bool = False
+    """Taken for bf16, which needs no loss scaling."""
+    attn_implementation: Name | None = None
+    """Attention of the `hf` engine's generate. The update and the native engine bring their own packed
+    attention.
+    """
+    gradient_checkpointing: bool | Literal["auto"] = "auto"
+    """Run layers again in the backward pass instead of keeping their activations: less memory, up to a third
+    more time. `auto`: as few layers as memory asks for, found at the start on a GPU; none elsewhere.
+    """
+    torch_compile: bool | Literal["auto"] = "auto"
+    """Compile the layers for the update: about a quarter faster on a GPU, after some seconds at the start.
+    `auto`: on a GPU, for models from 50 M parameters on. Not with tp_size above 1.
+    """
+    use_peft: bool = False
+    """Train a LoRA adapter instead of all weights."""
+    lora_r: int = Field(default=16, ge=1, le=4096)
+    """Rank of the adapter."""
+    lora_alpha: int = Field(default=32, ge=1, le=1_048_576)
+    """Scale of the adapter: its product is multiplied by lora_alpha / lora_r."""
+    lora_dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Dropout in front of the adapter, in the update only."""
+    lora_target_modules: Name | list[Name] | None = "all-linear"
+    """Which linear layers get an adapter: `all-linear`, or a list of module names."""
+    apply_chat_template: bool = True
+    """Format messages by the tokenizer's chat template; false for base models (see `prompt_template`)."""
+    chat_template: Text | None = None
+    """A chat template (Jinja) in place of the tokenizer's own."""
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Variables for the chat template, such as {enable_thinking: false}."""
+    prompt_template: Text = "{system}\nUser: {question}\nAssistant: "
+    """The prompt without chat template; `{system}` and `{question}` are filled in."""
+    assistant_prefix: Text = ""
+    """Text that the assistant's turn begins with, part of the prompt: `Let me solve this step by
+    step.\\n<think>`.
+    """
+
+    @field_validator("bf16", "fp16", "chat_template_kwargs", mode="before")
+    @classmethod
+    def _none_is_the_default(cls, value: Any, info: ValidationInfo) -> Any:
+        return ({} if info.field_name == "chat_template_kwargs" else False) if value is None else value
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        taken = {"tokenize", "add_generation_prompt", "messages", "conversation"} & set(
+            self.chat_template_kwargs
+        )
+        if taken:
+            raise ValueError(f"chat_template_kwargs sets {', '.join(sorted(taken))}: leave it out")
+        if self.fp16:
+            raise ValueError("fp16 training needs loss scaling, which is not here: set bf16: true or neither")
+        return self
+
+
+class TaskSpec(Room):
+    """One entry of `datasets`: its share of the mixture, the task's own settings, and how they get harder."""
+
+    weight: float = Field(default=1.0, ge=0, le=MAX_COUNT)
+    config: dict[str, Any] = Field(default_factory=dict)
+    curriculum: CurriculumSpec | None = None
+
+    @field_validator("curriculum", mode="before")
+    @classmethod
+    def _a_switch_will_do(cls, value: Any) -> Any:
+        return {True: {}, False: None}[value] if isinstance(value, bool) else value
+
+
+_WITHOUT_TAGS = frozenset({"math", "code", "rows"})  # tasks whose own prompts ask for no <answer> tags
+_PROMPTS_WITH_TAGS = frozenset({"DeepSeekZero", "default", "simple", "direct", "chain_of_draft"})
+
+
+class TasksRoom(Room):
+    """Which problems, and what is paid for their answers."""
+
+    datasets: dict[str, TaskSpec] = Field(default_factory=dict)
+    """Tasks to train on: `{name: {weight, config, curriculum}}`, as a mapping or JSON text. With
+    `curriculum: true` (or `{start, top, up, down, window}`) a task of reasoning-gym gets harder as accuracy
+    rises.
+    """
+    eval_datasets: dict[str, TaskSpec] = Field(default_factory=dict)
+    """Tasks to evaluate on; empty: the training tasks (on other problems)."""
+    dataset_size: int = Field(default=10_000, ge=1, le=10_000_000)
+    """How many training problems there are before they come round again (generated tasks)."""
+    dataset_seed: Seed = 1
+    """Seed of the training problems."""
+    eval_dataset_seed: Seed = 2
+    """Seed of the evaluation problems."""
+    developer_prompt: Text | None = None
+    """System message: one of reasoning-gym's names (DeepSeekZero, default, simple, direct, chain_of_draft) or
+    a text.
+    """
+    developer_role: Name = "system"
+    """Role under which the developer prompt is given; `user` puts it in front of the question."""
+    reward_funcs: list[Name] = Field(default_factory=lambda: ["accuracy", "format"])
+    """What is paid for: `accuracy`, `format`, `length`, or your own `my_rewards.py:function` with TRL's
+    signature. Default: accuracy, and format where the prompts ask for tags (reasoning-gym, countdown).
+    """
+    reward_weights: list[Annotated[float, Field(ge=-MAX_COUNT, le=MAX_COUNT)]] | None = None
+    """One weight per entry of reward_funcs; all 1 by default."""
+    reward_correct: float = Field(default=1.0, ge=-MAX_COUNT, le=MAX_COUNT)
+    """Math and rows: accuracy reward of a right answer."""
+    reward_wrong: float = Field(default=-1.0, ge=-MAX_COUNT, le=MAX_COUNT)
+    """Math and rows: accuracy reward of a wrong answer; 0 by default where all tasks are rows."""
+    reward_no_answer: float = Field(default=-0.5, ge=-MAX_COUNT, le=MAX_COUNT)
+    """Math and rows: accuracy reward where no answer is found; 0 by default where all tasks are rows."""
+    overlong_buffer_length: int = Field(default=0, ge=0, le=16_777_216)
+    """The `length` reward falls from 0 to -1 over the last so many tokens before max_completion_length."""
+    reward_timeout_s: float = Field(default=10.0, gt=0, le=86_400)
+    """Hard time limit for scoring one answer; one that takes longer earns nothing and is counted."""
+    reward_workers: int = Field(default=0, ge=0, le=256)
+    """Processes that score answers (of each rank); 0: one per two cores, at least one and at most 16."""
+    max_reward_failure_share: float = Field(default=0.2, ge=0, le=1)
+    """The run stops when scoring fails (hangs, crashes, raises) on more than this share of a step's
+    answers.
+    """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rows_pay_0_or_1(cls, values: Any) -> Any:
+        """Rows of the user's own pay 1 for a right answer and 0 for all others, unless somebody chose."""
+        datasets = values.get("datasets") if isinstance(values, dict) else None
+        if isinstance(datasets, dict) and datasets and all(str(n).split("/")[0] == "rows" for n in datasets):
+            pays = {"reward_wrong": 0.0, "reward_no_answer": 0.0}
+            return {**pays, **values}
+        return values
+
+    @field_validator("datasets", "eval_datasets", mode="before")
+    @classmethod
+    def _specs(cls, value: Any) -> Any:
+        import json
+
+        if isinstance(value, str) and (value.lstrip().startswith("{") or not value.strip()):
+            try:
+                value = json.loads(value) if value.strip() else {}
+            except (json.JSONDecodeError, RecursionError) as error:
+                raise ValueError(f"this JSON text can't be read ({error})") from None
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            raise ValueError(
+                "give a mapping of task names, such as {chain_sum: {weight: 1.0, config: {max_terms: 3}}}"
+            )
+        return {name: {} if spec is None else spec for name, spec in value.items()}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_rewards(cls, values: Any) -> Any:
+        """The format reward is for tasks whose prompt asks for tags: math alone pays for the answer alone."""
+        if not isinstance(values, dict) or "reward_funcs" in values or not values.get("datasets"):
+            return values
+        try:
+            names = cls._specs(values["datasets"])
+        except ValueError:  # the field's own check says what is wrong with it
+            return values
+        prompt = str(values.get("developer_prompt") or "")
+        asks = "<answer>" in prompt or prompt.strip() in _PROMPTS_WITH_TAGS
+        if asks or any(str(name).split("/")[0] not in _WITHOUT_TAGS for name in names):
+            return values
+        return {**values, "reward_funcs": ["accuracy"]}
+
+    @field_validator("reward_funcs", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.reward_funcs:
+            raise ValueError("reward_funcs is empty: name at least `accuracy`")
+        fixed = next((name for name, spec in self.eval_datasets.items() if spec.curriculum), None)
+        if fixed is not None:
+            raise ValueError(
+                f"eval_datasets gives {fixed} a curriculum, but the evaluation's problems never change: move "
+                "it to datasets"
+            )
+        if self.reward_weights is not None and len(self.reward_weights) != len(self.reward_funcs):
+            raise ValueError(
+                f"reward_weights has {len(self.reward_weights)} entries for {len(self.reward_funcs)} "
+                "reward_funcs "
+                f"({', '.join(self.reward_funcs)}): give one weight for each"
+            )
+        return self
+
+
+class RolloutRoom(Room):
+    """How many completions, how long, and how they are sampled."""
+
+    num_generations: int = Field(default=8, ge=1, le=65_536)
+    """Completions per prompt: the group whose mean is the baseline."""
+    generation_batch_size: int | None = Field(default=None, ge=1, le=MAX_COUNT)
+    """Completions of one round of sampling, of all devices; TRL's other way to say steps_per_generation."""
+    prompts_per_step: int | None = Field(default=None, ge=1, le=MAX_COUNT)
+    """Prompts per optimiser step. Default: per_device_train_batch_size x gradient_accumulation_steps /
+    num_generations.
+    """
+    per_device_train_batch_size: int = Field(default=8, ge=1, le=MAX_COUNT)
+    """Completions per device and accumulation step (TRL's arithmetic; memory is governed by
+    micro_batch_tokens).
+    """
+    gradient_accumulation_steps: int = Field(default=1, ge=1, le=MAX_COUNT)
+    """Accumulation steps per optimiser step (TRL's arithmetic)."""
+    steps_per_generation: int | None = Field(default=None, ge=1, le=MAX_COUNT)
+    """Accumulation steps served by one round of sampling; a multiple of gradient_accumulation_steps, and its
+    default.
+    """
+    max_prompt_length: int | None = Field(default=None, ge=1, le=16_777_216)
+    """Longer prompts lose their beginning (counted in the metrics). Default: no limit but the model's."""
+    max_completion_length: int = Field(default=512, ge=1, le=16_777_216)
+    """Most tokens sampled for an answer; one that reaches it is truncated."""
+    temperature: float = Field(default=1.0, gt=0, le=1_000)
+    """Sampling temperature in training; the loss uses logprobs at the same temperature."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Sample from the smallest set of tokens with this much probability."""
+    top_k: int | None = Field(default=None, ge=0, le=16_777_216)
+    """Sample from the k likeliest tokens; none or 0: all."""
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    """Sample only tokens at least this likely relative to the likeliest."""
+    rollout_engine: Literal["native", "hf", "vllm", "sglang"] = "native"
+    """Who samples: `native` (in this process, on the policy's own weights), `hf` (transformers' generate),
+    `vllm` or `sglang` (docs/servers.md).
+    """
+    use_vllm: bool = False
+    """TRL's way to say rollout_engine: vllm."""
+    vllm_mode: Literal["server", "colocate"] = "server"
+    """Where vLLM runs: a server of its own, or in this process."""
+    dynamic_sampling: bool = False
+    """Replace prompts whose completions all earn the same, which teach nothing, by fresh ones (DAPO)."""
+    dynamic_sampling_max_rounds: int = Field(default=3, ge=1, le=1_000)
+    """Dynamic sampling gives up after so many rounds and trains on what it has."""
+    async_rollouts: int = Field(default=0, ge=0, le=1)
+    """1: the next batch is sampled while the update learns from this one, by weights one batch old. The
+    native and hf engines then sample from a copy of the weights.
+    """
+    rollout_quantization: Literal["none", "fp8"] = "none"
+    """fp8: the native engine on a GPU decodes with 8-bit copies of the MLPs' matrices: faster, from a model
+    that is not quite the one that trains, so `sampler_correction` is then token_truncate unless you choose.
+    """
+    max_slots: int | None = Field(default=None, ge=1, le=65_536)
+    """Sequences decoded at once; more wait for a free slot. Default: 1,024 on a GPU, 256 elsewhere."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _use_vllm(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("use_vllm") is True:
+            engine = values.setdefault("rollout_engine", "vllm")
+            if engine != "vllm":
+                raise ValueError(f"use_vllm is true, but rollout_engine is {engine}: leave one of them out")
+        return values
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.generation_batch_size is not None and self.steps_per_generation is not None:
+            raise ValueError(
+                "generation_batch_size and steps_per_generation both say how long a batch lasts: leave one "
+                "out"
+            )
+        if self.rollout_engine == "sglang" and self.vllm_mode == "colocate":
+            raise ValueError("vllm_mode: colocate is for vLLM; SGLang runs as a server: leave vllm_mode out")
+        if self.rollout_quantization != "none" and self.rollout_engine != "native":
+            raise ValueError(
+                "rollout_quantization is for rollout_engine: native, and this one is "
+                f"{self.rollout_engine}: leave it out, or give the server its own option (server_args)"
+            )
+        return self
+
+
+class EvaluationRoom(Room):
+    """The fixed problems that progress is measured on."""
+
+    fixed_eval_steps: Steps = 0
+    """Evaluate every so many steps, beside step 0 and the end; 0: only those two; below 1: a share of all
+    steps.
+    """
+    eval_num_samples: int = Field(default=100, ge=0, le=100_000)
+    """How many fixed problems (spread over eval_datasets by weight); 0: no evaluation."""
+    eval_samples_per_problem: int = Field(default=1, ge=1, le=16_384)
+    """Completions per problem; more than one gives pass@k."""
+    eval_temperature: float | None = Field(default=None, ge=0, le=1_000)
+    """Sampling temperature of the evaluation, 0 is greedy; default: temperature."""
+    eval_greedy: bool = True
+    """Also report greedy accuracy at step 0 and at the end."""
+    eval_num_examples_to_print: int = Field(default=3, ge=0, le=100_000)
+    """Examples shown in the terminal at every evaluation."""
+    per_device_eval_batch_size: int | None = Field(default=None, ge=1, le=MAX_COUNT)
+    """Completions sampled at once in evaluation; default: max_slots."""
+    eval_only: bool = False
+    """Evaluate and stop."""
+    checkpoint_path: Name | None = None
+    """Model folder or checkpoint to evaluate; default: model_name_or_path."""
+
+
+class RunRoom(Room):
+    """Where things go, how often, and how a run is found again."""
+
+    output_dir: Name = "outputs"
+    """Parent of the run folder; the folder itself where run_name is empty."""
+    run_name: Name | None = None
+    """Name of the run and of its folder inside output_dir."""
+    trainer: Literal["whetstone", "trl"] = "whetstone"
+    """Who trains: this package, or TRL's own GRPOTrainer with the same tasks, rewards and evaluation."""
+    seed: Seed = 42
+    """Seed of the sampling and of everything else that is random in a run."""
+    report_to: list[Name] = Field(default_factory=list)
+    """Beside metrics.jsonl and the terminal: wandb, tensorboard, trackio; none switches all of these off."""
+    wandb_project: Name = "whetstone"
+    """Project name for wandb and trackio."""
+    wandb_name: Name | None = None
+    """Name of the run in wandb and trackio; default: run_name. It does not change the folder."""
+    wandb_entity: Name | None = None
+    """Team or user of wandb that the run belongs to; default: wandb's own."""
+    wandb_tags: list[Name] = Field(default_factory=list)
+    """Tags of the run in wandb, as a list or a text with commas."""
+    logging_steps: int = Field(default=1, ge=1, le=MAX_STEPS)
+    """Steps between lines in the terminal and in report_to; metrics.jsonl has every step."""
+    logging_first_step: bool = True
+    """Show the first step whatever logging_steps says."""
+    log_reward_variance: bool = True
+    """Log the shares of prompts whose rewards, and whose answers, differ."""
+    verbose_variance_logging: bool = False
+    """Print the completions of every prompt whose answers differ."""
+    log_completions_steps: int = Field(default=10, ge=0, le=MAX_STEPS)
+    """Write all completions of every so-many-th step into completions/; 0: never."""
+    save_strategy: Literal["steps", "epoch", "no"] = "steps"
+    """When checkpoints are written."""
+    save_steps: Steps = Field(default=500, gt=0)
+    """Steps between checkpoints; below 1: a share of all steps."""
+    save_total_limit: int | None = Field(default=None, ge=1, le=MAX_COUNT)
+    """Keep only so many newest checkpoints."""
+    auto_resume: bool = False
+    """Go on from the newest whole checkpoint in the run folder, if there is one."""
+    resume_from_checkpoint: Name | bool | None = None
+    """Go on from this checkpoint (a folder, or true for the newest)."""
+    overwrite_output_dir: bool = False
+    """Begin anew in a folder that holds another run, which is moved aside."""
+
+    @field_validator("save_strategy", mode="before")
+    @classmethod
+    def _no_is_a_word(cls, value: Any) -> Any:
+        return "no" if value is False else value  # YAML reads a bare `no` as false
+
+    _run_name = field_validator("run_name", mode="before")(check_run_name)
+    _sinks = field_validator("report_to", mode="before")(check_sinks)
+    _tags = field_validator("wandb_tags", mode="before")(as_texts)
+
+
+class Config(Room):
+    """A whole run, room by room."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _weigh_samples(cls, rooms: Any) -> Any:
+        """Samples that are one batch old, or of rounded weights, are weighed by the difference, unless
+        somebody chose.
+        """
+        flat = rooms if isinstance(rooms, dict) else {}
+        rollout, loss = flat.get("rollout"), flat.get("loss", {})
+        if not isinstance(rollout, dict) or not isinstance(loss, dict):
+            return rooms
+        if rollout.get("async_rollouts") or rollout.get("rollout_quantization", "none") != "none":
+            return {**flat, "loss": {"sampler_correction": "token_truncate", **loss}}
+        return rooms
+
+    model: ModelRoom = ModelRoom()
+    tasks: TasksRoom = TasksRoom()
+    programs: ProgramsRoom = ProgramsRoom()
+    rollout: RolloutRoom = RolloutRoom()
+    engines: EnginesRoom = EnginesRoom()
+    update: UpdateRoom = UpdateRoom()
+    loss: LossRoom = LossRoom()
+    critic: CriticRoom = CriticRoom()
+    evaluation: EvaluationRoom = EvaluationRoom()
+    run: RunRoom = RunRoom()
+    parallel: ParallelRoom = ParallelRoom()
+    measure: MeasureRoom = MeasureRoom()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.rollout.vllm_mode == "colocate" and self.engines.addresses:
+            raise ValueError(
+                f"vllm_mode is colocate, but the server {self.engines.addresses[0]} is named: leave the "
+                "server out, or set vllm_mode: server"
+            )
+        return self

@@ -1,0 +1,167 @@
+"""Checks behind `whet explain` for what not every run has: a critic, adaptive coefficients, a local KL,
+dynamic sampling, rollouts one batch behind, a curriculum.
+
+Each is a function Story -> Verdict | None, pure, as in `checks.py`, which has the general ones.
+"""
+
+from whetstone.diagnosis.verdicts import Severity, Story, Verdict, percent
+
+ENOUGH_ROWS = 10  # fewer say nothing about whether something learns or is stuck
+
+
+def critic_harms(story: Story) -> Verdict | None:
+    """The critic's values are worse than a constant, or it does not learn."""
+    losses, explained = story.column("value_loss"), story.late("explained_variance")
+    if len(losses) < ENOUGH_ROWS or explained is None:
+        return None
+    early, late = story.early("value_loss") or 0.0, story.late("value_loss") or 0.0
+    if explained >= 0 and (late < 0.9 * early or explained > 0.1):
+        return None
+    rate = story.config.get("critic_learning_rate")
+    worse = explained < 0
+    return Verdict(
+        title="The critic harms: it is worse than a constant" if worse else "The critic does not learn",
+        evidence=f"It explains {percent(explained)} of the variance of the recent returns"
+        f"{' (below 0 %: a constant would be nearer)' if worse else ''}; its loss went from {early:.3g} to "
+        f"{late:.3g} at a critic_learning_rate of {rate}.",
+        remedy="Raise critic_learning_rate (1e-3 to 1e-2 for critic: head, ten times learning_rate for "
+        "critic: model), give it critic_warmup_steps=10 before the policy moves, set value_clip to none or "
+        "gae_lambda nearer to 1; or use groups instead (advantage=group), which need no critic.",
+        severity=Severity.GRAVE if explained < -0.5 else Severity.WARNING,
+    )
+
+
+def dynamic_sampling_wastes(story: Story) -> Verdict | None:
+    """Most of what is sampled is thrown away."""
+    extra = story.late_or("dynamic_sampling_extra", 0.0)
+    wasted = extra / (1 + extra)
+    if wasted <= 0.5:
+        return None
+    accuracy = story.late_or("accuracy", 0.0)
+    direction = "harder" if accuracy > 0.5 else "easier"
+    return Verdict(
+        title="Dynamic sampling throws most samples away",
+        evidence=f"{extra:.2g} prompts were sampled again for each that is learnt from: {percent(wasted)} of "
+        f"all samples taught nothing, at an accuracy in training of {percent(accuracy)} among those kept.",
+        remedy=f"Make the problems {direction} (the settings under datasets, or a curriculum), raise "
+        "num_generations so that rewards differ within a prompt, or lower dynamic_sampling_max_rounds.",
+        severity=Severity.WARNING,
+    )
+
+
+def local_kl_idle(story: Story) -> Verdict | None:
+    """A KL against the policy that sampled is 0 at the first update of a batch."""
+    config = story.config
+    if not config.get("beta") or config.get("kl_target") != "rollout":
+        return None
+    kl = story.late_or("kl", 0.0)
+    if story.updates_per_batch > 1 and kl > 1e-6:
+        return None
+    why = (
+        "each batch is used for one update, before which the policy is the one it is compared with"
+        if story.updates_per_batch == 1
+        else "the policy hardly moves within a batch"
+    )
+    return Verdict(
+        title="The local KL has no effect",
+        evidence=f"kl_target is rollout and beta {config['beta']}, but the recent KL is {kl:.2g}: {why}.",
+        remedy="Set num_iterations or steps_per_generation higher, or kl_target=base for a pull towards the "
+        "first weights; with beta=0 nothing would change now.",
+        severity=Severity.WARNING,
+    )
+
+
+def entropy_bonus_pinned(story: Story) -> Verdict | None:
+    """The adaptive bonus has come to its end, and the entropy has not reached its target."""
+    coef, entropy = story.late("entropy_coef"), story.late("entropy")
+    most, target = story.config.get("entropy_coef_max"), story.config.get("entropy_target")
+    if coef is None or entropy is None or most is None or target is None:
+        return None
+    if coef < 0.999 * float(most) or entropy >= float(target):
+        return None
+    return Verdict(
+        title="The entropy bonus is at its bound",
+        evidence=f"entropy_coef has risen to its maximum, {float(most):g}, and the entropy is {entropy:.3g}, "
+        f"still below entropy_target {float(target):g}.",
+        remedy="Raise entropy_coef_max, or lower learning_rate so that less entropy is lost; a lower "
+        "entropy_target where that much is not needed.",
+        severity=Severity.WARNING,
+    )
+
+
+def beta_overrun(story: Story) -> Verdict | None:
+    """The adaptive beta grows and grows, and the KL stays beyond its target."""
+    beta, kl = story.late("beta"), story.late("kl")
+    wanted, first = story.config.get("kl_target_value"), float(story.config.get("beta") or 0.0)
+    if beta is None or kl is None or wanted is None or len(story.rows) < ENOUGH_ROWS:
+        return None
+    if kl <= 2 * float(wanted) or beta <= 2 * first:
+        return None
+    return Verdict(
+        title="The adaptive beta can't hold the KL",
+        evidence=f"beta has grown from {first:g} to {beta:.3g}, and the KL is {kl:.3g}, over twice "
+        f"kl_target_value ({float(wanted):g}).",
+        remedy="Begin with a larger beta, lower learning_rate, or allow more with a larger kl_target_value.",
+        severity=Severity.WARNING,
+    )
+
+
+def samples_too_old(story: Story) -> Verdict | None:
+    """One batch of updates moves the policy so far that the importance weights are cut."""
+    if not story.config.get("async_rollouts"):
+        return None
+    names = ("sampler_truncated_share", "sampler_removed_share")
+    share = max(story.late_or(name, 0.0) for name in names)
+    difference = story.late_or("sampler_logprob_difference", 0.0)
+    if share <= 0.2 and difference < 0.5:
+        return None
+    return Verdict(
+        title="The samples are too old for the update",
+        evidence=f"They are one batch behind (async_rollouts). {percent(share)} of the recent tokens had an "
+        f"importance weight beyond sampler_correction_max "
+        f"({story.config.get('sampler_correction_max')}); logprobs moved by {difference:.2g} a token on "
+        "average from one batch to the next.",
+        remedy="The policy moves too far in a batch: lower learning_rate, num_iterations or "
+        "steps_per_generation; or set async_rollouts=0, which samples with the newest weights.",
+        severity=Severity.GRAVE if share > 0.5 else Severity.WARNING,
+    )
+
+
+def curriculum_stuck(story: Story) -> Verdict | None:
+    """A task stays at its level although it has been tried often enough."""
+    datasets = story.config.get("datasets")
+    stuck = []
+    for task, spec in (datasets if isinstance(datasets, dict) else {}).items():
+        ladder = spec.get("curriculum") if isinstance(spec, dict) else None
+        levels, accuracy = story.column(f"curriculum/{task}/level"), story.late(f"accuracy/{task}")
+        if not isinstance(ladder, dict) or not levels or accuracy is None:
+            continue
+        same = next((n for n, level in enumerate(reversed(levels)) if level != levels[-1]), len(levels))
+        seen = same * story.completions_per_row / max(1, len(datasets or {}))
+        if same >= ENOUGH_ROWS and seen >= 3 * ladder["window"] and accuracy < ladder["up"]:
+            stuck.append((accuracy, task, levels[-1], same, ladder))
+    if not stuck:
+        return None
+    accuracy, task, level, same, ladder = min(stuck, key=lambda entry: entry[0])
+    hard = accuracy < 0.1
+    return Verdict(
+        title="The curriculum is stuck",
+        evidence=f"{task} has been at level {level:g} for {same} steps; {percent(accuracy)} of its recent "
+        f"answers are right, and {percent(ladder['up'])} (up) would take it higher.",
+        remedy="This level is too hard to begin with: set a lower start, or down=0.1 so that it can go back."
+        if hard
+        else "Give it more steps if accuracy still rises; else lower `up`, or raise num_generations or "
+        "learning_rate.",
+        severity=Severity.WARNING,
+    )
+
+
+ALGORITHM_CHECKS = (
+    critic_harms,
+    samples_too_old,
+    entropy_bonus_pinned,
+    beta_overrun,
+    local_kl_idle,
+    dynamic_sampling_wastes,
+    curriculum_stuck,
+)

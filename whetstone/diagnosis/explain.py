@@ -1,0 +1,144 @@
+"""`whet explain RUN`: why the loss is 0, why the reward does not rise, why it collapsed, in plain words from
+the run's own metrics, with the setting to change.
+
+`diagnose` is pure; `read_story` reads config.yaml, metrics.jsonl and eval_results; `explain` prints. Never
+trains and loads no model. The single checks are in `checks.py` and `checks_algorithm.py`.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import rich
+import yaml
+from rich.padding import Padding
+from rich.text import Text
+
+from whetstone.diagnosis.checks import CHECKS, CONSEQUENCES, SOLVED, is_solved
+from whetstone.diagnosis.checks_algorithm import ALGORITHM_CHECKS
+from whetstone.diagnosis.verdicts import Severity, Story, Verdict, percent
+from whetstone.errors import UserError
+from whetstone.run.metrics import read_rows
+
+STYLES = {Severity.GRAVE: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "bold green"}
+
+
+def diagnose(
+    rows: Sequence[Mapping[str, Any]], evals: Sequence[Mapping[str, Any]], config: Mapping[str, Any]
+) -> list[Verdict]:
+    """Every verdict on a run, the gravest first; one that finds nothing wrong where there is none.
+
+    `rows` and `evals` are the training and the evaluation rows of metrics.jsonl, `config` the flat keys. An
+    evaluation may hold `no_answer_share`, the share of its completions in which no answer was found.
+    """
+    story = Story(rows, evals, config)
+    checks = (*CHECKS, *ALGORITHM_CHECKS)
+    verdicts = [verdict for check in checks if (verdict := check(story)) is not None]
+    fall = story.fall()
+    if fall is not None:
+        before = Story([row for row in rows if row["step"] < fall.fell_step], evals, config)
+        later = [v for check in CONSEQUENCES if (v := check(story)) is not None and check(before) is None]
+        verdicts = [_as_consequence(verdict) if verdict in later else verdict for verdict in verdicts]
+    if is_solved(story) or all(verdict.severity is Severity.NOTE for verdict in verdicts):
+        verdicts = [_outcome(story), *verdicts]  # the first of the notes
+    return sorted(verdicts, key=lambda verdict: verdict.severity)  # stable: checks stand in order of weight
+
+
+def _as_consequence(verdict: Verdict) -> Verdict:
+    return replace(
+        verdict,
+        title=f"{verdict.title}, since the collapse",
+        remedy="This came with the collapse: mend that first.",
+        severity=Severity.NOTE,
+    )
+
+
+def _outcome(story: Story) -> Verdict:
+    """What came of a run in which nothing is wrong."""
+    where = "the evaluation problems" if len(story.evals) > 1 else "its training problems"
+    gain = "" if story.gain is None else f", {100 * story.gain:+.1f} points since the start"
+    share = story.late("reward_variance_share")
+    learns = "" if share is None else f" {percent(share)} of the recent prompts had differing rewards."
+    if is_solved(story):
+        learns += f" Recent accuracy in training {percent(story.late_or('accuracy', 0.0))}."
+    evidence = (
+        f"Accuracy on {where} is {percent(story.accuracy)}{gain}, at step {_newest_step(story)}.{learns}"
+    )
+    title, remedy = _title_and_remedy(story)
+    return Verdict(title=title, evidence=evidence, remedy=remedy, severity=Severity.NOTE)
+
+
+def _title_and_remedy(story: Story) -> tuple[str, str]:
+    if is_solved(story) and story.accuracy < SOLVED - 0.1:
+        return (
+            "The training problems are solved, those of the evaluation are not",
+            "Hardly a gradient is left in training: make datasets harder, or more like eval_datasets.",
+        )
+    if is_solved(story):
+        return (
+            "It learned to solve these problems" if story.rose else "These problems are solved",
+            "Nothing to change. Nearly all answers are right, so there is hardly a gradient left: stop here, "
+            "or make the problems harder (the settings under datasets, or a curriculum).",
+        )
+    if story.rose:
+        return "Healthy: it learns", "Nothing to change; more steps may bring more."
+    return (
+        "Nothing is wrong, but no gain beyond chance yet",
+        "Give it more steps (max_steps) or more prompts a step; a larger eval_num_samples would show "
+        "a smaller gain. If it stays flat, raise learning_rate two or three times.",
+    )
+
+
+def _newest_step(story: Story) -> int:
+    return max(row["step"] for row in (*story.rows, *story.evals))
+
+
+def read_story(run: str | Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:
+    """What `diagnose` takes, from the folder of a run, finished or not."""
+    folder = Path(run)
+    if not folder.is_dir():
+        raise UserError(
+            f"There is no run folder {folder}: give one that a run wrote, like outputs/quickstart."
+        )
+    rows = read_rows(folder / "metrics.jsonl")
+    training = [row for row in rows if row["kind"] == "train"]
+    if not training:
+        raise UserError(
+            f"{folder} holds no training step in metrics.jsonl: give the folder of a run that has done at "
+            "least one step; training.log says what happened before."
+        )
+    evals = [row | _of_completions(folder, row["step"]) for row in rows if row["kind"] == "eval"]
+    return training, evals, _config(folder / "config.yaml")
+
+
+def _config(path: Path) -> dict[str, Any]:
+    """The flat keys; none where the file is missing or broken: the metrics alone tell most."""
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def _of_completions(folder: Path, step: int) -> dict[str, float]:
+    """What only the completions of an evaluation tell; nothing where the file is missing or broken."""
+    path = folder / "eval_results" / f"eval_step_{step}.json"
+    try:
+        completions = json.loads(path.read_text(encoding="utf-8"))["completions"]
+        found = [completion["answer"] is None for completion in completions]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return {}
+    return {"no_answer_share": sum(found) / len(found)} if found else {}
+
+
+def explain(run: str | Path) -> list[Verdict]:
+    """Read a run, print what there is to say about it, and return it."""
+    verdicts = diagnose(*read_story(run))
+    console = rich.get_console()
+    for number, verdict in enumerate(verdicts, start=1):
+        console.print(Text.assemble(f"{number}. ", (verdict.title, STYLES[verdict.severity])))
+        body = Text.assemble(verdict.evidence, "\n", ("What to do  ", "bold"), verdict.remedy)
+        console.print(Padding(body, (0, 0, 1, 3)), highlight=False)
+    return verdicts

@@ -1,0 +1,1 @@
+"""Rollout servers (vLLM, SGLang): starting, pooling, weight updates."""

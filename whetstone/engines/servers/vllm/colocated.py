@@ -1,0 +1,175 @@
+"""vLLM inside this process, on the trainer's own device: weights are handed over without leaving it, and it
+sleeps while the update needs the memory.
+
+One engine a process, on one GPU; several GPUs for one engine are a matter for servers. On a CPU there is
+nothing to give back, so it stays awake.
+"""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from whetstone.config import Config
+from whetstone.engines.base import Request, Sampled, Sampling
+from whetstone.engines.servers.client import MAX_SLOTS, Malformed, reply_of
+from whetstone.engines.servers.process import essence
+from whetstone.engines.servers.vllm import require_vllm
+from whetstone.engines.servers.vllm.command import lora_rank, max_model_length, memory_share, model_folder
+from whetstone.engines.servers.weights import WeightFolders, named_weights
+from whetstone.errors import UserError
+from whetstone.model.policy import Policy
+from whetstone.types import Completion
+
+
+class ColocatedVLLM:
+    def __init__(self, config: Config, policy: Policy):
+        require_vllm("vllm_mode: colocate")
+        if config.engines.vllm_tensor_parallel_size > 1:
+            raise UserError(
+                "vllm_mode: colocate runs vLLM on the GPU of this process alone: set "
+                "vllm_tensor_parallel_size: 1, or vllm_mode: server."
+            )
+        self.policy = policy
+        self.policy_version = 0
+        self.adapter: Any = None  # vLLM's request for the newest LoRA adapter
+        self.num_requests = 0
+        self.asleep: list[str] = []  # which parts of its memory
+        on_gpu = policy.device.type == "cuda"
+        self.can_sleep = on_gpu and config.engines.vllm_enable_sleep_mode
+        self.folders = WeightFolders(config.engines.weight_transfer_dir) if policy.is_lora else None
+        # In this very process, so that tensors are handed over as they are.
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+        if not on_gpu:
+            os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
+        self.llm = _make(config, policy, on_gpu, self.can_sleep)
+
+    def generate(self, requests: list[Request], sampling: Sampling) -> Iterator[Sampled]:
+        from vllm.inputs import TokensPrompt  # type: ignore
+
+        engine, waiting = self.llm.llm_engine, {}
+        for r, request in enumerate(requests):
+            for s, seed in enumerate(request.seeds):
+                name = f"whetstone-{self.num_requests}"
+                self.num_requests += 1
+                prompt = TokensPrompt(prompt_token_ids=list(request.prompt_ids))
+                engine.add_request(name, prompt, self._params(sampling, seed), lora_request=self.adapter)
+                waiting[name] = (r, s)
+        try:
+            while waiting:
+                for output in engine.step():
+                    if output.finished:
+                        yield self._completed(output, waiting.pop(output.request_id), sampling)
+        finally:
+            if waiting:
+                engine.abort_request(list(waiting))
+
+    def _params(self, sampling: Sampling, seed: int) -> Any:
+        from vllm import SamplingParams  # type: ignore
+        from vllm.sampling_params import RequestOutputKind  # type: ignore
+
+        return SamplingParams(
+            max_tokens=sampling.max_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            seed=seed,
+            stop_token_ids=[] if sampling.ignore_stop else list(self.policy.stop_token_ids),
+            ignore_eos=True,  # the stop tokens are named
+            logprobs=0,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+
+    def _completed(self, output: Any, where: tuple[int, int], sampling: Sampling) -> Sampled:
+        (one,) = output.outputs
+        token_ids = list(one.token_ids)
+        logprobs = [place[token].logprob for token, place in zip(token_ids, one.logprobs, strict=True)]
+        stops = set() if sampling.ignore_stop else set(self.policy.stop_token_ids)
+        try:
+            reply = reply_of(
+                token_ids, logprobs, one.finish_reason, version=None, sampling=sampling, stops=stops
+            )
+        except Malformed as error:
+            raise UserError(f"vLLM answered a request for a completion with {error}.") from None
+        completion = Completion(
+            token_ids=reply.token_ids,
+            logprobs=reply.logprobs,
+            finish=reply.finish,
+            policy_version=self.policy_version,
+        )
+        return Sampled(request=where[0], sample=where[1], completion=completion)
+
+    def update_weights(self, policy_version: int) -> None:
+        self._wake("weights")
+        if self.folders is not None:
+            self._load_adapter(policy_version)
+        else:
+            weights = {"weights_iterator": named_weights(self.policy)}
+            self.llm.collective_rpc("reload_weights", kwargs=weights)
+        self.llm.reset_prefix_cache()  # what is cached was computed with the old weights
+        self.policy_version = policy_version
+
+    def _load_adapter(self, policy_version: int) -> None:
+        from vllm.lora.request import LoRARequest  # type: ignore
+
+        assert self.folders is not None
+        before = self.adapter
+        number = 1 if before is None else before.lora_int_id + 1
+        folder = self.folders.write(self.policy, f"{number}-{policy_version}")
+        self.adapter = LoRARequest(f"policy-{number}", number, str(folder))
+        self.llm.llm_engine.add_lora(self.adapter)  # read now: the folder will not stay
+        if before is not None:
+            self.llm.llm_engine.remove_lora(before.lora_int_id)
+        self.folders.keep_only(folder)
+
+    def sleep(self) -> None:
+        if self.can_sleep and not self.asleep:
+            self.llm.sleep(level=1)  # weights go to the CPU's memory, the cache is let go
+            self.asleep = ["weights", "kv_cache"]
+
+    def wake(self) -> None:
+        self._wake("weights")
+        self._wake("kv_cache")
+
+    def _wake(self, part: str) -> None:
+        if part in self.asleep:
+            self.llm.wake_up(tags=[part])
+            self.asleep.remove(part)
+
+    def close(self) -> None:
+        if self.folders is not None:
+            self.folders.close()
+        self.llm.llm_engine.engine_core.shutdown()
+
+
+def _make(config: Config, policy: Policy, on_gpu: bool, can_sleep: bool) -> Any:
+    from vllm import LLM  # type: ignore
+
+    settings: dict[str, Any] = {
+        "model": model_folder(config),
+        "dtype": str(policy.lm.dtype).removeprefix("torch."),
+        "max_num_seqs": config.rollout.max_slots or MAX_SLOTS,
+        "logprobs_mode": "processed_logprobs",
+        "generation_config": "vllm",
+        "seed": config.run.seed % 2**32,
+        "disable_log_stats": True,
+    }
+    if (length := max_model_length(config)) is not None:
+        settings["max_model_len"] = length
+    if config.model.use_peft:
+        settings |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": lora_rank(config)}
+    if on_gpu:
+        settings["gpu_memory_utilization"] = memory_share(config, alone=False)
+        settings["enable_sleep_mode"] = can_sleep
+    else:
+        settings["enforce_eager"] = True
+    try:
+        return LLM(**settings)
+    except (ValueError, RuntimeError) as error:
+        reason = essence(str(error) or type(error).__name__)
+        raise UserError(
+            f"vLLM could not start in this process ({reason}): lower vllm_gpu_memory_utilization or "
+            "vllm_max_model_length, or set rollout_engine: native."
+        ) from None

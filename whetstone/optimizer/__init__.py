@@ -1,0 +1,217 @@
+"""The optimiser: AdamW with the schedule of transformers, for weights of any precision, anywhere.
+
+At a learning rate of 1e-6 an update is far below the spacing of bf16 numbers: added to bf16 weights directly
+it would be lost. So bf16 parameters train as the float32 numbers of which they are the upper halves
+(`packed.py`); gradients are summed in float32 as they appear. Sharded parameters are float32: Adam works on
+each rank's part, element by element. On a CPU float32 weights are moved by torch's own fused AdamW
+(`plain.py`). `optim` chooses 8-bit states; `offload` keeps states in the memory of the host.
+"""
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whetstone.config.update import UpdateRoom
+from whetstone.errors import UserError
+from whetstone.optimizer.adamw import Numbers
+from whetstone.optimizer.compact import PackedAdam
+from whetstone.optimizer.torch_adamw import PlainAdam
+from whetstone.parallel.collectives import sum_of_all
+from whetstone.parallel.fsdp import like, local, share_of
+from whetstone.parallel.mesh import ALONE, Ranks
+
+ROOM = 1 << 27  # numbers in one block of summed gradients: 512 MiB
+
+
+class Optimiser:
+    """step() takes the gradients that backward() left, clips, moves the weights and the schedule."""
+
+    def __init__(
+        self,
+        parameters: list[nn.Parameter],
+        config: UpdateRoom,
+        *,
+        num_steps: int,
+        warmup_steps: int,
+        ranks: Ranks = ALONE,
+        offload: bool = False,
+    ):
+        self.config = config
+        self.ranks = ranks
+        self.parameters = parameters
+        self._sums: dict[int, Tensor] = {}  # gradients of half-precision parameters
+        self._room: dict[int, Tensor] = {}  # where they are summed, if there will be several
+        for index, parameter in enumerate(parameters):
+            if parameter.dtype != torch.float32:
+                parameter.register_post_accumulate_grad_hook(self._sum_up(index))
+        self.adam = _make_adam(parameters, config, offload)
+        # The schedules of torch want an optimiser: this one holds the rate, and moves nothing.
+        holder = torch.optim.SGD([torch.zeros(1)], lr=config.learning_rate)
+        self.schedule = make_schedule(holder, config, num_steps=num_steps, warmup_steps=warmup_steps)
+
+    def _sum_up(self, index: int) -> Any:
+        def move(parameter: Tensor) -> None:
+            gradient = parameter.grad
+            assert gradient is not None
+            before, room = self._sums.get(index), self._room.get(index)
+            if before is not None:
+                # `float` copies a first one that stayed as it was, and is the identity later.
+                self._sums[index] = before.float().add_(gradient)
+            else:  # a step of one micro-batch needs no float32 copy
+                self._sums[index] = gradient if room is None else room.copy_(gradient)
+            parameter.grad = None
+
+        return move
+
+    def expect(self, num_passes: int) -> None:
+        """Make room for the sums of several backward passes, before their activations take it: sums that come
+        between those leave holes that nothing else fits into.
+        """
+        self._room.clear()
+        if num_passes < 2:
+            return
+        wanted = [(n, p) for n, p in enumerate(self.parameters) if p.dtype != torch.float32]
+        while wanted:
+            taken, size = [], 0
+            while wanted and (not taken or size + wanted[0][1].numel() <= ROOM):
+                taken.append(wanted.pop(0))
+                size += taken[-1][1].numel()
+            block = torch.empty(size, dtype=torch.float32, device=taken[0][1].device)
+            pieces = block.split([parameter.numel() for _, parameter in taken])
+            self._room |= {n: piece.view_as(p) for (n, p), piece in zip(taken, pieces, strict=True)}
+
+    @property
+    def learning_rate(self) -> float:
+        return self.schedule.get_last_lr()[0]
+
+    def gradients(self) -> list[Tensor | None]:
+        """This rank's part of every gradient: float32, or bf16 where one backward pass has left it so."""
+        return [
+            self._sums.get(index) if parameter.grad is None else local(parameter.grad)
+            for index, parameter in enumerate(self.parameters)
+        ]
+
+    def gradient_norm(self) -> float:
+        """The norm of the whole gradient, the parts of all ranks together."""
+        pairs = [
+            (share_of(parameter, self.ranks), gradient)
+            for parameter, gradient in zip(self.parameters, self.gradients(), strict=True)
+            if gradient is not None
+        ]
+        device = pairs[0][1].device if pairs else torch.device("cpu")
+        total = torch.zeros((), dtype=torch.float64, device=device)
+        if pairs:
+            norms = torch.stack(_norms([gradient for _, gradient in pairs])).double()
+            shares = torch.tensor([share for share, _ in pairs], dtype=torch.float64, device=device)
+            total = (shares * norms.square()).sum()
+        return sum_of_all(self.ranks, total).sqrt().item()
+
+    def step(self, norm: float) -> None:
+        """Move the weights along gradients whose norm is `norm`."""
+        limit, config = self.config.max_grad_norm, self.config
+        clip = limit / (norm + 1e-6) if limit and norm > limit else 1.0
+        numbers = Numbers(
+            rate=self.learning_rate,
+            beta1=config.adam_beta1,
+            beta2=config.adam_beta2,
+            epsilon=config.adam_epsilon,
+            weight_decay=config.weight_decay,
+            clip=clip,
+        )
+        self.adam.step(self.gradients(), numbers)
+
+    def forget(self) -> None:
+        """Drop the gradients that were collected so far."""
+        self._sums.clear()
+        self._room.clear()
+        self.adam.forget()
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def finish(self) -> None:
+        """End the step, whether the weights moved or not: forget the gradients, advance the schedule."""
+        self.forget()
+        with warnings.catch_warnings():  # the holder of the rate is never stepped
+            warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
+            self.schedule.step()
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Moments and masters by the number of their parameter, float32, spread as it is. Those that are
+        stored otherwise are put together on the host.
+        """
+        return {
+            str(index): {
+                name: value if name == "step" else like(parameter, value)
+                for name, value in self.adam.export(index).items()
+            }
+            for index, parameter in enumerate(self.parameters)
+        }
+
+    def load_tensors(self, state: dict[str, dict[str, Tensor]]) -> None:
+        """Go on from `state`, which is `tensors()` with other numbers in it: the weights follow their
+        masters.
+        """
+        for index in range(len(self.parameters)):
+            self.adam.load(index, {name: local(value) for name, value in state[str(index)].items()})
+
+    def numbers(self) -> dict[str, Any]:
+        return self.schedule.state_dict()
+
+    def load_numbers(self, numbers: dict[str, Any]) -> None:
+        """Go on at the schedule's step, at the rate that the settings of now give there."""
+        rates = self.schedule.base_lrs
+        self.schedule.load_state_dict(numbers)
+        if isinstance(self.schedule, torch.optim.lr_scheduler.LambdaLR):
+            self.schedule.base_lrs = rates
+            step, factors = self.schedule.last_epoch, self.schedule.lr_lambdas
+            self.schedule._last_lr = [
+                rate * factor(step) for rate, factor in zip(rates, factors, strict=True)
+            ]
+
+
+def _make_adam(parameters: list[nn.Parameter], config: UpdateRoom, offload: bool) -> PlainAdam | PackedAdam:
+    parts = [local(parameter) for parameter in parameters]
+    coded = config.optim == "adamw_8bit"
+    if not coded and all(part.device.type == "cpu" and part.dtype == torch.float32 for part in parts):
+        return PlainAdam(parameters)
+    # What the CPU trains is in its memory anyway.
+    return PackedAdam(parameters, coded=coded, offload=offload and parts[0].device.type != "cpu")
+
+
+def _norms(gradients: list[Tensor]) -> list[Tensor]:
+    """The norm of each, float32."""
+    if gradients[0].device.type == "cpu":
+        return [torch.linalg.vector_norm(gradient.float()) for gradient in gradients]
+    norms: dict[int, Tensor] = {}
+    for kind in {gradient.dtype for gradient in gradients}:  # a few launches, if all have the same dtype
+        places = [n for n, gradient in enumerate(gradients) if gradient.dtype == kind]
+        found = torch._foreach_norm([gradients[n] for n in places], 2, dtype=torch.float32)  # type: ignore[attr-defined]
+        norms.update(zip(places, found, strict=True))
+    return [norms[n] for n in range(len(gradients))]
+
+
+def make_schedule(
+    adam: torch.optim.Optimizer, config: UpdateRoom, *, num_steps: int, warmup_steps: int
+) -> Any:
+    from transformers.optimization import get_scheduler
+    from transformers.trainer_utils import SchedulerType
+
+    try:
+        return get_scheduler(
+            config.lr_scheduler_type,
+            adam,
+            num_warmup_steps=warmup_steps,
+            num_training_steps=num_steps,
+            scheduler_specific_kwargs=config.lr_scheduler_kwargs or None,
+        )
+    except ValueError:
+        names = ", ".join(kind.value for kind in SchedulerType)
+        raise UserError(
+            f"lr_scheduler_type '{config.lr_scheduler_type}' can't be used: choose one of {names}."
+        ) from None
+    except TypeError as error:
+        raise UserError(
+            f"lr_scheduler_kwargs does not suit the schedule {config.lr_scheduler_type} ({error})."
+        ) from None

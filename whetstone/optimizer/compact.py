@@ -1,0 +1,249 @@
+"""AdamW with little memory: lower halves instead of masters, moments in float32 or 8 bits, on the device or
+in the memory of the host.
+
+A parameter's state is cut into pieces, pieces lie one behind the other in buckets of bytes. On the device a
+bucket is one parameter. On the host it is `BUCKET` bytes of many or a part of one, and goes through the
+device in turn (`conveyor.py`): the numbers are the same. `export` and `load` speak float32, whatever is
+stored, so that a checkpoint of one kind goes on as any other. Knows no schedule and no ranks.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whetstone.optimizer.adamw import Numbers, State, join, move, split
+from whetstone.optimizer.offload import Conveyor, host_memory
+from whetstone.optimizer.quantization import BLOCK, seed_of
+from whetstone.parallel.fsdp import local
+
+BUCKET = 64 * 2**20  # bytes; a power of two, since pinned memory is handed out in those
+SMALL = 4096  # parameters with fewer values (norms, biases) keep float32 moments
+UNIT = 1024  # pieces begin at multiples of so many values, whole blocks of codes
+CHUNK = 2**22  # values that are put together at once for a checkpoint
+ALIGNMENT = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """Values begin:end of one flat parameter, with their state in a bucket from byte `at` on."""
+
+    index: int
+    begin: int
+    end: int
+    is_split: bool
+    is_coded: bool
+    at: int = 0
+
+    def __len__(self) -> int:
+        return self.end - self.begin
+
+    def _fields(self) -> Iterator[tuple[str, torch.dtype, int]]:
+        if self.is_split:
+            yield "low", torch.int16, len(self)
+        yield "mean", torch.int8 if self.is_coded else torch.float32, len(self)
+        yield "square", torch.uint8 if self.is_coded else torch.float32, len(self)
+        if self.is_coded:
+            yield "mean_scale", torch.float32, -(-len(self) // BLOCK)
+            yield "square_scale", torch.float32, -(-len(self) // BLOCK)
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return sum(_aligned(count * kind.itemsize) for _, kind, count in self._fields())
+
+    def state(self, bucket: Tensor) -> State:
+        """Views into the bytes of a bucket."""
+        views: dict[str, Any] = {"low": None, "mean_scale": None, "square_scale": None}
+        at = self.at
+        for name, kind, count in self._fields():
+            views[name] = bucket[at : at + count * kind.itemsize].view(kind)
+            at += _aligned(count * kind.itemsize)
+        return State(**views)
+
+    def fitting(self, room: int) -> int:
+        """How many of its values a bucket with `room` bytes left can take: all, or whole units."""
+        if self.size <= room:
+            return len(self)
+        per_unit = replace(self, begin=0, end=UNIT).size
+        return min(len(self), max(0, room // per_unit * UNIT))
+
+
+@dataclass(kw_only=True)
+class Bucket:
+    pieces: list[Piece] = field(default_factory=list)
+    size: int = 0
+    memory: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
+
+    def add(self, piece: Piece) -> None:
+        self.pieces.append(replace(piece, at=self.size))
+        self.size += piece.size
+
+
+class PackedAdam:
+    """Moves parameters that are bf16 or float32; a sharded one in this rank's part."""
+
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], *, coded: bool, offload: bool, bucket_size: int = BUCKET
+    ):
+        self.parameters = parameters
+        self.steps = [0] * len(parameters)
+        device = local(parameters[0]).device
+        self._move = mover(device)
+        pieces = [_whole(index, local(parameter), coded) for index, parameter in enumerate(parameters)]
+        pieces = [piece for piece in pieces if len(piece)]  # a rank may have nothing of a small parameter
+        self._conveyor: Conveyor | None = None
+        if offload:
+            self._buckets = list(_fill(pieces, bucket_size))
+            self._conveyor = Conveyor(device, max((bucket.size for bucket in self._buckets), default=0))
+        else:
+            self._buckets = [Bucket() for _ in pieces]
+            for bucket, piece in zip(self._buckets, pieces, strict=True):
+                bucket.add(piece)
+        for bucket in self._buckets:
+            if offload:
+                bucket.memory = host_memory(bucket.size, device)
+            else:
+                home = local(parameters[bucket.pieces[0].index]).device
+                bucket.memory = torch.zeros(bucket.size, dtype=torch.uint8, device=home)
+        self._places: list[list[tuple[Piece, Bucket]]] = [[] for _ in parameters]
+        for bucket in self._buckets:
+            for piece in bucket.pieces:
+                self._places[piece.index].append((piece, bucket))
+
+    @torch.no_grad()
+    def step(self, gradients: Sequence[Tensor | None], numbers: Numbers) -> None:
+        """Move along `gradients` (flat ones are made of them); of `numbers`, step and seed are filled in."""
+        for index, gradient in enumerate(gradients):
+            self.steps[index] += gradient is not None
+
+        def work(number: int, memory: Tensor) -> None:
+            for piece in self._buckets[number].pieces:
+                gradient = gradients[piece.index]
+                if gradient is not None:
+                    step = self.steps[piece.index]
+                    now = replace(numbers, step=step, seed=seed_of(step, piece.index))
+                    self._move_piece(piece, piece.state(memory), gradient, now)
+
+        if self._conveyor is not None:
+            self._conveyor.through([bucket.memory for bucket in self._buckets], work)
+            return
+        for number, bucket in enumerate(self._buckets):
+            work(number, bucket.memory)
+
+    def _move_piece(self, piece: Piece, state: State, gradient: Tensor, numbers: Numbers) -> None:
+        part = slice(piece.begin, piece.end)
+        with _flat(self.parameters[piece.index]) as weight:
+            self._move(weight[part], gradient.reshape(-1)[part], state, numbers, piece.begin)
+
+    def forget(self) -> None:
+        """Nothing to let go of: gradients are not kept here."""
+
+    @torch.no_grad()
+    def export(self, index: int) -> dict[str, Tensor]:
+        """Step, moments and master of one parameter in float32: the very memory where it holds them so, else
+        put together on the host.
+        """
+        self._settle()
+        here = local(self.parameters[index].detach())
+        step = torch.tensor(float(self.steps[index]))
+        places = self._places[index]
+        is_split = here.dtype != torch.float32
+        is_live = self._conveyor is None and len(places) == 1 and not places[0][0].is_coded
+        if is_live:
+            state = places[0][0].state(places[0][1].memory)
+            made = {"exp_avg": state.mean.view(here.shape), "exp_avg_sq": state.square.view(here.shape)}
+        else:
+            made = {name: torch.empty(here.shape, dtype=torch.float32) for name in ("exp_avg", "exp_avg_sq")}
+        made["master"] = torch.empty(here.shape, dtype=torch.float32) if is_split else here
+        for state, part, at in self._chunks(index):
+            if not is_live:
+                for name, moment in zip(("exp_avg", "exp_avg_sq"), state.moments(part), strict=True):
+                    made[name].view(-1)[at].copy_(moment)
+            if is_split:
+                assert state.low is not None
+                whole = join(here.reshape(-1)[at], state.low[part].to(here.device))
+                made["master"].view(-1)[at].copy_(whole)
+        return {"step": step, **made}
+
+    @torch.no_grad()
+    def load(self, index: int, state: dict[str, Tensor]) -> None:
+        """`export` undone: the weight follows its master."""
+        self._settle()
+        self.steps[index] = int(state["step"].item())
+        mean, square, master = (state[name].reshape(-1) for name in ("exp_avg", "exp_avg_sq", "master"))
+        with _flat(self.parameters[index]) as weight:
+            for own, part, at in self._chunks(index):
+                own.keep(mean[at].to(own.mean.device), square[at].to(own.mean.device), part)
+                low = None if own.low is None else torch.empty_like(own.low[part], device=weight.device)
+                split(master[at].to(weight.device), weight[at], low)
+                if low is not None and own.low is not None:
+                    own.low[part].copy_(low)
+
+    def _chunks(self, index: int) -> Iterator[tuple[State, slice, slice]]:
+        """The state of a parameter in chunks: that of a piece, which part of it, and of the parameter."""
+        for piece, bucket in self._places[index]:
+            state = piece.state(bucket.memory)
+            for begin in range(0, len(piece), CHUNK):
+                end = min(len(piece), begin + CHUNK)
+                yield state, slice(begin, end), slice(piece.begin + begin, piece.begin + end)
+
+    def _settle(self) -> None:
+        if self._conveyor is not None:
+            self._conveyor.settle()
+
+
+def mover(device: torch.device) -> Callable[..., None]:
+    """The pass over the weights: fused on a GPU, plain torch elsewhere."""
+    if device.type == "cuda":
+        try:
+            from whetstone.optimizer import kernels
+        except ImportError:  # a torch without Triton: slower, the same numbers
+            return move
+        return kernels.move
+    return move
+
+
+@contextlib.contextmanager
+def _flat(parameter: nn.Parameter) -> Iterator[Tensor]:
+    """This rank's part of a parameter as [n]; changes arrive in the parameter, whatever its strides."""
+    here = local(parameter.detach())
+    flat = here.reshape(-1)
+    yield flat
+    if not here.is_contiguous():
+        here.copy_(flat.view(here.shape))
+
+
+def _whole(index: int, here: Tensor, coded: bool) -> Piece:
+    assert here.dtype in (torch.float32, torch.bfloat16), f"parameters of {here.dtype} can't be trained"
+    return Piece(
+        index=index,
+        begin=0,
+        end=here.numel(),
+        is_split=here.dtype == torch.bfloat16,
+        is_coded=coded and here.numel() >= SMALL,
+    )
+
+
+def _fill(pieces: Iterable[Piece], size: int) -> Iterator[Bucket]:
+    """Buckets of at most `size` bytes, every one but the last as full as it can be."""
+    bucket = Bucket()
+    for piece in pieces:
+        while len(piece):
+            num = piece.fitting(size - bucket.size)
+            if num == 0:
+                assert bucket.pieces, f"a bucket of {size} bytes is too small for {UNIT} values"
+                yield bucket
+                bucket = Bucket()
+                continue
+            bucket.add(replace(piece, end=piece.begin + num))
+            piece = replace(piece, begin=piece.begin + num)
+    if bucket.pieces:
+        yield bucket
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,87 @@
+"""The end of a run: train_results.json, the model card, the report, and a summary for the terminal."""
+
+import json
+import logging
+import shlex
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from whetstone.diagnosis.explain import diagnose, read_story
+from whetstone.evaluation.evaluator import EvalResult, percent, plain, read_summary
+from whetstone.evaluation.statistics import Accuracy
+from whetstone.files import atomic_write
+from whetstone.model.card import ADAPTER_CONFIG, write_final_card
+from whetstone.report import write_report
+from whetstone.run.metrics import read_rows
+from whetstone.terminal.stages import stage
+from whetstone.terminal.text import counted
+
+logger = logging.getLogger("whetstone")
+
+
+def write_results(folder: Path, after: EvalResult | None, *, steps: int, seconds: float) -> dict[str, Any]:
+    """Write train_results.json and the report of a run whose final model is saved, and say where they are."""
+    results: dict[str, Any] = {"steps": steps, "seconds": round(seconds, 1)}
+    before = read_summary(folder / "eval_results" / "eval_step_0.json")
+    if after is not None and before is not None:
+        summary = after.summary()
+        results |= {
+            "accuracy_before": before["accuracy"],
+            "accuracy_after": summary["accuracy"],
+            "greedy_before": before["greedy_accuracy"],
+            "greedy_after": summary["greedy_accuracy"],
+            "eval_temperature": after.temperature,
+            "reward_before": before.get("reward"),
+            "reward_after": summary["reward"],
+            "is_judged": after.is_judged,
+            "versus_start": summary["versus_start"],
+        }
+    atomic_write(folder / "train_results.json", json.dumps(results, indent=1))
+    write_final_card(folder, results)
+    with stage("writing the report"):
+        report = write_report(folder)
+    _print_summary(folder, results, report)
+    return results
+
+
+def failed_scores(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """A line on answers of training that could not be scored; none where all were."""
+    counts = [int(row.get("scoring_failures", 0)) for row in rows]
+    failed, steps = sum(counts), sum(count > 0 for count in counts)
+    if not failed:
+        return []
+    return [
+        f"Scoring failed on {counted(failed, 'answer')} in {counted(steps, 'step')} (timeout, crash or "
+        "error): these earned nothing. The files in completions/ name the reasons."
+    ]
+
+
+def _print_summary(folder: Path, results: dict[str, Any], report: Path) -> None:
+    """Before and after, and where everything is."""
+    if "accuracy_after" in results:
+        problems, temperature = results["accuracy_after"]["num_problems"], results["eval_temperature"]
+        logger.info(f"On {counted(problems, 'problem')} it never trained on, with 95 % intervals:")
+        for when in ("before", "after"):
+            sampled, greedy = Accuracy(**results[f"accuracy_{when}"]), results[f"greedy_{when}"]
+            if not results["is_judged"]:
+                told = plain(Accuracy(**results[f"reward_{when}"]))
+                logger.info(f"  {when:7s} reward {told} at temperature {temperature:g}")
+                continue
+            line = f"  {when:7s} {percent(sampled)} at temperature {temperature:g}"
+            logger.info(line + (f", greedy {percent(Accuracy(**greedy))}" if greedy else ""))
+    logger.info(f"{counted(results['steps'], 'step')} in {results['seconds']:.0f} s.")
+    logger.info(f"The model is in {folder / 'final_model'}.")
+    if (folder / "final_model" / ADAPTER_CONFIG).is_file():
+        logger.info("It is a LoRA adapter: README.md beside it says how to load it, merge it and serve it.")
+    logger.info(f"The report is {report}: open it in a browser.")
+    rows = [row for row in read_rows(folder / "metrics.jsonl") if row["kind"] == "train"]
+    for line in failed_scores(rows):
+        logger.info(line)
+    if rows:
+        verdict = diagnose(*read_story(folder))[0]
+        logger.info(f"Verdict: {verdict.title}. {verdict.remedy}")
+    logger.info("Next:")
+    run, model = shlex.quote(str(folder)), shlex.quote(str(folder / "final_model"))
+    logger.info(f"  whet explain {run}")
+    logger.info(f"  whet eval checkpoint_path={model}")

@@ -1,0 +1,1 @@
+"""Problems to scored groups of completions: the collector, and which groups each step gets."""

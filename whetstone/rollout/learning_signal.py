@@ -1,0 +1,87 @@
+"""A warning when nothing can be learnt: several batches in a row whose rewards do not differ.
+
+An advantage compares the rewards of completions; where all are equal, the loss and the gradient are 0. Reads
+scored groups; `whet explain` judges a whole run from its metrics.
+"""
+
+import logging
+from collections.abc import Sequence
+
+from whetstone.config import Config
+from whetstone.terminal.text import counted
+from whetstone.types import Finish, Group, Rollout
+
+logger = logging.getLogger("whetstone")
+
+PATIENCE = 3  # batches without variance before it is said
+
+
+class LearningSignal:
+    """Call `observe` with the groups of each batch."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        # These compare completions of one prompt; the other estimators those of the whole batch.
+        self._by_group = config.loss.advantage in ("group", "rloo")
+        self._flat: list[Group] = []
+        self._in_a_row = 0
+        self._told = False
+
+    def observe(self, groups: Sequence[Group]) -> None:
+        """Count a batch; warn once, when the third in a row has no variance."""
+        if self._has_variance(groups):
+            self._flat, self._in_a_row = [], 0
+            return
+        self._in_a_row += 1
+        self._flat = [*self._flat, *groups]
+        if self._in_a_row >= PATIENCE and not self._told:
+            self._told = True
+            logger.warning(f"Nothing to learn from in {self._in_a_row} steps in a row: {self._reason()}")
+        if self._told:
+            self._flat = []
+
+    def _has_variance(self, groups: Sequence[Group]) -> bool:
+        rewards = [[rollout.score.reward for rollout in group.rollouts] for group in groups]
+        if not self._by_group:
+            rewards = [[reward for group in rewards for reward in group]]
+        return any(len(set(group)) > 1 for group in rewards)
+
+    def _reason(self) -> str:
+        """Why, and what to change, in two sentences."""
+        rollouts = [rollout for group in self._flat for rollout in group.rollouts]
+        number = counted(len(rollouts), "completion")
+        right = sum(rollout.score.parts["correct"] >= 1 for rollout in rollouts if _is_scored(rollout))
+        failed = sum(not _is_scored(rollout) for rollout in rollouts)
+        cut = sum(rollout.completion.finish is Finish.LENGTH for rollout in rollouts)
+        unread = sum(rollout.score.answer is None for rollout in rollouts)
+        if right == len(rollouts):
+            return f"all {number} were right. Make the problems harder (datasets, or curriculum), or stop."
+        if failed > len(rollouts) / 2:
+            return (
+                f"{failed:,} of {number} could not be scored. See the reason in completions/, and mend the "
+                "reward function."
+            )
+        if right == 0 and cut > len(rollouts) / 2:
+            limit = self._config.rollout.max_completion_length
+            return (
+                f"{cut:,} of {number} were cut off at max_completion_length ({limit}) and none was right. "
+                "Raise max_completion_length."
+            )
+        if right == 0 and unread > len(rollouts) / 2:
+            return (
+                f"no answer was found in {unread:,} of {number}. Ask for the form of the answer "
+                "(developer_prompt), pay for it (reward_funcs=[accuracy,format]), or take an instruct model."
+            )
+        if right == 0:
+            return (
+                f"all {number} were wrong. Make the problems easier (datasets, or curriculum), raise "
+                "num_generations, or take a stronger model_name_or_path."
+            )
+        return (
+            f"{right:,} of {number} were right, but those compared with each other were all paid the same. "
+            "Raise temperature or num_generations, set dynamic_sampling=true, and see what reward_funcs pays."
+        )
+
+
+def _is_scored(rollout: Rollout) -> bool:
+    return rollout.score.failure is None

@@ -1,0 +1,60 @@
+"""What a step's completions said: written into `completions/`, and shown in the terminal where that is asked
+for.
+"""
+
+import json
+from pathlib import Path
+
+import rich
+from rich.markup import escape
+
+from whetstone.files import atomic_write, json_safe
+from whetstone.terminal.text import escape_controls
+from whetstone.types import Group
+
+
+def write_completions(run_folder: Path, step: int, groups: list[Group]) -> None:
+    """`completions/step_N.jsonl`: one line per completion, prompt messages and all."""
+    lines = [
+        {
+            "step": step,
+            "problem": group.problem.id,
+            "task": group.problem.task,
+            "messages": [dict(message) for message in group.problem.messages],
+            "sample": number,
+            "completion": rollout.text,
+            "answer": rollout.score.answer,
+            "reward": rollout.score.reward,
+            "parts": dict(rollout.score.parts),
+            "failure": rollout.score.failure,
+            **({"outcome": rollout.score.outcome} if rollout.score.outcome else {}),
+            **({"tests": list(rollout.score.tests)} if rollout.score.tests else {}),
+            "length": len(rollout.completion.token_ids),
+            "finish": rollout.completion.finish.value,
+        }
+        for group in groups
+        for number, rollout in enumerate(group.rollouts)
+    ]
+    text = "".join(json.dumps(json_safe(line), ensure_ascii=False) + "\n" for line in lines)
+    atomic_write(run_folder / "completions" / f"step_{step}.jsonl", text)
+
+
+def show_variance(groups: list[Group]) -> None:
+    """The completions of every prompt whose answers differ, a line each."""
+    console = rich.get_console()
+    for group in groups:
+        if len({rollout.score.answer for rollout in group.rollouts}) < 2:
+            continue
+        question = escape(_one_line(group.problem.question, 160))
+        console.print(
+            f"[bold]{escape(escape_controls(group.problem.id))}[/bold]  {question}", highlight=False
+        )
+        for rollout in group.rollouts:
+            answer = "no answer" if rollout.score.answer is None else _one_line(rollout.score.answer, 80)
+            shown = escape(f"{_one_line(rollout.text, 200)}  -> {answer}")
+            console.print(f"  {rollout.score.reward:+.2f}  {shown}", highlight=False)
+
+
+def _one_line(text: str, limit: int) -> str:
+    text = escape_controls(" ".join(text.split()))
+    return text if len(text) <= limit else text[: limit - 1] + "…"

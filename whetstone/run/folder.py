@@ -1,0 +1,252 @@
+"""The folder of a run: opened for a new run, or found again for one that goes on. Nothing in it is ever
+overwritten silently.
+
+Knows files and configuration; no model, no metrics.
+"""
+
+import contextlib
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from whetstone.config import Config, Plan, dump, flatten
+from whetstone.config.engines import EnginesRoom
+from whetstone.config.measurement import MeasureRoom
+from whetstone.config.parallel import ParallelRoom
+from whetstone.errors import UserError
+from whetstone.files import atomic_write
+from whetstone.parallel.collectives import main_first
+from whetstone.parallel.mesh import ALONE, Ranks
+from whetstone.run import checkpoint
+from whetstone.run.checkpoint import NUMBERS, Checkpoint, Search, move_aside
+
+logger = logging.getLogger("whetstone")
+
+# A resumed run must have the same of these, or its checkpoint does not fit its model.
+FIXED = ("trainer", "model_name_or_path", "use_peft", "lora_r", "lora_alpha", "lora_target_modules")
+# These steer a run without changing what it computes.
+HARMLESS = frozenset(
+    [
+        "output_dir",
+        "run_name",
+        "report_to",
+        "wandb_project",
+        "wandb_name",
+        "wandb_entity",
+        "wandb_tags",
+        "logging_steps",
+        "logging_first_step",
+        "log_reward_variance",
+        "verbose_variance_logging",
+        "log_completions_steps",
+        "save_strategy",
+        "save_steps",
+        "save_total_limit",
+        "auto_resume",
+        "resume_from_checkpoint",
+        "overwrite_output_dir",
+        "eval_num_examples_to_print",
+        "eval_only",
+        "checkpoint_path",
+        "max_steps",
+        "num_train_epochs",
+        "fixed_eval_steps",
+        "micro_batch_tokens",
+        "max_slots",
+        "reward_workers",
+        "gradient_checkpointing",
+        *EnginesRoom.model_fields,
+        *ParallelRoom.model_fields,
+        *MeasureRoom.model_fields,
+    ]
+)
+
+LENGTH = ("max_steps", "num_train_epochs")
+
+
+def path_of(config: Config) -> Path:
+    return Path(config.run.output_dir) / (config.run.run_name or "")
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """Where a rank that is not the first writes what it needn't: thrown away in the end."""
+    with tempfile.TemporaryDirectory(prefix="whetstone-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+def open_run(
+    config: Config,
+    ranks: Ranks = ALONE,
+    *,
+    is_restart: bool = False,
+    say: Callable[[str], None] = logger.info,
+) -> tuple[Path, Checkpoint | None, list[str]]:
+    """The run's folder, the checkpoint to go on from (None: begin), and what the user should know. All ranks
+    call it; the first changes files.
+
+    `is_restart`: a launcher starts it anew after a failure, so it goes on whatever was asked for at first.
+    """
+    folder = path_of(config)
+    search = checkpoint.find(folder, resume_from=None, auto_resume=is_restart, ranks=ranks, say=say)
+    if search.checkpoint is None:
+        resume_from, auto_resume = config.run.resume_from_checkpoint, config.run.auto_resume
+        search = checkpoint.find(
+            folder, resume_from=resume_from, auto_resume=auto_resume, ranks=ranks, say=say
+        )
+    notes = main_first(ranks, lambda: _open(config, search, is_restart=is_restart), to_all=True)
+    return folder, search.checkpoint, notes or []
+
+
+def _open(config: Config, search: Search, *, is_restart: bool) -> list[str]:
+    """Make the folder fit for the run to write to; returns what the user should know."""
+    folder, found = path_of(config), search.checkpoint
+    notes = []
+    if found is None and _is_used(folder):
+        if not is_restart:
+            refuse_taken(config)
+        notes.append(f"The earlier run was moved to {_move_aside(folder)}.")
+    _make(folder)
+    if found is not None:
+        notes += search.notes
+        notes += _clear_newer(folder, search)
+        notes.append(f"Going on from {found.folder} (step {found.step}).")
+        notes += _compare(folder, config, found.step)
+    notes += _clear_files(folder)
+    atomic_write(folder / "config.yaml", dump(config))
+    return notes
+
+
+def refuse_taken(config: Config) -> None:
+    """A folder that holds another run is neither gone on with nor moved aside unless that was asked for."""
+    run, folder = config.run, path_of(config)
+    resumes = run.auto_resume or str(run.resume_from_checkpoint or "false").lower() != "false"
+    if _is_used(folder) and not (run.overwrite_output_dir or resumes):
+        raise UserError(
+            f"{folder} holds another run: choose another run_name, go on with it by auto_resume=true, "
+            "or begin anew with overwrite_output_dir=true (the old one is moved aside)."
+        )
+
+
+def _clear_newer(folder: Path, search: Search) -> list[str]:
+    """Move checkpoints aside that are newer than the one to resume from: damaged ones, and those of another
+    attempt, which a later resume would otherwise mistake for this run's.
+    """
+    assert search.checkpoint is not None
+    notes = []
+    for newer in checkpoint.named_checkpoints(folder):
+        if int(newer.name.rpartition("-")[2]) > search.checkpoint.step:
+            reason = search.damaged.get(newer)
+            place = move_aside(newer, "damaged" if reason else "aside")
+            why = f"can't be used, since {reason}" if reason else "is newer than the one to resume from"
+            notes.append(f"{newer.name} {why}: it is now {place.name}.")
+    return notes
+
+
+def _clear_files(folder: Path) -> list[str]:
+    """Move aside what has the name of a file that the run writes, and is none."""
+    notes = []
+    files = ("training.log", "metrics.jsonl", "config.yaml", "train_results.json", "report.html", "run.json")
+    folders = ("eval_results", "completions")
+    for name in (*files, *(f".{name}.part" for name in files), *folders):
+        path = folder / name
+        fits = path.is_dir() if name in folders else path.is_file()
+        if os.path.lexists(path) and not fits:
+            notes.append(
+                f"{path} is not a {'folder' if name in folders else 'file'}: "
+                f"it is now {move_aside(path).name}."
+            )
+    return notes
+
+
+def _is_used(folder: Path) -> bool:
+    """Whether there is anything to lose: a run refused at its start leaves only settings and a log."""
+    metrics = folder / "metrics.jsonl"
+    left = [*folder.glob("checkpoint-*"), *folder.glob("eval_results/*"), *folder.glob("train_results.json")]
+    return bool(left) or (metrics.is_file() and metrics.stat().st_size > 0)
+
+
+def _move_aside(folder: Path) -> Path:
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(folder.stat().st_mtime))
+    aside = folder.with_name(f"{folder.name}.{stamp}")
+    number = 1
+    while aside.exists():
+        number += 1
+        aside = folder.with_name(f"{folder.name}.{stamp}-{number}")
+    folder.rename(aside)
+    return aside
+
+
+def _compare(folder: Path, config: Config, step: int) -> list[str]:
+    """What differs between the run as it was begun and as it is asked for now, and what that means."""
+    path = folder / "config.yaml"
+    if not path.exists():
+        return []
+    try:
+        before = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError, RecursionError):
+        before = None
+    if not isinstance(before, dict) or not before:
+        place = move_aside(path, "damaged")
+        return [f"config.yaml can't be read and is now {place.name}: what changed since is not known."]
+    now = flatten(config)
+    changed = [key for key in now if key not in HARMLESS and key in before and before[key] != now[key]]
+    for key in changed:
+        if key in FIXED:
+            raise UserError(
+                f"{folder} was begun with {key}: {before[key]}, not {now[key]}: it can't go on with another. "
+                "Set it back, or choose another run_name."
+            )
+    notes = [
+        f"{key} is now {now[key]} (the run was begun with {before[key]}): it holds from step {step + 1} on."
+        for key in changed
+    ]
+    lengths = [key for key in LENGTH if key in before and before[key] != now[key]]
+    if lengths and config.update.lr_scheduler_type not in ("constant", "constant_with_warmup"):
+        notes.append(
+            f"{lengths[0]} is now {now[lengths[0]]} (the run was begun with {before[lengths[0]]}): from step "
+            f"{step + 1} on the learning rate follows the schedule of the new length."
+        )
+    return notes
+
+
+def check_plan(found: Checkpoint, numbers: Mapping[str, Any], plan: Plan) -> None:
+    """Refuse to resume where batches are composed otherwise, or where the run would end before it goes on."""
+    shape = plan_shape(plan)
+    before = numbers.get("plan", shape)  # earlier versions did not write it down
+    if not isinstance(before, Mapping) or not {"updater", "groups"} <= numbers.keys():
+        raise UserError(f"{found.folder / NUMBERS} lacks what a run needs: resume from another checkpoint.")
+    new_run = f"or begin a new run from its weights: model_name_or_path={found.folder} and another run_name."
+    if before != shape:
+        key = next(key for key in shape if before.get(key) != shape[key])
+        raise UserError(
+            f"{found.folder} belongs to a run with {key} = {before.get(key)}, but these settings make it "
+            f"{shape[key]}, so that other problems would be repeated or left out: set it back, {new_run}"
+        )
+    if found.step > plan.num_steps:
+        raise UserError(
+            f"{found.folder} is at step {found.step}, beyond the {plan.num_steps} that max_steps asks for: "
+            f"set max_steps to {found.step} or more, resume from an earlier checkpoint, {new_run}"
+        )
+
+
+def plan_shape(plan: Plan) -> dict[str, int]:
+    """What decides which problems belong to which step."""
+    names = ("prompts_per_batch", "num_generations", "minibatches", "num_iterations")
+    return {name: getattr(plan, name) for name in names}
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"The run folder {folder} can't be made ({error.strerror}): set output_dir to a place you may "
+            "write to."
+        ) from None

@@ -1,0 +1,283 @@
+"""One row a step, and where the rows go: metrics.jsonl always; wandb, tensorboard, trackio where named.
+
+`MetricsLog` writes rows, `write_aside` is how whole files are written. A sink that cannot start is the user's
+to know; one that fails in mid-run is reported once and dropped, for no run should die of a network. Computes
+no metric and draws nothing (`progress.py` and the report do); messages are in `run_log.py`.
+"""
+
+import contextlib
+import json
+import logging
+import math
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from whetstone.errors import UserError
+from whetstone.files import atomic_write, explain_disk_errors, json_safe
+
+logger = logging.getLogger("whetstone")
+MAX_STEP = 2**53
+
+
+class Sink(Protocol):
+    """A place beside metrics.jsonl."""
+
+    def write(self, step: int, row: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class MetricsLog:
+    """The rows of a run. `resume_step` None begins anew; else rows of later steps are dropped first."""
+
+    def __init__(
+        self,
+        run_folder: str | os.PathLike[str],
+        *,
+        report_to: list[str],
+        project: str,
+        run_name: str,
+        config: Mapping[str, Any],
+        logging_steps: int = 1,
+        logging_first_step: bool = True,
+        resume_step: int | None = None,
+    ) -> None:
+        folder = Path(run_folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._cadence = Cadence(logging_steps, first=logging_first_step, start_step=resume_step or 0)
+        self._path = folder / "metrics.jsonl"
+        makers = {"wandb": WandbSink, "tensorboard": TensorboardSink, "trackio": TrackioSink}
+        self._sinks: dict[str, Sink] = {}
+        for name in report_to:
+            with _start(name):
+                self._sinks[name] = makers[name](folder, project, run_name, config, resume_step)
+        kept = []
+        if resume_step is not None:
+            _keep_damaged(self._path)
+            kept = [row for row in read_rows(self._path) if row["step"] <= resume_step]
+        self._begin({(row["kind"], row["step"]): row for row in kept})
+
+    def log(self, step: int, row: Mapping[str, float]) -> None:
+        """A row of training: into metrics.jsonl at every step, elsewhere every `logging_steps`."""
+        self._write("train", step, row)
+
+    def log_eval(self, step: int, row: Mapping[str, float]) -> None:
+        """A row of evaluation: everywhere."""
+        self._write("eval", step, row)
+
+    def close(self) -> None:
+        self._file.close()
+        for name in list(self._sinks):
+            with self._guarded(name):
+                self._sinks[name].close()
+
+    def _begin(self, rows: dict[tuple[str, int], dict[str, Any]]) -> None:
+        """Write the file with `rows` alone; rows to come follow them."""
+        self._kept = rows
+        atomic_write(self._path, "".join(_line(row) for row in rows.values()))
+        self._file = self._path.open("a", encoding="utf-8")
+
+    def _write(self, kind: str, step: int, row: Mapping[str, float]) -> None:
+        numbers = {key: float(value) for key, value in row.items()}
+        if (kind, step) in self._kept:  # the last evaluation of a run that was killed behind it
+            self._file.close()
+            self._begin({key: kept for key, kept in self._kept.items() if key != (kind, step)})
+        with explain_disk_errors(self._path):
+            self._file.write(_line({"step": step, "kind": kind, **numbers}))
+            self._file.flush()
+        if kind == "train" and not self._cadence.is_due(step):
+            return
+        shown = {f"{kind}/{key}": value for key, value in numbers.items() if math.isfinite(value)}
+        for name in list(self._sinks):
+            with self._guarded(name):
+                self._sinks[name].write(step, shown)
+
+    @contextlib.contextmanager
+    def _guarded(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # whatever another package's network or disk came to
+            del self._sinks[name]
+            logger.warning(
+                "%s failed (%s: %s): nothing more goes there, metrics.jsonl goes on.",
+                name,
+                type(error).__name__,
+                error,
+            )
+
+
+class Cadence:
+    """Which rows are shown outside metrics.jsonl: a run's first, and one at every multiple of `every`.
+
+    Rows may be several steps apart (a batch can serve two optimiser steps): a multiple is reached or passed.
+    """
+
+    def __init__(self, every: int, *, first: bool, start_step: int) -> None:
+        self._every, self._first, self._last = every, first, start_step
+
+    def is_due(self, step: int) -> bool:
+        due = step // self._every > self._last // self._every or (self._first and self._last == 0)
+        self._last = step
+        return due
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a metrics.jsonl, as far as they are whole: a kill can leave half a line at the end."""
+    if not path.is_file():
+        return []
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    return [row for row in map(_parse_row, lines) if row is not None]
+
+
+def _parse_row(line: str) -> dict[str, Any] | None:
+    """A row as it was written: numbers, and null for what JSON has no number for; None for anything else."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):  # a number can have too many digits, too
+        return None
+    if not isinstance(row, dict) or row.get("kind") not in ("train", "eval"):
+        return None
+    step = row.get("step")
+    if type(step) is not int or not 0 <= step <= MAX_STEP:
+        return None
+    numbers = [value for key, value in row.items() if key != "kind" and value is not None]
+    fits = all(type(value) in (int, float) and abs(value) <= sys.float_info.max for value in numbers)
+    return row if fits else None
+
+
+def _keep_damaged(path: Path) -> None:
+    """Copy a file of rows aside before lines that can't be read are left out. A kill cuts the last line
+    short: that is no damage.
+    """
+    if not path.is_file():
+        return
+    whole = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+    lost = sum(_parse_row(line) is None for line in whole)
+    if lost:
+        copy, number = path.with_name(f"{path.name}.damaged"), 1
+        while os.path.lexists(copy):
+            number += 1
+            copy = path.with_name(f"{path.name}.damaged-{number}")
+        shutil.copyfile(path, copy)
+        logger.warning(
+            f"{path.name} has {lost} {'line' if lost == 1 else 'lines'} that can't be read: it goes on "
+            f"without them, and {copy.name} is a copy of it as it was."
+        )
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    return json.dumps(json_safe(row), ensure_ascii=False, allow_nan=False) + "\n"
+
+
+# ---- places to report to -----------------------------------------------------------------------------------
+
+
+class WandbSink:
+    """A wandb run. Its id lies in the run folder, so that a resumed run goes on in the same curves."""
+
+    def __init__(
+        self,
+        folder: Path,
+        project: str,
+        run_name: str,
+        config: Mapping[str, Any],
+        resume_step: int | None,
+    ) -> None:
+        import wandb  # pyright: ignore[reportMissingImports]
+
+        id_file = folder / ".wandb_id"
+        known = id_file.read_text().strip() if resume_step is not None and id_file.is_file() else None
+        self._run = wandb.init(
+            project=project,
+            entity=config.get("wandb_entity"),
+            tags=config.get("wandb_tags") or None,
+            name=run_name,
+            config=dict(config),
+            dir=str(folder),
+            id=known,
+            resume="allow" if known else None,
+        )
+        id_file.write_text(self._run.id)
+        # Our own axis: wandb's refuses to go back, which a resumed run does by a few steps.
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+
+    def write(self, step: int, row: Mapping[str, float]) -> None:
+        self._run.log({"step": step, **row})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class TensorboardSink:
+    """Event files in `tensorboard/`; steps after the one resumed from are purged."""
+
+    def __init__(
+        self,
+        folder: Path,
+        project: str,
+        run_name: str,
+        config: Mapping[str, Any],
+        resume_step: int | None,
+    ) -> None:
+        import tensorboard  # noqa: F401  # pyright: ignore[reportMissingImports]  # torch's own message hides its name
+        from torch.utils.tensorboard import SummaryWriter
+
+        purge = None if resume_step is None else resume_step + 1
+        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=purge)
+        self._writer.add_text("config", "\n".join(f"    {key}: {value}" for key, value in config.items()), 0)
+
+    def write(self, step: int, row: Mapping[str, float]) -> None:
+        for key, value in row.items():
+            self._writer.add_scalar(key, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class TrackioSink:
+    """A trackio run."""
+
+    def __init__(
+        self,
+        folder: Path,
+        project: str,
+        run_name: str,
+        config: Mapping[str, Any],
+        resume_step: int | None,
+    ) -> None:
+        import trackio  # pyright: ignore[reportMissingImports]
+
+        resume = "never" if resume_step is None else "allow"
+        self._run = trackio.init(project=project, name=run_name, config=dict(config), resume=resume)
+
+    def write(self, step: int, row: Mapping[str, float]) -> None:
+        self._run.log(dict(row), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+@contextlib.contextmanager
+def _start(name: str) -> Iterator[None]:
+    """What keeps a sink from starting, said to the user before anything is trained."""
+    try:
+        yield
+    except ImportError as error:
+        if error.name is not None and error.name.split(".")[0] != name:
+            raise  # it is there, but something it needs is broken: its own message knows more
+        raise UserError(
+            f"report_to names {name}, which is not installed: run `pip install {name}` or set report_to=none."
+        ) from None
+    except UserError:
+        raise
+    except Exception as error:
+        text = str(error).strip().rstrip(".") or type(error).__name__
+        remedy = "`wandb login` or WANDB_MODE=offline, or " if name == "wandb" else ""
+        raise UserError(
+            f"report_to names {name}, which could not start ({text}): try {remedy}report_to=none."
+        ) from error

@@ -1,0 +1,127 @@
+"""run.json: which program, on which machine, by which command, since when; an entry for each session.
+
+A run that is resumed appends an entry; one that begins anew begins a new file. Reads the machine, changes
+nothing of it.
+"""
+
+import importlib.metadata
+import json
+import logging
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from whetstone import __version__
+from whetstone.files import atomic_write
+from whetstone.terminal.log import STEP_LINES
+
+NAME = "run.json"
+
+
+def record_session(folder: Path, *, resumed_from: int | None = None, num_ranks: int = 1) -> dict[str, Any]:
+    """Write this session into run.json and, in one line, into the log; returns its entry."""
+    session = {
+        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "command": _command(),
+        "whetstone": __version__,
+        "commit": commit(),
+        "python": platform.python_version(),
+        "torch": _version("torch"),
+        "transformers": _version("transformers"),
+        "machine": machine(),
+        "num_ranks": num_ranks,
+        "resumed_from_step": resumed_from,
+    }
+    earlier = [] if resumed_from is None else read_sessions(folder)
+    atomic_write(folder / NAME, json.dumps({"sessions": [*earlier, session]}, indent=1) + "\n")
+    logging.getLogger(STEP_LINES).info("%s", headline(session))
+    return session
+
+
+def read_sessions(folder: Path) -> list[dict[str, Any]]:
+    """The sessions of a run, the first one first; none where the file is missing or broken."""
+    try:
+        sessions = json.loads((folder / NAME).read_text(encoding="utf-8"))["sessions"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return []
+    return [entry for entry in sessions if isinstance(entry, dict)] if isinstance(sessions, list) else []
+
+
+def headline(session: dict[str, Any]) -> str:
+    """A session in one line."""
+    its = session["machine"]
+    program = f"whetstone {session['whetstone']}"
+    program += f" (commit {session['commit']})" if session["commit"] else ""
+    devices = ", ".join([f"{its['cpu']}, {its['cores']} cores, {its['memory_gb']} GB", *its["gpus"]])
+    return (
+        f"{program}, Python {session['python']}, torch {session['torch']}, transformers "
+        f"{session['transformers']}; {its['system']}, {devices}; command: {session['command']}"
+    )
+
+
+def machine() -> dict[str, Any]:
+    """Processor, cores that we may use, memory in GB (2^30), GPUs."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": _cpu_name(),
+        "cores": cores,
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "gpus": _gpu_names(),
+    }
+
+
+def commit() -> str | None:
+    """The commit of a source tree, with `-dirty` where it was changed; None for an installed package.
+
+    A tree that does not track this file is somebody else's: the project that holds our environment.
+    """
+    here = Path(__file__).resolve()
+    if _git(here.parent, "ls-files", "--error-unmatch", here.name) is None:
+        return None
+    return _git(here.parent, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
+
+
+def _command() -> str:
+    """As it was typed: `python -m whetstone` and `whet` are the same."""
+    program = "whet" if Path(sys.argv[0]).name == "__main__.py" else Path(sys.argv[0]).name
+    return shlex.join([program, *sys.argv[1:]])
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):  # no git, no repository, or not ours to read
+        return None
+    return done.stdout.strip()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    named = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())
+
+
+def _gpu_names() -> list[str]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    return [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]

@@ -1,0 +1,1 @@
+"""Scoring in worker processes: isolated for text, with time limits for all."""

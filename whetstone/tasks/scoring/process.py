@@ -1,0 +1,123 @@
+"""The pool's side of a scoring process: starts it, hands it jobs, reads its messages without ever blocking.
+
+Messages are a length and JSON. A process that sends anything else counts as crashed: what a model or a user's
+reward function wrote may have sent it.
+"""
+
+import json
+import os
+import select
+import struct
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from whetstone.config.sections import Config
+from whetstone.errors import UserError
+from whetstone.sandbox.pool import free_user_number, strongest_kind
+from whetstone.tasks.scoring.child import Child
+
+START_LIMIT_S = 120.0
+_GRACE_S = 3.0  # an isolated process ends a fork that is late itself: the pool steps in after that
+_LONGEST_MESSAGE = 64 << 20
+_LENGTH = struct.Struct("<I")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a process is asked to do."""
+
+    kind: str  # "score": answers one by one; "custom": one of the user's functions on a list of answers
+    numbers: tuple[int, ...]
+    spec: str = ""
+
+
+class ScoringProcess:
+    """A process, what it is doing, and since when."""
+
+    def __init__(self, config: Config, *, isolated: bool) -> None:
+        self.isolated = isolated
+        self._config = config
+        self.ready = False
+        self.job: Job | None = None
+        self.round = 0  # of the pool's, in which it got the job
+        self.waiting: deque[int] = deque()  # numbers of the job without a result yet; the first is in work
+        self._start()
+
+    def _start(self) -> None:
+        if self.isolated:
+            kind = isolation_kind(self._config)
+            self.child = Child("whetstone.tasks.scoring.worker:serve_isolated", keep_environment=False)
+            self.child.connection.send((self._config, kind, free_user_number()))
+        else:
+            self.child = Child("whetstone.tasks.scoring.worker:serve")
+            self.child.connection.send(self._config)
+        self.since, self.limit_s = time.monotonic(), START_LIMIT_S
+        self._received = bytearray()
+        self._poll = (
+            select.poll()
+        )  # Connection.poll makes a new selector each time, which costs more than a score
+        self._poll.register(self.child.connection.fileno(), select.POLLIN)
+
+    def give(self, job: Job, limit_s: float, payload: Any, number: int) -> None:
+        self.round = number
+        self.job, self.waiting, self.limit_s = job, deque(job.numbers), limit_s + _GRACE_S * self.isolated
+        self.child.connection.send((job.kind, limit_s, payload))
+        self.since = time.monotonic()
+
+    def messages(self) -> list[dict[str, Any]]:
+        """What has come by now; raises `EOFError` where the process has ended or sent what is no message."""
+        has_ended = False
+        while not has_ended and self._poll.poll(0):
+            piece = os.read(self.child.connection.fileno(), 1 << 16)
+            self._received += piece
+            has_ended = not piece
+        found = []
+        while len(self._received) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._received)
+            if length > _LONGEST_MESSAGE:
+                raise EOFError("not a message")
+            end = _LENGTH.size + length
+            if len(self._received) < end:
+                break
+            found.append(_message(bytes(self._received[_LENGTH.size : end])))
+            del self._received[:end]
+            self.since = time.monotonic()
+        if has_ended and not found:  # the last words of a process come first, its end the next time
+            raise EOFError("the process has ended")
+        return found
+
+    @property
+    def deadline(self) -> float:
+        is_busy = self.job is not None or not self.ready
+        return self.since + self.limit_s if is_busy else float("inf")
+
+
+def isolation_kind(config: Config) -> str:
+    """The isolation of scorers on this machine. Without any, tasks that evaluate answers are refused, unless
+    `sandbox_isolation: limits` accepts the risk.
+    """
+    try:
+        return strongest_kind(config.programs.sandbox_isolation)
+    except UserError as error:
+        from whetstone.tasks.mixture import evaluating_tasks
+
+        names = evaluating_tasks(config)
+        if not names:
+            return "limits"
+        raise UserError(
+            f"Scoring {', '.join(names)} evaluates what the model wrote, and this machine offers no "
+            f"isolation for it ({str(error).rstrip('.')}): leave those tasks out, use a Linux machine with "
+            "user namespaces or seccomp, or accept the risk with sandbox_isolation=limits."
+        ) from None
+
+
+def _message(data: bytes) -> dict[str, Any]:
+    try:
+        message = json.loads(data)
+    except (ValueError, RecursionError):
+        raise EOFError("not a message") from None
+    if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
+        raise EOFError("not a message")
+    return message

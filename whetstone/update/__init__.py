@@ -1,0 +1,1 @@
+"""Groups of rollouts to an optimizer step: packing, experience, gradients."""

@@ -1,0 +1,52 @@
+"""The weights in the loss that may adapt: beta towards a KL, the entropy bonus towards an entropy.
+
+Plain arithmetic on numbers, once after every optimiser step; part of a checkpoint.
+"""
+
+from whetstone.config.sections import LossRoom
+
+BETA_RATE = 0.1  # beta grows or shrinks by at most this share of itself a step
+
+
+class Coefficients:
+    def __init__(self, config: LossRoom):
+        self._config = config
+        self.beta = config.beta
+        self._entropy_coef = config.entropy_coef
+        self._last_entropy: float | None = None
+
+    @property
+    def entropy(self) -> float:
+        """What the bonus weighs in the coming step: nothing while the entropy is above its target."""
+        target = self._config.entropy_target
+        above = target is not None and self._last_entropy is not None and self._last_entropy > target
+        return 0.0 if above else self._entropy_coef
+
+    def adapt(self, means: dict[str, float]) -> None:
+        """Take the numbers of the step that is done into account."""
+        config = self._config
+        if config.kl_target_value is not None and "kl" in means:
+            error = max(-1.0, min(1.0, means["kl"] / config.kl_target_value - 1))
+            self.beta *= 1 + BETA_RATE * error
+        if config.entropy_target is not None:
+            self._last_entropy = means["entropy"]
+            step = config.entropy_coef_delta * (1 if self._last_entropy <= config.entropy_target else -1)
+            raised = self._entropy_coef + step
+            self._entropy_coef = min(config.entropy_coef_max, max(config.entropy_coef_min, raised))
+
+    def row(self) -> dict[str, float]:
+        """Those that adapt, for the metrics."""
+        row = {} if self._config.kl_target_value is None else {"beta": self.beta}
+        return row if self._config.entropy_target is None else {**row, "entropy_coef": self._entropy_coef}
+
+    def state(self) -> dict[str, float | None]:
+        return {"beta": self.beta, "entropy_coef": self._entropy_coef, "last_entropy": self._last_entropy}
+
+    def load_state(self, state: dict[str, float | None]) -> None:
+        beta, coef = state["beta"], state["entropy_coef"]
+        assert beta is not None and coef is not None
+        if self._config.kl_target_value is not None:  # a fixed one may be changed by whoever resumes
+            self.beta = beta
+        if self._config.entropy_target is not None:
+            self._entropy_coef = coef
+        self._last_entropy = state["last_entropy"]
