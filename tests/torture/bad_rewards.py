@@ -99,5 +99,8 @@ def cases() -> list[Case]:
     return [
         *(case(name, f"{HEAD}    {body}\n", (2,)) for name, body in ALWAYS.items()),
         *(case(name, f"{HEAD}    {body}\n", (0, 2)) for name, body in SOMETIMES.items()),
-        *(case(name, source, (2,) if name != "is a generator" else (0, 2)) for name, source in FILES.items()),
+        *(
+            case(name, source, (0, 2) if name in ("is a generator", "is asynchronous") else (2,))
+            for name, source in FILES.items()
+        ),
     ]

@@ -282,3 +282,15 @@ def test_filters_leave_no_unix_socket_of_the_host(tmp_path: Path):
     with pytest.raises(BlockingIOError):
         server.recv(10)
     server.close()
+
+
+def test_filters_leave_no_watch_on_a_folder_of_the_host(tmp_path: Path):
+    """Landlock does not cover inotify."""
+    source = (
+        "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+        "fd = libc.inotify_init()\n"
+        f"print(fd >= 0 and libc.inotify_add_watch(fd, {str(tmp_path).encode()!r}, 0xFFF) >= 0)\n"
+    )
+    with opened("filters") as pool:
+        (result,) = pool.run(Program(language="python", source=source), LIMITS).results
+    assert result.stdout == "False\n"

@@ -69,6 +69,9 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
     "syslog": (103, 116),
     "vhangup": (153, 58),
     "fanotify_init": (300, 262),
+    "inotify_init": (253, None),  # Landlock does not keep a program from watching the host's folders
+    "inotify_init1": (294, 26),
+    "inotify_add_watch": (254, 27),
     "setpriority": (141, 140),
     "sched_setscheduler": (144, 119),
     "sched_setparam": (142, 118),
