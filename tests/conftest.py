@@ -49,6 +49,9 @@ class Characters:
 
     pad_token_id, eos_token_id, eos_token, chat_template = 0, 2, "<e>", None
 
+    def __call__(self, text, add_special_tokens=True):
+        return {"input_ids": [ord(character) - 30 for character in text]}
+
     def decode(self, ids, skip_special_tokens=True):
         return "".join(chr(i + 30) for i in ids if i > 2)
 

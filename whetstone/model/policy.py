@@ -28,6 +28,11 @@ from whetstone.parallel.mesh import ALONE, Ranks
 from whetstone.types import Segment
 
 COMPILED_FROM = 50_000_000  # parameters
+VERIFICATION_TEXTS = (
+    "Question: a train leaves at 9:40 and arrives at 11:05. How many minutes does it take?",
+    "First 20 minutes to 10 o'clock, then 65 more: 20 + 65 = 85.",
+    "The answer is \\boxed{85}.",
+)
 
 
 class Policy:
@@ -220,11 +225,14 @@ class Policy:
 
     @torch.no_grad()
     def verify(self) -> None:
-        """Compare our packed forward pass with the model's own on three short sequences, once."""
+        """Compare our packed forward pass with the model's own on short sequences, once.
+
+        The model's own pass uses sdpa: eager attention in bf16 is off by 0.3 with the large key biases of
+        Qwen2.5. Half precision is compared on text alone, since random tokens double the rounding error.
+        """
         self.model.eval()
-        generator = torch.Generator().manual_seed(0)
-        lengths = [5, 9, 3]
-        rows = [torch.randint(0, self.config.vocab_size, (n,), generator=generator) for n in lengths]
+        rows = self._verification_rows()
+        lengths = [len(row) for row in rows]
         position_ids = torch.cat([torch.arange(n) for n in lengths]).to(self.device)
         packed = self.hidden(
             torch.cat(rows).to(self.device)[None],
@@ -232,7 +240,7 @@ class Policy:
             PackedAttention(end_to_end(lengths), self.device),
         )
         ours = self.head(packed[0]).float()
-        self.set_attention("eager")
+        self._use_own_attention()
         own = torch.cat(
             [self.lm(input_ids=row.to(self.device)[None], use_cache=False).logits[0] for row in rows]
         ).float()
@@ -243,13 +251,30 @@ class Policy:
                 "NaN; fetch it again."
             )
         error = (ours - own).norm() / own.norm()
-        bound = 1e-3 if ours.dtype == torch.float32 and self.lm.dtype == torch.float32 else 5e-2
+        bound = 1e-3 if self.lm.dtype == torch.float32 else 5e-2
         if not error < bound:
             raise UserError(
                 f"The architecture {type(self.lm).__name__} can't be trained on packed sequences yet: our "
                 "forward pass differs from "
                 f"its own by {error:.1e}. Choose a Llama, Qwen, Mistral, SmolLM, Gemma or Phi model."
             )
+
+    def _verification_rows(self) -> list[Tensor]:
+        """Text, and in float32 random tokens, too."""
+        vocab_size = self.config.vocab_size
+        rows = [
+            torch.tensor(self.tokenizer(text, add_special_tokens=False)["input_ids"][:64]) % vocab_size
+            for text in VERIFICATION_TEXTS
+        ]
+        if self.lm.dtype == torch.float32:
+            generator = torch.Generator().manual_seed(0)
+            rows += [torch.randint(0, vocab_size, (n,), generator=generator) for n in (5, 9, 3)]
+        return rows
+
+    def _use_own_attention(self) -> None:
+        """transformers' own: sdpa, or eager where sdpa is missing or would leave out the softcap."""
+        softcap = getattr(self.config, "attn_logit_softcapping", None)
+        self.set_attention("sdpa" if self.lm._supports_sdpa and not softcap else "eager")
 
 
 def choose_device(name: str) -> torch.device:
