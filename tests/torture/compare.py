@@ -107,7 +107,7 @@ def _json_differs(whole: Path, resumed: Path, name: str) -> list[str]:
 def _read(path: Path) -> Any:
     if not path.is_file():
         return None
-    text = path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8", errors="replace")  # it may have been damaged
     try:
         return json.loads(text)
     except ValueError:

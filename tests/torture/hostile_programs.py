@@ -253,7 +253,8 @@ MORE: tuple[Hostile, ...] = (
     ),
     _python(
         "the folder itself",
-        "import os\nhere = os.getcwd()\nfor call in (lambda: os.rename(here, here + '.x'), lambda: os.rmdir(here), lambda: os.symlink('/etc', here + '/../l'), lambda: os.rename('.', 'x')):\n    try:\n        call(); print('ESCAPED')\n    except OSError: pass\ntry:\n    os.chmod('.', 0)\nexcept OSError: pass",
+        # Its parent is its own, too, and emptied after every run; what lies above is not.
+        "import os\nhere = os.getcwd()\nabove = os.path.dirname(os.path.dirname(here))\nfor call in (lambda: os.rename(here, above + '/x'), lambda: os.symlink('/etc', above + '/l'), lambda: os.rename(os.path.dirname(here), above + '/y'), lambda: os.mkdir(above + '/d'), lambda: os.rename('.', 'x')):\n    try:\n        call(); print('ESCAPED')\n    except OSError: pass\nfor call in (lambda: os.rename(here, here + '.x'), lambda: os.rmdir(here), lambda: os.chmod('.', 0)):\n    try: call()\n    except OSError: pass",
     ),
     _python(
         "links by the thousand",

@@ -51,6 +51,11 @@ def test_an_error_whose_message_fails_has_its_type(tmp_path: Path):
         verify([f"{path}:f"], timeout_s=60)
 
 
+def test_a_function_that_takes_no_completions_is_refused():
+    with pytest.raises(UserError, match="os:system"):
+        verify(["os:system"], timeout_s=60)
+
+
 def test_nothing_is_left_behind(tmp_path: Path):
     """An import that starts a process: it is ended too."""
     path = tmp_path / "forks.py"

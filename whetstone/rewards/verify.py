@@ -96,6 +96,11 @@ def _check_parameters(function: object, spec: str) -> None:
     if only_by_place or not (parameters or takes_all):
         what = f"{only_by_place[0]} can't be given by name" if only_by_place else "it takes no arguments"
         raise UserError(f"reward_funcs names '{spec}', but {what}: write def reward(completions, **columns).")
+    if not takes_all and not custom.takes_completions(parameters):
+        raise UserError(
+            f"reward_funcs names '{spec}', which takes no completions: write "
+            "def reward(completions, **columns)."
+        )
 
 
 if __name__ == "__main__":
