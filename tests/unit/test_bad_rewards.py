@@ -44,7 +44,8 @@ def test_an_error_whose_message_fails_has_its_type(tmp_path: Path):
     assert message_of(KeyboardInterrupt()) == "KeyboardInterrupt"
     path = tmp_path / "strange.py"
     path.write_text(
-        "def f(completions):\n    return []\nraise type('E', (Exception,), {'__str__': lambda self: 1 / 0})()\n"
+        "def f(completions):\n    return []\n"
+        "raise type('E', (Exception,), {'__str__': lambda self: 1 / 0})()\n"
     )
     with pytest.raises(UserError, match="E: "):
         verify([f"{path}:f"], timeout_s=60)
