@@ -112,11 +112,16 @@ def _verb(name: str, verbs: "dict[str, Verb]") -> "Verb":
     )
 
 
+def first_line(verb: str, source: str = "") -> None:
+    """Said before anything heavy is imported, which takes seconds."""
+    if _speaks():
+        print(escape_controls(f"whetstone {__version__}: {verb} {source}".rstrip()), flush=True)
+
+
 @contextlib.contextmanager
 def long_command(verb: str, source: str) -> Iterator[None]:
     """For a verb that takes minutes: its first line at once, then a line that shows where it is."""
-    if _speaks():
-        print(escape_controls(f"whetstone {__version__}: {verb} {source}".rstrip()), flush=True)
+    first_line(verb, source)
     check_proc()
     from whetstone.terminal.display import display
 
@@ -200,18 +205,19 @@ def _explain(words: list[str]) -> None:
 def _doctor(words: list[str]) -> None:
     if words:
         raise UserError("`whet doctor` takes no words: it looks at this machine.")
+    first_line("doctor")
     from whetstone.commands.doctor import doctor
 
     doctor()
 
 
 def _profile(words: list[str]) -> None:
-    from whetstone.config import load
-    from whetstone.engines.packages import check_packages
-
     words, num_timed = take_number(words, "--steps", 2)
     source, overrides = split_words(words)
     with long_command("profile", source or DEFAULT_RECIPE):
+        from whetstone.config import load
+        from whetstone.engines.packages import check_packages
+
         loaded = load(source or DEFAULT_RECIPE, overrides)
         check_packages(loaded.config)
         from whetstone.commands.profile import profile
@@ -220,15 +226,17 @@ def _profile(words: list[str]) -> None:
 
 
 def _compare(words: list[str]) -> None:
+    first_line("compare", words[0] if words and "=" not in words[0] else "")
     from whetstone.commands.compare.grid import compare
 
     compare(words)
 
 
 def _serve(words: list[str]) -> None:
+    source, overrides = split_words(words)
+    first_line("serve", source or DEFAULT_RECIPE)
     from whetstone.config import load
 
-    source, overrides = split_words(words)
     loaded = load(source or DEFAULT_RECIPE, overrides)
     from whetstone.commands.serve import serve
 

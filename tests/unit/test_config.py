@@ -89,6 +89,9 @@ def test_what_is_dumped_loads_to_the_same_configuration(tmp_path: Path) -> None:
         (["--max-steps=-1", "top_k="], {"max_steps": -1, "top_k": None}),
         (["run_name=a=b"], {"run_name": "a=b"}),
         (["datasets={chain_sum: {weight: 2}}"], {"datasets": {"chain_sum": {"weight": 2}}}),
+        (["prompt_template={question}"], {"prompt_template": "{question}"}),
+        (["developer_prompt=Answer briefly: one word"], {"developer_prompt": "Answer briefly: one word"}),
+        (["developer_prompt=null"], {"developer_prompt": None}),
     ],
 )
 def test_words_of_the_command_line(words: list[str], expected: dict) -> None:

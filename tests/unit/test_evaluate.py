@@ -19,6 +19,7 @@ from whetstone.evaluation.evaluator import EvalResult, Evaluator, examples, head
 from whetstone.evaluation.statistics import wilson
 from whetstone.run.metrics import MetricsLog, read_rows
 from whetstone.seeds import seed, uniforms
+from whetstone.tasks.constants import measured
 from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score
 
 
@@ -259,6 +260,33 @@ def test_what_the_terminal_shows(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     assert text.count("question") == 2
     assert caplog.messages == [f"Evaluation at step 8: {headline(result)}"]
     assert "What is 0 + 0?" in text and "right   answer 0   gold 0   (18 tokens)" in text
+
+
+def test_what_a_constant_earns_stands_beside_the_accuracy(tmp_path: Path):
+    """As measured with default settings, so for those alone."""
+    tasks = ("syllogism", "reasoning_gym/maze", "chain_sum", "spell_backward")
+    problems = [sum_problem(i, task=task) for i in range(10) for task in tasks]
+    specs = {task: {} for task in tasks} | {"chain_sum": {"config": {"max_terms": 2}}}
+    result = Evaluator(configure(datasets=specs), problems, Adder(skill=1.0), tmp_path).run(0, greedy=False)
+    rates = [measured()["tasks"][name]["rate"] for name in ("syllogism", "maze")]
+    assert rates == [0.71, 0.305]  # of the table that is shipped
+    document = json.loads((tmp_path / "eval_results" / "eval_step_0.json").read_text())
+    per_task = document["summary"]["per_task"]
+    assert [per_task[task]["constant"] for task in tasks] == [*rates, None, None]
+    out = io.StringIO()
+    show(result, num_examples=0, console=Console(file=out, width=100))
+    shown = {line.split()[0]: line.split()[-2] for line in out.getvalue().splitlines() if "100.0]" in line}
+    assert shown == {
+        "Evaluation": "temperature",
+        "syllogism": "71",
+        "reasoning_gym/maze": "30",
+        "chain_sum": "100.0]",
+        "spell_backward": "100.0]",
+    }
+    alone = [sum_problem(i, task="syllogism") for i in range(10)]
+    single = configure(datasets={"syllogism": {}})
+    result = Evaluator(single, alone, Adder(skill=1.0), tmp_path).run(1, greedy=False)
+    assert "(a constant earns 71 %) on 10 problems" in headline(result)
 
 
 def test_examples_are_the_same_problems_every_time(tmp_path: Path):

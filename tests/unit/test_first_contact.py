@@ -4,11 +4,13 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from whetstone import cli
+from whetstone.terminal.environment import REQUIRED
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -42,6 +44,27 @@ def test_the_build_refuses_an_old_python(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(sys, "version_info", (3, 10, 13))
     with pytest.raises(SystemExit, match=r"needs Python 3\.11"):
         exec(code, {})
+
+
+def project() -> dict:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def test_a_source_distribution_holds_everything_that_is_checked() -> None:
+    """Code and tests, and what the tests read."""
+    targets = project()["tool"]["hatch"]["build"]["targets"]
+    assert {f"/{name}" for name in project()["tool"]["pyright"]["include"]} <= set(
+        targets["sdist"]["include"]
+    )
+
+
+def test_a_required_package_that_is_missing_is_a_sentence() -> None:
+    names = {re.split("[<>=]", text)[0] for text in project()["project"]["dependencies"]}
+    assert {name.replace("-", "_").replace("pyyaml", "yaml") for name in names} == REQUIRED
+    code = "import sys; sys.modules['rich'] = None; from whetstone.cli import main; main(['train'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 2 and done.stderr.startswith("whet: The Python package rich is not installed")
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_every_page_names_the_same_pythons() -> None:

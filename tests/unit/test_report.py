@@ -334,6 +334,16 @@ def test_tasks_with_their_change(whole: Path):
     assert cells[3] == f"{100 * last['versus_start']['difference']:+.1f}"
 
 
+def test_a_task_with_what_a_constant_earns(tmp_path: Path):
+    make_run(tmp_path, num_steps=3, evals=(0, 3), max_steps=3)
+    path = tmp_path / "eval_results" / "eval_step_3.json"
+    document = json.loads(path.read_text())
+    document["summary"]["per_task"]["products"]["constant"] = 0.713
+    path.write_text(json.dumps(document))
+    found = re.findall(r"a constant earns (\d+) %", write_report(tmp_path).read_text(encoding="utf-8"))
+    assert found == ["71"]
+
+
 def test_a_good_run_has_nothing_to_warn_of(whole: Path):
     assert titles(whole) == []
 

@@ -1,5 +1,5 @@
 """Ten public configurations for TRL's GRPOTrainer load as they are, with notes at most, and train two steps
-on the embedded model.
+on the embedded model, on rows with the columns of their own data sets.
 """
 
 import json
@@ -8,12 +8,21 @@ from pathlib import Path
 
 import pytest
 
+from tests.corpora.trl_rows import REWARDS, ROWS, write_rows
 from whetstone.cli import run
 from whetstone.config import flatten, load, make_plan
+from whetstone.errors import UserError
+from whetstone.tasks.mixture import build_tasks
 
 FILES = sorted((Path(__file__).parents[1] / "data" / "trl_yamls").glob("*.yaml"))
-# Reward functions of those projects' own; a user names the file that has them.
-OWN_REWARDS = ("open_r1_1_5b_code", "open_r1_codeforces_7b", "open_r1_zero_7b_math")
+# What a user gives besides: the file with a project's own reward functions, the task that makes a prompt of
+# numbers. Everything else, weights included, is the file's.
+BESIDES = {
+    "open_r1_1_5b_code": ["reward_funcs=[rewards.py:code,format]"],
+    "open_r1_codeforces_7b": ["reward_funcs=[rewards.py:cf_code,rewards.py:code_format]"],
+    "open_r1_zero_7b_math": ["reward_funcs=[accuracy,format,rewards.py:soft_format]"],
+    "mini_r1_countdown": ["datasets={countdown: {}}"],
+}
 SMALL = shlex.split(
     "model_name_or_path=pebble use_vllm=false report_to=none max_steps=2 per_device_train_batch_size=2 "
     "gradient_accumulation_steps=1 num_generations=2 num_iterations=1 generation_batch_size=null "
@@ -22,13 +31,23 @@ SMALL = shlex.split(
 
 
 def words(file: Path, folder: Path) -> list[str]:
-    own = ["reward_funcs=[accuracy,format]", "reward_weights=[1,0.1]"] if file.stem in OWN_REWARDS else []
-    tasks = "datasets={chain_sum: {config: {max_terms: 2, max_digits: 1}}}"  # in place of the hub's rows
-    return [*SMALL, *own, tasks, f"output_dir={folder}", "run_name=run"]
+    """The command line: few steps, a small model, and the file's data set from a local file."""
+    rows = write_rows(dataset_of(file), folder)
+    return [
+        *SMALL,
+        *BESIDES.get(file.stem, []),
+        f"dataset_name={rows}",
+        f"output_dir={folder}",
+        "run_name=run",
+    ]
+
+
+def dataset_of(file: Path) -> str:
+    return load(file).config.tasks.datasets["rows"].config["dataset"]
 
 
 def test_there_are_ten() -> None:
-    assert len(FILES) == 10
+    assert len(FILES) == 10 and {dataset_of(file) for file in FILES} == set(ROWS)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
@@ -64,23 +83,59 @@ def test_values_that_mean_something_else() -> None:
     assert by_name["mini_r1_countdown"].run.report_to == ["tensorboard"]
 
 
-def trains(file: Path, folder: Path) -> None:
+# file -> (columns of prompt and answer, match) where answers are compared
+COMPARED = {
+    "doge_20m": ("problem", "solution", "numeric"),
+    "open_r1_1_5b_math": ("problem", "answer", "math"),
+    "open_r1_1_5b_numina": ("problem", "solution", "numeric"),
+    "open_r1_distill_1_5b": ("problem", "solution", "numeric"),
+    "open_r1_math_7b_simple_rl": ("problem", "solution", "numeric"),
+    "open_r1_smollm2_1_7b": ("problem", "answer", "math"),
+    "open_r1_zero_7b_math": ("prompt", "solution", "numeric"),
+}
+
+
+def trains(file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "rewards.py").write_text(REWARDS, encoding="utf-8")
+    monkeypatch.chdir(folder)
     assert run(["train", str(file), *words(file, folder)]) == 0
     rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows if row["kind"] == "train"] == [1, 2]
     log = (folder / "run" / "training.log").read_text()
     assert "Without effect here" in log or "has no effect" in log
+    if file.stem in COMPARED:
+        prompt, answer, match = COMPARED[file.stem]
+        assert (
+            f"8 rows of {folder / 'rows.jsonl'}, prompts from column {prompt}; answers from column {answer}"
+            in log
+        )
+        assert f"(match: {match}, chosen by the answers)" in log
 
 
 @pytest.mark.parametrize("file", FILES[:1], ids=lambda file: file.stem)
-def test_one_trains_two_steps(file: Path, tmp_path: Path) -> None:
-    trains(file, tmp_path)
+def test_one_trains_two_steps(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trains(file, tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("file", FILES[1:], ids=lambda file: file.stem)
-def test_the_others_train_two_steps(file: Path, tmp_path: Path) -> None:
-    trains(file, tmp_path)
+def test_the_others_train_two_steps(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trains(file, tmp_path, monkeypatch)
+
+
+def test_rows_of_countdown_are_sent_to_its_task(tmp_path: Path) -> None:
+    """Rows of numbers and a target have no prompt; the sentence names the task that writes one."""
+    file = next(file for file in FILES if file.stem == "mini_r1_countdown")
+    few = ["eval_num_samples=0"]
+    rows = write_rows(dataset_of(file), tmp_path)
+    with pytest.raises(UserError, match=r"datasets=\{countdown: \{\}\}"):
+        build_tasks(load(file, [*few, f"dataset_name={rows}"]).config, "train")
+    words = [*few, f"dataset_name={rows}", "datasets={countdown: {}}"]
+    mixture = build_tasks(load(file, words).config, "train")
+    questions = [mixture.problem(i).messages[-1]["content"] for i in range(8)]
+    assert (
+        len(mixture) == 8 and sum("[2, 3, 1], create an equation that equals 4" in q for q in questions) == 1
+    )
 
 
 def test_a_chat_template_and_its_variables_reach_the_prompt() -> None:

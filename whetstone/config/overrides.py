@@ -11,6 +11,8 @@ from whetstone.config.yaml_text import check_text, check_values, parse, shorten
 from whetstone.errors import UserError
 
 COMMAND_LINE = "command line"
+# Free text, which may look like YAML: "Answer briefly: one word", "{question}".
+TEXTS = ("developer_prompt", "system_prompt", "prompt_template", "assistant_prefix", "chat_template")
 
 
 def parse_overrides(words: Iterable[str]) -> dict[str, Any]:
@@ -35,6 +37,8 @@ def parse_overrides(words: Iterable[str]) -> dict[str, Any]:
         except UserError:
             raise
         except (yaml.YAMLError, ValueError):
+            values[key] = text
+        if key in TEXTS and isinstance(values[key], dict | list):
             values[key] = text
     check_values(values, COMMAND_LINE)
     return values

@@ -32,6 +32,7 @@ from whetstone.evaluation.statistics import (
 )
 from whetstone.files import atomic_write, json_safe
 from whetstone.rollout.collector import sampling_at
+from whetstone.tasks.constants import constant_rates
 from whetstone.terminal.log import STEP_LINES
 from whetstone.terminal.stages import advance, stage
 from whetstone.terminal.text import counted, escape_controls, wrap
@@ -87,6 +88,7 @@ class TaskResult:
     length_mean: float
     truncated_share: float
     versus_start: Difference | None
+    constant: float | None = None  # what the best constant answer earns, where that was measured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,6 +174,7 @@ class Evaluator:
             completions=completions,
             greedy_completions=greedy_completions,
             start=start,
+            constants=constant_rates(self._config.tasks.eval_datasets or self._config.tasks.datasets),
         )
         document = {
             "step": step,
@@ -293,6 +296,7 @@ def _summarise(
     completions: list[Answered],
     greedy_completions: list[Answered],
     start: list[Answered] | None,
+    constants: Mapping[str, float],
 ) -> EvalResult:
     table = _table(completions)
     is_judged = any(answered.is_judged for answered in completions if answered.failure is None)
@@ -306,6 +310,7 @@ def _summarise(
             length_mean=_mean(a.length for a in of_task),
             truncated_share=_mean(a.finish == Finish.LENGTH for a in of_task),
             versus_start=None if before is None else paired(_table(before), _table(of_task)),
+            constant=constants.get(name),
         )
     return EvalResult(
         step=step,
@@ -356,6 +361,9 @@ def headline(result: EvalResult) -> str:
     measured = (
         f"accuracy {percent(result.accuracy)}" if result.is_judged else f"reward {plain(result.reward)}"
     )
+    constants = [task.constant for task in result.per_task.values()]
+    if result.is_judged and len(constants) == 1 and constants[0]:  # several have a table of their own
+        measured += f" (a constant earns {100 * constants[0]:.0f} %)"
     tell = [f"{measured} on {counted(result.accuracy.num_problems, 'problem')}"]
     if result.samples_per_problem > 1:
         tell[0] += f" x {result.samples_per_problem}"
@@ -396,8 +404,11 @@ def change(versus: Difference) -> str:
 def _task_table(result: EvalResult) -> TerminalTable:
     table = TerminalTable(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("task")
-    compared = result.versus_start is not None
-    for name in ("problems", "accuracy %", "95 %", *(["since step 0"] if compared else []), "tokens"):
+    columns = ["problems", "accuracy %", "95 %"]
+    columns += ["since step 0"] if result.versus_start is not None else []
+    has_constants = any(task.constant for task in result.per_task.values())
+    columns += ["a constant %"] if has_constants else []
+    for name in (*columns, "tokens"):
         table.add_column(name, justify="right")
     for name, task in result.per_task.items():
         share, versus = task.accuracy, task.versus_start
@@ -407,6 +418,7 @@ def _task_table(result: EvalResult) -> TerminalTable:
             f"{100 * share.mean:.1f}",
             Text(f"[{100 * share.low:.1f}, {100 * share.high:.1f}]"),
             *([f"{100 * versus.difference:+.1f}"] if versus is not None else []),
+            *([f"{100 * task.constant:.0f}" if task.constant else ""] if has_constants else []),
             f"{task.length_mean:.0f}",
         )
     return table

@@ -274,7 +274,9 @@ def _task_row(name: str, first: Evaluation, last: Evaluation | None) -> str:
         p_value = _p_value(versus["p_value"]).removeprefix("p ").removeprefix("= ")
         change = (f"{100 * versus['difference']:+.1f}", p_value)
     lengths = " → ".join(f"{end['length_mean']:.0f}" for end in ends if end is not None)
-    cells = (esc(name), newest["accuracy"]["num_problems"], *told, *change, lengths)
+    constant = newest.get("constant")
+    label = esc(name) + (f" <small>(a constant earns {100 * constant:.0f} %)</small>" if constant else "")
+    cells = (label, newest["accuracy"]["num_problems"], *told, *change, lengths)
     return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
 
 

@@ -4,10 +4,12 @@ Read from a table that `scripts/measure_constants.py` writes. Measures nothing i
 """
 
 import json
+from collections.abc import Mapping
 from functools import lru_cache
 from importlib import resources
 from typing import Any
 
+from whetstone.config.sections import TaskSpec
 from whetstone.tasks.gym import gym_name
 
 TABLE = "gym_constants.json"
@@ -21,6 +23,12 @@ def best_constant(task: str) -> tuple[str, float] | None:
     """
     row = measured()["tasks"].get(gym_name(task))
     return None if row is None or row["answer"] is None else (row["answer"], row["rate"])
+
+
+def constant_rates(specs: Mapping[str, TaskSpec]) -> dict[str, float]:
+    """What the best constant answer earns, for the tasks where that is known: those with default settings."""
+    best = {name: best_constant(name) for name, spec in specs.items() if not spec.config}
+    return {name: found[1] for name, found in best.items() if found is not None}
 
 
 def describe_constant(task: str) -> str:

@@ -71,6 +71,12 @@ class RowsTask:
     @cached_property
     def _prompt_column(self) -> str:
         wanted = self._settings.get("prompt_column") or self._settings.get("question_column")
+        there = rows.columns_of(self._raw)
+        if wanted is None and {"nums", "target"} <= set(there) and not set(PROMPT_COLUMNS) & set(there):
+            raise UserError(
+                f"{self._where} has numbers and a target, but no prompt: the task countdown writes one, "
+                "datasets={countdown: {}} beside the name of the data set; or set prompt_column."
+            )
         return rows.pick_column(self._raw, wanted, PROMPT_COLUMNS, "prompt_column", self._where)
 
     @cached_property

@@ -10,6 +10,12 @@ import sys
 
 from whetstone.errors import UserError
 
+# What every installation has, by the names that are imported.
+REQUIRED = frozenset(
+    {"torch", "transformers", "peft", "reasoning_gym", "math_verify", "pydantic", "datasets", "numpy"}
+    | {"safetensors", "gguf", "yaml", "rich", "matplotlib"}
+)
+
 
 def check_working_directory() -> None:
     """Relative paths and every process that we start need one that exists."""
@@ -33,6 +39,11 @@ def check_proc() -> None:
 
 def sentence_of(error: BaseException) -> str | None:
     """The sentence for an error that the machine caused and the user can mend; None for any other."""
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] in REQUIRED:
+        return (
+            f"The Python package {error.name} is not installed in {sys.prefix}: install whetstone with what "
+            "it needs (python -m pip install -e . in a clone, or a wheel without --no-deps)."
+        )
     named = f" while writing {error.filename}" if isinstance(error, OSError) and error.filename else ""
     if is_full_disk(error):
         return (
