@@ -80,9 +80,6 @@ SLOW = {
     "whet compare CONFIG loss_type=grpo,dapo seed=1,2,3": (
         "whet compare course_cpu loss_type=grpo,dapo seed=1"
     ),
-    "whet compare CONFIG learning_rate=5e-7,1e-6,2e-6": (
-        "whet compare course_cpu learning_rate=5e-7,1e-6 seed=1"
-    ),
     "whet compare course_cpu beta=0,0.04 seed=1,2 fixed_eval_steps=0": (
         "whet compare course_cpu beta=0,0.04 seed=1 fixed_eval_steps=0"
     ),
