@@ -89,7 +89,7 @@ def ours(model: str, work: Work, setting: dict, device: torch.device) -> tuple[d
     from whetstone.config import build, make_plan
     from whetstone.model.sharded import load_spread
     from whetstone.parallel.mesh import ALONE
-    from whetstone.update.packing import minibatches
+    from whetstone.update.packing import pack_minibatches
     from whetstone.update.updater import Updater
 
     config = build(
@@ -112,9 +112,9 @@ def ours(model: str, work: Work, setting: dict, device: torch.device) -> tuple[d
 
     def step() -> None:
         size = updater.micro_batch_tokens(groups)
-        batches = minibatches(groups, config, plan.minibatches, 0, max_tokens=size)
+        batches = pack_minibatches(groups, config, plan.minibatches, 0, max_tokens=size)
         run[:] = [len(batch.token_ids) for part in batches for batch in part]
-        updater.step(batches, 0)
+        updater.update(updater.prepare(batches), 0)
 
     seconds = timed(step, device)
     about = {

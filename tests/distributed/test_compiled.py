@@ -8,7 +8,7 @@ import torch
 from tests.conftest import make_policy
 from tests.distributed.launch import run_on
 from tests.distributed.test_update import CPU, difference, my_batches
-from tests.unit.test_update import make_samples, updater_for
+from tests.unit.test_update import make_samples, train_on, updater_for
 from whetstone.config.parallel import ParallelRoom
 from whetstone.config.sections import ModelRoom
 from whetstone.model.policy import Policy, should_compile
@@ -22,11 +22,11 @@ PIECES = [slice(5, 6), slice(2, 5), slice(0, 6)]
 def gradients(policy: Policy, samples: list[Any], pieces: list[slice]) -> tuple[list[Any], list[int]]:
     """The gradients of each piece in a step of its own, and how many graphs there were after each."""
     updater, found, graphs = updater_for(policy), [], []
-    updater._move = lambda norm: found.append(
+    updater.optimizer.step = lambda norm: found.append(
         [fsdp.full(p.grad).clone() for p in policy.parameters if p.grad is not None]
     )
     for piece in pieces:
-        updater.step([my_batches(samples[piece], policy.ranks)], seed=0)
+        train_on(updater, [my_batches(samples[piece], policy.ranks)])
         graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
     return found, graphs
 

@@ -11,7 +11,7 @@ import torch
 
 from tests.conftest import make_policy
 from tests.distributed.launch import run_on
-from tests.unit.test_update import make_samples, sequence_logprobs, updater_for
+from tests.unit.test_update import make_samples, sequence_logprobs, train_on, updater_for
 from whetstone.config import build
 from whetstone.config.parallel import ParallelRoom
 from whetstone.config.sections import ModelRoom
@@ -27,8 +27,8 @@ from whetstone.parallel import fsdp, mesh
 from whetstone.parallel.mesh import ALONE, Ranks
 from whetstone.parallel.tensor import SlicedVocabulary
 from whetstone.run.checkpoint import Checkpoint, Contents, Saver, verify
-from whetstone.train import restore
-from whetstone.update.packing import Batch, _idle, _lay_end_to_end, arrange, balance, pack
+from whetstone.run.setup import restore
+from whetstone.update.packing import Batch, balance, bin_pack, empty_micro_batch, pack, pack_sequences
 
 Case = tuple[str, dict[str, Any], str, dict[str, Any]]
 CPU = torch.device("cpu")
@@ -77,9 +77,9 @@ def plain_policy(architecture: str, lora: bool) -> Policy:
 
 
 def my_batches(samples: list[Any], ranks: Ranks, max_tokens: int = 30) -> list[Batch]:
-    bins = [arrange(share, max_tokens) for share in balance(samples, ranks.data_size)]
-    mine = [_lay_end_to_end(one) for one in bins[ranks.data_rank]]
-    return mine + [_idle(samples[0])] * (max(len(one) for one in bins) - len(mine))
+    bins = [bin_pack(share, max_tokens) for share in balance(samples, ranks.data_size)]
+    mine = [pack_sequences(one) for one in bins[ranks.data_rank]]
+    return mine + [empty_micro_batch(samples[0])] * (max(len(one) for one in bins) - len(mine))
 
 
 class Trained:
@@ -97,15 +97,15 @@ class Trained:
         if updater.critic is not None:
             parameters += updater.critic.parameters
         self.gradient: list[torch.Tensor] = []
-        move = updater._move
+        move = updater.optimizer.step
 
         def catch(norm: float) -> None:
             if not self.gradient:
                 self.gradient = [fsdp.full(p.grad).clone() for p in parameters if p.grad is not None]
             move(norm)
 
-        updater._move = catch
-        self.rows = [updater.step([batches], seed=0) for _ in range(5)]
+        updater.optimizer.step = catch
+        self.rows = [train_on(updater, [batches]) for _ in range(5)]
         self.weights = [fsdp.full(parameter.detach()).clone() for parameter in parameters]
 
 
@@ -165,14 +165,14 @@ def steps_with_checkpoint(folder: Path, room: ParallelRoom, ranks: Ranks, *, res
         restore(updater, found, found.numbers())
     else:
         for _ in range(2):
-            updater.step([batches], seed=0)
-        numbers = {"updater": updater.numbers(), "seconds": 1.0}
+            train_on(updater, [batches])
+        numbers = {"updater": updater.state_scalars(), "seconds": 1.0}
         write = model_writer(policy)
-        contents = Contents(step=2, write_model=write, tensors=updater.tensors(), numbers=numbers)
+        contents = Contents(step=2, write_model=write, tensors=updater.state_tensors(), numbers=numbers)
         saver = Saver(folder, None, ranks)
         saver.save(contents)  # goes on in the background while the next step moves the weights
     for _ in range(3):
-        updater.step([batches], seed=0)
+        train_on(updater, [batches])
     if not resume:
         saver.finish()
     critic = updater.critic
@@ -195,7 +195,7 @@ def sampled(room: ParallelRoom, architecture: str) -> tuple[list[Any], list[Any]
         engine = make_engine(build({}), one)
         updater = updater_for(one, adam_epsilon=1e-6)
         for _ in range(2):
-            updater.step([batches], seed=0)
+            train_on(updater, [batches])
         engine.update_weights(2)
         engines.append(engine)
     requests = [Request(prompt_ids=s.rollout.prompt_ids, seeds=(1, 2)) for s in samples[2:4]]

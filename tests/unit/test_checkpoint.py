@@ -227,7 +227,7 @@ def test_a_resumed_schedule_has_the_rate_of_now():
         first.finish()
     for rate, num_steps, expected in ((1.0, 10, 0.6), (0.5, 10, 0.3), (1.0, 20, 0.8)):
         again = optimiser(rate, num_steps)
-        again.load_numbers(first.schedule.state_dict())
+        again.load_state_scalars(first.schedule.state_dict())
         assert again.learning_rate == pytest.approx(expected, rel=1e-12)
         again.finish()
         assert again.learning_rate == pytest.approx(expected - rate / num_steps, rel=1e-12)

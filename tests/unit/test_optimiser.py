@@ -400,22 +400,22 @@ def test_a_checkpoint_on_the_disk_goes_on_bit_for_bit(tmp_path, optim):
     optimiser = optimiser_of(weights)
     steps(weights, optimiser, 0, 4)
     saver = Saver(tmp_path, None)
-    saver.save(Contents(step=4, write_model=lambda folder: None, tensors={"o": optimiser.tensors()},
-                        numbers=optimiser.numbers()))  # fmt: skip
+    saver.save(Contents(step=4, write_model=lambda folder: None, tensors={"o": optimiser.state_tensors()},
+                        numbers=optimiser.state_scalars()))  # fmt: skip
     steps(weights, optimiser, 4, 8)  # while it is being written
     saver.finish()
     others = [*parameters(seed=5), *parameters(torch.float32, seed=5)]
     resumed = optimiser_of(others)
     found = Checkpoint(folder=tmp_path / "checkpoint-4", step=4)
-    into = {"o": resumed.tensors()}
+    into = {"o": resumed.state_tensors()}
     found.load_tensors(into)
-    resumed.load_tensors(into["o"])
-    resumed.load_numbers(found.numbers())
+    resumed.load_state_tensors(into["o"])
+    resumed.load_state_scalars(found.numbers())
     steps(others, resumed, 4, 8)
     for one, other in zip(weights, others, strict=True):
         assert torch.equal(one, other)
-    for index, state in optimiser.tensors().items():
-        assert all(torch.equal(state[name], value) for name, value in resumed.tensors()[index].items())
+    for index, state in optimiser.state_tensors().items():
+        assert all(torch.equal(state[name], value) for name, value in resumed.state_tensors()[index].items())
 
 
 # The reference

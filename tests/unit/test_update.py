@@ -17,7 +17,7 @@ from whetstone.model.attention import PackedAttention, end_to_end
 from whetstone.model.reference import Reference
 from whetstone.optimizer import Optimiser
 from whetstone.types import Completion, Finish, Rollout, Score
-from whetstone.update.packing import Sample, pack, split
+from whetstone.update.packing import Sample, pack, split_minibatches
 from whetstone.update.updater import Updater
 
 # Prompt and completion lengths: three completions share the first prompt, two the second.
@@ -41,7 +41,7 @@ def make_samples(policy, sampler_shift=0.0):
         )
         score = Score(reward=advantage, parts={"correct": 0.0}, answer=None)
         rollout = Rollout(prompt_ids=tuple(ids[:prompt]), completion=done, text="", score=score)
-        samples.append(Sample(rollout=rollout, place=len(samples), keep=True))
+        samples.append(Sample(rollout=rollout, index=len(samples), keep=True))
     return samples
 
 
@@ -92,10 +92,17 @@ def updater_for(policy, reference=None, **flat) -> Any:
     config = build(flat)
     updater: Any = Updater(policy, config, make_plan(config, num_problems=100), reference)
     if config.loss.advantage == "group":  # here rewards are the advantages themselves
-        updater.preparer._with_baseline = lambda flat, *_: [
-            replace(e, advantages=e.batch.rewards[e.batch.sequence]) for e in flat
+        prepare = updater.prepare
+        updater.prepare = lambda minibatches: [
+            [replace(e, advantages=e.batch.rewards[e.batch.sequence_ids]) for e in minibatch]
+            for minibatch in prepare(minibatches)
         ]
     return updater
+
+
+def train_on(updater, minibatches, seed=0):
+    """All optimizer steps on a batch; returns its metrics."""
+    return updater.update(updater.prepare(minibatches), seed)
 
 
 def gradient_of(updater, batches):
@@ -105,8 +112,8 @@ def gradient_of(updater, batches):
     def catch(norm):
         caught["gradient"], caught["norm"] = flat_gradient(updater.policy), norm
 
-    updater.optimiser.step = catch
-    row = updater.step([batches], seed=0)
+    updater.optimizer.step = catch
+    row = train_on(updater, [batches])
     return caught["gradient"], row
 
 
@@ -158,7 +165,7 @@ def test_no_token_sees_another_sequence():
 def test_the_same_step_gives_the_same_gradient_to_the_last_bit():
     """Large enough that torch uses threads: shared prompts must not be added up in any order that comes."""
     policy = make_policy(hidden_size=128, head_dim=32, num_hidden_layers=1)
-    samples = [replace(s, place=n) for n, s in enumerate(make_samples(policy) * 40)]
+    samples = [replace(s, index=n) for n, s in enumerate(make_samples(policy) * 40)]
     gradients = []
     for _ in range(6):
         gradients.append(gradient_of(updater_for(policy), pack(samples, 100_000))[0])
@@ -182,25 +189,29 @@ def test_packs_keep_the_budget_lose_nothing_and_share_prompts():
         (23, 3, 0, 4),
     ]
     # the last prompt token predicts every completion's first token; positions go on from the prompt's end
-    assert [one.rows[0].item(), one.rows[12].item(), one.rows[19].item()] == [3, 3, 3]
+    assert [
+        one.logit_positions[0].item(),
+        one.logit_positions[12].item(),
+        one.logit_positions[19].item(),
+    ] == [3, 3, 3]
     assert one.position_ids[[4, 16, 23]].tolist() == [4, 4, 4]
     assert one.targets[:12].tolist() == list(samples[2].rollout.completion.token_ids)
 
 
 def test_split_is_a_partition_and_repeats():
     samples = make_samples(make_policy())
-    parts = split(samples, 3, seed=5)
+    parts = split_minibatches(samples, 3, seed=5)
     assert [len(part) for part in parts] == [2, 2, 2]
     assert {id(s) for part in parts for s in part} == {id(s) for s in samples}
-    assert split(samples, 3, seed=5) == parts and split(samples, 3, seed=6) != parts
+    assert split_minibatches(samples, 3, seed=5) == parts and split_minibatches(samples, 3, seed=6) != parts
 
 
 def test_kl_is_zero_before_and_positive_after_the_policy_moved():
     policy = make_policy()
     samples = make_samples(policy)
     updater = updater_for(policy, Reference.of(policy, policy, moving=False), beta=0.1, learning_rate=1e-2)
-    first = updater.step([pack(samples, 100)], seed=0)
-    second = updater.step([pack(samples, 100)], seed=0)
+    first = train_on(updater, [pack(samples, 100)])
+    second = train_on(updater, [pack(samples, 100)])
     assert first["kl"] == pytest.approx(0.0, abs=1e-6)
     assert second["kl"] > 1e-3
 
@@ -219,7 +230,7 @@ def test_lora_reference_is_the_adapter_switched_off():
     reference = Reference.of(policy, policy, moving=False)
     assert reference.weights is None  # no second copy of anything
     updater = updater_for(policy, reference, beta=0.1, learning_rate=1e-2)
-    rows = [updater.step([pack(samples, 100)], seed=0) for _ in range(3)]
+    rows = [train_on(updater, [pack(samples, 100)]) for _ in range(3)]
     assert rows[0]["kl"] == pytest.approx(0.0, abs=1e-6) and rows[2]["kl"] > 1e-4
     with reference.active():
         (batch,) = pack(samples, 1000)
@@ -234,7 +245,7 @@ def test_second_iteration_uses_the_ratio_to_the_first():
     policy = make_policy()
     samples = make_samples(policy)
     updater = updater_for(policy, num_iterations=4, learning_rate=2e-2, epsilon=0.05)
-    row = updater.step([pack(samples, 100)], seed=0)
+    row = train_on(updater, [pack(samples, 100)])
     assert row["clip_share"] > 0.05  # the policy has moved beyond the clip by the last iteration
     assert row["sampler_logprob_difference"] < 1e-4  # old logprobs are those of the policy that sampled
 
@@ -244,7 +255,7 @@ def test_off_policy_mask_drops_bad_sequences_that_fell():
     samples = make_samples(
         policy, sampler_shift=0.5
     )  # as if the engine had found them likelier by 0.5 a token
-    row = updater_for(policy, off_policy_mask_threshold=0.4).step([pack(samples, 100)], seed=0)
+    row = train_on(updater_for(policy, off_policy_mask_threshold=0.4), [pack(samples, 100)])
     bad = sum(
         completion for (_, completion), advantage in zip(SIZES, ADVANTAGES, strict=True) if advantage < 0
     )
@@ -262,12 +273,12 @@ def test_a_step_that_is_not_finite_is_skipped_and_a_few_in_a_row_stop_the_run():
     broken = [broken_sample(samples[0]), *samples[1:]]
     updater = updater_for(policy, max_skipped_steps=2)
     before = [p.detach().clone() for p in policy.parameters]
-    assert updater.step([pack(broken, 100)], seed=0)["skipped_steps"] == 1
+    assert train_on(updater, [pack(broken, 100)])["skipped_steps"] == 1
     assert all(torch.equal(a, b) for a, b in zip(before, policy.parameters, strict=True))
-    assert updater.step([pack(samples, 100)], seed=0)["skipped_steps"] == 0  # a good one in between
-    updater.step([pack(broken, 100)], seed=0)
+    assert train_on(updater, [pack(samples, 100)])["skipped_steps"] == 0  # a good one in between
+    train_on(updater, [pack(broken, 100)])
     with pytest.raises(UserError, match="2 steps in a row"):
-        updater.step([pack(broken, 100)], seed=0)
+        train_on(updater, [pack(broken, 100)])
 
 
 def test_half_precision_weights_do_not_lose_small_updates():
@@ -279,7 +290,7 @@ def test_half_precision_weights_do_not_lose_small_updates():
         (weight.sum() * 1.0).backward()
         optimiser.step(optimiser.gradient_norm())
         optimiser.finish()
-    assert optimiser.tensors()["0"]["master"].tolist() == pytest.approx(
+    assert optimiser.state_tensors()["0"]["master"].tolist() == pytest.approx(
         [0.99] * 4, rel=1e-4
     )  # Adam moves by lr a step
     assert weight.float().tolist() == pytest.approx([0.99] * 4, abs=4e-3)

@@ -31,7 +31,7 @@ from whetstone.evaluation.statistics import (
     pass_at_k_table,
 )
 from whetstone.files import atomic_write, json_safe
-from whetstone.rollout.collector import sampling_at
+from whetstone.rollout.collector import sampling_params
 from whetstone.terminal.log import STEP_LINES
 from whetstone.terminal.stages import advance, stage
 from whetstone.terminal.text import counted, escape_controls, wrap
@@ -186,7 +186,7 @@ class Evaluator:
         return self._folder / f"eval_step_{step}.json"
 
     def _answers(self, name: str, temperature: float, num_samples: int) -> list[Answered]:
-        sampling = sampling_at(self._config, temperature)
+        sampling = sampling_params(self._config, temperature)
         at_once = self._config.evaluation.per_device_eval_batch_size
         size = max(1, at_once // num_samples) if at_once else len(self._problems)
         answers: list[Answered] = []

@@ -32,9 +32,9 @@ class Critic:
         trunk = [] if self.trunk is None else [p for p in self.trunk.parameters() if p.requires_grad]
         return [*self.head.parameters(), *trunk]
 
-    def values(self, batch: Any, policy_rows: Tensor) -> Tensor:
-        """[N] values; `policy_rows` are the policy's hidden states [N, H] that predict each token."""
-        rows = policy_rows
+    def values(self, batch: Any, policy_hidden: Tensor) -> Tensor:
+        """[N] values; `policy_hidden` are the policy's hidden states [N, H] that predict each token."""
+        hidden = policy_hidden
         if self.trunk is not None:
-            rows = self.root(lambda: self.policy.rows_of(self.trunk, batch))
-        return self.head(rows.float()).squeeze(-1)
+            hidden = self.root(lambda: self.policy.completion_hidden_of(self.trunk, batch))
+        return self.head(hidden.float()).squeeze(-1)

@@ -31,7 +31,7 @@ def free_memory(device: torch.device) -> int:
     return max(0, min(free, memory_of(device) - used))
 
 
-class Gauge:
+class MemoryProbe:
     """Measures on one GPU."""
 
     def __init__(self, device: torch.device):
@@ -40,7 +40,7 @@ class Gauge:
     def free(self) -> int:
         return free_memory(self.device)
 
-    def most_taken(self, work: Callable[[], None]) -> int:
+    def peak_bytes(self, work: Callable[[], None]) -> int:
         """Most bytes that there were during `work` on top of those before it."""
         torch.cuda.synchronize(self.device)
         torch.cuda.reset_peak_memory_stats(self.device)

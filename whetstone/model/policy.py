@@ -75,7 +75,7 @@ class Policy:
             plain_to_compiler(layer)
             layer.compile(dynamic=True, backend=backend)
 
-    def run_layers_again(self, number: int) -> None:
+    def checkpoint_layers(self, number: int) -> None:
         """Let the first `number` layers forget their activations and run again in the backward pass."""
         self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         for layer, module in enumerate(self.trunk.layers):
@@ -148,12 +148,12 @@ class Policy:
         """Hidden states -> logits of the whole vocabulary, as the model's own forward pass makes them."""
         return self.root(lambda hidden: self.vocabulary.gather(self._logits(hidden)), hidden)
 
-    def rows(self, batch: Any) -> Tensor:
-        """[N, H] hidden states that predict the completion tokens of a packed `batch.Batch`."""
-        return self.root(lambda: self.rows_of(self.trunk, batch))
+    def completion_hidden(self, batch: Any) -> Tensor:
+        """[N, H] hidden states that predict the completion tokens of a packed `update.packing.Batch`."""
+        return self.root(lambda: self.completion_hidden_of(self.trunk, batch))
 
-    def rows_of(self, trunk: nn.Module, batch: Any) -> Tensor:
-        """The same by some trunk of the policy's kind (the critic's), inside a call of its root."""
+    def completion_hidden_of(self, trunk: nn.Module, batch: Any) -> Tensor:
+        """The same with another trunk of this architecture (the critic's), inside a call of its root."""
         token_ids, position_ids, segments = batch.token_ids, batch.position_ids, batch.segments
         # With sequence parallelism tokens must divide among the ranks: a segment that nobody looks at fills
         # up.
@@ -164,29 +164,31 @@ class Policy:
             position_ids = torch.cat([position_ids, torch.arange(extra, device=position_ids.device)])
         attend = PackedAttention(segments, self.device)
         hidden = self._hidden_of(trunk, token_ids[None], position_ids[None], attend)[0]
-        return take(hidden, batch.rows)
+        return take(hidden, batch.logit_positions)
 
-    def statistics(
-        self, rows: Tensor, batch: Any, temperature: float, reference: Tensor | None = None
+    def token_statistics(
+        self, hidden: Tensor, batch: Any, temperature: float, reference: Tensor | None = None
     ) -> TokenStatistics:
         """Logprob and entropy [N] of every completion token, and the whole KL from `reference` [N, V]."""
         return self.root(
-            lambda rows: token_statistics(
+            lambda hidden: token_statistics(
                 self._logits,
-                rows,
+                hidden,
                 batch.targets,
                 temperature=temperature,
                 reference=reference,
                 vocabulary=self.vocabulary,
                 matrix=self._matrix(temperature),
             ),
-            rows,
+            hidden,
         )
 
     def all_logprobs(self, batch: Any, temperature: float) -> Tensor:
         """[N, V] logprobs of every token of the vocabulary (of this rank's slice, where it is split)."""
-        rows = self.rows(batch)
-        return self.root(lambda rows: all_logprobs(self._logits, rows, temperature, self.vocabulary), rows)
+        hidden = self.completion_hidden(batch)
+        return self.root(
+            lambda hidden: all_logprobs(self._logits, hidden, temperature, self.vocabulary), hidden
+        )
 
     def _hidden_of(self, trunk: Any, token_ids: Tensor, position_ids: Tensor, attend: Attend) -> Tensor:
         return trunk(
@@ -216,7 +218,7 @@ class Policy:
 
     def logprobs(self, batch: Any, temperature: float) -> Tensor:
         """Logprobs [N] of the completion tokens."""
-        return self.statistics(self.rows(batch), batch, temperature).logprobs
+        return self.token_statistics(self.completion_hidden(batch), batch, temperature).logprobs
 
     @torch.no_grad()
     def verify(self) -> None:

@@ -137,7 +137,7 @@ class Optimiser:
             warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
             self.schedule.step()
 
-    def tensors(self) -> dict[str, dict[str, Tensor]]:
+    def state_tensors(self) -> dict[str, dict[str, Tensor]]:
         """Moments and masters by the number of their parameter, float32, spread as it is. Those that are
         stored otherwise are put together on the host.
         """
@@ -149,17 +149,17 @@ class Optimiser:
             for index, parameter in enumerate(self.parameters)
         }
 
-    def load_tensors(self, state: dict[str, dict[str, Tensor]]) -> None:
-        """Go on from `state`, which is `tensors()` with other numbers in it: the weights follow their
+    def load_state_tensors(self, state: dict[str, dict[str, Tensor]]) -> None:
+        """Go on from `state`, which is `state_tensors()` with other numbers in it: the weights follow their
         masters.
         """
         for index in range(len(self.parameters)):
             self.adam.load(index, {name: local(value) for name, value in state[str(index)].items()})
 
-    def numbers(self) -> dict[str, Any]:
+    def state_scalars(self) -> dict[str, Any]:
         return self.schedule.state_dict()
 
-    def load_numbers(self, numbers: dict[str, Any]) -> None:
+    def load_state_scalars(self, numbers: dict[str, Any]) -> None:
         """Go on at the schedule's step, at the rate that the settings of now give there."""
         rates = self.schedule.base_lrs
         self.schedule.load_state_dict(numbers)

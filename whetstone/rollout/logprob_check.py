@@ -13,7 +13,7 @@ from whetstone.errors import UserError
 STALE_FACTOR = 10  # for samples of older weights, which the policy has left by an update
 
 
-def check_sync(row: Mapping[str, float], config: Config, staleness: float = 0.0) -> None:
+def check_logprob_difference(row: Mapping[str, float], config: Config, staleness: float = 0.0) -> None:
     """`UserError` when the difference can't be rounding. Filters raise the engine's logprobs, by at most
     -log(top_p) a token; what top_k and min_p add has no bound, so with them it is only logged.
     """

@@ -220,7 +220,7 @@ def check_plan(found: Checkpoint, numbers: Mapping[str, Any], plan: Plan) -> Non
     """Refuse to resume where batches are composed otherwise, or where the run would end before it goes on."""
     shape = plan_shape(plan)
     before = numbers.get("plan", shape)  # earlier versions did not write it down
-    if not isinstance(before, Mapping) or not {"updater", "groups"} <= numbers.keys():
+    if not isinstance(before, Mapping) or not {"updater", "source"} <= numbers.keys():
         raise UserError(f"{found.folder / NUMBERS} lacks what a run needs: resume from another checkpoint.")
     new_run = f"or begin a new run from its weights: model_name_or_path={found.folder} and another run_name."
     if before != shape:

@@ -12,7 +12,7 @@ import torch
 from whetstone.algorithm.losses import ratio_level
 from whetstone.config import Config, Plan, flatten
 from whetstone.errors import UserError
-from whetstone.update.micro_batch_size import UNTRIED
+from whetstone.update.micro_batch_size import DEFAULT_TOKENS
 
 
 def _words(text: str) -> frozenset[str]:
@@ -151,6 +151,6 @@ def _batch_sizes(config: Config, plan: Plan) -> tuple[int, int]:
         return rollout.per_device_train_batch_size, rollout.gradient_accumulation_steps
     completions = plan.completions_per_batch // plan.minibatches
     tokens = config.update.micro_batch_tokens
-    most = max(1, (UNTRIED if tokens == "auto" else tokens) // rollout.max_completion_length)
+    most = max(1, (DEFAULT_TOKENS if tokens == "auto" else tokens) // rollout.max_completion_length)
     size = max(n for n in range(1, completions + 1) if completions % n == 0 and n <= most)
     return size, completions // size

@@ -16,8 +16,8 @@ from whetstone.model.attention import NAME
 from whetstone.model.card import finish_adapter
 from whetstone.model.manifest import write_manifest
 from whetstone.model.policy import Policy
-from whetstone.rollout.collector import rollout_metrics, variance_metrics
 from whetstone.rollout.learning_signal import LearningSignal
+from whetstone.rollout.metrics import rollout_metrics, variance_metrics
 from whetstone.run.checkpoint import Checkpoint, share_files
 from whetstone.run.completions import show_variance, write_completions
 from whetstone.run.metrics import MetricsLog
