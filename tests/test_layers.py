@@ -23,7 +23,7 @@ MAY_IMPORT: dict[str, str] = {
     "sandbox": "errors",
     "rewards": "errors sandbox",
     "tasks": "errors types seeds terminal config sandbox rewards",
-    "algorithm": "config",
+    "algorithm": "errors config",
     "parallel": "errors config",
     "model": "errors types config parallel",
     "engines": "errors types seeds config parallel model",
@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, str] = {
     "optimizer": "errors config parallel",
     "update": "errors types terminal config algorithm parallel model optimizer",
     "evaluation": "errors types files terminal config engines rollout",
-    "run": "errors types files terminal config rewards tasks parallel model engines rollout update "
+    "run": "errors types files terminal config rewards tasks algorithm parallel model engines rollout update "
     "evaluation",
     "diagnosis": "errors run",
     "report": "errors files terminal model evaluation run diagnosis",

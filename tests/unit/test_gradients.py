@@ -14,8 +14,8 @@ import torch
 
 from tests.conftest import make_policy
 from tests.unit.test_update import SIZES, make_samples
-from whetstone.algorithm.losses import LOSSES
 from whetstone.config import build, make_plan
+from whetstone.config.losses import LOSSES
 from whetstone.config.sections import ModelRoom
 from whetstone.model.lora import add_lora
 from whetstone.model.policy import Policy

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tests.conftest import make_policy
-from whetstone.algorithm.losses import LOSSES
 from whetstone.config import build, make_plan
+from whetstone.config.losses import LOSSES
 from whetstone.errors import UserError
 from whetstone.model.attention import PackedAttention, end_to_end
 from whetstone.model.reference import Reference
@@ -126,6 +126,27 @@ def test_gradient_equals_the_plain_float64_one(architecture, loss_type):
     updater = updater_for(policy, loss_type=loss_type, temperature=0.8)
     gradient, _ = gradient_of(updater, pack(samples, max_tokens=30))
     assert (gradient - expected).norm() / expected.norm() < 1e-5
+
+
+def test_a_copy_of_grpo_in_a_users_file_gives_the_same_gradient_bit_for_bit(tmp_path):
+    (tmp_path / "own.py").write_text(
+        "import torch\n"
+        "from whetstone.algorithm.losses import LossOutputs\n\n"
+        "def loss(inputs, config):\n"
+        "    low, high = 1 - config.epsilon, 1 + config.upper_epsilon\n"
+        "    ratio, advantages = inputs.ratio, inputs.advantages\n"
+        "    value = -torch.minimum(ratio * advantages, ratio.clamp(low, high) * advantages)\n"
+        "    clipped = ((ratio < low) & (advantages < 0)) | ((ratio > high) & (advantages > 0))\n"
+        "    return LossOutputs(loss=value, clipped=clipped)\n\n"
+        "loss.average = 'sequence'\n"
+    )
+    found = []
+    for loss_type in ("grpo", f"{tmp_path / 'own.py'}:loss"):
+        policy = make_policy()
+        updater = updater_for(policy, loss_type=loss_type)
+        found.append(gradient_of(updater, pack(make_samples(policy), max_tokens=30)))
+    (gradient, metrics), (own_gradient, own_metrics) = found
+    assert torch.equal(gradient, own_gradient) and metrics == own_metrics
 
 
 @pytest.mark.parametrize(

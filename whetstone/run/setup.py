@@ -12,6 +12,7 @@ from typing import Any
 import rich
 import torch
 
+from whetstone.algorithm.losses import find_loss
 from whetstone.config import Config, Loaded, Plan, flatten, make_plan, without_effect
 from whetstone.engines import make_engine
 from whetstone.errors import UserError
@@ -100,6 +101,7 @@ def build(
     for note in (*loaded.notes, *notes):
         logger.info(note)
     torch.manual_seed(config.run.seed)  # a new LoRA adapter is initialized at random
+    find_loss(config.loss.loss_type)  # a user's file may be wrong: before the model loads
     problems, tasks, plan = build_tasks_and_plan(config, ranks)
     scalars = {} if checkpoint is None else checkpoint.numbers()
     if checkpoint is not None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from whetstone.algorithm.gae import value_loss
-from whetstone.algorithm.losses import LossInputs, policy_loss
+from whetstone.algorithm.losses import LossInputs, importance_ratio, policy_loss, ratio_level
 from whetstone.algorithm.masks import high_entropy, off_policy_keep, sampler_weights, sequence_mean
 from whetstone.algorithm.reduce import token_weights
 from whetstone.config import Config
@@ -96,19 +96,23 @@ class GradientAccumulator:
         multiplier = None
         for value in multipliers.values():
             multiplier = value if multiplier is None else multiplier * value
+        ids, num_sequences = batch.sequence_ids, batch.num_sequences
         outputs = policy_loss(
             LossInputs(
                 logprobs=now.logprobs,
                 old_logprobs=experience.old_logprobs,
                 advantages=experience.advantages,
-                sequence=batch.sequence_ids,
-                num_sequences=batch.num_sequences,
-                reference_logprobs=None if is_full_kl else reference,
-                full_kl=now.full_kl,
-                factor=multiplier,
+                ratio=importance_ratio(
+                    now.logprobs, experience.old_logprobs, ids, num_sequences, ratio_level(config)
+                ),
+                sequence_ids=ids,
+                num_sequences=num_sequences,
             ),
             config,
             beta=self.coefficients.beta,
+            multiplier=multiplier,
+            reference_logprobs=None if is_full_kl else reference,
+            full_kl=now.full_kl,
         )
         loss = (outputs.loss * weights_S[batch.sequence_ids]).sum()
         if self.coefficients.entropy:
