@@ -87,8 +87,8 @@ def count(model: Any) -> int:
 
 def ours(model: str, work: Work, setting: dict, device: torch.device) -> tuple[dict, list[float]]:
     from whetstone.config import build, make_plan
-    from whetstone.model.sharded import load_spread
-    from whetstone.parallel.mesh import ALONE
+    from whetstone.model.sharded import load_sharded
+    from whetstone.parallel.mesh import SINGLE
     from whetstone.update.packing import pack_minibatches
     from whetstone.update.updater import Updater
 
@@ -105,7 +105,7 @@ def ours(model: str, work: Work, setting: dict, device: torch.device) -> tuple[d
         }
     )
     plan = make_plan(config, num_problems=10_000)
-    policy = load_spread(config.model, config.parallel, ALONE)
+    policy = load_sharded(config.model, config.parallel, SINGLE)
     updater = Updater(policy, config, plan, None)
     groups = groups_of(work)
     run = []

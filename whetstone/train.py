@@ -14,7 +14,7 @@ from whetstone.config import Loaded
 from whetstone.evaluation.evaluator import EvalResult, show
 from whetstone.model.sharded import model_writer
 from whetstone.parallel import mesh
-from whetstone.parallel.collectives import any_of
+from whetstone.parallel.collectives import any_rank
 from whetstone.report.results import write_results
 from whetstone.rollout.logprob_check import check_logprob_difference
 from whetstone.rollout.metrics import rollout_metrics, variance_metrics
@@ -82,7 +82,7 @@ def loop(run: TrainingRun, step: int, started_at: float) -> int:
                 if plan.is_due(plan.eval_every, step) and step < plan.num_steps:
                     evaluate(run, step)
             run.metrics.log(step, metrics | run.throughput.metrics(rollouts, batches))
-            stopping = any_of(run.ranks, stop.requested)
+            stopping = any_rank(run.ranks, stop.requested)
             if plan.is_due(plan.save_every, step) or stopping:
                 save(run, step, time.monotonic() - started_at)
     return step

@@ -12,7 +12,7 @@ from tests.unit.test_update import make_samples, train_on, updater_for
 from whetstone.config.parallel import ParallelRoom
 from whetstone.config.sections import ModelRoom
 from whetstone.model.policy import Policy, should_compile
-from whetstone.model.sharded import spread
+from whetstone.model.sharded import shard_policy
 from whetstone.parallel import fsdp, mesh
 
 # Prompts and completions of the six samples: one, three (the other rank has one micro-batch less), all.
@@ -23,7 +23,7 @@ def gradients(policy: Policy, samples: list[Any], pieces: list[slice]) -> tuple[
     """The gradients of each piece in a step of its own, and how many graphs there were after each."""
     updater, found, graphs = updater_for(policy), [], []
     updater.optimizer.step = lambda norm: found.append(
-        [fsdp.full(p.grad).clone() for p in policy.parameters if p.grad is not None]
+        [fsdp.full(p.grad).clone() for p in policy.parameters() if p.grad is not None]
     )
     for piece in pieces:
         train_on(updater, [my_batches(samples[piece], policy.ranks)])
@@ -37,7 +37,7 @@ def on_ranks(given: dict[str, Any], again: bool) -> dict[str, Any]:
     with mesh.start(room, "cpu") as ranks:
         samples = make_samples(make_policy())
         plain, compiled = (
-            spread(make_policy() if ranks.is_main else None, model, room, ranks, CPU)
+            shard_policy(make_policy() if ranks.is_main else None, model, room, ranks, CPU)
             for model in (ModelRoom(), ModelRoom(gradient_checkpointing=again))
         )
         varying: list[int] = []
@@ -85,7 +85,7 @@ def test_compiled_shards_may_run_again_in_the_backward_pass(given):
 def choices() -> list[bool]:
     room = ParallelRoom(tp_size=2)
     with mesh.start(room, "cpu") as ranks:
-        policy = spread(make_policy() if ranks.is_main else None, ModelRoom(), room, ranks, CPU)
+        policy = shard_policy(make_policy() if ranks.is_main else None, ModelRoom(), room, ranks, CPU)
         return [should_compile(ModelRoom(torch_compile=choice), policy) for choice in (True, "auto")]
 
 

@@ -20,9 +20,9 @@ from whetstone.config.parallel import ParallelRoom
 from whetstone.config.sections import ModelRoom
 from whetstone.errors import UserError
 from whetstone.model.policy import Policy
-from whetstone.model.sharded import spread
+from whetstone.model.sharded import shard_policy
 from whetstone.parallel import fsdp, mesh
-from whetstone.parallel.heartbeat import EXIT_CODE, Watch
+from whetstone.parallel.heartbeat import EXIT_CODE, Heartbeat
 from whetstone.terminal.log import setup_logging
 from whetstone.update.micro_batch_size import search_size
 from whetstone.update.micro_batch_size.multi_rank import MEMORY_FRACTION
@@ -63,8 +63,8 @@ def found_on(given: dict[str, Any], poor: float) -> dict[str, Any]:
     room = ParallelRoom(**given)
     ranks = mesh.make_ranks(room, "cpu")
     source = make_policy(num_hidden_layers=LAYERS) if ranks.is_main else None
-    policy = spread(source, ModelRoom(), room, ranks, CPU)
-    before = [fsdp.local(parameter).clone() for parameter in policy.parameters]
+    policy = shard_policy(source, ModelRoom(), room, ranks, CPU)
+    before = [fsdp.local(parameter).clone() for parameter in policy.parameters()]
     updater = updater_for(policy)
     gauge: Any = Formula(policy, poor if ranks.rank == ranks.world_size - 1 else 1e9)
     rollouts = [sample.rollout for sample in make_samples(make_policy())] * 12 * ranks.data_size
@@ -79,9 +79,9 @@ def found_on(given: dict[str, Any], poor: float) -> dict[str, Any]:
         found = (budget.tokens, budget.checkpointed_layers)
     except UserError as error:
         found = str(error)
-    after = [fsdp.local(parameter) for parameter in policy.parameters]
+    after = [fsdp.local(parameter) for parameter in policy.parameters()]
     same = all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-    clean = all(parameter.grad is None for parameter in policy.parameters)
+    clean = all(parameter.grad is None for parameter in policy.parameters())
     return {"found": found, "tried": gauge.tried, "untouched": same and clean}
 
 
@@ -121,8 +121,10 @@ def run_out(rank: int, port: int, folder: Any) -> None:
     set_environment(rank, 2, port)
     with mesh.start(ParallelRoom(), "cpu") as ranks:
         setup_logging(folder / str(rank), speaks=ranks.is_main)
-        with Watch(ranks, timeout_s=20.0):
-            policy = spread(make_policy() if ranks.is_main else None, ModelRoom(), ParallelRoom(), ranks, CPU)
+        with Heartbeat(ranks, timeout_s=20.0):
+            policy = shard_policy(
+                make_policy() if ranks.is_main else None, ModelRoom(), ParallelRoom(), ranks, CPU
+            )
             updater = updater_for(policy, micro_batch_tokens=30)
             batches = my_batches(make_samples(make_policy()), ranks)
             rows = policy.completion_hidden
@@ -141,7 +143,9 @@ def sharded_alone() -> str:
     """One rank whose weights FSDP has (cpu_offload: all on one GPU), and a backward pass that breaks off."""
     store = torch.distributed.HashStore()  # pyright: ignore[reportPrivateImportUsage]
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    policy = spread(make_policy(), ModelRoom(), ParallelRoom(), mesh.make_ranks(ParallelRoom(), "cpu"), CPU)
+    policy = shard_policy(
+        make_policy(), ModelRoom(), ParallelRoom(), mesh.make_ranks(ParallelRoom(), "cpu"), CPU
+    )
     updater = updater_for(policy)
     rows = policy.completion_hidden
 

@@ -22,10 +22,10 @@ from whetstone.model.logprobs import WHOLE
 from whetstone.model.lora import add_lora
 from whetstone.model.policy import Policy
 from whetstone.model.reference import Reference
-from whetstone.model.sharded import model_writer, spread
+from whetstone.model.sharded import model_writer, shard_policy
 from whetstone.parallel import fsdp, mesh
-from whetstone.parallel.mesh import ALONE, Ranks
-from whetstone.parallel.tensor import SlicedVocabulary
+from whetstone.parallel.mesh import SINGLE, Ranks
+from whetstone.parallel.tensor import ShardedLogits
 from whetstone.run.checkpoint import Checkpoint, Contents, Saver, verify
 from whetstone.run.setup import restore
 from whetstone.update.packing import Batch, balance, bin_pack, empty_micro_batch, pack, pack_sequences
@@ -88,14 +88,14 @@ class Trained:
     def __init__(self, policy: Policy, batches: list[Batch], flat: dict[str, Any]):
         wants_reference = flat.get("beta", 0) > 0
         moving = flat.get("kl_target") == "moving"
-        reference = Reference.of(policy, policy, moving=moving) if wants_reference else None
+        reference = Reference.from_policy(policy, policy, moving=moving) if wants_reference else None
         # A floor under Adam's denominator: gradients that are only rounding must not become steps of full
         # size.
         settings = {"ref_model_sync_steps": 2, "max_steps": 5, "adam_epsilon": 1e-6}
         updater = updater_for(policy, reference, **settings, **flat)
-        parameters = list(policy.parameters)
+        parameters = list(policy.parameters())
         if updater.critic is not None:
-            parameters += updater.critic.parameters
+            parameters += updater.critic.parameters()
         self.gradient: list[torch.Tensor] = []
         move = updater.optimizer.step
 
@@ -121,7 +121,7 @@ def compare(cases: list[Case]) -> list[tuple[str, float, float, float]]:
         alone = Trained(plain_policy(architecture, lora), pack(samples, 30), flat)
         source = plain_policy(architecture, lora) if ranks.is_main else None
         model_room = ModelRoom(gradient_checkpointing=checkpointing)
-        policy = spread(source, model_room, room, ranks, CPU)
+        policy = shard_policy(source, model_room, room, ranks, CPU)
         together = Trained(policy, my_batches(samples, ranks), flat)
         gradient = max(difference(a, b) for a, b in zip(alone.gradient, together.gradient, strict=True))
         rows = max(abs(a[key] - b[key]) for a, b in zip(alone.rows, together.rows, strict=True) for key in a)
@@ -156,8 +156,8 @@ def steps_with_checkpoint(folder: Path, room: ParallelRoom, ranks: Ranks, *, res
         policy = make_policy("smollm")
     else:
         source = make_policy("smollm") if ranks.is_main else None
-        policy = spread(source, ModelRoom(), room, ranks, CPU)
-    updater = updater_for(policy, Reference.of(policy, policy, moving=True), **flat)
+        policy = shard_policy(source, ModelRoom(), room, ranks, CPU)
+    updater = updater_for(policy, Reference.from_policy(policy, policy, moving=True), **flat)
     batches = my_batches(samples, ranks)
     if resume:
         found = Checkpoint(folder=folder / "checkpoint-2", step=2)
@@ -178,7 +178,7 @@ def steps_with_checkpoint(folder: Path, room: ParallelRoom, ranks: Ranks, *, res
     critic = updater.critic
     assert critic is not None
     # As numpy: torch would hand tensors over through memory that ends with the process.
-    return [fsdp.full(p.detach()).clone().numpy() for p in (*policy.parameters, *critic.parameters)]
+    return [fsdp.full(p.detach()).clone().numpy() for p in (*policy.parameters(), *critic.parameters())]
 
 
 def sampled(room: ParallelRoom, architecture: str) -> tuple[list[Any], list[Any], float]:
@@ -188,7 +188,7 @@ def sampled(room: ParallelRoom, architecture: str) -> tuple[list[Any], list[Any]
     ranks = mesh.make_ranks(room, "cpu")
     samples = make_samples(make_policy(architecture))
     source = make_policy(architecture) if ranks.is_main else None
-    policy = spread(source, ModelRoom(), room, ranks, CPU)
+    policy = shard_policy(source, ModelRoom(), room, ranks, CPU)
     plain = make_policy(architecture)
     engines = []
     for one, batches in ((plain, pack(samples, 30)), (policy, my_batches(samples, ranks))):
@@ -223,7 +223,7 @@ def sliced_vocabulary() -> float:
     targets = torch.randint(0, 97, (6,), generator=generator)
     mine = slice(49 * ranks.tp_rank, 49 * ranks.tp_rank + 49)
     whole, part = logits.clone().requires_grad_(), logits[:, mine].clone().requires_grad_()
-    vocabulary = SlicedVocabulary(ranks.tp, 97)
+    vocabulary = ShardedLogits(ranks.tp, 97)
     results = []
     for leaf, found in (
         (whole, WHOLE.statistics(whole, targets, reference)),
@@ -249,7 +249,7 @@ def refusals() -> list[str]:
         ranks = mesh.make_ranks(ParallelRoom(**settings), "cpu")
         source = make_policy(architecture, **changes) if ranks.is_main else None
         try:
-            spread(source, ModelRoom(), ParallelRoom(**settings), ranks, CPU)
+            shard_policy(source, ModelRoom(), ParallelRoom(**settings), ranks, CPU)
         except UserError as error:
             said.append(str(error))
     return said
@@ -282,7 +282,7 @@ def results(tmp_path_factory) -> dict[int, list[dict[str, Any]]]:
     """
     folder = tmp_path_factory.mktemp("run")
     found: dict[int, Any] = {2: run_on(2, on_two, folder), 4: run_on(4, on_four, folder)}
-    found[1] = [{"resumed": steps_with_checkpoint(folder, ParallelRoom(), ALONE, resume=True)}]
+    found[1] = [{"resumed": steps_with_checkpoint(folder, ParallelRoom(), SINGLE, resume=True)}]
     return found
 
 

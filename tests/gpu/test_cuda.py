@@ -161,7 +161,7 @@ def test_the_budget_is_found_and_memory_that_runs_out_is_survived():
     groups = [Group(problem=problem, rollouts=tuple(sample.rollout for sample in samples))]
     wanted = sum(sample.num_tokens for sample in samples)
     assert updater.micro_batch_tokens(groups) == wanted
-    assert all(parameter.grad is None for parameter in policy.parameters)
+    assert all(parameter.grad is None for parameter in policy.parameters())
     policy = on_gpu("llama", torch.bfloat16)
     again = updater_for(policy)
     again.micro_batch_size.tokens = 1 << 20
@@ -194,7 +194,7 @@ def test_the_way_of_several_ranks_finds_a_budget_without_running_out_of_memory()
     attempt(256)
     gauge, sizes = (
         MemoryProbe(policy.device),
-        SizeBounds(longest=1024, total=1 << 20, uses_padding=policy.pads),
+        SizeBounds(longest=1024, total=1 << 20, uses_padding=policy.uses_padding),
     )
     much = gauge.peak_bytes(lambda: attempt(8192))
     total = torch.cuda.get_device_properties(0).total_memory

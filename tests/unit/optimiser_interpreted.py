@@ -6,7 +6,7 @@ import torch
 
 from tests.unit import interpreter  # noqa: F401
 from whetstone.optimizer import adamw, kernels
-from whetstone.optimizer.adamw import Numbers, join
+from whetstone.optimizer.adamw import AdamWStep, join
 from whetstone.optimizer.compact import Piece
 
 
@@ -22,7 +22,7 @@ def both(count: int, *, is_split: bool, is_coded: bool, gradient_dtype=torch.flo
         weight = start.bfloat16() if is_split else start.clone()
         for step in range(1, 9):
             noise = torch.randn(count, generator=generator) / torch.rand(count, generator=generator)
-            numbers = Numbers(
+            numbers = AdamWStep(
                 rate=1e-6 * step, beta1=0.9, beta2=0.999, epsilon=1e-8, weight_decay=0.1, clip=0.7,
                 step=step, seed=1234567 * step,
             )  # fmt: skip
@@ -47,7 +47,7 @@ def not_a_number() -> None:
     weight = torch.tensor([1.0, 2.0, 3.0]).bfloat16()
     piece = Piece(index=0, begin=0, end=3, is_split=True, is_coded=False)
     state = piece.state(torch.zeros(piece.size, dtype=torch.uint8))
-    numbers = Numbers(
+    numbers = AdamWStep(
         rate=1.0, beta1=0.9, beta2=0.999, epsilon=1e-8, weight_decay=0.0, clip=1.0, step=1, seed=0
     )
     gradient = torch.tensor([0x7FFFFFFF, -1, 0], dtype=torch.int32).view(torch.float32)

@@ -100,7 +100,7 @@ def test_the_samples_are_those_of_the_schedule_written_out_by_hand(rewards, scor
         learn(config, plan, updater, by_hand)
         weights.append(other.copy())
     assert tokens(rounds[0]) != tokens(rounds[1])
-    assert all(torch.equal(a, b) for a, b in zip(policy.parameters, other.parameters, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(policy.parameters(), other.parameters(), strict=True))
 
 
 def tokens(rollouts):
@@ -155,11 +155,11 @@ def test_the_policy_may_train_while_the_engine_keeps_its_weights():
     policy = make_policy()
     engine: Any = make_engine(build({**FLAT, "async_rollouts": 1}), policy)
     with torch.no_grad():
-        for parameter in policy.parameters:
+        for parameter in policy.parameters():
             parameter.add_(0.1)
     assert not any(
         torch.equal(a, b)
-        for a, b in zip(engine.own.parameters, policy.parameters, strict=True)
+        for a, b in zip(engine.own.parameters(), policy.parameters(), strict=True)
         if a.dim() > 1
     )
     engine.update_weights(3)
@@ -178,7 +178,7 @@ def test_with_lora_only_the_adapter_is_copied():
     pairs = list(zip(policy.model.parameters(), own.model.parameters(), strict=True))
     assert all((a is b) == (not a.requires_grad) for a, b in pairs)
     with torch.no_grad():
-        for parameter in policy.parameters:
+        for parameter in policy.parameters():
             parameter.add_(1.0)
     ids = torch.arange(3, 12)
     engine = Apart(NativeEngine(own, 4), policy, own)
@@ -292,11 +292,11 @@ def test_a_token_weighs_what_the_policy_gained_since_it_was_sampled(rewards, sco
             assert (weights - 1).abs().max() > 1e-2  # the policy has moved since
             loss = loss - (weights.clamp(max=3) * (r.score.reward - mean) * logprobs).sum()
             total += len(logprobs)
-    expected = torch.autograd.grad(loss / total, policy.parameters)
+    expected = torch.autograd.grad(loss / total, policy.parameters())
     policy.set_attention("whetstone")
     caught: list[Any] = []
     updater.optimizer.step = lambda norm: caught.extend(
-        p.grad.clone() for p in policy.parameters if p.grad is not None
+        p.grad.clone() for p in policy.parameters() if p.grad is not None
     )
     learn(config, plan, updater, rollouts)
     for mine, theirs in zip(caught, expected, strict=True):

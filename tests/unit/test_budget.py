@@ -245,7 +245,9 @@ def test_memory_that_runs_out_before_the_update_cuts_micro_batches_too(what):
     for scarce in (False, True):
         policy = make_policy()
         other = make_policy(seed=1)  # else the KL and its gradient are 0
-        reference = None if what.get("kl_target") == "rollout" else Reference.of(policy, other, moving=False)
+        reference = (
+            None if what.get("kl_target") == "rollout" else Reference.from_policy(policy, other, moving=False)
+        )
         updater = updater_for(policy, reference, **flat)
         updater.micro_batch_size.tokens = 60
         rows = policy.completion_hidden
@@ -257,11 +259,11 @@ def test_memory_that_runs_out_before_the_update_cuts_micro_batches_too(what):
 
         if scarce:
             policy.completion_hidden = only_few
-        before = [parameter.clone() for parameter in policy.parameters]
+        before = [parameter.clone() for parameter in policy.parameters()]
         made.append(
             (*gradient_of(updater, pack(make_samples(make_policy()), 1000)), updater.micro_batch_size.tokens)
         )
-        for was, parameter in zip(before, policy.parameters, strict=True):  # the reference went back
+        for was, parameter in zip(before, policy.parameters(), strict=True):  # the reference went back
             assert torch.equal(was, parameter)
     (exact, plain, _), (gradient, row, tokens) = made
     assert (plain["oom_splits"], row["oom_splits"], tokens) == (0, 1, 30)

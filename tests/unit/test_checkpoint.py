@@ -33,7 +33,7 @@ def save(run, step, keep=None):
     )
     with torch.no_grad():  # the run goes on while it is being written
         moment.add_(1)
-        for parameter in policy.parameters:
+        for parameter in policy.parameters():
             parameter.add_(1)
     saver.finish()
     return run / f"checkpoint-{step}"
@@ -216,11 +216,11 @@ def test_a_write_that_fails_in_torch_is_said(tmp_path, monkeypatch):
 
 def test_a_resumed_schedule_has_the_rate_of_now():
     from whetstone.config.update import UpdateRoom
-    from whetstone.optimizer import Optimiser
+    from whetstone.optimizer import Optimizer
 
     def optimiser(rate, num_steps):
         room = UpdateRoom(learning_rate=rate, lr_scheduler_type="linear")
-        return Optimiser([torch.nn.Parameter(torch.zeros(2))], room, num_steps=num_steps, warmup_steps=0)
+        return Optimizer([torch.nn.Parameter(torch.zeros(2))], room, num_steps=num_steps, warmup_steps=0)
 
     first = optimiser(1.0, 10)
     for _ in range(4):

@@ -31,7 +31,7 @@ def make(policy=None, **changes) -> Any:
     loss = config.loss
     reference = None
     if loss.beta > 0 and loss.kl_target != "rollout":
-        reference = Reference.of(policy, policy, moving=loss.kl_target == "moving")
+        reference = Reference.from_policy(policy, policy, moving=loss.kl_target == "moving")
     return Updater(policy, config, make_plan(config, num_problems=100), reference)
 
 
@@ -65,7 +65,7 @@ def test_advantages_are_taken_within_groups_whatever_the_packing():
 def test_kl_in_the_reward_is_taken_off_before_the_advantage():
     updater = make(beta=0.5, kl_in="reward", kl_estimator="k1", scale_rewards="none")
     with torch.no_grad():  # the policy moves away from its reference
-        for parameter in updater.policy.parameters:
+        for parameter in updater.policy.parameters():
             parameter.add_(0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
     part = prepare(updater)
     rewards = []
@@ -112,28 +112,28 @@ def test_local_kl_restrains_the_update():
 def test_a_moving_reference_follows_by_its_share():
     policy = make_policy()
     updater = make(policy, beta=0.1, kl_target="moving", ref_model_sync_steps=2, ref_model_mixup_alpha=0.25)
-    first = [parameter.detach().clone() for parameter in policy.parameters]
+    first = [parameter.detach().clone() for parameter in policy.parameters()]
     batches = pack(samples_of(make_policy()), 1000)
     train_on(updater, [batches])
     assert all(torch.equal(a, b) for a, b in zip(first, updater.reference.weights, strict=True))
     train_on(updater, [batches])
-    for start, now, reference in zip(first, policy.parameters, updater.reference.weights, strict=True):
+    for start, now, reference in zip(first, policy.parameters(), updater.reference.weights, strict=True):
         assert torch.allclose(reference, 0.75 * start + 0.25 * now, atol=1e-6)
 
 
 def test_the_reference_pass_leaves_the_policy_as_it_was():
     policy = make_policy()
-    reference = Reference.of(policy, policy, moving=False)
+    reference = Reference.from_policy(policy, policy, moving=False)
     with torch.no_grad():
-        for parameter in policy.parameters:
+        for parameter in policy.parameters():
             parameter.mul_(1.1)
-    before = [parameter.detach().clone() for parameter in policy.parameters]
-    with reference.active():
+    before = [parameter.detach().clone() for parameter in policy.parameters()]
+    with reference.swapped_in():
         assert all(
             torch.equal(p, b / 1.1) or torch.allclose(p, b / 1.1)
-            for p, b in zip(policy.parameters, before, strict=True)
+            for p, b in zip(policy.parameters(), before, strict=True)
         )
-    assert all(torch.equal(p, b) for p, b in zip(policy.parameters, before, strict=True))
+    assert all(torch.equal(p, b) for p, b in zip(policy.parameters(), before, strict=True))
 
 
 def test_a_moving_reference_with_lora_copies_the_adapter_alone():
@@ -145,11 +145,11 @@ def test_a_moving_reference_with_lora_copies_the_adapter_alone():
     policy = Policy(
         add_lora(plain.model, ModelRoom(use_peft=True, lora_r=2), None), plain.tokenizer, plain.device
     )
-    reference: Any = Reference.of(policy, policy, moving=True)
+    reference: Any = Reference.from_policy(policy, policy, moving=True)
     copied = sum(weight.numel() for weight in reference.weights)
     assert (
         copied
-        == sum(p.numel() for p in policy.parameters)
+        == sum(p.numel() for p in policy.parameters())
         < 0.3 * sum(p.numel() for p in policy.model.parameters())
     )
 
@@ -157,7 +157,7 @@ def test_a_moving_reference_with_lora_copies_the_adapter_alone():
 def test_full_kl_is_the_divergence_over_the_vocabulary():
     updater = make(beta=0.1, kl_estimator="full", learning_rate=0.0)
     with torch.no_grad():
-        for parameter in updater.policy.parameters:
+        for parameter in updater.policy.parameters():
             parameter.add_(0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
     row = train_on(updater, [pack(samples_of(make_policy()), 1000)])
     (batch,) = pack(samples_of(make_policy()), 1000)
@@ -192,14 +192,14 @@ def test_a_single_sample_per_prompt_needs_a_critic_or_the_batch():
 
 def test_warm_up_trains_the_critic_alone():
     updater = make(advantage="gae", critic_warmup_steps=2, critic_learning_rate=1e-2, value_coef=0.0)
-    before = [parameter.detach().clone() for parameter in updater.policy.parameters]
+    before = [parameter.detach().clone() for parameter in updater.policy.parameters()]
     batches = pack(samples_of(make_policy()), 1000)
     for _ in range(2):
         train_on(updater, [batches])
-        assert all(torch.equal(a, b) for a, b in zip(before, updater.policy.parameters, strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(before, updater.policy.parameters(), strict=True))
     assert updater.critic.head.weight.abs().sum() > 0
     train_on(updater, [batches])
-    assert any(not torch.equal(a, b) for a, b in zip(before, updater.policy.parameters, strict=True))
+    assert any(not torch.equal(a, b) for a, b in zip(before, updater.policy.parameters(), strict=True))
 
 
 def test_value_coef_is_the_share_of_the_trunks_gradient():
@@ -209,7 +209,7 @@ def test_value_coef_is_the_share_of_the_trunks_gradient():
             updater.critic.head.weight.fill_(0.1)
         caught = {}
         updater.optimizer.step = lambda norm: caught.update(
-            g=torch.cat([p.grad.flatten() for p in updater.policy.parameters])
+            g=torch.cat([p.grad.flatten() for p in updater.policy.parameters()])
         )
         train_on(updater, [pack(samples_of(make_policy()), 1000)])
         return caught["g"]

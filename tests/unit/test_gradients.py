@@ -52,7 +52,7 @@ def lora_policy():
 @torch.no_grad()
 def shake(policy, seed, scale=0.01):
     generator = torch.Generator().manual_seed(seed)
-    for parameter in policy.parameters:
+    for parameter in policy.parameters():
         parameter.add_(scale * torch.randn(parameter.shape, generator=generator))
 
 
@@ -70,7 +70,7 @@ def double(policy) -> Any:
 def our_step(policy, samples, critic_shift=0.0, **changes):
     """(float64 models W0, W1, W2; critics at W1 and W2; gradients of both; metrics; configuration)"""
     config = build({**FLAT, **changes})
-    reference = Reference.of(policy, policy, moving=False) if config.loss.beta else None
+    reference = Reference.from_policy(policy, policy, moving=False) if config.loss.beta else None
     updater: Any = Updater(policy, config, make_plan(config, num_problems=10), reference)
     critics = []
     if updater.critic is not None:
@@ -93,9 +93,11 @@ def our_step(policy, samples, critic_shift=0.0, **changes):
             updater.critic.head.bias.add_(critic_shift)
         critics.append(double_critic(updater.critic))
     gradients: dict[str, Any] = {}
-    updater.optimizer.step = lambda norm: gradients.update(policy=flat(policy.parameters))
+    updater.optimizer.step = lambda norm: gradients.update(policy=flat(policy.parameters()))
     if updater.critic is not None:
-        updater.critic_optimizer.step = lambda norm: gradients.update(critic=flat(updater.critic.parameters))
+        updater.critic_optimizer.step = lambda norm: gradients.update(
+            critic=flat(updater.critic.parameters())
+        )
     metrics = updater.optimizer_step(part)
     return models, critics, gradients, metrics, config
 

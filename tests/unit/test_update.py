@@ -13,9 +13,9 @@ from tests.conftest import make_policy
 from whetstone.config import build, make_plan
 from whetstone.config.losses import LOSSES
 from whetstone.errors import UserError
-from whetstone.model.attention import PackedAttention, end_to_end
+from whetstone.model.attention import PackedAttention, packed_segments
 from whetstone.model.reference import Reference
-from whetstone.optimizer import Optimiser
+from whetstone.optimizer import Optimizer
 from whetstone.types import Completion, Finish, Rollout, Score
 from whetstone.update.packing import Sample, pack, split_minibatches
 from whetstone.update.updater import Updater
@@ -78,7 +78,7 @@ def reference_gradient(policy, samples, loss_type, temperature):
 
 
 def flat_gradient(policy):
-    return torch.cat([p.grad.detach().double().flatten() for p in policy.parameters])
+    return torch.cat([p.grad.detach().double().flatten() for p in policy.parameters()])
 
 
 def updater_for(policy, reference=None, **flat) -> Any:
@@ -90,7 +90,8 @@ def updater_for(policy, reference=None, **flat) -> Any:
         **flat,
     }
     config = build(flat)
-    updater: Any = Updater(policy, config, make_plan(config, num_problems=100), reference)
+    plan = replace(make_plan(config, num_problems=100), num_generations=1)  # any number of samples
+    updater: Any = Updater(policy, config, plan, reference)
     if config.loss.advantage == "group":  # here rewards are the advantages themselves
         prepare = updater.prepare
         updater.prepare = lambda minibatches: [
@@ -174,7 +175,7 @@ def test_no_token_sees_another_sequence():
     policy = make_policy()
     ids = torch.randint(3, 97, (12,), generator=torch.Generator().manual_seed(3))
     positions = torch.cat([torch.arange(5), torch.arange(7)])
-    attend = PackedAttention(end_to_end([5, 7]), policy.device)
+    attend = PackedAttention(packed_segments([5, 7]), policy.device)
     before = policy.hidden(ids[None], positions[None], attend)
     changed = ids.clone()
     changed[:5] = (changed[:5] + 11) % 97
@@ -230,7 +231,9 @@ def test_split_is_a_partition_and_repeats():
 def test_kl_is_zero_before_and_positive_after_the_policy_moved():
     policy = make_policy()
     samples = make_samples(policy)
-    updater = updater_for(policy, Reference.of(policy, policy, moving=False), beta=0.1, learning_rate=1e-2)
+    updater = updater_for(
+        policy, Reference.from_policy(policy, policy, moving=False), beta=0.1, learning_rate=1e-2
+    )
     first = train_on(updater, [pack(samples, 100)])
     second = train_on(updater, [pack(samples, 100)])
     assert first["kl"] == pytest.approx(0.0, abs=1e-6)
@@ -246,14 +249,14 @@ def test_lora_reference_is_the_adapter_switched_off():
     samples = make_samples(plain)
     model = add_lora(plain.model, ModelRoom(use_peft=True, lora_r=4), None)
     policy = Policy(model, plain.tokenizer, plain.device)
-    trained = sum(p.numel() for p in policy.parameters)
+    trained = sum(p.numel() for p in policy.parameters())
     assert trained < 0.5 * sum(p.numel() for p in model.parameters())
-    reference = Reference.of(policy, policy, moving=False)
+    reference = Reference.from_policy(policy, policy, moving=False)
     assert reference.weights is None  # no second copy of anything
     updater = updater_for(policy, reference, beta=0.1, learning_rate=1e-2)
     rows = [train_on(updater, [pack(samples, 100)]) for _ in range(3)]
     assert rows[0]["kl"] == pytest.approx(0.0, abs=1e-6) and rows[2]["kl"] > 1e-4
-    with reference.active():
+    with reference.swapped_in():
         (batch,) = pack(samples, 1000)
         untouched, expected = make_policy(), []
         for sample in [samples[i] for i in (2, 0, 1, 4, 3, 5)]:  # as they were packed
@@ -293,9 +296,9 @@ def test_a_step_that_is_not_finite_is_skipped_and_a_few_in_a_row_stop_the_run():
     samples = make_samples(policy)
     broken = [broken_sample(samples[0]), *samples[1:]]
     updater = updater_for(policy, max_skipped_steps=2)
-    before = [p.detach().clone() for p in policy.parameters]
+    before = [p.detach().clone() for p in policy.parameters()]
     assert train_on(updater, [pack(broken, 100)])["skipped_steps"] == 1
-    assert all(torch.equal(a, b) for a, b in zip(before, policy.parameters, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, policy.parameters(), strict=True))
     assert train_on(updater, [pack(samples, 100)])["skipped_steps"] == 0  # a good one in between
     train_on(updater, [pack(broken, 100)])
     with pytest.raises(UserError, match="2 steps in a row"):
@@ -306,7 +309,7 @@ def test_half_precision_weights_do_not_lose_small_updates():
     """1000 steps of 1e-6 on a bf16 weight of 1: without a master nothing would ever change."""
     weight = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
     config = build({"learning_rate": 1e-5, "lr_scheduler_type": "constant"}).update
-    optimiser = Optimiser([weight], config, num_steps=1000, warmup_steps=0)
+    optimiser = Optimizer([weight], config, num_steps=1000, warmup_steps=0)
     for _ in range(1000):
         (weight.sum() * 1.0).backward()
         optimiser.step(optimiser.gradient_norm())
@@ -320,7 +323,7 @@ def test_half_precision_weights_do_not_lose_small_updates():
 
 def test_gradients_are_clipped_to_the_norm():
     weight = torch.nn.Parameter(torch.zeros(2))
-    optimiser = Optimiser([weight], build({"max_grad_norm": 1.0}).update, num_steps=1, warmup_steps=0)
+    optimiser = Optimizer([weight], build({"max_grad_norm": 1.0}).update, num_steps=1, warmup_steps=0)
     (weight * torch.tensor([3.0, 4.0])).sum().backward()
     norm = optimiser.gradient_norm()
     assert norm == pytest.approx(5.0)
@@ -331,7 +334,7 @@ def test_gradients_are_clipped_to_the_norm():
 def test_schedule_warms_up_and_decays():
     weight = torch.nn.Parameter(torch.zeros(1))
     config = build({"learning_rate": 1.0, "lr_scheduler_type": "linear"}).update
-    optimiser = Optimiser([weight], config, num_steps=10, warmup_steps=2)
+    optimiser = Optimizer([weight], config, num_steps=10, warmup_steps=2)
     rates = []
     for _ in range(10):
         rates.append(optimiser.learning_rate)
@@ -344,4 +347,4 @@ def test_schedule_warms_up_and_decays():
 def test_an_unknown_schedule_is_refused_with_the_known_ones():
     weight = torch.nn.Parameter(torch.zeros(1))
     with pytest.raises(UserError, match="cosine"):
-        Optimiser([weight], build({"lr_scheduler_type": "cosinus"}).update, num_steps=1, warmup_steps=0)
+        Optimizer([weight], build({"lr_scheduler_type": "cosinus"}).update, num_steps=1, warmup_steps=0)

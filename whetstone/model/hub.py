@@ -49,7 +49,7 @@ def resolve(name: str) -> str:
     return name
 
 
-def foundation(name: str) -> tuple[str, str | None]:
+def base_and_adapter(name: str) -> tuple[str, str | None]:
     """The model that `name` is built on, and the folder of the adapter on it; None: it is no adapter."""
     found = resolve(name)
     settings = Path(found) / "adapter_config.json"

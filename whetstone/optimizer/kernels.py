@@ -1,8 +1,7 @@
-"""AdamW of a flat piece of weights in one pass over the memory of a GPU, by Triton.
+"""One AdamW step of flat weights as one Triton kernel.
 
-Gradient, both halves of the weights and both moments (float32 or 8-bit codes) are read once and written
-once; clipping, decay and bias correction happen on the way. The arithmetic is that of `adam.move`. Imported
-only where there is a GPU, or Triton's interpreter.
+Gradient, both halves of the weights and both moments are read and written once, with clipping, decay and bias
+correction. The arithmetic of `adamw.adamw_step`. Needs a GPU, or Triton's interpreter.
 """
 
 import torch
@@ -10,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from whetstone.optimizer.adamw import Numbers, State
-from whetstone.optimizer.quantization import BLOCK, FIRST, SECOND, table
+from whetstone.optimizer.adamw import AdamWStep, State
+from whetstone.optimizer.quantization import BLOCK, FIRST_MOMENT, SECOND_MOMENT, table
 
 ROWS = 4  # blocks of codes that a program does
 
@@ -103,22 +102,23 @@ def _adam_kernel(
 
 
 @torch.no_grad()
-def move(weight: Tensor, gradient: Tensor, state: State, numbers: Numbers, first: int = 0) -> None:
-    """`adam.move` in one pass."""
+def adamw_step(weight: Tensor, gradient: Tensor, state: State, settings: AdamWStep, first: int = 0) -> None:
+    """`adamw.adamw_step` in one pass."""
     count = len(weight)
-    is_split, is_coded = state.low is not None, state.mean_scale is not None
+    is_split, is_coded = state.low_bits is not None, state.mean_scale is not None
     weight = weight.view(torch.int16) if is_split else weight
     unused = weight  # a pointer that is not followed
     _adam_kernel[(triton.cdiv(count, ROWS * BLOCK),)](
-        weight, state.low if is_split else unused, gradient, state.mean, state.square,
+        weight, state.low_bits if is_split else unused, gradient, state.mean, state.square,
         state.mean_scale if is_coded else unused, state.square_scale if is_coded else unused,
-        table(FIRST, weight.device) if is_coded else unused,
-        table(SECOND, weight.device) if is_coded else unused,
-        count, first, numbers.seed,
-        numbers.clip, 1 - numbers.beta1, numbers.beta2, 1 - numbers.beta2, numbers.epsilon,
-        numbers.size, numbers.root, numbers.decay,
+        table(FIRST_MOMENT, weight.device) if is_coded else unused,
+        table(SECOND_MOMENT, weight.device) if is_coded else unused,
+        count, first, settings.seed,
+        settings.clip, 1 - settings.beta1, settings.beta2, 1 - settings.beta2, settings.epsilon,
+        settings.size, settings.root, settings.decay,
         SPLIT=is_split, CODED=is_coded, ROWS=ROWS, BLOCK=BLOCK,
-        MEAN_LEVELS=FIRST.levels, MEAN_SLOPE=FIRST.slope, MEAN_FLOOR=FIRST.floor,
-        SQUARE_LEVELS=SECOND.levels, SQUARE_SLOPE=SECOND.slope, SQUARE_FLOOR=SECOND.floor,
+        MEAN_LEVELS=FIRST_MOMENT.levels, MEAN_SLOPE=FIRST_MOMENT.slope, MEAN_FLOOR=FIRST_MOMENT.floor,
+        SQUARE_LEVELS=SECOND_MOMENT.levels, SQUARE_SLOPE=SECOND_MOMENT.slope,
+        SQUARE_FLOOR=SECOND_MOMENT.floor,
         num_warps=4,
     )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 
 from whetstone.engines.base import Sampling
 from whetstone.errors import UserError
-from whetstone.parallel.collectives import gather_objects, my_share
+from whetstone.parallel.collectives import all_gather_data_objects, shard_list
 from whetstone.parallel.mesh import Ranks
 from whetstone.rollout.collector import Collector, RolloutCancelled
 from whetstone.tasks.scoring.pool import Answer
@@ -49,7 +49,7 @@ class DistributedCollector:
         """`num_samples` scored completions per problem, from all ranks."""
         local, groups, failure, cancelled = self._collector, [], None, False
         local.num_truncated_prompts, local.scoring_s = 0, 0.0
-        shard = my_share(self._ranks, problems)
+        shard = shard_list(self._ranks, problems)
         try:
             if shard:
                 groups = local.collect(
@@ -60,7 +60,9 @@ class DistributedCollector:
         except RolloutCancelled:  # reported too: other ranks may wait for this rank's groups
             cancelled = True
         counts = (local.num_truncated_prompts, local.scoring_s, dict(local.custom_metrics))
-        reports = gather_objects(self._ranks, (groups, failure, cancelled, *counts), self._side_group)
+        reports = all_gather_data_objects(
+            self._ranks, (groups, failure, cancelled, *counts), self._side_group
+        )
         failures = [failure for _, failure, *_ in reports if failure is not None]
         if failures:
             raise UserError(failures[0])

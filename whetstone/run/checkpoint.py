@@ -39,8 +39,8 @@ from whetstone.model.manifest import (
     read_manifest,
     write_manifest,
 )
-from whetstone.parallel.collectives import gather_from_all, main_first, wait_for_all
-from whetstone.parallel.mesh import ALONE, Ranks
+from whetstone.parallel.collectives import all_gather_objects, barrier, run_on_main
+from whetstone.parallel.mesh import SINGLE, Ranks
 from whetstone.parallel.state_reader import StateReader, TensorPlanner
 
 STATE = "state"
@@ -116,7 +116,7 @@ class Saver:
     `saved`: the step of the checkpoint in `run` that the run resumes from.
     """
 
-    def __init__(self, run: Path, keep: int | None, ranks: Ranks = ALONE, saved: int | None = None):
+    def __init__(self, run: Path, keep: int | None, ranks: Ranks = SINGLE, saved: int | None = None):
         self._run = run
         self._keep = keep
         self._ranks = ranks
@@ -135,7 +135,7 @@ class Saver:
         aside = _temporary(folder, "writing")
         if self._ranks.is_main:
             _make_room(aside).mkdir(parents=True)
-        wait_for_all(self._ranks)
+        barrier(self._ranks)
         _quieten()
         begun: Any = async_save(
             contents.tensors,
@@ -259,7 +259,7 @@ def find(
     *,
     resume_from: str | bool | None,
     auto_resume: bool,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE,
     say: Callable[[str], None] = logger.info,
 ) -> Search:
     """The checkpoint to resume from: the one that was named, else the newest whole one if that was asked for.
@@ -275,7 +275,7 @@ def find(
         folder = Path(str(resume_from))
         candidates = [folder if folder.is_dir() else run / folder]
     else:
-        candidates = main_first(ranks, lambda: named_checkpoints(run), to_all=True) or []
+        candidates = run_on_main(ranks, lambda: named_checkpoints(run), to_all=True) or []
     for folder in candidates:
         begun = time.monotonic()
         reason, manifest = verify(folder, ranks, say)
@@ -313,13 +313,13 @@ def verify(folder: Path, ranks: Ranks, say: Callable[[str], None]) -> tuple[str 
         reason = problems(folder)
         return reason, None if reason else read_manifest(folder)
 
-    reason, manifest = main_first(ranks, look, to_all=True) or (None, None)
+    reason, manifest = run_on_main(ranks, look, to_all=True) or (None, None)
     if manifest is None:
         return reason, None
     if manifest.num_bytes >= SAID_FROM and ranks.is_main:
         say(f"Verifying {_bytes(manifest.num_bytes)} of {folder.name} ...")
     mine = damaged_files(folder, manifest, part=ranks.rank, num_parts=ranks.world_size)
-    wrong = sorted({name for names in gather_from_all(ranks, mine) for name in names})
+    wrong = sorted({name for names in all_gather_objects(ranks, mine) for name in names})
     if wrong:
         more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         return f"its file {wrong[0]}{more} is damaged (the checksum differs)", None

@@ -10,7 +10,7 @@ from whetstone.errors import UserError
 from whetstone.evaluation.evaluator import Evaluator, show
 from whetstone.evaluation.folder import evaluation_folder, step_of, title_of
 from whetstone.model.loading import verify_folder
-from whetstone.model.sharded import load_spread
+from whetstone.model.sharded import load_sharded
 from whetstone.run.folder import scratch_folder
 from whetstone.run.record import record_session
 from whetstone.run.setup import describe_model, init_distributed, make_collector, make_scorer
@@ -44,7 +44,7 @@ def evaluate_only(loaded: Loaded) -> dict[str, Any]:
             logger.info(note)
         scorer = stack.enter_context(make_scorer(config, ranks))
         with stage("loading the model"):
-            policy = load_spread(config.model, config.parallel, ranks, weights)
+            policy = load_sharded(config.model, config.parallel, ranks, weights)
             logger.info(describe_model(policy, config))
             collector = make_collector(config, policy, scorer, stack)
             collector.engine.update_weights(0)

@@ -21,8 +21,8 @@ from whetstone.config.measurement import MeasureRoom
 from whetstone.config.parallel import ParallelRoom
 from whetstone.errors import UserError
 from whetstone.files import atomic_write
-from whetstone.parallel.collectives import main_first
-from whetstone.parallel.mesh import ALONE, Ranks
+from whetstone.parallel.collectives import run_on_main
+from whetstone.parallel.mesh import SINGLE, Ranks
 from whetstone.run import checkpoint
 from whetstone.run.checkpoint import NUMBERS, Checkpoint, Search, move_aside
 
@@ -83,7 +83,7 @@ def scratch_folder() -> Iterator[Path]:
 
 def open_run(
     config: Config,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE,
     *,
     is_restart: bool = False,
     say: Callable[[str], None] = logger.info,
@@ -100,7 +100,7 @@ def open_run(
         search = checkpoint.find(
             folder, resume_from=resume_from, auto_resume=auto_resume, ranks=ranks, say=say
         )
-    notes = main_first(ranks, lambda: _open(config, search, is_restart=is_restart), to_all=True)
+    notes = run_on_main(ranks, lambda: _open(config, search, is_restart=is_restart), to_all=True)
     return folder, search.checkpoint, notes or []
 
 

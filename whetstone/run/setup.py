@@ -21,11 +21,11 @@ from whetstone.evaluation.statistics import wilson
 from whetstone.model.chat import Chat
 from whetstone.model.policy import Policy, choose_device
 from whetstone.model.reference import Reference
-from whetstone.model.sharded import load_spread
+from whetstone.model.sharded import load_sharded
 from whetstone.parallel import mesh
-from whetstone.parallel.collectives import second_line
-from whetstone.parallel.heartbeat import Watch
-from whetstone.parallel.mesh import ALONE, Ranks
+from whetstone.parallel.collectives import new_gloo_group
+from whetstone.parallel.heartbeat import Heartbeat
+from whetstone.parallel.mesh import SINGLE, Ranks
 from whetstone.rewards.verify import verify
 from whetstone.rollout.async_source import AsyncRolloutSource
 from whetstone.rollout.collector import Collector
@@ -77,7 +77,7 @@ def init_distributed(config: Config, stack: contextlib.ExitStack) -> Ranks:
     """Join the other ranks of the launch, if any; until `stack` closes, a failed rank ends all."""
     with stage("waiting for the other ranks") if mesh.is_launched() else contextlib.nullcontext():
         ranks = stack.enter_context(mesh.start(config.parallel, choose_device(config.model.device).type))
-    stack.enter_context(Watch(ranks, config.parallel.heartbeat_timeout_s))
+    stack.enter_context(Heartbeat(ranks, config.parallel.heartbeat_timeout_s))
     in_our_processes = config.rollout.rollout_engine not in ("vllm", "sglang")
     if ranks.world_size > 1 and config.rollout.async_rollouts and in_our_processes:
         raise UserError(
@@ -111,7 +111,7 @@ def build(
     scorer = stack.enter_context(make_scorer(config, ranks))  # its processes start while the model loads
     with stage("loading the model"):
         weights = None if checkpoint is None else checkpoint.folder
-        policy = load_spread(config.model, config.parallel, ranks, weights)
+        policy = load_sharded(config.model, config.parallel, ranks, weights)
         logger.info(describe_model(policy, config))
         updater = Updater(policy, config, plan, make_reference(config, policy, checkpoint))
         if checkpoint is not None:
@@ -164,9 +164,9 @@ def make_reference(config: Config, policy: Policy, checkpoint: Checkpoint | None
         return None
     moving = loss.kl_target == "moving"  # its weights are in the checkpoint
     reload = checkpoint is not None and not moving and not policy.is_lora
-    initial = load_spread(config.model, config.parallel, policy.ranks) if reload else policy
+    initial = load_sharded(config.model, config.parallel, policy.ranks) if reload else policy
     offload = config.parallel.cpu_offload != "none" and policy.device.type == "cuda"
-    return Reference.of(policy, initial, moving=moving, offload=offload)
+    return Reference.from_policy(policy, initial, moving=moving, offload=offload)
 
 
 def describe_ranks(ranks: Ranks) -> list[str]:
@@ -181,7 +181,7 @@ def describe_ranks(ranks: Ranks) -> list[str]:
 
 def describe_model(policy: Policy, config: Config) -> str:
     total = sum(parameter.numel() for parameter in policy.model.parameters())
-    trained = sum(parameter.numel() for parameter in policy.parameters)
+    trained = sum(parameter.numel() for parameter in policy.parameters())
     precision = str(policy.dtype).removeprefix("torch.")
     name = config.model.model_name_or_path
     text = f"{name}: {total:,} parameters, {trained:,} trained, {precision} on {policy.device}"
@@ -190,7 +190,7 @@ def describe_model(policy: Policy, config: Config) -> str:
     return text
 
 
-def build_tasks_and_plan(config: Config, ranks: Ranks = ALONE) -> tuple[list[Problem], Mixture, Plan]:
+def build_tasks_and_plan(config: Config, ranks: Ranks = SINGLE) -> tuple[list[Problem], Mixture, Plan]:
     """Evaluation problems, training tasks and the plan. Every task must accept its own answers."""
     with stage("making the problems"):
         fixed = eval_problems(config)
@@ -225,7 +225,7 @@ def few_problems(config: Config, num_problems: int) -> list[str]:
     ]
 
 
-def make_scorer(config: Config, ranks: Ranks = ALONE) -> Any:
+def make_scorer(config: Config, ranks: Ranks = SINGLE) -> Any:
     """The scorer of this rank; of tensor-parallel ranks only the first scores.
 
     Checks the user's reward functions first, before a model is loaded.
@@ -249,7 +249,7 @@ def make_collector(
         max_length=policy.max_length,
     )
     is_async = config.rollout.async_rollouts > 0
-    side_group = second_line(policy.ranks, config.parallel.collective_timeout_s) if is_async else None
+    side_group = new_gloo_group(policy.ranks, config.parallel.collective_timeout_s) if is_async else None
     return DistributedCollector(collector, policy.ranks, side_group)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from whetstone.model.policy import Policy
-from whetstone.parallel.collectives import sum_of_data
+from whetstone.parallel.collectives import all_reduce_data
 from whetstone.rollout.source import RolloutBatch
 from whetstone.update.packing import Batch
 from whetstone.update.profile_range import profile_range
@@ -89,7 +89,7 @@ class ThroughputMeter:
         self.exact = False
         self._ranks = policy.ranks
         self._num_iterations = num_iterations
-        trained = sum(parameter.numel() for parameter in policy.parameters)
+        trained = sum(parameter.numel() for parameter in policy.parameters())
         everything = sum(parameter.numel() for parameter in policy.model.parameters())
         self.flops_per_token = flops_per_token(trained, everything - trained)
         self.peak_flops = peak_flops(device_name(policy.device), peak_tflops)
@@ -106,7 +106,7 @@ class ThroughputMeter:
         if self._num_tokens is None:
             local = sum(len(batch.token_ids) for minibatch in minibatches for batch in minibatch)
             self._num_tokens = float(
-                sum_of_data(self._ranks, torch.tensor(float(local * self._num_iterations)))
+                all_reduce_data(self._ranks, torch.tensor(float(local * self._num_iterations)))
             )
         tokens = self._num_tokens
         seconds = self.timer.seconds["update"]

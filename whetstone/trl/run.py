@@ -83,7 +83,7 @@ def build(config: Config, folder: Path, found: Checkpoint | None, stack: context
         plan=plan,
         folder=folder,
         policy=policy,
-        attention=config.model.attn_implementation or policy.own_attention,
+        attention=config.model.attn_implementation or policy.original_attention,
         rewards=Rewards(problems, scorer, policy.stop_token_ids, plan.num_generations),
         evaluator=Evaluator(config, fixed, collector, folder) if fixed else None,
         metrics=metrics,
@@ -121,7 +121,7 @@ def _finish(parts: Parts, seconds: float) -> dict[str, Any]:
     policy = parts.policy
     if policy.is_lora and "ref" in policy.model.peft_config:  # TRL's reference where beta > 0
         policy.model.delete_adapter("ref")
-    policy.set_attention(policy.own_attention)
+    policy.set_attention(policy.original_attention)
     with stage("saving the model"):
         save_model(model_writer(policy), parts.folder / "final_model", parts.plan.num_steps)
     return write_results(parts.folder, after, steps=parts.plan.num_steps, seconds=seconds)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from whetstone.parallel.collectives import sum_of_data
+from whetstone.parallel.collectives import all_reduce_data
 from whetstone.parallel.mesh import Ranks
 
 
@@ -37,7 +37,7 @@ class TokenMeans:
 
     def means(self) -> dict[str, float]:
         table = torch.tensor([(total.item(), count) for total, count in self.sums.values()])
-        table = sum_of_data(self.ranks, table.double()).tolist()
+        table = all_reduce_data(self.ranks, table.double()).tolist()
         return {name: total / max(1, count) for name, (total, count) in zip(self.sums, table, strict=True)}
 
 

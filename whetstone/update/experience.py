@@ -16,7 +16,7 @@ from whetstone.config import Config
 from whetstone.model.critic import Critic
 from whetstone.model.policy import Policy
 from whetstone.model.reference import Reference
-from whetstone.parallel.collectives import gather_of_data, sum_of_data
+from whetstone.parallel.collectives import all_gather_data, all_reduce_data
 from whetstone.update.packing import Batch, slice_sequences
 
 
@@ -69,7 +69,7 @@ class ExperienceBuilder:
         needs_old = len(on_device) > 1 or self._kl_to_sampler or self.config.loss.kl_in == "reward"
         flat = [self._with_logprobs(batch, needs_old) for minibatch in on_device for batch in minibatch]
         if self.reference is not None and not self._kl_to_sampler:
-            with self.reference.active():  # once for all: its weights may be offloaded
+            with self.reference.swapped_in():  # once for all: its weights may be offloaded
                 flat = [replace(e, reference_logprobs=self._reference_logprobs(e.batch)) for e in flat]
         if self.critic is not None:
             flat = self._with_gae(flat, beta)
@@ -122,13 +122,13 @@ class ExperienceBuilder:
         """One advantage per completion, from the rewards of all completions on all ranks."""
         loss, ranks = self.config.loss, self.policy.ranks
         num_local = torch.tensor(sum(e.batch.num_sequences for e in flat))
-        rewards = torch.zeros(int(sum_of_data(ranks, num_local)), device=self.policy.device)
+        rewards = torch.zeros(int(all_reduce_data(ranks, num_local)), device=self.policy.device)
         for e in flat:
             penalty = torch.zeros_like(e.batch.rewards).index_add(
                 0, e.batch.sequence_ids, self._kl_penalty(e, beta)
             )
             rewards[e.batch.batch_index] = e.batch.rewards - penalty
-        table = sum_of_data(ranks, rewards).view(-1, num_generations)  # 0 for completions of other ranks
+        table = all_reduce_data(ranks, rewards).view(-1, num_generations)  # 0 for completions of other ranks
         advantages = estimate(table, baseline=loss.advantage, scale=loss.scale_rewards).flatten()
         return [replace(e, advantages=advantages[e.batch.batch_index][e.batch.sequence_ids]) for e in flat]
 
@@ -147,7 +147,7 @@ class ExperienceBuilder:
         if self.config.loss.scale_rewards == "none":
             return estimated
         ranks, local = self.policy.ranks, torch.cat([e.advantages for e in estimated])
-        gathered = gather_of_data(ranks, local)
+        gathered = all_gather_data(ranks, local)
         whitened = whiten(torch.cat(gathered)).split([len(part) for part in gathered])[ranks.data_rank]
         whitened = whitened.split([len(e.advantages) for e in estimated])
         return [replace(e, advantages=part) for e, part in zip(estimated, whitened, strict=True)]

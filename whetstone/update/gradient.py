@@ -12,7 +12,7 @@ from whetstone.algorithm.reduce import token_weights
 from whetstone.config import Config
 from whetstone.model.critic import Critic
 from whetstone.model.policy import Policy
-from whetstone.parallel.collectives import gather_of_data, sum_of_data
+from whetstone.parallel.collectives import all_gather_data, all_reduce_data
 from whetstone.terminal.stages import advance
 from whetstone.update.accumulators import LossNormalizers, TokenMeans
 from whetstone.update.coefficients import Coefficients
@@ -42,14 +42,14 @@ class GradientAccumulator:
             value, minibatch[index] = self._backward(experience, weights, normalizers, token_means)
             loss += value
             advance()
-        return sum_of_data(self.ranks, loss).item(), token_means
+        return all_reduce_data(self.ranks, loss).item(), token_means
 
     def normalizers(self, minibatch: list[Batch]) -> LossNormalizers:
         """Counts over the whole optimizer step, on all ranks, before any backward pass."""
         lengths = torch.cat([torch.bincount(b.sequence_ids, minlength=b.num_sequences) for b in minibatch])
         mask = torch.cat([batch.sequence_mask for batch in minibatch])
         local = torch.tensor([len(mask), float((lengths * mask).sum())], dtype=torch.float64)
-        num_sequences, num_tokens = sum_of_data(self.ranks, local).tolist()
+        num_sequences, num_tokens = all_reduce_data(self.ranks, local).tolist()
         weights = token_weights(
             lengths,
             mask,
@@ -63,7 +63,7 @@ class GradientAccumulator:
         if self.config.loss.top_entropy_quantile < 1:
             # One more pass without gradients: the quantile is over the step, not a micro-batch or rank.
             local = torch.cat([self._entropy(b)[b.sequence_mask[b.sequence_ids] > 0] for b in minibatch])
-            entropy = torch.cat(gather_of_data(self.ranks, local))
+            entropy = torch.cat(all_gather_data(self.ranks, local))
             threshold = torch.quantile(entropy, 1 - self.config.loss.top_entropy_quantile)
             num_entropy_tokens = max(1.0, float((entropy >= threshold).sum()))
         return LossNormalizers(

@@ -20,9 +20,9 @@ from whetstone.errors import UserError
 from whetstone.model.critic import Critic
 from whetstone.model.policy import Policy, should_compile
 from whetstone.model.reference import Reference
-from whetstone.optimizer import Optimiser
-from whetstone.parallel.collectives import gather_of_data
-from whetstone.parallel.mesh import ALONE
+from whetstone.optimizer import Optimizer
+from whetstone.parallel.collectives import all_gather_data
+from whetstone.parallel.mesh import SINGLE
 from whetstone.terminal.stages import stage
 from whetstone.types import Group
 from whetstone.update.accumulators import StepMetrics, TokenMeans
@@ -46,8 +46,8 @@ class Updater:
         self.reference = reference  # None without beta, and for a KL to the sampling policy
         self.ranks = policy.ranks
         common: Any = {"ranks": policy.ranks, "offload": config.parallel.cpu_offload != "none"}
-        self.optimizer = Optimiser(
-            policy.parameters,
+        self.optimizer = Optimizer(
+            policy.parameters(),
             config.update,
             num_steps=plan.num_steps,
             warmup_steps=plan.warmup_steps,
@@ -57,8 +57,8 @@ class Updater:
         if config.loss.advantage == "gae":
             self.critic = Critic(policy, config.critic.critic)
             settings = {"learning_rate": config.critic.critic_learning_rate, "lr_scheduler_type": "constant"}
-            self.critic_optimizer = Optimiser(
-                self.critic.parameters,
+            self.critic_optimizer = Optimizer(
+                self.critic.parameters(),
                 config.update.model_copy(update=settings),
                 num_steps=plan.num_steps,
                 warmup_steps=0,
@@ -143,7 +143,7 @@ class Updater:
         self.coefficients.adapt(means)
         is_due = self.steps_done % self.config.loss.ref_model_sync_steps == 0
         if self.reference is not None and self.config.loss.kl_target == "moving" and is_due:
-            self.reference.follow(self.config.loss.ref_model_mixup_alpha)
+            self.reference.ema_update(self.config.loss.ref_model_mixup_alpha)
         return metrics
 
     def gradient(self, minibatch: list[Experience]) -> tuple[float, TokenMeans]:
@@ -152,7 +152,7 @@ class Updater:
         Afterwards every experience of `minibatch` has old logprobs.
         """
         normalizers = self.accumulator.normalizers([experience.batch for experience in minibatch])
-        self.optimizer.expect(len(minibatch))
+        self.optimizer.reserve_accumulators(len(minibatch))
         if self.critic is not None:
             self.critic_optimizer.expect(len(minibatch))
         return self.accumulator.accumulate(minibatch, normalizers)
@@ -213,7 +213,7 @@ class Updater:
         self.steps_done = state["steps_done"]
         # Earlier versions stored no size. Weights that are sharded differently leave other memory free.
         size = MicroBatchSize(**state.get("micro_batch_size", {"tokens": 0}))
-        same_layout = state.get("layout", ALONE.layout) == self.ranks.layout
+        same_layout = state.get("layout", SINGLE.layout) == self.ranks.layout
         if self.config.update.micro_batch_tokens == "auto" and size.tokens and same_layout:
             self.micro_batch_size = size
             if size.checkpointed_layers is not None:
@@ -226,7 +226,7 @@ class Updater:
         flat = [e for minibatch in experience for e in minibatch]
         values = torch.cat([e.values for e in flat if e.values is not None])
         returns = torch.cat([e.returns for e in flat if e.returns is not None])
-        values, returns = (torch.cat(gather_of_data(self.ranks, local)) for local in (values, returns))
+        values, returns = (torch.cat(all_gather_data(self.ranks, local)) for local in (values, returns))
         return {"explained_variance": explained_variance(values, returns)}
 
     def _retry_on_oom(self, work: Callable[[], T], split: Callable[[], bool]) -> T:
@@ -237,7 +237,7 @@ class Updater:
 
         def reduce() -> bool:
             self._zero_grad()
-            if self.policy.spread is not None or not split():
+            if self.policy.sharding is not None or not split():
                 return False
             self.micro_batch_size.tokens = max(1, self.micro_batch_size.tokens // 2)
             self._num_oom_splits += 1
@@ -259,9 +259,9 @@ class Updater:
             raise oom_error(error, self.ranks, self.micro_batch_size.tokens) from None
 
     def _zero_grad(self) -> None:
-        self.optimizer.forget()
+        self.optimizer.zero_grad()
         if self.critic is not None:
-            self.critic_optimizer.forget()
+            self.critic_optimizer.zero_grad()
 
     def _apply_gradients(self, norm: float) -> None:
         if self.steps_done >= self.config.critic.critic_warmup_steps or self.critic is None:

@@ -52,7 +52,7 @@ def search_size(
     lengths = [len(rollout.prompt_ids) + len(rollout.completion.token_ids) for rollout in rollouts]
     prompt = max(len(rollout.prompt_ids) for rollout in rollouts)
     total = -(-sum(lengths) // policy.ranks.data_size)
-    bounds = SizeBounds(longest=max(lengths), total=total, uses_padding=policy.pads)
+    bounds = SizeBounds(longest=max(lengths), total=total, uses_padding=policy.uses_padding)
 
     def run_tokens(tokens: int) -> None:
         batch = synthetic_batch(
@@ -61,7 +61,7 @@ def search_size(
         trial_step([batch, batch])  # twice: one micro-batch would need no gradient accumulators
 
     # FSDP does not recover from an interrupted pass, not even on one rank.
-    search = SizeSearch if policy.spread is None else MultiRankSizeSearch
+    search = SizeSearch if policy.sharding is None else MultiRankSizeSearch
     size = search(policy, run_tokens, bounds, probe).find(allow_checkpointing=allow_checkpointing)
     if size.tokens < bounds.longest:
         raise UserError(

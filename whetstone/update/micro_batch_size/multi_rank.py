@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from whetstone.model.memory import MemoryProbe
 from whetstone.model.policy import Policy
-from whetstone.parallel.collectives import least_of
+from whetstone.parallel.collectives import min_over_ranks
 from whetstone.update.micro_batch_size.sizes import MIN_TOKENS, MicroBatchSize, SizeBounds
 
 MEMORY_FRACTION = 0.85  # of the free memory: less than in one process, where a trial may fail
@@ -79,7 +79,7 @@ class MultiRankSizeSearch:
         if checkpointed.tokens < self._target:
             return MicroBatchSize(tokens=checkpointed.tokens, checkpointed_layers=num_layers)
         local = layers_without_checkpointing(plain, checkpointed, self.bounds, num_layers)
-        num_plain = int(least_of(self.policy.ranks, local))
+        num_plain = int(min_over_ranks(self.policy.ranks, local))
         while num_plain:
             self.policy.checkpoint_layers(num_layers - num_plain)
             if self._measure(checkpointed.tokens).headroom >= 1:
@@ -106,5 +106,5 @@ class MultiRankSizeSearch:
     def _measure(self, tokens: int) -> Measurement:
         used = self.probe.peak_bytes(lambda: self.run_tokens(tokens))
         available = MEMORY_FRACTION * self.probe.free()
-        headroom = least_of(self.policy.ranks, available / max(1, used))
+        headroom = min_over_ranks(self.policy.ranks, available / max(1, used))
         return Measurement(tokens=tokens, used=used, available=available, headroom=headroom)
