@@ -36,8 +36,7 @@ MAY_IMPORT: dict[str, str] = {
     "diagnosis": "errors run",
     "report": "errors files terminal model evaluation run diagnosis",
     "trl": "errors types terminal config tasks algorithm model rollout update evaluation run report",
-    "train": "errors types seeds terminal config tasks parallel model rollout update evaluation run "
-    "report trl",
+    "train": "seeds terminal config parallel model rollout evaluation run report trl",
     "commands": "errors types files terminal config sandbox tasks model engines update evaluation run train",
     "cli": "errors terminal config engines diagnosis report train commands",
     "__main__": "cli",

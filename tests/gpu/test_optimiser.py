@@ -52,7 +52,7 @@ def steps(weights, ours: CompactAdamW, first: int = 0, last: int = 20, dtype=tor
 
 def plain(weights, monkeypatch, **settings) -> CompactAdamW:
     with monkeypatch.context() as patch:
-        patch.setattr(compact, "pick_kernel", lambda device: adamw.move)
+        patch.setattr(compact, "pick_kernel", lambda device: adamw.adamw_step)
         return CompactAdamW(weights, **settings)
 
 

@@ -13,7 +13,7 @@ from whetstone.config import build, load
 from whetstone.errors import UserError
 from whetstone.model.reference import Reference, swap_
 from whetstone.optimizer import Optimizer
-from whetstone.optimizer.adamw import AdamWStep, join, split
+from whetstone.optimizer.adamw import AdamWStep, merge_halves, split_halves
 from whetstone.optimizer.compact import BUCKET, CompactAdamW, _fill, _whole
 from whetstone.optimizer.quantization import (
     BLOCK,
@@ -58,9 +58,9 @@ def test_upper_and_lower_half_are_the_float32_number_bit_for_bit():
     ends = [0, 1, 0x7FFF, 0x8000, 0x8001, 0x00018000, 0x7F7FFFFF, 0x7F800000, -1, -0x80000000, 0x7FFFFFFF]
     whole = torch.cat([bits, torch.tensor(ends, dtype=torch.int32)]).view(torch.float32)
     weight, low = torch.empty(len(whole), dtype=torch.bfloat16), torch.empty(len(whole), dtype=torch.int16)
-    split(whole, weight, low)
+    split_halves(whole, weight, low)
     numbers_only = ~whole.isnan()
-    again = join(weight, low)
+    again = merge_halves(weight, low)
     assert torch.equal(again[numbers_only].view(torch.int32), whole[numbers_only].view(torch.int32))
     assert weight[~numbers_only].isnan().all() and again[~numbers_only].isnan().all()
     # The upper half alone is the number rounded; where two are as near, the one away from zero.
@@ -160,15 +160,15 @@ def test_gradients_that_will_be_several_are_summed_where_there_was_room_for_them
         weights = parameters()
         optimiser = Optimizer(weights, config, num_steps=4, warmup_steps=0)
         optimiser.reserve_accumulators(expected)
-        blocks = {id(g.untyped_storage()) for g in optimiser._room.values()}
+        blocks = {id(g.untyped_storage()) for g in optimiser._accumulators.values()}
         for scale in (0.3, 7.0, -2.1):
             torch.stack([(scale * w.float() ** 2).sum() for w in weights]).sum().backward()
         ways.append([g.clone() for g in optimiser.gradients() if g is not None])
         if expected > 1:
-            assert optimiser._room and len(blocks) > 1
-            assert all(g is optimiser._room[n] for n, g in enumerate(optimiser.gradients()))
+            assert optimiser._accumulators and len(blocks) > 1
+            assert all(g is optimiser._accumulators[n] for n, g in enumerate(optimiser.gradients()))
         optimiser.finish()
-        assert not optimiser._room
+        assert not optimiser._accumulators
     assert all(torch.equal(*pair) and pair[0].dtype == torch.float32 for pair in zip(*ways, strict=True))
 
 
@@ -306,8 +306,8 @@ def test_states_that_go_through_the_device_give_the_same_bits(coded, dtype):
     here = CompactAdamW(one, coded=coded, offload=False)
     away = CompactAdamW(other, coded=coded, offload=True, bucket_size=16 * 1024)
     assert len(away._buckets) >= 3
-    assert away._conveyor is not None
-    assert len(away._conveyor._buffers[0]) <= 16 * 1024
+    assert away._offload is not None
+    assert len(away._offload._buffers[0]) <= 16 * 1024
     generator = torch.Generator().manual_seed(1)
     for _ in range(5):
         gradients = [heavy(weight.shape, generator) for weight in one]
@@ -502,7 +502,7 @@ def test_float32_weights_on_a_cpu_stay_with_torchs_own():
     weights, settings = parameters(torch.float32), {"num_steps": 1, "warmup_steps": 0, "offload": True}
     assert isinstance(Optimizer(weights, build({}).update, **settings).adam, TorchAdamW)
     coded = Optimizer(weights, build({"optim": "adamw_8bit"}).update, **settings).adam
-    assert isinstance(coded, CompactAdamW) and coded._conveyor is None
+    assert isinstance(coded, CompactAdamW) and coded._offload is None
 
 
 # The kernel
