@@ -11,7 +11,8 @@ from typing import Any
 
 from whetstone import seeds
 from whetstone.config import Loaded
-from whetstone.evaluation.evaluator import EvalResult, show
+from whetstone.evaluation.display import print_result
+from whetstone.evaluation.evaluator import EvalResult
 from whetstone.model.sharded import model_writer
 from whetstone.parallel import mesh
 from whetstone.parallel.collectives import any_rank
@@ -19,7 +20,7 @@ from whetstone.report.results import write_results
 from whetstone.rollout.logprob_check import check_logprob_difference
 from whetstone.rollout.metrics import rollout_metrics, variance_metrics
 from whetstone.rollout.source import RolloutBatch
-from whetstone.run.checkpoint import Contents, save_model
+from whetstone.run.checkpoint import CheckpointData, save_model
 from whetstone.run.completions import show_variance, write_completions
 from whetstone.run.eval_only import evaluate_only
 from whetstone.run.folder import plan_shape
@@ -107,8 +108,8 @@ def evaluate(run: TrainingRun, step: int) -> EvalResult | None:
     is_end = step in (0, run.plan.num_steps)
     run.source.sync_weights(step)
     result = run.evaluator.run(step, greedy=is_end and run.config.evaluation.eval_greedy)
-    run.metrics.log_eval(step, result.row())
-    show(result, num_examples=run.config.evaluation.eval_num_examples_to_print)
+    run.metrics.log_eval(step, result.metrics())
+    print_result(result, num_examples=run.config.evaluation.eval_num_examples_to_print)
     return result
 
 
@@ -119,11 +120,11 @@ def save(run: TrainingRun, step: int, seconds: float) -> None:
     with stage("saving a checkpoint"):
         source = run.source.state()  # first: it waits for a batch that is being sampled
         run.saver.save(
-            Contents(
+            CheckpointData(
                 step=step,
                 write_model=model_writer(run.policy),
                 tensors=run.updater.state_tensors(),
-                numbers={
+                scalars={
                     "updater": run.updater.state_scalars(),
                     "source": source,
                     "seconds": seconds,

@@ -26,7 +26,8 @@ from whetstone.model.sharded import model_writer, shard_policy
 from whetstone.parallel import fsdp, mesh
 from whetstone.parallel.mesh import SINGLE, Ranks
 from whetstone.parallel.tensor import ShardedLogits
-from whetstone.run.checkpoint import Checkpoint, Contents, Saver, verify
+from whetstone.run.checkpoint import Checkpoint, CheckpointData, Saver
+from whetstone.run.checkpoint_search import verify
 from whetstone.run.setup import restore
 from whetstone.update.packing import Batch, balance, bin_pack, empty_micro_batch, pack, pack_sequences
 
@@ -162,13 +163,13 @@ def steps_with_checkpoint(folder: Path, room: ParallelRoom, ranks: Ranks, *, res
     if resume:
         found = Checkpoint(folder=folder / "checkpoint-2", step=2)
         assert verify(found.folder, ranks, print)[0] is None  # each rank hashes its share
-        restore(updater, found, found.numbers())
+        restore(updater, found, found.scalars())
     else:
         for _ in range(2):
             train_on(updater, [batches])
         numbers = {"updater": updater.state_scalars(), "seconds": 1.0}
         write = model_writer(policy)
-        contents = Contents(step=2, write_model=write, tensors=updater.state_tensors(), numbers=numbers)
+        contents = CheckpointData(step=2, write_model=write, tensors=updater.state_tensors(), scalars=numbers)
         saver = Saver(folder, None, ranks)
         saver.save(contents)  # goes on in the background while the next step moves the weights
     for _ in range(3):

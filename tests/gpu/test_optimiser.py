@@ -17,7 +17,7 @@ from whetstone.model.reference import Reference
 from whetstone.optimizer import Optimizer, adamw, compact
 from whetstone.optimizer.adamw import AdamWStep
 from whetstone.optimizer.compact import CompactAdamW
-from whetstone.run.checkpoint import Checkpoint, Contents, Saver
+from whetstone.run.checkpoint import Checkpoint, CheckpointData, Saver
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 CUDA = torch.device("cuda")
@@ -123,7 +123,7 @@ def test_a_checkpoint_goes_on_as_any_other_choice(tmp_path, start, to):
     steps(weights, ours, 0, 5)
     saver = Saver(tmp_path, None)
     tensors = {str(index): ours.export(index) for index in range(len(SHAPES))}
-    saver.save(Contents(step=5, write_model=lambda folder: None, tensors=tensors, numbers={}))
+    saver.save(CheckpointData(step=5, write_model=lambda folder: None, tensors=tensors, scalars={}))
     steps(weights, ours, 5, 10)
     saver.finish()
     others = parameters()

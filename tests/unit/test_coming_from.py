@@ -21,7 +21,7 @@ from whetstone.model.chat import Chat
 from whetstone.model.hub import base_and_adapter
 from whetstone.model.policy import Policy, load_policy
 from whetstone.rewards import custom
-from whetstone.run.folder import path_of
+from whetstone.run.folder import run_dir
 from whetstone.tasks.mixture import Mixture, make_task
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -165,7 +165,7 @@ def test_the_command_of_q_as_it_is_written() -> None:
     assert config.model.model_name_or_path == "/your/best/sft/1.5b/checkpoint"
     # The recipe samples natively; --use_vllm comes later and wins.
     assert config.rollout.rollout_engine == "vllm" and config.rollout.vllm_mode == "server"
-    assert path_of(config) == Path("final_outputs/1.5b/non_reasoning")
+    assert run_dir(config) == Path("final_outputs/1.5b/non_reasoning")
     assert (config.run.wandb_name, config.run.report_to) == ("1.5b_non_reason", ["wandb"])
     assert config.tasks.datasets["code"].config["language"] == "q"
     assert config.programs.max_tests_per_problem == 3

@@ -26,7 +26,7 @@ from whetstone.optimizer.quantization import (
     table,
 )
 from whetstone.optimizer.torch_adamw import TorchAdamW
-from whetstone.run.checkpoint import Checkpoint, Contents, Saver
+from whetstone.run.checkpoint import Checkpoint, CheckpointData, Saver
 
 SHAPES = [(1,), (7, 33), (1025,), (61, 97), (3, 4, 5)]
 
@@ -413,8 +413,14 @@ def test_a_checkpoint_on_the_disk_goes_on_bit_for_bit(tmp_path, optim):
     optimiser = optimiser_of(weights)
     steps(weights, optimiser, 0, 4)
     saver = Saver(tmp_path, None)
-    saver.save(Contents(step=4, write_model=lambda folder: None, tensors={"o": optimiser.state_tensors()},
-                        numbers=optimiser.state_scalars()))  # fmt: skip
+    saver.save(
+        CheckpointData(
+            step=4,
+            write_model=lambda folder: None,
+            tensors={"o": optimiser.state_tensors()},
+            scalars=optimiser.state_scalars(),
+        )
+    )
     steps(weights, optimiser, 4, 8)  # while it is being written
     saver.finish()
     others = [*parameters(seed=5), *parameters(torch.float32, seed=5)]
@@ -423,7 +429,7 @@ def test_a_checkpoint_on_the_disk_goes_on_bit_for_bit(tmp_path, optim):
     into = {"o": resumed.state_tensors()}
     found.load_tensors(into)
     resumed.load_state_tensors(into["o"])
-    resumed.load_state_scalars(found.numbers())
+    resumed.load_state_scalars(found.scalars())
     steps(others, resumed, 4, 8)
     for one, other in zip(weights, others, strict=True):
         assert torch.equal(one, other)

@@ -64,7 +64,7 @@ def test_a_damaged_run_folder_is_resumed_or_refused(source, tmp_path, name):
     try:
         _, found, notes = open_run(config)
         assert found is not None
-        numbers = found.numbers()
+        numbers = found.scalars()
     except UserError as error:
         assert case.outcome == "refused", error
         assert all(word in str(error) for word in case.names) and "\n" not in str(error)

@@ -7,7 +7,8 @@ from typing import Any
 
 from whetstone.config import Loaded
 from whetstone.errors import UserError
-from whetstone.evaluation.evaluator import Evaluator, show
+from whetstone.evaluation.display import print_result
+from whetstone.evaluation.evaluator import Evaluator
 from whetstone.evaluation.folder import evaluation_folder, step_of, title_of
 from whetstone.model.loading import verify_folder
 from whetstone.model.sharded import load_sharded
@@ -51,6 +52,8 @@ def evaluate_only(loaded: Loaded) -> dict[str, Any]:
         evaluator = Evaluator(config, problems, collector, folder)
         step = None if weights is None else step_of(Path(weights))
         result = evaluator.run(step or 0, greedy=config.evaluation.eval_greedy)
-        show(result, title=title_of(config), num_examples=config.evaluation.eval_num_examples_to_print)
+        print_result(
+            result, title=title_of(config), num_examples=config.evaluation.eval_num_examples_to_print
+        )
         logger.info(f"Every completion and score is in {folder / 'eval_results'}.")
     return result.summary()

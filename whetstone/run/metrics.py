@@ -48,7 +48,7 @@ class MetricsLog:
     ) -> None:
         folder = Path(run_folder)
         folder.mkdir(parents=True, exist_ok=True)
-        self._cadence = Cadence(logging_steps, first=logging_first_step, start_step=resume_step or 0)
+        self._schedule = LogSchedule(logging_steps, first=logging_first_step, start_step=resume_step or 0)
         self._path = folder / "metrics.jsonl"
         makers = {"wandb": WandbSink, "tensorboard": TensorboardSink, "trackio": TrackioSink}
         self._sinks: dict[str, Sink] = {}
@@ -89,7 +89,7 @@ class MetricsLog:
         with explain_disk_errors(self._path):
             self._file.write(_line({"step": step, "kind": kind, **numbers}))
             self._file.flush()
-        if kind == "train" and not self._cadence.is_due(step):
+        if kind == "train" and not self._schedule.is_due(step):
             return
         shown = {f"{kind}/{key}": value for key, value in numbers.items() if math.isfinite(value)}
         for name in list(self._sinks):
@@ -110,7 +110,7 @@ class MetricsLog:
             )
 
 
-class Cadence:
+class LogSchedule:
     """Which rows are shown outside metrics.jsonl: a run's first, and one at every multiple of `every`.
 
     Rows may be several steps apart (a batch can serve two optimiser steps): a multiple is reached or passed.

@@ -33,7 +33,7 @@ from whetstone.rollout.distributed import DistributedCollector, NullScorer
 from whetstone.rollout.learning_signal import LearningSignal
 from whetstone.rollout.source import RolloutSource
 from whetstone.run.checkpoint import Checkpoint, Saver
-from whetstone.run.folder import check_plan, open_run, path_of, scratch_folder
+from whetstone.run.folder import check_plan, open_run, run_dir, scratch_folder
 from whetstone.run.metrics import MetricsLog
 from whetstone.run.record import record_session
 from whetstone.run.timing import ThroughputMeter
@@ -103,7 +103,7 @@ def build(
     torch.manual_seed(config.run.seed)  # a new LoRA adapter is initialized at random
     find_loss(config.loss.loss_type)  # a user's file may be wrong: before the model loads
     problems, tasks, plan = build_tasks_and_plan(config, ranks)
-    scalars = {} if checkpoint is None else checkpoint.numbers()
+    scalars = {} if checkpoint is None else checkpoint.scalars()
     if checkpoint is not None:
         check_plan(checkpoint, scalars, plan)
     for line in (*describe_ranks(ranks), *without_effect(config, plan), *sandbox_notes(tasks)):
@@ -144,7 +144,7 @@ def build(
 
 
 def make_saver(config: Config, ranks: Ranks, checkpoint: Checkpoint | None) -> Saver:
-    run = path_of(config)
+    run = run_dir(config)
     is_own = checkpoint is not None and checkpoint.folder.resolve().parent == run.resolve()
     return Saver(run, config.run.save_total_limit, ranks, checkpoint.step if checkpoint and is_own else None)
 

@@ -21,7 +21,7 @@ from whetstone.commands.profile.page import Profile, draw, show_page, write_page
 from whetstone.commands.profile.trace import analyse, read_events
 from whetstone.config import Config, Loaded, make_plan
 from whetstone.errors import UserError
-from whetstone.run.folder import path_of, scratch_folder
+from whetstone.run.folder import run_dir, scratch_folder
 from whetstone.run.setup import build, describe_model, init_distributed
 from whetstone.run.timing import ThroughputMeter, device_name
 from whetstone.train import loop
@@ -49,11 +49,11 @@ def profile(loaded: Loaded, *, num_timed: int = 2) -> Path:
         loop(replace(run, metrics=recorder), 0, 0.0)  # type: ignore[arg-type]
         if not ranks.is_main:
             return scratch
-        folder = free_folder(path_of(loaded.config) / "profile")
+        folder = free_folder(run_dir(loaded.config) / "profile")
         folder.mkdir(parents=True)
         shutil.move(scratch / TRACE, folder / TRACE)
         found = Profile(
-            name=loaded.config.run.run_name or path_of(loaded.config).name,
+            name=loaded.config.run.run_name or run_dir(loaded.config).name,
             date=datetime.date.today().isoformat(),
             model=describe_model(run.policy, config),
             device=device_name(run.policy.device) or f"CPU, {torch.get_num_threads()} threads",
