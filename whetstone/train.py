@@ -64,7 +64,7 @@ def loop(run: TrainingRun, step: int, started_at: float) -> int:
         logging_first_step=config.run.logging_first_step,
     )
     stopping = False
-    with progress, StopRequest(is_launched=mesh.is_launched(), speaks=run.ranks.is_main) as stop:
+    with progress, StopRequest(is_launched=mesh.is_launched(), verbose=run.ranks.is_main) as stop:
         while step < plan.num_steps and not stopping:
             timer = run.throughput.start_step()
             with timer("rollout"):

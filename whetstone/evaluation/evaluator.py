@@ -132,8 +132,8 @@ class Evaluator:
         self._problems = list(problems)
         self._collector = collector
         self._folder = Path(run_folder) / "eval_results"
-        given = config.evaluation.eval_temperature
-        self.temperature = config.rollout.temperature if given is None else given
+        temperature = config.evaluation.eval_temperature
+        self.temperature = config.rollout.temperature if temperature is None else temperature
         # Greedy samples of one problem are all the same: one is enough.
         self.samples_per_problem = config.evaluation.eval_samples_per_problem if self.temperature > 0 else 1
 

@@ -86,9 +86,9 @@ def to_host(weight: Tensor) -> Tensor:
 def swap_(one: Tensor, other: Tensor) -> None:
     """Swap the values of two tensors on any devices, through a small buffer on the device of `one`."""
     for here, there in pieces(one, other):
-        kept = here.clone()
+        saved = here.clone()
         here.copy_(there, non_blocking=True)
-        there.copy_(kept, non_blocking=True)  # behind the copy before it, on the same stream
+        there.copy_(saved, non_blocking=True)  # behind the copy before it, on the same stream
 
 
 def pieces(one: Tensor, other: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

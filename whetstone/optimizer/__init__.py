@@ -187,9 +187,9 @@ def _norms(gradients: list[Tensor]) -> list[Tensor]:
         return [torch.linalg.vector_norm(gradient.float()) for gradient in gradients]
     norms: dict[int, Tensor] = {}
     for kind in {gradient.dtype for gradient in gradients}:  # a few launches, if all have the same dtype
-        places = [n for n, gradient in enumerate(gradients) if gradient.dtype == kind]
-        found = torch._foreach_norm([gradients[n] for n in places], 2, dtype=torch.float32)  # type: ignore[attr-defined]
-        norms.update(zip(places, found, strict=True))
+        indices = [n for n, gradient in enumerate(gradients) if gradient.dtype == kind]
+        values = torch._foreach_norm([gradients[n] for n in indices], 2, dtype=torch.float32)  # type: ignore[attr-defined]
+        norms.update(zip(indices, values, strict=True))
     return [norms[n] for n in range(len(gradients))]
 
 

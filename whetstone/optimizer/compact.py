@@ -107,10 +107,10 @@ class CompactAdamW:
             else:
                 home = local(parameters[bucket.pieces[0].index]).device
                 bucket.memory = torch.zeros(bucket.size, dtype=torch.uint8, device=home)
-        self._places: list[list[tuple[Piece, Bucket]]] = [[] for _ in parameters]
+        self._locations: list[list[tuple[Piece, Bucket]]] = [[] for _ in parameters]
         for bucket in self._buckets:
             for piece in bucket.pieces:
-                self._places[piece.index].append((piece, bucket))
+                self._locations[piece.index].append((piece, bucket))
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor | None], settings: AdamWStep) -> None:
@@ -148,11 +148,11 @@ class CompactAdamW:
         self._synchronize()
         here = local(self.parameters[index].detach())
         step = torch.tensor(float(self.steps[index]))
-        places = self._places[index]
+        locations = self._locations[index]
         is_split = here.dtype != torch.float32
-        is_live = self._offload is None and len(places) == 1 and not places[0][0].is_coded
+        is_live = self._offload is None and len(locations) == 1 and not locations[0][0].is_coded
         if is_live:
-            state = places[0][0].state(places[0][1].memory)
+            state = locations[0][0].state(locations[0][1].memory)
             exported = {"exp_avg": state.mean.view(here.shape), "exp_avg_sq": state.square.view(here.shape)}
         else:
             exported = {
@@ -189,7 +189,7 @@ class CompactAdamW:
 
     def _chunks(self, index: int) -> Iterator[tuple[State, slice, slice]]:
         """The state of a parameter in chunks: that of a piece, which part of it, and of the parameter."""
-        for piece, bucket in self._places[index]:
+        for piece, bucket in self._locations[index]:
             state = piece.state(bucket.memory)
             for begin in range(0, len(piece), CHUNK):
                 end = min(len(piece), begin + CHUNK)

@@ -16,8 +16,8 @@ ROWS = 4  # blocks of codes that a program does
 
 
 @triton.jit
-def _noise(place, seed):
-    bits = place.to(tl.uint32) ^ seed.to(tl.uint32)
+def _noise(index, seed):
+    bits = index.to(tl.uint32) ^ seed.to(tl.uint32)
     bits = bits ^ (bits >> 16)
     bits = bits * 0x7FEB352D
     bits = bits ^ (bits >> 15)
@@ -32,8 +32,8 @@ def _code(
 ):  # fmt: skip
     """The level of a size between 0 and `scale`, rounded up or down by 16 bits of chance."""
     ratio = tl.div_rn(size, scale)
-    place = tl.log2(tl.maximum(ratio, 1e-20)) * SLOPE + LEVELS
-    lower = tl.minimum(tl.maximum(tl.floor(place), LOWEST), LEVELS - 1).to(tl.int32)
+    index = tl.log2(tl.maximum(ratio, 1e-20)) * SLOPE + LEVELS
+    lower = tl.minimum(tl.maximum(tl.floor(index), LOWEST), LEVELS - 1).to(tl.int32)
     below = tl.load(table_ptr + lower)
     above = tl.load(table_ptr + lower + 1)
     threshold = (chance.to(tl.float32) + 0.5) / 65536
@@ -51,54 +51,54 @@ def _adam_kernel(
     SQUARE_LEVELS: tl.constexpr, SQUARE_SLOPE: tl.constexpr, SQUARE_FLOOR: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    place = row[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-    inside = place < count
+    index = row[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    inside = index < count
     row_inside = row * BLOCK < count
-    gradient = tl.load(gradient_ptr + place, mask=inside, other=0.0).to(tl.float32) * clip
+    gradient = tl.load(gradient_ptr + index, mask=inside, other=0.0).to(tl.float32) * clip
     if CODED:
-        code = tl.load(mean_ptr + place, mask=inside, other=0).to(tl.int32)
+        code = tl.load(mean_ptr + index, mask=inside, other=0).to(tl.int32)
         scale = tl.load(mean_scale_ptr + row, mask=row_inside, other=0.0)[:, None]
         mean = tl.load(mean_table_ptr + tl.abs(code)) * scale
         mean = tl.where(code < 0, -mean, mean)
-        code = tl.load(square_ptr + place, mask=inside, other=0).to(tl.int32)
+        code = tl.load(square_ptr + index, mask=inside, other=0).to(tl.int32)
         scale = tl.load(square_scale_ptr + row, mask=row_inside, other=0.0)[:, None]
         square = tl.load(square_table_ptr + code) * scale
     else:
-        mean = tl.load(mean_ptr + place, mask=inside, other=0.0)
-        square = tl.load(square_ptr + place, mask=inside, other=0.0)
+        mean = tl.load(mean_ptr + index, mask=inside, other=0.0)
+        square = tl.load(square_ptr + index, mask=inside, other=0.0)
     mean = mean + fresh1 * (gradient - mean)
     square = square * beta2 + fresh2 * gradient * gradient
     change = tl.div_rn(mean, tl.div_rn(tl.sqrt_rn(square), root) + epsilon) * size
     if SPLIT:
-        high = tl.load(weight_ptr + place, mask=inside, other=0).to(tl.int32)
-        bits = (high << 16) + tl.load(low_ptr + place, mask=inside, other=0).to(tl.int32)
+        high = tl.load(weight_ptr + index, mask=inside, other=0).to(tl.int32)
+        bits = (high << 16) + tl.load(low_ptr + index, mask=inside, other=0).to(tl.int32)
         weight = bits.to(tl.float32, bitcast=True)
     else:
-        weight = tl.load(weight_ptr + place, mask=inside, other=0.0)
+        weight = tl.load(weight_ptr + index, mask=inside, other=0.0)
     weight = weight - (weight * decay + change)
     if SPLIT:
         bits = tl.where(weight != weight, 0x7FC00000, weight.to(tl.int32, bitcast=True))
         high = (bits + 0x8000) >> 16
-        tl.store(weight_ptr + place, high.to(tl.int16), mask=inside)
-        tl.store(low_ptr + place, (bits - (high << 16)).to(tl.int16), mask=inside)
+        tl.store(weight_ptr + index, high.to(tl.int16), mask=inside)
+        tl.store(low_ptr + index, (bits - (high << 16)).to(tl.int16), mask=inside)
     else:
-        tl.store(weight_ptr + place, weight, mask=inside)
+        tl.store(weight_ptr + index, weight, mask=inside)
     if CODED:
-        chance = _noise(place + first, seed)
+        chance = _noise(index + first, seed)
         scale = tl.maximum(tl.max(tl.abs(mean), 1), MEAN_FLOOR)
         code = _code(
             tl.abs(mean), scale[:, None], chance & 0xFFFF, mean_table_ptr, MEAN_LEVELS, 0, MEAN_SLOPE
         )
         code = tl.where(mean < 0, -code, tl.where(mean > 0, code, 0))
-        tl.store(mean_ptr + place, code.to(tl.int8), mask=inside)
+        tl.store(mean_ptr + index, code.to(tl.int8), mask=inside)
         tl.store(mean_scale_ptr + row, scale, mask=row_inside)
         scale = tl.maximum(tl.max(square, 1), SQUARE_FLOOR)
         code = _code(square, scale[:, None], chance >> 16, square_table_ptr, SQUARE_LEVELS, 1, SQUARE_SLOPE)
-        tl.store(square_ptr + place, tl.where(square > 0, code, 0).to(tl.uint8), mask=inside)
+        tl.store(square_ptr + index, tl.where(square > 0, code, 0).to(tl.uint8), mask=inside)
         tl.store(square_scale_ptr + row, scale, mask=row_inside)
     else:
-        tl.store(mean_ptr + place, mean, mask=inside)
-        tl.store(square_ptr + place, square, mask=inside)
+        tl.store(mean_ptr + index, mean, mask=inside)
+        tl.store(square_ptr + index, square, mask=inside)
 
 
 @torch.no_grad()

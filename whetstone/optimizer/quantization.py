@@ -1,10 +1,9 @@
-"""Eight bits for a moment of Adam: blocks of 256 values with a float32 scale, codes evenly spaced in the log.
+"""8-bit Adam moments: blocks of 256 values with a float32 scale and logarithmic codes.
 
-Evenly in the log, since a step is a ratio: what counts is the relative error of each value, not that of the
-largest in its block. A square that is not 0 never becomes 0, which would blow up its steps. While training,
-values are rounded up or down at random, so that they are right on the mean: a square changes by a thousandth
-a step, and rounded to the nearest of codes 9 % apart it would never change. The random bits are a function
-of (step, parameter, place). AdamWStep that were codes once come back as the same codes, bit for bit.
+Logarithmic, since the relative error of each value counts. A second moment that is not 0 never becomes 0.
+Stochastic rounding: the second moment changes by about 0.1 % per step, far below the 9 % code spacing, so
+round-to-nearest would freeze it. The random bits are a function of (step, parameter, position). Dequantized
+values quantize to the same codes.
 """
 
 import math
@@ -57,8 +56,8 @@ def quantize(codebook: Codebook, values: Tensor, chance: Tensor | None = None) -
     ratio = (blocks.abs() / scales[:, None]).view(-1)[: len(values)]
     levels = table(codebook, values.device)
     lowest = 0 if codebook.is_signed else 1
-    place = torch.log2(ratio.clamp(min=1e-20)) * codebook.slope + codebook.levels
-    lower = place.floor().clamp(lowest, codebook.levels - 1).int()
+    position = torch.log2(ratio.clamp(min=1e-20)) * codebook.slope + codebook.levels
+    lower = position.floor().clamp(lowest, codebook.levels - 1).int()
     below, above = levels[lower], levels[lower + 1]
     threshold = 0.5 if chance is None else (chance.float() + 0.5) / 65536
     codes = lower + ((ratio - below) / (above - below) > threshold)
@@ -73,7 +72,7 @@ def dequantize(codebook: Codebook, codes: Tensor, scales: Tensor) -> Tensor:
 
 
 def noise(first: int, length: int, seed: int, like: Tensor) -> Tensor:
-    """32 random bits for each of the values from `first` on: a hash of place and seed, in int64."""
+    """32 random bits for each of the values from `first` on: a hash of position and seed, in int64."""
     bits = (torch.arange(first, first + length, device=like.device) ^ seed) & 0xFFFFFFFF
     bits = bits ^ (bits >> 16)
     bits = (bits * 0x7FEB352D) & 0xFFFFFFFF

@@ -175,14 +175,14 @@ def _own_parameters(group: Any, names: dict[nn.Module, str]) -> Iterator[tuple[s
 
 def materialize(root: nn.Module, device: torch.device, *, offload: bool = False) -> None:
     """Give a model without weights its memory (not its values); weights that are shared stay so."""
-    made: dict[int, nn.Parameter] = {}
+    parameters: dict[int, nn.Parameter] = {}
     home = torch.device("cpu") if offload else device
     for module in root.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
-            if id(parameter) not in made:
+            if id(parameter) not in parameters:
                 empty = torch.empty_like(parameter.detach(), device=home)
-                made[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
-            module.register_parameter(name, made[id(parameter)])
+                parameters[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+            module.register_parameter(name, parameters[id(parameter)])
         for name, buffer in list(module.named_buffers(recurse=False)):
             if buffer.is_meta:
                 module._buffers[name] = torch.empty_like(buffer, device=device)

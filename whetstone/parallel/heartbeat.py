@@ -149,7 +149,7 @@ def is_lost_connection(error: BaseException) -> bool:
     if isinstance(error, dist.DistError):
         return True
     text = str(error).lower()
-    words = (
+    phrases = (
         "connection closed by peer",
         "connection reset",
         "timed out waiting",
@@ -157,7 +157,7 @@ def is_lost_connection(error: BaseException) -> bool:
         "socket timeout",
         "broken pipe",
     )
-    return isinstance(error, RuntimeError) and any(word in text for word in words)
+    return isinstance(error, RuntimeError) and any(phrase in text for phrase in phrases)
 
 
 def _first_line(error: BaseException) -> str:

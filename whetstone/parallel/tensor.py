@@ -199,9 +199,9 @@ class ShardedLogits:
         """
         shifted, log_total = self._normalize(logits)
         probabilities = (shifted - _Use.apply(log_total, self._group)[:, None]).exp()
-        place = targets - self._begin
-        here = (place >= 0) & (place < logits.shape[-1])
-        picked = shifted.gather(-1, place.clamp(0, logits.shape[-1] - 1)[:, None]).squeeze(-1)
+        index = targets - self._begin
+        here = (index >= 0) & (index < logits.shape[-1])
+        picked = shifted.gather(-1, index.clamp(0, logits.shape[-1] - 1)[:, None]).squeeze(-1)
         chosen = self._sum(torch.where(here, picked, 0.0)) - log_total
         entropy = log_total - self._sum((probabilities * shifted).sum(-1))
         if reference is None:

@@ -147,9 +147,9 @@ def _clear_newer(folder: Path, search: Search) -> list[str]:
     for newer in named_checkpoints(folder):
         if int(newer.name.rpartition("-")[2]) > search.checkpoint.step:
             reason = search.damaged.get(newer)
-            place = move_aside(newer, "damaged" if reason else "aside")
+            moved = move_aside(newer, "damaged" if reason else "aside")
             why = f"can't be used, since {reason}" if reason else "is newer than the one to resume from"
-            notes.append(f"{newer.name} {why}: it is now {place.name}.")
+            notes.append(f"{newer.name} {why}: it is now {moved.name}.")
     return notes
 
 
@@ -197,8 +197,8 @@ def _compare(folder: Path, config: Config, step: int) -> list[str]:
     except (OSError, ValueError, yaml.YAMLError, RecursionError):
         before = None
     if not isinstance(before, dict) or not before:
-        place = move_aside(path, "damaged")
-        return [f"config.yaml can't be read and is now {place.name}: what changed since is not known."]
+        moved = move_aside(path, "damaged")
+        return [f"config.yaml can't be read and is now {moved.name}: what changed since is not known."]
     now = flatten(config)
     changed = [
         key for key in now if key not in RESUME_SAFE_KEYS and key in before and before[key] != now[key]

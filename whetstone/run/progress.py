@@ -1,8 +1,4 @@
-"""The steps of a run in the terminal: a line for each (or every n-th), and what the live line says of them.
-
-Step, reward, accuracy, tokens/s, time left. The same lines go to training.log. Reads the rows it is given and
-a clock; computes no metric.
-"""
+"""Progress in the terminal: a line per step (or every n-th) and the live line; also in training.log."""
 
 import contextlib
 import logging

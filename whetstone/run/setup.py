@@ -134,7 +134,7 @@ def build(
         learning_signal=LearningSignal(config),
         updater=updater,
         evaluator=Evaluator(config, problems, collector, folder) if problems else None,
-        metrics=open_metrics(config, folder, checkpoint, stack, speaks=ranks.is_main),
+        metrics=open_metrics(config, folder, checkpoint, stack, is_main=ranks.is_main),
         throughput=ThroughputMeter(
             policy, num_iterations=plan.num_iterations, peak_tflops=config.measure.peak_tflops
         ),
@@ -259,11 +259,11 @@ def open_metrics(
     checkpoint: Checkpoint | None,
     stack: contextlib.ExitStack,
     *,
-    speaks: bool = True,
+    is_main: bool = True,
 ) -> MetricsLog:
     metrics = MetricsLog(
         folder,
-        report_to=config.run.report_to if speaks else [],
+        report_to=config.run.report_to if is_main else [],
         project=config.run.wandb_project,
         run_name=config.run.wandb_name or config.run.run_name or folder.name,
         config=flatten(config),
