@@ -33,7 +33,7 @@ from whetstone.engines.base import Request, Sampling
 from whetstone.engines.native import NativeEngine
 from whetstone.engines.servers.pool import Fleet
 from whetstone.errors import UserError
-from whetstone.model.attention import PackedAttention, end_to_end
+from whetstone.model.attention import PackedAttention, packed_segments
 from whetstone.model.policy import Policy, load_policy
 
 PARTS = ["colocate", "colocate_lora", "disk", "ipc", "lora", "killed", "run_colocate", "run_server", "nccl"]
@@ -63,7 +63,7 @@ def difference(
         prompt, tokens = requests[one.request].prompt_ids, one.completion.token_ids
         ids = torch.tensor([*prompt, *tokens], device=policy.device)
         positions = torch.arange(len(ids), device=policy.device)
-        attend = PackedAttention(end_to_end([len(ids)]), policy.device)
+        attend = PackedAttention(packed_segments([len(ids)]), policy.device)
         hidden = policy.hidden(ids[None], positions[None], attend)[0, len(prompt) - 1 : -1]
         logprobs = (policy.head(hidden).float() / temperature).log_softmax(-1)
         own = logprobs.gather(-1, ids[len(prompt) :, None]).squeeze(-1).cpu()
@@ -76,7 +76,7 @@ def move(policy: Policy, seed: int) -> None:
     """What an update does, only more of it."""
     torch.manual_seed(seed)
     with torch.no_grad():
-        for parameter in policy.parameters:
+        for parameter in policy.parameters():
             spread = parameter.float().std().nan_to_num() + 1e-3
             parameter.add_(torch.randn_like(parameter) * spread * 0.1)
 

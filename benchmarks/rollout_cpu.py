@@ -59,7 +59,7 @@ def measure_plain(policy: Policy, requests: list[Request], args: argparse.Namesp
     tokens = torch.tensor([[pad] * (width - len(p)) + p for p in prompts], device=policy.device)
     mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=policy.device)
     settings = {"do_sample": True, "top_k": 0, "eos_token_id": [-1], "pad_token_id": pad}
-    policy.set_attention(policy.own_attention)
+    policy.set_attention(policy.original_attention)
     best = float("inf")
     for _ in range(args.repeats):
         begun = time.perf_counter()

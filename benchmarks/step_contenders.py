@@ -54,27 +54,28 @@ def configuration(task: Row) -> dict[str, Any]:
 def ours(task: Row) -> Row:
     from whetstone.config import Loaded
     from whetstone.config import build as build_config
-    from whetstone.rollout import collector
-    from whetstone.train import build, loop, meet
+    from whetstone.rollout import source
+    from whetstone.run.setup import build, init_distributed
+    from whetstone.train import loop
 
-    at = collector.sampling_at  # the only thing that training has no key for: going on after the end
-    collector.sampling_at = lambda *words: dataclasses.replace(at(*words), ignore_stop=True)
+    params = source.sampling_params  # the only thing that training has no key for: going on after the end
+    source.sampling_params = lambda *args: dataclasses.replace(params(*args), ignore_stop=True)
     config = build_config({**configuration(task), **task["setting"]})
     rows: list[Row] = []
     others = Others()
 
     class Recorder:
         def log(self, step: int, row: Row) -> None:
-            peak = max(parts.meter.clock.peaks_gb.values())
+            peak = max(run.throughput.timer.peaks_gb.values())
             rows.append({**row, "peak_gb": peak, "others": others.share()})
             if task["device"] == "cpu" and step < STEPS:
                 wait_for_quiet()
             others.begin()
 
     with contextlib.ExitStack() as stack:
-        parts, _, _ = build(Loaded(config=config, origins={}, notes=()), meet(config, stack), stack)
-        parts.meter.exact = True
-        loop(dataclasses.replace(parts, metrics=Recorder()), 0, 0.0)  # type: ignore[arg-type]
+        run, _, _ = build(Loaded(config=config, origins={}, notes=()), init_distributed(config, stack), stack)
+        run.throughput.exact = True
+        loop(dataclasses.replace(run, metrics=Recorder()), 0, 0.0)  # type: ignore[arg-type]
     assert all(row["length_mean"] == task["new_tokens"] for row in rows), "a completion ended early"
     best = min(rows[1:], key=lambda row: row["time/step"])
     return {
@@ -189,10 +190,10 @@ def prompts_of(task: Row, tokenizer: Any) -> list[str]:
     """The prompts of our run, in its order."""
     from whetstone.config import build as build_config
     from whetstone.model.chat import Chat
-    from whetstone.run.setup import plan_problems
+    from whetstone.run.setup import build_tasks_and_plan
 
     config = build_config(configuration(task))
-    _, tasks, _ = plan_problems(config)
+    _, tasks, _ = build_tasks_and_plan(config)
     chat = Chat(tokenizer, config.model)
     return [chat.prompt(tasks.problem(index)) for index in range(STEPS * task["num_prompts"])]
 

@@ -87,9 +87,9 @@ def count(model: Any) -> int:
 
 def ours(model: str, work: Work, setting: dict, device: torch.device) -> tuple[dict, list[float]]:
     from whetstone.config import build, make_plan
-    from whetstone.model.sharded import load_spread
-    from whetstone.parallel.mesh import ALONE
-    from whetstone.update.packing import minibatches
+    from whetstone.model.sharded import load_sharded
+    from whetstone.parallel.mesh import SINGLE
+    from whetstone.update.packing import pack_minibatches
     from whetstone.update.updater import Updater
 
     config = build(
@@ -105,16 +105,16 @@ def ours(model: str, work: Work, setting: dict, device: torch.device) -> tuple[d
         }
     )
     plan = make_plan(config, num_problems=10_000)
-    policy = load_spread(config.model, config.parallel, ALONE)
+    policy = load_sharded(config.model, config.parallel, SINGLE)
     updater = Updater(policy, config, plan, None)
     groups = groups_of(work)
     run = []
 
     def step() -> None:
         size = updater.micro_batch_tokens(groups)
-        batches = minibatches(groups, config, plan.minibatches, 0, max_tokens=size)
+        batches = pack_minibatches(groups, config, plan.minibatches, 0, max_tokens=size)
         run[:] = [len(batch.token_ids) for part in batches for batch in part]
-        updater.step(batches, 0)
+        updater.update(updater.prepare(batches), 0)
 
     seconds = timed(step, device)
     about = {

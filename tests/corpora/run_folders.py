@@ -177,7 +177,7 @@ def hostile(name: str) -> Damage:
         for step in (1, 2, 3):
             checkpoint = folder / f"checkpoint-{step}"
             payload = Touch(folder / PROOF)
-            if name == "numbers.pt":
+            if name == "scalars.pt":
                 torch.save({"updater": payload}, checkpoint / name)
             else:
                 (checkpoint / name).write_bytes(pickle.dumps(payload))
@@ -227,7 +227,7 @@ DAMAGES: dict[str, Case] = {
     "a bit of the weights flipped": fallen_back(flip(MODEL), "model.safetensors"),
     "a bit of the weights' header flipped": fallen_back(flip(MODEL, 0.001), "model.safetensors"),
     "a bit of .metadata flipped": fallen_back(flip(f"{NEWEST}/state/.metadata"), ".metadata"),
-    "a bit of numbers.pt flipped": fallen_back(flip(f"{NEWEST}/numbers.pt"), "numbers.pt"),
+    "a bit of scalars.pt flipped": fallen_back(flip(f"{NEWEST}/scalars.pt"), "scalars.pt"),
     "a bit of config.json flipped": fallen_back(flip(f"{NEWEST}/config.json"), "config.json"),
     "a bit of tokenizer.json flipped": fallen_back(flip(f"{NEWEST}/tokenizer.json"), "tokenizer.json"),
     "a bit of the manifest flipped": fallen_back(flip(f"{NEWEST}/whetstone.json"), "whetstone.json"),
@@ -241,13 +241,13 @@ DAMAGES: dict[str, Case] = {
     "the weights a folder": fallen_back(become(MODEL, "folder"), "model.safetensors"),
     "the weights a dangling link": fallen_back(become(MODEL, "dangling link"), "model.safetensors"),
     "the weights a pipe": fallen_back(become(MODEL, "pipe"), "model.safetensors"),
-    "numbers.pt garbage": fallen_back(write(f"{NEWEST}/numbers.pt", "garbage"), "numbers.pt"),
-    "numbers.pt missing": fallen_back(remove(f"{NEWEST}/numbers.pt"), "numbers.pt"),
+    "scalars.pt garbage": fallen_back(write(f"{NEWEST}/scalars.pt", "garbage"), "scalars.pt"),
+    "scalars.pt missing": fallen_back(remove(f"{NEWEST}/scalars.pt"), "scalars.pt"),
     "the tokenizer missing": fallen_back(remove(f"{NEWEST}/tokenizer.json"), "tokenizer.json"),
     "the state of another step": fallen_back(copy("checkpoint-2/state", f"{NEWEST}/state"), "state"),
     "the weights of another step": fallen_back(copy("checkpoint-2/model.safetensors", MODEL), "model"),
     "numbers of another step": fallen_back(
-        copy("checkpoint-2/numbers.pt", f"{NEWEST}/numbers.pt"), "numbers"
+        copy("checkpoint-2/scalars.pt", f"{NEWEST}/scalars.pt"), "scalars"
     ),
     "the manifest of another step": fallen_back(
         copy("checkpoint-2/whetstone.json", f"{NEWEST}/whetstone.json"), "step 2"
@@ -275,7 +275,7 @@ DAMAGES: dict[str, Case] = {
         manifest(lambda m: m.update(files=list(m["files"]))), "whetstone"
     ),
     "the manifest with a file left out": fallen_back(
-        manifest(lambda m: m["files"].pop("numbers.pt") and None), "whetstone"
+        manifest(lambda m: m["files"].pop("scalars.pt") and None), "whetstone"
     ),
     "the manifest with a path outside": fallen_back(
         manifest(lambda m: m["files"].update({"../../secret": 1})), "whetstone"
@@ -298,20 +298,20 @@ DAMAGES: dict[str, Case] = {
     ),
     "checkpoint-3 a link to itself": Case(damage=link_outside, kept=(NEWEST,)),
     "two newest damaged": Case(
-        damage=both(flip(STATE), flip("checkpoint-2/numbers.pt")),
+        damage=both(flip(STATE), flip("checkpoint-2/scalars.pt")),
         names=(NEWEST, "checkpoint-2"),
         kept=("checkpoint-3.damaged", "checkpoint-2.damaged"),
         step=1,
     ),
     "all damaged": Case(
-        damage=every_checkpoint(lambda name: flip(f"{name}/numbers.pt")),
+        damage=every_checkpoint(lambda name: flip(f"{name}/scalars.pt")),
         outcome="refused",
-        names=("checkpoint-1", "numbers.pt"),
+        names=("checkpoint-1", "scalars.pt"),
         kept=("checkpoint-1", "checkpoint-2", NEWEST),
     ),
     "of an older version": Case(damage=older_version, names=("older version",)),
-    "numbers.pt with code in it": Case(
-        damage=hostile("numbers.pt"), outcome="refused", names=("numbers.pt",)
+    "scalars.pt with code in it": Case(
+        damage=hostile("scalars.pt"), outcome="refused", names=("scalars.pt",)
     ),
     ".metadata with code in it": Case(
         damage=hostile("state/.metadata"), outcome="refused", names=(".metadata",)

@@ -8,11 +8,11 @@ import torch
 from tests.conftest import make_policy
 from tests.distributed.launch import run_on
 from tests.distributed.test_update import CPU, difference, my_batches
-from tests.unit.test_update import make_samples, updater_for
+from tests.unit.test_update import make_samples, train_on, updater_for
 from whetstone.config.parallel import ParallelRoom
 from whetstone.config.sections import ModelRoom
 from whetstone.model.policy import Policy, should_compile
-from whetstone.model.sharded import spread
+from whetstone.model.sharded import shard_policy
 from whetstone.parallel import fsdp, mesh
 
 # Prompts and completions of the six samples: one, three (the other rank has one micro-batch less), all.
@@ -22,11 +22,11 @@ PIECES = [slice(5, 6), slice(2, 5), slice(0, 6)]
 def gradients(policy: Policy, samples: list[Any], pieces: list[slice]) -> tuple[list[Any], list[int]]:
     """The gradients of each piece in a step of its own, and how many graphs there were after each."""
     updater, found, graphs = updater_for(policy), [], []
-    updater._move = lambda norm: found.append(
-        [fsdp.full(p.grad).clone() for p in policy.parameters if p.grad is not None]
+    updater.optimizer.step = lambda norm: found.append(
+        [fsdp.full(p.grad).clone() for p in policy.parameters() if p.grad is not None]
     )
     for piece in pieces:
-        updater.step([my_batches(samples[piece], policy.ranks)], seed=0)
+        train_on(updater, [my_batches(samples[piece], policy.ranks)])
         graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
     return found, graphs
 
@@ -37,7 +37,7 @@ def on_ranks(given: dict[str, Any], again: bool) -> dict[str, Any]:
     with mesh.start(room, "cpu") as ranks:
         samples = make_samples(make_policy())
         plain, compiled = (
-            spread(make_policy() if ranks.is_main else None, model, room, ranks, CPU)
+            shard_policy(make_policy() if ranks.is_main else None, model, room, ranks, CPU)
             for model in (ModelRoom(), ModelRoom(gradient_checkpointing=again))
         )
         varying: list[int] = []
@@ -85,7 +85,7 @@ def test_compiled_shards_may_run_again_in_the_backward_pass(given):
 def choices() -> list[bool]:
     room = ParallelRoom(tp_size=2)
     with mesh.start(room, "cpu") as ranks:
-        policy = spread(make_policy() if ranks.is_main else None, ModelRoom(), room, ranks, CPU)
+        policy = shard_policy(make_policy() if ranks.is_main else None, ModelRoom(), room, ranks, CPU)
         return [should_compile(ModelRoom(torch_compile=choice), policy) for choice in (True, "auto")]
 
 

@@ -15,17 +15,17 @@ import torch
 from tests.conftest import make_policy
 from tests.distributed.launch import CONTEXT, free_port, run_on, set_environment
 from tests.distributed.test_update import CPU, my_batches
-from tests.unit.test_update import make_samples, updater_for
+from tests.unit.test_update import make_samples, train_on, updater_for
 from whetstone.config.parallel import ParallelRoom
 from whetstone.config.sections import ModelRoom
 from whetstone.errors import UserError
 from whetstone.model.policy import Policy
-from whetstone.model.sharded import spread
+from whetstone.model.sharded import shard_policy
 from whetstone.parallel import fsdp, mesh
-from whetstone.parallel.heartbeat import EXIT_CODE, Watch
+from whetstone.parallel.heartbeat import EXIT_CODE, Heartbeat
 from whetstone.terminal.log import setup_logging
-from whetstone.update.micro_batch_size import search
-from whetstone.update.micro_batch_size.multi_rank import SHARE
+from whetstone.update.micro_batch_size import search_size
+from whetstone.update.micro_batch_size.multi_rank import MEMORY_FRACTION
 from whetstone.update.packing import pack
 
 LAYERS = 4
@@ -46,7 +46,7 @@ class Formula:
     def takes(self, tokens: int, again: int) -> float:
         return 100 + tokens * (LAYERS - 0.5 * again)
 
-    def most_taken(self, work: Any) -> float:
+    def peak_bytes(self, work: Any) -> float:
         work()
         again = sum(layer.gradient_checkpointing for layer in self.policy.trunk.layers)
         self.tried.append((self.tokens, again))
@@ -63,8 +63,8 @@ def found_on(given: dict[str, Any], poor: float) -> dict[str, Any]:
     room = ParallelRoom(**given)
     ranks = mesh.make_ranks(room, "cpu")
     source = make_policy(num_hidden_layers=LAYERS) if ranks.is_main else None
-    policy = spread(source, ModelRoom(), room, ranks, CPU)
-    before = [fsdp.local(parameter).clone() for parameter in policy.parameters]
+    policy = shard_policy(source, ModelRoom(), room, ranks, CPU)
+    before = [fsdp.local(parameter).clone() for parameter in policy.parameters()]
     updater = updater_for(policy)
     gauge: Any = Formula(policy, poor if ranks.rank == ranks.world_size - 1 else 1e9)
     rollouts = [sample.rollout for sample in make_samples(make_policy())] * 12 * ranks.data_size
@@ -72,16 +72,16 @@ def found_on(given: dict[str, Any], poor: float) -> dict[str, Any]:
 
     def attempt(batches: list[Any]) -> None:
         gauge.tokens = len(batches[0].token_ids)
-        updater._attempt(batches)
+        updater.trial_step(batches)
 
     try:
-        budget = search(policy, attempt, groups, gauge, may_run_again=True)
-        found = (budget.tokens, budget.layers_run_again)
+        budget = search_size(policy, attempt, groups, gauge, allow_checkpointing=True)
+        found = (budget.tokens, budget.checkpointed_layers)
     except UserError as error:
         found = str(error)
-    after = [fsdp.local(parameter) for parameter in policy.parameters]
+    after = [fsdp.local(parameter) for parameter in policy.parameters()]
     same = all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-    clean = all(parameter.grad is None for parameter in policy.parameters)
+    clean = all(parameter.grad is None for parameter in policy.parameters())
     return {"found": found, "tried": gauge.tried, "untouched": same and clean}
 
 
@@ -107,7 +107,7 @@ def test_ranks_agree_on_what_fits_the_poorest(num_ranks):
             assert (tokens, again) == (880, 2)
         else:  # room for 869 bytes of tokens, at least 2 for each
             assert again == LAYERS and 0.9 * 869 / 2 < tokens <= 869 / 2
-            assert 100 + tokens * 2 <= SHARE * size
+            assert 100 + tokens * 2 <= MEMORY_FRACTION * size
 
 
 def _fail(gradient: torch.Tensor) -> None:
@@ -121,11 +121,13 @@ def run_out(rank: int, port: int, folder: Any) -> None:
     set_environment(rank, 2, port)
     with mesh.start(ParallelRoom(), "cpu") as ranks:
         setup_logging(folder / str(rank), speaks=ranks.is_main)
-        with Watch(ranks, timeout_s=20.0):
-            policy = spread(make_policy() if ranks.is_main else None, ModelRoom(), ParallelRoom(), ranks, CPU)
+        with Heartbeat(ranks, timeout_s=20.0):
+            policy = shard_policy(
+                make_policy() if ranks.is_main else None, ModelRoom(), ParallelRoom(), ranks, CPU
+            )
             updater = updater_for(policy, micro_batch_tokens=30)
             batches = my_batches(make_samples(make_policy()), ranks)
-            rows = policy.rows
+            rows = policy.completion_hidden
 
             def scarce(batch: Any) -> torch.Tensor:
                 hidden = rows(batch)
@@ -133,17 +135,19 @@ def run_out(rank: int, port: int, folder: Any) -> None:
                 return hidden
 
             if ranks.rank == 1:
-                policy.rows = scarce
-            updater.step([batches], seed=0)
+                policy.completion_hidden = scarce
+            train_on(updater, [batches])
 
 
 def sharded_alone() -> str:
     """One rank whose weights FSDP has (cpu_offload: all on one GPU), and a backward pass that breaks off."""
     store = torch.distributed.HashStore()  # pyright: ignore[reportPrivateImportUsage]
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    policy = spread(make_policy(), ModelRoom(), ParallelRoom(), mesh.make_ranks(ParallelRoom(), "cpu"), CPU)
+    policy = shard_policy(
+        make_policy(), ModelRoom(), ParallelRoom(), mesh.make_ranks(ParallelRoom(), "cpu"), CPU
+    )
     updater = updater_for(policy)
-    rows = policy.rows
+    rows = policy.completion_hidden
 
     def scarce(batch: Any) -> torch.Tensor:
         hidden = rows(batch)
@@ -151,9 +155,9 @@ def sharded_alone() -> str:
             hidden.register_hook(_fail)
         return hidden
 
-    policy.rows = scarce
+    policy.completion_hidden = scarce
     try:
-        updater.step([pack(make_samples(make_policy()), 1000)], seed=0)
+        train_on(updater, [pack(make_samples(make_policy()), 1000)])
     except UserError as error:
         return str(error)
     return "went on"

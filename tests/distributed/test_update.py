@@ -11,7 +11,7 @@ import torch
 
 from tests.conftest import make_policy
 from tests.distributed.launch import run_on
-from tests.unit.test_update import make_samples, sequence_logprobs, updater_for
+from tests.unit.test_update import make_samples, sequence_logprobs, train_on, updater_for
 from whetstone.config import build
 from whetstone.config.parallel import ParallelRoom
 from whetstone.config.sections import ModelRoom
@@ -22,13 +22,14 @@ from whetstone.model.logprobs import WHOLE
 from whetstone.model.lora import add_lora
 from whetstone.model.policy import Policy
 from whetstone.model.reference import Reference
-from whetstone.model.sharded import model_writer, spread
+from whetstone.model.sharded import model_writer, shard_policy
 from whetstone.parallel import fsdp, mesh
-from whetstone.parallel.mesh import ALONE, Ranks
-from whetstone.parallel.tensor import SlicedVocabulary
-from whetstone.run.checkpoint import Checkpoint, Contents, Saver, verify
-from whetstone.train import restore
-from whetstone.update.packing import Batch, _idle, _lay_end_to_end, arrange, balance, pack
+from whetstone.parallel.mesh import SINGLE, Ranks
+from whetstone.parallel.tensor import ShardedLogits
+from whetstone.run.checkpoint import Checkpoint, CheckpointData, Saver
+from whetstone.run.checkpoint_search import verify
+from whetstone.run.setup import restore
+from whetstone.update.packing import Batch, balance, bin_pack, empty_micro_batch, pack, pack_sequences
 
 Case = tuple[str, dict[str, Any], str, dict[str, Any]]
 CPU = torch.device("cpu")
@@ -77,9 +78,9 @@ def plain_policy(architecture: str, lora: bool) -> Policy:
 
 
 def my_batches(samples: list[Any], ranks: Ranks, max_tokens: int = 30) -> list[Batch]:
-    bins = [arrange(share, max_tokens) for share in balance(samples, ranks.data_size)]
-    mine = [_lay_end_to_end(one) for one in bins[ranks.data_rank]]
-    return mine + [_idle(samples[0])] * (max(len(one) for one in bins) - len(mine))
+    bins = [bin_pack(share, max_tokens) for share in balance(samples, ranks.data_size)]
+    mine = [pack_sequences(one) for one in bins[ranks.data_rank]]
+    return mine + [empty_micro_batch(samples[0])] * (max(len(one) for one in bins) - len(mine))
 
 
 class Trained:
@@ -88,24 +89,24 @@ class Trained:
     def __init__(self, policy: Policy, batches: list[Batch], flat: dict[str, Any]):
         wants_reference = flat.get("beta", 0) > 0
         moving = flat.get("kl_target") == "moving"
-        reference = Reference.of(policy, policy, moving=moving) if wants_reference else None
+        reference = Reference.from_policy(policy, policy, moving=moving) if wants_reference else None
         # A floor under Adam's denominator: gradients that are only rounding must not become steps of full
         # size.
         settings = {"ref_model_sync_steps": 2, "max_steps": 5, "adam_epsilon": 1e-6}
         updater = updater_for(policy, reference, **settings, **flat)
-        parameters = list(policy.parameters)
+        parameters = list(policy.parameters())
         if updater.critic is not None:
-            parameters += updater.critic.parameters
+            parameters += updater.critic.parameters()
         self.gradient: list[torch.Tensor] = []
-        move = updater._move
+        move = updater.optimizer.step
 
         def catch(norm: float) -> None:
             if not self.gradient:
                 self.gradient = [fsdp.full(p.grad).clone() for p in parameters if p.grad is not None]
             move(norm)
 
-        updater._move = catch
-        self.rows = [updater.step([batches], seed=0) for _ in range(5)]
+        updater.optimizer.step = catch
+        self.rows = [train_on(updater, [batches]) for _ in range(5)]
         self.weights = [fsdp.full(parameter.detach()).clone() for parameter in parameters]
 
 
@@ -121,7 +122,7 @@ def compare(cases: list[Case]) -> list[tuple[str, float, float, float]]:
         alone = Trained(plain_policy(architecture, lora), pack(samples, 30), flat)
         source = plain_policy(architecture, lora) if ranks.is_main else None
         model_room = ModelRoom(gradient_checkpointing=checkpointing)
-        policy = spread(source, model_room, room, ranks, CPU)
+        policy = shard_policy(source, model_room, room, ranks, CPU)
         together = Trained(policy, my_batches(samples, ranks), flat)
         gradient = max(difference(a, b) for a, b in zip(alone.gradient, together.gradient, strict=True))
         rows = max(abs(a[key] - b[key]) for a, b in zip(alone.rows, together.rows, strict=True) for key in a)
@@ -156,29 +157,29 @@ def steps_with_checkpoint(folder: Path, room: ParallelRoom, ranks: Ranks, *, res
         policy = make_policy("smollm")
     else:
         source = make_policy("smollm") if ranks.is_main else None
-        policy = spread(source, ModelRoom(), room, ranks, CPU)
-    updater = updater_for(policy, Reference.of(policy, policy, moving=True), **flat)
+        policy = shard_policy(source, ModelRoom(), room, ranks, CPU)
+    updater = updater_for(policy, Reference.from_policy(policy, policy, moving=True), **flat)
     batches = my_batches(samples, ranks)
     if resume:
         found = Checkpoint(folder=folder / "checkpoint-2", step=2)
         assert verify(found.folder, ranks, print)[0] is None  # each rank hashes its share
-        restore(updater, found, found.numbers())
+        restore(updater, found, found.scalars())
     else:
         for _ in range(2):
-            updater.step([batches], seed=0)
-        numbers = {"updater": updater.numbers(), "seconds": 1.0}
+            train_on(updater, [batches])
+        numbers = {"updater": updater.state_scalars(), "seconds": 1.0}
         write = model_writer(policy)
-        contents = Contents(step=2, write_model=write, tensors=updater.tensors(), numbers=numbers)
+        contents = CheckpointData(step=2, write_model=write, tensors=updater.state_tensors(), scalars=numbers)
         saver = Saver(folder, None, ranks)
         saver.save(contents)  # goes on in the background while the next step moves the weights
     for _ in range(3):
-        updater.step([batches], seed=0)
+        train_on(updater, [batches])
     if not resume:
         saver.finish()
     critic = updater.critic
     assert critic is not None
     # As numpy: torch would hand tensors over through memory that ends with the process.
-    return [fsdp.full(p.detach()).clone().numpy() for p in (*policy.parameters, *critic.parameters)]
+    return [fsdp.full(p.detach()).clone().numpy() for p in (*policy.parameters(), *critic.parameters())]
 
 
 def sampled(room: ParallelRoom, architecture: str) -> tuple[list[Any], list[Any], float]:
@@ -188,14 +189,14 @@ def sampled(room: ParallelRoom, architecture: str) -> tuple[list[Any], list[Any]
     ranks = mesh.make_ranks(room, "cpu")
     samples = make_samples(make_policy(architecture))
     source = make_policy(architecture) if ranks.is_main else None
-    policy = spread(source, ModelRoom(), room, ranks, CPU)
+    policy = shard_policy(source, ModelRoom(), room, ranks, CPU)
     plain = make_policy(architecture)
     engines = []
     for one, batches in ((plain, pack(samples, 30)), (policy, my_batches(samples, ranks))):
         engine = make_engine(build({}), one)
         updater = updater_for(one, adam_epsilon=1e-6)
         for _ in range(2):
-            updater.step([batches], seed=0)
+            train_on(updater, [batches])
         engine.update_weights(2)
         engines.append(engine)
     requests = [Request(prompt_ids=s.rollout.prompt_ids, seeds=(1, 2)) for s in samples[2:4]]
@@ -223,7 +224,7 @@ def sliced_vocabulary() -> float:
     targets = torch.randint(0, 97, (6,), generator=generator)
     mine = slice(49 * ranks.tp_rank, 49 * ranks.tp_rank + 49)
     whole, part = logits.clone().requires_grad_(), logits[:, mine].clone().requires_grad_()
-    vocabulary = SlicedVocabulary(ranks.tp, 97)
+    vocabulary = ShardedLogits(ranks.tp, 97)
     results = []
     for leaf, found in (
         (whole, WHOLE.statistics(whole, targets, reference)),
@@ -249,7 +250,7 @@ def refusals() -> list[str]:
         ranks = mesh.make_ranks(ParallelRoom(**settings), "cpu")
         source = make_policy(architecture, **changes) if ranks.is_main else None
         try:
-            spread(source, ModelRoom(), ParallelRoom(**settings), ranks, CPU)
+            shard_policy(source, ModelRoom(), ParallelRoom(**settings), ranks, CPU)
         except UserError as error:
             said.append(str(error))
     return said
@@ -282,7 +283,7 @@ def results(tmp_path_factory) -> dict[int, list[dict[str, Any]]]:
     """
     folder = tmp_path_factory.mktemp("run")
     found: dict[int, Any] = {2: run_on(2, on_two, folder), 4: run_on(4, on_four, folder)}
-    found[1] = [{"resumed": steps_with_checkpoint(folder, ParallelRoom(), ALONE, resume=True)}]
+    found[1] = [{"resumed": steps_with_checkpoint(folder, ParallelRoom(), SINGLE, resume=True)}]
     return found
 
 

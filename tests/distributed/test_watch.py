@@ -11,8 +11,8 @@ import torch
 from tests.distributed.launch import CONTEXT, free_port, set_environment
 from whetstone.config.parallel import ParallelRoom
 from whetstone.parallel import mesh
-from whetstone.parallel.collectives import sum_of_all
-from whetstone.parallel.heartbeat import EXIT_CODE, Watch
+from whetstone.parallel.collectives import all_reduce_ranks
+from whetstone.parallel.heartbeat import EXIT_CODE, Heartbeat
 from whetstone.terminal.log import setup_logging
 
 SILENT = r"This run ends because rank 1 on \S+ has not been heard of for \d+ s: it died or was cut off\."
@@ -28,13 +28,13 @@ def work(rank: int, port: int, how: str, folder) -> None:
     set_environment(rank, 2, port)
     with mesh.start(ParallelRoom(), "cpu") as ranks:
         setup_logging(folder / str(rank), speaks=ranks.is_main)
-        with Watch(ranks, timeout_s=3.0):
-            sum_of_all(ranks, torch.zeros(1))
+        with Heartbeat(ranks, timeout_s=3.0):
+            all_reduce_ranks(ranks, torch.zeros(1))
             if ranks.rank == 1 and how == "raise":
                 raise ValueError("the fourth layer is missing")
             if ranks.rank == 1:
                 os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGSTOP)
-            sum_of_all(ranks, torch.zeros(1))
+            all_reduce_ranks(ranks, torch.zeros(1))
             time.sleep(100)
 
 

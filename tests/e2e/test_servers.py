@@ -14,7 +14,7 @@ from tests.protocol_server import ModelServer
 from whetstone.config import load
 from whetstone.errors import UserError
 from whetstone.model.hub import resolve
-from whetstone.rollout.logprob_check import check_sync
+from whetstone.rollout.logprob_check import check_logprob_difference
 
 SETTINGS = {
     "max_steps": 2,
@@ -91,7 +91,9 @@ def test_a_push_that_goes_wrong_in_silence_stops_the_run(tmp_path, start, monkey
 
 def test_the_bound_on_the_difference():
     def check(difference, *words, staleness=0.0):
-        check_sync({"sampler_logprob_difference": difference}, load(None, words).config, staleness)
+        check_logprob_difference(
+            {"sampler_logprob_difference": difference}, load(None, words).config, staleness
+        )
 
     check(0.09)
     with pytest.raises(UserError, match=r"by 0.11 a token in the mean \(at most 0.1 is allowed"):

@@ -10,16 +10,16 @@ import torch
 
 from tests.conftest import ARCHITECTURES, make_policy
 from tests.unit.test_native_engine import PROMPTS, collect
-from tests.unit.test_update import flat_gradient, make_samples, updater_for
+from tests.unit.test_update import flat_gradient, make_samples, train_on, updater_for
 from whetstone.engines.base import Request, Sampling
 from whetstone.engines.native import NativeEngine
 from whetstone.model.attention import NAME
-from whetstone.model.memory import Gauge
+from whetstone.model.memory import MemoryProbe
 from whetstone.model.policy import Policy
 from whetstone.types import Group, Problem
-from whetstone.update.micro_batch_size import made_up
-from whetstone.update.micro_batch_size.multi_rank import AgreedFinder
-from whetstone.update.micro_batch_size.sizes import Sizes
+from whetstone.update.micro_batch_size import synthetic_batch
+from whetstone.update.micro_batch_size.multi_rank import MultiRankSizeSearch
+from whetstone.update.micro_batch_size.sizes import SizeBounds
 from whetstone.update.packing import pack
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
@@ -68,15 +68,15 @@ def test_varlen_update_with_shared_prompts_has_the_gradient_of_float32(architect
     cpu = make_policy(architecture, **WIDE)
     samples = make_samples(cpu)
     updater = updater_for(cpu)
-    updater.optimiser.step = lambda norm: caught.append(flat_gradient(cpu))
+    updater.optimizer.step = lambda norm: caught.append(flat_gradient(cpu))
     caught: list[torch.Tensor] = []
-    updater.step([pack(samples, 1000)], seed=0)
+    train_on(updater, [pack(samples, 1000)])
     gpu = on_gpu(architecture, torch.bfloat16)
     updater = updater_for(gpu)
-    updater.optimiser.step = lambda norm: caught.append(
-        torch.cat([g.double().flatten().cpu() for g in updater.optimiser.gradients()])
+    updater.optimizer.step = lambda norm: caught.append(
+        torch.cat([g.double().flatten().cpu() for g in updater.optimizer.gradients()])
     )
-    updater.step([pack(samples, 1000)], seed=0)
+    train_on(updater, [pack(samples, 1000)])
     exact, half = caught
     assert (half - exact).norm() / exact.norm() < 0.05
     assert torch.nn.functional.cosine_similarity(half, exact, dim=0) > 0.998
@@ -98,7 +98,7 @@ def test_bf16_engine_and_trainer_agree(architecture, seeds, changes):
     samples = make_samples_from_engine(policy, seeds)
     if seeds == 64 and torch.cuda.get_device_capability() == tiles.CAPABILITY:
         assert all(cache.cache_info().hits > hits for cache, hits in zip(caches, before, strict=True))
-    row = updater_for(policy, learning_rate=0.0).step([pack(samples, 1000)], seed=0)
+    row = train_on(updater_for(policy, learning_rate=0.0), [pack(samples, 1000)])
     print(f"mean absolute difference of logprobs in bf16: {row['sampler_logprob_difference']:.4f}")
     assert row["sampler_logprob_difference"] < 0.02
 
@@ -112,7 +112,7 @@ def make_samples_from_engine(policy, seeds):
     return [
         Sample(
             rollout=Rollout(prompt_ids=requests[r].prompt_ids, completion=completion, text="", score=score),
-            place=place,
+            index=place,
             keep=True,
         )
         for place, ((r, _), completion) in enumerate(
@@ -144,10 +144,10 @@ def test_compiled_layers_have_the_gradient_of_plain_ones(architecture):
         if compiled:
             policy.compile_layers()
         updater = updater_for(policy)
-        updater.optimiser.step = lambda norm, of=updater: gradients.append(
+        updater.optimizer.step = lambda norm, of=updater: gradients.append(
             torch.cat([g.double().flatten().cpu() for g in of.optimiser.gradients()])
         )
-        updater.step([pack(make_samples(make_policy(architecture)), 1000)], seed=0)
+        train_on(updater, [pack(make_samples(make_policy(architecture)), 1000)])
     plain, fast = gradients
     assert (fast - plain).norm() / plain.norm() < 1e-4
 
@@ -161,19 +161,21 @@ def test_the_budget_is_found_and_memory_that_runs_out_is_survived():
     groups = [Group(problem=problem, rollouts=tuple(sample.rollout for sample in samples))]
     wanted = sum(sample.num_tokens for sample in samples)
     assert updater.micro_batch_tokens(groups) == wanted
-    assert all(parameter.grad is None for parameter in policy.parameters)
+    assert all(parameter.grad is None for parameter in policy.parameters())
     policy = on_gpu("llama", torch.bfloat16)
     again = updater_for(policy)
-    again.budget.tokens = 1 << 20
-    big = made_up(1 << 20, longest=1024, prompt=64, vocabulary=97).to(policy.device)
+    again.micro_batch_size.tokens = 1 << 20
+    big = synthetic_batch(1 << 20, longest=1024, prompt=64, vocab_size=97).to(policy.device)
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_allocated() + (2 << 30)) / total)
     try:
-        row = again.step([[big]], seed=0)
+        row = train_on(again, [[big]])
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    print(f"memory ran out {row['oom_splits']:.0f} times; {again.budget.tokens:,} tokens a micro-batch")
+    print(
+        f"out of memory {row['oom_splits']:.0f} times; {again.micro_batch_size.tokens:,} tokens a micro-batch"
+    )
     assert row["oom_splits"] >= 1
 
 
@@ -186,17 +188,20 @@ def test_the_way_of_several_ranks_finds_a_budget_without_running_out_of_memory()
     updater = updater_for(policy)
 
     def attempt(tokens: int) -> None:
-        batch = made_up(tokens, longest=1024, prompt=64, vocabulary=97)
-        updater._attempt([batch, batch])
+        batch = synthetic_batch(tokens, longest=1024, prompt=64, vocab_size=97)
+        updater.trial_step([batch, batch])
 
     attempt(256)
-    gauge, sizes = Gauge(policy.device), Sizes(longest=1024, wanted=1 << 20, pads=policy.pads)
-    much = gauge.most_taken(lambda: attempt(8192))
+    gauge, sizes = (
+        MemoryProbe(policy.device),
+        SizeBounds(longest=1024, total=1 << 20, uses_padding=policy.uses_padding),
+    )
+    much = gauge.peak_bytes(lambda: attempt(8192))
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_allocated() + much) / total)
     try:
-        budget = AgreedFinder(policy, attempt, sizes, gauge).find(may_run_again=False)
+        budget = MultiRankSizeSearch(policy, attempt, sizes, gauge).find(allow_checkpointing=False)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     print(f"{budget.tokens:,} tokens where 8,192 would take all")

@@ -14,7 +14,7 @@ from whetstone.engines.base import Request, Sampling
 from whetstone.engines.native import NativeEngine
 from whetstone.engines.native.fused_linear import Joined
 from whetstone.engines.native.gpu import PagedEngine
-from whetstone.model.attention import NAME, PackedAttention, end_to_end
+from whetstone.model.attention import NAME, PackedAttention, packed_segments
 from whetstone.types import Finish
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
@@ -95,7 +95,7 @@ def test_graphs_outlive_updates_and_a_cache_that_was_released():
         assert isinstance(paged, PagedEngine) and paged.graphs is not None and paged.state is not None
         captured = dict(paged.graphs.captured)
         with torch.no_grad():
-            for parameter in policy.parameters:
+            for parameter in policy.parameters():
                 parameter.add_(torch.randn_like(parameter), alpha=0.05)
         engine.update_weights(version + 1)
         engine.sleep()
@@ -119,14 +119,14 @@ def test_eight_bit_rollouts_stay_near_the_weights_and_follow_them():
         assert captured[0] < 0.02
         assert captured[0] < captured[1] < 0.2  # rounded, and not more than that
         with torch.no_grad():
-            for parameter in policy.parameters:
+            for parameter in policy.parameters():
                 parameter.add_(torch.randn_like(parameter), alpha=0.05)
 
 
 def gaps_of(policy, request, completion):
     """Between the engine's logprobs and the trainer's."""
     ids = torch.tensor([*request.prompt_ids, *completion.token_ids], device="cuda")
-    attend = PackedAttention(end_to_end([len(ids)]), policy.device)
+    attend = PackedAttention(packed_segments([len(ids)]), policy.device)
     with torch.no_grad():
         hidden = policy.hidden(ids[None], torch.arange(len(ids), device="cuda")[None], attend)
         logprobs = policy.head(hidden[0, len(request.prompt_ids) - 1 : -1]).float().log_softmax(-1)

@@ -14,10 +14,10 @@ from tests.conftest import make_policy
 from whetstone.config import build
 from whetstone.model.policy import Policy
 from whetstone.model.reference import Reference
-from whetstone.optimizer import Optimiser, adamw, compact
-from whetstone.optimizer.adamw import Numbers
-from whetstone.optimizer.compact import PackedAdam
-from whetstone.run.checkpoint import Checkpoint, Contents, Saver
+from whetstone.optimizer import Optimizer, adamw, compact
+from whetstone.optimizer.adamw import AdamWStep
+from whetstone.optimizer.compact import CompactAdamW
+from whetstone.run.checkpoint import Checkpoint, CheckpointData, Saver
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 CUDA = torch.device("cuda")
@@ -30,8 +30,8 @@ CHOICES = {
 }
 
 
-def numbers(rate=1e-4) -> Numbers:
-    return Numbers(rate=rate, beta1=0.9, beta2=0.999, epsilon=1e-8, weight_decay=0.1, clip=0.7)
+def numbers(rate=1e-4) -> AdamWStep:
+    return AdamWStep(rate=rate, beta1=0.9, beta2=0.999, epsilon=1e-8, weight_decay=0.1, clip=0.7)
 
 
 def parameters(dtype=torch.bfloat16, shapes=SHAPES) -> list[nn.Parameter]:
@@ -39,7 +39,7 @@ def parameters(dtype=torch.bfloat16, shapes=SHAPES) -> list[nn.Parameter]:
     return [nn.Parameter((0.02 * torch.randn(s, generator=generator)).to(CUDA, dtype)) for s in shapes]
 
 
-def steps(weights, ours: PackedAdam, first: int = 0, last: int = 20, dtype=torch.float32) -> None:
+def steps(weights, ours: CompactAdamW, first: int = 0, last: int = 20, dtype=torch.float32) -> None:
     for step in range(first, last):
         generator = torch.Generator(CUDA).manual_seed(step)
         gradients = []
@@ -50,10 +50,10 @@ def steps(weights, ours: PackedAdam, first: int = 0, last: int = 20, dtype=torch
         ours.step(gradients, numbers())
 
 
-def plain(weights, monkeypatch, **settings) -> PackedAdam:
+def plain(weights, monkeypatch, **settings) -> CompactAdamW:
     with monkeypatch.context() as patch:
-        patch.setattr(compact, "mover", lambda device: adamw.move)
-        return PackedAdam(weights, **settings)
+        patch.setattr(compact, "pick_kernel", lambda device: adamw.adamw_step)
+        return CompactAdamW(weights, **settings)
 
 
 @pytest.mark.parametrize("gradients", [torch.float32, torch.bfloat16])
@@ -61,7 +61,7 @@ def plain(weights, monkeypatch, **settings) -> PackedAdam:
 def test_the_fused_pass_equals_plain_torch(monkeypatch, dtype, gradients):
     one, other = parameters(dtype), parameters(dtype)
     fused, exact = (
-        PackedAdam(one, coded=False, offload=False),
+        CompactAdamW(one, coded=False, offload=False),
         plain(other, monkeypatch, coded=False, offload=False),
     )
     assert fused._move is not exact._move
@@ -81,7 +81,7 @@ def test_codes_of_the_fused_pass_are_those_of_plain_torch(monkeypatch, dtype):
     """After one step; later ones may differ where a rounding decided otherwise."""
     one, other = parameters(dtype), parameters(dtype)
     fused, exact = (
-        PackedAdam(one, coded=True, offload=False),
+        CompactAdamW(one, coded=True, offload=False),
         plain(other, monkeypatch, coded=True, offload=False),
     )
     steps(one, fused, 0, 1)
@@ -103,8 +103,8 @@ def test_codes_of_the_fused_pass_are_those_of_plain_torch(monkeypatch, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_states_on_the_host_give_the_bits_of_states_on_the_device(coded, dtype):
     one, other = parameters(dtype), parameters(dtype)
-    here = PackedAdam(one, coded=coded, offload=False)
-    away = PackedAdam(other, coded=coded, offload=True, bucket_size=2**20)
+    here = CompactAdamW(one, coded=coded, offload=False)
+    away = CompactAdamW(other, coded=coded, offload=True, bucket_size=2**20)
     assert len(away._buckets) > 2 and all(bucket.memory.is_pinned() for bucket in away._buckets)
     for weights, ours in ((one, here), (other, away)):
         steps(weights, ours)
@@ -119,15 +119,15 @@ def test_states_on_the_host_give_the_bits_of_states_on_the_device(coded, dtype):
 @pytest.mark.parametrize("to", CHOICES)
 def test_a_checkpoint_goes_on_as_any_other_choice(tmp_path, start, to):
     weights = parameters()
-    ours = PackedAdam(weights, **CHOICES[start])
+    ours = CompactAdamW(weights, **CHOICES[start])
     steps(weights, ours, 0, 5)
     saver = Saver(tmp_path, None)
     tensors = {str(index): ours.export(index) for index in range(len(SHAPES))}
-    saver.save(Contents(step=5, write_model=lambda folder: None, tensors=tensors, numbers={}))
+    saver.save(CheckpointData(step=5, write_model=lambda folder: None, tensors=tensors, scalars={}))
     steps(weights, ours, 5, 10)
     saver.finish()
     others = parameters()
-    other = PackedAdam(others, **CHOICES[to])
+    other = CompactAdamW(others, **CHOICES[to])
     into = {str(index): other.export(index) for index in range(len(SHAPES))}
     Checkpoint(folder=tmp_path / "checkpoint-5", step=5).load_tensors(into)
     for index in range(len(SHAPES)):
@@ -143,7 +143,7 @@ def test_a_checkpoint_goes_on_as_any_other_choice(tmp_path, start, to):
 
 def test_the_norm_of_mixed_gradients_is_that_of_float64():
     weights = [*parameters(), *parameters(torch.float32)]
-    optimiser = Optimiser(weights, build({}).update, num_steps=1, warmup_steps=0)
+    optimiser = Optimizer(weights, build({}).update, num_steps=1, warmup_steps=0)
     total = 0.0
     for index, weight in enumerate(weights):
         gradient = torch.randn_like(weight)
@@ -159,7 +159,7 @@ def test_the_device_holds_two_buckets_of_a_state_that_is_on_the_host():
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    ours = PackedAdam(weights, coded=False, offload=True)
+    ours = CompactAdamW(weights, coded=False, offload=True)
     for _ in range(3):
         ours.step([gradient], numbers())
     torch.cuda.synchronize()
@@ -172,21 +172,21 @@ def test_the_device_holds_two_buckets_of_a_state_that_is_on_the_host():
 def test_a_reference_on_the_host_gives_the_logprobs_of_one_on_the_device():
     made = make_policy("llama", head_dim=32, hidden_size=128)
     policy = Policy(made.model.to(CUDA, torch.bfloat16), made.tokenizer, CUDA)
-    here = Reference.of(policy, policy, moving=True)
-    away = Reference.of(policy, policy, moving=True, offload=True)
+    here = Reference.from_policy(policy, policy, moving=True)
+    away = Reference.from_policy(policy, policy, moving=True, offload=True)
     assert away.weights is not None and all(weight.is_pinned() for weight in away.weights)
     with torch.no_grad():
-        for parameter in policy.parameters:
+        for parameter in policy.parameters():
             parameter.mul_(1.01)
-    now = [parameter.detach().clone() for parameter in policy.parameters]
+    now = [parameter.detach().clone() for parameter in policy.parameters()]
     ids = torch.randint(3, 97, (1, 20), device=CUDA)
     said = []
     for reference in (here, away):
-        with reference.active(), torch.no_grad():
+        with reference.swapped_in(), torch.no_grad():
             policy.set_attention("eager")
             said.append(policy.lm(input_ids=ids, use_cache=False).logits)
-        assert all(torch.equal(a, b) for a, b in zip(policy.parameters, now, strict=True))
-        reference.follow(0.25)
+        assert all(torch.equal(a, b) for a, b in zip(policy.parameters(), now, strict=True))
+        reference.ema_update(0.25)
     assert torch.equal(*said)
     assert here.weights is not None
     assert all(torch.equal(a.cpu(), b) for a, b in zip(here.weights, away.weights, strict=True))
@@ -207,7 +207,7 @@ def test_seconds_of_a_step_at_one_and_a_half_billion():
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        ours = PackedAdam(weights, **settings)
+        ours = CompactAdamW(weights, **settings)
         seconds = []
         for _ in range(6):
             torch.cuda.synchronize()

@@ -75,7 +75,7 @@ EVENTS: dict[str, Callable[[Look, Look, int], bool]] = {
         before, now, _in_writing("model.safetensors")
     ),
     "checkpoint's state begun": lambda before, now, last: _new(before, now, _in_writing("state/")),
-    "checkpoint's numbers begun": lambda before, now, last: _new(before, now, _in_writing("numbers.pt")),
+    "checkpoint's numbers begun": lambda before, now, last: _new(before, now, _in_writing("scalars.pt")),
     "checkpoint sealed": lambda before, now, last: _new(before, now, _in_writing("whetstone.json")),
     "checkpoint renamed": lambda before, now, last: _new(before, now, _is_checkpoint),
     "last checkpoint renamed": lambda before, now, last: _new(

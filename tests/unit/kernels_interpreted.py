@@ -22,7 +22,7 @@ from whetstone.engines.native.kernels.pointwise import add_norm, gated
 from whetstone.engines.native.prefill import PagedPrefill, Sequence
 from whetstone.engines.native.sampler import sample
 from whetstone.engines.native.slot_state import AttentionLayer, CacheShape, PagedState
-from whetstone.model.attention import LayerOptions, PackedAttention, end_to_end
+from whetstone.model.attention import LayerOptions, PackedAttention, packed_segments
 
 CPU = torch.device("cpu")
 
@@ -146,7 +146,7 @@ def eight_bit_step() -> None:
     before = logits(exact)
     assert 1e-3 < distance(logits(rounded), before) < 0.1, distance(logits(rounded), before)
     with torch.no_grad():
-        for parameter in policy.parameters:
+        for parameter in policy.parameters():
             parameter.add_(torch.randn_like(parameter) * parameter.std())
     after = logits(exact)
     rounded.refresh()
@@ -218,7 +218,7 @@ def whole_step(architecture: str) -> None:
             step.prefill(PagedPrefill(state, sequences))
             logits = step(state, torch.tensor([1, -1, 0], dtype=torch.int32))
             for row, prompt in ((0, prompts[1]), (2, prompts[0])):
-                attend = PackedAttention(end_to_end([len(prompt)]), CPU)
+                attend = PackedAttention(packed_segments([len(prompt)]), CPU)
                 hidden = policy.hidden(torch.tensor([prompt]), torch.arange(len(prompt))[None], attend)
                 expected = policy.head(hidden[0, -1])
                 error = (logits[row] - expected).abs().max() / expected.abs().max()

@@ -6,7 +6,7 @@ import torch
 
 from tests.unit import interpreter  # noqa: F401
 from whetstone.optimizer import adamw, kernels
-from whetstone.optimizer.adamw import Numbers, join
+from whetstone.optimizer.adamw import AdamWStep, merge_halves
 from whetstone.optimizer.compact import Piece
 
 
@@ -15,19 +15,19 @@ def both(count: int, *, is_split: bool, is_coded: bool, gradient_dtype=torch.flo
     generator = torch.Generator().manual_seed(count)
     start = 0.02 * torch.randn(count, generator=generator)
     results = []
-    for move in (adamw.move, kernels.move):
+    for adamw_step in (adamw.adamw_step, kernels.adamw_step):
         generator.manual_seed(1)
         piece = Piece(index=0, begin=begin, end=begin + count, is_split=is_split, is_coded=is_coded)
         state = piece.state(torch.zeros(piece.size, dtype=torch.uint8))
         weight = start.bfloat16() if is_split else start.clone()
         for step in range(1, 9):
             noise = torch.randn(count, generator=generator) / torch.rand(count, generator=generator)
-            numbers = Numbers(
+            numbers = AdamWStep(
                 rate=1e-6 * step, beta1=0.9, beta2=0.999, epsilon=1e-8, weight_decay=0.1, clip=0.7,
                 step=step, seed=1234567 * step,
             )  # fmt: skip
-            move(weight, (1e-5 * noise).to(gradient_dtype), state, numbers, begin)
-        results.append((join(weight, state.low), *state.moments(), state.mean, state.square))
+            adamw_step(weight, (1e-5 * noise).to(gradient_dtype), state, numbers, begin)
+        results.append((merge_halves(weight, state.low_bits), *state.moments(), state.mean, state.square))
     (plain, *ours), (fused, *theirs) = results
     if is_coded:
         for mine, other in zip(ours[2:], theirs[2:], strict=True):
@@ -47,12 +47,12 @@ def not_a_number() -> None:
     weight = torch.tensor([1.0, 2.0, 3.0]).bfloat16()
     piece = Piece(index=0, begin=0, end=3, is_split=True, is_coded=False)
     state = piece.state(torch.zeros(piece.size, dtype=torch.uint8))
-    numbers = Numbers(
+    numbers = AdamWStep(
         rate=1.0, beta1=0.9, beta2=0.999, epsilon=1e-8, weight_decay=0.0, clip=1.0, step=1, seed=0
     )
     gradient = torch.tensor([0x7FFFFFFF, -1, 0], dtype=torch.int32).view(torch.float32)
-    kernels.move(weight, gradient, state, numbers)
-    whole = join(weight, state.low)
+    kernels.adamw_step(weight, gradient, state, numbers)
+    whole = merge_halves(weight, state.low_bits)
     assert weight.isnan().tolist() == whole.isnan().tolist() == [True, True, False], whole
     assert weight[2] == whole[2] == 3.0
 

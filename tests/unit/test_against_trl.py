@@ -19,7 +19,7 @@ from whetstone.model.policy import load_policy
 from whetstone.types import Completion, Finish, Rollout, Score
 from whetstone.update.experience import Experience
 from whetstone.update.packing import Sample, pack
-from whetstone.update.updater import Totals, Updater
+from whetstone.update.updater import Updater
 
 trl = pytest.importorskip("trl")
 
@@ -67,7 +67,7 @@ def samples(policy):
                 text="",
                 score=Score(reward=advantage, parts={"correct": 0.0}, answer=None),
             ),
-            place=place,
+            index=place,
             keep=True,
         )
         for place, (prompt, tokens, advantage, old) in enumerate(made)
@@ -163,9 +163,11 @@ def ours(policy, samples, settings, keep):
     part = [
         Experience(
             batch=batch,
-            advantages=batch.rewards[batch.sequence],
+            advantages=batch.rewards[batch.sequence_ids],
             old_logprobs=batch.sampler_logprobs,
-            reference=reference_of(batch.sampler_logprobs, batch.targets) if config.loss.beta else None,
+            reference_logprobs=reference_of(batch.sampler_logprobs, batch.targets)
+            if config.loss.beta
+            else None,
             values=None,
             returns=None,
         )
@@ -173,13 +175,8 @@ def ours(policy, samples, settings, keep):
     ]
     policy.model.train()
     policy.model.zero_grad()
-    caught = {}
-    updater.optimiser.step = lambda norm: caught.update(
-        {name: parameter.grad.clone() for name, parameter in policy.model.named_parameters()}
-    )
-    totals = Totals()
-    updater._optimiser_step(part, totals)
-    return totals.steps[0]["loss"], caught
+    loss, _ = updater.gradient(part)
+    return loss, {name: parameter.grad.clone() for name, parameter in policy.model.named_parameters()}
 
 
 ALL = [True] * len(SIZES)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.conftest import make_policy
-from tests.unit.test_rollout import Codec
+from tests.unit.test_rollout import Codec, batch_of
 from whetstone.config import build, make_plan, without_effect
 from whetstone.config.sections import ModelRoom
 from whetstone.engines import make_engine
@@ -19,11 +19,12 @@ from whetstone.engines.policy_copy import Apart
 from whetstone.errors import UserError
 from whetstone.model.lora import add_lora
 from whetstone.model.policy import Policy
-from whetstone.rollout.async_source import Ahead, from_plain, to_plain
-from whetstone.rollout.collector import Collector, Groups
+from whetstone.rollout.async_source import AsyncRolloutSource, from_plain, to_plain
+from whetstone.rollout.collector import Collector
+from whetstone.rollout.source import RolloutSource
 from whetstone.tasks.mixture import build_tasks
 from whetstone.tasks.scoring.pool import Scorer
-from whetstone.update.packing import minibatches
+from whetstone.update.packing import pack_minibatches
 from whetstone.update.updater import Updater
 
 FLAT: dict[str, Any] = {
@@ -60,8 +61,8 @@ def collector_on(engine, scorer):
     return Collector(engine, scorer, Codec(), max_prompt_length=None, max_length=128)
 
 
-def parts(rewards, scorer, policy=None, kind=Ahead, **changes):
-    """(config, plan, policy, groups, updater) of a tiny run."""
+def parts(rewards, scorer, policy=None, kind=AsyncRolloutSource, **changes):
+    """(config, plan, policy, source, updater) of a tiny run."""
     config = build({**FLAT, "reward_funcs": [rewards], "async_rollouts": 1, **changes})
     plan = make_plan(config, num_problems=1000)
     policy = policy or make_policy()
@@ -70,39 +71,40 @@ def parts(rewards, scorer, policy=None, kind=Ahead, **changes):
     return config, plan, policy, kind(collector, build_tasks(config, "train"), config, plan), updater
 
 
-def learn(config, plan, updater, made):
-    return updater.step(minibatches(made.groups, config, plan.minibatches, 0, max_tokens=8192), seed=0)
+def learn(config, plan, updater, rollouts):
+    minibatches = pack_minibatches(rollouts.groups, config, plan.minibatches, 0, max_tokens=8192)
+    return updater.update(updater.prepare(minibatches), seed=0)
 
 
 @pytest.mark.parametrize("engine", ["native", "hf"])
 def test_the_samples_are_those_of_the_schedule_written_out_by_hand(rewards, scorer, engine):
-    config, plan, policy, groups, updater = parts(rewards, scorer, rollout_engine=engine)
+    config, plan, policy, source, updater = parts(rewards, scorer, rollout_engine=engine)
     rounds = []
     for step in range(0, plan.num_steps, plan.updates_per_batch):
-        rounds.append(groups.of(step))
+        rounds.append(batch_of(source, step))
         learn(config, plan, updater, rounds[-1])
-    groups.close()
-    assert [made.row["staleness"] for made in rounds] == [0.0, 1.0, 1.0, 1.0]
+    source.close()
+    assert [rollouts.metrics["staleness"] for rollouts in rounds] == [0.0, 1.0, 1.0, 1.0]
 
     # By hand: batches 0 and 1 are sampled by the first weights, batch t by those after t - 1 updates.
     config, plan, other, _, updater = parts(rewards, scorer, rollout_engine=engine)
     weights = [other.copy()]
-    for t, made in enumerate(rounds):
+    for t, rollouts in enumerate(rounds):
         sampled_by = weights[max(0, t - 1)]
         plain = build({**FLAT, "reward_funcs": [rewards], "rollout_engine": engine})
-        alone = Groups(
+        alone = RolloutSource(
             collector_on(make_engine(plain, sampled_by), scorer), build_tasks(plain, "train"), plain, plan
         )
         by_hand = alone.sample(t * plan.updates_per_batch)
-        assert tokens(by_hand) == tokens(made), t
+        assert tokens(by_hand) == tokens(rollouts), t
         learn(config, plan, updater, by_hand)
         weights.append(other.copy())
     assert tokens(rounds[0]) != tokens(rounds[1])
-    assert all(torch.equal(a, b) for a, b in zip(policy.parameters, other.parameters, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(policy.parameters(), other.parameters(), strict=True))
 
 
-def tokens(made):
-    return [[(r.completion.token_ids, r.completion.logprobs) for r in g.rollouts] for g in made.groups]
+def tokens(rollouts):
+    return [[(r.completion.token_ids, r.completion.logprobs) for r in g.rollouts] for g in rollouts.groups]
 
 
 class Watched(NativeEngine):
@@ -124,18 +126,24 @@ def watched_parts(rewards, scorer, engine_type=Watched):
     own = policy.copy()
     engine = engine_type(own, 8)
     collector = collector_on(Apart(engine, policy, own), scorer)
-    return config, plan, engine, Ahead(collector, build_tasks(config, "train"), config, plan), updater
+    return (
+        config,
+        plan,
+        engine,
+        AsyncRolloutSource(collector, build_tasks(config, "train"), config, plan),
+        updater,
+    )
 
 
 def test_the_next_batch_is_sampled_during_the_update(rewards, scorer):
-    config, plan, engine, groups, updater = watched_parts(rewards, scorer)
+    config, plan, engine, source, updater = watched_parts(rewards, scorer)
     updates = []
     for step in range(0, plan.num_steps, plan.updates_per_batch):
-        made = groups.of(step)
+        rollouts = batch_of(source, step)
         begun = time.monotonic()
-        learn(config, plan, updater, made)
+        learn(config, plan, updater, rollouts)
         updates.append((begun, time.monotonic()))
-    groups.close()
+    source.close()
     assert len(engine.times) == 4
     for t in range(3):  # batch t + 1 and the update on batch t
         begun, ended = engine.times[t + 1]
@@ -147,11 +155,11 @@ def test_the_policy_may_train_while_the_engine_keeps_its_weights():
     policy = make_policy()
     engine: Any = make_engine(build({**FLAT, "async_rollouts": 1}), policy)
     with torch.no_grad():
-        for parameter in policy.parameters:
+        for parameter in policy.parameters():
             parameter.add_(0.1)
     assert not any(
         torch.equal(a, b)
-        for a, b in zip(engine.own.parameters, policy.parameters, strict=True)
+        for a, b in zip(engine.own.parameters(), policy.parameters(), strict=True)
         if a.dim() > 1
     )
     engine.update_weights(3)
@@ -170,7 +178,7 @@ def test_with_lora_only_the_adapter_is_copied():
     pairs = list(zip(policy.model.parameters(), own.model.parameters(), strict=True))
     assert all((a is b) == (not a.requires_grad) for a, b in pairs)
     with torch.no_grad():
-        for parameter in policy.parameters:
+        for parameter in policy.parameters():
             parameter.add_(1.0)
     ids = torch.arange(3, 12)
     engine = Apart(NativeEngine(own, 4), policy, own)
@@ -189,12 +197,12 @@ def test_what_goes_wrong_in_the_thread_is_the_runs_error(rewards, scorer):
                 raise UserError("The engine is gone: restart it.")
             yield from super().generate(requests, sampling)
 
-    _, _, _, groups, _ = watched_parts(rewards, scorer, Broken)
-    groups.of(0)
-    groups.of(2)
+    _, _, _, source, _ = watched_parts(rewards, scorer, Broken)
+    batch_of(source, 0)
+    batch_of(source, 2)
     with pytest.raises(UserError, match="The engine is gone"):
-        groups.of(4)
-    groups.close()
+        batch_of(source, 4)
+    source.close()
 
 
 def test_a_run_that_ends_does_not_wait_for_the_whole_batch(rewards, scorer):
@@ -207,11 +215,11 @@ def test_a_run_that_ends_does_not_wait_for_the_whole_batch(rewards, scorer):
                     yield one[0]
             yield from one
 
-    _, _, _, groups, _ = watched_parts(rewards, scorer, Endless)
-    groups.of(0)
+    _, _, _, source, _ = watched_parts(rewards, scorer, Endless)
+    batch_of(source, 0)
     time.sleep(1.0)
     begun = time.monotonic()
-    groups.close()
+    source.close()
     assert time.monotonic() - begun < 2
     scorer._reset()
 
@@ -221,28 +229,28 @@ def test_an_engine_that_never_gets_new_weights_is_found_out(rewards, scorer):
         def update_weights(self, policy_version):
             return None
 
-    _, _, _, groups, _ = watched_parts(rewards, scorer, Stale)
-    groups.of(0)
-    groups.of(2)
+    _, _, _, source, _ = watched_parts(rewards, scorer, Stale)
+    batch_of(source, 0)
+    batch_of(source, 2)
     with pytest.raises(UserError, match="weights of step 0 for the batch of step 4"):
-        groups.of(4)
-    groups.close()
+        batch_of(source, 4)
+    source.close()
 
 
 def test_the_batch_under_way_survives_a_checkpoint(rewards, scorer):
-    _, _, _, groups, _ = parts(rewards, scorer)
-    groups.of(0)
+    _, _, _, source, _ = parts(rewards, scorer)
+    batch_of(source, 0)
     file = io.BytesIO()
-    torch.save(groups.state(), file)
+    torch.save(source.state(), file)
     file.seek(0)
     state = torch.load(file, weights_only=True)  # plain data only
-    expected = groups.of(2)
+    expected = batch_of(source, 2)
     _, _, _, resumed, _ = parts(rewards, scorer)
     resumed.load_state(state)
-    again = resumed.of(2)
-    assert again.groups == expected.groups and again.row == expected.row
-    assert from_plain(to_plain(expected), groups._tasks) == expected
-    groups.close()
+    again = batch_of(resumed, 2)
+    assert again.groups == expected.groups and again.metrics == expected.metrics
+    assert from_plain(to_plain(expected), source._tasks) == expected
+    source.close()
     resumed.close()
 
 
@@ -267,13 +275,13 @@ def test_the_off_policy_mask_has_effect_on_old_samples():
 def test_a_token_weighs_what_the_policy_gained_since_it_was_sampled(rewards, scorer):
     """Of a batch that is one step old: gradient = sum of min(p_now / p_sampled, 3) x A x d log p."""
     settings = {"num_iterations": 1, "loss_type": "reinforce", "scale_rewards": "none", "max_grad_norm": 0}
-    config, plan, policy, groups, updater = parts(rewards, scorer, **settings)
-    learn(config, plan, updater, groups.of(0))
-    made = groups.of(1)
-    groups.close()
+    config, plan, policy, source, updater = parts(rewards, scorer, **settings)
+    learn(config, plan, updater, batch_of(source, 0))
+    rollouts = batch_of(source, 1)
+    source.close()
     loss, total = torch.zeros(()), 0
     policy.set_attention("eager")
-    for group in made.groups:
+    for group in rollouts.groups:
         mean = sum(r.score.reward for r in group.rollouts) / len(group.rollouts)
         for r in group.rollouts:
             ids = torch.tensor([*r.prompt_ids, *r.completion.token_ids])
@@ -284,12 +292,12 @@ def test_a_token_weighs_what_the_policy_gained_since_it_was_sampled(rewards, sco
             assert (weights - 1).abs().max() > 1e-2  # the policy has moved since
             loss = loss - (weights.clamp(max=3) * (r.score.reward - mean) * logprobs).sum()
             total += len(logprobs)
-    expected = torch.autograd.grad(loss / total, policy.parameters)
+    expected = torch.autograd.grad(loss / total, policy.parameters())
     policy.set_attention("whetstone")
     caught: list[Any] = []
-    updater.optimiser.step = lambda norm: caught.extend(
-        p.grad.clone() for p in policy.parameters if p.grad is not None
+    updater.optimizer.step = lambda norm: caught.extend(
+        p.grad.clone() for p in policy.parameters() if p.grad is not None
     )
-    learn(config, plan, updater, made)
+    learn(config, plan, updater, rollouts)
     for mine, theirs in zip(caught, expected, strict=True):
         assert (mine - theirs).norm() <= 1e-4 * theirs.norm() + 1e-8

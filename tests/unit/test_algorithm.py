@@ -6,13 +6,16 @@ from typing import Any
 import pytest
 import torch
 
+from whetstone.algorithm import losses
 from whetstone.algorithm.advantages import estimate
 from whetstone.algorithm.gae import explained_variance, gae, value_loss, whiten
 from whetstone.algorithm.kl import ESTIMATORS
-from whetstone.algorithm.losses import LOSSES, Loss, LossInputs, policy_loss
+from whetstone.algorithm.losses import LossInputs, LossOutputs, importance_ratio, policy_loss, ratio_level
 from whetstone.algorithm.masks import high_entropy, off_policy_keep, sampler_weights, sequence_mean
 from whetstone.algorithm.reduce import token_weights
+from whetstone.config.losses import LOSSES, Loss
 from whetstone.config.sections import LossRoom
+from whetstone.errors import UserError
 
 # ---- advantages -------------------------------------------------------------------------------------------
 
@@ -67,13 +70,11 @@ def loss_and_gradient(config, *, reference=None, factor=None, ratios=RATIOS) -> 
         logprobs=logprobs,
         old_logprobs=OLD,
         advantages=ADVANTAGES,
-        sequence=SEQUENCE,
+        ratio=importance_ratio(logprobs, OLD, SEQUENCE, 2, ratio_level(config)),
+        sequence_ids=SEQUENCE,
         num_sequences=2,
-        reference_logprobs=reference,
-        full_kl=None,
-        factor=factor,
     )
-    outputs = policy_loss(inputs, config, beta=config.beta)
+    outputs = policy_loss(inputs, config, beta=config.beta, reference_logprobs=reference, multiplier=factor)
     (gradient,) = torch.autograd.grad(outputs.loss.sum(), logprobs)
     return outputs, gradient
 
@@ -256,25 +257,71 @@ def test_token_weights_by_hand():
 def test_every_loss_is_a_record_and_a_name_of_the_configuration():
     from typing import get_args
 
-    assert set(get_args(LossRoom.model_fields["loss_type"].annotation)) == set(LOSSES)
+    names, _ = get_args(LossRoom.model_fields["loss_type"].annotation)
+    assert set(get_args(names)) == set(LOSSES)
     for kind in LOSSES:
         token_weights(torch.tensor([1]), torch.tensor([1.0]), loss_type=kind, max_length=1)
 
 
 @pytest.mark.parametrize(("average", "expected"), [("sequence", 1 / 4), ("token", 0.25), ("constant", 0.05)])
 def test_a_loss_is_one_record(monkeypatch: pytest.MonkeyPatch, average: Any, expected: float):
-    """What CONTRIBUTING.md tells to do, but for the name in the configuration."""
+    """What CONTRIBUTING.md says: a function and a record."""
 
-    def halved(ratio, inputs, config):
-        return -0.5 * ratio * inputs.advantages, torch.zeros_like(ratio)
+    def halved(inputs, config):
+        loss = -0.5 * inputs.ratio * inputs.advantages
+        return LossOutputs(loss=loss, clipped=torch.zeros_like(loss))
 
-    monkeypatch.setitem(LOSSES, "halved", Loss(surrogate=halved, average=average, ratio="sequence"))
-    config = LossRoom().model_copy(update={"loss_type": "halved"})
+    monkeypatch.setattr(losses, "halved", halved, raising=False)
+    monkeypatch.setitem(LOSSES, "halved", Loss(function="halved", average=average, ratio="sequence"))
+    config = LossRoom(loss_type="halved")
     first, second = math.sqrt(1.5 * 0.5), math.sqrt(1.1 * 1.5)  # the ratios of the two sequences
     outputs, _ = loss_and_gradient(config)
     assert near(outputs.loss, [-0.5 * first, 0.5 * first, -second, 0.5 * second])
     weights = token_weights(torch.tensor([4]), torch.tensor([1.0]), loss_type="halved", max_length=20)
     assert torch.allclose(weights, torch.tensor([expected]))
+
+
+OWN_LOSS = """
+from whetstone.algorithm.losses import LossOutputs, clipped_surrogate
+
+def copy_of_gspo(inputs, config):
+    return clipped_surrogate(inputs, config)
+
+copy_of_gspo.average = "sequence"
+copy_of_gspo.ratio = "sequence"
+
+def plain(inputs, config):
+    return LossOutputs(loss=-inputs.advantages * inputs.logprobs, clipped=inputs.ratio > 2)
+
+def averaged(inputs, config):
+    return LossOutputs(loss=inputs.logprobs.mean(), clipped=inputs.ratio > 2)
+
+def bare(inputs, config):
+    return inputs.logprobs
+
+def odd(inputs, config):
+    return LossOutputs(loss=inputs.logprobs, clipped=inputs.ratio > 2)
+
+odd.average = "median"
+"""
+
+
+def test_a_loss_of_the_users_own_file(tmp_path):
+    (tmp_path / "own.py").write_text(OWN_LOSS)
+
+    def own(name: str) -> LossRoom:
+        return LossRoom(loss_type=f"{tmp_path / 'own.py'}:{name}")
+
+    ours, gradient = loss_and_gradient(LossRoom(loss_type="gspo"))
+    theirs, same_gradient = loss_and_gradient(own("copy_of_gspo"))
+    assert torch.equal(ours.loss, theirs.loss) and torch.equal(gradient, same_gradient)
+    weights = {"lengths_S": torch.tensor([2, 6]), "mask_S": torch.tensor([1.0, 1.0]), "max_length": 9}
+    for name, built_in in (("copy_of_gspo", "gspo"), ("plain", "dapo")):
+        expected = token_weights(**weights, loss_type=built_in)
+        assert torch.equal(token_weights(**weights, loss_type=own(name).loss_type), expected)
+    for name in ("averaged", "bare", "odd", "missing"):
+        with pytest.raises(UserError, match="loss_type"):
+            loss_and_gradient(own(name))
 
 
 def test_cispo_refuses_a_cap_below_one():

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from whetstone.model.attention import LayerOptions, PackedAttention, end_to_end, of_like_length
+from whetstone.model.attention import LayerOptions, PackedAttention, bucket_by_length, packed_segments
 from whetstone.types import Segment
 
 CPU = torch.device("cpu")
@@ -34,7 +34,9 @@ def plain(query, key, value, segments: list[Segment], window: int | None, softca
 
 
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (5, None), (None, 2.0), (5, 2.0)])
-@pytest.mark.parametrize("segments", [SHARED, end_to_end([3, 40, 1, 2, 17, 8]), end_to_end([4, 6, 5])])
+@pytest.mark.parametrize(
+    "segments", [SHARED, packed_segments([3, 40, 1, 2, 17, 8]), packed_segments([4, 6, 5])]
+)
 def test_every_segment_is_as_if_it_were_alone(segments, window, softcap):
     torch.manual_seed(0)
     total = max(segment.start + segment.length for segment in segments)
@@ -54,7 +56,7 @@ def test_every_segment_is_as_if_it_were_alone(segments, window, softcap):
 
 def test_padding_at_most_doubles_the_queries():
     lengths = [4, 4, 5, 36, 9, 1, 18, 17, 2, 35]
-    parts = of_like_length(end_to_end(lengths))
+    parts = bucket_by_length(packed_segments(lengths))
     assert sorted(segment.length for segment in itertools.chain(*parts)) == sorted(lengths)
     assert [sorted(segment.length for segment in part) for part in parts] == [
         [18, 35, 36],
@@ -64,4 +66,4 @@ def test_padding_at_most_doubles_the_queries():
     ]
     for part in parts:  # in the order in which they lie, so that a part alone needs no sorting
         assert [segment.start for segment in part] == sorted(segment.start for segment in part)
-    assert of_like_length([]) == []
+    assert bucket_by_length([]) == []

@@ -12,7 +12,7 @@ from tests.unit.test_update import make_samples
 from whetstone.commands.plan.cost_model import H200, MEASURED, MODELS, Layout, Work, measured, memory, predict
 from whetstone.config import build
 from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score
-from whetstone.update.packing import Sample, balance, minibatches
+from whetstone.update.packing import Sample, balance, pack_minibatches
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
@@ -33,7 +33,7 @@ def group(number: int, lengths: list[int]) -> Group:
 
 
 def sample(prompt: int, length: int, place: int) -> Sample:
-    return Sample(rollout=group(prompt, [length]).rollouts[0], place=place, keep=True)
+    return Sample(rollout=group(prompt, [length]).rollouts[0], index=place, keep=True)
 
 
 def tokens(share: list[Sample]) -> int:
@@ -57,7 +57,7 @@ def test_every_sample_is_somewhere_once():
     samples = make_samples(make_policy())
     for num_ranks in (1, 2, 3, 5, 9):
         shares = balance(samples, num_ranks)
-        assert sorted(s.place for share in shares for s in share) == [0, 1, 2, 3, 4, 5]
+        assert sorted(s.index for share in shares for s in share) == [0, 1, 2, 3, 4, 5]
         assert len(shares) == num_ranks
 
 
@@ -66,11 +66,11 @@ def test_all_ranks_have_equally_many_micro_batches_and_idle_ones_hold_nothing(nu
     config = build({"num_generations": 3})
     groups = [group(0, [9, 2, 5]), group(1, [14, 14, 1])]
     parts = [
-        minibatches(groups, config, 1, 0, max_tokens=20, rank=rank, num_ranks=num_ranks)[0]
+        pack_minibatches(groups, config, 1, 0, max_tokens=20, rank=rank, num_ranks=num_ranks)[0]
         for rank in range(num_ranks)
     ]
     assert len({len(part) for part in parts}) == 1
-    places = sorted(place for part in parts for batch in part for place in batch.places.tolist())
+    places = sorted(place for part in parts for batch in part for place in batch.batch_index.tolist())
     assert places == list(range(6))
     idle = [batch for part in parts for batch in part if batch.num_sequences == 0]
     assert all(len(batch.token_ids) == 2 and len(batch.rows) == len(batch.targets) == 0 for batch in idle)

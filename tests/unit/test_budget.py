@@ -9,14 +9,19 @@ import pytest
 import torch
 
 from tests.conftest import make_policy
-from tests.unit.test_update import gradient_of, make_samples, updater_for
+from tests.unit.test_update import gradient_of, make_samples, train_on, updater_for
 from whetstone.errors import UserError
 from whetstone.model.reference import Reference
-from whetstone.update.micro_batch_size import made_up, multi_rank, search
-from whetstone.update.micro_batch_size.multi_rank import AgreedFinder, Trial, layers_kept, next_size
-from whetstone.update.micro_batch_size.single import Finder
-from whetstone.update.micro_batch_size.sizes import ENOUGH, MOST, Budget, Sizes
-from whetstone.update.packing import _lay_end_to_end, cut_out, pack
+from whetstone.update.micro_batch_size import multi_rank, search_size, synthetic_batch
+from whetstone.update.micro_batch_size.multi_rank import (
+    Measurement,
+    MultiRankSizeSearch,
+    layers_without_checkpointing,
+    next_size,
+)
+from whetstone.update.micro_batch_size.single import SizeSearch
+from whetstone.update.micro_batch_size.sizes import MAX_TOKENS, TARGET_TOKENS, MicroBatchSize, SizeBounds
+from whetstone.update.packing import pack, pack_sequences, slice_sequences
 
 
 class Device:
@@ -43,22 +48,22 @@ class Device:
         if self.taken > self.size:
             raise torch.OutOfMemoryError("tried to allocate too much")
 
-    def most_taken(self, work) -> int:
+    def peak_bytes(self, work) -> int:
         work()
         return self.taken
 
     def free(self) -> float:
         return self.size
 
-    def find(self, kind: Any = Finder, *, wanted=1 << 30, may_run_again=True) -> Budget:
-        sizes = Sizes(longest=self.longest, wanted=wanted, pads=self.square > 0)
-        gauge: Any = self
-        return kind(self.policy, self.attempt, sizes, gauge).find(may_run_again=may_run_again)
+    def find(self, kind: Any = SizeSearch, *, wanted=1 << 30, allow_checkpointing=True) -> MicroBatchSize:
+        bounds = SizeBounds(longest=self.longest, total=wanted, uses_padding=self.square > 0)
+        probe: Any = self
+        return kind(self.policy, self.attempt, bounds, probe).find(allow_checkpointing=allow_checkpointing)
 
 
-@pytest.mark.parametrize("kind", [Finder, AgreedFinder])
+@pytest.mark.parametrize("kind", [SizeSearch, MultiRankSizeSearch])
 def test_a_large_memory_takes_the_most_that_pays(kind):
-    assert Device(1e9).find(kind).tokens == MOST
+    assert Device(1e9).find(kind).tokens == MAX_TOKENS
     # a step of 3,000 tokens needs no more than that
     assert Device(1e9).find(kind, wanted=3000).tokens == 3000
 
@@ -66,7 +71,7 @@ def test_a_large_memory_takes_the_most_that_pays(kind):
 def test_what_fits_is_found_by_two_sizes():
     device = Device(100 + 10 * 12_000)
     budget = device.find()
-    assert 0.9 * 12_000 < budget.tokens <= 12_000 and budget.layers_run_again is None
+    assert 0.9 * 12_000 < budget.tokens <= 12_000 and budget.checkpointed_layers is None
     assert len(device.tried) <= 6
 
 
@@ -74,22 +79,22 @@ def test_as_few_layers_as_it_takes_are_run_again():
     """8,192 tokens of 10 layers, and memory for 92 % of 6.5: five layers that keep a tenth leave 5.5."""
     device = Device(100 + 8192 * 6.5)
     budget = device.find()
-    assert (budget.tokens, budget.layers_run_again) == (ENOUGH, 5)
+    assert (budget.tokens, budget.checkpointed_layers) == (TARGET_TOKENS, 5)
     flags = [layer.gradient_checkpointing for layer in device.policy.trunk.layers]
     assert flags == [True] * 5 + [False] * 5
-    assert Device(100 + 8192 * 6.5).find(may_run_again=False).tokens < ENOUGH
+    assert Device(100 + 8192 * 6.5).find(allow_checkpointing=False).tokens < TARGET_TOKENS
 
 
 def test_a_small_memory_runs_all_layers_again_and_takes_what_fits():
     budget = Device(100 + 3000).find()
-    assert budget.layers_run_again == 10 and 2048 <= budget.tokens <= 3000
+    assert budget.checkpointed_layers == 10 and 2048 <= budget.tokens <= 3000
 
 
-@pytest.mark.parametrize("kind", [Finder, AgreedFinder])
+@pytest.mark.parametrize("kind", [SizeSearch, MultiRankSizeSearch])
 def test_one_long_sequence_has_layers_run_again_for_it(kind):
     """12,000 tokens that can't be cut: 10,000 would fit without, which is enough for shorter ones."""
     budget = Device(100 + 10 * 10_000, longest=12_000).find(kind)
-    assert budget.tokens == 12_000 and 0 < (budget.layers_run_again or 0) < 10
+    assert budget.tokens == 12_000 and 0 < (budget.checkpointed_layers or 0) < 10
 
 
 def test_ranks_come_near_the_limit_and_run_out_of_memory_in_no_pass():
@@ -100,19 +105,26 @@ def test_ranks_come_near_the_limit_and_run_out_of_memory_in_no_pass():
         device = Device(
             size, fixed=fixed * size, floor=floor * size, square=square, longest=longest, layers=4
         )
-        budget = device.find(AgreedFinder)  # fails where a pass does
+        budget = device.find(MultiRankSizeSearch)  # fails where a pass does
         assert len(device.tried) < 40
-        taken = device.takes(budget.tokens, budget.layers_run_again or 0)
+        taken = device.takes(budget.tokens, budget.checkpointed_layers or 0)
         assert taken <= size
         unit = longest if square else 1
-        if budget.tokens < max(longest, ENOUGH // unit * unit):
+        if budget.tokens < max(longest, TARGET_TOKENS // unit * unit):
             small += 1
-            assert budget.layers_run_again == 4
+            assert budget.checkpointed_layers == 4
             # There is room for a few hundredths more, and with padding for less than one more sequence.
             further = 1.07 if budget.tokens < longest else 1.03 + unit / budget.tokens
-            assert taken * further > multi_rank.SHARE * size, (size, fixed, floor, square, longest, budget)
+            assert taken * further > multi_rank.MEMORY_FRACTION * size, (
+                size,
+                fixed,
+                floor,
+                square,
+                longest,
+                budget,
+            )
         else:
-            some += 0 < (budget.layers_run_again or 0) < 4
+            some += 0 < (budget.checkpointed_layers or 0) < 4
     assert small > 20 and some > 20
 
 
@@ -120,25 +132,37 @@ def test_ranks_keep_what_layers_surely_fit():
     """By hand: 1,000 tokens take 1,000 with no layer run again and so at most 8,000 at 8,000 tokens, where
     all ten run again take 2,000: 600 for each layer that keeps its own, and 2,000 are left for them.
     """
-    none = Trial(tokens=1000, taken=1000, room=4000, times=4.0)
-    every = Trial(tokens=8000, taken=2000, room=4000, times=2.0)
-    assert layers_kept(none, every, Sizes(longest=500, wanted=1 << 30), 10) == 3
+    none = Measurement(tokens=1000, used=1000, available=4000, headroom=4.0)
+    every = Measurement(tokens=8000, used=2000, available=4000, headroom=2.0)
+    assert layers_without_checkpointing(none, every, SizeBounds(longest=500, total=1 << 30), 10) == 3
     # Where the 1,000 are part of one sequence, attention may make it 64,000: 6,200 for each layer.
-    assert layers_kept(none, every, Sizes(longest=8000, wanted=1 << 30), 10) == 0
-    assert layers_kept(none, replace(every, room=1000), Sizes(longest=500, wanted=1 << 30), 10) == 0
-    assert layers_kept(none, replace(every, room=9000), Sizes(longest=500, wanted=1 << 30), 10) == 10
+    assert layers_without_checkpointing(none, every, SizeBounds(longest=8000, total=1 << 30), 10) == 0
+    assert (
+        layers_without_checkpointing(
+            none, replace(every, available=1000), SizeBounds(longest=500, total=1 << 30), 10
+        )
+        == 0
+    )
+    assert (
+        layers_without_checkpointing(
+            none, replace(every, available=9000), SizeBounds(longest=500, total=1 << 30), 10
+        )
+        == 10
+    )
 
 
 def test_ranks_take_the_next_size_by_what_is_left():
-    trial = Trial(tokens=1000, taken=1.0, room=2.25, times=2.25)
-    assert next_size(trial, Sizes(longest=500, wanted=1 << 30), 16_384) == 2250
-    assert next_size(trial, Sizes(longest=500, wanted=1 << 30), 2000) == 2000
-    assert next_size(trial, Sizes(longest=500, wanted=1 << 30, pads=True), 16_384) == 2000
-    assert next_size(trial, Sizes(longest=500, wanted=1 << 30, pads=True), 1900) == 1900  # padded: 2,000
-    assert next_size(trial, Sizes(longest=9000, wanted=1 << 30), 16_384) == 1500  # the square root
-    assert next_size(trial, Sizes(longest=1200, wanted=1 << 30), 16_384) == 1200  # up to it first
-    assert next_size(replace(trial, times=50.0), Sizes(longest=500, wanted=1 << 30), 16_384) == 4000
-    assert next_size(replace(trial, times=0.5), Sizes(longest=500, wanted=1 << 30), 16_384) == 1000
+    trial = Measurement(tokens=1000, used=1.0, available=2.25, headroom=2.25)
+    assert next_size(trial, SizeBounds(longest=500, total=1 << 30), 16_384) == 2250
+    assert next_size(trial, SizeBounds(longest=500, total=1 << 30), 2000) == 2000
+    assert next_size(trial, SizeBounds(longest=500, total=1 << 30, uses_padding=True), 16_384) == 2000
+    assert (
+        next_size(trial, SizeBounds(longest=500, total=1 << 30, uses_padding=True), 1900) == 1900
+    )  # padded: 2,000
+    assert next_size(trial, SizeBounds(longest=9000, total=1 << 30), 16_384) == 1500  # the square root
+    assert next_size(trial, SizeBounds(longest=1200, total=1 << 30), 16_384) == 1200  # up to it first
+    assert next_size(replace(trial, headroom=50.0), SizeBounds(longest=500, total=1 << 30), 16_384) == 4000
+    assert next_size(replace(trial, headroom=0.5), SizeBounds(longest=500, total=1 << 30), 16_384) == 1000
 
 
 def test_a_sequence_that_does_not_fit_is_told():
@@ -151,11 +175,11 @@ def test_a_sequence_that_does_not_fit_is_told():
         device.attempt(len(batches[0].token_ids))
 
     with pytest.raises(UserError, match="One sequence of 5,000 tokens"):
-        search(device.policy, attempt, [group], device, may_run_again=True)
+        search_size(device.policy, attempt, [group], device, allow_checkpointing=True)
 
 
 def test_a_made_up_batch_has_so_many_tokens():
-    batch = made_up(1000, longest=300, prompt=50, vocabulary=97)
+    batch = synthetic_batch(1000, longest=300, prompt=50, vocab_size=97)
     assert 998 <= len(batch.token_ids) <= 1001
     assert batch.num_sequences == 4 and batch.position_ids.max() == 299
 
@@ -163,12 +187,21 @@ def test_a_made_up_batch_has_so_many_tokens():
 def test_a_part_of_a_batch_is_what_packing_it_would_have_made():
     samples = make_samples(make_policy())
     [whole] = pack(samples, 1000)
-    order = [int(place) for place in whole.places]
+    order = [int(place) for place in whole.batch_index]
     for first, last in ((0, 2), (1, 5), (4, 6)):
-        part, mine = cut_out(whole, first, last)
-        again = _lay_end_to_end([samples[place] for place in order[first:last]])
+        part, mine = slice_sequences(whole, first, last)
+        again = pack_sequences([samples[place] for place in order[first:last]])
         assert part.segments == again.segments
-        for name in ("token_ids", "position_ids", "rows", "targets", "sequence", "places", "rewards", "keep"):
+        for name in (
+            "token_ids",
+            "position_ids",
+            "logit_positions",
+            "targets",
+            "sequence_ids",
+            "batch_index",
+            "rewards",
+            "sequence_mask",
+        ):
             assert torch.equal(getattr(part, name), getattr(again, name)), name
         assert torch.equal(whole.targets[mine], part.targets)
 
@@ -177,8 +210,8 @@ def test_a_part_of_a_batch_is_what_packing_it_would_have_made():
 def test_memory_that_runs_out_cuts_micro_batches_and_changes_no_gradient(where):
     exact, before = gradient_of(updater_for(make_policy()), pack(make_samples(make_policy()), 1000))
     updater = updater_for(make_policy())
-    updater.budget.tokens = 60
-    rows = updater.policy.rows
+    updater.micro_batch_size.tokens = 60
+    rows = updater.policy.completion_hidden
 
     def scarce(batch):
         """Fails for more than 40 tokens: at once, or when half of the gradients are there."""
@@ -189,9 +222,9 @@ def test_memory_that_runs_out_cuts_micro_batches_and_changes_no_gradient(where):
             hidden.register_hook(_fail)
         return hidden
 
-    updater.policy.rows = scarce
+    updater.policy.completion_hidden = scarce
     gradient, row = gradient_of(updater, pack(make_samples(make_policy()), 1000))
-    assert row["oom_splits"] >= 1 and updater.budget.tokens <= 30
+    assert row["oom_splits"] >= 1 and updater.micro_batch_size.tokens <= 30
     assert (gradient - exact).norm() / exact.norm() < 1e-6
     assert row["loss"] == pytest.approx(before["loss"], rel=1e-5)
     assert row["entropy"] == pytest.approx(before["entropy"], rel=1e-5)
@@ -212,10 +245,12 @@ def test_memory_that_runs_out_before_the_update_cuts_micro_batches_too(what):
     for scarce in (False, True):
         policy = make_policy()
         other = make_policy(seed=1)  # else the KL and its gradient are 0
-        reference = None if what.get("kl_target") == "rollout" else Reference.of(policy, other, moving=False)
+        reference = (
+            None if what.get("kl_target") == "rollout" else Reference.from_policy(policy, other, moving=False)
+        )
         updater = updater_for(policy, reference, **flat)
-        updater.budget.tokens = 60
-        rows = policy.rows
+        updater.micro_batch_size.tokens = 60
+        rows = policy.completion_hidden
 
         def only_few(batch, rows=rows):
             if not torch.is_grad_enabled() and len(batch.token_ids) > 40:
@@ -223,10 +258,12 @@ def test_memory_that_runs_out_before_the_update_cuts_micro_batches_too(what):
             return rows(batch)
 
         if scarce:
-            policy.rows = only_few
-        before = [parameter.clone() for parameter in policy.parameters]
-        made.append((*gradient_of(updater, pack(make_samples(make_policy()), 1000)), updater.budget.tokens))
-        for was, parameter in zip(before, policy.parameters, strict=True):  # the reference went back
+            policy.completion_hidden = only_few
+        before = [parameter.clone() for parameter in policy.parameters()]
+        made.append(
+            (*gradient_of(updater, pack(make_samples(make_policy()), 1000)), updater.micro_batch_size.tokens)
+        )
+        for was, parameter in zip(before, policy.parameters(), strict=True):  # the reference went back
             assert torch.equal(was, parameter)
     (exact, plain, _), (gradient, row, tokens) = made
     assert (plain["oom_splits"], row["oom_splits"], tokens) == (0, 1, 30)
@@ -237,21 +274,21 @@ def test_memory_that_runs_out_before_the_update_cuts_micro_batches_too(what):
 
 def test_a_single_sequence_that_does_not_fit_ends_the_run_with_a_remedy():
     updater = updater_for(make_policy())
-    updater.policy.rows = lambda batch: _fail(None)
+    updater.policy.completion_hidden = lambda batch: _fail(None)
     with pytest.raises(UserError, match="micro_batch_tokens lower"):
-        updater.step([pack(make_samples(make_policy()), 1000)], seed=0)
+        train_on(updater, [pack(make_samples(make_policy()), 1000)])
 
 
 def test_a_budget_is_part_of_the_checkpoint():
     updater = updater_for(make_policy())
-    updater.budget.tokens, updater.budget.layers_run_again = 1234, 1
+    updater.micro_batch_size.tokens, updater.micro_batch_size.checkpointed_layers = 1234, 1
     other = updater_for(make_policy())
-    other.load_numbers(updater.numbers())
+    other.load_state_scalars(updater.state_scalars())
     assert other.micro_batch_tokens([]) == 1234
     assert [layer.gradient_checkpointing for layer in other.policy.trunk.layers][:2] == [True, False]
     elsewhere = updater_for(make_policy())
-    elsewhere.load_numbers({**updater.numbers(), "layout": "1x2x1"})  # half of the memory a rank
-    assert elsewhere.budget.tokens == 0
+    elsewhere.load_state_scalars({**updater.state_scalars(), "layout": "1x2x1"})  # half of the memory a rank
+    assert elsewhere.micro_batch_size.tokens == 0
     chosen = updater_for(make_policy(), micro_batch_tokens=99)
-    chosen.load_numbers(updater.numbers())
+    chosen.load_state_scalars(updater.state_scalars())
     assert chosen.micro_batch_tokens([]) == 99

@@ -13,7 +13,7 @@ import yaml
 
 from whetstone.config import load
 from whetstone.model.card import final_card, public_name
-from whetstone.model.hub import SMOLLM2_HUB, cache_folder, foundation, resolve
+from whetstone.model.hub import SMOLLM2_HUB, base_and_adapter, cache_folder, resolve
 from whetstone.train import train
 
 WORDS = shlex.split(
@@ -44,7 +44,7 @@ def test_an_adapter_names_its_base_by_a_name_that_holds_elsewhere(lora_run: Path
     for folder in (lora_run / "checkpoint-1", lora_run / "final_model"):
         settings = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
         assert settings["base_model_name_or_path"] == "pebble"
-        assert foundation(str(folder)) == (resolve("pebble"), str(folder))
+        assert base_and_adapter(str(folder)) == (resolve("pebble"), str(folder))
         for path in folder.glob("*.*"):
             if path.suffix in (".json", ".md", ".jinja") and path.name != "whetstone.json":
                 assert resolve("pebble") not in path.read_text(encoding="utf-8"), path

@@ -10,6 +10,7 @@ from whetstone.config import build
 from whetstone.errors import UserError
 from whetstone.model.sharded import model_writer
 from whetstone.run import checkpoint
+from whetstone.run.checkpoint_search import find_checkpoint
 from whetstone.run.folder import open_run
 
 
@@ -24,23 +25,23 @@ def save(run, step, keep=None):
     moment = torch.full((2,), float(step))
     saver = checkpoint.Saver(run, keep)
     saver.save(
-        checkpoint.Contents(
+        checkpoint.CheckpointData(
             step=step,
             write_model=model_writer(policy),
             tensors={"optimiser": {"moment": moment}},
-            numbers={"seconds": 1.5, "steps_done": step},
+            scalars={"seconds": 1.5, "steps_done": step},
         )
     )
     with torch.no_grad():  # the run goes on while it is being written
         moment.add_(1)
-        for parameter in policy.parameters:
+        for parameter in policy.parameters():
             parameter.add_(1)
     saver.finish()
     return run / f"checkpoint-{step}"
 
 
 def newest(run):
-    found = checkpoint.find(run, resume_from=None, auto_resume=True).checkpoint
+    found = find_checkpoint(run, resume_from=None, auto_resume=True).checkpoint
     assert found is not None
     return found
 
@@ -50,11 +51,11 @@ def test_the_newest_whole_checkpoint_is_found_and_old_ones_go(tmp_path):
         save(tmp_path, step)
     assert newest(tmp_path).step == 10
     save(tmp_path, 12, keep=2)
-    assert sorted(found.step for found in checkpoint.whole_checkpoints(tmp_path)) == [10, 12]
+    assert sorted(found.step for found in checkpoint.complete_checkpoints(tmp_path)) == [10, 12]
     into = {"optimiser": {"moment": torch.zeros(2)}}
     newest(tmp_path).load_tensors(into)
     assert into["optimiser"]["moment"].tolist() == [12.0, 12.0]
-    assert newest(tmp_path).numbers() == {"seconds": 1.5, "steps_done": 12}
+    assert newest(tmp_path).scalars() == {"seconds": 1.5, "steps_done": 12}
 
 
 def test_weights_come_back_bit_for_bit(tmp_path):
@@ -74,9 +75,9 @@ def test_a_half_written_or_damaged_checkpoint_is_passed_over(tmp_path):
     (killed / "whetstone.json").unlink()
     assert newest(tmp_path).step == 1
     with pytest.raises(UserError, match=r"state/__0_0.distcp has another size.*checkpoint-1"):
-        checkpoint.find(tmp_path, resume_from="checkpoint-2", auto_resume=False)
+        find_checkpoint(tmp_path, resume_from="checkpoint-2", auto_resume=False)
     with pytest.raises(UserError, match="there is no such folder"):
-        checkpoint.find(tmp_path, resume_from="checkpoint-77", auto_resume=False)
+        find_checkpoint(tmp_path, resume_from="checkpoint-77", auto_resume=False)
 
 
 def test_a_checkpoint_that_could_not_be_written_is_said_at_the_next_occasion(tmp_path):
@@ -84,18 +85,20 @@ def test_a_checkpoint_that_could_not_be_written_is_said_at_the_next_occasion(tmp
         raise OSError(28, "No space left on device", str(folder))
 
     saver = checkpoint.Saver(tmp_path, None)
-    contents = checkpoint.Contents(step=1, write_model=fail, tensors={"a": {"b": torch.zeros(1)}}, numbers={})
+    contents = checkpoint.CheckpointData(
+        step=1, write_model=fail, tensors={"a": {"b": torch.zeros(1)}}, scalars={}
+    )
     saver.save(contents)
     with pytest.raises(OSError, match="No space left"):
         saver.finish()
     saver.finish()  # said once
-    assert checkpoint.whole_checkpoints(tmp_path) == []
+    assert checkpoint.complete_checkpoints(tmp_path) == []
 
 
 def test_resume_true_needs_a_checkpoint_and_auto_resume_does_not(tmp_path):
-    assert checkpoint.find(tmp_path, resume_from=None, auto_resume=True).checkpoint is None
+    assert find_checkpoint(tmp_path, resume_from=None, auto_resume=True).checkpoint is None
     with pytest.raises(UserError, match="holds no whole checkpoint"):
-        checkpoint.find(tmp_path, resume_from=True, auto_resume=False)
+        find_checkpoint(tmp_path, resume_from=True, auto_resume=False)
 
 
 def config_in(folder, **keys):
@@ -205,29 +208,29 @@ def test_a_write_that_fails_in_torch_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(FileSystemWriter, "write_data", fail)
     saver = checkpoint.Saver(tmp_path, None)
     saver.save(
-        checkpoint.Contents(
-            step=1, write_model=lambda folder: None, tensors={"a": {"b": torch.zeros(1)}}, numbers={}
+        checkpoint.CheckpointData(
+            step=1, write_model=lambda folder: None, tensors={"a": {"b": torch.zeros(1)}}, scalars={}
         )
     )
     with pytest.raises(RuntimeError, match="No space left"):
         saver.finish()
-    assert not saver.has(1) and checkpoint.whole_checkpoints(tmp_path) == []
+    assert not saver.has(1) and checkpoint.complete_checkpoints(tmp_path) == []
 
 
 def test_a_resumed_schedule_has_the_rate_of_now():
     from whetstone.config.update import UpdateRoom
-    from whetstone.optimizer import Optimiser
+    from whetstone.optimizer import Optimizer
 
     def optimiser(rate, num_steps):
         room = UpdateRoom(learning_rate=rate, lr_scheduler_type="linear")
-        return Optimiser([torch.nn.Parameter(torch.zeros(2))], room, num_steps=num_steps, warmup_steps=0)
+        return Optimizer([torch.nn.Parameter(torch.zeros(2))], room, num_steps=num_steps, warmup_steps=0)
 
     first = optimiser(1.0, 10)
     for _ in range(4):
         first.finish()
     for rate, num_steps, expected in ((1.0, 10, 0.6), (0.5, 10, 0.3), (1.0, 20, 0.8)):
         again = optimiser(rate, num_steps)
-        again.load_numbers(first.schedule.state_dict())
+        again.load_state_scalars(first.schedule.state_dict())
         assert again.learning_rate == pytest.approx(expected, rel=1e-12)
         again.finish()
         assert again.learning_rate == pytest.approx(expected - rate / num_steps, rel=1e-12)

@@ -18,10 +18,10 @@ from whetstone.config import load, make_plan, without_effect
 from whetstone.config.sections import Config, ModelRoom
 from whetstone.errors import UserError
 from whetstone.model.chat import Chat
-from whetstone.model.hub import foundation
+from whetstone.model.hub import base_and_adapter
 from whetstone.model.policy import Policy, load_policy
 from whetstone.rewards import custom
-from whetstone.run.folder import path_of
+from whetstone.run.folder import run_dir
 from whetstone.tasks.mixture import Mixture, make_task
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -165,7 +165,7 @@ def test_the_command_of_q_as_it_is_written() -> None:
     assert config.model.model_name_or_path == "/your/best/sft/1.5b/checkpoint"
     # The recipe samples natively; --use_vllm comes later and wins.
     assert config.rollout.rollout_engine == "vllm" and config.rollout.vllm_mode == "server"
-    assert path_of(config) == Path("final_outputs/1.5b/non_reasoning")
+    assert run_dir(config) == Path("final_outputs/1.5b/non_reasoning")
     assert (config.run.wandb_name, config.run.report_to) == ("1.5b_non_reason", ["wandb"])
     assert config.tasks.datasets["code"].config["language"] == "q"
     assert config.programs.max_tests_per_problem == 3
@@ -283,7 +283,7 @@ def test_an_adapter_as_the_model_goes_on_or_is_merged(tmp_path: Path) -> None:
     """Their way to resume: --model_path results/checkpoint-1000, which here holds an adapter."""
     first = load_policy(ModelRoom(use_peft=True, lora_r=4, lora_alpha=8))
     torch.manual_seed(0)
-    for parameter in first.parameters:
+    for parameter in first.parameters():
         parameter.data.normal_(std=0.05)
     first.model.save_pretrained(tmp_path)
     first.tokenizer.save_pretrained(tmp_path)
@@ -297,15 +297,15 @@ def test_an_adapter_as_the_model_goes_on_or_is_merged(tmp_path: Path) -> None:
     assert (expected - logits(load_policy(ModelRoom()))).abs().max() > 0.1
     on = load_policy(ModelRoom(model_name_or_path=adapter, use_peft=True, lora_r=4, lora_alpha=8))
     assert torch.equal(logits(on), expected)
-    count = sum(parameter.numel() for parameter in on.parameters)
-    assert count == sum(parameter.numel() for parameter in first.parameters)
+    count = sum(parameter.numel() for parameter in on.parameters())
+    assert count == sum(parameter.numel() for parameter in first.parameters())
     whole = load_policy(ModelRoom(model_name_or_path=adapter))
     torch.testing.assert_close(logits(whole), expected, atol=1e-4, rtol=1e-4)
-    assert not whole.is_lora and sum(parameter.numel() for parameter in whole.parameters) == 2_677_056
+    assert not whole.is_lora and sum(parameter.numel() for parameter in whole.parameters()) == 2_677_056
     with pytest.raises(UserError, match=r"lora_r is 16, but the adapter .* has 4: set lora_r=4"):
         load_policy(ModelRoom(model_name_or_path=adapter, use_peft=True))
     settings = tmp_path / "adapter_config.json"
-    settings.write_text(settings.read_text().replace(foundation(adapter)[0], "/gone/away"))
+    settings.write_text(settings.read_text().replace(base_and_adapter(adapter)[0], "/gone/away"))
     with pytest.raises(UserError, match="is an adapter of /gone/away, which can't be had"):
         load_policy(ModelRoom(model_name_or_path=adapter))
 

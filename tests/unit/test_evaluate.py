@@ -15,7 +15,8 @@ from rich.console import Console
 from whetstone.config.load import build
 from whetstone.config.sections import Config
 from whetstone.engines.base import Sampling
-from whetstone.evaluation.evaluator import EvalResult, Evaluator, examples, headline, plain_answer, show
+from whetstone.evaluation.display import examples, headline, print_result
+from whetstone.evaluation.evaluator import EvalResult, Evaluator, plain_answer
 from whetstone.evaluation.statistics import wilson
 from whetstone.run.metrics import MetricsLog, read_rows
 from whetstone.seeds import seed, uniforms
@@ -233,7 +234,7 @@ def test_gold_answers_for_a_reader():
 def test_a_row_of_metrics(tmp_path: Path):
     result = evaluate(tmp_path, Adder(skill=0.5), 0, greedy=True, eval_samples_per_problem=2)
     log = MetricsLog(tmp_path, report_to=[], project="p", run_name="r", config={})
-    log.log_eval(0, result.row())
+    log.log_eval(0, result.metrics())
     log.close()
     (row,) = read_rows(tmp_path / "metrics.jsonl")
     assert row["accuracy"] == row["pass@1"] == result.accuracy.mean
@@ -251,7 +252,7 @@ def test_what_the_terminal_shows(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         "+100.0 points since step 0 [+94.2, +100.0], p < 0.001"
     )
     out = io.StringIO()
-    show(result, num_examples=2, console=Console(file=out, width=100))
+    print_result(result, num_examples=2, console=Console(file=out, width=100))
     text = out.getvalue()
     assert "Evaluation at step 8" in text
     assert [line.split() for line in text.splitlines() if line.strip().startswith("others")] == [
@@ -274,7 +275,7 @@ def test_what_a_constant_earns_stands_beside_the_accuracy(tmp_path: Path):
     per_task = document["summary"]["per_task"]
     assert [per_task[task]["constant"] for task in tasks] == [*rates, None, None]
     out = io.StringIO()
-    show(result, num_examples=0, console=Console(file=out, width=100))
+    print_result(result, num_examples=0, console=Console(file=out, width=100))
     shown = {line.split()[0]: line.split()[-2] for line in out.getvalue().splitlines() if "100.0]" in line}
     assert shown == {
         "Evaluation": "temperature",
@@ -306,6 +307,6 @@ def test_long_and_hostile_texts_are_shown_as_they_are(tmp_path: Path):
     )
     result = Evaluator(configure(), [problem], Adder(skill=1.0), tmp_path).run(0, greedy=False)
     out = io.StringIO()
-    show(result, num_examples=1, console=Console(file=out, width=1000))
+    print_result(result, num_examples=1, console=Console(file=out, width=1000))
     assert "[bold]a[/bold] [/oops] zz" in out.getvalue()
     assert max(len(line.rstrip()) for line in out.getvalue().splitlines()) < 450

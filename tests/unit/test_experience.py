@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.conftest import make_policy
-from tests.unit.test_update import make_samples
+from tests.unit.test_update import make_samples, train_on
 from whetstone.config import build, make_plan, without_effect
 from whetstone.config.sections import LossRoom
 from whetstone.errors import UserError
@@ -31,7 +31,7 @@ def make(policy=None, **changes) -> Any:
     loss = config.loss
     reference = None
     if loss.beta > 0 and loss.kl_target != "rollout":
-        reference = Reference.of(policy, policy, moving=loss.kl_target == "moving")
+        reference = Reference.from_policy(policy, policy, moving=loss.kl_target == "moving")
     return Updater(policy, config, make_plan(config, num_problems=100), reference)
 
 
@@ -42,15 +42,15 @@ def samples_of(policy):
 
 def prepare(updater, budget=1000) -> Any:
     parts = [pack(samples_of(make_policy()), budget)]
-    return updater.preparer.prepare(parts, num_generations=3, beta=updater.coefficients.beta)[0]
+    return updater.experience_builder.build(parts, num_generations=3, beta=updater.coefficients.beta)[0]
 
 
 def by_place(part, values):
     """Per-token values of experiences -> the first value of each completion, in the order of the groups."""
     found = {}
     for experience, value in zip(part, values, strict=True):
-        for number, place in enumerate(experience.batch.places.tolist()):
-            found[place] = value[experience.batch.sequence == number][0].item()
+        for number, place in enumerate(experience.batch.batch_index.tolist()):
+            found[place] = value[experience.batch.sequence_ids == number][0].item()
     return [found[place] for place in sorted(found)]
 
 
@@ -65,15 +65,17 @@ def test_advantages_are_taken_within_groups_whatever_the_packing():
 def test_kl_in_the_reward_is_taken_off_before_the_advantage():
     updater = make(beta=0.5, kl_in="reward", kl_estimator="k1", scale_rewards="none")
     with torch.no_grad():  # the policy moves away from its reference
-        for parameter in updater.policy.parameters:
+        for parameter in updater.policy.parameters():
             parameter.add_(0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
     part = prepare(updater)
     rewards = []
     for e in part:
-        kl = e.old_logprobs - e.reference
+        kl = e.old_logprobs - e.reference_logprobs
         assert kl.abs().mean() > 1e-3
-        totals = torch.zeros(e.batch.num_sequences).index_add(0, e.batch.sequence, kl)
-        rewards += list(zip(e.batch.places.tolist(), (e.batch.rewards - 0.5 * totals).tolist(), strict=True))
+        totals = torch.zeros(e.batch.num_sequences).index_add(0, e.batch.sequence_ids, kl)
+        rewards += list(
+            zip(e.batch.batch_index.tolist(), (e.batch.rewards - 0.5 * totals).tolist(), strict=True)
+        )
     table = torch.tensor([reward for _, reward in sorted(rewards)]).view(2, 3)
     expected = (table - table.mean(1, keepdim=True)).flatten().tolist()
     assert by_place(part, [e.advantages for e in part]) == pytest.approx(expected, abs=1e-5)
@@ -82,12 +84,7 @@ def test_kl_in_the_reward_is_taken_off_before_the_advantage():
 def test_local_kl_is_zero_at_the_first_update_and_not_later():
     updater = make(beta=0.1, kl_target="rollout", num_iterations=3, kl_estimator="k3")
     part = prepare(updater)
-    from whetstone.update.updater import Totals
-
-    totals = Totals()
-    for _ in range(3):
-        updater._optimiser_step(part, totals)
-    kl = [step["kl"] for step in totals.steps]
+    kl = [updater.optimizer_step(part)["kl"] for _ in range(3)]
     assert kl[0] == pytest.approx(0, abs=1e-6) and kl[1] > 1e-5 and kl[2] > 1e-5
 
 
@@ -105,7 +102,7 @@ def test_local_kl_restrains_the_update():
         updater = make(
             policy, beta=beta, kl_target="rollout", num_iterations=4, kl_estimator="k2", epsilon=10.0
         )
-        updater.step([pack(samples_of(make_policy()), 1000)], seed=0)
+        train_on(updater, [pack(samples_of(make_policy()), 1000)])
         before = make_policy().logprobs(batch := pack(samples_of(make_policy()), 1000)[0], 1.0)
         return (policy.logprobs(batch, 1.0) - before).abs().mean().item()
 
@@ -115,28 +112,28 @@ def test_local_kl_restrains_the_update():
 def test_a_moving_reference_follows_by_its_share():
     policy = make_policy()
     updater = make(policy, beta=0.1, kl_target="moving", ref_model_sync_steps=2, ref_model_mixup_alpha=0.25)
-    first = [parameter.detach().clone() for parameter in policy.parameters]
+    first = [parameter.detach().clone() for parameter in policy.parameters()]
     batches = pack(samples_of(make_policy()), 1000)
-    updater.step([batches], seed=0)
+    train_on(updater, [batches])
     assert all(torch.equal(a, b) for a, b in zip(first, updater.reference.weights, strict=True))
-    updater.step([batches], seed=0)
-    for start, now, reference in zip(first, policy.parameters, updater.reference.weights, strict=True):
+    train_on(updater, [batches])
+    for start, now, reference in zip(first, policy.parameters(), updater.reference.weights, strict=True):
         assert torch.allclose(reference, 0.75 * start + 0.25 * now, atol=1e-6)
 
 
 def test_the_reference_pass_leaves_the_policy_as_it_was():
     policy = make_policy()
-    reference = Reference.of(policy, policy, moving=False)
+    reference = Reference.from_policy(policy, policy, moving=False)
     with torch.no_grad():
-        for parameter in policy.parameters:
+        for parameter in policy.parameters():
             parameter.mul_(1.1)
-    before = [parameter.detach().clone() for parameter in policy.parameters]
-    with reference.active():
+    before = [parameter.detach().clone() for parameter in policy.parameters()]
+    with reference.swapped_in():
         assert all(
             torch.equal(p, b / 1.1) or torch.allclose(p, b / 1.1)
-            for p, b in zip(policy.parameters, before, strict=True)
+            for p, b in zip(policy.parameters(), before, strict=True)
         )
-    assert all(torch.equal(p, b) for p, b in zip(policy.parameters, before, strict=True))
+    assert all(torch.equal(p, b) for p, b in zip(policy.parameters(), before, strict=True))
 
 
 def test_a_moving_reference_with_lora_copies_the_adapter_alone():
@@ -148,11 +145,11 @@ def test_a_moving_reference_with_lora_copies_the_adapter_alone():
     policy = Policy(
         add_lora(plain.model, ModelRoom(use_peft=True, lora_r=2), None), plain.tokenizer, plain.device
     )
-    reference: Any = Reference.of(policy, policy, moving=True)
+    reference: Any = Reference.from_policy(policy, policy, moving=True)
     copied = sum(weight.numel() for weight in reference.weights)
     assert (
         copied
-        == sum(p.numel() for p in policy.parameters)
+        == sum(p.numel() for p in policy.parameters())
         < 0.3 * sum(p.numel() for p in policy.model.parameters())
     )
 
@@ -160,12 +157,12 @@ def test_a_moving_reference_with_lora_copies_the_adapter_alone():
 def test_full_kl_is_the_divergence_over_the_vocabulary():
     updater = make(beta=0.1, kl_estimator="full", learning_rate=0.0)
     with torch.no_grad():
-        for parameter in updater.policy.parameters:
+        for parameter in updater.policy.parameters():
             parameter.add_(0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
-    row = updater.step([pack(samples_of(make_policy()), 1000)], seed=0)
+    row = train_on(updater, [pack(samples_of(make_policy()), 1000)])
     (batch,) = pack(samples_of(make_policy()), 1000)
-    now = updater.policy.head(updater.policy.rows(batch)).log_softmax(-1)
-    before = (first := make_policy()).head(first.rows(batch)).log_softmax(-1)
+    now = updater.policy.head(updater.policy.completion_hidden(batch)).log_softmax(-1)
+    before = (first := make_policy()).head(first.completion_hidden(batch)).log_softmax(-1)
     expected = (now.exp() * (now - before)).sum(-1).mean().item()
     assert expected > 1e-4 and row["kl"] == pytest.approx(expected, rel=1e-4)
 
@@ -176,7 +173,7 @@ def test_a_critic_learns_what_completions_earn(kind):
     changes |= {"num_generations": 1, "prompts_per_step": 6, "learning_rate": 0.0, "gae_lambda": 1.0}
     updater = make(**changes)
     batches = pack(samples_of(make_policy()), 30)
-    rows = [updater.step([batches], seed=0) for _ in range(12)]
+    rows = [train_on(updater, [batches]) for _ in range(12)]
     errors = [row["value_loss"] for row in rows]
     # at first it expects nothing: half the mean square of the rewards, by tokens
     tokens, rewards = torch.tensor([7, 3, 12, 1, 5, 8.0]), torch.tensor([1.0, -0.5, 0.7, -1.2, 0.3, -0.3])
@@ -195,14 +192,14 @@ def test_a_single_sample_per_prompt_needs_a_critic_or_the_batch():
 
 def test_warm_up_trains_the_critic_alone():
     updater = make(advantage="gae", critic_warmup_steps=2, critic_learning_rate=1e-2, value_coef=0.0)
-    before = [parameter.detach().clone() for parameter in updater.policy.parameters]
+    before = [parameter.detach().clone() for parameter in updater.policy.parameters()]
     batches = pack(samples_of(make_policy()), 1000)
     for _ in range(2):
-        updater.step([batches], seed=0)
-        assert all(torch.equal(a, b) for a, b in zip(before, updater.policy.parameters, strict=True))
+        train_on(updater, [batches])
+        assert all(torch.equal(a, b) for a, b in zip(before, updater.policy.parameters(), strict=True))
     assert updater.critic.head.weight.abs().sum() > 0
-    updater.step([batches], seed=0)
-    assert any(not torch.equal(a, b) for a, b in zip(before, updater.policy.parameters, strict=True))
+    train_on(updater, [batches])
+    assert any(not torch.equal(a, b) for a, b in zip(before, updater.policy.parameters(), strict=True))
 
 
 def test_value_coef_is_the_share_of_the_trunks_gradient():
@@ -211,10 +208,10 @@ def test_value_coef_is_the_share_of_the_trunks_gradient():
         with torch.no_grad():
             updater.critic.head.weight.fill_(0.1)
         caught = {}
-        updater.optimiser.step = lambda norm: caught.update(
-            g=torch.cat([p.grad.flatten() for p in updater.policy.parameters])
+        updater.optimizer.step = lambda norm: caught.update(
+            g=torch.cat([p.grad.flatten() for p in updater.policy.parameters()])
         )
-        updater.step([pack(samples_of(make_policy()), 1000)], seed=0)
+        train_on(updater, [pack(samples_of(make_policy()), 1000)])
         return caught["g"]
 
     without, half, whole = (trunk_gradient(share) for share in (0.0, 0.5, 1.0))

@@ -81,7 +81,7 @@ class House:
         """What an update does."""
         torch.manual_seed(seed)
         with torch.no_grad():
-            for parameter in self.policy.parameters:
+            for parameter in self.policy.parameters():
                 parameter.add_(torch.randn_like(parameter) * 0.3)
 
     def collect(self, requests=REQUESTS, sampling=SAMPLING):

@@ -14,14 +14,14 @@ import torch
 
 from tests.conftest import make_policy
 from tests.unit.test_update import SIZES, make_samples
-from whetstone.algorithm.losses import LOSSES
 from whetstone.config import build, make_plan
+from whetstone.config.losses import LOSSES
 from whetstone.config.sections import ModelRoom
 from whetstone.model.lora import add_lora
 from whetstone.model.policy import Policy
 from whetstone.model.reference import Reference
 from whetstone.update.packing import pack
-from whetstone.update.updater import Totals, Updater
+from whetstone.update.updater import Updater
 
 TEMPERATURE = 0.8
 GROUP = 3
@@ -52,7 +52,7 @@ def lora_policy():
 @torch.no_grad()
 def shake(policy, seed, scale=0.01):
     generator = torch.Generator().manual_seed(seed)
-    for parameter in policy.parameters:
+    for parameter in policy.parameters():
         parameter.add_(scale * torch.randn(parameter.shape, generator=generator))
 
 
@@ -70,7 +70,7 @@ def double(policy) -> Any:
 def our_step(policy, samples, critic_shift=0.0, **changes):
     """(float64 models W0, W1, W2; critics at W1 and W2; gradients of both; metrics; configuration)"""
     config = build({**FLAT, **changes})
-    reference = Reference.of(policy, policy, moving=False) if config.loss.beta else None
+    reference = Reference.from_policy(policy, policy, moving=False) if config.loss.beta else None
     updater: Any = Updater(policy, config, make_plan(config, num_problems=10), reference)
     critics = []
     if updater.critic is not None:
@@ -83,7 +83,7 @@ def our_step(policy, samples, critic_shift=0.0, **changes):
     models.append(double(policy))
     batches = pack(samples, max_tokens=30)
     assert len(batches) > 1
-    (part,) = updater.preparer.prepare([batches], num_generations=GROUP, beta=config.loss.beta)
+    (part,) = updater.experience_builder.build([batches], num_generations=GROUP, beta=config.loss.beta)
     with torch.no_grad():
         part = [replace(e, old_logprobs=policy.logprobs(e.batch, TEMPERATURE)) for e in part]
     shake(policy, 2)
@@ -93,12 +93,13 @@ def our_step(policy, samples, critic_shift=0.0, **changes):
             updater.critic.head.bias.add_(critic_shift)
         critics.append(double_critic(updater.critic))
     gradients: dict[str, Any] = {}
-    updater.optimiser.step = lambda norm: gradients.update(policy=flat(policy.parameters))
+    updater.optimizer.step = lambda norm: gradients.update(policy=flat(policy.parameters()))
     if updater.critic is not None:
-        updater.critic_optimiser.step = lambda norm: gradients.update(critic=flat(updater.critic.parameters))
-    totals = Totals()
-    updater._optimiser_step(part, totals)
-    return models, critics, gradients, totals.means(), config
+        updater.critic_optimizer.step = lambda norm: gradients.update(
+            critic=flat(updater.critic.parameters())
+        )
+    metrics = updater.optimizer_step(part)
+    return models, critics, gradients, metrics, config
 
 
 def flat(parameters):

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from whetstone.errors import UserError
 from whetstone.files import atomic_write
-from whetstone.run.metrics import Cadence, MetricsLog, WandbSink, read_rows
+from whetstone.run.metrics import LogSchedule, MetricsLog, WandbSink, read_rows
 from whetstone.run.progress import Progress
 from whetstone.terminal.log import setup_logging
 from whetstone.terminal.stages import stage
@@ -77,7 +77,7 @@ def test_a_new_run_begins_with_an_empty_file(tmp_path: Path):
 
 
 def shown(every: int, first: bool, start: int, steps: range) -> list[int]:
-    cadence = Cadence(every, first=first, start_step=start)
+    cadence = LogSchedule(every, first=first, start_step=start)
     return [step for step in steps if cadence.is_due(step)]
 
 

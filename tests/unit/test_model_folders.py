@@ -13,7 +13,7 @@ from whetstone.config.sections import ModelRoom
 from whetstone.errors import UserError
 from whetstone.model import templates
 from whetstone.model.chat import Chat
-from whetstone.model.hub import foundation
+from whetstone.model.hub import base_and_adapter
 from whetstone.model.manifest import write_manifest
 from whetstone.model.policy import load_policy
 from whetstone.types import Problem
@@ -105,7 +105,7 @@ def test_an_adapter_on_an_adapter_is_refused(tmp_path):
         (tmp_path / name / "adapter_config.json").write_text(json.dumps(about))
         (tmp_path / name / "adapter_model.safetensors").write_bytes(b"")
     with pytest.raises(UserError, match="is an adapter itself"):
-        foundation(str(tmp_path / "one"))
+        base_and_adapter(str(tmp_path / "one"))
 
 
 def test_the_adapters_settings_are_written_in_one_order(tmp_path):
@@ -117,5 +117,5 @@ def test_the_adapters_settings_are_written_in_one_order(tmp_path):
     assert targets == sorted(targets) and len(targets) == 7
     # And read back bit for bit.
     again = load_policy(ModelRoom(use_peft=True, lora_r=2), tmp_path)
-    for one, other in zip(policy.parameters, again.parameters, strict=True):
+    for one, other in zip(policy.parameters(), again.parameters(), strict=True):
         assert torch.equal(one, other)

@@ -12,7 +12,7 @@ from whetstone.engines.native import NativeEngine
 from whetstone.engines.native.cpu import SlotEngine
 from whetstone.engines.native.cpu_step import BlockStep, ModuleStep
 from whetstone.engines.native.sampler import sample
-from whetstone.model.attention import NAME, PackedAttention, end_to_end
+from whetstone.model.attention import NAME, PackedAttention, packed_segments
 from whetstone.model.policy import load_policy
 from whetstone.types import Finish
 
@@ -26,7 +26,7 @@ def collect(engine, requests, sampling):
 def trainer_logprobs(policy, prompt, completion, temperature=1.0):
     ids = torch.tensor([*prompt, *completion.token_ids])
     hidden = policy.hidden(
-        ids[None], torch.arange(len(ids))[None], PackedAttention(end_to_end([len(ids)]), policy.device)
+        ids[None], torch.arange(len(ids))[None], PackedAttention(packed_segments([len(ids)]), policy.device)
     )
     logprobs = (policy.head(hidden[0]) / temperature).log_softmax(-1)
     rows = torch.arange(len(prompt) - 1, len(ids) - 1)

@@ -11,19 +11,28 @@ from torch import nn
 from tests.unit.test_kernels import agreeing
 from whetstone.config import build, load
 from whetstone.errors import UserError
-from whetstone.model.reference import Reference, exchange
-from whetstone.optimizer import Optimiser
-from whetstone.optimizer.adamw import Numbers, join, split
-from whetstone.optimizer.compact import BUCKET, PackedAdam, _fill, _whole
-from whetstone.optimizer.quantization import BLOCK, FIRST, SECOND, dequantise, noise, quantise, seed_of, table
-from whetstone.optimizer.torch_adamw import PlainAdam
-from whetstone.run.checkpoint import Checkpoint, Contents, Saver
+from whetstone.model.reference import Reference, swap_
+from whetstone.optimizer import Optimizer
+from whetstone.optimizer.adamw import AdamWStep, merge_halves, split_halves
+from whetstone.optimizer.compact import BUCKET, CompactAdamW, _fill, _whole
+from whetstone.optimizer.quantization import (
+    BLOCK,
+    FIRST_MOMENT,
+    SECOND_MOMENT,
+    dequantize,
+    noise,
+    quantize,
+    seed_of,
+    table,
+)
+from whetstone.optimizer.torch_adamw import TorchAdamW
+from whetstone.run.checkpoint import Checkpoint, CheckpointData, Saver
 
 SHAPES = [(1,), (7, 33), (1025,), (61, 97), (3, 4, 5)]
 
 
-def numbers(rate=1e-3, clip=1.0, weight_decay=0.1) -> Numbers:
-    return Numbers(rate=rate, beta1=0.9, beta2=0.999, epsilon=1e-8, weight_decay=weight_decay, clip=clip)
+def numbers(rate=1e-3, clip=1.0, weight_decay=0.1) -> AdamWStep:
+    return AdamWStep(rate=rate, beta1=0.9, beta2=0.999, epsilon=1e-8, weight_decay=weight_decay, clip=clip)
 
 
 def parameters(dtype=torch.bfloat16, shapes=SHAPES, seed=0) -> list[nn.Parameter]:
@@ -49,9 +58,9 @@ def test_upper_and_lower_half_are_the_float32_number_bit_for_bit():
     ends = [0, 1, 0x7FFF, 0x8000, 0x8001, 0x00018000, 0x7F7FFFFF, 0x7F800000, -1, -0x80000000, 0x7FFFFFFF]
     whole = torch.cat([bits, torch.tensor(ends, dtype=torch.int32)]).view(torch.float32)
     weight, low = torch.empty(len(whole), dtype=torch.bfloat16), torch.empty(len(whole), dtype=torch.int16)
-    split(whole, weight, low)
+    split_halves(whole, weight, low)
     numbers_only = ~whole.isnan()
-    again = join(weight, low)
+    again = merge_halves(weight, low)
     assert torch.equal(again[numbers_only].view(torch.int32), whole[numbers_only].view(torch.int32))
     assert weight[~numbers_only].isnan().all() and again[~numbers_only].isnan().all()
     # The upper half alone is the number rounded; where two are as near, the one away from zero.
@@ -68,7 +77,7 @@ def test_twenty_steps_equal_those_of_torch_on_float32(dtype):
     weights = parameters(dtype)
     theirs = [nn.Parameter(weight.detach().float().clone()) for weight in weights]
     adam = torch.optim.AdamW(theirs, lr=1e-3, weight_decay=0.1)
-    ours = PackedAdam(weights, coded=False, offload=False)
+    ours = CompactAdamW(weights, coded=False, offload=False)
     generator = torch.Generator().manual_seed(1)
     for step in range(20):
         gradients = [heavy(weight.shape, generator) for weight in weights]
@@ -91,7 +100,7 @@ def test_updates_of_a_millionth_are_not_lost_beside_float64():
     """Weights near 0.02 are 1.2e-4 apart in bf16; a hundred steps of 1e-6 go where float64 goes."""
     (weight,) = parameters(shapes=[(2000,)])
     start = weight.detach().double()
-    ours = PackedAdam([weight], coded=False, offload=False)
+    ours = CompactAdamW([weight], coded=False, offload=False)
     exact, mean, square = start.clone(), torch.zeros(2000).double(), torch.zeros(2000).double()
     generator = torch.Generator().manual_seed(1)
     for step in range(1, 101):
@@ -110,7 +119,7 @@ def test_updates_of_a_millionth_are_not_lost_beside_float64():
 def test_a_parameter_without_a_gradient_stays_and_its_step_too():
     weights = parameters()
     before = weights[1].detach().clone()
-    ours = PackedAdam(weights, coded=False, offload=False)
+    ours = CompactAdamW(weights, coded=False, offload=False)
     gradients: list[torch.Tensor | None] = [torch.ones_like(weight) for weight in weights]
     gradients[1] = None
     ours.step(gradients, numbers())
@@ -123,7 +132,7 @@ def test_weights_with_other_strides_are_moved_all_the_same():
     straight = nn.Parameter(weight.detach().contiguous())
     gradient = torch.randn(30, 40, generator=generator)
     for one in (weight, straight):
-        PackedAdam([one], coded=False, offload=False).step([gradient], numbers())
+        CompactAdamW([one], coded=False, offload=False).step([gradient], numbers())
     assert torch.equal(weight, straight) and not weight.is_contiguous()
 
 
@@ -132,7 +141,7 @@ def test_weights_with_other_strides_are_moved_all_the_same():
 
 def test_one_micro_batch_needs_no_copy_and_more_are_summed_in_float32():
     weight = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
-    optimiser = Optimiser([weight], build({}).update, num_steps=1, warmup_steps=0)
+    optimiser = Optimizer([weight], build({}).update, num_steps=1, warmup_steps=0)
     parts = torch.tensor([[256.0, 1.0, 3.0], [1.0, 1.0, 2**-9], [1.0, 0.0, 0.0]])  # bf16 can't hold 257
     for count, part in enumerate(parts, 1):
         (weight * part.bfloat16()).sum().backward()
@@ -144,29 +153,29 @@ def test_one_micro_batch_needs_no_copy_and_more_are_summed_in_float32():
 
 
 def test_gradients_that_will_be_several_are_summed_where_there_was_room_for_them(monkeypatch):
-    monkeypatch.setattr("whetstone.optimizer.ROOM", 70)
+    monkeypatch.setattr("whetstone.optimizer.BLOCK_NUMEL", 70)
     config = build({"max_steps": 4}).update
     ways = []
     for expected in (1, 3):
         weights = parameters()
-        optimiser = Optimiser(weights, config, num_steps=4, warmup_steps=0)
-        optimiser.expect(expected)
-        blocks = {id(g.untyped_storage()) for g in optimiser._room.values()}
+        optimiser = Optimizer(weights, config, num_steps=4, warmup_steps=0)
+        optimiser.reserve_accumulators(expected)
+        blocks = {id(g.untyped_storage()) for g in optimiser._accumulators.values()}
         for scale in (0.3, 7.0, -2.1):
             torch.stack([(scale * w.float() ** 2).sum() for w in weights]).sum().backward()
         ways.append([g.clone() for g in optimiser.gradients() if g is not None])
         if expected > 1:
-            assert optimiser._room and len(blocks) > 1
-            assert all(g is optimiser._room[n] for n, g in enumerate(optimiser.gradients()))
+            assert optimiser._accumulators and len(blocks) > 1
+            assert all(g is optimiser._accumulators[n] for n, g in enumerate(optimiser.gradients()))
         optimiser.finish()
-        assert not optimiser._room
+        assert not optimiser._accumulators
     assert all(torch.equal(*pair) and pair[0].dtype == torch.float32 for pair in zip(*ways, strict=True))
 
 
 # 8 bits
 
 
-@pytest.mark.parametrize("kind", [FIRST, SECOND])
+@pytest.mark.parametrize("kind", [FIRST_MOMENT, SECOND_MOMENT])
 @pytest.mark.parametrize("scale", [0.0, 1e-44, 1e-38, 1e-30, 1e-24, 1e-12, 1.0, 1e30])
 def test_what_was_codes_once_comes_back_as_the_same_codes(kind, scale):
     generator = torch.Generator().manual_seed(3)
@@ -176,24 +185,24 @@ def test_what_was_codes_once_comes_back_as_the_same_codes(kind, scale):
         )
         values = (values if kind.is_signed else values.abs()) * scale
         chance = noise(0, length, 77, values) & 0xFFFF
-        codes, scales = quantise(kind, values, chance)
+        codes, scales = quantize(kind, values, chance)
         assert len(scales) == math.ceil(length / BLOCK)
-        back = dequantise(kind, codes, scales)
-        codes_again, scales_again = quantise(kind, back)
+        back = dequantize(kind, codes, scales)
+        codes_again, scales_again = quantize(kind, back)
         assert torch.equal(codes, codes_again)
-        assert torch.equal(back, dequantise(kind, codes_again, scales_again))
+        assert torch.equal(back, dequantize(kind, codes_again, scales_again))
 
 
 def test_codes_are_near_and_a_square_never_becomes_nothing():
     generator = torch.Generator().manual_seed(0)
     values = 10 ** (-12 * torch.rand(256 * 40, generator=generator))
-    codes, scales = quantise(SECOND, values)
-    back, relative = dequantise(SECOND, codes, scales), values / scales.repeat_interleave(BLOCK)
+    codes, scales = quantize(SECOND_MOMENT, values)
+    back, relative = dequantize(SECOND_MOMENT, codes, scales), values / scales.repeat_interleave(BLOCK)
     assert (back > 0).all() and (back >= values * (1 - 0.048)).all()  # the tiniest are rounded up
     assert ((back / values - 1).abs()[relative > 1e-10] < 0.048).all()
     signed = torch.where(torch.rand(len(values), generator=generator) < 0.5, -values, values)
-    codes, scales = quantise(FIRST, signed)
-    back = dequantise(FIRST, codes, scales)
+    codes, scales = quantize(FIRST_MOMENT, signed)
+    back = dequantize(FIRST_MOMENT, codes, scales)
     assert ((back / signed - 1).abs()[relative > 1e-4] < 0.038).all()
     assert (codes[relative < 4e-5] == 0).all() and codes.min() >= -127
 
@@ -202,14 +211,18 @@ def test_rounding_at_random_is_right_on_the_mean():
     """The reason for it: 0.999 of a square, again and again, must decay."""
     value = torch.tensor([1.0, 0.0123]).repeat(128)
     drawn = [
-        dequantise(SECOND, *quantise(SECOND, value, noise(0, 256, seed_of(seed, 0), value) >> 16))
+        dequantize(
+            SECOND_MOMENT, *quantize(SECOND_MOMENT, value, noise(0, 256, seed_of(seed, 0), value) >> 16)
+        )
         for seed in range(500)
     ]
     mean = torch.stack(drawn)[:, 1::2].mean()
     assert mean.item() == pytest.approx(0.0123, rel=1e-3)
-    nearest = dequantise(SECOND, *quantise(SECOND, value))[1]
+    nearest = dequantize(SECOND_MOMENT, *quantize(SECOND_MOMENT, value))[1]
     assert abs(nearest.item() / 0.0123 - 1) > 0.005
-    assert table(SECOND, torch.device("cpu"))[255] == table(FIRST, torch.device("cpu"))[127] == 1
+    assert (
+        table(SECOND_MOMENT, torch.device("cpu"))[255] == table(FIRST_MOMENT, torch.device("cpu"))[127] == 1
+    )
 
 
 def test_steps_with_8_bits_follow_those_of_float32():
@@ -221,7 +234,7 @@ def test_steps_with_8_bits_follow_those_of_float32():
     sizes = 1e-5 * torch.exp(torch.randn(count, generator=generator))
     mean = 0.3 * torch.randn(count, generator=generator) * sizes
     ours, exact = (nn.Parameter(torch.zeros(count)) for _ in range(2))
-    coded, plain = PackedAdam([ours], coded=True, offload=False), PlainAdam([exact])
+    coded, plain = CompactAdamW([ours], coded=True, offload=False), TorchAdamW([exact])
     worst, ways = 0.0, []
     for step in range(300):
         gradient = (mean + heavy(count, generator, 1.0) * sizes) * (1.0 if step < 150 else 0.3)
@@ -244,7 +257,7 @@ def test_a_square_decays_though_a_step_changes_it_by_a_thousandth():
     on.
     """
     weight = nn.Parameter(torch.zeros(16 * BLOCK))
-    coded = PackedAdam([weight], coded=True, offload=False)
+    coded = CompactAdamW([weight], coded=True, offload=False)
     gradient = torch.full((len(weight),), 1e-3)
     coded.step([gradient], numbers())
     first = coded.export(0)["exp_avg_sq"]
@@ -262,7 +275,7 @@ def train_regression(optim: str, steps: int = 200) -> tuple[float, torch.Tensor]
     network = nn.Sequential(nn.Linear(16, 256), nn.Tanh(), nn.Linear(256, 64), nn.Tanh(), nn.Linear(64, 1))
     teacher = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 1))
     room = build({"learning_rate": 3e-3, "lr_scheduler_type": "linear", "optim": optim}).update
-    optimiser = Optimiser(list(network.parameters()), room, num_steps=steps, warmup_steps=0)
+    optimiser = Optimizer(list(network.parameters()), room, num_steps=steps, warmup_steps=0)
     for step in range(steps):
         inputs = torch.randn(64, 16, generator=torch.Generator().manual_seed(step))
         (network(inputs) - teacher(inputs).detach()).square().mean().backward()
@@ -290,11 +303,11 @@ def test_a_network_learns_with_8_bits_as_with_float32():
 def test_states_that_go_through_the_device_give_the_same_bits(coded, dtype):
     shapes = [(1,), (100, 60), (33,), (5000,), (64, 80)]
     one, other = parameters(dtype, shapes), parameters(dtype, shapes)
-    here = PackedAdam(one, coded=coded, offload=False)
-    away = PackedAdam(other, coded=coded, offload=True, bucket_size=16 * 1024)
+    here = CompactAdamW(one, coded=coded, offload=False)
+    away = CompactAdamW(other, coded=coded, offload=True, bucket_size=16 * 1024)
     assert len(away._buckets) >= 3
-    assert away._conveyor is not None
-    assert len(away._conveyor._buffers[0]) <= 16 * 1024
+    assert away._offload is not None
+    assert len(away._offload._buffers[0]) <= 16 * 1024
     generator = torch.Generator().manual_seed(1)
     for _ in range(5):
         gradients = [heavy(weight.shape, generator) for weight in one]
@@ -337,10 +350,10 @@ PLACES = ["exp_avg", "exp_avg_sq", "master"]
 def make(kind: str):
     if kind == "torch's own":
         weights = parameters(torch.float32)
-        return weights, PlainAdam(weights)
+        return weights, TorchAdamW(weights)
     dtype, settings = KINDS[kind]
     weights = parameters(dtype)
-    return weights, PackedAdam(weights, **settings)
+    return weights, CompactAdamW(weights, **settings)
 
 
 def go(weights, adam, first: int, last: int) -> None:
@@ -386,7 +399,7 @@ def test_states_of_one_kind_go_on_as_any_other(start, to):
 def test_a_checkpoint_on_the_disk_goes_on_bit_for_bit(tmp_path, optim):
     def optimiser_of(weights):
         room = build({"learning_rate": 1e-3, "optim": optim, "weight_decay": 0.1}).update
-        return Optimiser(weights, room, num_steps=8, warmup_steps=2)
+        return Optimizer(weights, room, num_steps=8, warmup_steps=2)
 
     def steps(weights, optimiser, first, last):
         for step in range(first, last):
@@ -400,22 +413,28 @@ def test_a_checkpoint_on_the_disk_goes_on_bit_for_bit(tmp_path, optim):
     optimiser = optimiser_of(weights)
     steps(weights, optimiser, 0, 4)
     saver = Saver(tmp_path, None)
-    saver.save(Contents(step=4, write_model=lambda folder: None, tensors={"o": optimiser.tensors()},
-                        numbers=optimiser.numbers()))  # fmt: skip
+    saver.save(
+        CheckpointData(
+            step=4,
+            write_model=lambda folder: None,
+            tensors={"o": optimiser.state_tensors()},
+            scalars=optimiser.state_scalars(),
+        )
+    )
     steps(weights, optimiser, 4, 8)  # while it is being written
     saver.finish()
     others = [*parameters(seed=5), *parameters(torch.float32, seed=5)]
     resumed = optimiser_of(others)
     found = Checkpoint(folder=tmp_path / "checkpoint-4", step=4)
-    into = {"o": resumed.tensors()}
+    into = {"o": resumed.state_tensors()}
     found.load_tensors(into)
-    resumed.load_tensors(into["o"])
-    resumed.load_numbers(found.numbers())
+    resumed.load_state_tensors(into["o"])
+    resumed.load_state_scalars(found.scalars())
     steps(others, resumed, 4, 8)
     for one, other in zip(weights, others, strict=True):
         assert torch.equal(one, other)
-    for index, state in optimiser.tensors().items():
-        assert all(torch.equal(state[name], value) for name, value in resumed.tensors()[index].items())
+    for index, state in optimiser.state_tensors().items():
+        assert all(torch.equal(state[name], value) for name, value in resumed.state_tensors()[index].items())
 
 
 # The reference
@@ -429,32 +448,32 @@ def test_an_exchange_goes_piece_by_piece_and_comes_back_bit_for_bit(monkeypatch)
     for here in (one, wide[:, ::2], torch.tensor(3.0), torch.empty(0, 4)):
         there = other if here.dim() == 2 and len(here) else torch.zeros_like(here)
         before = here.clone(), there.clone()
-        exchange(here, there)
+        swap_(here, there)
         assert torch.equal(here, before[1]) and torch.equal(there, before[0])
-        exchange(here, there)
+        swap_(here, there)
         assert torch.equal(here, before[0]) and torch.equal(there, before[1])
 
 
 def test_a_reference_on_the_host_takes_the_place_of_the_policy_and_gives_it_back(policy):
     """`exchange` is what `active` does where the reference is on another device; both see the same here."""
-    reference = Reference.of(policy, policy, moving=True, offload=True)
+    reference = Reference.from_policy(policy, policy, moving=True, offload=True)
     assert reference.weights is not None
     with torch.no_grad():
-        for parameter in policy.parameters:
+        for parameter in policy.parameters():
             parameter.add_(0.1)
-    now = [parameter.detach().clone() for parameter in policy.parameters]
+    now = [parameter.detach().clone() for parameter in policy.parameters()]
     first = [weight.clone() for weight in reference.weights]
-    places = [parameter.data_ptr() for parameter in policy.parameters]
-    with reference.active():
-        assert all(torch.equal(p, w) for p, w in zip(policy.parameters, first, strict=True))
-    for parameter, weight in zip(policy.parameters, reference.weights, strict=True):
-        exchange(parameter.detach(), weight)
-    assert all(torch.equal(p, w) for p, w in zip(policy.parameters, first, strict=True))
-    for parameter, weight in zip(policy.parameters, reference.weights, strict=True):
-        exchange(parameter.detach(), weight)
-    assert all(torch.equal(p, w) for p, w in zip(policy.parameters, now, strict=True))
-    assert places == [parameter.data_ptr() for parameter in policy.parameters]
-    reference.follow(0.25)
+    places = [parameter.data_ptr() for parameter in policy.parameters()]
+    with reference.swapped_in():
+        assert all(torch.equal(p, w) for p, w in zip(policy.parameters(), first, strict=True))
+    for parameter, weight in zip(policy.parameters(), reference.weights, strict=True):
+        swap_(parameter.detach(), weight)
+    assert all(torch.equal(p, w) for p, w in zip(policy.parameters(), first, strict=True))
+    for parameter, weight in zip(policy.parameters(), reference.weights, strict=True):
+        swap_(parameter.detach(), weight)
+    assert all(torch.equal(p, w) for p, w in zip(policy.parameters(), now, strict=True))
+    assert places == [parameter.data_ptr() for parameter in policy.parameters()]
+    reference.ema_update(0.25)
     for weight, old, new in zip(reference.weights, first, now, strict=True):
         assert torch.equal(weight, old.lerp(new, 0.25))
 
@@ -487,9 +506,9 @@ def test_an_unknown_optimiser_is_refused_with_those_there_are():
 
 def test_float32_weights_on_a_cpu_stay_with_torchs_own():
     weights, settings = parameters(torch.float32), {"num_steps": 1, "warmup_steps": 0, "offload": True}
-    assert isinstance(Optimiser(weights, build({}).update, **settings).adam, PlainAdam)
-    coded = Optimiser(weights, build({"optim": "adamw_8bit"}).update, **settings).adam
-    assert isinstance(coded, PackedAdam) and coded._conveyor is None
+    assert isinstance(Optimizer(weights, build({}).update, **settings).adam, TorchAdamW)
+    coded = Optimizer(weights, build({"optim": "adamw_8bit"}).update, **settings).adam
+    assert isinstance(coded, CompactAdamW) and coded._offload is None
 
 
 # The kernel

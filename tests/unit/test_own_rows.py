@@ -298,7 +298,7 @@ def test_a_bad_import_ends_the_run_before_the_model_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     (tmp_path / "mine.py").write_text("import nothing_of_that_name\ndef f(completions):\n    return []\n")
-    monkeypatch.setattr("whetstone.train.load_spread", lambda *_: pytest.fail("the model is loaded"))
+    monkeypatch.setattr("whetstone.run.setup.load_sharded", lambda *_: pytest.fail("the model is loaded"))
     words = ["datasets={chain_sum: {}}", f"reward_funcs=[{tmp_path}/mine.py:f]", f"output_dir={tmp_path}/out"]
     for verb in ("train", "eval"):
         assert cli.run([verb, *words, "eval_num_samples=2"]) == 2

@@ -9,13 +9,9 @@ from whetstone.engines.base import Sampling
 from whetstone.engines.native import NativeEngine
 from whetstone.errors import UserError
 from whetstone.model.chat import Chat
-from whetstone.rollout.collector import (
-    Collector,
-    Groups,
-    has_reward_variance,
-    rollout_metrics,
-    variance_metrics,
-)
+from whetstone.rollout.collector import Collector
+from whetstone.rollout.metrics import has_reward_variance, rollout_metrics, variance_metrics
+from whetstone.rollout.source import RolloutSource
 from whetstone.tasks.mixture import build_tasks
 from whetstone.tasks.scoring.pool import Scorer
 from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score
@@ -70,12 +66,17 @@ def test_long_prompts_lose_their_beginning_and_are_counted(config, scorer):
     one = collector(scorer, max_prompt_length=7)
     groups = collect(config, one, step=0)
     assert groups[0].rollouts[0].prompt_ids == Codec().encode(groups[0].problem)[-7:]
-    assert one.prompts_cut == 3
+    assert one.num_truncated_prompts == 3
 
 
 def test_a_prompt_beyond_the_model_is_refused_by_name(config, scorer):
     with pytest.raises(UserError, match=r"prompt of chain_sum/train/\d+ has 20 tokens.*exceeds the 24"):
         collect(config, collector(scorer, max_length=24), step=0)
+
+
+def batch_of(source, step=1):
+    source.sync_weights(step)
+    return source.next_batch(step)
 
 
 def test_dynamic_sampling_replaces_prompts_that_teach_nothing(tmp_path):
@@ -105,18 +106,18 @@ def test_dynamic_sampling_replaces_prompts_that_teach_nothing(tmp_path):
     )
     with Scorer(config) as scorer:
         tasks, plan = build_tasks(config, "train"), make_plan(config, num_problems=1000)
-        without = Groups(collector(scorer), tasks, plain, plan).of(1).groups
-        source = Groups(collector(scorer), tasks, config, plan)
-        made = source.of(1)
-        groups = made.groups
+        without = batch_of(RolloutSource(collector(scorer), tasks, plain, plan)).groups
+        source = RolloutSource(collector(scorer), tasks, config, plan)
+        rollouts = batch_of(source)
+        groups = rollouts.groups
         flat = [n for n, group in enumerate(without) if not has_reward_variance(group)]
-        assert flat and made.row["dynamic_sampling_extra"] >= len(flat) / 6
+        assert flat and rollouts.metrics["dynamic_sampling_extra"] >= len(flat) / 6
         assert all(has_reward_variance(group) for group in groups)
         assert all(groups[n] == without[n] for n in range(6) if n not in flat)  # the others are left alone
         own = {tasks.problem(i).id for i in range(18)}
         assert all(groups[n].problem.id not in own for n in flat)  # fresh problems, of no other batch
-        assert [tasks.problem(i) for i in made.indices] == [group.problem for group in groups]
-        assert source.of(1).groups == groups  # a function of the step
+        assert [tasks.problem(i) for i in rollouts.indices] == [group.problem for group in groups]
+        assert batch_of(source).groups == groups  # a function of the step
 
 
 def rollout(reward, answer, correct, length, finish=Finish.STOP, failure=None):

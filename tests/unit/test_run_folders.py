@@ -64,7 +64,7 @@ def test_a_damaged_run_folder_is_resumed_or_refused(source, tmp_path, name):
     try:
         _, found, notes = open_run(config)
         assert found is not None
-        numbers = found.numbers()
+        numbers = found.scalars()
     except UserError as error:
         assert case.outcome == "refused", error
         assert all(word in str(error) for word in case.names) and "\n" not in str(error)
@@ -123,7 +123,7 @@ def test_another_shape_of_batches_is_refused(source):
     def plan(**keys):
         return make_plan(config_in(source.parent, prompts_per_step=2, **keys), num_problems=100)
 
-    numbers = {"updater": {}, "groups": {}, "plan": plan_shape(plan(max_steps=3, num_generations=4))}
+    numbers = {"updater": {}, "source": {}, "plan": plan_shape(plan(max_steps=3, num_generations=4))}
     check_plan(found, numbers, plan(max_steps=3, num_generations=4))
     check_plan(found, numbers, plan(max_steps=9, num_generations=4))
     check_plan(found, {**numbers, "plan": plan_shape(plan(num_generations=8))}, plan(num_generations=8))

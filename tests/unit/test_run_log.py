@@ -12,7 +12,8 @@ import transformers
 from rich.console import Console
 
 from whetstone.errors import UserError
-from whetstone.evaluation.evaluator import Answered, EvalResult, show
+from whetstone.evaluation.display import print_result
+from whetstone.evaluation.evaluator import EvalRecord, EvalResult
 from whetstone.evaluation.statistics import accuracy
 from whetstone.model.hub import resolve
 from whetstone.run.completions import show_variance
@@ -40,8 +41,8 @@ def is_clean(text: str) -> bool:
     return not any((ord(c) < 32 and c not in "\n\t") or 127 <= ord(c) < 160 or c == "\u202e" for c in text)
 
 
-def answered(text: str) -> Answered:
-    return Answered(
+def answered(text: str) -> EvalRecord:
+    return EvalRecord(
         problem="x/eval/0",
         task="x",
         sample=0,
@@ -91,7 +92,7 @@ def test_what_a_model_wrote_reaches_terminal_and_log_without_control_characters(
         completions=(answered(HOSTILE),),
         greedy_completions=(),
     )
-    show(result, num_examples=1)
+    print_result(result, num_examples=1)
     logged = (tmp_path / "training.log").read_text()
     for text in (out.getvalue(), logged):
         assert is_clean(text)

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from tests.conftest import make_policy
-from whetstone.algorithm.losses import LOSSES
 from whetstone.config import build, make_plan
+from whetstone.config.losses import LOSSES
 from whetstone.errors import UserError
-from whetstone.model.attention import PackedAttention, end_to_end
+from whetstone.model.attention import PackedAttention, packed_segments
 from whetstone.model.reference import Reference
-from whetstone.optimizer import Optimiser
+from whetstone.optimizer import Optimizer
 from whetstone.types import Completion, Finish, Rollout, Score
-from whetstone.update.packing import Sample, pack, split
+from whetstone.update.packing import Sample, pack, split_minibatches
 from whetstone.update.updater import Updater
 
 # Prompt and completion lengths: three completions share the first prompt, two the second.
@@ -41,7 +41,7 @@ def make_samples(policy, sampler_shift=0.0):
         )
         score = Score(reward=advantage, parts={"correct": 0.0}, answer=None)
         rollout = Rollout(prompt_ids=tuple(ids[:prompt]), completion=done, text="", score=score)
-        samples.append(Sample(rollout=rollout, place=len(samples), keep=True))
+        samples.append(Sample(rollout=rollout, index=len(samples), keep=True))
     return samples
 
 
@@ -78,7 +78,7 @@ def reference_gradient(policy, samples, loss_type, temperature):
 
 
 def flat_gradient(policy):
-    return torch.cat([p.grad.detach().double().flatten() for p in policy.parameters])
+    return torch.cat([p.grad.detach().double().flatten() for p in policy.parameters()])
 
 
 def updater_for(policy, reference=None, **flat) -> Any:
@@ -90,12 +90,20 @@ def updater_for(policy, reference=None, **flat) -> Any:
         **flat,
     }
     config = build(flat)
-    updater: Any = Updater(policy, config, make_plan(config, num_problems=100), reference)
+    plan = replace(make_plan(config, num_problems=100), num_generations=1)  # any number of samples
+    updater: Any = Updater(policy, config, plan, reference)
     if config.loss.advantage == "group":  # here rewards are the advantages themselves
-        updater.preparer._with_baseline = lambda flat, *_: [
-            replace(e, advantages=e.batch.rewards[e.batch.sequence]) for e in flat
+        prepare = updater.prepare
+        updater.prepare = lambda minibatches: [
+            [replace(e, advantages=e.batch.rewards[e.batch.sequence_ids]) for e in minibatch]
+            for minibatch in prepare(minibatches)
         ]
     return updater
+
+
+def train_on(updater, minibatches, seed=0):
+    """All optimizer steps on a batch; returns its metrics."""
+    return updater.update(updater.prepare(minibatches), seed)
 
 
 def gradient_of(updater, batches):
@@ -105,8 +113,8 @@ def gradient_of(updater, batches):
     def catch(norm):
         caught["gradient"], caught["norm"] = flat_gradient(updater.policy), norm
 
-    updater.optimiser.step = catch
-    row = updater.step([batches], seed=0)
+    updater.optimizer.step = catch
+    row = train_on(updater, [batches])
     return caught["gradient"], row
 
 
@@ -119,6 +127,27 @@ def test_gradient_equals_the_plain_float64_one(architecture, loss_type):
     updater = updater_for(policy, loss_type=loss_type, temperature=0.8)
     gradient, _ = gradient_of(updater, pack(samples, max_tokens=30))
     assert (gradient - expected).norm() / expected.norm() < 1e-5
+
+
+def test_a_copy_of_grpo_in_a_users_file_gives_the_same_gradient_bit_for_bit(tmp_path):
+    (tmp_path / "own.py").write_text(
+        "import torch\n"
+        "from whetstone.algorithm.losses import LossOutputs\n\n"
+        "def loss(inputs, config):\n"
+        "    low, high = 1 - config.epsilon, 1 + config.upper_epsilon\n"
+        "    ratio, advantages = inputs.ratio, inputs.advantages\n"
+        "    value = -torch.minimum(ratio * advantages, ratio.clamp(low, high) * advantages)\n"
+        "    clipped = ((ratio < low) & (advantages < 0)) | ((ratio > high) & (advantages > 0))\n"
+        "    return LossOutputs(loss=value, clipped=clipped)\n\n"
+        "loss.average = 'sequence'\n"
+    )
+    found = []
+    for loss_type in ("grpo", f"{tmp_path / 'own.py'}:loss"):
+        policy = make_policy()
+        updater = updater_for(policy, loss_type=loss_type)
+        found.append(gradient_of(updater, pack(make_samples(policy), max_tokens=30)))
+    (gradient, metrics), (own_gradient, own_metrics) = found
+    assert torch.equal(gradient, own_gradient) and metrics == own_metrics
 
 
 @pytest.mark.parametrize(
@@ -146,7 +175,7 @@ def test_no_token_sees_another_sequence():
     policy = make_policy()
     ids = torch.randint(3, 97, (12,), generator=torch.Generator().manual_seed(3))
     positions = torch.cat([torch.arange(5), torch.arange(7)])
-    attend = PackedAttention(end_to_end([5, 7]), policy.device)
+    attend = PackedAttention(packed_segments([5, 7]), policy.device)
     before = policy.hidden(ids[None], positions[None], attend)
     changed = ids.clone()
     changed[:5] = (changed[:5] + 11) % 97
@@ -158,7 +187,7 @@ def test_no_token_sees_another_sequence():
 def test_the_same_step_gives_the_same_gradient_to_the_last_bit():
     """Large enough that torch uses threads: shared prompts must not be added up in any order that comes."""
     policy = make_policy(hidden_size=128, head_dim=32, num_hidden_layers=1)
-    samples = [replace(s, place=n) for n, s in enumerate(make_samples(policy) * 40)]
+    samples = [replace(s, index=n) for n, s in enumerate(make_samples(policy) * 40)]
     gradients = []
     for _ in range(6):
         gradients.append(gradient_of(updater_for(policy), pack(samples, 100_000))[0])
@@ -182,25 +211,31 @@ def test_packs_keep_the_budget_lose_nothing_and_share_prompts():
         (23, 3, 0, 4),
     ]
     # the last prompt token predicts every completion's first token; positions go on from the prompt's end
-    assert [one.rows[0].item(), one.rows[12].item(), one.rows[19].item()] == [3, 3, 3]
+    assert [
+        one.logit_positions[0].item(),
+        one.logit_positions[12].item(),
+        one.logit_positions[19].item(),
+    ] == [3, 3, 3]
     assert one.position_ids[[4, 16, 23]].tolist() == [4, 4, 4]
     assert one.targets[:12].tolist() == list(samples[2].rollout.completion.token_ids)
 
 
 def test_split_is_a_partition_and_repeats():
     samples = make_samples(make_policy())
-    parts = split(samples, 3, seed=5)
+    parts = split_minibatches(samples, 3, seed=5)
     assert [len(part) for part in parts] == [2, 2, 2]
     assert {id(s) for part in parts for s in part} == {id(s) for s in samples}
-    assert split(samples, 3, seed=5) == parts and split(samples, 3, seed=6) != parts
+    assert split_minibatches(samples, 3, seed=5) == parts and split_minibatches(samples, 3, seed=6) != parts
 
 
 def test_kl_is_zero_before_and_positive_after_the_policy_moved():
     policy = make_policy()
     samples = make_samples(policy)
-    updater = updater_for(policy, Reference.of(policy, policy, moving=False), beta=0.1, learning_rate=1e-2)
-    first = updater.step([pack(samples, 100)], seed=0)
-    second = updater.step([pack(samples, 100)], seed=0)
+    updater = updater_for(
+        policy, Reference.from_policy(policy, policy, moving=False), beta=0.1, learning_rate=1e-2
+    )
+    first = train_on(updater, [pack(samples, 100)])
+    second = train_on(updater, [pack(samples, 100)])
     assert first["kl"] == pytest.approx(0.0, abs=1e-6)
     assert second["kl"] > 1e-3
 
@@ -214,14 +249,14 @@ def test_lora_reference_is_the_adapter_switched_off():
     samples = make_samples(plain)
     model = add_lora(plain.model, ModelRoom(use_peft=True, lora_r=4), None)
     policy = Policy(model, plain.tokenizer, plain.device)
-    trained = sum(p.numel() for p in policy.parameters)
+    trained = sum(p.numel() for p in policy.parameters())
     assert trained < 0.5 * sum(p.numel() for p in model.parameters())
-    reference = Reference.of(policy, policy, moving=False)
+    reference = Reference.from_policy(policy, policy, moving=False)
     assert reference.weights is None  # no second copy of anything
     updater = updater_for(policy, reference, beta=0.1, learning_rate=1e-2)
-    rows = [updater.step([pack(samples, 100)], seed=0) for _ in range(3)]
+    rows = [train_on(updater, [pack(samples, 100)]) for _ in range(3)]
     assert rows[0]["kl"] == pytest.approx(0.0, abs=1e-6) and rows[2]["kl"] > 1e-4
-    with reference.active():
+    with reference.swapped_in():
         (batch,) = pack(samples, 1000)
         untouched, expected = make_policy(), []
         for sample in [samples[i] for i in (2, 0, 1, 4, 3, 5)]:  # as they were packed
@@ -234,7 +269,7 @@ def test_second_iteration_uses_the_ratio_to_the_first():
     policy = make_policy()
     samples = make_samples(policy)
     updater = updater_for(policy, num_iterations=4, learning_rate=2e-2, epsilon=0.05)
-    row = updater.step([pack(samples, 100)], seed=0)
+    row = train_on(updater, [pack(samples, 100)])
     assert row["clip_share"] > 0.05  # the policy has moved beyond the clip by the last iteration
     assert row["sampler_logprob_difference"] < 1e-4  # old logprobs are those of the policy that sampled
 
@@ -244,7 +279,7 @@ def test_off_policy_mask_drops_bad_sequences_that_fell():
     samples = make_samples(
         policy, sampler_shift=0.5
     )  # as if the engine had found them likelier by 0.5 a token
-    row = updater_for(policy, off_policy_mask_threshold=0.4).step([pack(samples, 100)], seed=0)
+    row = train_on(updater_for(policy, off_policy_mask_threshold=0.4), [pack(samples, 100)])
     bad = sum(
         completion for (_, completion), advantage in zip(SIZES, ADVANTAGES, strict=True) if advantage < 0
     )
@@ -261,25 +296,25 @@ def test_a_step_that_is_not_finite_is_skipped_and_a_few_in_a_row_stop_the_run():
     samples = make_samples(policy)
     broken = [broken_sample(samples[0]), *samples[1:]]
     updater = updater_for(policy, max_skipped_steps=2)
-    before = [p.detach().clone() for p in policy.parameters]
-    assert updater.step([pack(broken, 100)], seed=0)["skipped_steps"] == 1
-    assert all(torch.equal(a, b) for a, b in zip(before, policy.parameters, strict=True))
-    assert updater.step([pack(samples, 100)], seed=0)["skipped_steps"] == 0  # a good one in between
-    updater.step([pack(broken, 100)], seed=0)
+    before = [p.detach().clone() for p in policy.parameters()]
+    assert train_on(updater, [pack(broken, 100)])["skipped_steps"] == 1
+    assert all(torch.equal(a, b) for a, b in zip(before, policy.parameters(), strict=True))
+    assert train_on(updater, [pack(samples, 100)])["skipped_steps"] == 0  # a good one in between
+    train_on(updater, [pack(broken, 100)])
     with pytest.raises(UserError, match="2 steps in a row"):
-        updater.step([pack(broken, 100)], seed=0)
+        train_on(updater, [pack(broken, 100)])
 
 
 def test_half_precision_weights_do_not_lose_small_updates():
     """1000 steps of 1e-6 on a bf16 weight of 1: without a master nothing would ever change."""
     weight = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
     config = build({"learning_rate": 1e-5, "lr_scheduler_type": "constant"}).update
-    optimiser = Optimiser([weight], config, num_steps=1000, warmup_steps=0)
+    optimiser = Optimizer([weight], config, num_steps=1000, warmup_steps=0)
     for _ in range(1000):
         (weight.sum() * 1.0).backward()
         optimiser.step(optimiser.gradient_norm())
         optimiser.finish()
-    assert optimiser.tensors()["0"]["master"].tolist() == pytest.approx(
+    assert optimiser.state_tensors()["0"]["master"].tolist() == pytest.approx(
         [0.99] * 4, rel=1e-4
     )  # Adam moves by lr a step
     assert weight.float().tolist() == pytest.approx([0.99] * 4, abs=4e-3)
@@ -288,7 +323,7 @@ def test_half_precision_weights_do_not_lose_small_updates():
 
 def test_gradients_are_clipped_to_the_norm():
     weight = torch.nn.Parameter(torch.zeros(2))
-    optimiser = Optimiser([weight], build({"max_grad_norm": 1.0}).update, num_steps=1, warmup_steps=0)
+    optimiser = Optimizer([weight], build({"max_grad_norm": 1.0}).update, num_steps=1, warmup_steps=0)
     (weight * torch.tensor([3.0, 4.0])).sum().backward()
     norm = optimiser.gradient_norm()
     assert norm == pytest.approx(5.0)
@@ -299,7 +334,7 @@ def test_gradients_are_clipped_to_the_norm():
 def test_schedule_warms_up_and_decays():
     weight = torch.nn.Parameter(torch.zeros(1))
     config = build({"learning_rate": 1.0, "lr_scheduler_type": "linear"}).update
-    optimiser = Optimiser([weight], config, num_steps=10, warmup_steps=2)
+    optimiser = Optimizer([weight], config, num_steps=10, warmup_steps=2)
     rates = []
     for _ in range(10):
         rates.append(optimiser.learning_rate)
@@ -312,4 +347,4 @@ def test_schedule_warms_up_and_decays():
 def test_an_unknown_schedule_is_refused_with_the_known_ones():
     weight = torch.nn.Parameter(torch.zeros(1))
     with pytest.raises(UserError, match="cosine"):
-        Optimiser([weight], build({"lr_scheduler_type": "cosinus"}).update, num_steps=1, warmup_steps=0)
+        Optimizer([weight], build({"lr_scheduler_type": "cosinus"}).update, num_steps=1, warmup_steps=0)

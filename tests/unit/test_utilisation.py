@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from tests.conftest import make_policy
-from whetstone.rollout.collector import Round
+from whetstone.rollout.source import RolloutBatch
 from whetstone.run.timing import (
-    Clock,
-    Meter,
+    StageTimer,
+    ThroughputMeter,
     flops_per_token,
     peak_flops,
     peak_memory_gb,
@@ -42,10 +42,10 @@ def rollout(prompt: tuple[int, ...], num_tokens: int) -> Rollout:
     )
 
 
-def made(rollouts: list[Rollout], **seconds: float) -> Round:
+def made(rollouts: list[Rollout], **seconds: float) -> RolloutBatch:
     problem = Problem(id="a/train/0", task="a", messages=({"role": "user", "content": "?"},), answer=None)
     group = Group(problem=problem, rollouts=tuple(rollouts))
-    return Round(groups=[group], indices=[0], levels={}, row={}, **seconds)  # type: ignore[arg-type]
+    return RolloutBatch(groups=[group], indices=[0], levels={}, metrics={}, **seconds)  # type: ignore[arg-type]
 
 
 def test_flops_by_hand():
@@ -81,12 +81,12 @@ def test_nobody_knows_the_peak_rate_of_a_cpu_or_of_a_new_device():
 def test_mfu_of_a_step_by_hand():
     policy = make_policy()
     rollouts = [rollout((5, 6, 7, 8), 3), rollout((5, 6, 7, 8), 5)]
-    samples = [Sample(rollout=r, place=i, keep=True) for i, r in enumerate(rollouts)]
+    samples = [Sample(rollout=r, index=i, keep=True) for i, r in enumerate(rollouts)]
     batches = pack(samples, 100)
-    meter = Meter(policy, num_iterations=2, peak_tflops=1e-3)
-    meter.start().seconds |= {"rollout": 3.0, "update": 0.5}
-    meter.clock.peaks_gb |= {"rollout": 1.5, "update": 2.5}
-    row = meter.row(made(rollouts, seconds=2.9, scoring_s=0.4, sync_s=0.1), [batches])
+    meter = ThroughputMeter(policy, num_iterations=2, peak_tflops=1e-3)
+    meter.start_step().seconds |= {"rollout": 3.0, "update": 0.5}
+    meter.timer.peaks_gb |= {"rollout": 1.5, "update": 2.5}
+    row = meter.metrics(made(rollouts, seconds=2.9, scoring_s=0.4, sync_s=0.1), [batches])
     # the prompt of 4 is run once, with 3 and 5 tokens behind it; twice over, since there are two iterations
     assert row["update_tokens_per_s"] == pytest.approx(2 * (4 + 3 + 5) / 0.5)
     num_parameters = sum(p.numel() for p in policy.model.parameters())
@@ -100,30 +100,30 @@ def test_mfu_of_a_step_by_hand():
 
 
 def test_no_mfu_where_the_peak_is_unknown():
-    meter = Meter(make_policy(), num_iterations=1, peak_tflops=None)
-    meter.start().seconds |= {"rollout": 1.0, "update": 1.0}
-    meter.clock.peaks_gb["update"] = 1.0
-    assert "mfu" not in meter.row(made([rollout((5,), 1)], seconds=1.0, scoring_s=0.0), [])
+    meter = ThroughputMeter(make_policy(), num_iterations=1, peak_tflops=None)
+    meter.start_step().seconds |= {"rollout": 1.0, "update": 1.0}
+    meter.timer.peaks_gb["update"] = 1.0
+    assert "mfu" not in meter.metrics(made([rollout((5,), 1)], seconds=1.0, scoring_s=0.0), [])
 
 
 def test_a_batch_sampled_in_the_background_costs_only_the_wait():
-    clock = Clock(CPU)
-    clock.seconds = {"rollout": 0.2, "update": 1.0}
-    row = clock.row(made([rollout((5,), 10)], seconds=5.0, scoring_s=1.0, sync_s=0.05))
+    timer = StageTimer(CPU)
+    timer.seconds = {"rollout": 0.2, "update": 1.0}
+    row = timer.metrics(made([rollout((5,), 10)], seconds=5.0, scoring_s=1.0, sync_s=0.05))
     assert row["time/score"] == pytest.approx(0.15)  # no more than was waited, less the sync
     assert row["time/rollout"] == pytest.approx(0.0)
     assert row["rollout_tokens_per_s"] == pytest.approx(10 / 4.0)
 
 
-def test_the_clock_times_stages_and_their_peak_memory():
-    clock = Clock(CPU)
-    with clock("rollout"):
+def test_the_timer_times_stages_and_their_peak_memory():
+    timer = StageTimer(CPU)
+    with timer("rollout"):
         time.sleep(0.02)
         touch(200_000_000)
-    with clock("update"):
+    with timer("update"):
         time.sleep(0.01)
-    assert clock.seconds["rollout"] >= 0.02 and clock.seconds["update"] >= 0.01
-    assert clock.peaks_gb["rollout"] - clock.peaks_gb["update"] > 0.15
+    assert timer.seconds["rollout"] >= 0.02 and timer.seconds["update"] >= 0.01
+    assert timer.peaks_gb["rollout"] - timer.peaks_gb["update"] > 0.15
 
 
 def test_peak_memory_is_kept_until_it_begins_anew():

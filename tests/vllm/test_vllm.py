@@ -36,7 +36,7 @@ BASE = ["max_slots=32", "max_completion_length=48", "rollout_engine=vllm", "vllm
 def move(policy, seed, size=0.02):
     torch.manual_seed(seed)
     with torch.no_grad():
-        for parameter in policy.parameters:
+        for parameter in policy.parameters():
             parameter.add_(torch.randn_like(parameter) * size)
 
 

@@ -11,24 +11,24 @@ from whetstone.algorithm.advantages import EPSILON
 
 
 def gae(
-    rewards_N: Tensor, values_N: Tensor, sequence_N: Tensor, *, gamma: float, gae_lambda: float
+    rewards_N: Tensor, values_N: Tensor, sequence_ids_N: Tensor, *, gamma: float, gae_lambda: float
 ) -> tuple[Tensor, Tensor]:
     """(advantages [N], returns [N]); tokens of one sequence stand together, in order."""
-    if not len(sequence_N):  # a rank without work
+    if not len(sequence_ids_N):  # a rank without work
         return rewards_N, values_N
-    lengths_S = torch.bincount(sequence_N)
-    column = torch.cat([torch.arange(int(length)) for length in lengths_S]).to(sequence_N.device)
+    lengths_S = torch.bincount(sequence_ids_N)
+    column = torch.cat([torch.arange(int(length)) for length in lengths_S]).to(sequence_ids_N.device)
     shape = (len(lengths_S), int(lengths_S.max()))
     rewards = rewards_N.new_zeros(shape)
     values = values_N.new_zeros(shape)  # 0 beyond the end: nothing more to earn
-    rewards[sequence_N, column], values[sequence_N, column] = rewards_N, values_N
+    rewards[sequence_ids_N, column], values[sequence_ids_N, column] = rewards_N, values_N
     advantages = torch.zeros_like(rewards)
     running = rewards.new_zeros(shape[0])
     for t in reversed(range(shape[1])):
         following = values[:, t + 1] if t + 1 < shape[1] else torch.zeros_like(running)
         running = rewards[:, t] + gamma * following - values[:, t] + gamma * gae_lambda * running
         advantages[:, t] = running
-    advantages_N = advantages[sequence_N, column]
+    advantages_N = advantages[sequence_ids_N, column]
     return advantages_N, advantages_N + values_N
 
 

@@ -8,12 +8,12 @@ from torch import Tensor
 from whetstone.config.sections import LossRoom
 
 
-def sequence_mean(values_N: Tensor, sequence_N: Tensor, num_sequences: int) -> Tensor:
+def sequence_mean(values_N: Tensor, sequence_ids_N: Tensor, num_sequences: int) -> Tensor:
     """Mean of the token values of each sequence, [S]."""
     total_S = torch.zeros(num_sequences, dtype=values_N.dtype, device=values_N.device).index_add(
-        0, sequence_N, values_N
+        0, sequence_ids_N, values_N
     )
-    count_S = torch.bincount(sequence_N, minlength=num_sequences).clamp(min=1)
+    count_S = torch.bincount(sequence_ids_N, minlength=num_sequences).clamp(min=1)
     return total_S / count_S
 
 
@@ -27,7 +27,9 @@ def off_policy_keep(advantages_S: Tensor, drift_S: Tensor, threshold: float, kin
     return ((advantages_S >= 0) | (drift_S <= threshold)).to(drift_S.dtype)
 
 
-def sampler_weights(difference_N: Tensor, sequence_N: Tensor, num_sequences: int, config: LossRoom) -> Tensor:
+def sampler_weights(
+    difference_N: Tensor, sequence_ids_N: Tensor, num_sequences: int, config: LossRoom
+) -> Tensor:
     """Importance weights [N] for what lies between the policy that sampled and the trainer's own.
 
     `difference_N` is logprob by the trainer - logprob by the sampler, before the first update. Per token or
@@ -37,7 +39,7 @@ def sampler_weights(difference_N: Tensor, sequence_N: Tensor, num_sequences: int
     level, _, treatment = config.sampler_correction.partition("_")
     if level == "sequence":
         total_S = torch.zeros(num_sequences, dtype=difference_N.dtype, device=difference_N.device)
-        difference_N = total_S.index_add(0, sequence_N, difference_N)[sequence_N]
+        difference_N = total_S.index_add(0, sequence_ids_N, difference_N)[sequence_ids_N]
     weights = torch.exp(difference_N)
     low, high = config.sampler_correction_min, config.sampler_correction_max
     if treatment == "truncate":

@@ -5,13 +5,14 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from whetstone.config.base import MAX_COUNT, MAX_STEPS, Room
+from whetstone.config.losses import LOSSES, LossType
 
 
 class LossRoom(Room):
     """The algorithm."""
 
-    loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "gspo", "sapo", "reinforce"] = "dapo"
-    """Which policy loss, and how token losses are averaged; docs/losses.md has the formulas."""
+    loss_type: LossType = "dapo"
+    """The policy loss and its averaging (docs/losses.md), or your own: my_loss.py:function."""
     importance_sampling_level: Literal["token", "sequence"] = "token"
     """Ratio of each token, or of the whole sequence (which gspo means)."""
     advantage: Literal["group", "rloo", "reinforce_pp", "gae"] = "group"
@@ -94,7 +95,11 @@ class LossRoom(Room):
         """epsilon_high with its default."""
         if self.epsilon_high is not None:
             return self.epsilon_high
-        return 5.0 if self.loss_type == "cispo" else self.epsilon
+        return 5.0 if self._bounds_weight else self.epsilon
+
+    @property
+    def _bounds_weight(self) -> bool:
+        return self.loss_type in LOSSES and LOSSES[self.loss_type].bounds_weight
 
     @field_validator("scale_rewards", mode="before")
     @classmethod
@@ -103,10 +108,10 @@ class LossRoom(Room):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.loss_type == "cispo" and self.upper_epsilon < 1:
+        if self._bounds_weight and self.upper_epsilon < 1:
             raise ValueError(
-                f"epsilon_high is {self.upper_epsilon}, but cispo takes it for the largest weight itself, "
-                "which must be at least 1: set it to 5 or so"
+                f"epsilon_high is {self.upper_epsilon}, but {self.loss_type} takes it for the largest weight "
+                "itself, which must be at least 1: set it to 5 or so"
             )
         if self.kl_target_value is not None and self.beta == 0:
             raise ValueError(

@@ -11,7 +11,7 @@ class UpdateRoom(Room):
     """How the weights move."""
 
     max_steps: int = Field(default=-1, ge=-1, le=MAX_STEPS)
-    """Optimiser steps of the whole run; -1: from num_train_epochs."""
+    """Optimizer steps of the whole run; -1: from num_train_epochs."""
     num_train_epochs: float = Field(default=1.0, gt=0, le=1_000_000)
     """Passes over the training problems, where max_steps is -1."""
     batch_counts_as_step: bool = False

@@ -17,7 +17,7 @@ def make_engine(config: "Config", policy: "Policy") -> "Engine":
     """
     if config.rollout.rollout_engine in ("vllm", "sglang"):  # they have weights of their own
         return _outside(config, policy)
-    if policy.spread is not None:
+    if policy.sharding is not None:
         from whetstone.engines.gathered_copy import GatheredEngine
 
         return GatheredEngine(policy, lambda copy: _on_its_weights(config, copy))
@@ -35,7 +35,7 @@ def make_engine(config: "Config", policy: "Policy") -> "Engine":
 
 
 def _outside(config: "Config", policy: "Policy") -> "Engine":
-    if policy.spread is not None:
+    if policy.sharding is not None:
         return _outside_of_ranks(config, policy)
     if config.rollout.rollout_engine == "vllm" and config.rollout.vllm_mode == "colocate":
         from whetstone.engines.servers.vllm.colocated import ColocatedVLLM
@@ -52,10 +52,10 @@ def _outside_of_ranks(config: "Config", policy: "Policy") -> "Engine":
     from whetstone.engines.gathered_copy import GatheredEngine
     from whetstone.engines.servers.pool import Team
     from whetstone.engines.servers.setup import make_fleet
-    from whetstone.parallel.collectives import from_main
+    from whetstone.parallel.collectives import broadcast_from_main
 
     ranks = policy.ranks
-    team = Team(leads=ranks.is_main, tell=lambda what: from_main(ranks, what))
+    team = Team(leads=ranks.is_main, tell=lambda what: broadcast_from_main(ranks, what))
     return GatheredEngine(policy, lambda copy: make_fleet(config, copy, team))
 
 

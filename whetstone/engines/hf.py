@@ -31,7 +31,7 @@ class HFEngine:
     def __init__(self, policy: Policy, max_batch: int, attention: str | None):
         self.policy = policy
         self.max_batch = max_batch
-        self.attention = attention or policy.own_attention
+        self.attention = attention or policy.original_attention
         self.policy_version = 0
         try:
             policy.set_attention(self.attention)

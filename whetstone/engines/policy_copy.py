@@ -24,7 +24,7 @@ class Apart:
 
     @torch.no_grad()
     def update_weights(self, policy_version: int) -> None:
-        for weight, newest in zip(self.own.parameters, self.policy.parameters, strict=True):
+        for weight, newest in zip(self.own.parameters(), self.policy.parameters(), strict=True):
             weight.copy_(newest)
         self.engine.update_weights(policy_version)
 

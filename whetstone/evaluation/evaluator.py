@@ -1,9 +1,8 @@
-"""The fixed problems that progress is measured on: sample, count, compare with step 0, write down, show.
+"""The fixed evaluation: sample, count correct answers, compare with step 0, write eval_results/.
 
-The same problems every time, with seeds that depend on the problem and not on the step, so that two
-evaluations differ only by the policy and can be compared in pairs. Counts `parts["correct"]`, never the
-reward that training maximises. Every completion goes to `eval_results/eval_step_N.json`. The mathematics is
-in `statistics.py`; no torch here.
+Problems and seeds are the same at every step, so two evaluations differ by the policy alone and are compared
+in pairs. Accuracy counts `parts["correct"]`, never the reward. `eval_results/eval_step_N.json` has every
+completion.
 """
 
 import json
@@ -11,17 +10,9 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
-
-import rich
-from rich.console import Console
-from rich.console import Group as Stacked
-from rich.padding import Padding
-from rich.table import Table as TerminalTable
-from rich.text import Text
+from typing import Any
 
 from whetstone.config.sections import Config
-from whetstone.engines.base import Sampling
 from whetstone.evaluation.statistics import (
     Accuracy,
     Difference,
@@ -31,31 +22,16 @@ from whetstone.evaluation.statistics import (
     pass_at_k_table,
 )
 from whetstone.files import atomic_write, json_safe
-from whetstone.rollout.collector import sampling_at
+from whetstone.rollout.collector import CollectorProtocol, sampling_params
 from whetstone.tasks.constants import constant_rates
-from whetstone.terminal.log import STEP_LINES
 from whetstone.terminal.stages import advance, stage
-from whetstone.terminal.text import counted, escape_controls, wrap
 from whetstone.types import Finish, Group, Problem
 
 logger = logging.getLogger(__name__)
 
 
-class Collects(Protocol):
-    """What is needed of `rollout.Collector`."""
-
-    def collect(
-        self,
-        problems: list[Problem],
-        *,
-        num_samples: int,
-        sampling: Sampling,
-        seed_parts: tuple[int | str, ...],
-    ) -> list[Group]: ...
-
-
 @dataclass(frozen=True, kw_only=True)
-class Answered:
+class EvalRecord:
     """One completion of an evaluation, as it is written to the file."""
 
     problem: str  # the problem's id
@@ -106,10 +82,10 @@ class EvalResult:
     truncated_share: float
     num_failures: int  # answers whose scoring failed
     versus_start: Difference | None  # None at step 0, and where step 0 was not the same evaluation
-    completions: tuple[Answered, ...]
-    greedy_completions: tuple[Answered, ...]
+    completions: tuple[EvalRecord, ...]
+    greedy_completions: tuple[EvalRecord, ...]
     reward: Accuracy  # mean and interval of the reward
-    is_judged: bool = True  # False: no answers to compare with, so that only the reward tells anything
+    is_judged: bool = True  # False: the problems have no known answers; only the reward counts
 
     def summary(self) -> dict[str, Any]:
         """The numbers alone, as plain data."""
@@ -119,7 +95,7 @@ class EvalResult:
             if key not in ("completions", "greedy_completions")
         }
 
-    def row(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """The numbers as one row of metrics."""
         row = {"reward": self.reward.mean, "reward_low": self.reward.low, "reward_high": self.reward.high}
         if not self.is_judged:
@@ -147,28 +123,34 @@ class Evaluator:
     """Evaluates the policy behind `collector` on `problems`, as often as it is asked to."""
 
     def __init__(
-        self, config: Config, problems: Sequence[Problem], collector: Collects, run_folder: str | Path
+        self,
+        config: Config,
+        problems: Sequence[Problem],
+        collector: CollectorProtocol,
+        run_folder: str | Path,
     ) -> None:
         assert problems, "an evaluation without problems: leave it out instead"
         self._config = config
         self._problems = list(problems)
         self._collector = collector
         self._folder = Path(run_folder) / "eval_results"
-        given = config.evaluation.eval_temperature
-        self.temperature = config.rollout.temperature if given is None else given
+        temperature = config.evaluation.eval_temperature
+        self.temperature = config.rollout.temperature if temperature is None else temperature
         # Greedy samples of one problem are all the same: one is enough.
         self.samples_per_problem = config.evaluation.eval_samples_per_problem if self.temperature > 0 else 1
 
     def run(self, step: int, *, greedy: bool) -> EvalResult:
         """Sample, count and write `eval_step_N.json`; `greedy` adds a pass at temperature 0."""
-        completions = self._answers(f"evaluation at step {step}", self.temperature, self.samples_per_problem)
-        greedy_completions: list[Answered] = []
+        completions = self._sample_records(
+            f"evaluation at step {step}", self.temperature, self.samples_per_problem
+        )
+        greedy_completions: list[EvalRecord] = []
         if greedy and self.temperature > 0:
-            greedy_completions = self._answers("greedy evaluation", 0.0, 1)
+            greedy_completions = self._sample_records("greedy evaluation", 0.0, 1)
         if self.temperature == 0:  # the evaluation is the greedy pass
             greedy_completions = completions
-        start = None if step == 0 else self._completions_of_start()
-        result = _summarise(
+        start = None if step == 0 else self._start_records()
+        result = _summarize(
             step=step,
             temperature=self.temperature,
             completions=completions,
@@ -179,8 +161,8 @@ class Evaluator:
         document = {
             "step": step,
             "summary": result.summary(),
-            "completions": [asdict(answered) for answered in completions],
-            "greedy_completions": [asdict(answered) for answered in greedy_completions],
+            "completions": [asdict(record) for record in completions],
+            "greedy_completions": [asdict(record) for record in greedy_completions],
         }
         atomic_write(self._file(step), json.dumps(json_safe(document), ensure_ascii=False, indent=1))
         return result
@@ -188,11 +170,11 @@ class Evaluator:
     def _file(self, step: int) -> Path:
         return self._folder / f"eval_step_{step}.json"
 
-    def _answers(self, name: str, temperature: float, num_samples: int) -> list[Answered]:
-        sampling = sampling_at(self._config, temperature)
+    def _sample_records(self, name: str, temperature: float, num_samples: int) -> list[EvalRecord]:
+        sampling = sampling_params(self._config, temperature)
         at_once = self._config.evaluation.per_device_eval_batch_size
         size = max(1, at_once // num_samples) if at_once else len(self._problems)
-        answers: list[Answered] = []
+        records: list[EvalRecord] = []
         parts = [self._problems[i : i + size] for i in range(0, len(self._problems), size)]
         with stage(name, total=len(parts)):
             for part in parts:
@@ -202,17 +184,17 @@ class Evaluator:
                     sampling=sampling,
                     seed_parts=(self._config.run.seed, "eval"),
                 )
-                answers += [answered for group in groups for answered in _read(group)]
+                records += [record for group in groups for record in _records(group)]
                 advance()
-        return answers
+        return records
 
-    def _completions_of_start(self) -> list[Answered] | None:
-        """The answers of step 0, from its file (a resumed run wasn't there); None if not comparable."""
+    def _start_records(self) -> list[EvalRecord] | None:
+        """The records of step 0, from its file (a resumed run wasn't there); None if not comparable."""
         path = self._file(0)
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
             temperature = document["summary"]["temperature"]
-            answers = [Answered(**entry) for entry in document["completions"]]
+            records = [EvalRecord(**entry) for entry in document["completions"]]
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -221,12 +203,12 @@ class Evaluator:
         here = [
             (problem.id, sample) for problem in self._problems for sample in range(self.samples_per_problem)
         ]
-        if [(a.problem, a.sample) for a in answers] != here or temperature != self.temperature:
+        if [(a.problem, a.sample) for a in records] != here or temperature != self.temperature:
             logger.warning(
                 "%s holds other problems or another temperature: there is no comparison with step 0.", path
             )
             return None
-        return answers
+        return records
 
 
 def read_summary(path: Path) -> dict[str, Any] | None:
@@ -244,11 +226,11 @@ def read_summary(path: Path) -> dict[str, Any] | None:
     return summary
 
 
-def _read(group: Group) -> list[Answered]:
+def _records(group: Group) -> list[EvalRecord]:
     """A scored group as records."""
     problem = group.problem
     return [
-        Answered(
+        EvalRecord(
             problem=problem.id,
             task=problem.task,
             sample=i,
@@ -277,39 +259,39 @@ def plain_answer(answer: Any) -> str | None:
     return str(answer) if isinstance(answer, str | int | float) else None
 
 
-def _table(answers: Sequence[Answered]) -> list[list[bool]]:
+def _correctness(records: Sequence[EvalRecord]) -> list[list[bool]]:
     """Right or wrong, a row per problem in the order of the problems."""
-    return _by_problem(answers, lambda answered: answered.correct)
+    return _by_problem(records, lambda record: record.correct)
 
 
-def _by_problem(answers: Sequence[Answered], value: Callable[[Answered], Any]) -> list[list[Any]]:
+def _by_problem(records: Sequence[EvalRecord], value: Callable[[EvalRecord], Any]) -> list[list[Any]]:
     rows: dict[str, list[Any]] = {}
-    for answered in answers:
-        rows.setdefault(answered.problem, []).append(value(answered))
+    for record in records:
+        rows.setdefault(record.problem, []).append(value(record))
     return list(rows.values())
 
 
-def _summarise(
+def _summarize(
     *,
     step: int,
     temperature: float,
-    completions: list[Answered],
-    greedy_completions: list[Answered],
-    start: list[Answered] | None,
+    completions: list[EvalRecord],
+    greedy_completions: list[EvalRecord],
+    start: list[EvalRecord] | None,
     constants: Mapping[str, float],
 ) -> EvalResult:
-    table = _table(completions)
-    is_judged = any(answered.is_judged for answered in completions if answered.failure is None)
-    is_judged = is_judged or all(answered.failure is not None for answered in completions)
+    table = _correctness(completions)
+    is_judged = any(record.is_judged for record in completions if record.failure is None)
+    is_judged = is_judged or all(record.failure is not None for record in completions)
     per_task = {}
-    for name in dict.fromkeys(answered.task for answered in completions):
-        of_task = [answered for answered in completions if answered.task == name]
-        before = None if start is None else [answered for answered in start if answered.task == name]
+    for name in dict.fromkeys(record.task for record in completions):
+        of_task = [record for record in completions if record.task == name]
+        before = None if start is None else [record for record in start if record.task == name]
         per_task[name] = TaskResult(
-            accuracy=accuracy(_table(of_task)),
+            accuracy=accuracy(_correctness(of_task)),
             length_mean=_mean(a.length for a in of_task),
             truncated_share=_mean(a.finish == Finish.LENGTH for a in of_task),
-            versus_start=None if before is None else paired(_table(before), _table(of_task)),
+            versus_start=None if before is None else paired(_correctness(before), _correctness(of_task)),
             constant=constants.get(name),
         )
     return EvalResult(
@@ -317,16 +299,16 @@ def _summarise(
         temperature=temperature,
         samples_per_problem=len(table[0]),
         accuracy=accuracy(table),
-        greedy_accuracy=accuracy(_table(greedy_completions)) if greedy_completions else None,
+        greedy_accuracy=accuracy(_correctness(greedy_completions)) if greedy_completions else None,
         pass_at_k=pass_at_k_table(table),
         per_task=per_task,
         length_mean=_mean(a.length for a in completions),
         truncated_share=_mean(a.finish == Finish.LENGTH for a in completions),
         num_failures=sum(a.failure is not None for a in completions),
-        versus_start=None if start is None or not is_judged else paired(_table(start), table),
+        versus_start=None if start is None or not is_judged else paired(_correctness(start), table),
         completions=tuple(completions),
         greedy_completions=tuple(greedy_completions),
-        reward=mean_interval(_by_problem(completions, lambda answered: answered.reward)),
+        reward=mean_interval(_by_problem(completions, lambda record: record.reward)),
         is_judged=is_judged,
     )
 
@@ -334,120 +316,3 @@ def _summarise(
 def _mean(values: Any) -> float:
     values = list(values)
     return sum(values) / len(values)
-
-
-# ---- the terminal ------------------------------------------------------------------------------------------
-
-
-def show(
-    result: EvalResult, *, num_examples: int, title: str | None = None, console: Console | None = None
-) -> None:
-    """Print a headline (it goes to the log too), a table where there are several tasks, examples."""
-    console = console or rich.get_console()
-    title = escape_controls(title or f"Evaluation at step {result.step}")
-    first = f"{title}  {headline(result)}"
-    first = Text(wrap(first, console.width) if console.is_terminal else first)
-    first.stylize("bold", 0, len(title))
-    parts: list[Any] = [_example(answered) for answered in examples(result, num_examples)]
-    if len(result.per_task) > 1:
-        parts.insert(0, _task_table(result))
-    console.print(first, highlight=False, soft_wrap=True)
-    console.print(Stacked(*(Padding(part, (0, 0, 0, 2), expand=False) for part in parts)), highlight=False)
-    logging.getLogger(STEP_LINES).info("%s: %s", title, headline(result))
-
-
-def headline(result: EvalResult) -> str:
-    """`accuracy 61.5 % [54.6, 68.0] on 200 problems at temperature 1; greedy ...; +27.0 points since ...`"""
-    measured = (
-        f"accuracy {percent(result.accuracy)}" if result.is_judged else f"reward {plain(result.reward)}"
-    )
-    constants = [task.constant for task in result.per_task.values()]
-    if result.is_judged and len(constants) == 1 and constants[0]:  # several have a table of their own
-        measured += f" (a constant earns {100 * constants[0]:.0f} %)"
-    tell = [f"{measured} on {counted(result.accuracy.num_problems, 'problem')}"]
-    if result.samples_per_problem > 1:
-        tell[0] += f" x {result.samples_per_problem}"
-    tell[0] += " greedily" if result.temperature == 0 else f" at temperature {result.temperature:g}"
-    if result.greedy_accuracy is not None and result.temperature > 0 and result.is_judged:
-        tell.append(f"greedy {percent(result.greedy_accuracy)}")
-    if result.samples_per_problem > 1 and result.is_judged:
-        tell.append(
-            ", ".join(f"pass@{k} {100 * value:.1f} %" for k, value in result.pass_at_k.items() if k > 1)
-        )
-    if result.versus_start is not None:
-        tell.append(change(result.versus_start))
-    if result.truncated_share > 0:
-        tell.append(f"{100 * result.truncated_share:.1f} % truncated")
-    if result.num_failures:
-        failures = counted(result.num_failures, "answer")
-        tell.append(f"{failures} could not be scored: counted as wrong")
-    return "; ".join(tell)
-
-
-def percent(share: Accuracy) -> str:
-    """`61.5 % [54.6, 68.0]`"""
-    return f"{100 * share.mean:.1f} % [{100 * share.low:.1f}, {100 * share.high:.1f}]"
-
-
-def plain(mean: Accuracy) -> str:
-    """`0.615 [0.546, 0.680]`"""
-    return f"{mean.mean:.3g} [{mean.low:.3g}, {mean.high:.3g}]"
-
-
-def change(versus: Difference) -> str:
-    """`+27.0 points since step 0 [19.8, 33.9], p < 0.001`"""
-    low, high = 100 * versus.low, 100 * versus.high
-    p_value = "p < 0.001" if versus.p_value < 0.001 else f"p = {versus.p_value:.3f}"
-    return f"{100 * versus.difference:+.1f} points since step 0 [{low:+.1f}, {high:+.1f}], {p_value}"
-
-
-def _task_table(result: EvalResult) -> TerminalTable:
-    table = TerminalTable(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("task")
-    columns = ["problems", "accuracy %", "95 %"]
-    columns += ["since step 0"] if result.versus_start is not None else []
-    has_constants = any(task.constant for task in result.per_task.values())
-    columns += ["a constant %"] if has_constants else []
-    for name in (*columns, "tokens"):
-        table.add_column(name, justify="right")
-    for name, task in result.per_task.items():
-        share, versus = task.accuracy, task.versus_start
-        table.add_row(
-            Text(escape_controls(name)),
-            str(share.num_problems),
-            f"{100 * share.mean:.1f}",
-            Text(f"[{100 * share.low:.1f}, {100 * share.high:.1f}]"),
-            *([f"{100 * versus.difference:+.1f}"] if versus is not None else []),
-            *([f"{100 * task.constant:.0f}" if task.constant else ""] if has_constants else []),
-            f"{task.length_mean:.0f}",
-        )
-    return table
-
-
-def examples(result: EvalResult, num: int) -> list[Answered]:
-    """First samples of `num` problems spread evenly: always the same ones, to watch them change."""
-    firsts = [answered for answered in result.completions if answered.sample == 0]
-    num = min(num, len(firsts))
-    return [firsts[i * len(firsts) // num] for i in range(num)]
-
-
-def _example(answered: Answered) -> TerminalTable:
-    verdict = Text("right", "bold green") if answered.correct else Text("wrong", "bold red")
-    if not answered.is_judged:
-        verdict = Text(f"reward {answered.reward:.3g}", "bold")
-    gold = "" if answered.gold is None else f"   gold {_short(answered.gold, 120)}"
-    answer = "no answer found" if answered.answer is None else f"answer {_short(answered.answer, 120)}"
-    table = TerminalTable.grid(padding=(0, 2, 0, 0))
-    table.add_row(Text("question", "dim"), Text(_short(answered.messages[-1]["content"], 400)))
-    table.add_row(Text("completion", "dim"), Text(_short(answered.completion, 600)))
-    length = counted(answered.length, "token")
-    table.add_row(Text("verdict", "dim"), verdict.append(f"   {answer}{gold}   ({length})", ""))
-    table.add_row()
-    return table
-
-
-def _short(text: str, limit: int) -> str:
-    """One line of at most `limit` characters, its middle left out: beginnings and ends say most."""
-    text = escape_controls(" ".join(text.split()))
-    half = (limit - 5) // 2
-    return text if len(text) <= limit else f"{text[:half]} ... {text[-half:]}"

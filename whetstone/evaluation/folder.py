@@ -19,15 +19,15 @@ def evaluation_folder(config: Config) -> Path:
     weights = config.evaluation.checkpoint_path
     own = Path(config.run.output_dir) / (config.run.run_name or "")
     name = "model" if weights is None else Path(os.path.abspath(weights)).name
-    places = [own / "evaluations" / name]
+    candidates = [own / "evaluations" / name]
     if weights is not None and (Path(weights).parent / "config.yaml").is_file():
-        places.insert(0, Path(weights).parent / "evaluations" / name)
+        candidates.insert(0, Path(weights).parent / "evaluations" / name)
     reasons = []
-    for place in places:
-        reason = _why_not(place)
+    for candidate in candidates:
+        reason = _why_not(candidate)
         if reason is None:
-            return place
-        reasons.append(f"{place} may not be written ({reason})")
+            return candidate
+        reasons.append(f"{candidate} may not be written ({reason})")
     raise UserError(f"{reasons[-1]}: set output_dir to a place you may write to.")
 
 

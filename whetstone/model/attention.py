@@ -32,7 +32,7 @@ class LayerOptions:
     softcap: float | None
 
 
-class Attend(Protocol):
+class AttentionFn(Protocol):
     """[B, heads, T, D] queries, keys and values -> [B, T, heads, D]."""
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: LayerOptions) -> Tensor: ...
@@ -41,7 +41,7 @@ class Attend(Protocol):
 # Layers are compiled (policy.py), attention is not: it is one kernel already, and what it works on (lengths,
 # segments) would have them compiled anew for every batch.
 @torch.compiler.disable
-def _attention(module, query, key, value, attention_mask, *, attend: Attend, scaling: float, **kwargs):
+def _attention(module, query, key, value, attention_mask, *, attend: AttentionFn, scaling: float, **kwargs):
     # Gemma passes softcap, and the sliding layers of several families sliding_window; the rest is of no
     # concern here.
     options = LayerOptions(
@@ -56,13 +56,13 @@ def _attention(module, query, key, value, attention_mask, *, attend: Attend, sca
 ALL_ATTENTION_FUNCTIONS.register(NAME, _attention)
 
 
-def end_to_end(lengths: Sequence[int]) -> list[Segment]:
+def packed_segments(lengths: Sequence[int]) -> list[Segment]:
     """Whole sequences one after the other, nothing shared."""
     starts = [0, *itertools.accumulate(lengths)]
     return [Segment(start, length) for start, length in zip(starts, lengths, strict=False)]
 
 
-def take(rows: Tensor, index: Tensor) -> Tensor:
+def index_rows(rows: Tensor, index: Tensor) -> Tensor:
     """`rows[index]` whose gradient adds up in a fixed order, so that a run repeats bit for bit.
 
     Where an index occurs twice (a shared prompt), the backward pass of plain indexing adds with atomics on a
@@ -74,7 +74,7 @@ def take(rows: Tensor, index: Tensor) -> Tensor:
     return taken if index.dim() == 1 else taken.view(*index.shape, *rows.shape[1:])
 
 
-def takes_flash(device: torch.device, dtype: torch.dtype, softcap: float | None) -> bool:
+def uses_flash(device: torch.device, dtype: torch.dtype, softcap: float | None) -> bool:
     """Whether segments go through flash attention, unpadded."""
     return device.type == "cuda" and dtype in (torch.bfloat16, torch.float16) and softcap is None
 
@@ -89,29 +89,29 @@ class PackedAttention:
     def __init__(self, segments: Sequence[Segment], device: torch.device):
         self.segments = list(segments)
         self.device = device
-        self._padded: tuple[list[_SideBySide], Tensor] | None = None  # parts, the way back to tokens
+        self._padded: tuple[list[_PaddedSegments], Tensor] | None = None  # parts, the way back to tokens
         self._plan: FlashPlan | None = None
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: LayerOptions) -> Tensor:
         q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # [T, heads, D]
-        if takes_flash(query.device, query.dtype, options.softcap):
+        if uses_flash(query.device, query.dtype, options.softcap):
             self._plan = self._plan or FlashPlan(self.segments, self.device)
             window = options.sliding_window
             return flash_attention(q, k, v, self._plan, scale=options.scale, window=window)[None]
-        self._padded = self._padded or self._side_by_side()
+        self._padded = self._padded or self._pad_segments()
         parts, order = self._padded
         out = torch.cat([part.attend(q, k, v, options) for part in parts])
-        return (take(out, order) if len(parts) > 1 else out)[None]
+        return (index_rows(out, order) if len(parts) > 1 else out)[None]
 
-    def _side_by_side(self) -> tuple[list["_SideBySide"], Tensor]:
+    def _pad_segments(self) -> tuple[list["_PaddedSegments"], Tensor]:
         alone = [segment for segment in self.segments if not segment.prefix_length]
         sharing = [segment for segment in self.segments if segment.prefix_length]
-        likes = [*of_like_length(alone), *of_like_length(sharing)]
-        parts = [_SideBySide(like, self.device) for like in likes]
+        likes = [*bucket_by_length(alone), *bucket_by_length(sharing)]
+        parts = [_PaddedSegments(like, self.device) for like in likes]
         return parts, torch.cat([part.tokens for part in parts]).argsort()
 
 
-def of_like_length(segments: Sequence[Segment]) -> list[list[Segment]]:
+def bucket_by_length(segments: Sequence[Segment]) -> list[list[Segment]]:
     """Segments that are at least half as long as the longest of them go together, so that padding never more
     than doubles the queries.
     """
@@ -127,7 +127,7 @@ def _spread(shape: torch.Size, total: int) -> Tensor:
     return torch.arange(shape.numel()).view(shape) % total
 
 
-class _SideBySide:
+class _PaddedSegments:
     """Segments padded to one length each for queries and for keys, and back."""
 
     def __init__(self, segments: list[Segment], device: torch.device):
@@ -159,8 +159,8 @@ class _SideBySide:
         self._masks: dict[int | None, Tensor] = {}
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, options: LayerOptions) -> Tensor:
-        query = take(query, self.query_index).transpose(1, 2)  # [S, heads, Lq, D]
-        key, value = (take(tensor, self.key_index).transpose(1, 2) for tensor in (key, value))
+        query = index_rows(query, self.query_index).transpose(1, 2)  # [S, heads, Lq, D]
+        key, value = (index_rows(tensor, self.key_index).transpose(1, 2) for tensor in (key, value))
         window = options.sliding_window
         causal = self.is_plain and (window is None or window >= query.shape[2])
         if options.softcap is not None:
@@ -175,7 +175,7 @@ class _SideBySide:
                 scale=options.scale,
                 enable_gqa=key.shape[1] != query.shape[1],
             )
-        return take(out.transpose(1, 2).flatten(0, 1), self.real)
+        return index_rows(out.transpose(1, 2).flatten(0, 1), self.real)
 
     def _mask(self, window: int | None) -> Tensor:
         """[S, 1, Lq, Lk]: true where a key is seen. Keys that are padding lie infinitely far ahead."""

@@ -1,8 +1,7 @@
-"""The value model of the actor-critic: what the rest of an answer will earn, before each of its tokens.
+"""The value model of the actor-critic: the expected return before each completion token.
 
-`head`: one linear layer on the policy's own hidden states, which it helps to shape. `model`: a trunk of its
-own, begun as a copy of the policy's. Both give one number per completion token of a packed batch; they know
-nothing of rewards. Where the policy is spread over ranks, so is the critic.
+`head`: a linear layer on the policy's hidden states. `model`: its own trunk, initialized from the policy's.
+The critic is sharded as the policy is.
 """
 
 from typing import Any
@@ -19,7 +18,7 @@ class Critic:
     def __init__(self, policy: Policy, kind: str):
         self.policy = policy
         head = nn.Linear(policy.config.hidden_size, 1, device=policy.device, dtype=torch.float32)
-        nn.init.zeros_(head.weight)  # it expects nothing at first
+        nn.init.zeros_(head.weight)  # initial values are 0
         nn.init.zeros_(head.bias)
         self.head = shard_alone(policy, head)
         self.trunk: Any = None
@@ -27,14 +26,13 @@ class Critic:
             self.trunk, shard = trunk_copy(policy)
             self.root = shard(Root(self.trunk))
 
-    @property
     def parameters(self) -> list[nn.Parameter]:
         trunk = [] if self.trunk is None else [p for p in self.trunk.parameters() if p.requires_grad]
         return [*self.head.parameters(), *trunk]
 
-    def values(self, batch: Any, policy_rows: Tensor) -> Tensor:
-        """[N] values; `policy_rows` are the policy's hidden states [N, H] that predict each token."""
-        rows = policy_rows
+    def values(self, batch: Any, policy_hidden: Tensor) -> Tensor:
+        """[N] values; `policy_hidden` are the policy's hidden states [N, H] that predict each token."""
+        hidden = policy_hidden
         if self.trunk is not None:
-            rows = self.root(lambda: self.policy.rows_of(self.trunk, batch))
-        return self.head(rows.float()).squeeze(-1)
+            hidden = self.root(lambda: self.policy.completion_hidden_of(self.trunk, batch))
+        return self.head(hidden.float()).squeeze(-1)

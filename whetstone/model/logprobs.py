@@ -1,8 +1,7 @@
 """Logprob and entropy of chosen tokens from hidden states, without keeping the logits of all tokens at once.
 
-Rows go through the output head in chunks; where all logits would not fit a budget, each chunk is recomputed
-in the backward pass. Only rows that predict a completion token come here: prompts never meet the vocabulary.
-A head that is one matrix has a faster way on a GPU (fused_head.py).
+Hidden states of completion tokens go through the output head in chunks. Where all logits would exceed a
+budget, each chunk is recomputed in the backward pass. fused_head.py is faster on a GPU for plain heads.
 """
 
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from whetstone.model.fused_head import Head, fused_statistics
-from whetstone.model.memory import memory_of
+from whetstone.model.memory import usable_memory
 
 LOGITS_BUDGET = 1 << 26  # numbers of logits held at once: 256 MB in float32
 FUSED_BYTES = 1 << 30  # of logits held at once on a GPU: fewer and larger products, fewer sums of gradients
@@ -28,8 +27,8 @@ class TokenStatistics(NamedTuple):
     full_kl: Tensor | None  # from `reference`, over the whole vocabulary
 
 
-class Vocabulary(Protocol):
-    """What is made of logits [N, V]; V is a slice where ranks share the vocabulary (parallel/tensor.py)."""
+class LogitsLayout(Protocol):
+    """Statistics of logits [N, V]; V is a slice of a vocabulary that ranks share (parallel/tensor.py)."""
 
     def statistics(
         self, logits: Tensor, targets: Tensor, reference: Tensor | None
@@ -44,11 +43,11 @@ class Vocabulary(Protocol):
         ...
 
     def gather(self, logits: Tensor) -> Tensor:
-        """The logits of the whole vocabulary."""
+        """The logits of the whole logits_layout."""
         ...
 
 
-class WholeVocabulary:
+class UnshardedLogits:
     """All logits in one place."""
 
     def statistics(
@@ -71,7 +70,7 @@ class WholeVocabulary:
         return logits
 
 
-WHOLE = WholeVocabulary()
+UNSHARDED = UnshardedLogits()
 
 
 def token_statistics(
@@ -81,26 +80,26 @@ def token_statistics(
     *,
     temperature: float,
     reference: Tensor | None = None,
-    vocabulary: Vocabulary = WHOLE,
-    matrix: Head | None = None,
+    logits_layout: LogitsLayout = UNSHARDED,
+    plain_head: Head | None = None,
 ) -> TokenStatistics:
     """Logprob of each target and entropy at `temperature`, in float32 or better.
 
-    `reference` [N, V] are all logprobs of another policy, which the KL divergence is taken from. `matrix` is
-    the head again, where it is no more than one.
+    `reference` [N, V]: logprobs of the reference policy, for the full KL. `plain_head`: the head, where it is
+    a plain matrix.
     """
-    if matrix is not None and reference is None and hidden.is_cuda:
-        size = matrix.weight.element_size() * len(matrix.weight)
-        rows = int(min(FUSED_BYTES, FUSED_SHARE * memory_of(hidden.device))) // size
-        return TokenStatistics(*fused_statistics(hidden, targets, matrix, max(1, rows)), None)
+    if plain_head is not None and reference is None and hidden.is_cuda:
+        size = plain_head.weight.element_size() * len(plain_head.weight)
+        rows = int(min(FUSED_BYTES, FUSED_SHARE * usable_memory(hidden.device))) // size
+        return TokenStatistics(*fused_statistics(hidden, targets, plain_head, max(1, rows)), None)
 
     def chunk(
         hidden: Tensor, targets: Tensor, reference: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        return vocabulary.statistics(_tempered(head(hidden), temperature), targets, reference)
+        return logits_layout.statistics(_scaled(head(hidden), temperature), targets, reference)
 
     with torch.no_grad():
-        width = vocabulary.width(head(hidden[:1]))
+        width = logits_layout.width(head(hidden[:1]))
     rows = max(1, LOGITS_BUDGET // width)
     if len(targets) <= rows:
         return TokenStatistics(*chunk(hidden, targets, reference))
@@ -121,12 +120,15 @@ def token_statistics(
 
 
 def all_logprobs(
-    head: Callable[[Tensor], Tensor], hidden: Tensor, temperature: float, vocabulary: Vocabulary = WHOLE
+    head: Callable[[Tensor], Tensor],
+    hidden: Tensor,
+    temperature: float,
+    logits_layout: LogitsLayout = UNSHARDED,
 ) -> Tensor:
-    """[N, V] logprobs of every token of the vocabulary, or of this rank's slice of it."""
-    return vocabulary.logprobs(_tempered(head(hidden), temperature))
+    """[N, V] logprobs of every token of the logits_layout, or of this rank's slice of it."""
+    return logits_layout.logprobs(_scaled(head(hidden), temperature))
 
 
-def _tempered(logits: Tensor, temperature: float) -> Tensor:
+def _scaled(logits: Tensor, temperature: float) -> Tensor:
     logits = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
     return logits / temperature

@@ -57,7 +57,7 @@ def write_manifest(folder: Path, *, step: int, seconds: float = 0.0) -> None:
     sizes = {name: (folder / name).stat().st_size for name in names}
     digests = _hash(folder, _pieces(sizes), _digest)
     files = {
-        name: {"size": size, "sha256": [digests[name, place] for place in range(_num_pieces(size))]}
+        name: {"size": size, "sha256": [digests[name, piece] for piece in range(_num_pieces(size))]}
         for name, size in sizes.items()
     }
     body: dict[str, Any] = {"step": step, "seconds": seconds, "files": files}
@@ -113,7 +113,7 @@ def damaged_files(
     }
     pieces = list(_pieces({name: entry.size for name, entry in known.items()}))[part::num_parts]
     digests = _hash(folder, pieces, _digest_if_readable)
-    wrong = {name for (name, place), digest in digests.items() if digest != (known[name].sha256 or ())[place]}
+    wrong = {name for (name, piece), digest in digests.items() if digest != (known[name].sha256 or ())[piece]}
     return sorted(wrong)
 
 
@@ -158,7 +158,7 @@ def _num_pieces(size: int) -> int:
 
 
 def _pieces(sizes: Mapping[str, int]) -> Iterable[tuple[str, int]]:
-    return ((name, place) for name, size in sizes.items() for place in range(_num_pieces(size)))
+    return ((name, piece) for name, size in sizes.items() for piece in range(_num_pieces(size)))
 
 
 def _hash(

@@ -1,6 +1,4 @@
-"""How much memory a device may give to this process, how much of it is left, how much some work takes, and
-the way into it.
-"""
+"""GPU memory: usable, free, peak of a piece of work; asynchronous uploads."""
 
 from collections.abc import Callable
 
@@ -17,7 +15,7 @@ def upload(values: Tensor, device: torch.device) -> Tensor:
     return values.pin_memory().to(device, non_blocking=True)
 
 
-def memory_of(device: torch.device) -> int:
+def usable_memory(device: torch.device) -> int:
     """Bytes of a GPU that torch may use: all of it, or the share that was set."""
     number = torch.cuda.current_device() if device.index is None else device.index
     share = torch.cuda.get_per_process_memory_fraction(number)
@@ -28,11 +26,11 @@ def free_memory(device: torch.device) -> int:
     """Bytes that could be allocated now: what nobody has, and what torch holds but does not use."""
     held, used = torch.cuda.memory_reserved(device), torch.cuda.memory_allocated(device)
     free = torch.cuda.mem_get_info(device)[0] + held - used
-    return max(0, min(free, memory_of(device) - used))
+    return max(0, min(free, usable_memory(device) - used))
 
 
-class Gauge:
-    """Measures on one GPU."""
+class MemoryProbe:
+    """Free and peak memory of one GPU."""
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -40,8 +38,8 @@ class Gauge:
     def free(self) -> int:
         return free_memory(self.device)
 
-    def most_taken(self, work: Callable[[], None]) -> int:
-        """Most bytes that there were during `work` on top of those before it."""
+    def peak_bytes(self, work: Callable[[], None]) -> int:
+        """Peak bytes allocated during `work`, above those before it."""
         torch.cuda.synchronize(self.device)
         torch.cuda.reset_peak_memory_stats(self.device)
         before = torch.cuda.memory_allocated(self.device)

@@ -1,8 +1,7 @@
-"""The model that is trained: loading, precision, LoRA, and one way to run it on packed sequences.
+"""The policy: loading, precision, LoRA, and the forward pass on packed sequences.
 
-`Policy.hidden` runs the transformers trunk with our attention, `Policy.head` gives logits. At the start both
-are compared with the model's own forward pass: an architecture that our attention cannot serve is refused,
-never trained wrongly. Sampling is the engines' business, losses and optimisers the update's.
+`Policy.hidden` runs the transformers trunk with our attention, `Policy.head` computes logits. Both are
+compared with the model's own forward pass at the start, so an unsupported architecture is refused.
 """
 
 import contextlib
@@ -17,14 +16,21 @@ from torch import Tensor, nn
 
 from whetstone.config.sections import ModelRoom
 from whetstone.errors import UserError
-from whetstone.model.attention import NAME, Attend, PackedAttention, end_to_end, take, takes_flash
+from whetstone.model.attention import (
+    NAME,
+    AttentionFn,
+    PackedAttention,
+    index_rows,
+    packed_segments,
+    uses_flash,
+)
 from whetstone.model.fused_head import Head
-from whetstone.model.hub import foundation, resolve
+from whetstone.model.hub import base_and_adapter, resolve
 from whetstone.model.loading import load_pretrained, verify_folder
-from whetstone.model.logprobs import WHOLE, TokenStatistics, Vocabulary, all_logprobs, token_statistics
+from whetstone.model.logprobs import UNSHARDED, LogitsLayout, TokenStatistics, all_logprobs, token_statistics
 from whetstone.model.sharding import Sharding
-from whetstone.parallel.fsdp import Root, plain_to_compiler
-from whetstone.parallel.mesh import ALONE, Ranks
+from whetstone.parallel.fsdp import Root, hide_fsdp_from_dynamo
+from whetstone.parallel.mesh import SINGLE, Ranks
 from whetstone.types import Segment
 
 COMPILED_FROM = 50_000_000  # parameters
@@ -36,7 +42,7 @@ VERIFICATION_TEXTS = (
 
 
 class Policy:
-    """A causal language model with its tokenizer, on one device or (`spread`) on those of all ranks."""
+    """A causal language model with its tokenizer, on one device or (`sharding`) on all ranks."""
 
     def __init__(
         self,
@@ -45,20 +51,20 @@ class Policy:
         device: torch.device,
         *,
         root: nn.Module | None = None,
-        vocabulary: Vocabulary = WHOLE,
-        spread: Sharding | None = None,
+        logits_layout: LogitsLayout = UNSHARDED,
+        sharding: Sharding | None = None,
     ):
         self.model = model  # as saved: a transformers model, or peft's wrapper around one
         self.root = root or Root(model)  # every use of the weights goes through it
-        self.vocabulary = vocabulary
-        self.spread = spread  # None: all weights are here
+        self.logits_layout = logits_layout
+        self.sharding = sharding  # None: all weights are on this device
         self.tokenizer = tokenizer
         self.device = device
         self.is_lora = hasattr(model, "peft_config")
         self.lm = model.get_base_model() if self.is_lora else model
         self.trunk = getattr(self.lm, self.lm.base_model_prefix)
         self.config = self.lm.config.get_text_config()
-        self.own_attention = self.lm.config._attn_implementation
+        self.original_attention = self.lm.config._attn_implementation
         self.set_attention(NAME)
 
     def copy(self) -> "Policy":
@@ -67,7 +73,7 @@ class Policy:
         """
         shared = {id(p): p for p in self.model.parameters() if not p.requires_grad}
         other = Policy(copy.deepcopy(self.model, shared), self.tokenizer, self.device)
-        other.own_attention = self.own_attention
+        other.original_attention = self.original_attention
         return other
 
     def compile_layers(self, backend: str | Callable[..., Any] = "inductor") -> None:
@@ -77,11 +83,11 @@ class Policy:
         them, it gathers and frees their weights outside of what is compiled.
         """
         for layer in self.trunk.layers:
-            plain_to_compiler(layer)
+            hide_fsdp_from_dynamo(layer)
             layer.compile(dynamic=True, backend=backend)
 
-    def run_layers_again(self, number: int) -> None:
-        """Let the first `number` layers forget their activations and run again in the backward pass."""
+    def checkpoint_layers(self, number: int) -> None:
+        """Activation checkpointing in the first `number` layers."""
         self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         for layer, module in enumerate(self.trunk.layers):
             module.gradient_checkpointing = layer < number
@@ -91,19 +97,19 @@ class Policy:
 
     @property
     def ranks(self) -> Ranks:
-        """Those that share the weights."""
-        return ALONE if self.spread is None else self.spread.ranks
+        """The ranks that share the weights."""
+        return SINGLE if self.sharding is None else self.sharding.ranks
 
     @property
     def dtype(self) -> torch.dtype:
-        """What it computes in."""
-        return self.lm.dtype if self.spread is None else self.spread.compute
+        """The compute dtype."""
+        return self.lm.dtype if self.sharding is None else self.sharding.compute
 
     @property
-    def pads(self) -> bool:
-        """Whether attention lays sequences side by side, all of the longest one's length."""
+    def uses_padding(self) -> bool:
+        """Whether attention pads sequences to the longest one."""
         softcap = getattr(self.config, "attn_logit_softcapping", None)
-        return not takes_flash(self.device, self.dtype, softcap)
+        return not uses_flash(self.device, self.dtype, softcap)
 
     @property
     def num_cache_heads(self) -> int:
@@ -112,9 +118,8 @@ class Policy:
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         return heads // self.ranks.tp_size
 
-    @property
     def parameters(self) -> list[nn.Parameter]:
-        """Those that train."""
+        """The trainable parameters."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     @property
@@ -130,7 +135,7 @@ class Policy:
             stops.append(self.tokenizer.eos_token_id)
         return tuple(dict.fromkeys(stops))
 
-    def hidden(self, token_ids: Tensor, position_ids: Tensor, attend: Attend) -> Tensor:
+    def hidden(self, token_ids: Tensor, position_ids: Tensor, attend: AttentionFn) -> Tensor:
         """[B, T] tokens and positions -> [B, T, H] last hidden states. For engines: never compiled."""
         with self._uncompiled():
             return self.root(lambda: self._hidden_of(self.trunk, token_ids, position_ids, attend))
@@ -150,78 +155,80 @@ class Policy:
                 layer._compiled_call_impl = call
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Hidden states -> logits of the whole vocabulary, as the model's own forward pass makes them."""
-        return self.root(lambda hidden: self.vocabulary.gather(self._logits(hidden)), hidden)
+        """Hidden states -> logits of the whole logits_layout, as the model's own forward pass makes them."""
+        return self.root(lambda hidden: self.logits_layout.gather(self._logits(hidden)), hidden)
 
-    def rows(self, batch: Any) -> Tensor:
-        """[N, H] hidden states that predict the completion tokens of a packed `batch.Batch`."""
-        return self.root(lambda: self.rows_of(self.trunk, batch))
+    def completion_hidden(self, batch: Any) -> Tensor:
+        """[N, H] hidden states that predict the completion tokens of a packed `update.packing.Batch`."""
+        return self.root(lambda: self.completion_hidden_of(self.trunk, batch))
 
-    def rows_of(self, trunk: nn.Module, batch: Any) -> Tensor:
-        """The same by some trunk of the policy's kind (the critic's), inside a call of its root."""
+    def completion_hidden_of(self, trunk: nn.Module, batch: Any) -> Tensor:
+        """The same with another trunk of this architecture (the critic's), inside a call of its root."""
         token_ids, position_ids, segments = batch.token_ids, batch.position_ids, batch.segments
         # With sequence parallelism tokens must divide among the ranks: a segment that nobody looks at fills
         # up.
-        extra = 0 if self.spread is None else -len(token_ids) % self.spread.token_multiple
+        extra = 0 if self.sharding is None else -len(token_ids) % self.sharding.token_multiple
         if extra:
             segments = [*segments, Segment(len(token_ids), extra)]
             token_ids = F.pad(token_ids, (0, extra))
             position_ids = torch.cat([position_ids, torch.arange(extra, device=position_ids.device)])
         attend = PackedAttention(segments, self.device)
         hidden = self._hidden_of(trunk, token_ids[None], position_ids[None], attend)[0]
-        return take(hidden, batch.rows)
+        return index_rows(hidden, batch.logit_positions)
 
-    def statistics(
-        self, rows: Tensor, batch: Any, temperature: float, reference: Tensor | None = None
+    def token_statistics(
+        self, hidden: Tensor, batch: Any, temperature: float, reference: Tensor | None = None
     ) -> TokenStatistics:
         """Logprob and entropy [N] of every completion token, and the whole KL from `reference` [N, V]."""
         return self.root(
-            lambda rows: token_statistics(
+            lambda hidden: token_statistics(
                 self._logits,
-                rows,
+                hidden,
                 batch.targets,
                 temperature=temperature,
                 reference=reference,
-                vocabulary=self.vocabulary,
-                matrix=self._matrix(temperature),
+                logits_layout=self.logits_layout,
+                plain_head=self._plain_head(temperature),
             ),
-            rows,
+            hidden,
         )
 
     def all_logprobs(self, batch: Any, temperature: float) -> Tensor:
         """[N, V] logprobs of every token of the vocabulary (of this rank's slice, where it is split)."""
-        rows = self.rows(batch)
-        return self.root(lambda rows: all_logprobs(self._logits, rows, temperature, self.vocabulary), rows)
+        hidden = self.completion_hidden(batch)
+        return self.root(
+            lambda hidden: all_logprobs(self._logits, hidden, temperature, self.logits_layout), hidden
+        )
 
-    def _hidden_of(self, trunk: Any, token_ids: Tensor, position_ids: Tensor, attend: Attend) -> Tensor:
+    def _hidden_of(self, trunk: Any, token_ids: Tensor, position_ids: Tensor, attend: AttentionFn) -> Tensor:
         return trunk(
             input_ids=token_ids, position_ids=position_ids, attend=attend, use_cache=False
         ).last_hidden_state
 
     def _logits(self, hidden: Tensor) -> Tensor:
         logits = self.lm.get_output_embeddings()(hidden)
-        softcap, scaling = self._bends
+        softcap, scaling = self._logit_transform
         if softcap is not None:
             logits = softcap * torch.tanh(logits / softcap)
         return logits if scaling is None else logits / scaling
 
     @property
-    def _bends(self) -> tuple[float | None, float | None]:
-        """What becomes of logits after the output matrix: a softcap (Gemma), a divisor (Granite)."""
+    def _logit_transform(self) -> tuple[float | None, float | None]:
+        """Applied to logits after the output matrix: a softcap (Gemma), a divisor (Granite)."""
         config = self.config
         return getattr(config, "final_logit_softcapping", None), getattr(config, "logits_scaling", None)
 
-    def _matrix(self, temperature: float) -> Head | None:
+    def _plain_head(self, temperature: float) -> Head | None:
         """`_logits` as one matrix, for kernels; None where it is more than that (an adapter, a slice)."""
         head = self.lm.get_output_embeddings()
-        if type(head) is not nn.Linear or self.vocabulary is not WHOLE:
+        if type(head) is not nn.Linear or self.logits_layout is not UNSHARDED:
             return None
-        softcap, scaling = self._bends
+        softcap, scaling = self._logit_transform
         return Head(head.weight, head.bias, softcap, 1 / (temperature * (scaling or 1.0)))
 
     def logprobs(self, batch: Any, temperature: float) -> Tensor:
         """Logprobs [N] of the completion tokens."""
-        return self.statistics(self.rows(batch), batch, temperature).logprobs
+        return self.token_statistics(self.completion_hidden(batch), batch, temperature).logprobs
 
     @torch.no_grad()
     def verify(self) -> None:
@@ -237,7 +244,7 @@ class Policy:
         packed = self.hidden(
             torch.cat(rows).to(self.device)[None],
             position_ids[None],
-            PackedAttention(end_to_end(lengths), self.device),
+            PackedAttention(packed_segments(lengths), self.device),
         )
         ours = self.head(packed[0]).float()
         self._use_own_attention()
@@ -300,7 +307,7 @@ def load_policy(
     adapter = weights is not None and (Path(weights) / "adapter_config.json").is_file()
     start = None
     if weights is None or adapter:
-        base, start = foundation(config.model_name_or_path)
+        base, start = base_and_adapter(config.model_name_or_path)
     else:
         base = resolve(str(weights))
     for folder in (base, start):
@@ -352,6 +359,6 @@ def compute_dtype(config: ModelRoom, device: torch.device) -> torch.dtype:
 
 
 def enable_checkpointing(model: Any, config: ModelRoom) -> None:
-    """All layers, where the configuration says so; `auto` is decided later (budget.py)."""
+    """All layers, where the configuration says so; `auto` is decided later (update/micro_batch_size)."""
     if config.gradient_checkpointing is True:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

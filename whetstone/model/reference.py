@@ -1,9 +1,8 @@
-"""The policy that the KL penalty compares with: the first weights, or weights that follow the policy.
+"""The reference policy of the KL penalty: the initial weights, or an EMA of the policy.
 
-No second module: the reference is a copy of the weights that train (with LoRA of the adapter alone, or of
-nothing where the reference is the base model: then the adapter is switched off), swapped in for its forward
-passes. Where weights are sharded, every rank keeps and swaps its own part. With `offload` the copy rests in
-the memory of the host, and the policy's weights take its place there while it is in use.
+No second module: a copy of the trainable weights is swapped in for forward passes. With LoRA it is the
+adapter, or nothing where the reference is the base model: then the adapter is disabled. Each rank swaps its
+own shards. With `offload` the copy is in host memory.
 """
 
 import contextlib
@@ -15,25 +14,27 @@ from torch import Tensor
 from whetstone.model.policy import Policy
 from whetstone.parallel.fsdp import like, local
 
-CHUNK = 2**23  # values that are exchanged at once: so much more memory it takes on the device
+CHUNK = 2**23  # values swapped at once: the extra memory on the device
 
 
 class Reference:
     def __init__(self, policy: Policy, weights: list[Tensor] | None):
         self._policy = policy
-        self.weights = weights  # of policy.parameters, in their order; None: the model without its adapter
+        self.weights = weights  # of policy.parameters(); None: the model without its adapter
 
     @classmethod
-    def of(cls, policy: Policy, first: Policy, *, moving: bool, offload: bool = False) -> "Reference":
-        """The reference of `policy` with the weights of `first`: the policy itself where a run begins."""
+    def from_policy(
+        cls, policy: Policy, first: Policy, *, moving: bool, offload: bool = False
+    ) -> "Reference":
+        """The reference of `policy` with the weights of `first`, which is `policy` at the start of a run."""
         if policy.is_lora and not moving:
             return cls(policy, None)
         copy = to_host if offload else torch.clone
-        return cls(policy, [copy(local(parameter.detach())) for parameter in first.parameters])
+        return cls(policy, [copy(local(parameter.detach())) for parameter in first.parameters()])
 
     @contextlib.contextmanager
-    def active(self) -> Iterator[None]:
-        """Inside, the policy computes what the reference would."""
+    def swapped_in(self) -> Iterator[None]:
+        """Inside, the policy has the weights of the reference."""
         if self.weights is None:
             with self._policy.model.disable_adapter():
                 yield
@@ -45,16 +46,16 @@ class Reference:
             self._swap(self.weights)
 
     @torch.no_grad()
-    def follow(self, share: float) -> None:
-        """Move towards the policy: share x policy + (1 - share) x reference."""
+    def ema_update(self, alpha: float) -> None:
+        """alpha x policy + (1 - alpha) x reference."""
         assert self.weights is not None, "a reference without weights of its own can't move"
-        for weight, parameter in zip(self.weights, self._policy.parameters, strict=True):
+        for weight, parameter in zip(self.weights, self._policy.parameters(), strict=True):
             for mine, its in pieces(weight, local(parameter)):
-                mine.copy_(mine.to(its.device).lerp_(its, share))
+                mine.copy_(mine.to(its.device).lerp_(its, alpha))
 
     def state(self) -> dict[str, Tensor]:
         assert self.weights is not None
-        pairs = zip(self._policy.parameters, self.weights, strict=True)
+        pairs = zip(self._policy.parameters(), self.weights, strict=True)
         return {str(i): like(parameter, weight) for i, (parameter, weight) in enumerate(pairs)}
 
     @torch.no_grad()
@@ -65,12 +66,12 @@ class Reference:
 
     @torch.no_grad()
     def _swap(self, weights: list[Tensor]) -> None:
-        for number, parameter in enumerate(self._policy.parameters):
+        for number, parameter in enumerate(self._policy.parameters()):
             part, weight = local(parameter), weights[number]
-            if self._policy.spread is None and weight.device == part.device:
+            if self._policy.sharding is None and weight.device == part.device:
                 parameter.data, weights[number] = weight, parameter.data
             else:  # FSDP gathers from this very memory: change what it holds
-                exchange(part, weight)
+                swap_(part, weight)
         if self._policy.device.type == "cuda" and any(weight.device.type == "cpu" for weight in weights):
             torch.cuda.current_stream(self._policy.device).synchronize()  # before the host reads its part
 
@@ -82,12 +83,12 @@ def to_host(weight: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def exchange(one: Tensor, other: Tensor) -> None:
-    """Swap what two tensors hold, bit by bit, wherever they are, through a small buffer where `one` is."""
+def swap_(one: Tensor, other: Tensor) -> None:
+    """Swap the values of two tensors on any devices, through a small buffer on the device of `one`."""
     for here, there in pieces(one, other):
-        kept = here.clone()
+        saved = here.clone()
         here.copy_(there, non_blocking=True)
-        there.copy_(kept, non_blocking=True)  # behind the copy before it, on the same stream
+        there.copy_(saved, non_blocking=True)  # behind the copy before it, on the same stream
 
 
 def pieces(one: Tensor, other: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -1,10 +1,9 @@
-"""The optimiser: AdamW with the schedule of transformers, for weights of any precision, anywhere.
+"""The optimizer: AdamW with the learning-rate schedules of transformers, for float32 and bf16 weights.
 
-At a learning rate of 1e-6 an update is far below the spacing of bf16 numbers: added to bf16 weights directly
-it would be lost. So bf16 parameters train as the float32 numbers of which they are the upper halves
-(`packed.py`); gradients are summed in float32 as they appear. Sharded parameters are float32: Adam works on
-each rank's part, element by element. On a CPU float32 weights are moved by torch's own fused AdamW
-(`plain.py`). `optim` chooses 8-bit states; `offload` keeps states in the memory of the host.
+At a learning rate of 1e-6 an update is far below the spacing of bf16 values and would be lost. So bf16
+parameters are the high 16 bits of float32 masters (compact.py), and gradients accumulate in float32. On a CPU
+torch's fused AdamW updates float32 weights (torch_adamw.py). `optim` chooses 8-bit states; `offload` keeps
+states in host memory.
 """
 
 import warnings
@@ -15,17 +14,17 @@ from torch import Tensor, nn
 
 from whetstone.config.update import UpdateRoom
 from whetstone.errors import UserError
-from whetstone.optimizer.adamw import Numbers
-from whetstone.optimizer.compact import PackedAdam
-from whetstone.optimizer.torch_adamw import PlainAdam
-from whetstone.parallel.collectives import sum_of_all
-from whetstone.parallel.fsdp import like, local, share_of
-from whetstone.parallel.mesh import ALONE, Ranks
+from whetstone.optimizer.adamw import AdamWStep
+from whetstone.optimizer.compact import CompactAdamW
+from whetstone.optimizer.torch_adamw import TorchAdamW
+from whetstone.parallel.collectives import all_reduce_ranks
+from whetstone.parallel.fsdp import like, local, norm_weight
+from whetstone.parallel.mesh import SINGLE, Ranks
 
-ROOM = 1 << 27  # numbers in one block of summed gradients: 512 MiB
+BLOCK_NUMEL = 1 << 27  # values in one block of gradient accumulators: 512 MiB
 
 
-class Optimiser:
+class Optimizer:
     """step() takes the gradients that backward() left, clips, moves the weights and the schedule."""
 
     def __init__(
@@ -35,27 +34,27 @@ class Optimiser:
         *,
         num_steps: int,
         warmup_steps: int,
-        ranks: Ranks = ALONE,
+        ranks: Ranks = SINGLE,
         offload: bool = False,
     ):
         self.config = config
         self.ranks = ranks
         self.parameters = parameters
         self._sums: dict[int, Tensor] = {}  # gradients of half-precision parameters
-        self._room: dict[int, Tensor] = {}  # where they are summed, if there will be several
+        self._accumulators: dict[int, Tensor] = {}  # where they are summed, if there will be several
         for index, parameter in enumerate(parameters):
             if parameter.dtype != torch.float32:
-                parameter.register_post_accumulate_grad_hook(self._sum_up(index))
+                parameter.register_post_accumulate_grad_hook(self._accumulate_hook(index))
         self.adam = _make_adam(parameters, config, offload)
-        # The schedules of torch want an optimiser: this one holds the rate, and moves nothing.
+        # The schedules of torch want an optimizer: this one holds the rate, and moves nothing.
         holder = torch.optim.SGD([torch.zeros(1)], lr=config.learning_rate)
         self.schedule = make_schedule(holder, config, num_steps=num_steps, warmup_steps=warmup_steps)
 
-    def _sum_up(self, index: int) -> Any:
+    def _accumulate_hook(self, index: int) -> Any:
         def move(parameter: Tensor) -> None:
             gradient = parameter.grad
             assert gradient is not None
-            before, room = self._sums.get(index), self._room.get(index)
+            before, room = self._sums.get(index), self._accumulators.get(index)
             if before is not None:
                 # `float` copies a first one that stayed as it was, and is the identity later.
                 self._sums[index] = before.float().add_(gradient)
@@ -65,22 +64,22 @@ class Optimiser:
 
         return move
 
-    def expect(self, num_passes: int) -> None:
+    def reserve_accumulators(self, num_passes: int) -> None:
         """Make room for the sums of several backward passes, before their activations take it: sums that come
         between those leave holes that nothing else fits into.
         """
-        self._room.clear()
+        self._accumulators.clear()
         if num_passes < 2:
             return
         wanted = [(n, p) for n, p in enumerate(self.parameters) if p.dtype != torch.float32]
         while wanted:
             taken, size = [], 0
-            while wanted and (not taken or size + wanted[0][1].numel() <= ROOM):
+            while wanted and (not taken or size + wanted[0][1].numel() <= BLOCK_NUMEL):
                 taken.append(wanted.pop(0))
                 size += taken[-1][1].numel()
             block = torch.empty(size, dtype=torch.float32, device=taken[0][1].device)
             pieces = block.split([parameter.numel() for _, parameter in taken])
-            self._room |= {n: piece.view_as(p) for (n, p), piece in zip(taken, pieces, strict=True)}
+            self._accumulators |= {n: piece.view_as(p) for (n, p), piece in zip(taken, pieces, strict=True)}
 
     @property
     def learning_rate(self) -> float:
@@ -96,7 +95,7 @@ class Optimiser:
     def gradient_norm(self) -> float:
         """The norm of the whole gradient, the parts of all ranks together."""
         pairs = [
-            (share_of(parameter, self.ranks), gradient)
+            (norm_weight(parameter, self.ranks), gradient)
             for parameter, gradient in zip(self.parameters, self.gradients(), strict=True)
             if gradient is not None
         ]
@@ -106,13 +105,13 @@ class Optimiser:
             norms = torch.stack(_norms([gradient for _, gradient in pairs])).double()
             shares = torch.tensor([share for share, _ in pairs], dtype=torch.float64, device=device)
             total = (shares * norms.square()).sum()
-        return sum_of_all(self.ranks, total).sqrt().item()
+        return all_reduce_ranks(self.ranks, total).sqrt().item()
 
     def step(self, norm: float) -> None:
         """Move the weights along gradients whose norm is `norm`."""
         limit, config = self.config.max_grad_norm, self.config
         clip = limit / (norm + 1e-6) if limit and norm > limit else 1.0
-        numbers = Numbers(
+        settings = AdamWStep(
             rate=self.learning_rate,
             beta1=config.adam_beta1,
             beta2=config.adam_beta2,
@@ -120,24 +119,24 @@ class Optimiser:
             weight_decay=config.weight_decay,
             clip=clip,
         )
-        self.adam.step(self.gradients(), numbers)
+        self.adam.step(self.gradients(), settings)
 
-    def forget(self) -> None:
+    def zero_grad(self) -> None:
         """Drop the gradients that were collected so far."""
         self._sums.clear()
-        self._room.clear()
-        self.adam.forget()
+        self._accumulators.clear()
+        self.adam.zero_grad()
         for parameter in self.parameters:
             parameter.grad = None
 
     def finish(self) -> None:
         """End the step, whether the weights moved or not: forget the gradients, advance the schedule."""
-        self.forget()
+        self.zero_grad()
         with warnings.catch_warnings():  # the holder of the rate is never stepped
             warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
             self.schedule.step()
 
-    def tensors(self) -> dict[str, dict[str, Tensor]]:
+    def state_tensors(self) -> dict[str, dict[str, Tensor]]:
         """Moments and masters by the number of their parameter, float32, spread as it is. Those that are
         stored otherwise are put together on the host.
         """
@@ -149,20 +148,20 @@ class Optimiser:
             for index, parameter in enumerate(self.parameters)
         }
 
-    def load_tensors(self, state: dict[str, dict[str, Tensor]]) -> None:
-        """Go on from `state`, which is `tensors()` with other numbers in it: the weights follow their
+    def load_state_tensors(self, state: dict[str, dict[str, Tensor]]) -> None:
+        """Go on from `state`, which is `state_tensors()` with other numbers in it: the weights follow their
         masters.
         """
         for index in range(len(self.parameters)):
             self.adam.load(index, {name: local(value) for name, value in state[str(index)].items()})
 
-    def numbers(self) -> dict[str, Any]:
+    def state_scalars(self) -> dict[str, Any]:
         return self.schedule.state_dict()
 
-    def load_numbers(self, numbers: dict[str, Any]) -> None:
+    def load_state_scalars(self, scalars: dict[str, Any]) -> None:
         """Go on at the schedule's step, at the rate that the settings of now give there."""
         rates = self.schedule.base_lrs
-        self.schedule.load_state_dict(numbers)
+        self.schedule.load_state_dict(scalars)
         if isinstance(self.schedule, torch.optim.lr_scheduler.LambdaLR):
             self.schedule.base_lrs = rates
             step, factors = self.schedule.last_epoch, self.schedule.lr_lambdas
@@ -171,13 +170,15 @@ class Optimiser:
             ]
 
 
-def _make_adam(parameters: list[nn.Parameter], config: UpdateRoom, offload: bool) -> PlainAdam | PackedAdam:
+def _make_adam(
+    parameters: list[nn.Parameter], config: UpdateRoom, offload: bool
+) -> TorchAdamW | CompactAdamW:
     parts = [local(parameter) for parameter in parameters]
     coded = config.optim == "adamw_8bit"
     if not coded and all(part.device.type == "cpu" and part.dtype == torch.float32 for part in parts):
-        return PlainAdam(parameters)
+        return TorchAdamW(parameters)
     # What the CPU trains is in its memory anyway.
-    return PackedAdam(parameters, coded=coded, offload=offload and parts[0].device.type != "cpu")
+    return CompactAdamW(parameters, coded=coded, offload=offload and parts[0].device.type != "cpu")
 
 
 def _norms(gradients: list[Tensor]) -> list[Tensor]:
@@ -186,9 +187,9 @@ def _norms(gradients: list[Tensor]) -> list[Tensor]:
         return [torch.linalg.vector_norm(gradient.float()) for gradient in gradients]
     norms: dict[int, Tensor] = {}
     for kind in {gradient.dtype for gradient in gradients}:  # a few launches, if all have the same dtype
-        places = [n for n, gradient in enumerate(gradients) if gradient.dtype == kind]
-        found = torch._foreach_norm([gradients[n] for n in places], 2, dtype=torch.float32)  # type: ignore[attr-defined]
-        norms.update(zip(places, found, strict=True))
+        indices = [n for n, gradient in enumerate(gradients) if gradient.dtype == kind]
+        values = torch._foreach_norm([gradients[n] for n in indices], 2, dtype=torch.float32)  # type: ignore[attr-defined]
+        norms.update(zip(indices, values, strict=True))
     return [norms[n] for n in range(len(gradients))]
 
 

@@ -1,7 +1,7 @@
-"""AdamW on flat pieces of weights: the arithmetic in plain torch, and what a step needs to know.
+"""One AdamW step on flat weights, in plain torch; `kernels.py` has the same as one GPU kernel.
 
-The same arithmetic as torch.optim.AdamW with float32 weights; `kernels.py` does it again in one pass on a
-GPU. A bf16 weight and 16 bits beside it are a float32 weight: `join` and `split`. Stores nothing.
+The arithmetic of torch.optim.AdamW with float32 weights. A bf16 weight plus its low 16 bits is a float32
+weight: `merge_halves` and `split_halves`.
 """
 
 import math
@@ -10,15 +10,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from whetstone.optimizer.quantization import FIRST, SECOND, dequantise, noise, quantise
+from whetstone.optimizer.quantization import FIRST_MOMENT, SECOND_MOMENT, dequantize, noise, quantize
 
 HALF = 0x8000
 NAN = 0x7FC00000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Numbers:
-    """One step of one parameter."""
+class AdamWStep:
+    """Settings of one step of one parameter."""
 
     rate: float
     beta1: float
@@ -48,7 +48,7 @@ class Numbers:
 class State:
     """The optimiser's memory of a flat piece of n weights. Views: changing them changes the state."""
 
-    low: Tensor | None  # int16 [n]: the lower halves of bf16 weights; None: weights are float32
+    low_bits: Tensor | None  # int16 [n]: the lower halves of bf16 weights; None: weights are float32
     mean: Tensor  # [n] of the gradient: float32, or int8 codes
     square: Tensor  # [n] of its square: float32, or uint8 codes
     mean_scale: Tensor | None  # float32, one per block of codes
@@ -58,13 +58,13 @@ class State:
         """Mean and square in float32; `part` begins at a block's beginning."""
         if self.mean_scale is None or self.square_scale is None:
             return self.mean[part], self.square[part]
-        blocks = FIRST.blocks(part)
+        blocks = FIRST_MOMENT.blocks(part)
         return (
-            dequantise(FIRST, self.mean[part], self.mean_scale[blocks]),
-            dequantise(SECOND, self.square[part], self.square_scale[blocks]),
+            dequantize(FIRST_MOMENT, self.mean[part], self.mean_scale[blocks]),
+            dequantize(SECOND_MOMENT, self.square[part], self.square_scale[blocks]),
         )
 
-    def keep(
+    def store(
         self, mean: Tensor, square: Tensor, part: slice = slice(None), chance: Tensor | None = None
     ) -> None:
         """`moments` undone; with `chance` codes are rounded at random, else to the nearest."""
@@ -72,18 +72,18 @@ class State:
             self.mean[part].copy_(mean)
             self.square[part].copy_(square)
             return
-        blocks = FIRST.blocks(part)
+        blocks = FIRST_MOMENT.blocks(part)
         high, low = (None, None) if chance is None else (chance >> 16, chance & 0xFFFF)
         for kind, values, codes, scales, bits in (
-            (FIRST, mean, self.mean, self.mean_scale, low),
-            (SECOND, square, self.square, self.square_scale, high),
+            (FIRST_MOMENT, mean, self.mean, self.mean_scale, low),
+            (SECOND_MOMENT, square, self.square, self.square_scale, high),
         ):
-            new_codes, new_scales = quantise(kind, values, bits)
+            new_codes, new_scales = quantize(kind, values, bits)
             codes[part].copy_(new_codes)
             scales[blocks].copy_(new_scales)
 
 
-def join(weight: Tensor, low: Tensor | None) -> Tensor:
+def merge_halves(weight: Tensor, low: Tensor | None) -> Tensor:
     """The float32 weights of which `weight` is the upper half; themselves, where there is no lower one."""
     if low is None:
         return weight
@@ -91,7 +91,7 @@ def join(weight: Tensor, low: Tensor | None) -> Tensor:
     return bits.view(torch.float32)
 
 
-def split(whole: Tensor, weight: Tensor, low: Tensor | None) -> None:
+def split_halves(whole: Tensor, weight: Tensor, low: Tensor | None) -> None:
     """Write float32 weights into bf16 ones, rounded to the nearest, and the rest into `low`."""
     if low is None:
         weight.copy_(whole)
@@ -105,14 +105,14 @@ def split(whole: Tensor, weight: Tensor, low: Tensor | None) -> None:
 
 
 @torch.no_grad()
-def move(weight: Tensor, gradient: Tensor, state: State, numbers: Numbers, first: int = 0) -> None:
+def adamw_step(weight: Tensor, gradient: Tensor, state: State, settings: AdamWStep, first: int = 0) -> None:
     """One step of the flat `weight`, which begins at value `first` of its parameter."""
-    gradient = gradient.float() * numbers.clip
+    gradient = gradient.float() * settings.clip
     mean, square = state.moments()
-    mean = mean.lerp(gradient, 1 - numbers.beta1)
-    square = (square * numbers.beta2).addcmul_(gradient, gradient, value=1 - numbers.beta2)
-    root = (square.sqrt() / numbers.root).add_(numbers.epsilon)
-    whole = join(weight, state.low)
-    split(whole - (whole * numbers.decay + mean / root * numbers.size), weight, state.low)
+    mean = mean.lerp(gradient, 1 - settings.beta1)
+    square = (square * settings.beta2).addcmul_(gradient, gradient, value=1 - settings.beta2)
+    root = (square.sqrt() / settings.root).add_(settings.epsilon)
+    whole = merge_halves(weight, state.low_bits)
+    split_halves(whole - (whole * settings.decay + mean / root * settings.size), weight, state.low_bits)
     is_coded = state.mean_scale is not None
-    state.keep(mean, square, chance=noise(first, len(weight), numbers.seed, weight) if is_coded else None)
+    state.store(mean, square, chance=noise(first, len(weight), settings.seed, weight) if is_coded else None)

@@ -1,10 +1,8 @@
-"""AdamW with little memory: lower halves instead of masters, moments in float32 or 8 bits, on the device or
-in the memory of the host.
+"""Memory-efficient AdamW: low 16 bits instead of master weights, moments in float32 or 8 bits, offloading.
 
-A parameter's state is cut into pieces, pieces lie one behind the other in buckets of bytes. On the device a
-bucket is one parameter. On the host it is `BUCKET` bytes of many or a part of one, and goes through the
-device in turn (`conveyor.py`): the numbers are the same. `export` and `load` speak float32, whatever is
-stored, so that a checkpoint of one kind goes on as any other. Knows no schedule and no ranks.
+The state of a parameter is split into pieces, which are stored in buckets of bytes. On the device a bucket is
+one parameter. On the host it has `BUCKET` bytes and is streamed through the device (offload.py). `export` and
+`load` use float32 whatever is stored, so a checkpoint can be resumed with another `optim` or offload.
 """
 
 import contextlib
@@ -15,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whetstone.optimizer.adamw import Numbers, State, join, move, split
-from whetstone.optimizer.offload import Conveyor, host_memory
+from whetstone.optimizer.adamw import AdamWStep, State, adamw_step, merge_halves, split_halves
+from whetstone.optimizer.offload import OffloadStream, host_memory
 from whetstone.optimizer.quantization import BLOCK, seed_of
 from whetstone.parallel.fsdp import local
 
@@ -43,7 +41,7 @@ class Piece:
 
     def _fields(self) -> Iterator[tuple[str, torch.dtype, int]]:
         if self.is_split:
-            yield "low", torch.int16, len(self)
+            yield "low_bits", torch.int16, len(self)
         yield "mean", torch.int8 if self.is_coded else torch.float32, len(self)
         yield "square", torch.uint8 if self.is_coded else torch.float32, len(self)
         if self.is_coded:
@@ -57,7 +55,7 @@ class Piece:
 
     def state(self, bucket: Tensor) -> State:
         """Views into the bytes of a bucket."""
-        views: dict[str, Any] = {"low": None, "mean_scale": None, "square_scale": None}
+        views: dict[str, Any] = {"low_bits": None, "mean_scale": None, "square_scale": None}
         at = self.at
         for name, kind, count in self._fields():
             views[name] = bucket[at : at + count * kind.itemsize].view(kind)
@@ -83,7 +81,7 @@ class Bucket:
         self.size += piece.size
 
 
-class PackedAdam:
+class CompactAdamW:
     """Moves parameters that are bf16 or float32; a sharded one in this rank's part."""
 
     def __init__(
@@ -92,13 +90,13 @@ class PackedAdam:
         self.parameters = parameters
         self.steps = [0] * len(parameters)
         device = local(parameters[0]).device
-        self._move = mover(device)
+        self._adamw_step = pick_kernel(device)
         pieces = [_whole(index, local(parameter), coded) for index, parameter in enumerate(parameters)]
         pieces = [piece for piece in pieces if len(piece)]  # a rank may have nothing of a small parameter
-        self._conveyor: Conveyor | None = None
+        self._offload: OffloadStream | None = None
         if offload:
             self._buckets = list(_fill(pieces, bucket_size))
-            self._conveyor = Conveyor(device, max((bucket.size for bucket in self._buckets), default=0))
+            self._offload = OffloadStream(device, max((bucket.size for bucket in self._buckets), default=0))
         else:
             self._buckets = [Bucket() for _ in pieces]
             for bucket, piece in zip(self._buckets, pieces, strict=True):
@@ -109,14 +107,14 @@ class PackedAdam:
             else:
                 home = local(parameters[bucket.pieces[0].index]).device
                 bucket.memory = torch.zeros(bucket.size, dtype=torch.uint8, device=home)
-        self._places: list[list[tuple[Piece, Bucket]]] = [[] for _ in parameters]
+        self._locations: list[list[tuple[Piece, Bucket]]] = [[] for _ in parameters]
         for bucket in self._buckets:
             for piece in bucket.pieces:
-                self._places[piece.index].append((piece, bucket))
+                self._locations[piece.index].append((piece, bucket))
 
     @torch.no_grad()
-    def step(self, gradients: Sequence[Tensor | None], numbers: Numbers) -> None:
-        """Move along `gradients` (flat ones are made of them); of `numbers`, step and seed are filled in."""
+    def step(self, gradients: Sequence[Tensor | None], settings: AdamWStep) -> None:
+        """One step; `step` and `seed` of `settings` are filled in for each parameter."""
         for index, gradient in enumerate(gradients):
             self.steps[index] += gradient is not None
 
@@ -125,21 +123,21 @@ class PackedAdam:
                 gradient = gradients[piece.index]
                 if gradient is not None:
                     step = self.steps[piece.index]
-                    now = replace(numbers, step=step, seed=seed_of(step, piece.index))
-                    self._move_piece(piece, piece.state(memory), gradient, now)
+                    now = replace(settings, step=step, seed=seed_of(step, piece.index))
+                    self._step_piece(piece, piece.state(memory), gradient, now)
 
-        if self._conveyor is not None:
-            self._conveyor.through([bucket.memory for bucket in self._buckets], work)
+        if self._offload is not None:
+            self._offload.stream([bucket.memory for bucket in self._buckets], work)
             return
         for number, bucket in enumerate(self._buckets):
             work(number, bucket.memory)
 
-    def _move_piece(self, piece: Piece, state: State, gradient: Tensor, numbers: Numbers) -> None:
+    def _step_piece(self, piece: Piece, state: State, gradient: Tensor, settings: AdamWStep) -> None:
         part = slice(piece.begin, piece.end)
         with _flat(self.parameters[piece.index]) as weight:
-            self._move(weight[part], gradient.reshape(-1)[part], state, numbers, piece.begin)
+            self._adamw_step(weight[part], gradient.reshape(-1)[part], state, settings, piece.begin)
 
-    def forget(self) -> None:
+    def zero_grad(self) -> None:
         """Nothing to let go of: gradients are not kept here."""
 
     @torch.no_grad()
@@ -147,64 +145,70 @@ class PackedAdam:
         """Step, moments and master of one parameter in float32: the very memory where it holds them so, else
         put together on the host.
         """
-        self._settle()
+        self._synchronize()
         here = local(self.parameters[index].detach())
         step = torch.tensor(float(self.steps[index]))
-        places = self._places[index]
+        locations = self._locations[index]
         is_split = here.dtype != torch.float32
-        is_live = self._conveyor is None and len(places) == 1 and not places[0][0].is_coded
+        is_live = self._offload is None and len(locations) == 1 and not locations[0][0].is_coded
         if is_live:
-            state = places[0][0].state(places[0][1].memory)
-            made = {"exp_avg": state.mean.view(here.shape), "exp_avg_sq": state.square.view(here.shape)}
+            state = locations[0][0].state(locations[0][1].memory)
+            exported = {"exp_avg": state.mean.view(here.shape), "exp_avg_sq": state.square.view(here.shape)}
         else:
-            made = {name: torch.empty(here.shape, dtype=torch.float32) for name in ("exp_avg", "exp_avg_sq")}
-        made["master"] = torch.empty(here.shape, dtype=torch.float32) if is_split else here
+            exported = {
+                name: torch.empty(here.shape, dtype=torch.float32) for name in ("exp_avg", "exp_avg_sq")
+            }
+        exported["master"] = torch.empty(here.shape, dtype=torch.float32) if is_split else here
         for state, part, at in self._chunks(index):
             if not is_live:
                 for name, moment in zip(("exp_avg", "exp_avg_sq"), state.moments(part), strict=True):
-                    made[name].view(-1)[at].copy_(moment)
+                    exported[name].view(-1)[at].copy_(moment)
             if is_split:
-                assert state.low is not None
-                whole = join(here.reshape(-1)[at], state.low[part].to(here.device))
-                made["master"].view(-1)[at].copy_(whole)
-        return {"step": step, **made}
+                assert state.low_bits is not None
+                whole = merge_halves(here.reshape(-1)[at], state.low_bits[part].to(here.device))
+                exported["master"].view(-1)[at].copy_(whole)
+        return {"step": step, **exported}
 
     @torch.no_grad()
     def load(self, index: int, state: dict[str, Tensor]) -> None:
         """`export` undone: the weight follows its master."""
-        self._settle()
+        self._synchronize()
         self.steps[index] = int(state["step"].item())
         mean, square, master = (state[name].reshape(-1) for name in ("exp_avg", "exp_avg_sq", "master"))
         with _flat(self.parameters[index]) as weight:
             for own, part, at in self._chunks(index):
-                own.keep(mean[at].to(own.mean.device), square[at].to(own.mean.device), part)
-                low = None if own.low is None else torch.empty_like(own.low[part], device=weight.device)
-                split(master[at].to(weight.device), weight[at], low)
-                if low is not None and own.low is not None:
-                    own.low[part].copy_(low)
+                own.store(mean[at].to(own.mean.device), square[at].to(own.mean.device), part)
+                low = (
+                    None
+                    if own.low_bits is None
+                    else torch.empty_like(own.low_bits[part], device=weight.device)
+                )
+                split_halves(master[at].to(weight.device), weight[at], low)
+                if low is not None and own.low_bits is not None:
+                    own.low_bits[part].copy_(low)
 
     def _chunks(self, index: int) -> Iterator[tuple[State, slice, slice]]:
         """The state of a parameter in chunks: that of a piece, which part of it, and of the parameter."""
-        for piece, bucket in self._places[index]:
+        for piece, bucket in self._locations[index]:
             state = piece.state(bucket.memory)
             for begin in range(0, len(piece), CHUNK):
                 end = min(len(piece), begin + CHUNK)
                 yield state, slice(begin, end), slice(piece.begin + begin, piece.begin + end)
 
-    def _settle(self) -> None:
-        if self._conveyor is not None:
-            self._conveyor.settle()
+    def _synchronize(self) -> None:
+        if self._offload is not None:
+            self._offload.synchronize()
 
 
-def mover(device: torch.device) -> Callable[..., None]:
+def pick_kernel(device: torch.device) -> Callable[..., None]:
     """The pass over the weights: fused on a GPU, plain torch elsewhere."""
     if device.type == "cuda":
         try:
             from whetstone.optimizer import kernels
         except ImportError:  # a torch without Triton: slower, the same numbers
-            return move
-        return kernels.move
-    return move
+            return adamw_step
+        return kernels.adamw_step
+    return adamw_step
 
 
 @contextlib.contextmanager

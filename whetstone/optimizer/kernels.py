@@ -1,8 +1,7 @@
-"""AdamW of a flat piece of weights in one pass over the memory of a GPU, by Triton.
+"""One AdamW step of flat weights as one Triton kernel.
 
-Gradient, both halves of the weights and both moments (float32 or 8-bit codes) are read once and written
-once; clipping, decay and bias correction happen on the way. The arithmetic is that of `adam.move`. Imported
-only where there is a GPU, or Triton's interpreter.
+Gradient, both halves of the weights and both moments are read and written once, with clipping, decay and bias
+correction. The arithmetic of `adamw.adamw_step`. Needs a GPU, or Triton's interpreter.
 """
 
 import torch
@@ -10,15 +9,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from whetstone.optimizer.adamw import Numbers, State
-from whetstone.optimizer.quantization import BLOCK, FIRST, SECOND, table
+from whetstone.optimizer.adamw import AdamWStep, State
+from whetstone.optimizer.quantization import BLOCK, FIRST_MOMENT, SECOND_MOMENT, table
 
 ROWS = 4  # blocks of codes that a program does
 
 
 @triton.jit
-def _noise(place, seed):
-    bits = place.to(tl.uint32) ^ seed.to(tl.uint32)
+def _noise(index, seed):
+    bits = index.to(tl.uint32) ^ seed.to(tl.uint32)
     bits = bits ^ (bits >> 16)
     bits = bits * 0x7FEB352D
     bits = bits ^ (bits >> 15)
@@ -33,8 +32,8 @@ def _code(
 ):  # fmt: skip
     """The level of a size between 0 and `scale`, rounded up or down by 16 bits of chance."""
     ratio = tl.div_rn(size, scale)
-    place = tl.log2(tl.maximum(ratio, 1e-20)) * SLOPE + LEVELS
-    lower = tl.minimum(tl.maximum(tl.floor(place), LOWEST), LEVELS - 1).to(tl.int32)
+    index = tl.log2(tl.maximum(ratio, 1e-20)) * SLOPE + LEVELS
+    lower = tl.minimum(tl.maximum(tl.floor(index), LOWEST), LEVELS - 1).to(tl.int32)
     below = tl.load(table_ptr + lower)
     above = tl.load(table_ptr + lower + 1)
     threshold = (chance.to(tl.float32) + 0.5) / 65536
@@ -52,73 +51,74 @@ def _adam_kernel(
     SQUARE_LEVELS: tl.constexpr, SQUARE_SLOPE: tl.constexpr, SQUARE_FLOOR: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    place = row[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-    inside = place < count
+    index = row[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    inside = index < count
     row_inside = row * BLOCK < count
-    gradient = tl.load(gradient_ptr + place, mask=inside, other=0.0).to(tl.float32) * clip
+    gradient = tl.load(gradient_ptr + index, mask=inside, other=0.0).to(tl.float32) * clip
     if CODED:
-        code = tl.load(mean_ptr + place, mask=inside, other=0).to(tl.int32)
+        code = tl.load(mean_ptr + index, mask=inside, other=0).to(tl.int32)
         scale = tl.load(mean_scale_ptr + row, mask=row_inside, other=0.0)[:, None]
         mean = tl.load(mean_table_ptr + tl.abs(code)) * scale
         mean = tl.where(code < 0, -mean, mean)
-        code = tl.load(square_ptr + place, mask=inside, other=0).to(tl.int32)
+        code = tl.load(square_ptr + index, mask=inside, other=0).to(tl.int32)
         scale = tl.load(square_scale_ptr + row, mask=row_inside, other=0.0)[:, None]
         square = tl.load(square_table_ptr + code) * scale
     else:
-        mean = tl.load(mean_ptr + place, mask=inside, other=0.0)
-        square = tl.load(square_ptr + place, mask=inside, other=0.0)
+        mean = tl.load(mean_ptr + index, mask=inside, other=0.0)
+        square = tl.load(square_ptr + index, mask=inside, other=0.0)
     mean = mean + fresh1 * (gradient - mean)
     square = square * beta2 + fresh2 * gradient * gradient
     change = tl.div_rn(mean, tl.div_rn(tl.sqrt_rn(square), root) + epsilon) * size
     if SPLIT:
-        high = tl.load(weight_ptr + place, mask=inside, other=0).to(tl.int32)
-        bits = (high << 16) + tl.load(low_ptr + place, mask=inside, other=0).to(tl.int32)
+        high = tl.load(weight_ptr + index, mask=inside, other=0).to(tl.int32)
+        bits = (high << 16) + tl.load(low_ptr + index, mask=inside, other=0).to(tl.int32)
         weight = bits.to(tl.float32, bitcast=True)
     else:
-        weight = tl.load(weight_ptr + place, mask=inside, other=0.0)
+        weight = tl.load(weight_ptr + index, mask=inside, other=0.0)
     weight = weight - (weight * decay + change)
     if SPLIT:
         bits = tl.where(weight != weight, 0x7FC00000, weight.to(tl.int32, bitcast=True))
         high = (bits + 0x8000) >> 16
-        tl.store(weight_ptr + place, high.to(tl.int16), mask=inside)
-        tl.store(low_ptr + place, (bits - (high << 16)).to(tl.int16), mask=inside)
+        tl.store(weight_ptr + index, high.to(tl.int16), mask=inside)
+        tl.store(low_ptr + index, (bits - (high << 16)).to(tl.int16), mask=inside)
     else:
-        tl.store(weight_ptr + place, weight, mask=inside)
+        tl.store(weight_ptr + index, weight, mask=inside)
     if CODED:
-        chance = _noise(place + first, seed)
+        chance = _noise(index + first, seed)
         scale = tl.maximum(tl.max(tl.abs(mean), 1), MEAN_FLOOR)
         code = _code(
             tl.abs(mean), scale[:, None], chance & 0xFFFF, mean_table_ptr, MEAN_LEVELS, 0, MEAN_SLOPE
         )
         code = tl.where(mean < 0, -code, tl.where(mean > 0, code, 0))
-        tl.store(mean_ptr + place, code.to(tl.int8), mask=inside)
+        tl.store(mean_ptr + index, code.to(tl.int8), mask=inside)
         tl.store(mean_scale_ptr + row, scale, mask=row_inside)
         scale = tl.maximum(tl.max(square, 1), SQUARE_FLOOR)
         code = _code(square, scale[:, None], chance >> 16, square_table_ptr, SQUARE_LEVELS, 1, SQUARE_SLOPE)
-        tl.store(square_ptr + place, tl.where(square > 0, code, 0).to(tl.uint8), mask=inside)
+        tl.store(square_ptr + index, tl.where(square > 0, code, 0).to(tl.uint8), mask=inside)
         tl.store(square_scale_ptr + row, scale, mask=row_inside)
     else:
-        tl.store(mean_ptr + place, mean, mask=inside)
-        tl.store(square_ptr + place, square, mask=inside)
+        tl.store(mean_ptr + index, mean, mask=inside)
+        tl.store(square_ptr + index, square, mask=inside)
 
 
 @torch.no_grad()
-def move(weight: Tensor, gradient: Tensor, state: State, numbers: Numbers, first: int = 0) -> None:
-    """`adam.move` in one pass."""
+def adamw_step(weight: Tensor, gradient: Tensor, state: State, settings: AdamWStep, first: int = 0) -> None:
+    """`adamw.adamw_step` in one pass."""
     count = len(weight)
-    is_split, is_coded = state.low is not None, state.mean_scale is not None
+    is_split, is_coded = state.low_bits is not None, state.mean_scale is not None
     weight = weight.view(torch.int16) if is_split else weight
     unused = weight  # a pointer that is not followed
     _adam_kernel[(triton.cdiv(count, ROWS * BLOCK),)](
-        weight, state.low if is_split else unused, gradient, state.mean, state.square,
+        weight, state.low_bits if is_split else unused, gradient, state.mean, state.square,
         state.mean_scale if is_coded else unused, state.square_scale if is_coded else unused,
-        table(FIRST, weight.device) if is_coded else unused,
-        table(SECOND, weight.device) if is_coded else unused,
-        count, first, numbers.seed,
-        numbers.clip, 1 - numbers.beta1, numbers.beta2, 1 - numbers.beta2, numbers.epsilon,
-        numbers.size, numbers.root, numbers.decay,
+        table(FIRST_MOMENT, weight.device) if is_coded else unused,
+        table(SECOND_MOMENT, weight.device) if is_coded else unused,
+        count, first, settings.seed,
+        settings.clip, 1 - settings.beta1, settings.beta2, 1 - settings.beta2, settings.epsilon,
+        settings.size, settings.root, settings.decay,
         SPLIT=is_split, CODED=is_coded, ROWS=ROWS, BLOCK=BLOCK,
-        MEAN_LEVELS=FIRST.levels, MEAN_SLOPE=FIRST.slope, MEAN_FLOOR=FIRST.floor,
-        SQUARE_LEVELS=SECOND.levels, SQUARE_SLOPE=SECOND.slope, SQUARE_FLOOR=SECOND.floor,
+        MEAN_LEVELS=FIRST_MOMENT.levels, MEAN_SLOPE=FIRST_MOMENT.slope, MEAN_FLOOR=FIRST_MOMENT.floor,
+        SQUARE_LEVELS=SECOND_MOMENT.levels, SQUARE_SLOPE=SECOND_MOMENT.slope,
+        SQUARE_FLOOR=SECOND_MOMENT.floor,
         num_warps=4,
     )  # fmt: skip

@@ -1,8 +1,6 @@
-"""Memory of the host through the device and back: what `cpu_offload` keeps there is changed on the GPU.
+"""CPU offload: stream host memory through the device, where it is changed, and back.
 
-Two buffers on the device take turns, each as large as the largest piece; copies in, work and copies out of
-neighbouring pieces run side by side on streams of their own. For a CPU the same without streams. Knows
-nothing of what it carries.
+Two device buffers alternate. Copies in, work and copies out overlap on separate CUDA streams.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +10,7 @@ import torch
 from torch import Tensor
 
 
-class Conveyor:
+class OffloadStream:
     def __init__(self, device: torch.device, size: int):
         """`size`: bytes of the largest piece."""
         self._buffers = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2)]
@@ -20,9 +18,9 @@ class Conveyor:
         if self._is_cuda:
             self._inward, self._outward = torch.cuda.Stream(device), torch.cuda.Stream(device)
 
-    def through(self, pieces: Sequence[Tensor], work: Callable[[int, Tensor], None]) -> None:
+    def stream(self, pieces: Sequence[Tensor], work: Callable[[int, Tensor], None]) -> None:
         """Call `work(number, bytes)` for every piece (uint8 [n] of the host) with its bytes on the device;
-        what is in them afterwards goes back. Returns before that is done: see `settle`.
+        what is in them afterwards goes back. Returns before that is done: see `synchronize`.
         """
         if not self._is_cuda:
             for number, piece in enumerate(pieces):
@@ -48,7 +46,7 @@ class Conveyor:
                 piece.copy_(here, non_blocking=True)
                 is_free[number % 2] = self._outward.record_event()
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Wait until everything is back: before the host reads or writes its pieces."""
         if self._is_cuda:
             self._outward.synchronize()

@@ -1,10 +1,9 @@
-"""Eight bits for a moment of Adam: blocks of 256 values with a float32 scale, codes evenly spaced in the log.
+"""8-bit Adam moments: blocks of 256 values with a float32 scale and logarithmic codes.
 
-Evenly in the log, since a step is a ratio: what counts is the relative error of each value, not that of the
-largest in its block. A square that is not 0 never becomes 0, which would blow up its steps. While training,
-values are rounded up or down at random, so that they are right on the mean: a square changes by a thousandth
-a step, and rounded to the nearest of codes 9 % apart it would never change. The random bits are a function
-of (step, parameter, place). Numbers that were codes once come back as the same codes, bit for bit.
+Logarithmic, since the relative error of each value counts. A second moment that is not 0 never becomes 0.
+Stochastic rounding: the second moment changes by about 0.1 % per step, far below the 9 % code spacing, so
+round-to-nearest would freeze it. The random bits are a function of (step, parameter, position). Dequantized
+values quantize to the same codes.
 """
 
 import math
@@ -18,7 +17,7 @@ BLOCK = 256  # values that share a scale
 
 
 @dataclass(frozen=True)
-class Kind:
+class Codebook:
     levels: int  # beside 0; code `levels` is the largest value of the block
     decades: float  # from the first level to the last
     floor: float  # scales are not below it: the first level stays a normal number
@@ -36,44 +35,44 @@ class Kind:
         return slice((part.start or 0) // BLOCK, None if part.stop is None else -(-part.stop // BLOCK))
 
 
-FIRST = Kind(levels=127, decades=4.0, floor=1e-30, is_signed=True)
-SECOND = Kind(levels=255, decades=10.0, floor=1e-25, is_signed=False)
-_tables: dict[tuple[Kind, torch.device], Tensor] = {}
+FIRST_MOMENT = Codebook(levels=127, decades=4.0, floor=1e-30, is_signed=True)
+SECOND_MOMENT = Codebook(levels=255, decades=10.0, floor=1e-25, is_signed=False)
+_tables: dict[tuple[Codebook, torch.device], Tensor] = {}
 
 
-def table(kind: Kind, device: torch.device) -> Tensor:
+def table(codebook: Codebook, device: torch.device) -> Tensor:
     """Code -> value in units of the scale; float32 [levels + 1]."""
-    if (kind, device) not in _tables:
-        below = torch.arange(kind.levels - 1, -1, -1, dtype=torch.float64) / (kind.levels - 1)
-        values = torch.cat([torch.zeros(1, dtype=torch.float64), 10 ** (-kind.decades * below)])
-        _tables[kind, device] = values.float().to(device)
-    return _tables[kind, device]
+    if (codebook, device) not in _tables:
+        below = torch.arange(codebook.levels - 1, -1, -1, dtype=torch.float64) / (codebook.levels - 1)
+        values = torch.cat([torch.zeros(1, dtype=torch.float64), 10 ** (-codebook.decades * below)])
+        _tables[codebook, device] = values.float().to(device)
+    return _tables[codebook, device]
 
 
-def quantise(kind: Kind, values: Tensor, chance: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def quantize(codebook: Codebook, values: Tensor, chance: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Flat values -> codes and scales. `chance`: 16 random bits each; without it, the nearest level."""
     blocks = F.pad(values, (0, -len(values) % BLOCK)).view(-1, BLOCK)
-    scales = blocks.abs().amax(1).clamp(min=kind.floor)
+    scales = blocks.abs().amax(1).clamp(min=codebook.floor)
     ratio = (blocks.abs() / scales[:, None]).view(-1)[: len(values)]
-    levels = table(kind, values.device)
-    lowest = 0 if kind.is_signed else 1
-    place = torch.log2(ratio.clamp(min=1e-20)) * kind.slope + kind.levels
-    lower = place.floor().clamp(lowest, kind.levels - 1).int()
+    levels = table(codebook, values.device)
+    lowest = 0 if codebook.is_signed else 1
+    position = torch.log2(ratio.clamp(min=1e-20)) * codebook.slope + codebook.levels
+    lower = position.floor().clamp(lowest, codebook.levels - 1).int()
     below, above = levels[lower], levels[lower + 1]
     threshold = 0.5 if chance is None else (chance.float() + 0.5) / 65536
     codes = lower + ((ratio - below) / (above - below) > threshold)
-    if kind.is_signed:
+    if codebook.is_signed:
         return (codes * values.sign()).to(torch.int8), scales
     return torch.where(values > 0, codes, 0).to(torch.uint8), scales
 
 
-def dequantise(kind: Kind, codes: Tensor, scales: Tensor) -> Tensor:
-    values = table(kind, codes.device)[codes.int().abs()] * scales.repeat_interleave(BLOCK)[: len(codes)]
-    return values * codes.sign() if kind.is_signed else values
+def dequantize(codebook: Codebook, codes: Tensor, scales: Tensor) -> Tensor:
+    values = table(codebook, codes.device)[codes.int().abs()] * scales.repeat_interleave(BLOCK)[: len(codes)]
+    return values * codes.sign() if codebook.is_signed else values
 
 
 def noise(first: int, length: int, seed: int, like: Tensor) -> Tensor:
-    """32 random bits for each of the values from `first` on: a hash of place and seed, in int64."""
+    """32 random bits for each of the values from `first` on: a hash of position and seed, in int64."""
     bits = (torch.arange(first, first + length, device=like.device) ^ seed) & 0xFFFFFFFF
     bits = bits ^ (bits >> 16)
     bits = (bits * 0x7FEB352D) & 0xFFFFFFFF

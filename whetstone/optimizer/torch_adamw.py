@@ -1,18 +1,15 @@
-"""float32 weights on a CPU: torch's own fused AdamW, which is fast there and holds its own moments.
-
-Sharded parameters are moved in this rank's part. Knows no schedule and no ranks.
-"""
+"""float32 weights on a CPU: torch's fused AdamW, on this rank's shards."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from whetstone.optimizer.adamw import Numbers
+from whetstone.optimizer.adamw import AdamWStep
 from whetstone.parallel.fsdp import local
 
 
-class PlainAdam:
+class TorchAdamW:
     def __init__(self, parameters: Sequence[nn.Parameter]):
         # A whole parameter itself, for its memory may be exchanged; of a sharded one the part that is here.
         self._weights = [p if local(p) is p else local(p.detach()) for p in parameters]
@@ -22,17 +19,17 @@ class PlainAdam:
             self._adam.state[weight] = {"step": torch.zeros(()), **zeros}
 
     @torch.no_grad()
-    def step(self, gradients: Sequence[Tensor | None], numbers: Numbers) -> None:
+    def step(self, gradients: Sequence[Tensor | None], settings: AdamWStep) -> None:
         (group,) = self._adam.param_groups
-        group |= {"lr": numbers.rate, "betas": (numbers.beta1, numbers.beta2), "eps": numbers.epsilon}
-        group["weight_decay"] = numbers.weight_decay
+        group |= {"lr": settings.rate, "betas": (settings.beta1, settings.beta2), "eps": settings.epsilon}
+        group["weight_decay"] = settings.weight_decay
         for weight, gradient in zip(self._weights, gradients, strict=True):
-            if gradient is not None and numbers.clip != 1:
-                gradient.mul_(numbers.clip)
+            if gradient is not None and settings.clip != 1:
+                gradient.mul_(settings.clip)
             weight.grad = gradient
         self._adam.step()
 
-    def forget(self) -> None:
+    def zero_grad(self) -> None:
         """Let go of the gradients."""
         for weight in self._weights:
             weight.grad = None

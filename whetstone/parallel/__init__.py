@@ -1,1 +1,1 @@
-"""Several processes as one trainer: the only room, beside checkpoint.py, that knows torch.distributed."""
+"""Ranks, collectives, FSDP, tensor parallelism. torch.distributed is used here and in run/checkpoint only."""

@@ -70,7 +70,7 @@ def sharded_modules(root: nn.Module) -> Iterator[FSDPModule]:
             yield module
 
 
-def plain_to_compiler(layer: nn.Module) -> None:
+def hide_fsdp_from_dynamo(layer: nn.Module) -> None:
     """Let torch's compiler take a sharded layer for an ordinary one.
 
     It takes every number in a module that FSDP manages (heads, sizes) for one that may vary, as lengths do:
@@ -93,7 +93,7 @@ def like(parameter: Tensor, part: Tensor) -> Tensor:
     return DTensor(part, parameter._spec, requires_grad=False)  # type: ignore[call-arg]
 
 
-def share_of(parameter: Tensor, ranks: Ranks) -> float:
+def norm_weight(parameter: Tensor, ranks: Ranks) -> float:
     """How much the part of one rank counts in a sum over all ranks: parts that are repeated count once in
     all.
     """
@@ -173,16 +173,16 @@ def _own_parameters(group: Any, names: dict[nn.Module, str]) -> Iterator[tuple[s
     yield from visit(group)
 
 
-def materialise(root: nn.Module, device: torch.device, *, offload: bool = False) -> None:
+def materialize(root: nn.Module, device: torch.device, *, offload: bool = False) -> None:
     """Give a model without weights its memory (not its values); weights that are shared stay so."""
-    made: dict[int, nn.Parameter] = {}
+    parameters: dict[int, nn.Parameter] = {}
     home = torch.device("cpu") if offload else device
     for module in root.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
-            if id(parameter) not in made:
+            if id(parameter) not in parameters:
                 empty = torch.empty_like(parameter.detach(), device=home)
-                made[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
-            module.register_parameter(name, made[id(parameter)])
+                parameters[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+            module.register_parameter(name, parameters[id(parameter)])
         for name, buffer in list(module.named_buffers(recurse=False)):
             if buffer.is_meta:
                 module._buffers[name] = torch.empty_like(buffer, device=device)

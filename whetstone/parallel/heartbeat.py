@@ -1,10 +1,8 @@
-"""A rank that dies takes the others with it, with its reason and soon, instead of leaving them to wait in
-silence.
+"""Heartbeats: a failed rank ends all ranks soon, with its reason, instead of leaving them in a collective.
 
-Every rank beats into the launcher's store; the first one looks at all beats, and every rank looks for the
-reason of a failure there. Who fails says why before it ends; who is silent for too long is taken for dead;
-who can't reach the store any more is cut off. The end is `os._exit`, for the main thread may be waiting
-inside a collective that never returns.
+Every rank writes heartbeats to the launcher's store, and the first one checks them. A failing rank publishes
+its reason; a rank without a heartbeat for `timeout_s` is declared dead; a rank that loses the store exits. It
+exits by `os._exit`, since the main thread may wait inside a collective.
 """
 
 import logging
@@ -27,10 +25,8 @@ EXIT_CODE = 3  # of a rank that ends because of another
 GRACE_S = 4.0  # for a main thread that is about to end for the same reason
 
 
-class Watch:
-    """`with Watch(ranks, timeout_s):` around everything that ranks do together. Does nothing for a process
-    alone.
-    """
+class Heartbeat:
+    """`with Heartbeat(ranks, timeout_s):` around all collective work. Does nothing in a single process."""
 
     def __init__(self, ranks: Ranks, timeout_s: float):
         self._ranks = ranks
@@ -39,7 +35,7 @@ class Watch:
         self._over = threading.Event()
         self._last_contact = time.monotonic()
         self._store: Store | None = None
-        self._ending = threading.Lock()  # who has it knows the reason
+        self._ending = threading.Lock()  # held by the thread that exits
 
     def __enter__(self) -> Self:
         if self._ranks.world_size == 1:
@@ -54,7 +50,7 @@ class Watch:
         name = os.environ.get("TORCHELASTIC_RUN_ID", "run")
         self._store = PrefixStore(f"whetstone/{name}/{restarts()}", client)
         self._last_contact = time.monotonic()
-        for work in (self._beat, self._judge):
+        for work in (self._send_heartbeats, self._watch_store):
             threading.Thread(target=work, name="watch", daemon=True).start()
         return self
 
@@ -69,13 +65,13 @@ class Watch:
                 # once all the same, for the launcher may end us before they do.
                 logger.error(f"The connection to another rank was lost ({_first_line(error)}).")
                 time.sleep(self._timeout_s + 2 * self._pause_s)
-                self._end(f"the connection to another rank was lost ({_first_line(error)})")
+                self._exit(f"the connection to another rank was lost ({_first_line(error)})")
             self._publish(f"{self._name()} ended: {_first_line(error)}")
         self._over.set()
-        self._farewell()
+        self._mark_done()
 
-    def _beat(self) -> None:
-        """Say that this rank is alive, and look for reasons to end. May hang with the network."""
+    def _send_heartbeats(self) -> None:
+        """Write heartbeats, and exit when another rank has failed. May block with the network."""
         store = self._store
         assert store is not None
         seen: dict[int, tuple[bytes, float]] = {}
@@ -86,14 +82,14 @@ class Watch:
                 store.set(f"alive/{self._ranks.rank}", f"{count} {socket.gethostname()}")
                 if store.check(["failed"]):
                     reason = store.get("failed").decode()
-                    self._end(reason, grace_s=GRACE_S)
+                    self._exit(reason, grace_s=GRACE_S)
                 if self._ranks.is_main:
-                    self._look_at_all(store, seen)
-            except RuntimeError:  # the store is away: `_judge` gives it a while to come back
+                    self._check_ranks(store, seen)
+            except RuntimeError:  # the store is away: `_watch_store` gives it a while to come back
                 continue
             self._last_contact = time.monotonic()
 
-    def _look_at_all(self, store: Store, seen: dict[int, tuple[bytes, float]]) -> None:
+    def _check_ranks(self, store: Store, seen: dict[int, tuple[bytes, float]]) -> None:
         now = time.monotonic()
         for rank in range(self._ranks.world_size):
             key = f"alive/{rank}"
@@ -108,12 +104,12 @@ class Watch:
                     "off"
                 )
 
-    def _judge(self) -> None:
-        """Never waits for the network: notices that the store has been out of reach for too long."""
+    def _watch_store(self) -> None:
+        """Exit when the store has been unreachable for too long. Does not block."""
         while not self._over.wait(1.0):
             if time.monotonic() - self._last_contact > self._timeout_s:
                 host = os.environ["MASTER_ADDR"]
-                self._end(f"the first host ({host}) has been out of reach for {self._timeout_s:.0f} s")
+                self._exit(f"the first host ({host}) has been out of reach for {self._timeout_s:.0f} s")
 
     def _publish(self, reason: str) -> None:
         """The first reason stays."""
@@ -123,14 +119,14 @@ class Watch:
         except RuntimeError:  # out of reach: the others will miss our beats
             logger.debug("the reason could not be told to the other ranks")
 
-    def _farewell(self) -> None:
+    def _mark_done(self) -> None:
         assert self._store is not None
         try:
             self._store.set(f"alive/{self._ranks.rank}", "done")
         except RuntimeError:
             logger.debug("the store is gone: the first rank ended before this one")
 
-    def _end(self, reason: str, grace_s: float = 0.0) -> None:
+    def _exit(self, reason: str, grace_s: float = 0.0) -> None:
         self._ending.acquire()  # never given back: the first reason known here is the one that is said
         if self._over.wait(grace_s):
             return
@@ -153,7 +149,7 @@ def is_lost_connection(error: BaseException) -> bool:
     if isinstance(error, dist.DistError):
         return True
     text = str(error).lower()
-    words = (
+    phrases = (
         "connection closed by peer",
         "connection reset",
         "timed out waiting",
@@ -161,7 +157,7 @@ def is_lost_connection(error: BaseException) -> bool:
         "socket timeout",
         "broken pipe",
     )
-    return isinstance(error, RuntimeError) and any(word in text for word in words)
+    return isinstance(error, RuntimeError) and any(phrase in text for phrase in phrases)
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,9 +1,7 @@
-"""Where this process stands among all of a run, and what it shares with them: three axes, replicate x shard
-x tp.
+"""The device mesh, replicate x shard x tp, and this process's rank on each axis.
 
-`Ranks` with its defaults is a process alone, for which every collective is the identity: the loop and the
-mathematics have no branch for it. Starting is torchrun's (or Ray's, or Slurm's) business: it sets RANK,
-WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, which is all that `start` reads. Does not touch models.
+`Ranks()` is a single process, for which every collective is the identity. A launcher (torchrun, Ray, Slurm)
+sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, which is all that `start` reads.
 """
 
 import contextlib
@@ -25,9 +23,7 @@ from whetstone.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
-    """This process and its place on each axis. Ranks that differ only in `tp_rank` work on the same
-    tokens.
-    """
+    """This process and its rank on each axis. Ranks that differ only in `tp_rank` have the same tokens."""
 
     rank: int = 0
     world_size: int = 1
@@ -40,12 +36,12 @@ class Ranks:
 
     @property
     def is_main(self) -> bool:
-        """Whether this rank speaks and writes for all."""
+        """Whether this rank prints and writes files."""
         return self.rank == 0
 
     @property
     def is_first_of_tp(self) -> bool:
-        """Whether this rank speaks for those that work on the same tokens."""
+        """Whether this is the first of the ranks that work on the same tokens."""
         return self.tp_rank == 0
 
     @property
@@ -65,7 +61,7 @@ class Ranks:
         return self.mesh["tp"]
 
 
-ALONE = Ranks()
+SINGLE = Ranks()
 
 
 def is_launched() -> bool:
@@ -80,13 +76,13 @@ def restarts() -> int:
 
 @contextlib.contextmanager
 def start(config: ParallelRoom, device_type: str) -> Iterator[Ranks]:
-    """Meet the other ranks that the launcher started; `ALONE` where there are none."""
+    """Join the other ranks of the launch; `SINGLE` where there are none."""
     # Weights that rest in the memory of the CPU are FSDP's business, on one GPU as well.
     needs_group = is_launched() or (config.cpu_offload == "all" and device_type == "cuda")
     if not needs_group:
         check_launcher(os.environ)
         check_sizes(config, 1)
-        yield ALONE
+        yield SINGLE
         return
     check_sizes(config, int(os.environ.get("WORLD_SIZE", "1")))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -105,20 +101,19 @@ def start(config: ParallelRoom, device_type: str) -> Iterator[Ranks]:
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo", timeout=timeout, **arguments
     )
-    quieten()
+    silence_warnings()
     try:
         yield make_ranks(config, device_type, local_rank)
     finally:
         dist.destroy_process_group()
 
 
-def quieten() -> None:
-    """Remarks of torch that are of no use to a user: how a collective was carried out, what we never do."""
+def silence_warnings() -> None:
+    """Silence warnings of torch that do not concern a user."""
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", message="To construct DTensor from torch.Tensor")
-    warnings.filterwarnings(
-        "ignore", message="FSDP2-wrapped module .* returned a view"
-    )  # never changed in place
+    # Never changed in place.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
 
 
 def make_ranks(config: ParallelRoom, device_type: str, local_rank: int = 0) -> Ranks:

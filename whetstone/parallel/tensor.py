@@ -48,7 +48,7 @@ def check_plan(config: Any, size: int, *, lora_dropout: float) -> None:
         )
 
 
-def parallelise(trunk: nn.Module, config: Any, mesh: DeviceMesh, *, sequence: bool) -> None:
+def parallelize(trunk: nn.Module, config: Any, mesh: DeviceMesh, *, sequence: bool) -> None:
     """Split a transformers trunk (the model below its output head) among the ranks of `mesh`."""
     between = TOKENS if sequence else WHOLE
     entries: set[str] = set()
@@ -75,7 +75,7 @@ def parallelise(trunk: nn.Module, config: Any, mesh: DeviceMesh, *, sequence: bo
     _embedding(trunk.embed_tokens, mesh, between)  # type: ignore[arg-type]
 
 
-def parallelise_head(head: nn.Module, mesh: DeviceMesh) -> None:
+def parallelize_head(head: nn.Module, mesh: DeviceMesh) -> None:
     """Split the output head by its vocabulary; it gives the rank's own slice of the logits."""
     _column(head, mesh)
     _enter(head, mesh, WHOLE)
@@ -180,7 +180,7 @@ class _Use(torch.autograd.Function):
         return gradient, None
 
 
-class SlicedVocabulary:
+class ShardedLogits:
     """Logits of which every rank has a slice: statistics of whole distributions without putting them
     together.
     """
@@ -197,11 +197,11 @@ class SlicedVocabulary:
         """Logprob of each target, entropy, and the KL divergence from `reference` (its slice of all
         logprobs).
         """
-        shifted, log_total = self._normalise(logits)
+        shifted, log_total = self._normalize(logits)
         probabilities = (shifted - _Use.apply(log_total, self._group)[:, None]).exp()
-        place = targets - self._begin
-        here = (place >= 0) & (place < logits.shape[-1])
-        picked = shifted.gather(-1, place.clamp(0, logits.shape[-1] - 1)[:, None]).squeeze(-1)
+        index = targets - self._begin
+        here = (index >= 0) & (index < logits.shape[-1])
+        picked = shifted.gather(-1, index.clamp(0, logits.shape[-1] - 1)[:, None]).squeeze(-1)
         chosen = self._sum(torch.where(here, picked, 0.0)) - log_total
         entropy = log_total - self._sum((probabilities * shifted).sum(-1))
         if reference is None:
@@ -210,7 +210,7 @@ class SlicedVocabulary:
 
     def logprobs(self, logits: Tensor) -> Tensor:
         """The rank's slice of all logprobs."""
-        shifted, log_total = self._normalise(logits)
+        shifted, log_total = self._normalize(logits)
         return shifted - _Use.apply(log_total, self._group)[:, None]
 
     def width(self, logits: Tensor) -> int:
@@ -225,7 +225,7 @@ class SlicedVocabulary:
             logits, self._mesh, LAST, run_check=False, shape=shape, stride=stride
         ).full_tensor()
 
-    def _normalise(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def _normalize(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Logits less their largest, and the logarithm of the sum of their exponentials."""
         largest = (
             logits.detach().amax(-1) if logits.shape[-1] else logits.new_full(logits.shape[:-1], -torch.inf)

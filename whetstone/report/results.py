@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from whetstone.diagnosis.explain import diagnose, read_story
-from whetstone.evaluation.evaluator import EvalResult, percent, plain, read_summary
+from whetstone.evaluation.display import format_accuracy, format_mean
+from whetstone.evaluation.evaluator import EvalResult, read_summary
 from whetstone.evaluation.statistics import Accuracy
 from whetstone.files import atomic_write
 from whetstone.model.card import ADAPTER_CONFIG, write_final_card
@@ -65,11 +66,11 @@ def _print_summary(folder: Path, results: dict[str, Any], report: Path) -> None:
         for when in ("before", "after"):
             sampled, greedy = Accuracy(**results[f"accuracy_{when}"]), results[f"greedy_{when}"]
             if not results["is_judged"]:
-                told = plain(Accuracy(**results[f"reward_{when}"]))
+                told = format_mean(Accuracy(**results[f"reward_{when}"]))
                 logger.info(f"  {when:7s} reward {told} at temperature {temperature:g}")
                 continue
-            line = f"  {when:7s} {percent(sampled)} at temperature {temperature:g}"
-            logger.info(line + (f", greedy {percent(Accuracy(**greedy))}" if greedy else ""))
+            line = f"  {when:7s} {format_accuracy(sampled)} at temperature {temperature:g}"
+            logger.info(line + (f", greedy {format_accuracy(Accuracy(**greedy))}" if greedy else ""))
     logger.info(f"{counted(results['steps'], 'step')} in {results['seconds']:.0f} s.")
     logger.info(f"The model is in {folder / 'final_model'}.")
     if (folder / "final_model" / ADAPTER_CONFIG).is_file():

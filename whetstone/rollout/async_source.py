@@ -1,73 +1,74 @@
-"""One batch ahead: the next batch is sampled and scored in a thread while the update learns from this one.
+"""Asynchronous rollouts (one step off-policy): a thread samples the next batch during the update.
 
-`Ahead` stands in for `rollout.Groups` where `async_rollouts` is 1. Order: wait for batch t, which weights
-t - 1 sampled; hand weights t to the engine, now idle; start batch t + 1; return batch t to be learnt from.
-The batch under way is part of a checkpoint, so a resumed run goes on with the very same samples. Decides
-nothing about what is sampled, and knows no loss: old samples are weighed by `sampler_correction`.
+Used with `async_rollouts: 1`. `sync_weights(t)` waits for batch t, which the weights of t - 1 sampled, and
+transfers the weights of t. `next_batch(t)` returns batch t and starts batch t + 1. A checkpoint holds the
+pending batch, so a resumed run trains on the same samples. `sampler_correction` weighs stale samples.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import replace
 from typing import Any
 
 from whetstone.config import Config, Plan
-from whetstone.rollout.collector import Collects, Groups, Round
+from whetstone.rollout.collector import CollectorProtocol
+from whetstone.rollout.source import RolloutBatch, RolloutSource
 from whetstone.tasks.mixture import Mixture
 from whetstone.types import Completion, Finish, Group, Rollout, Score
 
-CLOSING_S = 10.0  # for other ranks to give up as well
+CLOSE_TIMEOUT_S = 10.0  # for other ranks to cancel as well
 
 
-class Ahead(Groups):
-    def __init__(self, collector: Collects, tasks: Mixture, config: Config, plan: Plan):
+class AsyncRolloutSource(RolloutSource):
+    def __init__(self, collector: CollectorProtocol, tasks: Mixture, config: Config, plan: Plan):
         super().__init__(collector, tasks, config, plan)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rollout")
-        self._coming: Future[Round] | None = None  # the batch after the one that was returned last
+        self._pending: Future[RolloutBatch] | None = None  # the batch after the one returned last
 
-    def of(self, step: int) -> Round:
-        """The round of this batch; the next one is under way when this returns. Raises what went wrong in
-        the thread.
-        """
-        made = super().of(step) if self._coming is None else self._dated(self._coming.result(), step)
-        self._coming = None
-        sync_s = made.sync_s + self.settle(step)
-        following = step + self._plan.updates_per_batch
-        if following < self._plan.num_steps:
-            self._coming = self._thread.submit(self.sample, following)
-        return replace(made, sync_s=sync_s)
+    def sync_weights(self, step: int) -> None:
+        """Wait for the pending batch (and raise its error), then transfer the weights."""
+        if self._pending is not None:
+            self._pending.result()
+        super().sync_weights(step)
 
-    def settle(self, step: int) -> float:
-        if self._coming is not None:
-            self._coming.result()
-        return super().settle(step)
+    def next_batch(self, step: int) -> RolloutBatch:
+        """The batch of optimizer step `step`; starts to sample the next one."""
+        if self._pending is None:
+            rollouts = super().next_batch(step)
+        else:
+            rollouts = self._with_staleness(self._pending.result(), step)
+        next_step = step + self._plan.updates_per_batch
+        self._pending = None
+        if next_step < self._plan.num_steps:
+            self._pending = self._thread.submit(self.sample, next_step)
+        return rollouts
 
     def state(self) -> dict[str, Any]:
-        if self._coming is None:
+        if self._pending is None:
             return super().state()
-        coming = to_plain(self._coming.result())  # before the rest: its scores are part of that
-        return {**super().state(), "coming": coming}
+        pending = to_plain(self._pending.result())  # first: it changes the curriculum
+        return {**super().state(), "pending": pending}
 
     def load_state(self, state: dict[str, Any]) -> None:
         super().load_state(state)
-        if "coming" in state:
-            self._coming = Future()
-            self._coming.set_result(from_plain(state["coming"], self._tasks))
+        if "pending" in state:
+            self._pending = Future()
+            self._pending.set_result(from_plain(state["pending"], self._tasks))
 
     def close(self) -> None:
-        """The thread ends at its next sample. One that waits for a rank which has failed elsewhere is left
-        behind: the others are yet to be told (parallel/watch.py), and end it when they go.
+        """Cancel sampling: the thread ends at its next sample.
+
+        A thread that waits for a failed rank is left behind; the heartbeat ends the process.
         """
-        self._collector.abandoned = True
-        if self._coming is not None:
-            wait([self._coming], timeout=CLOSING_S if self._collector.waits_for_others else None)
+        self._collector.cancelled = True
+        if self._pending is not None:
+            wait([self._pending], timeout=CLOSE_TIMEOUT_S if self._collector.is_collective else None)
         self._thread.shutdown(wait=False)
 
 
-def to_plain(made: Round) -> dict[str, Any]:
-    """A round as numbers and text. Problems are left out: they are functions of index and level."""
+def to_plain(rollouts: RolloutBatch) -> dict[str, Any]:
+    """A batch as plain data. Problems are left out: they are functions of index and level."""
     return {
-        **{name: value for name, value in vars(made).items() if name != "groups"},
-        "groups": [[_plain_rollout(rollout) for rollout in group.rollouts] for group in made.groups],
+        **{name: value for name, value in vars(rollouts).items() if name != "groups"},
+        "groups": [[_plain_rollout(rollout) for rollout in group.rollouts] for group in rollouts.groups],
     }
 
 
@@ -77,8 +78,8 @@ def _plain_rollout(rollout: Rollout) -> dict[str, Any]:
     return {**vars(rollout), "completion": completion, "score": score}
 
 
-def from_plain(state: dict[str, Any], tasks: Mixture) -> Round:
-    """`to_plain` undone."""
+def from_plain(state: dict[str, Any], tasks: Mixture) -> RolloutBatch:
+    """The inverse of `to_plain`."""
     groups = [
         Group(
             problem=tasks.problem(index, state["levels"]),
@@ -86,7 +87,7 @@ def from_plain(state: dict[str, Any], tasks: Mixture) -> Round:
         )
         for index, rollouts in zip(state["indices"], state["groups"], strict=True)
     ]
-    return Round(**{**state, "groups": groups})
+    return RolloutBatch(**{**state, "groups": groups})
 
 
 def _rollout(state: dict[str, Any]) -> Rollout:

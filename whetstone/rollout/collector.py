@@ -1,21 +1,16 @@
-"""Problems -> scored groups: prompts are encoded, sampled by the engine, and scored as they finish.
+"""Problems -> scored groups: encode prompts, sample completions, score each as it finishes.
 
-The same road serves training and evaluation, which differ only in problems, sampling and seeds. No torch
-here.
+Used by training and evaluation.
 """
 
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from statistics import fmean, pstdev
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 from whetstone import seeds
-from whetstone.config import Config, Plan
+from whetstone.config import Config
 from whetstone.engines.base import Engine, Request, Sampling
 from whetstone.errors import UserError
-from whetstone.rollout.curriculum import Curriculum
-from whetstone.tasks.mixture import Mixture
 from whetstone.tasks.scoring.pool import Answer, Scorer
 from whetstone.terminal.stages import advance, stage
 from whetstone.types import Finish, Group, Problem, Rollout
@@ -28,130 +23,22 @@ class Codec(Protocol):
     def decode(self, token_ids: Sequence[int]) -> str: ...
 
 
-class Abandoned(Exception):
-    """Sampling was given up, since the run is ending."""
+class RolloutCancelled(Exception):
+    """Sampling was cancelled because the run ends."""
 
 
-class Collector:
-    """Everything that is needed to turn a problem into a scored group."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        scorer: Scorer,
-        codec: Codec,
-        *,
-        max_prompt_length: int | None,
-        max_length: int | None,
-    ):
-        self.engine = engine
-        self.scorer = scorer
-        self.codec = codec
-        self.waits_for_others = False
-        self.max_prompt_length = max_prompt_length  # longer prompts lose their beginning
-        self.max_length = max_length  # what the model allows, prompt and completion together
-        self.prompts_cut = 0  # since these two were last set to 0
-        self.scoring_s = 0.0  # spent waiting for scores after the last sample was done
-        self.abandoned = False  # set from another thread: stop at the next sample
-
-    def collect(
-        self,
-        problems: list[Problem],
-        *,
-        num_samples: int,
-        sampling: Sampling,
-        seed_parts: tuple[int | str, ...],
-    ) -> list[Group]:
-        """`num_samples` scored completions of each problem; a sample's seed is (seed_parts, problem,
-        sample).
-        """
-        prompts = [self._encode(problem, sampling.max_tokens) for problem in problems]
-        requests = [
-            Request(
-                prompt_ids=prompt,
-                seeds=tuple(seeds.seed(*seed_parts, problem.id, n) for n in range(num_samples)),
-            )
-            for problem, prompt in zip(problems, prompts, strict=True)
-        ]
-        sampled, texts = [], []
-        with stage("sampling", total=len(problems) * num_samples):
-            self.engine.wake()
-            for one in self.engine.generate(requests, sampling):
-                if self.abandoned:
-                    raise Abandoned
-                text = self.codec.decode(one.completion.token_ids)
-                truncated = one.completion.finish is Finish.LENGTH
-                answer = Answer(
-                    problem=problems[one.request],
-                    text=text,
-                    completion_ids=one.completion.token_ids,
-                    truncated=truncated,
-                )
-                self.scorer.submit(answer)  # scoring goes on while others are still being sampled
-                sampled.append(one)
-                texts.append(text)
-                advance()
-            self.engine.sleep()
-        begun = time.monotonic()
-        with stage("scoring", total=len(sampled)):
-            scores = self.scorer.gather()
-        self.scoring_s += time.monotonic() - begun
-        rollouts = {
-            (one.request, one.sample): Rollout(
-                prompt_ids=prompts[one.request], completion=one.completion, text=text, score=score
-            )
-            for one, text, score in zip(sampled, texts, scores, strict=True)
-        }
-        return [
-            Group(problem=problem, rollouts=tuple(rollouts[p, n] for n in range(num_samples)))
-            for p, problem in enumerate(problems)
-        ]
-
-    @property
-    def custom_metrics(self) -> dict[str, float]:
-        """What the user's reward functions logged in the last `collect`."""
-        return self.scorer.custom_metrics
-
-    def _encode(self, problem: Problem, max_tokens: int) -> tuple[int, ...]:
-        prompt = self.codec.encode(problem)
-        if self.max_prompt_length is not None and len(prompt) > self.max_prompt_length:
-            prompt = prompt[-self.max_prompt_length :]
-            self.prompts_cut += 1
-        if self.max_length is not None and len(prompt) + max_tokens > self.max_length:
-            raise UserError(
-                f"The prompt of {problem.id} has {len(prompt)} tokens, which with {max_tokens} new ones "
-                f"exceeds the {self.max_length} "
-                "that the model allows: lower max_completion_length, make the task's problems or "
-                "developer_prompt shorter (developer_prompt=null leaves it out), or set max_prompt_length."
-            )
-        return prompt
-
-
-@dataclass(frozen=True, kw_only=True)
-class Round:
-    """One round of sampling: what a batch learns from, and how it was had."""
-
-    groups: list[Group]
-    indices: list[int]  # of their problems in the mixture
-    levels: dict[str, int]  # of the tasks that have a curriculum
-    seconds: float  # that sampling and scoring took
-    scoring_s: float  # of them, waiting for scores after the last sample
-    row: dict[str, float]  # metrics of the sampling itself
-    sync_s: float = 0.0  # that the policy's weights took to reach the engine, beside them
-
-
-class Collects(Protocol):
-    """What `Collector` offers: one of this process, or those of all ranks as one (`sharing`)."""
+class CollectorProtocol(Protocol):
+    """The interface of `Collector` and `DistributedCollector`."""
 
     engine: Engine
-    prompts_cut: int
+    num_truncated_prompts: int  # the caller resets these two
     scoring_s: float
-    waits_for_others: bool  # `collect` returns only once all ranks have come to its end
+    is_collective: bool  # `collect` waits for all ranks
 
     @property
-    def abandoned(self) -> bool: ...
-    @abandoned.setter
-    def abandoned(self, value: bool) -> None: ...
+    def cancelled(self) -> bool: ...
+    @cancelled.setter
+    def cancelled(self, value: bool) -> None: ...
     @property
     def custom_metrics(self) -> dict[str, float]: ...
 
@@ -165,109 +52,101 @@ class Collects(Protocol):
     ) -> list[Group]: ...
 
 
-class Groups:
-    """The scored groups of each batch of a run, a function of (seeds, step, weights) alone."""
+class Collector:
+    """Turns problems into scored groups in this process."""
 
-    def __init__(self, collector: Collects, tasks: Mixture, config: Config, plan: Plan):
-        self._collector = collector
-        self._tasks = tasks
-        self._config = config
-        self._plan = plan
-        self._curriculum = Curriculum(tasks.ladders)
-        self._pushed: int | None = None  # the version of the weights that the engine has
+    def __init__(
+        self,
+        engine: Engine,
+        scorer: Scorer,
+        codec: Codec,
+        *,
+        max_prompt_length: int | None,
+        max_length: int | None,
+    ):
+        self.engine = engine
+        self.scorer = scorer
+        self.codec = codec
+        self.is_collective = False
+        self.max_prompt_length = max_prompt_length  # longer prompts are truncated on the left
+        self.max_length = max_length  # of prompt plus completion, as the model allows
+        self.num_truncated_prompts = 0  # since the caller last reset these two
+        self.scoring_s = 0.0  # waiting for scores after the last sample
+        self.cancelled = False  # set from another thread: stop at the next sample
 
-    def of(self, step: int) -> Round:
-        """The round of the batch that begins at optimiser step `step`, which the policy has now reached."""
-        sync_s = self.settle(step)
-        return replace(self._dated(self.sample(step), step), sync_s=sync_s)
-
-    def settle(self, step: int) -> float:
-        """Return when the engine is idle and samples from the policy's weights of now, version `step`; the
-        seconds that handing them over took.
-        """
-        begun = time.monotonic()
-        if self._pushed != step:
-            with stage("weights to the engine"):
-                self._collector.engine.update_weights(step)
-            self._pushed = step
-        return time.monotonic() - begun
-
-    def state(self) -> dict[str, Any]:
-        """What a resumed run needs beside the step: plain data."""
-        return {"curriculum": self._curriculum.state()}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        self._curriculum.load_state(state["curriculum"])
-
-    def close(self) -> None: ...
-
-    def sample(self, step: int) -> Round:
-        """Sample and score the batch of optimiser step `step` with the weights that the engine has."""
-        begun = time.monotonic()
-        collector = self._collector
-        collector.prompts_cut, collector.scoring_s = 0, 0.0
-        size = self._plan.prompts_per_batch
-        first = step // self._plan.updates_per_batch * size
-        indices = list(range(first, first + size))
-        levels, row = dict(self._curriculum.levels), self._curriculum.row()
-        groups = self._collect(step, 0, indices)
-        if self._config.rollout.dynamic_sampling:
-            row["dynamic_sampling_extra"] = self._replace_flat(step, groups, indices) / size
-        row |= {"prompts_cut": float(collector.prompts_cut), **collector.custom_metrics}
-        self._curriculum.observe(groups)
-        return Round(
-            groups=groups,
-            indices=indices,
-            levels=levels,
-            seconds=time.monotonic() - begun,
-            scoring_s=collector.scoring_s,
-            row=row,
-        )
-
-    def _replace_flat(self, step: int, groups: list[Group], indices: list[int]) -> int:
-        """Put fresh groups in the place of those that teach nothing; returns how many were sampled."""
-        number, replaced = step // self._plan.updates_per_batch, 0
-        rounds = self._config.rollout.dynamic_sampling_max_rounds
-        for attempt in range(rounds):
-            flat = [place for place, group in enumerate(groups) if not has_reward_variance(group)]
-            if not flat:
-                break
-            # Fresh problems come from beyond those that the run's own batches use.
-            beyond = self._plan.num_batches + number * rounds + attempt
-            fresh = [beyond * len(groups) + place for place in flat]
-            for place, index, group in zip(flat, fresh, self._collect(step, attempt + 1, fresh), strict=True):
-                groups[place], indices[place] = group, index
-            replaced += len(flat)
-        return replaced
-
-    def _dated(self, made: Round, step: int) -> Round:
-        """With its `staleness`: batches of updates that the policy is ahead of the one that sampled."""
-        versions = [r.completion.policy_version for group in made.groups for r in group.rollouts]
-        ages = [(step - version) / self._plan.updates_per_batch for version in versions]
-        allowed = self._config.rollout.async_rollouts
-        if not 0 <= min(ages) <= max(ages) <= allowed:
-            raise UserError(
-                f"The engine sampled with the weights of step {min(versions)} for the batch of step {step}, "
-                f"but at most {allowed} batch behind is allowed (async_rollouts): its weights are not being "
-                "updated; restart it, or set rollout_engine=native."
+    def collect(
+        self,
+        problems: list[Problem],
+        *,
+        num_samples: int,
+        sampling: Sampling,
+        seed_parts: tuple[int | str, ...],
+    ) -> list[Group]:
+        """`num_samples` scored completions per problem; a sample's seed is (seed_parts, problem, sample)."""
+        prompts = [self._encode(problem, sampling.max_tokens) for problem in problems]
+        requests = [
+            Request(
+                prompt_ids=prompt,
+                seeds=tuple(seeds.seed(*seed_parts, problem.id, n) for n in range(num_samples)),
             )
-        return replace(made, row={**made.row, "staleness": fmean(ages)})
+            for problem, prompt in zip(problems, prompts, strict=True)
+        ]
+        outputs, texts = [], []
+        with stage("sampling", total=len(problems) * num_samples):
+            self.engine.wake()
+            for output in self.engine.generate(requests, sampling):
+                if self.cancelled:
+                    raise RolloutCancelled
+                text = self.codec.decode(output.completion.token_ids)
+                truncated = output.completion.finish is Finish.LENGTH
+                answer = Answer(
+                    problem=problems[output.request],
+                    text=text,
+                    completion_ids=output.completion.token_ids,
+                    truncated=truncated,
+                )
+                self.scorer.submit(answer)  # scoring overlaps with sampling
+                outputs.append(output)
+                texts.append(text)
+                advance()
+            self.engine.sleep()
+        started = time.monotonic()
+        with stage("scoring", total=len(outputs)):
+            scores = self.scorer.gather()
+        self.scoring_s += time.monotonic() - started
+        rollouts = {
+            (output.request, output.sample): Rollout(
+                prompt_ids=prompts[output.request], completion=output.completion, text=text, score=score
+            )
+            for output, text, score in zip(outputs, texts, scores, strict=True)
+        }
+        return [
+            Group(problem=problem, rollouts=tuple(rollouts[p, n] for n in range(num_samples)))
+            for p, problem in enumerate(problems)
+        ]
 
-    def _collect(self, step: int, attempt: int, indices: list[int]) -> list[Group]:
-        return self._collector.collect(
-            [self._tasks.problem(index, self._curriculum.levels) for index in indices],
-            num_samples=self._plan.num_generations,
-            sampling=sampling_at(self._config, self._config.rollout.temperature),
-            seed_parts=(self._config.run.seed, "rollout", step, *([attempt] if attempt else [])),
-        )
+    @property
+    def custom_metrics(self) -> dict[str, float]:
+        """Metrics that the user's reward functions logged in the last `collect`."""
+        return self.scorer.custom_metrics
+
+    def _encode(self, problem: Problem, max_tokens: int) -> tuple[int, ...]:
+        prompt = self.codec.encode(problem)
+        if self.max_prompt_length is not None and len(prompt) > self.max_prompt_length:
+            prompt = prompt[-self.max_prompt_length :]
+            self.num_truncated_prompts += 1
+        if self.max_length is not None and len(prompt) + max_tokens > self.max_length:
+            raise UserError(
+                f"The prompt of {problem.id} has {len(prompt)} tokens, which with {max_tokens} new ones "
+                f"exceeds the {self.max_length} "
+                "that the model allows: lower max_completion_length, make the task's problems or "
+                "developer_prompt shorter (developer_prompt=null leaves it out), or set max_prompt_length."
+            )
+        return prompt
 
 
-def has_reward_variance(group: Group) -> bool:
-    return len({rollout.score.reward for rollout in group.rollouts}) > 1
-
-
-def sampling_at(config: Config, temperature: float) -> Sampling:
-    """The sampling of a configuration at some temperature: training and evaluation differ in that alone."""
+def sampling_params(config: Config, temperature: float) -> Sampling:
+    """Sampling parameters of a configuration. Training and evaluation differ in temperature alone."""
     rollout = config.rollout
     return Sampling(
         max_tokens=rollout.max_completion_length,
@@ -276,50 +155,3 @@ def sampling_at(config: Config, temperature: float) -> Sampling:
         top_k=rollout.top_k or 0,
         min_p=rollout.min_p or 0.0,
     )
-
-
-def rollout_metrics(groups: Iterable[Group]) -> dict[str, float]:
-    """What a step's rollouts looked like, in the numbers that every step logs."""
-    groups = list(groups)
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
-    rewards = [rollout.score.reward for rollout in rollouts]
-    lengths = [len(rollout.completion.token_ids) for rollout in rollouts]
-    parts = sorted({part for rollout in rollouts for part in rollout.score.parts})
-    row = {
-        "reward": fmean(rewards),
-        "reward_std": pstdev(rewards),
-        **_accuracy("accuracy", rollouts),
-        "length_mean": fmean(lengths),
-        "length_max": float(max(lengths)),
-        "truncated_share": fmean(rollout.completion.finish is Finish.LENGTH for rollout in rollouts),
-        "scoring_failures": float(sum(rollout.score.failure is not None for rollout in rollouts)),
-    }
-    for part in parts:
-        values = [rollout.score.parts[part] for rollout in rollouts if part in rollout.score.parts]
-        row[f"reward/{part}"] = fmean(values)
-    outcomes = [rollout.score.outcome for rollout in rollouts if rollout.score.outcome is not None]
-    for outcome in ("passed", "wrong", "crash", "timeout", "compile_error", "no_program") if outcomes else ():
-        row[f"programs/{outcome}_share"] = outcomes.count(outcome) / len(outcomes)
-    for task in sorted({group.problem.task for group in groups}):
-        of_task = [r for group in groups if group.problem.task == task for r in group.rollouts]
-        row |= _accuracy(f"accuracy/{task}", of_task)
-    return row
-
-
-def _accuracy(name: str, rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """The share of right answers; nothing where no answer is known that they could be compared with."""
-    scored = [rollout.score for rollout in rollouts if rollout.score.failure is None]
-    if scored and not any("correct" in score.parts for score in scored):
-        return {}
-    return {name: fmean(r.score.parts["correct"] for r in rollouts if "correct" in r.score.parts)}
-
-
-def variance_metrics(groups: Iterable[Group]) -> dict[str, float]:
-    """Shares of prompts whose rewards differ (only they teach anything) and whose answers differ
-    (exploration).
-    """
-    groups = list(groups)
-    return {
-        "reward_variance_share": fmean(has_reward_variance(group) for group in groups),
-        "answer_variance_share": fmean(len({r.score.answer for r in group.rollouts}) > 1 for group in groups),
-    }

@@ -1,7 +1,7 @@
-"""How hard each task is at the moment: a level that rises with accuracy, and falls if that is asked for.
+"""Curriculum: a difficulty level per task that rises with accuracy, and falls where configured.
 
-The level and the newest answers at it are all the state there is; a checkpoint holds them. What a level
-means is the task's affair (`tasks/gym_levels.py`). Evaluation problems know no levels.
+The state is the level and the newest answers at that level; a checkpoint holds it. `tasks/gym_levels.py`
+defines the levels. Evaluation problems have none.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,19 +12,19 @@ from whetstone.types import Group
 
 
 class Curriculum:
-    def __init__(self, ladders: Mapping[str, tuple[CurriculumSpec, int]]):
-        """`ladders`: for each task that has one, its settings and its highest level."""
-        self._ladders = dict(ladders)
-        self.levels = {task: spec.start for task, (spec, _) in ladders.items()}
-        self._answers: dict[str, list[bool]] = {task: [] for task in ladders}  # at this level, right or not
+    def __init__(self, curricula: Mapping[str, tuple[CurriculumSpec, int]]):
+        """`curricula`: for each task that has one, its settings and its highest level."""
+        self._curricula = dict(curricula)
+        self.levels = {task: spec.start for task, (spec, _) in curricula.items()}
+        self._answers: dict[str, list[bool]] = {task: [] for task in curricula}  # at this level, right or not
 
     def observe(self, groups: Iterable[Group]) -> None:
         """Take a batch's answers into account; a level moves by one at most."""
         for group in groups:
             task = group.problem.task
-            if task in self._ladders:
+            if task in self._curricula:
                 self._answers[task] += [r.score.parts["correct"] >= 1 for r in group.rollouts]
-        for task, (spec, top) in self._ladders.items():
+        for task, (spec, top) in self._curricula.items():
             newest = self._answers[task] = self._answers[task][-spec.window :]
             share = sum(newest) / len(newest) if len(newest) == spec.window else None
             if share is not None and share >= spec.up and self.levels[task] < top:
@@ -36,13 +36,15 @@ class Curriculum:
         self.levels[task] += by
         self._answers[task] = []
 
-    def row(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         return {f"curriculum/{task}/level": float(level) for task, level in self.levels.items()}
 
     def state(self) -> dict[str, Any]:
-        return {task: {"level": self.levels[task], "answers": self._answers[task]} for task in self._ladders}
+        return {
+            task: {"level": self.levels[task], "answers": self._answers[task]} for task in self._curricula
+        }
 
     def load_state(self, state: dict[str, Any]) -> None:
         for task, saved in state.items():
-            if task in self._ladders:  # datasets may be changed by whoever resumes
+            if task in self._curricula:  # a resumed run may have other datasets
                 self.levels[task], self._answers[task] = saved["level"], list(saved["answers"])

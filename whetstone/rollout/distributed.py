@@ -1,43 +1,42 @@
-"""A step's problems dealt out to the ranks, and everybody's scored groups brought together again.
+"""Collect rollouts on all ranks: shard the problems, sample and score locally, all-gather the groups.
 
-`SharedCollector` offers what `rollout.Collector` does, to training and evaluation alike: every rank samples
-and scores its share, and all of them end up with all groups in the order of the problems. Of ranks that
-decode the same tokens only the first scores. A rank that fails tells the others why. For a process alone
-there is nothing to share.
+`DistributedCollector` has the interface of `Collector`. Every rank gets all groups in the order of the
+problems. Of tensor-parallel ranks, which decode the same tokens, only the first scores. A UserError on one
+rank is raised on all of them.
 """
 
 from typing import Any
 
 from whetstone.engines.base import Sampling
 from whetstone.errors import UserError
-from whetstone.parallel.collectives import gather_objects, my_share
+from whetstone.parallel.collectives import all_gather_data_objects, shard_list
 from whetstone.parallel.mesh import Ranks
-from whetstone.rollout.collector import Abandoned, Collector
+from whetstone.rollout.collector import Collector, RolloutCancelled
 from whetstone.tasks.scoring.pool import Answer
 from whetstone.types import Group, Problem, Score
 
 
-class SharedCollector:
+class DistributedCollector:
     """The collectors of all ranks as one."""
 
-    def __init__(self, collector: Collector, ranks: Ranks, line: Any = None):
-        """`line`: the ranks' second line, where sampling goes on in a thread beside the update."""
+    def __init__(self, collector: Collector, ranks: Ranks, side_group: Any = None):
+        """`side_group`: a second process group, for a thread that samples during the update."""
         self._collector = collector
         self._ranks = ranks
-        self._line = line
-        self.waits_for_others = ranks.world_size > 1
+        self._side_group = side_group
+        self.is_collective = ranks.world_size > 1
         self.engine = collector.engine
         self.custom_metrics: dict[str, float] = {}
-        self.prompts_cut = 0  # since these two were last set to 0, on all ranks
+        self.num_truncated_prompts = 0  # on all ranks, since the caller last reset these two
         self.scoring_s = 0.0  # of the rank that waited longest
 
     @property
-    def abandoned(self) -> bool:
-        return self._collector.abandoned
+    def cancelled(self) -> bool:
+        return self._collector.cancelled
 
-    @abandoned.setter
-    def abandoned(self, value: bool) -> None:
-        self._collector.abandoned = value
+    @cancelled.setter
+    def cancelled(self, value: bool) -> None:
+        self._collector.cancelled = value
 
     def collect(
         self,
@@ -47,35 +46,37 @@ class SharedCollector:
         sampling: Sampling,
         seed_parts: tuple[int | str, ...],
     ) -> list[Group]:
-        """`num_samples` scored completions of each problem, sampled and scored wherever."""
-        one, groups, failure, given_up = self._collector, [], None, False
-        one.prompts_cut, one.scoring_s = 0, 0.0
-        mine = my_share(self._ranks, problems)
+        """`num_samples` scored completions per problem, from all ranks."""
+        local, groups, failure, cancelled = self._collector, [], None, False
+        local.num_truncated_prompts, local.scoring_s = 0, 0.0
+        shard = shard_list(self._ranks, problems)
         try:
-            if mine:
-                groups = one.collect(mine, num_samples=num_samples, sampling=sampling, seed_parts=seed_parts)
+            if shard:
+                groups = local.collect(
+                    shard, num_samples=num_samples, sampling=sampling, seed_parts=seed_parts
+                )
         except UserError as error:
             failure = str(error)
-        except Abandoned:  # told as well: the others may be waiting for this rank's share
-            given_up = True
-        counts = (one.prompts_cut, one.scoring_s, dict(one.custom_metrics))
-        told = gather_objects(self._ranks, (groups, failure, given_up, *counts), self._line)
-        failures = [failure for _, failure, *_ in told if failure is not None]
+        except RolloutCancelled:  # reported too: other ranks may wait for this rank's groups
+            cancelled = True
+        counts = (local.num_truncated_prompts, local.scoring_s, dict(local.custom_metrics))
+        reports = all_gather_data_objects(
+            self._ranks, (groups, failure, cancelled, *counts), self._side_group
+        )
+        failures = [failure for _, failure, *_ in reports if failure is not None]
         if failures:
             raise UserError(failures[0])
-        if any(given_up for _, _, given_up, *_ in told):
-            raise Abandoned
-        self.prompts_cut += sum(cut for *_, cut, _, _ in told)
-        self.scoring_s += max(seconds for *_, seconds, _ in told)
-        self.custom_metrics = _mean_of([metrics for *_, metrics in told])
-        shares = [groups for groups, *_ in told]
-        return [shares[i % len(shares)][i // len(shares)] for i in range(len(problems))]
+        if any(cancelled for _, _, cancelled, *_ in reports):
+            raise RolloutCancelled
+        self.num_truncated_prompts += sum(truncated for *_, truncated, _, _ in reports)
+        self.scoring_s += max(seconds for *_, seconds, _ in reports)
+        self.custom_metrics = _mean_of([metrics for *_, metrics in reports])
+        shards = [groups for groups, *_ in reports]
+        return [shards[i % len(shards)][i // len(shards)] for i in range(len(problems))]
 
 
-class SilentScorer:
-    """For a rank that decodes the same tokens as another, which scores them: its own scores are thrown
-    away.
-    """
+class NullScorer:
+    """Scores nothing: for tensor-parallel ranks whose first rank scores the same tokens."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -88,7 +89,7 @@ class SilentScorer:
         count, self._count = self._count, 0
         return [Score(reward=0.0, parts={"correct": 0.0}, answer=None)] * count
 
-    def __enter__(self) -> "SilentScorer":
+    def __enter__(self) -> "NullScorer":
         return self
 
     def __exit__(self, *_: Any) -> None: ...

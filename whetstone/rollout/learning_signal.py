@@ -1,7 +1,6 @@
-"""A warning when nothing can be learnt: several batches in a row whose rewards do not differ.
+"""A warning when the gradient is 0: several batches in a row whose rewards do not differ.
 
-An advantage compares the rewards of completions; where all are equal, the loss and the gradient are 0. Reads
-scored groups; `whet explain` judges a whole run from its metrics.
+`whet explain` diagnoses a whole run from its metrics.
 """
 
 import logging
@@ -13,7 +12,7 @@ from whetstone.types import Finish, Group, Rollout
 
 logger = logging.getLogger("whetstone")
 
-PATIENCE = 3  # batches without variance before it is said
+PATIENCE = 3  # batches without variance before the warning
 
 
 class LearningSignal:
@@ -23,22 +22,22 @@ class LearningSignal:
         self._config = config
         # These compare completions of one prompt; the other estimators those of the whole batch.
         self._by_group = config.loss.advantage in ("group", "rloo")
-        self._flat: list[Group] = []
-        self._in_a_row = 0
-        self._told = False
+        self._groups: list[Group] = []
+        self._num_batches = 0
+        self._warned = False
 
     def observe(self, groups: Sequence[Group]) -> None:
         """Count a batch; warn once, when the third in a row has no variance."""
         if self._has_variance(groups):
-            self._flat, self._in_a_row = [], 0
+            self._groups, self._num_batches = [], 0
             return
-        self._in_a_row += 1
-        self._flat = [*self._flat, *groups]
-        if self._in_a_row >= PATIENCE and not self._told:
-            self._told = True
-            logger.warning(f"Nothing to learn from in {self._in_a_row} steps in a row: {self._reason()}")
-        if self._told:
-            self._flat = []
+        self._num_batches += 1
+        self._groups = [*self._groups, *groups]
+        if self._num_batches >= PATIENCE and not self._warned:
+            self._warned = True
+            logger.warning(f"Nothing to learn from in {self._num_batches} steps in a row: {self._reason()}")
+        if self._warned:
+            self._groups = []
 
     def _has_variance(self, groups: Sequence[Group]) -> bool:
         rewards = [[rollout.score.reward for rollout in group.rollouts] for group in groups]
@@ -48,7 +47,7 @@ class LearningSignal:
 
     def _reason(self) -> str:
         """Why, and what to change, in two sentences."""
-        rollouts = [rollout for group in self._flat for rollout in group.rollouts]
+        rollouts = [rollout for group in self._groups for rollout in group.rollouts]
         number = counted(len(rollouts), "completion")
         right = sum(rollout.score.parts["correct"] >= 1 for rollout in rollouts if _is_scored(rollout))
         failed = sum(not _is_scored(rollout) for rollout in rollouts)

@@ -1,7 +1,6 @@
-"""Does the engine sample from the trainer's weights? Its logprobs of a batch against the trainer's own, after
-every push: a wrong one can't pass in silence.
+"""Check that the engine samples from the trainer's weights: its logprobs must match the trainer's.
 
-The update computes both anyway (`sampler_logprob_difference`, the mean over tokens); here the bound is kept.
+The update computes the metric `sampler_logprob_difference`, a mean over tokens. This module has the bound.
 """
 
 import math
@@ -10,18 +9,20 @@ from collections.abc import Mapping
 from whetstone.config import Config
 from whetstone.errors import UserError
 
-STALE_FACTOR = 10  # for samples of older weights, which the policy has left by an update
+STALE_FACTOR = 10  # for stale samples
 
 
-def check_sync(row: Mapping[str, float], config: Config, staleness: float = 0.0) -> None:
-    """`UserError` when the difference can't be rounding. Filters raise the engine's logprobs, by at most
-    -log(top_p) a token; what top_k and min_p add has no bound, so with them it is only logged.
+def check_logprob_difference(metrics: Mapping[str, float], config: Config, staleness: float = 0.0) -> None:
+    """Raise a UserError when the difference is more than rounding.
+
+    top_p raises the engine's logprobs by at most -log(top_p) per token. top_k and min_p have no bound: with
+    them nothing is checked.
     """
     if config.rollout.top_k or config.rollout.min_p:
         return
     if staleness and config.rollout.rollout_engine in ("native", "hf"):
-        return  # a copy in this process can't miss a push, and how far the policy has moved is its own affair
-    difference = row["sampler_logprob_difference"]
+        return  # an in-process copy can't miss an update
+    difference = metrics["sampler_logprob_difference"]
     allowed = config.engines.max_logprob_difference * (STALE_FACTOR if staleness else 1)
     bound = allowed - math.log(config.rollout.top_p)
     if difference <= bound:

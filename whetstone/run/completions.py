@@ -1,6 +1,4 @@
-"""What a step's completions said: written into `completions/`, and shown in the terminal where that is asked
-for.
-"""
+"""Completions of a step: written to `completions/`, and printed with `verbose_variance_logging`."""
 
 import json
 from pathlib import Path

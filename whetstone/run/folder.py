@@ -1,8 +1,4 @@
-"""The folder of a run: opened for a new run, or found again for one that goes on. Nothing in it is ever
-overwritten silently.
-
-Knows files and configuration; no model, no metrics.
-"""
+"""The run folder: created for a new run, or reopened to resume. Nothing in it is overwritten silently."""
 
 import contextlib
 import logging
@@ -21,17 +17,25 @@ from whetstone.config.measurement import MeasureRoom
 from whetstone.config.parallel import ParallelRoom
 from whetstone.errors import UserError
 from whetstone.files import atomic_write
-from whetstone.parallel.collectives import main_first
-from whetstone.parallel.mesh import ALONE, Ranks
-from whetstone.run import checkpoint
-from whetstone.run.checkpoint import NUMBERS, Checkpoint, Search, move_aside
+from whetstone.parallel.collectives import run_on_main
+from whetstone.parallel.mesh import SINGLE, Ranks
+from whetstone.run.atomic_folder import move_aside
+from whetstone.run.checkpoint import SCALARS, Checkpoint, named_checkpoints
+from whetstone.run.checkpoint_search import Search, find_checkpoint
 
 logger = logging.getLogger("whetstone")
 
-# A resumed run must have the same of these, or its checkpoint does not fit its model.
-FIXED = ("trainer", "model_name_or_path", "use_peft", "lora_r", "lora_alpha", "lora_target_modules")
-# These steer a run without changing what it computes.
-HARMLESS = frozenset(
+# A resumed run must not change these: its checkpoint would not fit the model.
+RESUME_FIXED_KEYS = (
+    "trainer",
+    "model_name_or_path",
+    "use_peft",
+    "lora_r",
+    "lora_alpha",
+    "lora_target_modules",
+)
+# A resumed run may change these: they do not affect what it computes.
+RESUME_SAFE_KEYS = frozenset(
     [
         "output_dir",
         "run_name",
@@ -67,65 +71,65 @@ HARMLESS = frozenset(
     ]
 )
 
-LENGTH = ("max_steps", "num_train_epochs")
+LENGTH_KEYS = ("max_steps", "num_train_epochs")
 
 
-def path_of(config: Config) -> Path:
+def run_dir(config: Config) -> Path:
     return Path(config.run.output_dir) / (config.run.run_name or "")
 
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """Where a rank that is not the first writes what it needn't: thrown away in the end."""
+    """A temporary folder for the files of ranks other than the first."""
     with tempfile.TemporaryDirectory(prefix="whetstone-", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 
 
 def open_run(
     config: Config,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE,
     *,
     is_restart: bool = False,
     say: Callable[[str], None] = logger.info,
 ) -> tuple[Path, Checkpoint | None, list[str]]:
-    """The run's folder, the checkpoint to go on from (None: begin), and what the user should know. All ranks
-    call it; the first changes files.
+    """The run folder, the checkpoint to resume from (None: a new run), and notes for the user.
 
-    `is_restart`: a launcher starts it anew after a failure, so it goes on whatever was asked for at first.
+    A collective call; only the first rank changes files. `is_restart`: a launcher restarted the run after a
+    failure, so it resumes whatever the settings say.
     """
-    folder = path_of(config)
-    search = checkpoint.find(folder, resume_from=None, auto_resume=is_restart, ranks=ranks, say=say)
+    folder = run_dir(config)
+    search = find_checkpoint(folder, resume_from=None, auto_resume=is_restart, ranks=ranks, say=say)
     if search.checkpoint is None:
         resume_from, auto_resume = config.run.resume_from_checkpoint, config.run.auto_resume
-        search = checkpoint.find(
+        search = find_checkpoint(
             folder, resume_from=resume_from, auto_resume=auto_resume, ranks=ranks, say=say
         )
-    notes = main_first(ranks, lambda: _open(config, search, is_restart=is_restart), to_all=True)
+    notes = run_on_main(ranks, lambda: _open(config, search, is_restart=is_restart), to_all=True)
     return folder, search.checkpoint, notes or []
 
 
 def _open(config: Config, search: Search, *, is_restart: bool) -> list[str]:
-    """Make the folder fit for the run to write to; returns what the user should know."""
-    folder, found = path_of(config), search.checkpoint
+    """Prepare the folder for writing; returns notes for the user."""
+    folder, resumed = run_dir(config), search.checkpoint
     notes = []
-    if found is None and _is_used(folder):
+    if resumed is None and _is_used(folder):
         if not is_restart:
-            refuse_taken(config)
+            ensure_unused(config)
         notes.append(f"The earlier run was moved to {_move_aside(folder)}.")
     _make(folder)
-    if found is not None:
+    if resumed is not None:
         notes += search.notes
         notes += _clear_newer(folder, search)
-        notes.append(f"Going on from {found.folder} (step {found.step}).")
-        notes += _compare(folder, config, found.step)
+        notes.append(f"Going on from {resumed.folder} (step {resumed.step}).")
+        notes += _compare(folder, config, resumed.step)
     notes += _clear_files(folder)
     atomic_write(folder / "config.yaml", dump(config))
     return notes
 
 
-def refuse_taken(config: Config) -> None:
-    """A folder that holds another run is neither gone on with nor moved aside unless that was asked for."""
-    run, folder = config.run, path_of(config)
+def ensure_unused(config: Config) -> None:
+    """Raise if the folder holds another run, and neither resuming nor overwriting is configured."""
+    run, folder = config.run, run_dir(config)
     resumes = run.auto_resume or str(run.resume_from_checkpoint or "false").lower() != "false"
     if _is_used(folder) and not (run.overwrite_output_dir or resumes):
         raise UserError(
@@ -140,12 +144,12 @@ def _clear_newer(folder: Path, search: Search) -> list[str]:
     """
     assert search.checkpoint is not None
     notes = []
-    for newer in checkpoint.named_checkpoints(folder):
+    for newer in named_checkpoints(folder):
         if int(newer.name.rpartition("-")[2]) > search.checkpoint.step:
             reason = search.damaged.get(newer)
-            place = move_aside(newer, "damaged" if reason else "aside")
+            moved = move_aside(newer, "damaged" if reason else "aside")
             why = f"can't be used, since {reason}" if reason else "is newer than the one to resume from"
-            notes.append(f"{newer.name} {why}: it is now {place.name}.")
+            notes.append(f"{newer.name} {why}: it is now {moved.name}.")
     return notes
 
 
@@ -193,12 +197,14 @@ def _compare(folder: Path, config: Config, step: int) -> list[str]:
     except (OSError, ValueError, yaml.YAMLError, RecursionError):
         before = None
     if not isinstance(before, dict) or not before:
-        place = move_aside(path, "damaged")
-        return [f"config.yaml can't be read and is now {place.name}: what changed since is not known."]
+        moved = move_aside(path, "damaged")
+        return [f"config.yaml can't be read and is now {moved.name}: what changed since is not known."]
     now = flatten(config)
-    changed = [key for key in now if key not in HARMLESS and key in before and before[key] != now[key]]
+    changed = [
+        key for key in now if key not in RESUME_SAFE_KEYS and key in before and before[key] != now[key]
+    ]
     for key in changed:
-        if key in FIXED:
+        if key in RESUME_FIXED_KEYS:
             raise UserError(
                 f"{folder} was begun with {key}: {before[key]}, not {now[key]}: it can't go on with another. "
                 "Set it back, or choose another run_name."
@@ -207,7 +213,7 @@ def _compare(folder: Path, config: Config, step: int) -> list[str]:
         f"{key} is now {now[key]} (the run was begun with {before[key]}): it holds from step {step + 1} on."
         for key in changed
     ]
-    lengths = [key for key in LENGTH if key in before and before[key] != now[key]]
+    lengths = [key for key in LENGTH_KEYS if key in before and before[key] != now[key]]
     if lengths and config.update.lr_scheduler_type not in ("constant", "constant_with_warmup"):
         notes.append(
             f"{lengths[0]} is now {now[lengths[0]]} (the run was begun with {before[lengths[0]]}): from step "
@@ -216,23 +222,23 @@ def _compare(folder: Path, config: Config, step: int) -> list[str]:
     return notes
 
 
-def check_plan(found: Checkpoint, numbers: Mapping[str, Any], plan: Plan) -> None:
-    """Refuse to resume where batches are composed otherwise, or where the run would end before it goes on."""
-    shape = plan_shape(plan)
-    before = numbers.get("plan", shape)  # earlier versions did not write it down
-    if not isinstance(before, Mapping) or not {"updater", "groups"} <= numbers.keys():
-        raise UserError(f"{found.folder / NUMBERS} lacks what a run needs: resume from another checkpoint.")
-    new_run = f"or begin a new run from its weights: model_name_or_path={found.folder} and another run_name."
+def check_plan(checkpoint: Checkpoint, scalars: Mapping[str, Any], plan: Plan) -> None:
+    """Refuse to resume where batches have another composition, or beyond the end of the run."""
+    folder, shape = checkpoint.folder, plan_shape(plan)
+    before = scalars.get("plan", shape)  # earlier versions did not store it
+    if not isinstance(before, Mapping) or not {"updater", "source"} <= scalars.keys():
+        raise UserError(f"{folder / SCALARS} lacks what a run needs: resume from another checkpoint.")
+    new_run = f"or begin a new run from its weights: model_name_or_path={folder} and another run_name."
     if before != shape:
         key = next(key for key in shape if before.get(key) != shape[key])
         raise UserError(
-            f"{found.folder} belongs to a run with {key} = {before.get(key)}, but these settings make it "
+            f"{folder} belongs to a run with {key} = {before.get(key)}, but these settings make it "
             f"{shape[key]}, so that other problems would be repeated or left out: set it back, {new_run}"
         )
-    if found.step > plan.num_steps:
+    if checkpoint.step > plan.num_steps:
         raise UserError(
-            f"{found.folder} is at step {found.step}, beyond the {plan.num_steps} that max_steps asks for: "
-            f"set max_steps to {found.step} or more, resume from an earlier checkpoint, {new_run}"
+            f"{folder} is at step {checkpoint.step}, beyond the {plan.num_steps} that max_steps asks for: "
+            f"set max_steps to {checkpoint.step} or more, resume from an earlier checkpoint, {new_run}"
         )
 
 

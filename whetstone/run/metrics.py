@@ -1,8 +1,6 @@
-"""One row a step, and where the rows go: metrics.jsonl always; wandb, tensorboard, trackio where named.
+"""The metrics log: metrics.jsonl always, and wandb, tensorboard or trackio by `report_to`.
 
-`MetricsLog` writes rows, `write_aside` is how whole files are written. A sink that cannot start is the user's
-to know; one that fails in mid-run is reported once and dropped, for no run should die of a network. Computes
-no metric and draws nothing (`progress.py` and the report do); messages are in `run_log.py`.
+A sink that fails to start raises; one that fails later is logged once and disabled.
 """
 
 import contextlib
@@ -24,7 +22,7 @@ MAX_STEP = 2**53
 
 
 class Sink(Protocol):
-    """A place beside metrics.jsonl."""
+    """Where metrics go besides metrics.jsonl."""
 
     def write(self, step: int, row: Mapping[str, float]) -> None: ...
 
@@ -32,7 +30,7 @@ class Sink(Protocol):
 
 
 class MetricsLog:
-    """The rows of a run. `resume_step` None begins anew; else rows of later steps are dropped first."""
+    """Writes the metrics of a run. A resumed run first drops rows after `resume_step`."""
 
     def __init__(
         self,
@@ -48,18 +46,18 @@ class MetricsLog:
     ) -> None:
         folder = Path(run_folder)
         folder.mkdir(parents=True, exist_ok=True)
-        self._cadence = Cadence(logging_steps, first=logging_first_step, start_step=resume_step or 0)
+        self._schedule = LogSchedule(logging_steps, first=logging_first_step, start_step=resume_step or 0)
         self._path = folder / "metrics.jsonl"
         makers = {"wandb": WandbSink, "tensorboard": TensorboardSink, "trackio": TrackioSink}
         self._sinks: dict[str, Sink] = {}
         for name in report_to:
             with _start(name):
                 self._sinks[name] = makers[name](folder, project, run_name, config, resume_step)
-        kept = []
+        rows: list[dict[str, Any]] = []
         if resume_step is not None:
             _keep_damaged(self._path)
-            kept = [row for row in read_rows(self._path) if row["step"] <= resume_step]
-        self._begin({(row["kind"], row["step"]): row for row in kept})
+            rows = [row for row in read_rows(self._path) if row["step"] <= resume_step]
+        self._begin({(row["kind"], row["step"]): row for row in rows})
 
     def log(self, step: int, row: Mapping[str, float]) -> None:
         """A row of training: into metrics.jsonl at every step, elsewhere every `logging_steps`."""
@@ -77,19 +75,19 @@ class MetricsLog:
 
     def _begin(self, rows: dict[tuple[str, int], dict[str, Any]]) -> None:
         """Write the file with `rows` alone; rows to come follow them."""
-        self._kept = rows
+        self._old_rows = rows
         atomic_write(self._path, "".join(_line(row) for row in rows.values()))
         self._file = self._path.open("a", encoding="utf-8")
 
     def _write(self, kind: str, step: int, row: Mapping[str, float]) -> None:
         numbers = {key: float(value) for key, value in row.items()}
-        if (kind, step) in self._kept:  # the last evaluation of a run that was killed behind it
+        if (kind, step) in self._old_rows:  # the last evaluation of a run that was killed behind it
             self._file.close()
-            self._begin({key: kept for key, kept in self._kept.items() if key != (kind, step)})
+            self._begin({key: old for key, old in self._old_rows.items() if key != (kind, step)})
         with explain_disk_errors(self._path):
             self._file.write(_line({"step": step, "kind": kind, **numbers}))
             self._file.flush()
-        if kind == "train" and not self._cadence.is_due(step):
+        if kind == "train" and not self._schedule.is_due(step):
             return
         shown = {f"{kind}/{key}": value for key, value in numbers.items() if math.isfinite(value)}
         for name in list(self._sinks):
@@ -110,11 +108,8 @@ class MetricsLog:
             )
 
 
-class Cadence:
-    """Which rows are shown outside metrics.jsonl: a run's first, and one at every multiple of `every`.
-
-    Rows may be several steps apart (a batch can serve two optimiser steps): a multiple is reached or passed.
-    """
+class LogSchedule:
+    """When rows are shown outside metrics.jsonl: at the first, and when a multiple of `every` is passed."""
 
     def __init__(self, every: int, *, first: bool, start_step: int) -> None:
         self._every, self._first, self._last = every, first, start_step
@@ -173,7 +168,7 @@ def _line(row: Mapping[str, Any]) -> str:
     return json.dumps(json_safe(row), ensure_ascii=False, allow_nan=False) + "\n"
 
 
-# ---- places to report to -----------------------------------------------------------------------------------
+# ---- sinks
 
 
 class WandbSink:
@@ -264,7 +259,7 @@ class TrackioSink:
 
 @contextlib.contextmanager
 def _start(name: str) -> Iterator[None]:
-    """What keeps a sink from starting, said to the user before anything is trained."""
+    """An error at the start of a sink as a UserError."""
     try:
         yield
     except ImportError as error:

@@ -1,8 +1,4 @@
-"""The steps of a run in the terminal: a line for each (or every n-th), and what the live line says of them.
-
-Step, reward, accuracy, tokens/s, time left. The same lines go to training.log. Reads the rows it is given and
-a clock; computes no metric.
-"""
+"""Progress in the terminal: a line per step (or every n-th) and the live line; also in training.log."""
 
 import contextlib
 import logging
@@ -15,7 +11,7 @@ from typing import Self
 import rich
 from rich.console import Console
 
-from whetstone.run.metrics import Cadence
+from whetstone.run.metrics import LogSchedule
 from whetstone.terminal.display import display, say
 from whetstone.terminal.log import STEP_LINES
 from whetstone.terminal.text import counted, duration
@@ -42,9 +38,9 @@ class Progress:
         self._step = start_step
         self._console = console or rich.get_console()
         logged = {"first": logging_first_step, "start_step": start_step}
-        self._cadence = Cadence(logging_steps, **logged)
+        self._schedule = LogSchedule(logging_steps, **logged)
         every = max(logging_steps, spacing(num_steps)) if self._console.is_terminal else logging_steps
-        self._cadence_of_terminal = Cadence(every, **logged)
+        self._terminal_schedule = LogSchedule(every, **logged)
         self._clock = clock
         # (time, step) after recent updates; what came before the first (loading, evaluation) is no step.
         self._marks: deque[tuple[float, int]] = deque(maxlen=_RECENT + 1)
@@ -62,7 +58,7 @@ class Progress:
         left = self.seconds_left(step, row)
         self._ends_at = None if left is None else self._clock() + left
         is_last = step == self._num_steps
-        logged, shown = self._cadence.is_due(step), self._cadence_of_terminal.is_due(step)
+        logged, shown = self._schedule.is_due(step), self._terminal_schedule.is_due(step)
         if logged or is_last:
             self._lines.info("%s", self.line(step, row))
         if shown or is_last:  # in a terminal the live line has the time left

@@ -1,8 +1,4 @@
-"""run.json: which program, on which machine, by which command, since when; an entry for each session.
-
-A run that is resumed appends an entry; one that begins anew begins a new file. Reads the machine, changes
-nothing of it.
-"""
+"""run.json: version, commit, machine and command of each session of a run. Resuming appends an entry."""
 
 import importlib.metadata
 import json
@@ -93,10 +89,10 @@ def _command() -> str:
     return shlex.join([program, *sys.argv[1:]])
 
 
-def _git(folder: Path, *words: str) -> str | None:
+def _git(folder: Path, *args: str) -> str | None:
     try:
         done = subprocess.run(
-            ["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=10, check=True
+            ["git", "-C", str(folder), *args], capture_output=True, text=True, timeout=10, check=True
         )
     except (OSError, subprocess.SubprocessError):  # no git, no repository, or not ours to read
         return None

@@ -1,37 +1,197 @@
-"""What every run is put together from and leaves behind, whoever trains: our own loop or TRL's.
+"""Build a training run: ranks, tasks, plan, model, updater, engine, evaluator, metrics.
 
-Problems with their plan, the collector, the metrics; at the end train_results.json, the report and a word to
-the user. Samples nothing and moves no weights.
+The TRL trainer uses the parts that it shares with our loop.
 """
 
 import contextlib
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from whetstone.config import Config, Plan, flatten, make_plan
+import rich
+import torch
+
+from whetstone.algorithm.losses import find_loss
+from whetstone.config import Config, Loaded, Plan, flatten, make_plan, without_effect
 from whetstone.engines import make_engine
+from whetstone.errors import UserError
+from whetstone.evaluation.evaluator import Evaluator
 from whetstone.evaluation.statistics import wilson
 from whetstone.model.chat import Chat
-from whetstone.model.policy import Policy
-from whetstone.parallel.collectives import second_line
-from whetstone.parallel.mesh import ALONE, Ranks
+from whetstone.model.policy import Policy, choose_device
+from whetstone.model.reference import Reference
+from whetstone.model.sharded import load_sharded
+from whetstone.parallel import mesh
+from whetstone.parallel.collectives import new_gloo_group
+from whetstone.parallel.heartbeat import Heartbeat
+from whetstone.parallel.mesh import SINGLE, Ranks
 from whetstone.rewards.verify import verify
+from whetstone.rollout.async_source import AsyncRolloutSource
 from whetstone.rollout.collector import Collector
-from whetstone.rollout.distributed import SharedCollector, SilentScorer
-from whetstone.run.checkpoint import Checkpoint
+from whetstone.rollout.distributed import DistributedCollector, NullScorer
+from whetstone.rollout.learning_signal import LearningSignal
+from whetstone.rollout.source import RolloutSource
+from whetstone.run.checkpoint import Checkpoint, Saver
+from whetstone.run.folder import check_plan, open_run, run_dir, scratch_folder
 from whetstone.run.metrics import MetricsLog
-from whetstone.tasks.mixture import Mixture, build_tasks, check_gold, describe_data, eval_problems
+from whetstone.run.record import record_session
+from whetstone.run.timing import ThroughputMeter
+from whetstone.tasks.mixture import (
+    Mixture,
+    build_tasks,
+    check_gold,
+    describe_data,
+    eval_problems,
+    sandbox_notes,
+)
 from whetstone.tasks.scoring.pool import Scorer, check_reward_funcs
+from whetstone.terminal.log import log_ending, setup_logging
 from whetstone.terminal.stages import stage
 from whetstone.types import Problem
+from whetstone.update.updater import Updater
 
 FEW_PROBLEMS = 50  # with fewer, the 95 % interval of an accuracy is wider than 27 points
 logger = logging.getLogger("whetstone")
 
 
-def plan_problems(config: Config, ranks: Ranks = ALONE) -> tuple[list[Problem], Mixture, Plan]:
-    """The evaluation's problems, those of training, and the plan; every task has accepted its own answers."""
+@dataclass(frozen=True, kw_only=True)
+class TrainingRun:
+    """The components of the training loop."""
+
+    config: Config
+    plan: Plan
+    ranks: Ranks
+    folder: Path
+    saver: Saver
+    policy: Policy
+    source: RolloutSource
+    learning_signal: LearningSignal
+    updater: Updater
+    evaluator: Evaluator | None
+    metrics: MetricsLog
+    throughput: ThroughputMeter
+
+
+def init_distributed(config: Config, stack: contextlib.ExitStack) -> Ranks:
+    """Join the other ranks of the launch, if any; until `stack` closes, a failed rank ends all."""
+    with stage("waiting for the other ranks") if mesh.is_launched() else contextlib.nullcontext():
+        ranks = stack.enter_context(mesh.start(config.parallel, choose_device(config.model.device).type))
+    stack.enter_context(Heartbeat(ranks, config.parallel.heartbeat_timeout_s))
+    in_our_processes = config.rollout.rollout_engine not in ("vllm", "sglang")
+    if ranks.world_size > 1 and config.rollout.async_rollouts and in_our_processes:
+        raise UserError(
+            "async_rollouts=1 with several ranks requires rollout_engine=vllm or sglang: the engine "
+            f"{config.rollout.rollout_engine} would compete with training for the GPU."
+        )
+    return ranks
+
+
+def build(
+    loaded: Loaded, ranks: Ranks, stack: contextlib.ExitStack
+) -> tuple[TrainingRun, Checkpoint | None, float]:
+    """The run, the checkpoint that it resumes from, and the seconds that it had run before."""
+    config = loaded.config
+    folder, checkpoint, notes = open_run(config, ranks, is_restart=mesh.restarts() > 0, say=rich.print)
+    folder = folder if ranks.is_main else stack.enter_context(scratch_folder())
+    setup_logging(folder, speaks=ranks.is_main)
+    stack.push(log_ending)
+    start_step = None if checkpoint is None else checkpoint.step
+    record_session(folder, resumed_from=start_step, num_ranks=ranks.world_size)
+    for note in (*loaded.notes, *notes):
+        logger.info(note)
+    torch.manual_seed(config.run.seed)  # a new LoRA adapter is initialized at random
+    find_loss(config.loss.loss_type)  # a user's file may be wrong: before the model loads
+    problems, tasks, plan = build_tasks_and_plan(config, ranks)
+    scalars = {} if checkpoint is None else checkpoint.scalars()
+    if checkpoint is not None:
+        check_plan(checkpoint, scalars, plan)
+    for line in (*describe_ranks(ranks), *without_effect(config, plan), *sandbox_notes(tasks)):
+        logger.info(line)
+    scorer = stack.enter_context(make_scorer(config, ranks))  # its processes start while the model loads
+    with stage("loading the model"):
+        weights = None if checkpoint is None else checkpoint.folder
+        policy = load_sharded(config.model, config.parallel, ranks, weights)
+        logger.info(describe_model(policy, config))
+        updater = Updater(policy, config, plan, make_reference(config, policy, checkpoint))
+        if checkpoint is not None:
+            restore(updater, checkpoint, scalars)
+    with stage(f"starting the engine {config.rollout.rollout_engine}"):
+        collector = make_collector(config, policy, scorer, stack)
+    source_type = AsyncRolloutSource if config.rollout.async_rollouts else RolloutSource
+    source = source_type(collector, tasks, config, plan)
+    stack.callback(source.close)
+    if checkpoint is not None:
+        source.load_state(scalars["source"])
+    run = TrainingRun(
+        config=config,
+        plan=plan,
+        ranks=ranks,
+        folder=folder,
+        saver=make_saver(config, ranks, checkpoint),
+        policy=policy,
+        source=source,
+        learning_signal=LearningSignal(config),
+        updater=updater,
+        evaluator=Evaluator(config, problems, collector, folder) if problems else None,
+        metrics=open_metrics(config, folder, checkpoint, stack, is_main=ranks.is_main),
+        throughput=ThroughputMeter(
+            policy, num_iterations=plan.num_iterations, peak_tflops=config.measure.peak_tflops
+        ),
+    )
+    stack.callback(run.saver.finish)
+    return run, checkpoint, scalars.get("seconds", 0.0)
+
+
+def make_saver(config: Config, ranks: Ranks, checkpoint: Checkpoint | None) -> Saver:
+    run = run_dir(config)
+    is_own = checkpoint is not None and checkpoint.folder.resolve().parent == run.resolve()
+    return Saver(run, config.run.save_total_limit, ranks, checkpoint.step if checkpoint and is_own else None)
+
+
+def restore(updater: Updater, checkpoint: Checkpoint, scalars: dict[str, Any]) -> None:
+    """Load the updater's state; `scalars` are all of the checkpoint's."""
+    tensors = updater.state_tensors()
+    checkpoint.load_tensors(tensors)
+    updater.load_state_tensors(tensors)
+    updater.load_state_scalars(scalars["updater"])
+
+
+def make_reference(config: Config, policy: Policy, checkpoint: Checkpoint | None) -> Reference | None:
+    """The reference policy of the KL. A resumed run needs the initial weights, not its checkpoint's."""
+    loss = config.loss
+    if loss.beta == 0 or loss.kl_target == "rollout":
+        return None
+    moving = loss.kl_target == "moving"  # its weights are in the checkpoint
+    reload = checkpoint is not None and not moving and not policy.is_lora
+    initial = load_sharded(config.model, config.parallel, policy.ranks) if reload else policy
+    offload = config.parallel.cpu_offload != "none" and policy.device.type == "cuda"
+    return Reference.from_policy(policy, initial, moving=moving, offload=offload)
+
+
+def describe_ranks(ranks: Ranks) -> list[str]:
+    """How the ranks share the weights; nothing for a single process."""
+    if ranks.mesh is None or ranks.world_size == 1:
+        return []
+    replicas, num_shards, tp = ranks.mesh.size(0), ranks.mesh.size(1), ranks.mesh.size(2)
+    text = f"{ranks.world_size} ranks: weights in {num_shards} shards"
+    text += f" x {tp} tensor-parallel parts" if tp > 1 else ""
+    return [text + (f", {replicas} replicas" if replicas > 1 else "")]
+
+
+def describe_model(policy: Policy, config: Config) -> str:
+    total = sum(parameter.numel() for parameter in policy.model.parameters())
+    trained = sum(parameter.numel() for parameter in policy.parameters())
+    precision = str(policy.dtype).removeprefix("torch.")
+    name = config.model.model_name_or_path
+    text = f"{name}: {total:,} parameters, {trained:,} trained, {precision} on {policy.device}"
+    if config.model.bf16 and policy.device.type == "cpu":
+        text += " (bf16 was asked for, but float32 is faster on a CPU)"
+    return text
+
+
+def build_tasks_and_plan(config: Config, ranks: Ranks = SINGLE) -> tuple[list[Problem], Mixture, Plan]:
+    """Evaluation problems, training tasks and the plan. Every task must accept its own answers."""
     with stage("making the problems"):
         fixed = eval_problems(config)
         tasks = build_tasks(config, "train", fixed)
@@ -50,7 +210,7 @@ def plan_problems(config: Config, ranks: Ranks = ALONE) -> tuple[list[Problem], 
 
 
 def few_problems(config: Config, num_problems: int) -> list[str]:
-    """A warning where an evaluation has too few problems to tell anything."""
+    """A warning where the evaluation has too few problems."""
     if not 0 < num_problems < FEW_PROBLEMS:
         return []
     low, high = wilson(0.5, num_problems)
@@ -65,19 +225,20 @@ def few_problems(config: Config, num_problems: int) -> list[str]:
     ]
 
 
-def make_scorer(config: Config, ranks: Ranks = ALONE) -> Any:
-    """Of ranks that decode the same tokens the first scores them. Reward functions of the user's own that
-    can't be imported are refused here, before a model is loaded.
+def make_scorer(config: Config, ranks: Ranks = SINGLE) -> Any:
+    """The scorer of this rank; of tensor-parallel ranks only the first scores.
+
+    Checks the user's reward functions first, before a model is loaded.
     """
     check_reward_funcs(config)
     verify(config.tasks.reward_funcs)
-    return Scorer(config) if ranks.is_first_of_tp else SilentScorer()
+    return Scorer(config) if ranks.is_first_of_tp else NullScorer()
 
 
 def make_collector(
     config: Config, policy: Policy, scorer: Any, stack: contextlib.ExitStack
-) -> SharedCollector:
-    """The road from problems to scored groups, on the engine that the configuration names, on all ranks."""
+) -> DistributedCollector:
+    """The collector of all ranks, with the configured engine."""
     engine = make_engine(config, policy)
     stack.callback(engine.close)
     collector = Collector(
@@ -87,28 +248,28 @@ def make_collector(
         max_prompt_length=config.rollout.max_prompt_length,
         max_length=policy.max_length,
     )
-    ahead = config.rollout.async_rollouts > 0
-    line = second_line(policy.ranks, config.parallel.collective_timeout_s) if ahead else None
-    return SharedCollector(collector, policy.ranks, line)
+    is_async = config.rollout.async_rollouts > 0
+    side_group = new_gloo_group(policy.ranks, config.parallel.collective_timeout_s) if is_async else None
+    return DistributedCollector(collector, policy.ranks, side_group)
 
 
 def open_metrics(
     config: Config,
     folder: Path,
-    found: Checkpoint | None,
+    checkpoint: Checkpoint | None,
     stack: contextlib.ExitStack,
     *,
-    speaks: bool = True,
+    is_main: bool = True,
 ) -> MetricsLog:
     metrics = MetricsLog(
         folder,
-        report_to=config.run.report_to if speaks else [],
+        report_to=config.run.report_to if is_main else [],
         project=config.run.wandb_project,
         run_name=config.run.wandb_name or config.run.run_name or folder.name,
         config=flatten(config),
         logging_steps=config.run.logging_steps,
         logging_first_step=config.run.logging_first_step,
-        resume_step=None if found is None else found.step,
+        resume_step=None if checkpoint is None else checkpoint.step,
     )
     stack.callback(metrics.close)
     return metrics

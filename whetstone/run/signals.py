@@ -1,6 +1,6 @@
-"""Ctrl-C and SIGTERM: the first asks for a stop after the current step, so that nothing is lost; the second
-stops at once. A launcher hands on what the terminal has sent as well: the same signal within a moment
-counts once.
+"""Ctrl-C and SIGTERM: the first stops after the current step and saves; the second stops at once.
+
+A launcher forwards a signal that the terminal has sent as well: repeats within 3 seconds are ignored.
 """
 
 import signal
@@ -13,15 +13,13 @@ import rich
 
 
 class StopRequest:
-    """`with StopRequest() as stop:` and ask `stop.requested` between steps. One rank of several speaks for
-    all.
-    """
+    """`with StopRequest() as stop:` and check `stop.requested` between steps. `verbose`: print a message."""
 
-    def __init__(self, *, is_launched: bool = False, speaks: bool = True) -> None:
+    def __init__(self, *, is_launched: bool = False, verbose: bool = True) -> None:
         self.requested = False
-        self._since = 0.0
-        self._moment_s = 3.0 if is_launched else 0.0
-        self._speaks = speaks
+        self._requested_at = 0.0
+        self._repeat_window_s = 3.0 if is_launched else 0.0
+        self._verbose = verbose
         self._previous: dict[int, object] = {}
 
     def __enter__(self) -> Self:
@@ -38,12 +36,12 @@ class StopRequest:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.requested:
-            if time.monotonic() - self._since > self._moment_s:
+            if time.monotonic() - self._requested_at > self._repeat_window_s:
                 raise KeyboardInterrupt
             return
-        self.requested, self._since = True, time.monotonic()
-        if not self._speaks:
+        self.requested, self._requested_at = True, time.monotonic()
+        if not self._verbose:
             return
         rich.get_console().print(
-            "Stopping: this step is finished and saved first. Once more stops at once and loses it."
+            "Stopping after this step, which is saved. Press again to stop at once and lose the step."
         )

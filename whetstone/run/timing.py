@@ -1,11 +1,8 @@
-"""Where a step's time went and how well it used the machine: seconds by stage, tokens a second, model flops
-utilisation, peak memory.
+"""Time and throughput of a step: seconds by stage, tokens per second, model FLOPs utilization, peak memory.
 
-`Clock` times one step; `Meter` knows the model and the device, and makes the step's row of these numbers.
-Model flops utilisation counts what the mathematics needs, not what the program did: 6 N operations for a
-token that is run forward and backward, where N is every parameter of the model, embeddings included. Under
-LoRA frozen weights have no gradient of their own: 4 per parameter, and 6 per parameter of the adapter.
-Recomputed activations, passes without gradients and attention's own products are not counted. Moves nothing.
+Model FLOPs utilization (MFU) counts 6 N operations per token, where N is every parameter of the model,
+embeddings included. Frozen weights under LoRA have no gradient: 4 per parameter. Recomputed activations,
+passes without gradients and attention's products are not counted.
 """
 
 import contextlib
@@ -19,13 +16,12 @@ from pathlib import Path
 import torch
 
 from whetstone.model.policy import Policy
-from whetstone.parallel.collectives import sum_of_data
-from whetstone.rollout.collector import Round
+from whetstone.parallel.collectives import all_reduce_data
+from whetstone.rollout.source import RolloutBatch
 from whetstone.update.packing import Batch
-from whetstone.update.profile_range import mark
+from whetstone.update.profile_range import profile_range
 
-# Part of the device's name -> dense bf16 TFLOP/s by its data sheet (without sparsity). The first that fits
-# counts, so what is more special stands first.
+# Part of the device's name -> dense bf16 TFLOP/s of its data sheet. The first match counts.
 PEAK_TFLOPS = {
     "B200": 2250.0,
     "H200": 989.0,
@@ -46,99 +42,96 @@ PEAK_TFLOPS = {
 }
 
 
-class Clock:
-    """The stages of one step, in seconds and in peak memory."""
+class StageTimer:
+    """Seconds and peak memory of the stages of one step."""
 
     def __init__(self, device: torch.device, *, exact: bool = False) -> None:
         self.device = device
-        self.exact = exact  # wait for the device at the end of each stage, so that its work counts there
+        self.exact = exact  # synchronize with the device at the end of each stage
         self.seconds: dict[str, float] = {}
         self.peaks_gb: dict[str, float] = {}
-        self.begun = time.monotonic()
+        self.started = time.monotonic()
 
     @contextlib.contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
         reset_peak_memory(self.device)
-        begun = time.monotonic()
-        with mark(stage):
+        started = time.monotonic()
+        with profile_range(stage):
             yield
-            self._settle()
-        self.seconds[stage] = time.monotonic() - begun
+            self._synchronize()
+        self.seconds[stage] = time.monotonic() - started
         self.peaks_gb[stage] = peak_memory_gb(self.device)
 
-    def _settle(self) -> None:
+    def _synchronize(self) -> None:
         if self.exact and self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def row(self, made: Round) -> dict[str, float]:
-        """Where the loop's seconds went (a batch that was sampled in the background costs it only the wait),
-        and sampled tokens a second.
-        """
-        num_tokens = sum(len(r.completion.token_ids) for group in made.groups for r in group.rollouts)
+    def metrics(self, rollouts: RolloutBatch) -> dict[str, float]:
+        """Seconds of the loop by stage (a batch sampled in the background costs only the wait)."""
+        num_tokens = sum(len(r.completion.token_ids) for group in rollouts.groups for r in group.rollouts)
         waited = self.seconds["rollout"]
-        sync = min(made.sync_s, waited)
-        score = min(made.scoring_s, waited - sync)
+        sync = min(rollouts.sync_s, waited)
+        score = min(rollouts.scoring_s, waited - sync)
         seconds = {**self.seconds, "rollout": waited - sync - score, "score": score, "sync": sync}
         return {
             **{f"time/{stage}": value for stage, value in seconds.items()},
-            "time/step": time.monotonic() - self.begun,
+            "time/step": time.monotonic() - self.started,
             "tokens_per_s": num_tokens / (waited + self.seconds["update"]),
-            "rollout_tokens_per_s": num_tokens / (made.seconds - made.scoring_s),
+            "rollout_tokens_per_s": num_tokens / (rollouts.seconds - rollouts.scoring_s),
         }
 
 
-class Meter:
-    """Knows what a token costs this model, and what this device could do."""
+class ThroughputMeter:
+    """Throughput and MFU from the cost of a token and the peak of the device."""
 
     def __init__(self, policy: Policy, *, num_iterations: int, peak_tflops: float | None):
         self.device = policy.device
         self.exact = False
         self._ranks = policy.ranks
         self._num_iterations = num_iterations
-        trained = sum(parameter.numel() for parameter in policy.parameters)
+        trained = sum(parameter.numel() for parameter in policy.parameters())
         everything = sum(parameter.numel() for parameter in policy.model.parameters())
         self.flops_per_token = flops_per_token(trained, everything - trained)
         self.peak_flops = peak_flops(device_name(policy.device), peak_tflops)
-        self.clock = Clock(policy.device)
-        self._num_tokens: float | None = None  # that the update of this step ran, on all ranks
+        self.timer = StageTimer(policy.device)
+        self._num_tokens: float | None = None  # of the update of this step, on all ranks
 
-    def start(self) -> Clock:
-        """A new step begins."""
-        self.clock = Clock(self.device, exact=self.exact)
+    def start_step(self) -> StageTimer:
+        self.timer = StageTimer(self.device, exact=self.exact)
         self._num_tokens = None
-        return self.clock
+        return self.timer
 
-    def row(self, made: Round, minibatches: Sequence[Sequence[Batch]]) -> dict[str, float]:
-        """The numbers of the step as far as the clock has timed it; `minibatches` are what its update ran."""
+    def metrics(self, rollouts: RolloutBatch, minibatches: Sequence[Sequence[Batch]]) -> dict[str, float]:
+        """The metrics of the step so far; `minibatches` are those of its update."""
         if self._num_tokens is None:
-            mine = sum(len(batch.token_ids) for part in minibatches for batch in part)
+            local = sum(len(batch.token_ids) for minibatch in minibatches for batch in minibatch)
             self._num_tokens = float(
-                sum_of_data(self._ranks, torch.tensor(float(mine * self._num_iterations)))
+                all_reduce_data(self._ranks, torch.tensor(float(local * self._num_iterations)))
             )
         tokens = self._num_tokens
-        seconds = self.clock.seconds["update"]
-        row = {**self.clock.row(made), "update_tokens_per_s": tokens / seconds}
+        seconds = self.timer.seconds["update"]
+        metrics = {**self.timer.metrics(rollouts), "update_tokens_per_s": tokens / seconds}
         if self.peak_flops is not None:
             possible = self.peak_flops * self._ranks.world_size * seconds
-            row["mfu"] = self.flops_per_token * tokens / possible
-        row["peak_memory_gb"] = max(self.clock.peaks_gb.values())
-        return row
+            metrics["mfu"] = self.flops_per_token * tokens / possible
+        metrics["peak_memory_gb"] = max(self.timer.peaks_gb.values())
+        return metrics
 
 
 def flops_per_token(trained: int, frozen: int) -> float:
-    """Operations for a token forward and backward: 2 per parameter to go forward, 2 for the gradient of what
-    flows through it, 2 for the gradient of the parameter itself, if it trains.
+    """Operations per token, forward and backward: per parameter 2 for the output, 2 for the gradient of the
+    input, and 2 for its own gradient if it is trained.
     """
     return 6.0 * trained + 4.0 * frozen
 
 
 def device_name(device: torch.device) -> str | None:
-    """What the device calls itself; None for a CPU."""
+    """The name of a GPU; None for a CPU."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else None
 
 
 def peak_flops(name: str | None, peak_tflops: float | None) -> float | None:
-    """Operations a second that the device could do; None where nobody knows, as on a CPU."""
+    """Peak operations per second of the device; None if unknown, as on a CPU."""
     if peak_tflops is not None:
         return peak_tflops * 1e12
     known = next((rate for part, rate in PEAK_TFLOPS.items() if name is not None and part in name), None)
@@ -146,9 +139,7 @@ def peak_flops(name: str | None, peak_tflops: float | None) -> float | None:
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """From here on the peak is counted anew. Linux lets a process do that for its own memory; elsewhere the
-    peak is that of the whole run so far.
-    """
+    """Reset the peak. Without a GPU this works on Linux only; elsewhere the peak is that of the whole run."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
@@ -157,9 +148,7 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def peak_memory_gb(device: torch.device) -> float:
-    """Most memory (10^9 bytes) since the last reset: what torch's allocator gave out on a GPU, the resident
-    memory of this process on a CPU.
-    """
+    """Peak memory (10^9 bytes) since the last reset: torch's allocator on a GPU, resident memory on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e9
     status = Path("/proc/self/status")

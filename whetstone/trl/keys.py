@@ -11,8 +11,9 @@ import torch
 
 from whetstone.algorithm.losses import ratio_level
 from whetstone.config import Config, Plan, flatten
+from whetstone.config.losses import LOSSES
 from whetstone.errors import UserError
-from whetstone.update.micro_batch_size import UNTRIED
+from whetstone.update.micro_batch_size import DEFAULT_TOKENS
 
 
 def _words(text: str) -> frozenset[str]:
@@ -64,10 +65,6 @@ REFUSED = {
     "max_skipped_steps": "TRL skips no steps",
     "optim": "TRL's 8-bit AdamW is that of bitsandbytes, another one",
 }
-LOSS_TYPES = {
-    "gspo": "grpo",
-    **{name: name for name in ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo")},
-}
 
 
 def kind_of(key: str) -> str:
@@ -89,7 +86,7 @@ def check_keys(config: Config) -> None:
                 f"datasets.{name}.curriculum", "true", "TRL fixes its problems beforehand", "false"
             )
     loss = config.loss
-    if loss.loss_type not in LOSS_TYPES:
+    if loss.loss_type not in LOSSES or LOSSES[loss.loss_type].trl is None:
         raise _refusal("loss_type", loss.loss_type, "TRL has no such loss", "dapo")
     if loss.kl_target == "rollout":
         raise _refusal("kl_target", "rollout", "TRL has no KL against the policy that sampled", "base")
@@ -122,7 +119,7 @@ def trl_arguments(config: Config, plan: Plan, folder: Path, device: torch.device
         "warmup_steps": plan.warmup_steps,
         "lr_scheduler_kwargs": config.update.lr_scheduler_kwargs or None,
         "top_k": config.rollout.top_k or 0,
-        "loss_type": LOSS_TYPES[loss.loss_type],
+        "loss_type": LOSSES[loss.loss_type].trl,
         "importance_sampling_level": ratio_level(loss),
         "epsilon_high": loss.upper_epsilon,
         "sync_ref_model": loss.beta > 0 and loss.kl_target == "moving",
@@ -151,6 +148,6 @@ def _batch_sizes(config: Config, plan: Plan) -> tuple[int, int]:
         return rollout.per_device_train_batch_size, rollout.gradient_accumulation_steps
     completions = plan.completions_per_batch // plan.minibatches
     tokens = config.update.micro_batch_tokens
-    most = max(1, (UNTRIED if tokens == "auto" else tokens) // rollout.max_completion_length)
+    most = max(1, (DEFAULT_TOKENS if tokens == "auto" else tokens) // rollout.max_completion_length)
     size = max(n for n in range(1, completions + 1) if completions % n == 0 and n <= most)
     return size, completions // size

@@ -22,7 +22,7 @@ from whetstone.report.results import write_results
 from whetstone.run.checkpoint import Checkpoint, save_model
 from whetstone.run.folder import open_run
 from whetstone.run.record import record_session
-from whetstone.run.setup import make_collector, make_scorer, open_metrics, plan_problems
+from whetstone.run.setup import build_tasks_and_plan, make_collector, make_scorer, open_metrics
 from whetstone.run.signals import StopRequest
 from whetstone.terminal.log import log_ending, setup_logging
 from whetstone.terminal.stages import stage
@@ -69,7 +69,7 @@ def train_with_trl(loaded: Loaded) -> dict[str, Any]:
 def build(config: Config, folder: Path, found: Checkpoint | None, stack: contextlib.ExitStack) -> Parts:
     """Every part but TRL's trainer, as `train.build` makes them."""
     torch.manual_seed(config.run.seed)  # a new LoRA adapter begins with random numbers
-    fixed, tasks, plan = plan_problems(config)
+    fixed, tasks, plan = build_tasks_and_plan(config)
     scorer = stack.enter_context(make_scorer(config))
     # Float32 weights, and bf16 by autocast: AdamW on bf16 weights would lose updates as small as these are.
     # Always the first weights: TRL takes its reference from them and then loads the checkpoint itself.
@@ -83,7 +83,7 @@ def build(config: Config, folder: Path, found: Checkpoint | None, stack: context
         plan=plan,
         folder=folder,
         policy=policy,
-        attention=config.model.attn_implementation or policy.own_attention,
+        attention=config.model.attn_implementation or policy.original_attention,
         rewards=Rewards(problems, scorer, policy.stop_token_ids, plan.num_generations),
         evaluator=Evaluator(config, fixed, collector, folder) if fixed else None,
         metrics=metrics,
@@ -121,7 +121,7 @@ def _finish(parts: Parts, seconds: float) -> dict[str, Any]:
     policy = parts.policy
     if policy.is_lora and "ref" in policy.model.peft_config:  # TRL's reference where beta > 0
         policy.model.delete_adapter("ref")
-    policy.set_attention(policy.own_attention)
+    policy.set_attention(policy.original_attention)
     with stage("saving the model"):
         save_model(model_writer(policy), parts.folder / "final_model", parts.plan.num_steps)
     return write_results(parts.folder, after, steps=parts.plan.num_steps, seconds=seconds)

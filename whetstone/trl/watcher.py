@@ -11,14 +11,16 @@ from typing import Any
 from transformers import TrainerCallback
 
 from whetstone.config import Config, Plan
-from whetstone.evaluation.evaluator import EvalResult, Evaluator, show
+from whetstone.evaluation.display import print_result
+from whetstone.evaluation.evaluator import EvalResult, Evaluator
 from whetstone.model.attention import NAME
 from whetstone.model.card import finish_adapter
 from whetstone.model.manifest import write_manifest
 from whetstone.model.policy import Policy
-from whetstone.rollout.collector import rollout_metrics, variance_metrics
 from whetstone.rollout.learning_signal import LearningSignal
-from whetstone.run.checkpoint import Checkpoint, share_files
+from whetstone.rollout.metrics import rollout_metrics, variance_metrics
+from whetstone.run.atomic_folder import share_files
+from whetstone.run.checkpoint import Checkpoint
 from whetstone.run.completions import show_variance, write_completions
 from whetstone.run.metrics import MetricsLog
 from whetstone.run.progress import Progress
@@ -53,8 +55,8 @@ def evaluate(parts: Parts, step: int) -> EvalResult | None:
     result = parts.evaluator.run(step, greedy=ends and parts.config.evaluation.eval_greedy)
     parts.policy.set_attention(parts.attention)
     model.train(was_training)
-    parts.metrics.log_eval(step, result.row())
-    show(result, num_examples=parts.config.evaluation.eval_num_examples_to_print)
+    parts.metrics.log_eval(step, result.metrics())
+    print_result(result, num_examples=parts.config.evaluation.eval_num_examples_to_print)
     return result
 
 

@@ -1,11 +1,11 @@
-"""The weights in the loss that may adapt: beta towards a KL, the entropy bonus towards an entropy.
+"""Adaptive loss coefficients: beta towards a target KL, the entropy bonus towards a target entropy.
 
-Plain arithmetic on numbers, once after every optimiser step; part of a checkpoint.
+Updated after every optimizer step; part of a checkpoint.
 """
 
 from whetstone.config.sections import LossRoom
 
-BETA_RATE = 0.1  # beta grows or shrinks by at most this share of itself a step
+BETA_RATE = 0.1  # largest relative change of beta per step
 
 
 class Coefficients:
@@ -17,13 +17,13 @@ class Coefficients:
 
     @property
     def entropy(self) -> float:
-        """What the bonus weighs in the coming step: nothing while the entropy is above its target."""
+        """The weight of the bonus in the next step: 0 while the entropy is above its target."""
         target = self._config.entropy_target
         above = target is not None and self._last_entropy is not None and self._last_entropy > target
         return 0.0 if above else self._entropy_coef
 
     def adapt(self, means: dict[str, float]) -> None:
-        """Take the numbers of the step that is done into account."""
+        """Adapt to the metrics of the last step."""
         config = self._config
         if config.kl_target_value is not None and "kl" in means:
             error = max(-1.0, min(1.0, means["kl"] / config.kl_target_value - 1))
@@ -34,10 +34,10 @@ class Coefficients:
             raised = self._entropy_coef + step
             self._entropy_coef = min(config.entropy_coef_max, max(config.entropy_coef_min, raised))
 
-    def row(self) -> dict[str, float]:
-        """Those that adapt, for the metrics."""
-        row = {} if self._config.kl_target_value is None else {"beta": self.beta}
-        return row if self._config.entropy_target is None else {**row, "entropy_coef": self._entropy_coef}
+    def metrics(self) -> dict[str, float]:
+        """The coefficients that adapt."""
+        beta = {} if self._config.kl_target_value is None else {"beta": self.beta}
+        return beta if self._config.entropy_target is None else {**beta, "entropy_coef": self._entropy_coef}
 
     def state(self) -> dict[str, float | None]:
         return {"beta": self.beta, "entropy_coef": self._entropy_coef, "last_entropy": self._last_entropy}
@@ -45,7 +45,7 @@ class Coefficients:
     def load_state(self, state: dict[str, float | None]) -> None:
         beta, coef = state["beta"], state["entropy_coef"]
         assert beta is not None and coef is not None
-        if self._config.kl_target_value is not None:  # a fixed one may be changed by whoever resumes
+        if self._config.kl_target_value is not None:  # a resumed run may change a fixed one
             self.beta = beta
         if self._config.entropy_target is not None:
             self._entropy_coef = coef

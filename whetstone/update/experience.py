@@ -1,7 +1,6 @@
-"""Packed batches -> experience: what the models say of them before the first update, and the advantages.
+"""Packed batches -> experience: old and reference logprobs, values, advantages.
 
-Old logprobs, the reference's, the critic's values; then the reward, less the KL where `kl_in` says so,
-becomes an advantage for every token. Fixed from here on, however often the batch is used. Moves no weights.
+Computed once, before the first update on a batch. `kl_in: reward` subtracts the KL from the reward first.
 """
 
 from collections.abc import Sequence
@@ -17,8 +16,8 @@ from whetstone.config import Config
 from whetstone.model.critic import Critic
 from whetstone.model.policy import Policy
 from whetstone.model.reference import Reference
-from whetstone.parallel.collectives import gather_of_data, sum_of_data
-from whetstone.update.packing import Batch, cut_out
+from whetstone.parallel.collectives import all_gather_data, all_reduce_data
+from whetstone.update.packing import Batch, slice_sequences
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,27 +26,29 @@ class Experience:
 
     batch: Batch
     advantages: Tensor
-    old_logprobs: Tensor | None  # None: the first update is on-policy, and its own logprobs are these
-    reference: Tensor | None  # logprobs of the reference, [N] or, for the full KL, [N, V]
-    values: Tensor | None  # by the critic, before any update
-    returns: Tensor | None  # what it should have said
+    old_logprobs: Tensor | None  # None: the first update is on-policy and computes them
+    reference_logprobs: Tensor | None  # [N]; [N, V] for the full KL
+    values: Tensor | None  # of the critic before any update
+    returns: Tensor | None  # the critic's targets
 
 
-def halves(experience: Experience) -> list[Experience]:
-    """The same in two micro-batches, half of the completions each; one completion stays whole."""
+def split_experience(experience: Experience) -> list[Experience]:
+    """Two micro-batches with half of the completions each; a single completion stays whole."""
     total = experience.batch.num_sequences
     if total < 2:
         return [experience]
-    parts = []
+    halves = []
     for first, last in ((0, total // 2), (total // 2, total)):
-        batch, mine = cut_out(experience.batch, first, last)
-        tensors = {name: value[mine] for name, value in vars(experience).items() if isinstance(value, Tensor)}
-        parts.append(replace(experience, batch=batch, **tensors))
-    return parts
+        batch, index = slice_sequences(experience.batch, first, last)
+        tensors = {
+            name: value[index] for name, value in vars(experience).items() if isinstance(value, Tensor)
+        }
+        halves.append(replace(experience, batch=batch, **tensors))
+    return halves
 
 
-class Preparer:
-    """Makes experience; has the policy, its reference and its critic at hand."""
+class ExperienceBuilder:
+    """Runs the policy, its reference and its critic on packed batches, and computes advantages."""
 
     def __init__(self, policy: Policy, reference: Reference | None, critic: Critic | None, config: Config):
         self.policy = policy
@@ -57,96 +58,96 @@ class Preparer:
         self.temperature = config.rollout.temperature
 
     @torch.no_grad()
-    def prepare(
+    def build(
         self, minibatches: Sequence[Sequence[Batch]], *, num_generations: int, beta: float
     ) -> list[list[Experience]]:
-        """`beta` is the weight that a KL in the reward has at the moment."""
+        """`beta`: the current weight of a KL in the reward."""
         self.policy.model.eval()
-        parts = [[batch.to(self.policy.device) for batch in part] for part in minibatches]
-        # With several parts the later ones meet a policy that has moved, so their old logprobs must be taken
-        # now. With one part the first update is on-policy by construction and leaves its logprobs for the
-        # others: no extra pass.
-        needs_old = len(parts) > 1 or self._is_local or self.config.loss.kl_in == "reward"
-        bare = [[self._annotate(batch, needs_old) for batch in part] for part in parts]
-        flat = [experience for part in bare for experience in part]
-        if self.reference is not None and not self._is_local:
-            with self.reference.active():  # once for all of them: its weights may come from the host
-                flat = [replace(e, reference=self._all_or_own(e.batch)) for e in flat]
+        on_device = [[batch.to(self.policy.device) for batch in minibatch] for minibatch in minibatches]
+        # With several minibatches the later ones meet an updated policy, so their old logprobs are computed
+        # now. With one, the first update is on-policy, and its own logprobs serve as the old ones.
+        needs_old = len(on_device) > 1 or self._kl_to_sampler or self.config.loss.kl_in == "reward"
+        flat = [self._with_logprobs(batch, needs_old) for minibatch in on_device for batch in minibatch]
+        if self.reference is not None and not self._kl_to_sampler:
+            with self.reference.swapped_in():  # once for all: its weights may be offloaded
+                flat = [replace(e, reference_logprobs=self._reference_logprobs(e.batch)) for e in flat]
         if self.critic is not None:
             flat = self._with_gae(flat, beta)
         else:
             flat = self._with_baseline(flat, num_generations, beta)
-        rest = iter(flat)
-        return [[next(rest) for _ in part] for part in parts]
+        remaining = iter(flat)
+        return [[next(remaining) for _ in minibatch] for minibatch in on_device]
 
     @property
-    def _is_local(self) -> bool:
+    def _kl_to_sampler(self) -> bool:
         return self.config.loss.beta > 0 and self.config.loss.kl_target == "rollout"
 
-    def _annotate(self, batch: Batch, needs_old: bool) -> Experience:
-        rows = self.policy.rows(batch) if needs_old or self.critic is not None else None
+    def _with_logprobs(self, batch: Batch, needs_old: bool) -> Experience:
+        """Old logprobs where needed, and the critic's values; advantages are not known yet."""
+        hidden = self.policy.completion_hidden(batch) if needs_old or self.critic is not None else None
         old = None
         if needs_old:
-            assert rows is not None
-            old = self.policy.statistics(rows, batch, self.temperature).logprobs
+            assert hidden is not None
+            old = self.policy.token_statistics(hidden, batch, self.temperature).logprobs
         values = None
         if self.critic is not None:
-            assert rows is not None
-            values = self.critic.values(batch, rows)
+            assert hidden is not None
+            values = self.critic.values(batch, hidden)
         reference = None
-        if self._is_local:
-            reference = old if self.config.loss.kl_estimator != "full" else self._all_or_own(batch)
+        if self._kl_to_sampler:
+            reference = old if self.config.loss.kl_estimator != "full" else self._reference_logprobs(batch)
         return Experience(
             batch=batch,
             advantages=torch.zeros_like(batch.sampler_logprobs),
             old_logprobs=old,
-            reference=reference,
+            reference_logprobs=reference,
             values=values,
             returns=None,
         )
 
-    def _all_or_own(self, batch: Batch) -> Tensor:
-        """Logprobs of all tokens of the vocabulary where the whole KL needs them, else of the batch's own."""
+    def _reference_logprobs(self, batch: Batch) -> Tensor:
+        """[N] of the sampled tokens; [N, V] of the whole vocabulary for the full KL."""
         full = self.config.loss.kl_estimator == "full"
         return (self.policy.all_logprobs if full else self.policy.logprobs)(batch, self.temperature)
 
     def _kl_penalty(self, experience: Experience, beta: float) -> Tensor:
-        """What the KL takes off the reward at each token; 0 where it is part of the loss."""
-        if self.config.loss.kl_in != "reward" or experience.reference is None:
+        """What the KL subtracts from the reward at each token; 0 where it is part of the loss."""
+        if self.config.loss.kl_in != "reward" or experience.reference_logprobs is None:
             return torch.zeros_like(experience.advantages)
         assert experience.old_logprobs is not None
-        return beta * ESTIMATORS[self.config.loss.kl_estimator](experience.old_logprobs, experience.reference)
+        estimator = ESTIMATORS[self.config.loss.kl_estimator]
+        return beta * estimator(experience.old_logprobs, experience.reference_logprobs)
 
     def _with_baseline(self, flat: list[Experience], num_generations: int, beta: float) -> list[Experience]:
-        """One advantage per completion, from all completions of the batch."""
+        """One advantage per completion, from the rewards of all completions on all ranks."""
         loss, ranks = self.config.loss, self.policy.ranks
-        mine = torch.tensor(sum(e.batch.num_sequences for e in flat))
-        rewards = torch.zeros(int(sum_of_data(ranks, mine)), device=self.policy.device)
+        num_local = torch.tensor(sum(e.batch.num_sequences for e in flat))
+        rewards = torch.zeros(int(all_reduce_data(ranks, num_local)), device=self.policy.device)
         for e in flat:
             penalty = torch.zeros_like(e.batch.rewards).index_add(
-                0, e.batch.sequence, self._kl_penalty(e, beta)
+                0, e.batch.sequence_ids, self._kl_penalty(e, beta)
             )
-            rewards[e.batch.places] = e.batch.rewards - penalty
-        table = sum_of_data(ranks, rewards).view(-1, num_generations)  # 0 where another rank has it
+            rewards[e.batch.batch_index] = e.batch.rewards - penalty
+        table = all_reduce_data(ranks, rewards).view(-1, num_generations)  # 0 for completions of other ranks
         advantages = estimate(table, baseline=loss.advantage, scale=loss.scale_rewards).flatten()
-        return [replace(e, advantages=advantages[e.batch.places][e.batch.sequence]) for e in flat]
+        return [replace(e, advantages=advantages[e.batch.batch_index][e.batch.sequence_ids]) for e in flat]
 
     def _with_gae(self, flat: list[Experience], beta: float) -> list[Experience]:
-        """An advantage per token, from the critic's values."""
-        critic, done = self.config.critic, []
+        """One advantage per token, from the critic's values."""
+        critic, estimated = self.config.critic, []
         for e in flat:
             assert e.values is not None
             rewards = -self._kl_penalty(e, beta)
-            lengths = torch.bincount(e.batch.sequence, minlength=e.batch.num_sequences)
+            lengths = torch.bincount(e.batch.sequence_ids, minlength=e.batch.num_sequences)
             rewards[lengths.cumsum(0) - 1] += e.batch.rewards  # all of it at the last token
             advantages, returns = gae(
-                rewards, e.values, e.batch.sequence, gamma=critic.gamma, gae_lambda=critic.gae_lambda
+                rewards, e.values, e.batch.sequence_ids, gamma=critic.gamma, gae_lambda=critic.gae_lambda
             )
-            done.append(replace(e, advantages=advantages, returns=returns))
+            estimated.append(replace(e, advantages=advantages, returns=returns))
         if self.config.loss.scale_rewards == "none":
-            return done
-        ranks, mine = self.policy.ranks, torch.cat([e.advantages for e in done])
-        everybodys = gather_of_data(ranks, mine)
-        white = whiten(torch.cat(everybodys)).split([len(part) for part in everybodys])[ranks.data_rank]
-        white = white.split([len(e.advantages) for e in done])
-        return [replace(e, advantages=part) for e, part in zip(done, white, strict=True)]
+            return estimated
+        ranks, local = self.policy.ranks, torch.cat([e.advantages for e in estimated])
+        gathered = all_gather_data(ranks, local)
+        whitened = whiten(torch.cat(gathered)).split([len(part) for part in gathered])[ranks.data_rank]
+        whitened = whitened.split([len(e.advantages) for e in estimated])
+        return [replace(e, advantages=part) for e, part in zip(estimated, whitened, strict=True)]

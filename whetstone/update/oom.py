@@ -1,8 +1,4 @@
-"""Memory that runs out in mid-run: a piece of work that may be begun again in halves, and the sentence that
-ends the run where it may not.
-
-Knows no models. That a rank ends ends the others, with its sentence (parallel/watch.py).
-"""
+"""Out-of-memory handling: retry with half-size micro-batches, or a UserError with the remedy."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -15,33 +11,31 @@ from whetstone.parallel.mesh import Ranks
 T = TypeVar("T")
 
 
-def while_memory_lasts(work: Callable[[], T], less: Callable[[], bool]) -> T:
-    """`work()`, begun again after `less()` whenever memory runs out, until `less` says that it can't be
-    less.
-    """
+def retry_on_oom(work: Callable[[], T], reduce: Callable[[], bool]) -> T:
+    """`work()`, repeated after `reduce()` on out of memory, until `reduce` returns False."""
     while True:
         try:
             return work()
         except torch.OutOfMemoryError as error:
             reason = str(error)
-        # Outside the handler: the exception holds everything that was on its way.
-        if not less():
+        # Outside the handler: the exception holds references to the tensors of the failed pass.
+        if not reduce():
             raise torch.OutOfMemoryError(reason)
 
 
-def halve(pieces: list[T], halves: Callable[[T], list[T]]) -> bool:
-    """Put the halves of each piece in its place; whether there was anything to halve."""
-    whole = len(pieces)
-    pieces[:] = [half for piece in pieces for half in halves(piece)]
-    return len(pieces) > whole
+def split_all(items: list[T], split: Callable[[T], list[T]]) -> bool:
+    """Replace each item by its parts, in place; whether any item could be split."""
+    before = len(items)
+    items[:] = [part for item in items for part in split(item)]
+    return len(items) > before
 
 
-def too_little(error: torch.OutOfMemoryError, ranks: Ranks, tokens: int) -> UserError:
-    """What to change, and whose memory ran out with micro-batches of `tokens`; 0: not known yet."""
+def oom_error(error: torch.OutOfMemoryError, ranks: Ranks, tokens: int) -> UserError:
+    """What to change; `tokens` is the micro-batch size that failed (0: not known yet)."""
     whose = "The GPU's memory" if ranks.world_size == 1 else f"The memory of rank {ranks.rank}'s GPU"
     reason = str(error).splitlines()[0].rstrip(".")
-    was = f" (it was {tokens:,})" if tokens else ""
+    current = f" (it was {tokens:,})" if tokens else ""
     return UserError(
-        f"{whose} ran out in the update ({reason}): set micro_batch_tokens lower{was}, "
+        f"{whose} ran out in the update ({reason}): set micro_batch_tokens lower{current}, "
         "gradient_checkpointing=true, optim=adamw_8bit or cpu_offload=optimizer."
     )

@@ -1,42 +1,38 @@
-"""Experience -> optimiser steps.
+"""Rollouts -> optimizer steps: `pack`, `prepare` (experience), `update`.
 
-One call of `Updater.step` uses one batch of rollouts: `num_iterations` times over its parts, an optimiser
-step each, every step accumulated over packed micro-batches. Owns the optimisers, the critic, the reference
-and the coefficients that adapt; `tensors` and `numbers` are all of it. Where there are several ranks, each
-brings its share of the micro-batches, and everything that is counted is counted over all of them. Knows
-nothing of problems or engines.
+`update` uses one batch of rollouts `num_iterations` times over its minibatches, one optimizer step each,
+accumulated over packed micro-batches. Owns the optimizers, the critic, the reference and the adaptive
+coefficients. Each rank has its share of the micro-batches; normalizers and metrics cover all ranks.
 """
 
+import contextlib
 import logging
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
-from whetstone.algorithm.gae import explained_variance, value_loss
-from whetstone.algorithm.losses import LossInputs, policy_loss
-from whetstone.algorithm.masks import high_entropy, off_policy_keep, sampler_weights, sequence_mean
-from whetstone.algorithm.reduce import token_weights
+from whetstone.algorithm.gae import explained_variance
 from whetstone.config import Config, Plan
 from whetstone.errors import UserError
 from whetstone.model.critic import Critic
 from whetstone.model.policy import Policy, should_compile
 from whetstone.model.reference import Reference
-from whetstone.optimizer import Optimiser
-from whetstone.parallel.collectives import gather_of_data, sum_of_data
-from whetstone.parallel.mesh import ALONE
-from whetstone.terminal.stages import advance, stage
+from whetstone.optimizer import Optimizer
+from whetstone.parallel.collectives import all_gather_data
+from whetstone.parallel.mesh import SINGLE
+from whetstone.terminal.stages import stage
 from whetstone.types import Group
-from whetstone.update.accumulators import Counts, Sums, Totals
+from whetstone.update.accumulators import StepMetrics, TokenMeans
 from whetstone.update.coefficients import Coefficients
-from whetstone.update.experience import Experience, Preparer, halves
-from whetstone.update.micro_batch_size import Budget, find
-from whetstone.update.oom import halve, too_little, while_memory_lasts
-from whetstone.update.packing import Batch, halves_of
-from whetstone.update.profile_range import mark
+from whetstone.update.experience import Experience, ExperienceBuilder, split_experience
+from whetstone.update.gradient import GradientAccumulator
+from whetstone.update.micro_batch_size import MicroBatchSize, find_size
+from whetstone.update.oom import oom_error, retry_on_oom, split_all
+from whetstone.update.packing import Batch, pack_minibatches, split_batch
+from whetstone.update.profile_range import profile_range
 
 logger = logging.getLogger("whetstone")
 T = TypeVar("T")
@@ -47,11 +43,11 @@ class Updater:
         self.policy = policy
         self.config = config
         self.plan = plan
-        self.reference = reference  # None without beta, and for a local KL
+        self.reference = reference  # None without beta, and for a KL to the sampling policy
         self.ranks = policy.ranks
         common: Any = {"ranks": policy.ranks, "offload": config.parallel.cpu_offload != "none"}
-        self.optimiser = Optimiser(
-            policy.parameters,
+        self.optimizer = Optimizer(
+            policy.parameters(),
             config.update,
             num_steps=plan.num_steps,
             warmup_steps=plan.warmup_steps,
@@ -61,8 +57,8 @@ class Updater:
         if config.loss.advantage == "gae":
             self.critic = Critic(policy, config.critic.critic)
             settings = {"learning_rate": config.critic.critic_learning_rate, "lr_scheduler_type": "constant"}
-            self.critic_optimiser = Optimiser(
-                self.critic.parameters,
+            self.critic_optimizer = Optimizer(
+                self.critic.parameters(),
                 config.update.model_copy(update=settings),
                 num_steps=plan.num_steps,
                 warmup_steps=0,
@@ -71,321 +67,215 @@ class Updater:
         if should_compile(config.model, policy):
             policy.compile_layers()
         self.coefficients = Coefficients(config.loss)
-        self.preparer = Preparer(policy, reference, self.critic, config)
-        size = config.update.micro_batch_tokens
-        self.budget = Budget(tokens=0 if size == "auto" else size)
+        self.experience_builder = ExperienceBuilder(policy, reference, self.critic, config)
+        self.accumulator = GradientAccumulator(policy, self.critic, config, self.coefficients)
+        tokens = config.update.micro_batch_tokens
+        self.micro_batch_size = MicroBatchSize(tokens=0 if tokens == "auto" else tokens)
         self.steps_done = 0
-        self.skipped_in_a_row = 0
+        self.consecutive_skips = 0
+        self._num_skipped = self._num_oom_splits = 0  # since the last `update` ended
 
-    def micro_batch_tokens(self, groups: Sequence[Group]) -> int:
-        """How many tokens a micro-batch may have; tried out at the first batch, when all else is in place."""
-        if self.budget.tokens == 0:
-            may_run_again = self.config.model.gradient_checkpointing == "auto"
-            try:
-                with stage("finding the size of micro-batches"):
-                    self.budget = find(self.policy, self._attempt, groups, may_run_again=may_run_again)
-            except torch.OutOfMemoryError as error:
-                raise too_little(error, self.ranks, self.budget.tokens) from None
-        return self.budget.tokens
+    def pack(self, groups: Sequence[Group], seed: int) -> list[list[Batch]]:
+        """This rank's packed micro-batches of each minibatch. `seed` shuffles where there are several."""
+        return pack_minibatches(
+            groups,
+            self.config,
+            self.plan.minibatches,
+            seed,
+            max_tokens=self.micro_batch_tokens(groups),
+            rank=self.ranks.data_rank,
+            num_ranks=self.ranks.data_size,
+        )
 
-    def _attempt(self, batches: list[Batch]) -> None:
-        """Forward and backward passes that nothing is learnt from, to see what memory they take."""
-        [part] = self.preparer.prepare([batches], num_generations=1, beta=self.coefficients.beta)
-        self.policy.model.train()
-        try:
-            self._collect(part)
-        finally:
-            self._forget()
+    def prepare(self, minibatches: Sequence[Sequence[Batch]]) -> list[list[Experience]]:
+        """Old and reference logprobs, values and advantages: fixed for all updates on the batch."""
+        batches = [list(minibatch) for minibatch in minibatches]
 
-    def step(self, minibatches: Sequence[Sequence[Batch]], seed: int) -> dict[str, float]:
-        """All optimiser steps of one batch of rollouts; the metrics are token means over them.
+        def build() -> list[list[Experience]]:
+            settings: Any = {"num_generations": self.plan.num_generations, "beta": self.coefficients.beta}
+            return self.experience_builder.build(batches, **settings)
 
-        `seed` fixes what is random in the forward pass (LoRA dropout), so that a resumed run repeats it.
+        def split() -> bool:
+            was_split = [split_all(minibatch, split_batch) for minibatch in batches]  # all of them
+            return any(was_split)
+
+        with profile_range("prepare"), stage("logprobs"), self._oom_as_user_error():
+            return self._retry_on_oom(build, split)
+
+    def update(self, experience: Sequence[list[Experience]], seed: int) -> dict[str, float]:
+        """All optimizer steps on a batch; metrics are means over tokens and steps.
+
+        `seed` fixes randomness of the forward pass (LoRA dropout), so that a resumed run repeats it.
         """
         torch.manual_seed(seed)
-        totals = Totals()
-        try:
-            parts = self._prepare([list(part) for part in minibatches], totals)
-            row = self._foresight(parts)
-            self.policy.model.train()
-            iterations = self.config.update.num_iterations
-            with stage("update", total=iterations * sum(map(len, parts))):
-                for part in [part for _ in range(iterations) for part in parts]:
-                    self._optimiser_step(part, totals)
-        except torch.OutOfMemoryError as error:
-            raise too_little(error, self.ranks, self.budget.tokens) from None
-        return {**row, **totals.means(), **self.coefficients.row(), **self.budget.row()}
+        self.policy.model.train()
+        metrics, critic_metrics = StepMetrics(), self._critic_metrics(experience)
+        iterations = self.config.update.num_iterations
+        with (
+            self._oom_as_user_error(),
+            stage("update", total=iterations * sum(map(len, experience))),
+        ):
+            for minibatch in [minibatch for _ in range(iterations) for minibatch in experience]:
+                metrics.add(self.optimizer_step(minibatch))
+        counts = {"skipped_steps": float(self._num_skipped), "oom_splits": float(self._num_oom_splits)}
+        self._num_skipped = self._num_oom_splits = 0
+        size = self.micro_batch_size.metrics()
+        return {**critic_metrics, **metrics.means(), **counts, **self.coefficients.metrics(), **size}
 
-    def _prepare(self, minibatches: list[list[Batch]], totals: Totals) -> list[list[Experience]]:
-        def work() -> list[list[Experience]]:
-            numbers = {"num_generations": self.plan.num_generations, "beta": self.coefficients.beta}
-            return self.preparer.prepare(minibatches, **numbers)
-
-        def cut() -> bool:
-            cuts = [halve(part, halves_of) for part in minibatches]
-            return any(cuts)
-
-        with mark("prepare"), stage("logprobs"):
-            return self._in_memory(work, cut, totals)
-
-    def _foresight(self, parts: Sequence[Sequence[Experience]]) -> dict[str, float]:
-        """How much of the returns the critic foresaw, before it learnt from them."""
-        if self.critic is None:
-            return {}
-        every = [experience for part in parts for experience in part]
-        values = torch.cat([e.values for e in every if e.values is not None])
-        returns = torch.cat([e.returns for e in every if e.returns is not None])
-        values, returns = (torch.cat(gather_of_data(self.ranks, mine)) for mine in (values, returns))
-        return {"explained_variance": explained_variance(values, returns)}
-
-    def tensors(self) -> dict[str, Any]:
-        """The tensors that a resumed run needs (the policy's weights among them), nested by name."""
-        state: dict[str, Any] = {"optimiser": self.optimiser.tensors()}
+    def optimizer_step(self, minibatch: list[Experience]) -> dict[str, float]:
+        """Gradient, clipping, weights, schedule; a step whose loss or gradient is not finite is skipped."""
+        loss, token_means = self._retry_on_oom(
+            lambda: self.gradient(minibatch), lambda: split_all(minibatch, split_experience)
+        )
+        with profile_range("optimiser"):
+            norm = self.optimizer.gradient_norm()
+        means = token_means.means()
+        metrics = {**means, "loss": loss, "grad_norm": norm, "learning_rate": self.optimizer.learning_rate}
+        if math.isfinite(loss) and math.isfinite(norm):
+            with profile_range("optimiser"):
+                self._apply_gradients(norm)
+        else:
+            self._skip(loss, norm)
+        self.optimizer.finish()
         if self.critic is not None:
-            state["critic_optimiser"] = self.critic_optimiser.tensors()
+            self.critic_optimizer.finish()
+        self.steps_done += 1
+        self.coefficients.adapt(means)
+        is_due = self.steps_done % self.config.loss.ref_model_sync_steps == 0
+        if self.reference is not None and self.config.loss.kl_target == "moving" and is_due:
+            self.reference.ema_update(self.config.loss.ref_model_mixup_alpha)
+        return metrics
+
+    def gradient(self, minibatch: list[Experience]) -> tuple[float, TokenMeans]:
+        """Accumulate the gradient of one optimizer step over its micro-batches; returns loss and metrics.
+
+        Afterwards every experience of `minibatch` has old logprobs.
+        """
+        normalizers = self.accumulator.normalizers([experience.batch for experience in minibatch])
+        self.optimizer.reserve_accumulators(len(minibatch))
+        if self.critic is not None:
+            self.critic_optimizer.expect(len(minibatch))
+        return self.accumulator.accumulate(minibatch, normalizers)
+
+    def micro_batch_tokens(self, groups: Sequence[Group]) -> int:
+        """Tokens per micro-batch; `auto` is searched at the first batch, after all else is allocated."""
+        if self.micro_batch_size.tokens == 0:
+            allow = self.config.model.gradient_checkpointing == "auto"
+            with self._oom_as_user_error(), stage("finding the size of micro-batches"):
+                self.micro_batch_size = find_size(
+                    self.policy, self.trial_step, groups, allow_checkpointing=allow
+                )
+        return self.micro_batch_size.tokens
+
+    def trial_step(self, batches: list[Batch]) -> None:
+        """Forward and backward passes without an update, to measure their memory."""
+        [minibatch] = self.experience_builder.build([batches], num_generations=1, beta=self.coefficients.beta)
+        self.policy.model.train()
+        try:
+            self.gradient(minibatch)
+        finally:
+            self._zero_grad()
+
+    def state_tensors(self) -> dict[str, Any]:
+        """The tensors that a resumed run needs (the policy's weights among them), nested by name."""
+        state: dict[str, Any] = {"optimizer": self.optimizer.state_tensors()}
+        if self.critic is not None:
+            state["critic_optimizer"] = self.critic_optimizer.state_tensors()
         if self.reference is not None and self.config.loss.kl_target == "moving":
             state["reference"] = self.reference.state()
         return state
 
-    def load_tensors(self, state: dict[str, Any]) -> None:
-        """Go on from `state`, which is `tensors()` with the numbers of a checkpoint read into it."""
-        self.optimiser.load_tensors(state["optimiser"])
+    def load_state_tensors(self, state: dict[str, Any]) -> None:
+        """`state` is `state_tensors()` with the values of a checkpoint."""
+        self.optimizer.load_state_tensors(state["optimizer"])
         if self.critic is not None:
-            self.critic_optimiser.load_tensors(state["critic_optimiser"])
+            self.critic_optimizer.load_state_tensors(state["critic_optimizer"])
         if "reference" in state:
             assert self.reference is not None
             self.reference.load_state(state["reference"])
 
-    def numbers(self) -> dict[str, Any]:
-        """The rest of it, as plain numbers."""
+    def state_scalars(self) -> dict[str, Any]:
+        """The rest of the state, as plain data."""
         return {
-            "schedule": self.optimiser.numbers(),
-            "critic_schedule": None if self.critic is None else self.critic_optimiser.numbers(),
+            "schedule": self.optimizer.state_scalars(),
+            "critic_schedule": None if self.critic is None else self.critic_optimizer.state_scalars(),
             "coefficients": self.coefficients.state(),
             "steps_done": self.steps_done,
-            "budget": asdict(self.budget),
+            "micro_batch_size": asdict(self.micro_batch_size),
             "layout": self.ranks.layout,
         }
 
-    def load_numbers(self, numbers: dict[str, Any]) -> None:
-        self.optimiser.load_numbers(numbers["schedule"])
-        if self.critic is not None and numbers["critic_schedule"] is not None:
-            self.critic_optimiser.load_numbers(numbers["critic_schedule"])
-        self.coefficients.load_state(numbers["coefficients"])
-        self.steps_done = numbers["steps_done"]
-        # Runs of earlier versions have none. Where the weights lie otherwise now, other budgets fit.
-        found = Budget(**numbers.get("budget", {"tokens": 0}))
-        fits = numbers.get("layout", ALONE.layout) == self.ranks.layout
-        if self.config.update.micro_batch_tokens == "auto" and found.tokens and fits:
-            self.budget = found
-            if found.layers_run_again is not None:
-                self.policy.run_layers_again(found.layers_run_again)
+    def load_state_scalars(self, state: dict[str, Any]) -> None:
+        self.optimizer.load_state_scalars(state["schedule"])
+        if self.critic is not None and state["critic_schedule"] is not None:
+            self.critic_optimizer.load_state_scalars(state["critic_schedule"])
+        self.coefficients.load_state(state["coefficients"])
+        self.steps_done = state["steps_done"]
+        # Earlier versions stored no size. Weights that are sharded differently leave other memory free.
+        size = MicroBatchSize(**state.get("micro_batch_size", {"tokens": 0}))
+        same_layout = state.get("layout", SINGLE.layout) == self.ranks.layout
+        if self.config.update.micro_batch_tokens == "auto" and size.tokens and same_layout:
+            self.micro_batch_size = size
+            if size.checkpointed_layers is not None:
+                self.policy.checkpoint_layers(size.checkpointed_layers)
 
-    def _collect(self, part: list[Experience]) -> tuple[float, Sums]:
-        """The gradient of one optimiser step, micro-batch by micro-batch; its loss, and sums over its tokens.
+    def _critic_metrics(self, experience: Sequence[Sequence[Experience]]) -> dict[str, float]:
+        """The explained variance of the returns, before the critic learns from them."""
+        if self.critic is None:
+            return {}
+        flat = [e for minibatch in experience for e in minibatch]
+        values = torch.cat([e.values for e in flat if e.values is not None])
+        returns = torch.cat([e.returns for e in flat if e.returns is not None])
+        values, returns = (torch.cat(all_gather_data(self.ranks, local)) for local in (values, returns))
+        return {"explained_variance": explained_variance(values, returns)}
 
-        From here on `part` has the old logprobs too.
-        """
-        counts = self._count([experience.batch for experience in part])
-        self.optimiser.expect(len(part))
-        if self.critic is not None:
-            self.critic_optimiser.expect(len(part))
-        sums = Sums(self.ranks)
-        loss = torch.zeros((), dtype=torch.float64, device=self.policy.device)
-        for index, experience in enumerate(part):
-            value, part[index] = self._backward(experience, counts.weights[index], counts, sums)
-            loss += value
-            advance()
-        return sum_of_data(self.ranks, loss).item(), sums
+    def _retry_on_oom(self, work: Callable[[], T], split: Callable[[], bool]) -> T:
+        """`work()`; on out of memory again, with micro-batches of half the size.
 
-    def _in_memory(self, work: Callable[[], T], cut: Callable[[], bool], totals: Totals) -> T:
-        """`work()`; where memory runs out, all of it again in micro-batches of half the size, made by `cut`.
-
-        Not where weights are spread: other ranks wait for this one in the middle of a layer, and FSDP does
-        not get over a pass that broke off.
+        Not with sharded weights: other ranks wait inside a layer, and FSDP does not recover.
         """
 
-        def less() -> bool:
-            self._forget()
-            if self.policy.spread is not None or not cut():
+        def reduce() -> bool:
+            self._zero_grad()
+            if self.policy.sharding is not None or not split():
                 return False
-            self.budget.tokens = max(1, self.budget.tokens // 2)
-            totals.splits += 1
+            self.micro_batch_size.tokens = max(1, self.micro_batch_size.tokens // 2)
+            self._num_oom_splits += 1
             logger.warning(
-                f"The GPU's memory ran out: micro-batches have at most {self.budget.tokens:,} tokens from "
-                "now on."
+                "The GPU's memory ran out: micro-batches have at most "
+                f"{self.micro_batch_size.tokens:,} tokens from now on."
             )
             if self.policy.device.type == "cuda":
                 torch.cuda.empty_cache()
             return True
 
-        return while_memory_lasts(work, less)
+        return retry_on_oom(work, reduce)
 
-    def _forget(self) -> None:
-        self.optimiser.forget()
+    @contextlib.contextmanager
+    def _oom_as_user_error(self) -> Iterator[None]:
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            raise oom_error(error, self.ranks, self.micro_batch_size.tokens) from None
+
+    def _zero_grad(self) -> None:
+        self.optimizer.zero_grad()
         if self.critic is not None:
-            self.critic_optimiser.forget()
+            self.critic_optimizer.zero_grad()
 
-    def _optimiser_step(self, part: list[Experience], totals: Totals) -> None:
-        loss, sums = self._in_memory(lambda: self._collect(part), lambda: halve(part, halves), totals)
-        with mark("optimiser"):
-            norm = self.optimiser.gradient_norm()
-        means = sums.means()
-        totals.add(means, loss=loss, grad_norm=norm, learning_rate=self.optimiser.learning_rate)
-        if math.isfinite(loss) and math.isfinite(norm):
-            with mark("optimiser"):
-                self._move(norm)
-        else:
-            self._skip(loss, norm, totals)
-        self.optimiser.finish()
-        if self.critic is not None:
-            self.critic_optimiser.finish()
-        self.steps_done += 1
-        self.coefficients.adapt(means)
-        is_due = self.steps_done % self.config.loss.ref_model_sync_steps == 0
-        if self.reference is not None and self.config.loss.kl_target == "moving" and is_due:
-            self.reference.follow(self.config.loss.ref_model_mixup_alpha)
-
-    def _move(self, norm: float) -> None:
+    def _apply_gradients(self, norm: float) -> None:
         if self.steps_done >= self.config.critic.critic_warmup_steps or self.critic is None:
-            self.optimiser.step(norm)
+            self.optimizer.step(norm)
         if self.critic is not None:
-            self.critic_optimiser.step(self.critic_optimiser.gradient_norm())
-        self.skipped_in_a_row = 0
+            self.critic_optimizer.step(self.critic_optimizer.gradient_norm())
+        self.consecutive_skips = 0
 
-    def _backward(
-        self, experience: Experience, weights_S: Tensor, counts: Counts, sums: Sums
-    ) -> tuple[Tensor, Experience]:
-        """Accumulate the gradient of one micro-batch; returns its loss, and itself with old logprobs."""
-        config, batch = self.config.loss, experience.batch
-        in_loss = config.beta > 0 and config.kl_in == "loss"
-        whole = experience.reference if in_loss and config.kl_estimator == "full" else None
-        with mark("forward"):
-            rows = self.policy.rows(batch)
-        with mark("head"):
-            now = self.policy.statistics(rows, batch, self.config.rollout.temperature, whole)
-        if experience.old_logprobs is None:
-            experience = replace(experience, old_logprobs=now.logprobs.detach())
-        assert experience.old_logprobs is not None
-        factors = self._factors(experience, now.logprobs.detach(), now.entropy.detach(), counts)
-        factor = None
-        for one in factors.values():
-            factor = one if factor is None else factor * one
-        outputs = policy_loss(
-            LossInputs(
-                logprobs=now.logprobs,
-                old_logprobs=experience.old_logprobs,
-                advantages=experience.advantages,
-                sequence=batch.sequence,
-                num_sequences=batch.num_sequences,
-                reference_logprobs=experience.reference if in_loss and whole is None else None,
-                full_kl=now.full_kl,
-                factor=factor,
-            ),
-            config,
-            beta=self.coefficients.beta,
-        )
-        loss = (outputs.loss * weights_S[batch.sequence]).sum()
-        if self.coefficients.entropy:
-            # A mean over the tokens it acts on, whatever the loss type makes of lengths (as in TRL).
-            acts_on = batch.keep[batch.sequence] * factors.get("high_entropy", 1.0)
-            loss = loss - self.coefficients.entropy * (now.entropy * acts_on).sum() / counts.entropy_tokens
-        total = loss
-        if self.critic is not None:
-            error = self._value_error(experience, rows)
-            sums.add(len(error), value_loss=error.detach())
-            total = loss + (error * batch.keep[batch.sequence]).sum() / counts.tokens
-        with mark("backward"):
-            total.backward()
-        difference = batch.sampler_logprobs - experience.old_logprobs
-        sums.add(
-            len(batch.targets),
-            entropy=now.entropy.detach(),
-            clip_share=outputs.clipped,
-            kl=outputs.kl,
-            sampler_logprob_difference=difference.abs(),
-            truncated_masked_share=1 - batch.keep[batch.sequence],
-            **{f"{name}_removed_share": (factor == 0).float() for name, factor in factors.items()},
-            sampler_truncated_share=self._truncated(factors.get("sampler")),
-        )
-        return loss.detach().double(), experience
-
-    def _value_error(self, experience: Experience, rows: Tensor) -> Tensor:
-        """The critic's loss per token. A trunk that it shares with the policy feels `value_coef` of it."""
-        assert self.critic is not None and experience.values is not None and experience.returns is not None
-        share = self.config.critic.value_coef
-        rows = rows * share + rows.detach() * (1 - share)  # the same value, `share` of the gradient
-        values = self.critic.values(experience.batch, rows)
-        return value_loss(values, experience.values, experience.returns, self.config.critic.value_clip)
-
-    def _factors(
-        self, experience: Experience, logprobs: Tensor, entropy: Tensor, counts: Counts
-    ) -> dict[str, Tensor]:
-        """What each mechanism leaves of every token's policy loss, by its name."""
-        config, batch = self.config.loss, experience.batch
-        factors: dict[str, Tensor] = {}
-        if config.off_policy_mask_threshold is not None:
-            drift = sequence_mean(batch.sampler_logprobs - logprobs, batch.sequence, batch.num_sequences)
-            advantages = sequence_mean(experience.advantages, batch.sequence, batch.num_sequences)
-            threshold = config.off_policy_mask_threshold
-            keep = off_policy_keep(advantages, drift, threshold, config.off_policy_mask)
-            factors["off_policy"] = keep[batch.sequence]
-        if config.sampler_correction != "none":
-            assert experience.old_logprobs is not None
-            difference = experience.old_logprobs - batch.sampler_logprobs
-            factors["sampler"] = sampler_weights(difference, batch.sequence, batch.num_sequences, config)
-        if counts.entropy_threshold is not None:
-            factors["high_entropy"] = high_entropy(entropy, counts.entropy_threshold)
-        return factors
-
-    def _truncated(self, weights: Tensor | None) -> Tensor | None:
-        """1 for tokens whose importance weight was cut at a bound; None where nothing is cut."""
-        config = self.config.loss
-        if weights is None or not config.sampler_correction.endswith("truncate"):
-            return None
-        low, high = config.sampler_correction_min, config.sampler_correction_max
-        return ((weights >= high) | ((weights <= low) & (low > 0))).float()
-
-    def _count(self, part: list[Batch]) -> Counts:
-        """Everything that is counted over the whole optimiser step before any backward pass."""
-        lengths = torch.cat([torch.bincount(b.sequence, minlength=b.num_sequences) for b in part])
-        keep = torch.cat([batch.keep for batch in part])
-        mine = torch.tensor([len(keep), float((lengths * keep).sum())], dtype=torch.float64)
-        num_sequences, num_tokens = sum_of_data(self.ranks, mine).tolist()
-        weights = token_weights(
-            lengths,
-            keep,
-            loss_type=self.config.loss.loss_type,
-            max_length=self.config.rollout.max_completion_length,
-            num_sequences=num_sequences,
-            num_tokens=num_tokens,
-        )
-        tokens = max(1.0, num_tokens)
-        entropy_tokens, threshold = tokens, None
-        if self.config.loss.top_entropy_quantile < 1:
-            # One more pass without gradients: the quantile is that of the step, not of a micro-batch or rank.
-            mine = torch.cat([self._entropy_now(b)[b.keep[b.sequence] > 0] for b in part])
-            entropy = torch.cat(gather_of_data(self.ranks, mine))
-            threshold = torch.quantile(entropy, 1 - self.config.loss.top_entropy_quantile)
-            entropy_tokens = max(1.0, float((entropy >= threshold).sum()))
-        return Counts(
-            weights=list(weights.split([batch.num_sequences for batch in part])),
-            tokens=tokens,
-            entropy_tokens=entropy_tokens,
-            entropy_threshold=threshold,
-        )
-
-    @torch.no_grad()
-    def _entropy_now(self, batch: Batch) -> Tensor:
-        rows = self.policy.rows(batch)
-        return self.policy.statistics(rows, batch, self.config.rollout.temperature).entropy
-
-    def _skip(self, loss: float, norm: float, totals: Totals) -> None:
-        totals.skipped += 1
-        self.skipped_in_a_row += 1
-        if self.skipped_in_a_row >= self.config.update.max_skipped_steps:
+    def _skip(self, loss: float, norm: float) -> None:
+        self._num_skipped += 1
+        self.consecutive_skips += 1
+        if self.consecutive_skips >= self.config.update.max_skipped_steps:
             raise UserError(
-                f"{self.skipped_in_a_row} steps in a row had a loss ({loss}) or gradient norm ({norm}) that "
+                f"{self.consecutive_skips} steps in a row had a loss ({loss}) or gradient norm ({norm}) that "
                 "is not finite, and were skipped: lower learning_rate, or go back to an earlier checkpoint "
                 "with resume_from_checkpoint."
             )

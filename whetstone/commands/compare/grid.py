@@ -33,10 +33,10 @@ from whetstone.commands.compare.variants import versus_first
 from whetstone.config import flatten, load
 from whetstone.errors import UserError
 from whetstone.files import atomic_write, json_safe
-from whetstone.run.folder import HARMLESS
+from whetstone.run.folder import RESUME_SAFE_KEYS
 from whetstone.run.signals import StopRequest
 
-# `HARMLESS` keys do not change what a run computes, but these change where it ends or what is measured.
+# `RESUME_SAFE_KEYS` do not change what a run computes, but these change where it ends or what is measured.
 TELLING = frozenset({"max_steps", "num_train_epochs", "fixed_eval_steps"})
 OUR_OWN = ("output_dir", "run_name", "auto_resume", "overwrite_output_dir", "resume_from_checkpoint")
 
@@ -269,7 +269,9 @@ def _is_same(grid: Grid, cell: Cell) -> bool:
         yaml.safe_load(path.read_text(encoding="utf-8")),
         flatten(load(grid.source, cell.words).config),
     )
-    return all(key in before and before[key] == now[key] for key in now if key not in HARMLESS - TELLING)
+    return all(
+        key in before and before[key] == now[key] for key in now if key not in RESUME_SAFE_KEYS - TELLING
+    )
 
 
 def _start(grid: Grid, cell: Cell, jobs: int) -> Going:

@@ -13,7 +13,7 @@ from whetstone.commands.launch.args import parse, read_config, settle_servers
 from whetstone.commands.launch.cluster import connect, place
 from whetstone.commands.launch.ranks import run_once
 from whetstone.commands.launch.servers import Servers
-from whetstone.run.folder import refuse_taken
+from whetstone.run.folder import ensure_unused
 
 NOT_AGAIN = (0, 2, 130)  # done, something the user must put right, stopped
 
@@ -25,7 +25,7 @@ def launch(words: list[str]) -> int:
     asked = parse(words)
     config = read_config(asked.words)
     asked = settle_servers(asked, config)
-    refuse_taken(config)  # now, not when everything has been placed and started
+    ensure_unused(config)  # now, not when everything has been placed and started
     ray = connect()
     for number in (signal.SIGINT, signal.SIGTERM):  # after Ray has set its own: ranks save before they end
         signal.signal(number, signal.default_int_handler)

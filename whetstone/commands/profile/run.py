@@ -21,9 +21,10 @@ from whetstone.commands.profile.page import Profile, draw, show_page, write_page
 from whetstone.commands.profile.trace import analyse, read_events
 from whetstone.config import Config, Loaded, make_plan
 from whetstone.errors import UserError
-from whetstone.run.folder import path_of, scratch_folder
-from whetstone.run.timing import Meter, device_name
-from whetstone.train import build, describe_model, loop, meet
+from whetstone.run.folder import run_dir, scratch_folder
+from whetstone.run.setup import build, describe_model, init_distributed
+from whetstone.run.timing import ThroughputMeter, device_name
+from whetstone.train import loop
 
 logger = logging.getLogger("whetstone")
 
@@ -41,24 +42,24 @@ def profile(loaded: Loaded, *, num_timed: int = 2) -> Path:
         scratch = stack.enter_context(scratch_folder())
         config, notes = shorten(loaded.config, scratch, num_timed)
         short = replace(loaded, config=config, notes=(*loaded.notes, *notes))
-        ranks = meet(config, stack)
-        parts, _, _ = build(short, ranks, stack)
-        parts.meter.exact = True
-        recorder = Recorder(meter=parts.meter, num_timed=num_timed, trace=scratch / TRACE)
-        loop(replace(parts, metrics=recorder), 0, 0.0)  # type: ignore[arg-type]
+        ranks = init_distributed(config, stack)
+        run, _, _ = build(short, ranks, stack)
+        run.throughput.exact = True
+        recorder = Recorder(meter=run.throughput, num_timed=num_timed, trace=scratch / TRACE)
+        loop(replace(run, metrics=recorder), 0, 0.0)  # type: ignore[arg-type]
         if not ranks.is_main:
             return scratch
-        folder = free_folder(path_of(loaded.config) / "profile")
+        folder = free_folder(run_dir(loaded.config) / "profile")
         folder.mkdir(parents=True)
         shutil.move(scratch / TRACE, folder / TRACE)
         found = Profile(
-            name=loaded.config.run.run_name or path_of(loaded.config).name,
+            name=loaded.config.run.run_name or run_dir(loaded.config).name,
             date=datetime.date.today().isoformat(),
-            model=describe_model(parts.policy, config),
-            device=device_name(parts.policy.device) or f"CPU, {torch.get_num_threads()} threads",
-            memory_gb=_memory_gb(parts.policy.device),
+            model=describe_model(run.policy, config),
+            device=device_name(run.policy.device) or f"CPU, {torch.get_num_threads()} threads",
+            memory_gb=_memory_gb(run.policy.device),
             config=config,
-            peak_flops=parts.meter.peak_flops,
+            peak_flops=run.throughput.peak_flops,
             rows=recorder.rows[1 : 1 + num_timed],
             peaks_gb=recorder.peaks_gb[1 : 1 + num_timed],
             profiled=recorder.rows[-1],
@@ -95,7 +96,7 @@ def _changed(config: Config, room: str, **values: Any) -> Config:
 class Recorder:
     """Stands where the loop logs its rows: keeps them, and starts and stops the profiler between steps."""
 
-    meter: Meter
+    meter: ThroughputMeter
     num_timed: int
     trace: Path
     rows: list[dict[str, float]] = field(default_factory=list)
@@ -107,7 +108,7 @@ class Recorder:
             self.profiler.stop()
             self.profiler.export_chrome_trace(str(self.trace))
         self.rows.append(dict(row))
-        self.peaks_gb.append(dict(self.meter.clock.peaks_gb))
+        self.peaks_gb.append(dict(self.meter.timer.peaks_gb))
         if len(self.rows) == 1 + self.num_timed:
             kinds = [torch.profiler.ProfilerActivity.CPU]
             if self.meter.device.type == "cuda":

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from whetstone.engines.native.slot_state import CacheShape
-from whetstone.model.attention import LayerOptions, PackedAttention, end_to_end, softcapped
+from whetstone.model.attention import LayerOptions, PackedAttention, packed_segments, softcapped
 
 
 class SlotCache:
@@ -34,7 +34,7 @@ class PrefillAttention:
 
     def __init__(self, cache: SlotCache, lengths: list[int], slots: list[list[int]], device: torch.device):
         self.cache = cache
-        self.packed = PackedAttention(end_to_end(lengths), device)
+        self.packed = PackedAttention(packed_segments(lengths), device)
         starts = [sum(lengths[:i]) for i in range(len(lengths))]
         where = [
             (slot, position, start + position)

@@ -117,7 +117,7 @@ def choose(policy: Policy, token_ids: Tensor, positions: Tensor, attend: DecodeA
     in the slots.
     """
     modules = ModuleStep(policy)
-    if policy.spread is not None or policy.is_lora or policy.device.type != "cpu":
+    if policy.sharding is not None or policy.is_lora or policy.device.type != "cpu":
         return modules
     try:
         with torch.inference_mode(False):  # parameters are moved, and must still be able to train

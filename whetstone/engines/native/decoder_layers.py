@@ -14,7 +14,7 @@ from torch import Tensor
 
 from whetstone.engines.native.fused_linear import Joined, is_plain
 from whetstone.engines.native.slot_state import AttentionLayer
-from whetstone.model.attention import LayerOptions, PackedAttention, end_to_end
+from whetstone.model.attention import LayerOptions, PackedAttention, packed_segments
 from whetstone.model.policy import Policy
 
 LONGEST_TABLE = 1 << 18  # positions of a rotary table
@@ -125,7 +125,7 @@ class _Listener:
     """Attention that also notes what each layer asks for."""
 
     def __init__(self, device: torch.device):
-        self.packed = PackedAttention(end_to_end([4]), device)
+        self.packed = PackedAttention(packed_segments([4]), device)
         self.heard: dict[int, LayerOptions] = {}
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: LayerOptions) -> Tensor:

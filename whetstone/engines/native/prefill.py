@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from whetstone.engines.native.slot_state import PAGE, PagedState
-from whetstone.model.attention import LayerOptions, PackedAttention, end_to_end
+from whetstone.model.attention import LayerOptions, PackedAttention, packed_segments
 from whetstone.model.memory import upload
 
 LONG = 2048  # tokens from which a sequence is worth a call of its own to the faster attention of Hopper chips
@@ -52,7 +52,7 @@ class PagedPrefill:
         device = state.shape.device
         self.state = state
         self.lengths = [len(sequence) for sequence in sequences]
-        self.packed = PackedAttention(end_to_end(self.lengths), device)
+        self.packed = PackedAttention(packed_segments(self.lengths), device)
         # By numpy: the device has nothing to do until these are there, and lists take milliseconds.
         tokens = chain.from_iterable((*sequence.prompt, *sequence.own) for sequence in sequences)
         ids = np.fromiter(tokens, np.int64, sum(self.lengths))

@@ -1,111 +1,110 @@
-"""The budget of weights that are spread over ranks: one that all agree on, found by passes that surely fit.
+"""Search the micro-batch size of sharded weights: one size for all ranks, without running out of memory.
 
-Where one rank ran out of memory, the others would wait for it in the middle of a layer. So no pass is tried
-that could fail: after a pass the next one is only so much larger as the memory that is left on the poorest
-rank allows, if bytes grow in proportion to tokens. They grow less, since part of them is there for any
-number of tokens, and so the passes come near the limit from below. `next_size` and `layers_kept` are the
-arithmetic; what a pass takes and what is free is measured by a gauge.
+A rank out of memory would leave the others waiting inside a layer. So each trial is scaled by the free memory
+of the fullest rank, assuming that memory grows linearly with tokens. It grows less, so no trial runs out.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from whetstone.model.memory import Gauge
+from whetstone.model.memory import MemoryProbe
 from whetstone.model.policy import Policy
-from whetstone.parallel.collectives import least_of
-from whetstone.update.micro_batch_size.sizes import LEAST, Budget, Sizes
+from whetstone.parallel.collectives import min_over_ranks
+from whetstone.update.micro_batch_size.sizes import MIN_TOKENS, MicroBatchSize, SizeBounds
 
-SHARE = 0.85  # of the memory that is free: less than a process alone takes, which may fail
-STEP = 4  # a pass has at most so many times the tokens of the one before
-WORTH = 1.03  # fewer tokens more are not worth a pass
+MEMORY_FRACTION = 0.85  # of the free memory: less than in one process, where a trial may fail
+MAX_GROWTH = 4  # largest ratio of tokens between two trials
+MIN_GROWTH = 1.03  # smaller gains are not worth a trial
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
-    """A pass that was run: what it took and might have taken here, in bytes, and how many times the room of
-    the poorest rank holds what it took there.
-    """
+class Measurement:
+    """A trial: bytes that it allocated and could have allocated on this rank."""
 
     tokens: int
-    taken: float
-    room: float
-    times: float
+    used: float
+    available: float
+    headroom: float  # available / used, the minimum over ranks
 
 
-def next_size(trial: Trial, sizes: Sizes, most: int) -> int:
-    """Tokens of the next pass, which surely fits; as many as before where there is no room for more."""
+def next_size(trial: Measurement, bounds: SizeBounds, max_tokens: int) -> int:
+    """Tokens of the next trial, which fits; unchanged where there is no memory for more."""
     tokens = trial.tokens
-    times = min(trial.times, STEP)
-    if tokens < sizes.longest:  # one sequence: attention may take the square of its length
-        return min(most, sizes.longest, max(tokens, int(tokens * math.sqrt(times))))
-    size = min(most, int(tokens * times))
-    if sizes.pads and -(-size // sizes.longest) * sizes.longest > tokens * times:  # a part takes as much
-        size -= size % sizes.longest
+    growth = min(trial.headroom, MAX_GROWTH)
+    if tokens < bounds.longest:  # one sequence: attention may be quadratic in its length
+        return min(max_tokens, bounds.longest, max(tokens, int(tokens * math.sqrt(growth))))
+    size = min(max_tokens, int(tokens * growth))
+    padded = -(-size // bounds.longest) * bounds.longest
+    if bounds.uses_padding and padded > tokens * growth:
+        size -= size % bounds.longest
     return max(tokens, size)
 
 
-def layers_kept(none_again: Trial, all_again: Trial, sizes: Sizes, num_layers: int) -> int:
-    """How many layers may surely keep their activations at `all_again.tokens`, on this rank.
+def layers_without_checkpointing(
+    plain: Measurement, checkpointed: Measurement, bounds: SizeBounds, num_layers: int
+) -> int:
+    """How many layers can keep their activations at `checkpointed.tokens` on this rank.
 
-    Bytes lie below the straight line from no layer to all of them, since they are the largest of several
-    sums; what they would be with no layer run again is known to be at most in proportion.
+    Bytes lie below the straight line from no layer to all, being the maximum of several sums. Without
+    checkpointing they are at most proportional to tokens.
     """
-    growth = all_again.tokens / none_again.tokens
-    most = none_again.taken * growth ** (2 if none_again.tokens < sizes.longest else 1)
-    each = (most - all_again.taken) / num_layers
-    spare = all_again.room - all_again.taken
+    growth = checkpointed.tokens / plain.tokens
+    plain_bytes = plain.used * growth ** (2 if plain.tokens < bounds.longest else 1)
+    per_layer = (plain_bytes - checkpointed.used) / num_layers
+    spare = checkpointed.available - checkpointed.used
     if spare <= 0:
         return 0
-    return num_layers if each <= 0 else min(num_layers, int(spare / each))
+    return num_layers if per_layer <= 0 else min(num_layers, int(spare / per_layer))
 
 
-class AgreedFinder:
-    """Looks for a budget by `attempt(tokens)`, which all ranks call alike."""
+class MultiRankSizeSearch:
+    """`run_tokens(tokens)` runs one forward and backward pass on all ranks."""
 
-    def __init__(self, policy: Policy, attempt: Callable[[int], None], sizes: Sizes, gauge: Gauge):
-        self.policy, self.attempt, self.sizes, self.gauge = policy, attempt, sizes, gauge
+    def __init__(
+        self, policy: Policy, run_tokens: Callable[[int], None], bounds: SizeBounds, probe: MemoryProbe
+    ):
+        self.policy, self.run_tokens, self.bounds, self.probe = policy, run_tokens, bounds, probe
 
-    def find(self, *, may_run_again: bool) -> Budget:
-        """The largest budget that surely fits on every rank; or, where that is too small, few layers to run
-        again.
-        """
-        least = min(LEAST, self.sizes.most)
-        self._try(least)  # compiles, and makes what is made once
-        plain = self._grow(least, self.sizes.most)
-        if not may_run_again or plain.tokens >= self._enough:
-            return Budget(tokens=plain.tokens)
+    def find(self, *, allow_checkpointing: bool) -> MicroBatchSize:
+        """The largest size that fits on every rank; below the target, few checkpointed layers."""
+        smallest = min(MIN_TOKENS, self.bounds.max_tokens)
+        self._measure(smallest)  # compiles, and allocates what is allocated once
+        plain = self._grow(smallest, self.bounds.max_tokens)
+        if not allow_checkpointing or plain.tokens >= self._target:
+            return MicroBatchSize(tokens=plain.tokens)
         num_layers = len(self.policy.trunk.layers)
-        self.policy.run_layers_again(num_layers)
-        again = self._grow(plain.tokens, self._enough)
-        if again.tokens < self._enough:
-            return Budget(tokens=again.tokens, layers_run_again=num_layers)
-        kept = int(least_of(self.policy.ranks, layers_kept(plain, again, self.sizes, num_layers)))
-        while kept:
-            self.policy.run_layers_again(num_layers - kept)
-            if self._try(again.tokens).times >= 1:
+        self.policy.checkpoint_layers(num_layers)
+        checkpointed = self._grow(plain.tokens, self._target)
+        if checkpointed.tokens < self._target:
+            return MicroBatchSize(tokens=checkpointed.tokens, checkpointed_layers=num_layers)
+        local = layers_without_checkpointing(plain, checkpointed, self.bounds, num_layers)
+        num_plain = int(min_over_ranks(self.policy.ranks, local))
+        while num_plain:
+            self.policy.checkpoint_layers(num_layers - num_plain)
+            if self._measure(checkpointed.tokens).headroom >= 1:
                 break
-            kept //= 2
-        self.policy.run_layers_again(num_layers - kept)
-        return Budget(tokens=again.tokens, layers_run_again=num_layers - kept)
+            num_plain //= 2
+        self.policy.checkpoint_layers(num_layers - num_plain)
+        return MicroBatchSize(tokens=checkpointed.tokens, checkpointed_layers=num_layers - num_plain)
 
     @property
-    def _enough(self) -> int:
-        enough, longest = self.sizes.enough, self.sizes.longest
-        return enough // longest * longest if self.sizes.pads else enough
+    def _target(self) -> int:
+        target, longest = self.bounds.target_tokens, self.bounds.longest
+        return target // longest * longest if self.bounds.uses_padding else target
 
-    def _grow(self, tokens: int, most: int) -> Trial:
-        """Passes from `tokens` on, until no larger one would surely fit or pay; the last of them."""
-        trial = self._try(tokens)
+    def _grow(self, tokens: int, max_tokens: int) -> Measurement:
+        """Trials from `tokens` on, until no larger one fits or pays; the last of them."""
+        trial = self._measure(tokens)
         while True:
-            size = next_size(trial, self.sizes, most)
-            reaches = trial.tokens < size and size in (most, self.sizes.longest)
-            if size < WORTH * trial.tokens and not reaches:
+            size = next_size(trial, self.bounds, max_tokens)
+            is_bound = trial.tokens < size and size in (max_tokens, self.bounds.longest)
+            if size < MIN_GROWTH * trial.tokens and not is_bound:
                 return trial
-            trial = self._try(size)
+            trial = self._measure(size)
 
-    def _try(self, tokens: int) -> Trial:
-        taken = self.gauge.most_taken(lambda: self.attempt(tokens))
-        room = SHARE * self.gauge.free()
-        times = least_of(self.policy.ranks, room / max(1, taken))
-        return Trial(tokens=tokens, taken=taken, room=room, times=times)
+    def _measure(self, tokens: int) -> Measurement:
+        used = self.probe.peak_bytes(lambda: self.run_tokens(tokens))
+        available = MEMORY_FRACTION * self.probe.free()
+        headroom = min_over_ranks(self.policy.ranks, available / max(1, used))
+        return Measurement(tokens=tokens, used=used, available=available, headroom=headroom)

@@ -1,7 +1,7 @@
-"""The budget of a process alone, found by trying until memory runs out.
+"""Search the micro-batch size in one process by running out of memory.
 
-Memory grows in line with tokens, so two sizes tell the third. Where too few tokens would fit, the first
-layers forget their activations and are run again in the backward pass: as few of them as it takes.
+Memory grows linearly with tokens, so two measurements predict a third. Where too few tokens fit, as few
+layers as possible get activation checkpointing.
 """
 
 import math
@@ -9,84 +9,87 @@ from collections.abc import Callable
 
 import torch
 
-from whetstone.model.memory import Gauge
+from whetstone.model.memory import MemoryProbe
 from whetstone.model.policy import Policy
-from whetstone.update.micro_batch_size.sizes import LEAST, Budget, Sizes
+from whetstone.update.micro_batch_size.sizes import MIN_TOKENS, MicroBatchSize, SizeBounds
 
-SHARE = 0.92  # of the memory that is free; the rest is for what lies between the pieces
+MEMORY_FRACTION = 0.92  # of the free memory; the rest is for fragmentation
 
 
-class Finder:
-    """Looks for a budget by `attempt(tokens)`: one forward and backward pass of a made-up batch."""
+class SizeSearch:
+    """`run_tokens(tokens)` runs one forward and backward pass of a synthetic batch."""
 
-    def __init__(self, policy: Policy, attempt: Callable[[int], None], sizes: Sizes, gauge: Gauge):
-        self.policy, self.attempt, self.sizes, self.gauge = policy, attempt, sizes, gauge
+    def __init__(
+        self, policy: Policy, run_tokens: Callable[[int], None], bounds: SizeBounds, probe: MemoryProbe
+    ):
+        self.policy, self.run_tokens, self.bounds, self.probe = policy, run_tokens, bounds, probe
 
-    def find(self, *, may_run_again: bool) -> Budget:
-        """The largest budget that fits; or, where that is too small, the fewest layers to run again."""
-        self._peak(LEAST)  # compiles, and makes what is made once
-        points = self._points()
-        budget = Budget(tokens=max(points, default=0))
-        if may_run_again and budget.tokens < self.sizes.enough:
-            budget = self._with_layers_run_again(points)
-        return budget
+    def find(self, *, allow_checkpointing: bool) -> MicroBatchSize:
+        """The largest size that fits; below the target, the fewest checkpointed layers that reach it."""
+        self._peak(MIN_TOKENS)  # compiles, and allocates what is allocated once
+        peaks = self._measure()
+        size = MicroBatchSize(tokens=max(peaks, default=0))
+        if allow_checkpointing and size.tokens < self.bounds.target_tokens:
+            size = self._with_checkpointing(peaks)
+        return size
 
-    def _points(self) -> dict[int, int]:
-        """Tokens that fit, the most that do among them, and the bytes they take; empty if none do."""
-        tokens, points = self.sizes.enough, {}
+    def _measure(self) -> dict[int, int]:
+        """Tokens -> peak bytes of sizes that fit, the largest among them; empty if none does."""
+        tokens, peaks = self.bounds.target_tokens, {}
         while (peak := self._peak(tokens)) is None:
             tokens //= 2
-            if tokens < LEAST:
+            if tokens < MIN_TOKENS:
                 return {}
-        points[tokens] = peak
+        peaks[tokens] = peak
         half = self._peak(tokens // 2)
         assert half is not None
-        points[tokens // 2] = half
-        reach = min(self.sizes.most, Line(points).reach(SHARE * self.gauge.free()))
-        for more in (reach, (reach + tokens) // 2):
-            if more > 1.1 * tokens and (peak := self._peak(more)) is not None:
-                points[more] = peak
+        peaks[tokens // 2] = half
+        predicted = LinearFit(peaks).tokens_for(MEMORY_FRACTION * self.probe.free())
+        predicted = min(self.bounds.max_tokens, predicted)
+        for larger in (predicted, (predicted + tokens) // 2):
+            if larger > 1.1 * tokens and (peak := self._peak(larger)) is not None:
+                peaks[larger] = peak
                 break
-        return points
+        return peaks
 
-    def _with_layers_run_again(self, kept: dict[int, int]) -> Budget:
-        """Memory is in line with the number of layers, too."""
-        num_layers, enough = len(self.policy.trunk.layers), self.sizes.enough
-        self.policy.run_layers_again(num_layers)
-        dropped = self._points()
-        tokens = max(dropped, default=0)
-        if tokens >= enough and len(kept) > 1:
-            most = Line(kept).at(enough)
-            too_much = most - SHARE * self.gauge.free()
-            saved = max(1.0, (most - Line(dropped).at(enough)) / num_layers)
-            for layers in range(max(1, math.ceil(too_much / saved)), num_layers):
-                self.policy.run_layers_again(layers)
-                if self._peak(enough) is not None:
-                    return Budget(tokens=enough, layers_run_again=layers)
-            self.policy.run_layers_again(num_layers)
-        return Budget(tokens=tokens, layers_run_again=num_layers)
+    def _with_checkpointing(self, plain_peaks: dict[int, int]) -> MicroBatchSize:
+        """Memory is linear in the number of checkpointed layers, too."""
+        num_layers, target = len(self.policy.trunk.layers), self.bounds.target_tokens
+        self.policy.checkpoint_layers(num_layers)
+        peaks = self._measure()
+        tokens = max(peaks, default=0)
+        if tokens >= target and len(plain_peaks) > 1:
+            plain = LinearFit(plain_peaks).bytes_for(target)
+            excess = plain - MEMORY_FRACTION * self.probe.free()
+            saved_per_layer = max(1.0, (plain - LinearFit(peaks).bytes_for(target)) / num_layers)
+            for layers in range(max(1, math.ceil(excess / saved_per_layer)), num_layers):
+                self.policy.checkpoint_layers(layers)
+                if self._peak(target) is not None:
+                    return MicroBatchSize(tokens=target, checkpointed_layers=layers)
+            self.policy.checkpoint_layers(num_layers)
+        return MicroBatchSize(tokens=tokens, checkpointed_layers=num_layers)
 
     def _peak(self, tokens: int) -> int | None:
-        """Bytes that a pass takes on top of what is there; None if there are not so many."""
+        """Bytes that a pass allocates on top of those before; None if it runs out of memory."""
         try:
-            return self.gauge.most_taken(lambda: self.attempt(tokens))
+            return self.probe.peak_bytes(lambda: self.run_tokens(tokens))
         except torch.OutOfMemoryError:
             pass
-        # Outside the handler: the exception holds everything that was on its way.
+        # Outside the handler: the exception holds references to the tensors of the failed pass.
         torch.cuda.empty_cache()
         return None
 
 
-class Line:
-    """Bytes by tokens, through the two largest points."""
+class LinearFit:
+    """Bytes as a linear function of tokens, through the two largest points."""
 
-    def __init__(self, points: dict[int, int]):
-        less, more = sorted(points)[-2:]
-        self.slope = max(1.0, (points[more] - points[less]) / (more - less))
-        self.fixed = points[more] - self.slope * more
+    def __init__(self, peaks: dict[int, int]):
+        less, more = sorted(peaks)[-2:]
+        self.slope = max(1.0, (peaks[more] - peaks[less]) / (more - less))
+        self.intercept = peaks[more] - self.slope * more
 
-    def at(self, tokens: int) -> float:
-        return self.fixed + self.slope * tokens
+    def bytes_for(self, tokens: int) -> float:
+        return self.intercept + self.slope * tokens
 
-    def reach(self, size: float) -> int:
-        return max(0, int((size - self.fixed) / self.slope))
+    def tokens_for(self, num_bytes: float) -> int:
+        return max(0, int((num_bytes - self.intercept) / self.slope))

@@ -1,37 +1,38 @@
-"""What a budget is, and the bounds within which one is looked for. Measures nothing."""
+"""The micro-batch size, and the bounds of its search."""
 
 from dataclasses import dataclass
 
-UNTRIED = 8192  # where there is nothing to try it on
-MOST = 16384  # a GPU gains nothing from more: 60 % of an H200's matrix rate at 1.5 B with 16 k and with 32 k
-ENOUGH = 8192  # fewer than these are worth running layers again for
-LEAST = 256  # fewer are not tried
+DEFAULT_TOKENS = 8192  # on a CPU, where nothing is measured
+MAX_TOKENS = 16384  # more is not faster: 60 % MFU on an H200 at 1.5 B with 16 k and with 32 k
+TARGET_TOKENS = 8192  # below this, activation checkpointing pays
+MIN_TOKENS = 256  # the smallest size that is tried
 
 
 @dataclass
-class Budget:
+class MicroBatchSize:
     """`tokens` 0: not found yet."""
 
     tokens: int
-    layers_run_again: int | None = None  # None: as the configuration says
+    checkpointed_layers: int | None = None  # None: as configured
 
-    def row(self) -> dict[str, float]:
-        again = {} if self.layers_run_again is None else {"layers_run_again": float(self.layers_run_again)}
-        return {"micro_batch_tokens": float(self.tokens), **again}
+    def metrics(self) -> dict[str, float]:
+        layers = self.checkpointed_layers
+        checkpointing = {} if layers is None else {"layers_run_again": float(layers)}
+        return {"micro_batch_tokens": float(self.tokens), **checkpointing}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """Tokens of the longest sequence, which can't be cut, and of all that a rank has to run in a step."""
+class SizeBounds:
+    """Tokens of the longest sequence, which can't be split, and of all that a rank runs in a step."""
 
     longest: int
-    wanted: int
-    pads: bool = False  # attention lays sequences side by side: a short one takes as much as the longest
+    total: int
+    uses_padding: bool = False  # attention pads: a short sequence takes as much memory as the longest
 
     @property
-    def most(self) -> int:
-        return max(self.longest, min(MOST, self.wanted))
+    def max_tokens(self) -> int:
+        return max(self.longest, min(MAX_TOKENS, self.total))
 
     @property
-    def enough(self) -> int:
-        return max(self.longest, min(ENOUGH, self.wanted))
+    def target_tokens(self) -> int:
+        return max(self.longest, min(TARGET_TOKENS, self.total))

@@ -13,7 +13,7 @@ from whetstone.config import Config
 from whetstone.engines.servers.client import MAX_SLOTS
 from whetstone.engines.servers.process import Command
 from whetstone.engines.servers.vllm import require_vllm
-from whetstone.model.hub import foundation
+from whetstone.model.hub import base_and_adapter
 from whetstone.model.policy import choose_device
 
 NAME = "policy"
@@ -60,7 +60,7 @@ def command(config: Config, *, devices: str | None, host: str, port: int) -> Com
 
 def model_folder(config: Config) -> str:
     """What vLLM loads at its start: the model that training begins with."""
-    base, _ = foundation(config.model.model_name_or_path)
+    base, _ = base_and_adapter(config.model.model_name_or_path)
     return str(Path(base).resolve()) if Path(base).is_dir() else str(base)
 
 

@@ -1,0 +1,55 @@
+"""Metrics of a step's rollouts: reward, accuracy, lengths, truncation, outcomes of programs."""
+
+from collections.abc import Iterable, Sequence
+from statistics import fmean, pstdev
+
+from whetstone.types import Finish, Group, Rollout
+
+
+def has_reward_variance(group: Group) -> bool:
+    return len({rollout.score.reward for rollout in group.rollouts}) > 1
+
+
+def rollout_metrics(groups: Iterable[Group]) -> dict[str, float]:
+    """The metrics that every step logs."""
+    groups = list(groups)
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    rewards = [rollout.score.reward for rollout in rollouts]
+    lengths = [len(rollout.completion.token_ids) for rollout in rollouts]
+    reward_parts = sorted({part for rollout in rollouts for part in rollout.score.parts})
+    metrics = {
+        "reward": fmean(rewards),
+        "reward_std": pstdev(rewards),
+        **_accuracy("accuracy", rollouts),
+        "length_mean": fmean(lengths),
+        "length_max": float(max(lengths)),
+        "truncated_share": fmean(rollout.completion.finish is Finish.LENGTH for rollout in rollouts),
+        "scoring_failures": float(sum(rollout.score.failure is not None for rollout in rollouts)),
+    }
+    for part in reward_parts:
+        values = [rollout.score.parts[part] for rollout in rollouts if part in rollout.score.parts]
+        metrics[f"reward/{part}"] = fmean(values)
+    outcomes = [rollout.score.outcome for rollout in rollouts if rollout.score.outcome is not None]
+    for outcome in ("passed", "wrong", "crash", "timeout", "compile_error", "no_program") if outcomes else ():
+        metrics[f"programs/{outcome}_share"] = outcomes.count(outcome) / len(outcomes)
+    for task in sorted({group.problem.task for group in groups}):
+        of_task = [r for group in groups if group.problem.task == task for r in group.rollouts]
+        metrics |= _accuracy(f"accuracy/{task}", of_task)
+    return metrics
+
+
+def _accuracy(name: str, rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """The fraction of correct answers; nothing where the problems have no known answer."""
+    scored = [rollout.score for rollout in rollouts if rollout.score.failure is None]
+    if scored and not any("correct" in score.parts for score in scored):
+        return {}
+    return {name: fmean(r.score.parts["correct"] for r in rollouts if "correct" in r.score.parts)}
+
+
+def variance_metrics(groups: Iterable[Group]) -> dict[str, float]:
+    """The fractions of groups whose rewards differ (only these give a gradient) and whose answers differ."""
+    groups = list(groups)
+    return {
+        "reward_variance_share": fmean(has_reward_variance(group) for group in groups),
+        "answer_variance_share": fmean(len({r.score.answer for r in group.rollouts}) > 1 for group in groups),
+    }

@@ -1,0 +1,128 @@
+"""Which groups of rollouts each step trains on: problems of the step, curriculum, dynamic sampling.
+
+`AsyncRolloutSource` (async_source.py) samples one batch ahead of the update.
+"""
+
+import time
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any
+
+from whetstone.config import Config, Plan
+from whetstone.errors import UserError
+from whetstone.rollout.collector import CollectorProtocol, sampling_params
+from whetstone.rollout.curriculum import Curriculum
+from whetstone.rollout.metrics import has_reward_variance
+from whetstone.tasks.mixture import Mixture
+from whetstone.terminal.stages import stage
+from whetstone.types import Group
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutBatch:
+    """The scored groups of one batch, and how they were sampled."""
+
+    groups: list[Group]
+    indices: list[int]  # of their problems in the mixture
+    levels: dict[str, int]  # of the tasks that have a curriculum
+    seconds: float  # sampling and scoring
+    scoring_s: float  # of these, waiting for scores after the last sample
+    metrics: dict[str, float]  # of the sampling itself
+    sync_s: float = 0.0  # weight transfer to the engine before sampling; not part of `seconds`
+
+
+class RolloutSource:
+    """The rollouts of each batch: a pure function of seeds, step and weights."""
+
+    def __init__(self, collector: CollectorProtocol, tasks: Mixture, config: Config, plan: Plan):
+        self._collector = collector
+        self._tasks = tasks
+        self._config = config
+        self._plan = plan
+        self._curriculum = Curriculum(tasks.ladders)
+        self._engine_version: int | None = None  # of the weights that the engine has
+        self._sync_s = 0.0  # of the last `sync_weights`
+
+    def sync_weights(self, step: int) -> None:
+        """Give the engine the policy's weights, version `step`. The engine is idle when this returns."""
+        started = time.monotonic()
+        if self._engine_version != step:
+            with stage("weights to the engine"):
+                self._collector.engine.update_weights(step)
+            self._engine_version = step
+        self._sync_s = time.monotonic() - started
+
+    def next_batch(self, step: int) -> RolloutBatch:
+        """The batch of optimizer step `step`. Call `sync_weights(step)` first."""
+        return self._with_staleness(self.sample(step), step)
+
+    def state(self) -> dict[str, Any]:
+        """Plain data that a resumed run needs besides the step."""
+        return {"curriculum": self._curriculum.state()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._curriculum.load_state(state["curriculum"])
+
+    def close(self) -> None: ...
+
+    def sample(self, step: int) -> RolloutBatch:
+        """Sample and score the batch of optimizer step `step` with the engine's current weights."""
+        started = time.monotonic()
+        collector = self._collector
+        collector.num_truncated_prompts, collector.scoring_s = 0, 0.0
+        size = self._plan.prompts_per_batch
+        first = step // self._plan.updates_per_batch * size
+        indices = list(range(first, first + size))
+        levels, metrics = dict(self._curriculum.levels), self._curriculum.metrics()
+        groups = self._collect(step, 0, indices)
+        if self._config.rollout.dynamic_sampling:
+            num_resampled = self._resample_zero_variance(step, groups, indices)
+            metrics["dynamic_sampling_extra"] = num_resampled / size
+        metrics |= {"prompts_cut": float(collector.num_truncated_prompts), **collector.custom_metrics}
+        self._curriculum.observe(groups)
+        return RolloutBatch(
+            groups=groups,
+            indices=indices,
+            levels=levels,
+            seconds=time.monotonic() - started,
+            scoring_s=collector.scoring_s,
+            metrics=metrics,
+        )
+
+    def _resample_zero_variance(self, step: int, groups: list[Group], indices: list[int]) -> int:
+        """Dynamic sampling (DAPO): replace groups whose rewards are all equal; returns how many."""
+        batch_number, num_resampled = step // self._plan.updates_per_batch, 0
+        rounds = self._config.rollout.dynamic_sampling_max_rounds
+        for attempt in range(rounds):
+            slots = [slot for slot, group in enumerate(groups) if not has_reward_variance(group)]
+            if not slots:
+                break
+            # Replacements come from beyond the problems of the run's own batches.
+            beyond = self._plan.num_batches + batch_number * rounds + attempt
+            fresh = [beyond * len(groups) + slot for slot in slots]
+            for slot, index, group in zip(slots, fresh, self._collect(step, attempt + 1, fresh), strict=True):
+                groups[slot], indices[slot] = group, index
+            num_resampled += len(slots)
+        return num_resampled
+
+    def _with_staleness(self, rollouts: RolloutBatch, step: int) -> RolloutBatch:
+        """Add the metric `staleness`: batches between the weights that sampled and the policy of now."""
+        versions = [r.completion.policy_version for group in rollouts.groups for r in group.rollouts]
+        ages = [(step - version) / self._plan.updates_per_batch for version in versions]
+        allowed = self._config.rollout.async_rollouts
+        if not 0 <= min(ages) <= max(ages) <= allowed:
+            raise UserError(
+                f"The engine sampled with the weights of step {min(versions)} for the batch of step {step}, "
+                f"but at most {allowed} batch behind is allowed (async_rollouts): its weights are not being "
+                "updated; restart it, or set rollout_engine=native."
+            )
+        metrics = {**rollouts.metrics, "staleness": fmean(ages)}
+        return replace(rollouts, metrics=metrics, sync_s=self._sync_s)
+
+    def _collect(self, step: int, attempt: int, indices: list[int]) -> list[Group]:
+        return self._collector.collect(
+            [self._tasks.problem(index, self._curriculum.levels) for index in indices],
+            num_samples=self._plan.num_generations,
+            sampling=sampling_params(self._config, self._config.rollout.temperature),
+            seed_parts=(self._config.run.seed, "rollout", step, *([attempt] if attempt else [])),
+        )

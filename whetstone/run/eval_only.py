@@ -1,0 +1,59 @@
+"""`whet eval`: evaluate `checkpoint_path`, or the model itself, without training."""
+
+import contextlib
+import logging
+from pathlib import Path
+from typing import Any
+
+from whetstone.config import Loaded
+from whetstone.errors import UserError
+from whetstone.evaluation.display import print_result
+from whetstone.evaluation.evaluator import Evaluator
+from whetstone.evaluation.folder import evaluation_folder, step_of, title_of
+from whetstone.model.loading import verify_folder
+from whetstone.model.sharded import load_sharded
+from whetstone.run.folder import scratch_folder
+from whetstone.run.record import record_session
+from whetstone.run.setup import describe_model, init_distributed, make_collector, make_scorer
+from whetstone.tasks.mixture import eval_problems
+from whetstone.terminal.log import log_ending, setup_logging
+from whetstone.terminal.stages import stage
+
+logger = logging.getLogger("whetstone")
+
+
+def evaluate_only(loaded: Loaded) -> dict[str, Any]:
+    """Evaluate on the fixed problems; returns the summary of the result."""
+    config = loaded.config
+    problems = eval_problems(config)
+    if not problems:
+        raise UserError("There is nothing to evaluate: set eval_num_samples to how many problems you want.")
+    weights = config.evaluation.checkpoint_path
+    if weights is not None and not Path(weights).is_dir():
+        raise UserError(
+            f"checkpoint_path: there is no folder '{weights}': give a checkpoint-N or final_model folder."
+        )
+    if weights is not None:
+        verify_folder(Path(weights))
+    with contextlib.ExitStack() as stack:
+        ranks = init_distributed(config, stack)
+        folder = evaluation_folder(config) if ranks.is_main else stack.enter_context(scratch_folder())
+        setup_logging(folder, speaks=ranks.is_main, name="evaluation.log")
+        stack.push(log_ending)
+        record_session(folder, num_ranks=ranks.world_size)
+        for note in loaded.notes:
+            logger.info(note)
+        scorer = stack.enter_context(make_scorer(config, ranks))
+        with stage("loading the model"):
+            policy = load_sharded(config.model, config.parallel, ranks, weights)
+            logger.info(describe_model(policy, config))
+            collector = make_collector(config, policy, scorer, stack)
+            collector.engine.update_weights(0)
+        evaluator = Evaluator(config, problems, collector, folder)
+        step = None if weights is None else step_of(Path(weights))
+        result = evaluator.run(step or 0, greedy=config.evaluation.eval_greedy)
+        print_result(
+            result, title=title_of(config), num_examples=config.evaluation.eval_num_examples_to_print
+        )
+        logger.info(f"Every completion and score is in {folder / 'eval_results'}.")
+    return result.summary()
