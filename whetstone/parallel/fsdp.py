@@ -1,7 +1,7 @@
 """FSDP2: weights, gradients and optimizer state sharded over the ranks, gathered layer by layer.
 
-`Root` is the module whose call gathers what is outside the layers (embedding, last norm, output head). Sharded
-weights are float32 and serve as the optimizer's masters. Layers are gathered in the compute dtype; gradients
+`Root` is the module whose call gathers what is outside the layers (embedding, last norm, output head). The
+shards are float32 and serve as the master weights. Layers are gathered in the compute dtype; gradients
 are summed, not averaged, in float32. `local` and `like` convert between a parameter and this rank's shard.
 """
 
