@@ -18,7 +18,7 @@ from whetstone.config.sections import ModelRoom
 from whetstone.engines import make_engine
 from whetstone.engines.base import Request, Sampling
 from whetstone.errors import UserError
-from whetstone.model.logprobs import WHOLE
+from whetstone.model.logprobs import UNSHARDED
 from whetstone.model.lora import add_lora
 from whetstone.model.policy import Policy
 from whetstone.model.reference import Reference
@@ -227,7 +227,7 @@ def sliced_vocabulary() -> float:
     vocabulary = ShardedLogits(ranks.tp, 97)
     results = []
     for leaf, found in (
-        (whole, WHOLE.statistics(whole, targets, reference)),
+        (whole, UNSHARDED.statistics(whole, targets, reference)),
         (part, vocabulary.statistics(part, targets, reference[:, mine])),
     ):
         weights = torch.arange(1.0, 7.0, dtype=torch.float64)
@@ -237,7 +237,7 @@ def sliced_vocabulary() -> float:
     assert torch.equal(vocabulary.gather(part.detach()), logits)
     errors = [(a - b).abs().max().item() for a, b in zip(values, parts, strict=True)]
     errors.append((gradient[:, mine] - slice_gradient).abs().max().item())
-    errors.append((WHOLE.logprobs(logits)[:, mine] - vocabulary.logprobs(logits[:, mine])).abs().max().item())
+    errors.append((UNSHARDED.logprobs(logits)[:, mine] - vocabulary.logprobs(logits[:, mine])).abs().max().item())
     return max(errors)
 
 

@@ -145,7 +145,7 @@ def test_compiled_layers_have_the_gradient_of_plain_ones(architecture):
             policy.compile_layers()
         updater = updater_for(policy)
         updater.optimizer.step = lambda norm, of=updater: gradients.append(
-            torch.cat([g.double().flatten().cpu() for g in of.optimiser.gradients()])
+            torch.cat([g.double().flatten().cpu() for g in of.optimizer.gradients()])
         )
         train_on(updater, [pack(make_samples(make_policy(architecture)), 1000)])
     plain, fast = gradients

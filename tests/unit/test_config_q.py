@@ -10,7 +10,7 @@ from whetstone.commands.plan.cost_model import MODELS, Layout, Work, memory
 from whetstone.config import load, make_plan
 from whetstone.config.load import recipe_folders
 from whetstone.config.plan import without_effect
-from whetstone.update.micro_batch_size import UNTRIED
+from whetstone.update.micro_batch_size import DEFAULT_TOKENS
 
 # ranks by the command in the header, of them data ranks; prompts a step; GPUs of servers
 Q = {
@@ -50,7 +50,7 @@ def test_the_recipes_for_q_fit_their_gpus(name: str) -> None:
         prompt_tokens=config.rollout.max_prompt_length or 0,
         new_tokens=config.rollout.max_completion_length,
         # `auto` may come to more on a GPU; this much is asked for in any case
-        micro_batch_tokens=UNTRIED if tokens == "auto" else tokens,
+        micro_batch_tokens=DEFAULT_TOKENS if tokens == "auto" else tokens,
         checkpointing=config.model.gradient_checkpointing is True,
     )
     layout = Layout(gpus=hosts * local, tp=parallel.tp_size, replicas=parallel.ddp_size)

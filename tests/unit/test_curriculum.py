@@ -85,7 +85,7 @@ def test_levels_by_hand():
     assert curriculum.levels == {"a": 2, "b": 0}
     curriculum.observe([group("a", 1, 1, 1, 1), group("b", 0, 0, 0, 0)])  # neither goes beyond its ends
     assert curriculum.levels == {"a": 2, "b": 0}
-    assert curriculum.row() == {"curriculum/a/level": 2.0, "curriculum/b/level": 0.0}
+    assert curriculum.metrics() == {"curriculum/a/level": 2.0, "curriculum/b/level": 0.0}
     again = Curriculum({"a": (spec, 2), "b": (spec, 2)})
     again.load_state(curriculum.state())
     for one in (curriculum, again):  # a: the newest four are 1 1 0 0, then 0 0 0 0

@@ -228,7 +228,7 @@ def test_beta_follows_the_kl_and_the_bonus_the_entropy():
     assert coefficients.entropy == pytest.approx(0.015)
     coefficients.adapt({"kl": 0.2, "entropy": 1.4})  # far too much: bounded; entropy above its target
     assert coefficients.beta == pytest.approx(0.105 * 1.1)
-    assert coefficients.entropy == 0.0 and coefficients.row()["entropy_coef"] == pytest.approx(0.01)
+    assert coefficients.entropy == 0.0 and coefficients.metrics()["entropy_coef"] == pytest.approx(0.01)
     again = Coefficients(LossRoom(beta=0.1, kl_target_value=0.02, entropy_target=1.0, entropy_coef=0.01))
     again.load_state(coefficients.state())
     assert again.beta == coefficients.beta and again.entropy == coefficients.entropy

@@ -131,7 +131,7 @@ def make_run(folder: Path, *, num_steps: int = 12, evals: tuple[int, ...] | None
             results[step] = Evaluator(config, PROBLEMS, policy, folder).run(
                 step, greedy=step in (0, num_steps)
             )
-            log.log_eval(step, results[step].row())
+            log.log_eval(step, results[step].metrics())
     log.close()
     if num_steps in results:
         before, after = results[evals[0]].summary(), results[num_steps].summary()

@@ -1,11 +1,8 @@
-"""FSDP2: weights, gradients and optimiser state sharded over the ranks, put together layer by layer when
-needed.
+"""FSDP2: weights, gradients and optimizer state sharded over the ranks, gathered layer by layer.
 
-`Root` is the module whose call gathers what lies outside the layers (embedding, last norm, output head),
-whatever is done inside the call. Sharded weights are float32, so they are the optimiser's masters; layers
-are gathered in the dtype they compute in, and gradients are summed, not averaged, in float32. `local` and
-`like` go from a parameter to this rank's part and back, which is all that optimisers, references and
-checkpoints need.
+`Root` is the module whose call gathers what is outside the layers (embedding, last norm, output head). The
+shards are float32 and serve as the master weights. Layers are gathered in the compute dtype; gradients
+are summed, not averaged, in float32. `local` and `like` convert between a parameter and this rank's shard.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -60,7 +57,7 @@ def shard(
             reshard_after_forward=True,
         )
     for module in sharded_modules(root):
-        module.set_gradient_divide_factor(1.0)  # losses are normalised by global counts already
+        module.set_gradient_divide_factor(1.0)  # losses are normalized by global counts already
         module.set_force_sum_reduction_for_comms(True)
 
 

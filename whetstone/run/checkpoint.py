@@ -38,7 +38,7 @@ logger = logging.getLogger("whetstone")
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
     folder: Path
-    step: int  # optimiser steps done
+    step: int  # optimizer steps done
 
     def load_tensors(self, into: dict[str, Any]) -> None:
         """Read the state into tensors of its shapes, however they are sharded now."""

@@ -1,4 +1,4 @@
-"""A run under TRL from end to end: build the parts, hand them to GRPOTrainer, write what our runs write.
+"""A run with `trainer: trl`: build the run, train with GRPOTrainer, write what our runs write.
 
 The only file that imports TRL, inside functions.
 """
@@ -26,9 +26,9 @@ from whetstone.run.setup import build_tasks_and_plan, make_collector, make_score
 from whetstone.run.signals import StopRequest
 from whetstone.terminal.log import log_ending, setup_logging
 from whetstone.terminal.stages import stage
+from whetstone.trl.callback import TrlCallback, TrlRun, evaluate
 from whetstone.trl.keys import check_keys, trl_arguments
 from whetstone.trl.problems import Problems, Rewards
-from whetstone.trl.watcher import Parts, Watcher, evaluate
 
 logger = logging.getLogger("whetstone")
 
@@ -40,34 +40,34 @@ def train_with_trl(loaded: Loaded) -> dict[str, Any]:
     config = loaded.config
     check_keys(config)
     _require_trl()
-    folder, found, notes = open_run(config)
-    if found is not None:
-        _check_resume(config, found)
+    folder, checkpoint, notes = open_run(config)
+    if checkpoint is not None:
+        _check_resume(config, checkpoint)
     setup_logging(folder)
     with contextlib.ExitStack() as stack:
         stack.push(log_ending)
-        record_session(folder, resumed_from=None if found is None else found.step)
+        record_session(folder, resumed_from=None if checkpoint is None else checkpoint.step)
         for note in (*loaded.notes, *notes):
             logger.info(note)
-        parts = build(config, folder, found, stack)
+        run = build(config, folder, checkpoint, stack)
         stop = stack.enter_context(StopRequest())
-        before = 0.0 if found is None else found.seconds
-        begun = time.monotonic() - before
-        watcher = Watcher(parts, stop, begun)
-        trainer = make_trainer(parts, watcher)
-        if found is None:
-            evaluate(parts, 0)
-        with watcher.progress, stage("training by TRL"):
-            trainer.train(resume_from_checkpoint=None if found is None else str(found.folder))
+        before = 0.0 if checkpoint is None else checkpoint.seconds
+        started_at = time.monotonic() - before
+        callback = TrlCallback(run, stop, started_at)
+        trainer = make_trainer(run, callback)
+        if checkpoint is None:
+            evaluate(run, 0)
+        with callback.progress, stage("training by TRL"):
+            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint.folder))
         step = trainer.state.global_step
-        if step < parts.plan.num_steps:
+        if step < run.plan.num_steps:
             logger.info(f"Stopped at step {step}, saved. Go on with the same command and auto_resume=true.")
             raise KeyboardInterrupt
-        return _finish(parts, time.monotonic() - begun)
+        return _finish(run, time.monotonic() - started_at)
 
 
-def build(config: Config, folder: Path, found: Checkpoint | None, stack: contextlib.ExitStack) -> Parts:
-    """Every part but TRL's trainer, as `train.build` makes them."""
+def build(config: Config, folder: Path, checkpoint: Checkpoint | None, stack: contextlib.ExitStack) -> TrlRun:
+    """Everything but TRL's trainer."""
     torch.manual_seed(config.run.seed)  # a new LoRA adapter begins with random numbers
     fixed, tasks, plan = build_tasks_and_plan(config)
     scorer = stack.enter_context(make_scorer(config))
@@ -76,9 +76,9 @@ def build(config: Config, folder: Path, found: Checkpoint | None, stack: context
     with stage("loading the model"):
         policy = load_policy(config.model.model_copy(update={"bf16": False}))
     collector = make_collector(config, policy, scorer, stack)
-    metrics = open_metrics(config, folder, found, stack)
+    metrics = open_metrics(config, folder, checkpoint, stack)
     problems = Problems(tasks, Chat(policy.tokenizer, config.model), config, policy.max_length)
-    return Parts(
+    return TrlRun(
         config=config,
         plan=plan,
         folder=folder,
@@ -87,24 +87,24 @@ def build(config: Config, folder: Path, found: Checkpoint | None, stack: context
         rewards=Rewards(problems, scorer, policy.stop_token_ids, plan.num_generations),
         evaluator=Evaluator(config, fixed, collector, folder) if fixed else None,
         metrics=metrics,
-        found=found,
+        checkpoint=checkpoint,
     )
 
 
-def make_trainer(parts: Parts, watcher: "Watcher | None" = None) -> Any:
+def make_trainer(run: TrlRun, callback: "TrlCallback | None" = None) -> Any:
     """TRL's GRPOTrainer on our model, problems and rewards."""
     trl = _require_trl()
-    policy, plan, problems = parts.policy, parts.plan, parts.rewards.problems
+    policy, plan, problems = run.policy, run.plan, run.rewards.problems
     try:
-        policy.set_attention(parts.attention)  # ours is for packed sequences
-        arguments = trl_arguments(parts.config, plan, parts.folder, policy.device)
+        policy.set_attention(run.attention)  # ours is for packed sequences
+        arguments = trl_arguments(run.config, plan, run.folder, policy.device)
         trainer = trl.GRPOTrainer(
             model=policy.model,
-            reward_funcs=parts.rewards.reward,
+            reward_funcs=run.rewards.reward,
             args=trl.GRPOConfig(**arguments),
             train_dataset=problems.dataset(plan.num_batches * plan.prompts_per_batch),
             processing_class=problems.tokenizer(),
-            callbacks=[] if watcher is None else [watcher],
+            callbacks=[] if callback is None else [callback],
         )
     except (ValueError, ImportError) as error:
         reason = " ".join(str(error).split()).rstrip(".")
@@ -115,16 +115,16 @@ def make_trainer(parts: Parts, watcher: "Watcher | None" = None) -> Any:
     return trainer
 
 
-def _finish(parts: Parts, seconds: float) -> dict[str, Any]:
+def _finish(run: TrlRun, seconds: float) -> dict[str, Any]:
     """The last evaluation, the final model without what TRL added to it, and what every run leaves."""
-    after = evaluate(parts, parts.plan.num_steps)
-    policy = parts.policy
+    after = evaluate(run, run.plan.num_steps)
+    policy = run.policy
     if policy.is_lora and "ref" in policy.model.peft_config:  # TRL's reference where beta > 0
         policy.model.delete_adapter("ref")
     policy.set_attention(policy.original_attention)
     with stage("saving the model"):
-        save_model(model_writer(policy), parts.folder / "final_model", parts.plan.num_steps)
-    return write_results(parts.folder, after, steps=parts.plan.num_steps, seconds=seconds)
+        save_model(model_writer(policy), run.folder / "final_model", run.plan.num_steps)
+    return write_results(run.folder, after, steps=run.plan.num_steps, seconds=seconds)
 
 
 def _require_trl() -> Any:
@@ -145,10 +145,10 @@ def _require_trl() -> Any:
     return trl
 
 
-def _check_resume(config: Config, found: Checkpoint) -> None:
-    if not (found.folder / "trainer_state.json").is_file():
+def _check_resume(config: Config, checkpoint: Checkpoint) -> None:
+    if not (checkpoint.folder / "trainer_state.json").is_file():
         raise UserError(
-            f"{found.folder} was not written by TRL, so TRL can't go on from it: set trainer=whetstone, or "
+            f"{checkpoint.folder} was not written by TRL, so TRL can't resume it: set trainer=whetstone, or "
             "choose another run_name."
         )
     if config.loss.beta > 0 and config.loss.kl_target == "moving":

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from whetstone.algorithm.gae import value_loss
-from whetstone.algorithm.losses import LossInputs, importance_ratio, policy_loss, ratio_level
+from whetstone.algorithm.losses import LossInputs, PolicyLoss, importance_ratio, policy_loss, ratio_level
 from whetstone.algorithm.masks import high_entropy, off_policy_keep, sampler_weights, sequence_mean
 from whetstone.algorithm.reduce import token_weights
 from whetstone.config import Config
@@ -127,10 +127,23 @@ class GradientAccumulator:
             total = loss + (error * batch.sequence_mask[batch.sequence_ids]).sum() / normalizers.num_tokens
         with profile_range("backward"):
             total.backward()
+        self._add_metrics(token_means, experience, now.entropy.detach(), outputs, multipliers)
+        return loss.detach().double(), experience
+
+    def _add_metrics(
+        self,
+        token_means: TokenMeans,
+        experience: Experience,
+        entropy: Tensor,
+        outputs: PolicyLoss,
+        multipliers: dict[str, Tensor],
+    ) -> None:
+        batch = experience.batch
+        assert experience.old_logprobs is not None
         difference = batch.sampler_logprobs - experience.old_logprobs
         token_means.add(
             len(batch.targets),
-            entropy=now.entropy.detach(),
+            entropy=entropy,
             clip_share=outputs.clipped,
             kl=outputs.kl,
             sampler_logprob_difference=difference.abs(),
@@ -138,7 +151,6 @@ class GradientAccumulator:
             **{f"{name}_removed_share": (value == 0).float() for name, value in multipliers.items()},
             sampler_truncated_share=self._truncated(multipliers.get("sampler")),
         )
-        return loss.detach().double(), experience
 
     def _value_error(self, experience: Experience, hidden: Tensor) -> Tensor:
         """The critic's loss per token. A trunk shared with the policy gets `value_coef` of its gradient."""

@@ -154,7 +154,7 @@ class Updater:
         normalizers = self.accumulator.normalizers([experience.batch for experience in minibatch])
         self.optimizer.reserve_accumulators(len(minibatch))
         if self.critic is not None:
-            self.critic_optimizer.expect(len(minibatch))
+            self.critic_optimizer.reserve_accumulators(len(minibatch))
         return self.accumulator.accumulate(minibatch, normalizers)
 
     def micro_batch_tokens(self, groups: Sequence[Group]) -> int:

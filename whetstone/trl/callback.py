@@ -1,6 +1,4 @@
-"""What our loop does beside sampling and updating, at TRL's events: evaluation, rows of metrics, checkpoints,
-a stop that was asked for.
-"""
+"""A TRL callback that does what our loop does: evaluation, metrics, checkpoints, a requested stop."""
 
 import time
 from dataclasses import dataclass
@@ -31,8 +29,8 @@ from whetstone.types import Group
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
-    """What a run under TRL works with."""
+class TrlRun:
+    """The components of a run under TRL."""
 
     config: Config
     plan: Plan
@@ -42,26 +40,26 @@ class Parts:
     rewards: Rewards
     evaluator: Evaluator | None
     metrics: MetricsLog
-    found: Checkpoint | None
+    checkpoint: Checkpoint | None
 
 
-def evaluate(parts: Parts, step: int) -> EvalResult | None:
+def evaluate(run: TrlRun, step: int) -> EvalResult | None:
     """The fixed evaluation, on our engine; TRL finds the model as it left it."""
-    if parts.evaluator is None:
+    if run.evaluator is None:
         return None
-    model, was_training = parts.policy.model, parts.policy.model.training
-    parts.policy.set_attention(NAME)
-    ends = step in (0, parts.plan.num_steps)
-    result = parts.evaluator.run(step, greedy=ends and parts.config.evaluation.eval_greedy)
-    parts.policy.set_attention(parts.attention)
+    model, was_training = run.policy.model, run.policy.model.training
+    run.policy.set_attention(NAME)
+    ends = step in (0, run.plan.num_steps)
+    result = run.evaluator.run(step, greedy=ends and run.config.evaluation.eval_greedy)
+    run.policy.set_attention(run.attention)
     model.train(was_training)
-    parts.metrics.log_eval(step, result.metrics())
-    print_result(result, num_examples=parts.config.evaluation.eval_num_examples_to_print)
+    run.metrics.log_eval(step, result.metrics())
+    print_result(result, num_examples=run.config.evaluation.eval_num_examples_to_print)
     return result
 
 
-# TRL's name of a metric -> ours. All about the rollouts is counted by us, from the groups.
-TAKEN = {
+# TRL's metric -> ours. Metrics of the rollouts are computed from the groups.
+METRIC_NAMES = {
     "loss": "loss",
     "grad_norm": "grad_norm",
     "learning_rate": "learning_rate",
@@ -73,36 +71,34 @@ TAKEN = {
 }
 
 
-class Watcher(TrainerCallback):
-    """Our loop's other half, at TRL's events: evaluation, rows, checkpoints, a stop that was asked for."""
-
-    def __init__(self, parts: Parts, stop: StopRequest, begun: float):
-        self.parts, self.stop, self.run_begun = parts, stop, begun
-        run, found = parts.config.run, parts.found
+class TrlCallback(TrainerCallback):
+    def __init__(self, run: TrlRun, stop: StopRequest, started_at: float):
+        self.run, self.stop, self.started_at = run, stop, started_at
+        settings, checkpoint = run.config.run, run.checkpoint
         self.progress = Progress(
-            parts.plan.num_steps,
-            start_step=0 if found is None else found.step,
-            logging_steps=run.logging_steps,
-            logging_first_step=run.logging_first_step,
+            run.plan.num_steps,
+            start_step=0 if checkpoint is None else checkpoint.step,
+            logging_steps=settings.logging_steps,
+            logging_first_step=settings.logging_first_step,
         )
-        self.signal = LearningSignal(parts.config)
-        self.logs: list[dict[str, float]] = []  # of the optimiser steps of this batch
-        self.begun = self.updated = 0.0
+        self.signal = LearningSignal(run.config)
+        self.logs: list[dict[str, float]] = []  # of the optimizer steps of this batch
+        self.step_started = self.updated = 0.0
 
     def _ends_batch(self, step: int) -> bool:
-        return step % self.parts.plan.updates_per_batch == 0
+        return step % self.run.plan.updates_per_batch == 0
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._ends_batch(state.global_step):
-            self.begun, self.logs = time.monotonic(), []
-            reset_peak_memory(self.parts.policy.device)
+            self.step_started, self.logs = time.monotonic(), []
+            reset_peak_memory(self.run.policy.device)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        step, plan = state.global_step, self.parts.plan
+        step, plan = state.global_step, self.run.plan
         if not self._ends_batch(step):
             return
         self.updated = time.monotonic()
-        at_end = step == plan.num_steps and self.parts.config.run.save_strategy != "no"
+        at_end = step == plan.num_steps and self.run.config.run.save_strategy != "no"
         if plan.is_due(plan.save_every, step) or at_end or (self.stop.requested and step < plan.num_steps):
             control.should_save = True
         if self.stop.requested:
@@ -112,54 +108,58 @@ class Watcher(TrainerCallback):
         if "loss" not in logs:  # the sum-up at the end
             return
         self.logs.append(
-            {TAKEN[key]: value for key, value in logs.items() if key in TAKEN and value is not None}
+            {
+                METRIC_NAMES[key]: value
+                for key, value in logs.items()
+                if key in METRIC_NAMES and value is not None
+            }
         )
         if self._ends_batch(state.global_step):
-            step, plan = state.global_step, self.parts.plan
+            step, plan = state.global_step, self.run.plan
             row = self._row(step)
             self.progress.update(step, row)
             if plan.is_due(plan.eval_every, step) and step < plan.num_steps:
-                evaluate(self.parts, step)
-            self.parts.metrics.log(step, row | self._times(self.parts.rewards.groups))
+                evaluate(self.run, step)
+            self.run.metrics.log(step, row | self._times(self.run.rewards.groups))
 
     def _row(self, step: int) -> dict[str, float]:
         """Means over the optimiser steps of the batch, and what its rollouts looked like."""
-        run, plan, rewards = self.parts.config.run, self.parts.plan, self.parts.rewards
+        settings, plan, rewards = self.run.config.run, self.run.plan, self.run.rewards
         groups = rewards.groups
-        if plan.is_due(run.log_completions_steps, step) or step == plan.updates_per_batch:
-            write_completions(self.parts.folder, step, groups)
-        if run.verbose_variance_logging:
+        if plan.is_due(settings.log_completions_steps, step) or step == plan.updates_per_batch:
+            write_completions(self.run.folder, step, groups)
+        if settings.verbose_variance_logging:
             show_variance(groups)
         self.signal.observe(groups)
         keys = dict.fromkeys(key for entry in self.logs for key in entry)
         row = {key: fmean(entry[key] for entry in self.logs if key in entry) for key in keys}
         row |= rollout_metrics(groups)
-        if run.log_reward_variance:
+        if settings.log_reward_variance:
             row |= variance_metrics(groups)
         return {**row, **rewards.scorer.custom_metrics, **self._times(groups)}
 
     def _times(self, groups: list[Group]) -> dict[str, float]:
         rewards, tokens = (
-            self.parts.rewards,
+            self.run.rewards,
             sum(len(r.completion.token_ids) for g in groups for r in g.rollouts),
         )
-        now, rollout_s = time.monotonic(), rewards.begun - self.begun
+        now, rollout_s = time.monotonic(), rewards.begun - self.step_started
         return {
             "time/rollout": rollout_s,
             "time/score": rewards.ended - rewards.begun,
             "time/sync": 0.0,  # it samples from the weights that it trains
             "time/update": self.updated - rewards.ended,
             "time/eval": now - self.updated,
-            "time/step": now - self.begun,
-            "tokens_per_s": tokens / (self.updated - self.begun),
+            "time/step": now - self.step_started,
+            "tokens_per_s": tokens / (self.updated - self.step_started),
             "rollout_tokens_per_s": tokens / rollout_s,
-            "peak_memory_gb": peak_memory_gb(self.parts.policy.device),
+            "peak_memory_gb": peak_memory_gb(self.run.policy.device),
         }
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Mark TRL's checkpoint as whole, as ours are, so that a run is found again in the same way."""
-        folder = self.parts.folder / f"checkpoint-{state.global_step}"
-        self.parts.policy.tokenizer.save_pretrained(folder)  # TRL's copy may carry the assistant's prefix
+        """Write the manifest of our checkpoints into TRL's, so that resuming finds it."""
+        folder = self.run.folder / f"checkpoint-{state.global_step}"
+        self.run.policy.tokenizer.save_pretrained(folder)  # TRL's copy may carry the assistant's prefix
         finish_adapter(folder)
         share_files(folder)
-        write_manifest(folder, step=state.global_step, seconds=time.monotonic() - self.run_begun)
+        write_manifest(folder, step=state.global_step, seconds=time.monotonic() - self.started_at)
