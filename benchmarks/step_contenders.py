@@ -58,7 +58,7 @@ def ours(task: Row) -> Row:
     from whetstone.train import build, loop, meet
 
     at = collector.sampling_at  # the only thing that training has no key for: going on after the end
-    collector.sampling_at = lambda *words: dataclasses.replace(at(*words), ignore_stop=True)
+    collector.sampling_at = lambda *words: dataclasses.replace(at(*words), ignore_eos=True)
     config = build_config({**configuration(task), **task["setting"]})
     rows: list[Row] = []
     others = Others()

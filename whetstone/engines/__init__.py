@@ -41,22 +41,22 @@ def _outside(config: "Config", policy: "Policy") -> "Engine":
         from whetstone.engines.servers.vllm.colocated import ColocatedVLLM
 
         return ColocatedVLLM(config, policy)
-    from whetstone.engines.servers.setup import make_fleet
+    from whetstone.engines.servers.setup import build_server_pool
 
-    return make_fleet(config, policy)
+    return build_server_pool(config, policy)
 
 
 def _outside_of_ranks(config: "Config", policy: "Policy") -> "Engine":
     """Servers that all ranks share: each asks them for its own samples, the first sends the weights."""
     check_servers_of_ranks(config)
     from whetstone.engines.gathered_copy import GatheredEngine
-    from whetstone.engines.servers.pool import Team
-    from whetstone.engines.servers.setup import make_fleet
+    from whetstone.engines.servers.pool import ServerSharing
+    from whetstone.engines.servers.setup import build_server_pool
     from whetstone.parallel.collectives import from_main
 
     ranks = policy.ranks
-    team = Team(leads=ranks.is_main, tell=lambda what: from_main(ranks, what))
-    return GatheredEngine(policy, lambda copy: make_fleet(config, copy, team))
+    sharing = ServerSharing(is_leader=ranks.is_main, broadcast=lambda what: from_main(ranks, what))
+    return GatheredEngine(policy, lambda copy: build_server_pool(config, copy, sharing))
 
 
 def check_servers_of_ranks(config: "Config") -> None:
@@ -75,5 +75,5 @@ def _on_its_weights(config: "Config", policy: "Policy") -> "Engine":
         return HFEngine(policy, config.rollout.max_slots or 256, config.model.attn_implementation)
     from whetstone.engines.native import NativeEngine
 
-    eight_bits = config.rollout.rollout_quantization == "fp8"
-    return NativeEngine(policy, config.rollout.max_slots, eight_bits=eight_bits)
+    fp8 = config.rollout.rollout_quantization == "fp8"
+    return NativeEngine(policy, config.rollout.max_slots, fp8=fp8)

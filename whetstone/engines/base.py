@@ -19,12 +19,12 @@ class Request:
     seeds: tuple[int, ...]
     max_tokens: tuple[int, ...] | None = None  # one limit per sample, where they differ
 
-    def limit(self, sample: int, sampling: "Sampling") -> int:
+    def limit(self, sample: int, sampling: "SamplingParams") -> int:
         return sampling.max_tokens if self.max_tokens is None else self.max_tokens[sample]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampling:
+class SamplingParams:
     """How tokens are drawn. Temperature 0 is greedy (logprobs are then those of temperature 1).
 
     Which tokens end an answer is the model's affair: engines know it.
@@ -35,11 +35,11 @@ class Sampling:
     top_p: float = 1.0
     top_k: int = 0  # 0: all tokens
     min_p: float = 0.0
-    ignore_stop: bool = False  # go on to max_tokens whatever the model says (benchmarks)
+    ignore_eos: bool = False  # go on to max_tokens whatever the model says (benchmarks)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampled:
+class GenerationOutput:
     """A finished sample: which request, which of its seeds, what came out."""
 
     request: int
@@ -55,7 +55,7 @@ class Engine(Protocol):
     `update_weights` only in between: `make_engine` then builds an engine with weights of its own.
     """
 
-    def generate(self, requests: list[Request], sampling: Sampling) -> Iterator[Sampled]: ...
+    def generate(self, requests: list[Request], sampling: SamplingParams) -> Iterator[GenerationOutput]: ...
 
     def update_weights(self, policy_version: int) -> None:
         """The policy has new weights: take them over; completions carry `policy_version` from now on."""

@@ -7,7 +7,7 @@ that is whole.
 
 from collections.abc import Callable, Iterator
 
-from whetstone.engines.base import Engine, Request, Sampled, Sampling
+from whetstone.engines.base import Engine, GenerationOutput, Request, SamplingParams
 from whetstone.model.policy import Policy
 from whetstone.model.sharded import sampling_copy
 
@@ -17,7 +17,7 @@ class GatheredEngine:
         copy, self._refresh = sampling_copy(policy)
         self._engine = make(copy)
 
-    def generate(self, requests: list[Request], sampling: Sampling) -> Iterator[Sampled]:
+    def generate(self, requests: list[Request], sampling: SamplingParams) -> Iterator[GenerationOutput]:
         return self._engine.generate(requests, sampling)
 
     def update_weights(self, policy_version: int) -> None:

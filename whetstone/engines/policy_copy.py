@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import torch
 
-from whetstone.engines.base import Engine, Request, Sampled, Sampling
+from whetstone.engines.base import Engine, GenerationOutput, Request, SamplingParams
 from whetstone.model.policy import Policy
 
 
@@ -19,7 +19,7 @@ class Apart:
         self.policy = policy
         self.own = own
 
-    def generate(self, requests: list[Request], sampling: Sampling) -> Iterator[Sampled]:
+    def generate(self, requests: list[Request], sampling: SamplingParams) -> Iterator[GenerationOutput]:
         return self.engine.generate(requests, sampling)
 
     @torch.no_grad()

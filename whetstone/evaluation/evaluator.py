@@ -21,7 +21,7 @@ from rich.table import Table as TerminalTable
 from rich.text import Text
 
 from whetstone.config.sections import Config
-from whetstone.engines.base import Sampling
+from whetstone.engines.base import SamplingParams
 from whetstone.evaluation.statistics import (
     Accuracy,
     Difference,
@@ -48,7 +48,7 @@ class Collects(Protocol):
         problems: list[Problem],
         *,
         num_samples: int,
-        sampling: Sampling,
+        sampling: SamplingParams,
         seed_parts: tuple[int | str, ...],
     ) -> list[Group]: ...
 

@@ -108,6 +108,11 @@ class Policy:
         return heads // self.ranks.tp_size
 
     @property
+    def head_dim(self) -> int:
+        config = self.config
+        return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+    @property
     def parameters(self) -> list[nn.Parameter]:
         """Those that train."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]

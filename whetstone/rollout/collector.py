@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from whetstone import seeds
 from whetstone.config import Config, Plan
-from whetstone.engines.base import Engine, Request, Sampling
+from whetstone.engines.base import Engine, Request, SamplingParams
 from whetstone.errors import UserError
 from whetstone.rollout.curriculum import Curriculum
 from whetstone.tasks.mixture import Mixture
@@ -59,7 +59,7 @@ class Collector:
         problems: list[Problem],
         *,
         num_samples: int,
-        sampling: Sampling,
+        sampling: SamplingParams,
         seed_parts: tuple[int | str, ...],
     ) -> list[Group]:
         """`num_samples` scored completions of each problem; a sample's seed is (seed_parts, problem,
@@ -160,7 +160,7 @@ class Collects(Protocol):
         problems: list[Problem],
         *,
         num_samples: int,
-        sampling: Sampling,
+        sampling: SamplingParams,
         seed_parts: tuple[int | str, ...],
     ) -> list[Group]: ...
 
@@ -266,10 +266,10 @@ def has_reward_variance(group: Group) -> bool:
     return len({rollout.score.reward for rollout in group.rollouts}) > 1
 
 
-def sampling_at(config: Config, temperature: float) -> Sampling:
+def sampling_at(config: Config, temperature: float) -> SamplingParams:
     """The sampling of a configuration at some temperature: training and evaluation differ in that alone."""
     rollout = config.rollout
-    return Sampling(
+    return SamplingParams(
         max_tokens=rollout.max_completion_length,
         temperature=temperature,
         top_p=rollout.top_p,

@@ -8,7 +8,7 @@ there is nothing to share.
 
 from typing import Any
 
-from whetstone.engines.base import Sampling
+from whetstone.engines.base import SamplingParams
 from whetstone.errors import UserError
 from whetstone.parallel.collectives import gather_objects, my_share
 from whetstone.parallel.mesh import Ranks
@@ -44,7 +44,7 @@ class SharedCollector:
         problems: list[Problem],
         *,
         num_samples: int,
-        sampling: Sampling,
+        sampling: SamplingParams,
         seed_parts: tuple[int | str, ...],
     ) -> list[Group]:
         """`num_samples` scored completions of each problem, sampled and scored wherever."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from whetstone.commands.launch.args import Launch
 from whetstone.commands.launch.servers import Servers, on_bundle
-from whetstone.engines.servers.process import start_bound
+from whetstone.engines.servers.process import popen_with_pdeathsig
 
 ENDING_S = (
     90.0  # how long the others have to end by themselves when one has failed, or all to save when stopped
@@ -38,7 +38,7 @@ class Rank:
 
     def run(self, told: dict[str, str], words: list[str]) -> int:
         command = [sys.executable, "-m", "whetstone", "train", *words]
-        self._process = start_bound(command, env={**os.environ, **told})
+        self._process = popen_with_pdeathsig(command, env={**os.environ, **told})
         return self._process.wait()
 
     def end(self, grace_s: float) -> None:

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from whetstone.engines.base import Sampling
-from whetstone.engines.servers.http import Calls
-from whetstone.engines.servers.weights import Push
+from whetstone.engines.base import SamplingParams
+from whetstone.engines.servers.http import HttpClient
+from whetstone.engines.servers.weights import WeightUpdate
 from whetstone.errors import UserError
 from whetstone.types import Finish
 
@@ -24,17 +24,17 @@ PUSH_TIMEOUT_S = 1800.0  # a large model over a slow disk
 @dataclass(frozen=True, kw_only=True)
 class Reply:
     """A completion as a server gave it. `version` is the label of the weights it names, None where it names
-    none: then the fleet asks (`Server.version`) before it believes.
+    none: then the fleet asks (`Server.loaded_version`) before it believes.
     """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish: Finish
-    version: str | None
+    weight_version: str | None
 
 
 class Server(Protocol):
-    calls: Calls
+    http: HttpClient
     wants_folder: bool  # whether a push must lie on disk for it; known after `connect`
     identity: str | None  # of the start of it that got our weights, where it has such a thing
 
@@ -44,57 +44,63 @@ class Server(Protocol):
 
     def is_healthy(self) -> bool: ...
 
-    def load(self, push: Push) -> None:
+    def load(self, update: WeightUpdate) -> None:
         """Take these weights; from now on it answers with them alone."""
         ...
 
-    def adopt(self, push: Push, holder: str | None) -> bool:
+    def accept_existing_weights(self, update: WeightUpdate, loaded_instance: str | None) -> bool:
         """Whether it has these weights already, sent by another process to the start of it with the identity
-        `holder`; if so, use them.
+        `loaded_instance`; if so, use them.
         """
         ...
 
-    def version(self) -> str:
+    def loaded_version(self) -> str:
         """The label of the weights it has now: another one, or none of ours, after a restart."""
         ...
 
-    def complete(self, prompt_ids: Sequence[int], seed: int, sampling: Sampling) -> Reply: ...
+    def complete(self, prompt_ids: Sequence[int], seed: int, sampling: SamplingParams) -> Reply: ...
 
     def sleep(self) -> None: ...
 
     def wake(self) -> None: ...
 
 
-class Malformed(Exception):
+class InvalidReply(Exception):
     """An answer that is not what the interface promises."""
 
 
-def reply_of(
-    token_ids: Any, logprobs: Any, finish: Any, *, version: str | None, sampling: Sampling, stops: set[int]
+def parse_reply(
+    token_ids: Any,
+    logprobs: Any,
+    finish: Any,
+    *,
+    weight_version: str | None,
+    sampling: SamplingParams,
+    stops: set[int],
 ) -> Reply:
     """A checked reply: as many finite logprobs as tokens, and an end that fits the reason given for it."""
     if not isinstance(token_ids, list) or not token_ids or not all(type(t) is int for t in token_ids):
-        raise Malformed(f"no list of token ids ({str(token_ids)[:80]})")
+        raise InvalidReply(f"no list of token ids ({str(token_ids)[:80]})")
     if not isinstance(logprobs, list) or len(logprobs) != len(token_ids):
         count = len(logprobs) if isinstance(logprobs, list) else "no"
-        raise Malformed(f"{len(token_ids)} tokens with {count} logprobs")
+        raise InvalidReply(f"{len(token_ids)} tokens with {count} logprobs")
     if not all(isinstance(p, int | float) and math.isfinite(p) and p < 1e-3 for p in logprobs):
-        raise Malformed("logprobs that are no logprobs")
+        raise InvalidReply("logprobs that are no logprobs")
     if len(token_ids) > sampling.max_tokens:
-        raise Malformed(f"{len(token_ids)} tokens where at most {sampling.max_tokens} were asked for")
+        raise InvalidReply(f"{len(token_ids)} tokens where at most {sampling.max_tokens} were asked for")
     if finish == "stop" and token_ids[-1] not in stops:
-        raise Malformed(f"a completion that stopped with token {token_ids[-1]}, which is no stop token")
+        raise InvalidReply(f"a completion that stopped with token {token_ids[-1]}, which is no stop token")
     if finish not in ("stop", "length"):
-        raise Malformed(f"a completion that ended with '{finish}'")
+        raise InvalidReply(f"a completion that ended with '{finish}'")
     return Reply(
         token_ids=tuple(token_ids),
         logprobs=tuple(float(p) for p in logprobs),
         finish=Finish.STOP if finish == "stop" else Finish.LENGTH,
-        version=version,
+        weight_version=weight_version,
     )
 
 
-def refuse_filters_without(sampling: Sampling, url: str, remedy: str) -> None:
+def require_unfiltered_sampling(sampling: SamplingParams, url: str, remedy: str) -> None:
     """For a server whose logprobs are those of temperature 1 without filters."""
     filtered = sampling.top_k or sampling.top_p < 1 or sampling.min_p > 0
     if filtered or sampling.temperature not in (0.0, 1.0):

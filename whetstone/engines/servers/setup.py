@@ -10,47 +10,47 @@ from pathlib import Path
 
 from whetstone.config import Config
 from whetstone.engines.servers.client import HEALTH_TIMEOUT_S, MAX_SLOTS, Server
-from whetstone.engines.servers.http import Calls, Refused, Unreachable, free_port
-from whetstone.engines.servers.pool import Fleet, Member, Team
-from whetstone.engines.servers.process import Command, ServerProcess
+from whetstone.engines.servers.http import HttpClient, RequestRejected, Unreachable, free_port
+from whetstone.engines.servers.pool import ServerHandle, ServerPool, ServerSharing
+from whetstone.engines.servers.process import ServerCommand, ServerProcess
 from whetstone.errors import UserError
 from whetstone.model.policy import Policy
 
 logger = logging.getLogger("whetstone")
 
 
-def make_fleet(config: Config, policy: Policy, team: Team | None = None) -> Fleet:
-    """`team`: the processes of the run, all of which call this; the first starts servers where none is
+def build_server_pool(config: Config, policy: Policy, sharing: ServerSharing | None = None) -> ServerPool:
+    """`sharing`: the processes of the run, all of which call this; the first starts servers where none is
     named.
     """
     engines = config.engines
     addresses, processes = engines.addresses, []
     if not addresses:
-        addresses, processes = _own_servers(config, team or Team())
-    make = server_maker(config, policy, is_shared=team is not None)
-    members = [Member(server=make(url, index)) for index, url in enumerate(addresses)]
-    for member, process in zip(members, processes, strict=False):
-        member.process = process
-    return Fleet(
-        members,
+        addresses, processes = _own_servers(config, sharing or ServerSharing())
+    make_client = client_factory(config, policy, is_shared=sharing is not None)
+    handles = [ServerHandle(server=make_client(url, index)) for index, url in enumerate(addresses)]
+    for handle, process in zip(handles, processes, strict=False):
+        handle.process = process
+    return ServerPool(
+        handles,
         policy,
         max_in_flight=config.rollout.max_slots or MAX_SLOTS,
         timeout_s=engines.vllm_server_timeout,
         weight_dir=engines.weight_transfer_dir,
-        policy_moves=config.rollout.async_rollouts > 0,
-        team=team,
+        trains_meanwhile=config.rollout.async_rollouts > 0,
+        sharing=sharing,
     )
 
 
-def _own_servers(config: Config, team: Team) -> tuple[list[str], list[ServerProcess]]:
+def _own_servers(config: Config, sharing: ServerSharing) -> tuple[list[str], list[ServerProcess]]:
     """Addresses for every process of the team, and the processes of the servers for the first."""
     processes, failure = [], None
-    if team.leads:
+    if sharing.is_leader:
         try:
             processes = _start_and_wait(config)
         except UserError as error:
             failure = str(error)
-    addresses, failure = team.tell(([process.command.url for process in processes], failure))
+    addresses, failure = sharing.broadcast(([process.command.url for process in processes], failure))
     if failure is not None:
         raise UserError(failure)
     return addresses, processes
@@ -63,24 +63,26 @@ def _start_and_wait(config: Config) -> list[ServerProcess]:
         for process in processes:
             stack.callback(process.stop)
         for process in processes:
-            process.wait_until_up(lambda one=process: is_up(one), config.engines.vllm_server_timeout)
+            process.wait_until_up(lambda process=process: is_up(process), config.engines.vllm_server_timeout)
         stack.pop_all()
     return processes
 
 
 def is_up(process: ServerProcess) -> bool:
     try:
-        Calls(process.command.url).get("/health", timeout_s=HEALTH_TIMEOUT_S)
-    except (Unreachable, Refused):
+        HttpClient(process.command.url).get("/health", timeout_s=HEALTH_TIMEOUT_S)
+    except (Unreachable, RequestRejected):
         return False
     return True
 
 
-def server_maker(config: Config, policy: Policy, *, is_shared: bool = False) -> Callable[[str, int], Server]:
+def client_factory(
+    config: Config, policy: Policy, *, is_shared: bool = False
+) -> Callable[[str, int], Server]:
     """A function of (address, number) that makes the client of a server."""
     engines = config.engines
 
-    def make(url: str, index: int) -> Server:
+    def make_client(url: str, index: int) -> Server:
         port = None if engines.vllm_group_port is None else engines.vllm_group_port + index
         if config.rollout.rollout_engine == "sglang":
             from whetstone.engines.servers.sglang import SGLangServer as Client
@@ -96,7 +98,7 @@ def server_maker(config: Config, policy: Policy, *, is_shared: bool = False) -> 
             is_shared=is_shared,
         )
 
-    return make
+    return make_client
 
 
 def start_servers(config: Config, host: str, ports: list[int]) -> list[ServerProcess]:
@@ -120,14 +122,14 @@ def start_server(config: Config, number: int, *, devices: str | None, host: str,
 
 def keep_up(process: ServerProcess) -> str | None:
     """Start a server again if it has died (`UserError` if that is of no use); a word when it is up again."""
-    process.keep_running()
+    process.restart_if_dead()
     if process.restarts and is_up(process):
         process.restarts = 0
         return f"Up again: {process.command.url}."
     return None
 
 
-def server_command(config: Config, devices: str | None, host: str, port: int) -> Command:
+def server_command(config: Config, devices: str | None, host: str, port: int) -> ServerCommand:
     if config.rollout.rollout_engine == "sglang":
         from whetstone.engines.servers.sglang import command
     else:

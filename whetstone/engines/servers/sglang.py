@@ -19,19 +19,19 @@ import torch
 from torch import Tensor
 
 from whetstone.config import Config
-from whetstone.engines.base import Sampling
+from whetstone.engines.base import SamplingParams
 from whetstone.engines.servers.client import (
     CONTROL_TIMEOUT_S,
     HEALTH_TIMEOUT_S,
     MAX_SLOTS,
     PUSH_TIMEOUT_S,
-    Malformed,
+    InvalidReply,
     Reply,
-    reply_of,
+    parse_reply,
 )
-from whetstone.engines.servers.http import Calls, Refused, Unreachable, free_port, own_address
-from whetstone.engines.servers.process import Command
-from whetstone.engines.servers.weights import BUCKET_BYTES, Push, buckets
+from whetstone.engines.servers.http import HttpClient, RequestRejected, Unreachable, free_port, own_address
+from whetstone.engines.servers.process import ServerCommand
+from whetstone.engines.servers.weights import BUCKET_BYTES, WeightUpdate, buckets
 from whetstone.errors import UserError
 from whetstone.parallel import external_group
 
@@ -50,7 +50,7 @@ class SGLangServer:
         request_timeout_s: float,
         is_shared: bool = False,  # of no importance here: every answer names its weights
     ):
-        self.calls = Calls(url)
+        self.http = HttpClient(url)
         self.stops = stops
         self.max_tokens = max_tokens
         self.weight_transfer = weight_transfer
@@ -67,8 +67,8 @@ class SGLangServer:
 
     def is_healthy(self) -> bool:
         try:
-            self.calls.get("/health", timeout_s=HEALTH_TIMEOUT_S)
-        except (Unreachable, Refused):
+            self.http.get("/health", timeout_s=HEALTH_TIMEOUT_S)
+        except (Unreachable, RequestRejected):
             return False
         return True
 
@@ -86,7 +86,7 @@ class SGLangServer:
         length = info.get("context_length")
         if length is not None and length <= self.max_tokens:
             raise UserError(
-                f"{self.calls.url} takes {length} tokens at most, prompt and completion together, but "
+                f"{self.http.url} takes {length} tokens at most, prompt and completion together, but "
                 f"max_completion_length is {self.max_tokens}: start it with a larger --context-length, or "
                 "lower max_completion_length."
             )
@@ -94,49 +94,49 @@ class SGLangServer:
     def _get(self, path: str, older: str) -> Any:
         """`older`: the name of the same before it was shortened."""
         try:
-            return self.calls.get(path, timeout_s=CONTROL_TIMEOUT_S)
-        except Refused as error:
+            return self.http.get(path, timeout_s=CONTROL_TIMEOUT_S)
+        except RequestRejected as error:
             if error.status != 404:
                 raise
-            return self.calls.get(older, timeout_s=CONTROL_TIMEOUT_S)
+            return self.http.get(older, timeout_s=CONTROL_TIMEOUT_S)
 
     def _post(self, path: str, body: Any, timeout_s: float = CONTROL_TIMEOUT_S) -> Any:
-        return self.calls.post(path, body, timeout_s=timeout_s)
+        return self.http.post(path, body, timeout_s=timeout_s)
 
     # Weights
 
-    def load(self, push: Push) -> None:
+    def load(self, update: WeightUpdate) -> None:
         self._wake("weights")  # the cache may sleep on
-        if push.is_adapter:
-            self._load_adapter(push)
+        if update.is_adapter:
+            self._load_adapter(update)
         elif self.weight_transfer == "nccl":
-            self._send(push)
+            self._send(update)
         else:
-            assert push.folder is not None
-            body = {"model_path": str(push.folder), "weight_version": push.label, "flush_cache": True}
+            assert update.folder is not None
+            body = {"model_path": str(update.folder), "weight_version": update.version, "flush_cache": True}
             self._post("/update_weights_from_disk", body, PUSH_TIMEOUT_S)
         self._post("/flush_cache", {})
 
-    def _load_adapter(self, push: Push) -> None:
-        assert push.folder is not None
-        self._post("/load_lora_adapter", {"lora_name": push.label, "lora_path": str(push.folder)})
-        before, self.adapter = self.adapter, push.label
+    def _load_adapter(self, update: WeightUpdate) -> None:
+        assert update.folder is not None
+        self._post("/load_lora_adapter", {"lora_name": update.version, "lora_path": str(update.folder)})
+        before, self.adapter = self.adapter, update.version
         if before is not None:
             self._post("/unload_lora_adapter", {"lora_name": before})
-        self._post("/update_weight_version", {"new_version": push.label, "abort_all_requests": False})
+        self._post("/update_weight_version", {"new_version": update.version, "abort_all_requests": False})
 
-    def _send(self, push: Push) -> None:
+    def _send(self, update: WeightUpdate) -> None:
         """Broadcast the weights to the server's workers. The version counts once the last bucket is there."""
         if self.group is None:
-            self._join(push.policy.device)
-        parts = list(buckets(push.tensors(), BUCKET_BYTES))
+            self._join(update.policy.device)
+        parts = list(buckets(update.tensors(), BUCKET_BYTES))
         for number, bucket in enumerate(parts):
-            self._send_bucket(bucket, push.label if number + 1 == len(parts) else None)
+            self._send_bucket(bucket, update.version if number + 1 == len(parts) else None)
 
     def _join(self, device: torch.device) -> None:
         backend = "nccl" if device.type == "cuda" else "gloo"
         self.group_name = f"whetstone-{uuid.uuid4().hex[:8]}"
-        address, port = own_address(self.calls.host), self.group_port or free_port()
+        address, port = own_address(self.http.host), self.group_port or free_port()
         world_size = self.num_workers + 1
         body = {
             "master_address": address,
@@ -148,45 +148,45 @@ class SGLangServer:
         }
         with ThreadPoolExecutor(max_workers=1) as pool:
             # The server waits for us in this call, and we for it in the next line.
-            told = pool.submit(self._post, "/init_weights_update_group", body, PUSH_TIMEOUT_S)
+            response = pool.submit(self._post, "/init_weights_update_group", body, PUSH_TIMEOUT_S)
             try:
                 self.group = external_group.join(
                     address, port, rank=0, world_size=world_size, name=self.group_name, backend=backend
                 )
             except RuntimeError as error:
                 raise Unreachable(f"no process group came about with it ({error})") from None
-            told.result()
+            response.result()
 
-    def _send_bucket(self, bucket: list[tuple[str, Tensor]], label: str | None) -> None:
+    def _send_bucket(self, bucket: list[tuple[str, Tensor]], version: str | None) -> None:
         body = {
             "names": [name for name, _ in bucket],
             "dtypes": [str(tensor.dtype).removeprefix("torch.") for _, tensor in bucket],
             "shapes": [list(tensor.shape) for _, tensor in bucket],
             "group_name": self.group_name,
-            "flush_cache": label is not None,
-            "weight_version": label,
+            "flush_cache": version is not None,
+            "weight_version": version,
         }
         with ThreadPoolExecutor(max_workers=1) as pool:
-            told = pool.submit(self._post, "/update_weights_from_distributed", body, PUSH_TIMEOUT_S)
+            response = pool.submit(self._post, "/update_weights_from_distributed", body, PUSH_TIMEOUT_S)
             try:
                 external_group.broadcast([tensor.contiguous() for _, tensor in bucket], self.group)
             except RuntimeError as error:  # NCCL and gloo speak this way
                 raise Unreachable(f"the transfer of the weights broke off ({error})") from None
-            told.result()
+            response.result()
 
-    def adopt(self, push: Push, holder: str | None) -> bool:
-        if self.version() != push.label:
+    def accept_existing_weights(self, update: WeightUpdate, loaded_instance: str | None) -> bool:
+        if self.loaded_version() != update.version:
             return False
-        self.adapter = push.label if push.is_adapter else None
+        self.adapter = update.version if update.is_adapter else None
         return True
 
-    def version(self) -> str:
+    def loaded_version(self) -> str:
         return str(self._get("/model_info", "/get_model_info").get("weight_version"))
 
     # Sampling
 
-    def complete(self, prompt_ids: Sequence[int], seed: int, sampling: Sampling) -> Reply:
-        stops = [] if sampling.ignore_stop else list(self.stops)
+    def complete(self, prompt_ids: Sequence[int], seed: int, sampling: SamplingParams) -> Reply:
+        stops = [] if sampling.ignore_eos else list(self.stops)
         params = {
             "max_new_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
@@ -211,8 +211,8 @@ class SGLangServer:
         }
         try:
             answer = self._post("/generate", body, self.request_timeout_s)
-        except Refused:
-            if self.adapter is not None and self.version() != self.adapter:
+        except RequestRejected:
+            if self.adapter is not None and self.loaded_version() != self.adapter:
                 raise Unreachable("it has lost the adapter: it was started anew") from None
             raise
         try:
@@ -220,13 +220,15 @@ class SGLangServer:
             pairs = [(entry[0], entry[1]) for entry in meta["output_token_logprobs"]]
             finish, version = meta["finish_reason"]["type"], meta["weight_version"]
         except (KeyError, TypeError, IndexError) as error:
-            raise Malformed(f"something without {error} ({str(answer)[:120]})") from None
+            raise InvalidReply(f"something without {error} ({str(answer)[:120]})") from None
         if finish == "abort":
             raise Unreachable("it broke the completion off")
         if [token for _, token in pairs] != token_ids:
-            raise Malformed("logprobs of other tokens than its own")
+            raise InvalidReply("logprobs of other tokens than its own")
         logprobs = [logprob for logprob, _ in pairs]
-        return reply_of(token_ids, logprobs, finish, version=version, sampling=sampling, stops=set(stops))
+        return parse_reply(
+            token_ids, logprobs, finish, weight_version=version, sampling=sampling, stops=set(stops)
+        )
 
     # Memory
 
@@ -245,32 +247,37 @@ class SGLangServer:
             self.asleep.remove(part)
 
 
-def command(config: Config, *, devices: str | None, host: str, port: int) -> Command:
+def command(config: Config, *, devices: str | None, host: str, port: int) -> ServerCommand:
     """The command line of an SGLang server for a configuration."""
     from importlib.util import find_spec
 
-    from whetstone.engines.servers.vllm.command import lora_rank, max_model_length, memory_share, model_folder
+    from whetstone.engines.servers.vllm.command import (
+        lora_rank,
+        max_model_length,
+        memory_fraction,
+        model_folder,
+    )
 
     if find_spec("sglang") is None:
         raise UserError(
             "Starting an SGLang server needs the package sglang, which is not installed here: pip install "
             "sglang, or name a server that runs elsewhere with rollout_servers=http://HOST:PORT."
         )
-    words = [sys.executable, "-P", "-m", "sglang.launch_server", "--model-path", model_folder(config)]
-    words += ["--host", host, "--port", str(port), "--random-seed", str(config.run.seed % SEEDS)]
-    words += ["--dtype", "bfloat16" if config.model.bf16 else "float32"]
-    words += ["--max-running-requests", str(config.rollout.max_slots or MAX_SLOTS)]
-    words += ["--mem-fraction-static", f"{memory_share(config, alone=devices is not None):g}"]
-    words += ["--tp-size", str(config.engines.vllm_tensor_parallel_size)]
+    args = [sys.executable, "-P", "-m", "sglang.launch_server", "--model-path", model_folder(config)]
+    args += ["--host", host, "--port", str(port), "--random-seed", str(config.run.seed % SEEDS)]
+    args += ["--dtype", "bfloat16" if config.model.bf16 else "float32"]
+    args += ["--max-running-requests", str(config.rollout.max_slots or MAX_SLOTS)]
+    args += ["--mem-fraction-static", f"{memory_fraction(config, alone=devices is not None):g}"]
+    args += ["--tp-size", str(config.engines.vllm_tensor_parallel_size)]
     if (length := max_model_length(config)) is not None:
-        words += ["--context-length", str(length)]
+        args += ["--context-length", str(length)]
     if config.model.use_peft:
-        words += ["--enable-lora", "--max-loras-per-batch", "2", "--max-lora-rank", str(lora_rank(config))]
-        words += ["--lora-target-modules", "all"]
+        args += ["--enable-lora", "--max-loras-per-batch", "2", "--max-lora-rank", str(lora_rank(config))]
+        args += ["--lora-target-modules", "all"]
     if devices is None and config.engines.vllm_enable_sleep_mode:
-        words += ["--enable-memory-saver", "--enable-weights-cpu-backup"]
+        args += ["--enable-memory-saver", "--enable-weights-cpu-backup"]
     environment = {} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}
     reach = "127.0.0.1" if host == "0.0.0.0" else host
-    return Command(
-        words=[*words, *config.engines.server_args], environment=environment, url=f"http://{reach}:{port}"
+    return ServerCommand(
+        args=[*args, *config.engines.server_args], environment=environment, url=f"http://{reach}:{port}"
     )

@@ -21,10 +21,10 @@ BUCKET_BYTES = 512 * 1024**2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Push:
-    """One version of the weights on its way: `label` names it on the server."""
+class WeightUpdate:
+    """One version of the weights on its way: the server reports `version`."""
 
-    label: str
+    version: str
     policy: Policy
     folder: Path | None  # where they lie as files; None: no server of ours reads files
 
@@ -75,20 +75,20 @@ class WeightFolders:
 
     def write(self, policy: Policy, name: str) -> Path:
         """Write a version; it appears under its name once it is whole."""
-        folder, begun = self.root / name, self.root / f"{name}.part"
-        shutil.rmtree(begun, ignore_errors=True)
-        begun.mkdir()
+        folder, partial = self.root / name, self.root / f"{name}.part"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
         if policy.is_lora:
-            policy.model.save_pretrained(begun)
+            policy.model.save_pretrained(partial)
         else:
             save_file(
-                {name: _own_copy(weight) for name, weight in named_weights(policy)},
-                begun / "model.safetensors",
+                {name: _cpu_copy(weight) for name, weight in named_weights(policy)},
+                partial / "model.safetensors",
                 metadata={"format": "pt"},
             )
-            policy.lm.config.save_pretrained(begun)
+            policy.lm.config.save_pretrained(partial)
         shutil.rmtree(folder, ignore_errors=True)
-        begun.rename(folder)
+        partial.rename(folder)
         return folder
 
     def keep_only(self, folder: Path) -> None:
@@ -101,6 +101,6 @@ class WeightFolders:
 
 
 @torch.no_grad()
-def _own_copy(weight: Tensor) -> Tensor:
+def _cpu_copy(weight: Tensor) -> Tensor:
     """On the CPU and sharing memory with no other tensor, as safetensors wants it."""
     return weight.to("cpu", copy=True).contiguous()
