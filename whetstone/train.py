@@ -19,6 +19,7 @@ import torch
 
 from whetstone import seeds
 from whetstone.config import Config, Loaded, Plan, without_effect
+from whetstone.config.engine_traits import engine_traits
 from whetstone.errors import UserError
 from whetstone.evaluation.evaluator import EvalResult, Evaluator, show
 from whetstone.evaluation.folder import evaluation_folder, step_of, title_of
@@ -136,8 +137,8 @@ def meet(config: Config, stack: contextlib.ExitStack) -> Ranks:
     with stage("waiting for the other ranks") if mesh.is_launched() else contextlib.nullcontext():
         ranks = stack.enter_context(mesh.start(config.parallel, choose_device(config.model.device).type))
     stack.enter_context(Watch(ranks, config.parallel.heartbeat_timeout_s))
-    in_our_processes = config.rollout.rollout_engine not in ("vllm", "sglang")
-    if ranks.world_size > 1 and config.rollout.async_rollouts and in_our_processes:
+    in_process = engine_traits(config.rollout.rollout_engine).in_process
+    if ranks.world_size > 1 and config.rollout.async_rollouts and in_process:
         raise UserError(
             "async_rollouts: 1 on several ranks needs rollout servers, for the engine "
             f"{config.rollout.rollout_engine} would sample on devices that train meanwhile: set "

@@ -94,7 +94,7 @@ def test_graphs_outlive_updates_and_a_cache_that_was_released():
         ours = collect(engine, requests, sampling)
         for number, prompt in enumerate(PROMPTS):
             assert list(ours[number, 0].token_ids) == greedy_of_generate(policy, prompt, 16)
-        paged = engine._engine
+        paged = engine.engine
         assert isinstance(paged, PagedEngine) and paged.graphs is not None and paged.state is not None
         captured = dict(paged.graphs.captured)
         with torch.no_grad():

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed import distributed_c10d
 
 from tests.conftest import make_policy
 from tests.protocol_server import ModelServer
@@ -194,6 +195,9 @@ def test_weights_over_a_process_group(folder, house):
         place: completion.token_ids for place, completion in native.items()
     }
     assert home.pool.num_retried > 0
+    assert len(distributed_c10d._world.pg_map) == 1  # the group with the killed server was destroyed
+    home.pool.close()
+    assert not distributed_c10d._world.pg_map
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

@@ -105,8 +105,8 @@ def test_a_server_that_takes_too_long_is_stopped(tmp_path):
 def test_servers_end_with_the_run_that_was_killed(tmp_path):
     code = f"""
 import pathlib, sys, time
-from whetstone.engines.servers.process import Command, ServerProcess
-command = Command(words=["sleep", "78.5"], environment={{}}, url="x")
+from whetstone.engines.servers.process import ServerCommand, ServerProcess
+command = ServerCommand(args=["sleep", "78.5"], environment={{}}, url="x")
 server = ServerProcess(command, pathlib.Path({str(tmp_path)!r}) / "log")
 server.start()
 print(server.process.pid, flush=True)

@@ -65,7 +65,7 @@ def test_logprobs_are_the_trainers(architecture):
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_models_that_can_be_read_are_run_by_blocks_and_still_train(architecture):
     policy = make_policy(architecture)
-    engine = NativeEngine(policy, 3)._engine
+    engine = NativeEngine(policy, 3).engine
     assert isinstance(engine, SlotEngine)
     requests = [Request(prompt_ids=prompt, seeds=(1, 2)) for prompt in PROMPTS]
     collect(engine, requests, SamplingParams(max_tokens=3))
@@ -86,7 +86,7 @@ def test_models_that_can_be_read_are_run_by_blocks_and_still_train(architecture)
 
 def test_an_adapter_is_run_by_the_modules():
     policy = load_policy(ModelRoom(model_name_or_path="pebble", device="cpu", use_peft=True, lora_r=2))
-    engine = NativeEngine(policy, 3)._engine
+    engine = NativeEngine(policy, 3).engine
     assert isinstance(engine, SlotEngine)
     collect(engine, [Request(prompt_ids=(5, 9), seeds=(1,))], SamplingParams(max_tokens=3))
     assert isinstance(engine.step, CpuModuleStep)

@@ -11,6 +11,7 @@ import sys
 import time
 
 from whetstone.config import Loaded
+from whetstone.config.engine_traits import SERVER_ENGINES, engine_traits
 from whetstone.engines.servers.setup import is_up, keep_up, start_servers
 from whetstone.errors import UserError
 
@@ -20,10 +21,10 @@ CHECK_EVERY_S = 1.0
 def serve(loaded: Loaded) -> None:
     """Until Ctrl-C or SIGTERM; a server that dies is started again."""
     config = loaded.config
-    if config.rollout.rollout_engine not in ("vllm", "sglang"):
+    if not engine_traits(config.rollout.rollout_engine).has_servers:
         raise UserError(
-            f"rollout_engine is {config.rollout.rollout_engine}, which needs no server: give "
-            "rollout_engine=vllm or rollout_engine=sglang."
+            f"rollout_engine is {config.rollout.rollout_engine}, which has no server: give "
+            f"rollout_engine={' or '.join(SERVER_ENGINES)}."
         )
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     host = config.engines.vllm_server_host or "127.0.0.1"

@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 
 from whetstone.config import Config
+from whetstone.config.engine_traits import engine_traits
 from whetstone.errors import UserError
 
 STALE_FACTOR = 10  # for samples of older weights, which the policy has left by an update
@@ -19,7 +20,7 @@ def check_sync(row: Mapping[str, float], config: Config, staleness: float = 0.0)
     """
     if config.rollout.top_k or config.rollout.min_p:
         return
-    if staleness and config.rollout.rollout_engine in ("native", "hf"):
+    if staleness and engine_traits(config.rollout.rollout_engine).in_process:
         return  # a copy in this process can't miss a push, and how far the policy has moved is its own affair
     difference = row["sampler_logprob_difference"]
     allowed = config.engines.max_logprob_difference * (STALE_FACTOR if staleness else 1)

@@ -4,11 +4,9 @@ On a GPU: paged KV cache, fused kernels and CUDA graphs (gpu.py); elsewhere plai
 same random numbers for the same seeds.
 """
 
-from collections.abc import Iterator
-
 import torch
 
-from whetstone.engines.base import Engine, GenerationOutput, Request, SamplingParams
+from whetstone.engines.base import EngineWrapper
 from whetstone.engines.native.cpu import SlotEngine
 from whetstone.engines.native.slot_state import CacheShape
 from whetstone.errors import UserError
@@ -18,7 +16,7 @@ SLOTS_ON_GPU, SLOTS_ON_CPU = 1024, 256
 MIN_FP8_CAPABILITY = (9, 0)  # Hopper, on which it was measured
 
 
-class NativeEngine:
+class NativeEngine(EngineWrapper):
     """`fp8`: decode with 8-bit copies of the MLPs' matrices (fp8.py)."""
 
     def __init__(self, policy: Policy, max_slots: int | None = None, *, fp8: bool = False):
@@ -30,34 +28,19 @@ class NativeEngine:
             dtype=policy.dtype,
             device=policy.device,
         )
-        self._engine: Engine
         # Tensor parallel ranks decode in step, module by module: the fused kernels need whole layers.
         if policy.device.type == "cuda" and policy.ranks.tp_size == 1:
             from whetstone.engines.native.gpu import PagedEngine
 
             max_slots = max_slots or SLOTS_ON_GPU
-            self._engine = PagedEngine(policy, shape, max_slots, fp8=fp8 and _check_fp8(shape))
+            engine = PagedEngine(policy, shape, max_slots, fp8=fp8 and _check_fp8(shape))
         elif fp8:
             raise UserError(
                 "rollout_quantization=fp8 is for the native engine on a GPU, with tp_size 1: leave it out."
             )
         else:
-            self._engine = SlotEngine(policy, shape, max_slots or SLOTS_ON_CPU)
-
-    def generate(self, requests: list[Request], sampling: SamplingParams) -> Iterator[GenerationOutput]:
-        return self._engine.generate(requests, sampling)
-
-    def update_weights(self, policy_version: int) -> None:
-        self._engine.update_weights(policy_version)
-
-    def sleep(self) -> None:
-        self._engine.sleep()
-
-    def wake(self) -> None:
-        self._engine.wake()
-
-    def close(self) -> None:
-        self._engine.close()
+            engine = SlotEngine(policy, shape, max_slots or SLOTS_ON_CPU)
+        super().__init__(engine)
 
 
 def _check_fp8(shape: CacheShape) -> bool:

@@ -386,6 +386,7 @@ class ServerPool:
 
     def close(self) -> None:
         for handle in self.handles:
+            handle.server.close()
             if handle.process is not None:
                 handle.process.stop()
         self.folders.close()

@@ -1,6 +1,5 @@
-"""A configuration -> its fleet: servers that are running, or such that are started for this run.
-
-Chooses between vLLM and SGLang, gives started servers ports, GPUs and logs. The fleet itself: fleet.py.
+"""Build the server pool for a configuration: connect to running servers, or start them with ports, GPUs and
+logs.
 """
 
 import contextlib
@@ -9,20 +8,26 @@ from collections.abc import Callable
 from pathlib import Path
 
 from whetstone.config import Config
-from whetstone.engines.servers.client import HEALTH_TIMEOUT_S, MAX_SLOTS, Server
-from whetstone.engines.servers.http import HttpClient, RequestRejected, Unreachable, free_port
+from whetstone.engines.servers.client import MAX_SLOTS, Server, is_healthy
+from whetstone.engines.servers.http import HttpClient, free_port
 from whetstone.engines.servers.pool import ServerHandle, ServerPool, ServerSharing
 from whetstone.engines.servers.process import ServerCommand, ServerProcess
+from whetstone.engines.servers.sglang import SGLangServer
+from whetstone.engines.servers.sglang import command as sglang_command
+from whetstone.engines.servers.vllm.command import command as vllm_command
+from whetstone.engines.servers.vllm.server import VLLMServer
 from whetstone.errors import UserError
 from whetstone.model.policy import Policy
 
 logger = logging.getLogger("whetstone")
 
+# By rollout_engine.
+CLIENTS = {"vllm": VLLMServer, "sglang": SGLangServer}
+COMMANDS = {"vllm": vllm_command, "sglang": sglang_command}
+
 
 def build_server_pool(config: Config, policy: Policy, sharing: ServerSharing | None = None) -> ServerPool:
-    """`sharing`: the processes of the run, all of which call this; the first starts servers where none is
-    named.
-    """
+    """`sharing`: the processes of the run, which all call this; the first starts servers if none is named."""
     engines = config.engines
     addresses, processes = engines.addresses, []
     if not addresses:
@@ -43,7 +48,7 @@ def build_server_pool(config: Config, policy: Policy, sharing: ServerSharing | N
 
 
 def _own_servers(config: Config, sharing: ServerSharing) -> tuple[list[str], list[ServerProcess]]:
-    """Addresses for every process of the team, and the processes of the servers for the first."""
+    """The addresses of the started servers, and in the first process their processes."""
     processes, failure = [], None
     if sharing.is_leader:
         try:
@@ -59,7 +64,7 @@ def _own_servers(config: Config, sharing: ServerSharing) -> tuple[list[str], lis
 def _start_and_wait(config: Config) -> list[ServerProcess]:
     ports = [free_port() for _ in config.engines.server_devices or [""]]
     processes = start_servers(config, "127.0.0.1", ports)
-    with contextlib.ExitStack() as stack:  # a server that can't start takes the others with it
+    with contextlib.ExitStack() as stack:  # if one cannot start, the others are stopped
         for process in processes:
             stack.callback(process.stop)
         for process in processes:
@@ -69,26 +74,18 @@ def _start_and_wait(config: Config) -> list[ServerProcess]:
 
 
 def is_up(process: ServerProcess) -> bool:
-    try:
-        HttpClient(process.command.url).get("/health", timeout_s=HEALTH_TIMEOUT_S)
-    except (Unreachable, RequestRejected):
-        return False
-    return True
+    return is_healthy(HttpClient(process.command.url))
 
 
 def client_factory(
     config: Config, policy: Policy, *, is_shared: bool = False
 ) -> Callable[[str, int], Server]:
-    """A function of (address, number) that makes the client of a server."""
-    engines = config.engines
+    """A function (address, index) -> the client of a server."""
+    engines, client_class = config.engines, CLIENTS[config.rollout.rollout_engine]
 
     def make_client(url: str, index: int) -> Server:
         port = None if engines.vllm_group_port is None else engines.vllm_group_port + index
-        if config.rollout.rollout_engine == "sglang":
-            from whetstone.engines.servers.sglang import SGLangServer as Client
-        else:
-            from whetstone.engines.servers.vllm.server import VLLMServer as Client
-        return Client(
+        return client_class(
             url,
             stops=policy.stop_token_ids,
             max_tokens=config.rollout.max_completion_length,
@@ -102,7 +99,7 @@ def client_factory(
 
 
 def start_servers(config: Config, host: str, ports: list[int]) -> list[ServerProcess]:
-    """One server for each entry of server_devices, or one; they come up side by side."""
+    """Start one server for each entry of server_devices, or one; does not wait for them."""
     devices: list[str | None] = [*config.engines.server_devices] or [None]
     return [
         start_server(config, number, devices=own, host=host, port=port)
@@ -111,7 +108,7 @@ def start_servers(config: Config, host: str, ports: list[int]) -> list[ServerPro
 
 
 def start_server(config: Config, number: int, *, devices: str | None, host: str, port: int) -> ServerProcess:
-    """`devices`: GPUs of its own; its log is in the folder of the run."""
+    """`devices`: its own GPUs; its log is in the run folder."""
     folder = Path(config.run.output_dir) / (config.run.run_name or "") / "servers"
     log = (folder / f"server-{number}.log").resolve()
     process = ServerProcess(server_command(config, devices, host, port), log)
@@ -130,8 +127,4 @@ def keep_up(process: ServerProcess) -> str | None:
 
 
 def server_command(config: Config, devices: str | None, host: str, port: int) -> ServerCommand:
-    if config.rollout.rollout_engine == "sglang":
-        from whetstone.engines.servers.sglang import command
-    else:
-        from whetstone.engines.servers.vllm.command import command
-    return command(config, devices=devices, host=host, port=port)
+    return COMMANDS[config.rollout.rollout_engine](config, devices=devices, host=host, port=port)

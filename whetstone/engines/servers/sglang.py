@@ -1,14 +1,12 @@
-"""An SGLang server over its native interface: `/generate` by token ids, `update_weights_from_disk` and
-`update_weights_from_distributed`, `flush_cache`, release and resume of memory, LoRA adapters.
+"""The client of an SGLang server over its native interface: `/generate` by token ids, weights from disk or a
+process group, LoRA adapters, release and resume of memory.
 
-Every answer names the version of the weights (`weight_version`), so none has to be confirmed. Its logprobs
-are those of the temperature, without top-p, top-k or min-p. The package itself is needed only to start a
-server.
-
-Written from the sources of SGLang 0.5.23 and tested against a server of ours that speaks this interface (no
-build of SGLang runs on a CPU here).
+Every reply names the version of its weights (`weight_version`). Its logprobs have the temperature, but not
+top-p, top-k or min-p. The package is needed only to start a server. Written from the sources of SGLang 0.5.23
+and tested against a server of ours with this interface, never against SGLang itself.
 """
 
+import contextlib
 import sys
 import uuid
 from collections.abc import Sequence
@@ -22,15 +20,16 @@ from whetstone.config import Config
 from whetstone.engines.base import SamplingParams
 from whetstone.engines.servers.client import (
     CONTROL_TIMEOUT_S,
-    HEALTH_TIMEOUT_S,
     MAX_SLOTS,
     PUSH_TIMEOUT_S,
     InvalidReply,
     Reply,
+    Server,
     parse_reply,
 )
-from whetstone.engines.servers.http import HttpClient, RequestRejected, Unreachable, free_port, own_address
+from whetstone.engines.servers.http import RequestRejected, Unreachable, free_port, own_address
 from whetstone.engines.servers.process import ServerCommand
+from whetstone.engines.servers.settings import lora_rank, max_model_length, memory_fraction, model_folder
 from whetstone.engines.servers.weights import BUCKET_BYTES, WeightUpdate, buckets
 from whetstone.errors import UserError
 from whetstone.parallel import external_group
@@ -38,46 +37,20 @@ from whetstone.parallel import external_group
 SEEDS = 2**31 - 1  # SGLang keeps them in 32 bits
 
 
-class SGLangServer:
-    def __init__(
-        self,
-        url: str,
-        *,
-        stops: tuple[int, ...],
-        max_tokens: int,
-        weight_transfer: str,
-        group_port: int | None,
-        request_timeout_s: float,
-        is_shared: bool = False,  # of no importance here: every answer names its weights
-    ):
-        self.http = HttpClient(url)
-        self.stops = stops
-        self.max_tokens = max_tokens
-        self.weight_transfer = weight_transfer
-        self.group_port = group_port
-        self.request_timeout_s = request_timeout_s
-        self.wants_folder = weight_transfer != "nccl"
-        self.identity: str | None = None
-        self.adapter: str | None = None  # the name of the one to sample with
-        self.can_release: list[str] = []  # parts of its memory
-        self.asleep: list[str] = []  # those that are released
-        self.num_workers = 1
-        self.group: Any = None
-        self.group_name = ""
-
-    def is_healthy(self) -> bool:
-        try:
-            self.http.get("/health", timeout_s=HEALTH_TIMEOUT_S)
-        except (Unreachable, RequestRejected):
-            return False
-        return True
+class SGLangServer(Server):
+    adapter: str | None = None  # the name of the LoRA adapter to sample with
+    num_workers = 1
+    group: Any = None  # the process group that sends weights
+    group_name = ""
 
     def connect(self) -> None:
         if self.weight_transfer == "ipc":
             raise UserError("SGLang takes weights by file or NCCL here: set weight_transfer to disk or nccl.")
         info = self._get("/server_info", "/get_server_info")
-        self.adapter, self.asleep, self.group = None, [], None
-        # Weights that are let go without a copy would have to be sent again at every waking.
+        self.adapter, self.asleep = None, []
+        self.wants_folder = self.weight_transfer != "nccl"
+        self._leave_group()
+        # Weights released without a copy would have to be sent again at every wake.
         keeps_copy = bool(info.get("enable_weights_cpu_backup"))
         self.can_release = ["weights", "kv_cache"] if keeps_copy else ["kv_cache"]
         if not info.get("enable_memory_saver"):
@@ -92,16 +65,13 @@ class SGLangServer:
             )
 
     def _get(self, path: str, older: str) -> Any:
-        """`older`: the name of the same before it was shortened."""
+        """`older`: the endpoint's name in older versions."""
         try:
             return self.http.get(path, timeout_s=CONTROL_TIMEOUT_S)
         except RequestRejected as error:
             if error.status != 404:
                 raise
             return self.http.get(older, timeout_s=CONTROL_TIMEOUT_S)
-
-    def _post(self, path: str, body: Any, timeout_s: float = CONTROL_TIMEOUT_S) -> Any:
-        return self.http.post(path, body, timeout_s=timeout_s)
 
     # Weights
 
@@ -232,31 +202,25 @@ class SGLangServer:
 
     # Memory
 
-    def sleep(self) -> None:
-        if self.can_release and not self.asleep:
-            self._post("/release_memory_occupation", {"tags": self.can_release})
-            self.asleep = list(self.can_release)
+    def _release(self) -> None:
+        self._post("/release_memory_occupation", {"tags": self.can_release})
 
-    def wake(self) -> None:
-        self._wake("weights")
-        self._wake("kv_cache")
+    def _resume(self, tag: str) -> None:
+        self._post("/resume_memory_occupation", {"tags": [tag]})
 
-    def _wake(self, part: str) -> None:
-        if part in self.asleep:
-            self._post("/resume_memory_occupation", {"tags": [part]})
-            self.asleep.remove(part)
+    def close(self) -> None:
+        self._leave_group()
+
+    def _leave_group(self) -> None:
+        group, self.group = self.group, None
+        if group is not None:
+            with contextlib.suppress(RuntimeError):  # the server may be gone
+                external_group.leave(group)
 
 
 def command(config: Config, *, devices: str | None, host: str, port: int) -> ServerCommand:
     """The command line of an SGLang server for a configuration."""
     from importlib.util import find_spec
-
-    from whetstone.engines.servers.vllm.command import (
-        lora_rank,
-        max_model_length,
-        memory_fraction,
-        model_folder,
-    )
 
     if find_spec("sglang") is None:
         raise UserError(

@@ -13,8 +13,8 @@ from whetstone.config import Config
 from whetstone.engines.base import GenerationOutput, Request, SamplingParams
 from whetstone.engines.servers.client import MAX_SLOTS, InvalidReply, parse_reply
 from whetstone.engines.servers.process import error_lines
+from whetstone.engines.servers.settings import lora_rank, max_model_length, memory_fraction, model_folder
 from whetstone.engines.servers.vllm import require_vllm
-from whetstone.engines.servers.vllm.command import lora_rank, max_model_length, memory_fraction, model_folder
 from whetstone.engines.servers.weights import WeightFolders, named_weights
 from whetstone.errors import UserError
 from whetstone.model.policy import Policy

@@ -1,23 +1,21 @@
-"""The command line of `vllm serve` for a configuration. Starts nothing (launch.py does).
+"""The command line of `vllm serve` for a configuration.
 
-The flags that matter for training: logprobs of the distribution that was sampled from, no sampling defaults
-out of the model's folder, the endpoints for weights (`VLLM_SERVER_DEV_MODE`), runtime LoRA.
+The flags that matter for training: logprobs of the sampling distribution, no sampling defaults of the model's
+folder, the endpoints for weights (`VLLM_SERVER_DEV_MODE`), runtime LoRA.
 """
 
 import json
 import os
 import sys
-from pathlib import Path
 
 from whetstone.config import Config
 from whetstone.engines.servers.client import MAX_SLOTS
 from whetstone.engines.servers.process import ServerCommand
+from whetstone.engines.servers.settings import lora_rank, max_model_length, memory_fraction, model_folder
 from whetstone.engines.servers.vllm import require_vllm
-from whetstone.model.hub import foundation
 from whetstone.model.policy import choose_device
 
 NAME = "policy"
-LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has kernels for
 
 
 def command(config: Config, *, devices: str | None, host: str, port: int) -> ServerCommand:
@@ -56,27 +54,6 @@ def command(config: Config, *, devices: str | None, host: str, port: int) -> Ser
     return ServerCommand(
         args=[*args, *config.engines.server_args], environment=environment, url=f"http://{reach}:{port}"
     )
-
-
-def model_folder(config: Config) -> str:
-    """What vLLM loads at its start: the model that training begins with."""
-    base, _ = foundation(config.model.model_name_or_path)
-    return str(Path(base).resolve()) if Path(base).is_dir() else str(base)
-
-
-def max_model_length(config: Config) -> int | None:
-    if config.engines.vllm_max_model_length is not None:
-        return config.engines.vllm_max_model_length
-    prompt = config.rollout.max_prompt_length
-    return None if prompt is None else prompt + config.rollout.max_completion_length
-
-
-def lora_rank(config: Config) -> int:
-    return next((rank for rank in LORA_RANKS if rank >= config.model.lora_r), config.model.lora_r)
-
-
-def memory_fraction(config: Config, *, alone: bool) -> float:
-    return config.engines.vllm_gpu_memory_utilization or (0.9 if alone else 0.3)
 
 
 def transfer_backend(config: Config, *, alone: bool) -> str | None:

@@ -17,14 +17,14 @@ from urllib.parse import urlencode
 from whetstone.engines.base import SamplingParams
 from whetstone.engines.servers.client import (
     CONTROL_TIMEOUT_S,
-    HEALTH_TIMEOUT_S,
     PUSH_TIMEOUT_S,
     InvalidReply,
     Reply,
+    Server,
     parse_reply,
     require_unfiltered_sampling,
 )
-from whetstone.engines.servers.http import HttpClient, RequestRejected, Unreachable
+from whetstone.engines.servers.http import RequestRejected, Unreachable
 from whetstone.engines.servers.vllm.transfer import Transfer, make_transfer
 from whetstone.engines.servers.weights import WeightUpdate
 from whetstone.errors import UserError
@@ -33,44 +33,13 @@ OLDEST, NEWEST = (0, 22), (0, 32)
 REMEDY = "start it with `whet serve CONFIG`, or as docs/servers.md shows"
 
 
-class VLLMServer:
-    def __init__(
-        self,
-        url: str,
-        *,
-        stops: tuple[int, ...],
-        max_tokens: int,
-        weight_transfer: str,
-        group_port: int | None,
-        request_timeout_s: float,
-        is_shared: bool = False,
-    ):
-        self.http = HttpClient(url)
-        self.stops = stops
-        self.max_tokens = max_tokens  # the longest completion that will be asked for
-        self.weight_transfer = weight_transfer
-        self.group_port = group_port
-        self.is_shared = is_shared  # with other processes, which may send it weights as well
-        self.request_timeout_s = request_timeout_s
-        self.wants_folder = True
-        self.model = ""  # the name to ask for; an adapter's, once there is one
-        self.base_model = ""
-        self.reports_weight_version = False  # whether the server itself knows the label of its weights
-        self.has_processed_logprobs = False
-        self.can_sleep = False
-        self.asleep: list[str] = []  # which parts of its memory
-        self.identity: str | None = None  # of the start that got our weights
-        self.sent_version: str | None = None
-        self.transfer: Transfer | None = None
-
-    # Getting to know it
-
-    def is_healthy(self) -> bool:
-        try:
-            self.http.get("/health", timeout_s=HEALTH_TIMEOUT_S)
-        except (Unreachable, RequestRejected):
-            return False
-        return True
+class VLLMServer(Server):
+    model = ""  # the name to request; an adapter's, once there is one
+    base_model = ""
+    reports_weight_version = False  # whether the server itself stores the version of its weights
+    has_processed_logprobs = False
+    sent_version: str | None = None
+    transfer: Transfer | None = None
 
     def connect(self) -> None:
         version = self._get("/version")["version"]
@@ -83,7 +52,7 @@ class VLLMServer:
         settings = self._settings()
         model = settings["model_config"]
         self.has_processed_logprobs = model["logprobs_mode"] == "processed_logprobs"
-        self.can_sleep, self.asleep = bool(model.get("enable_sleep_mode")), []
+        self.can_release, self.asleep = ["weights", "kv_cache"] if model.get("enable_sleep_mode") else [], []
         if model["max_model_len"] <= self.max_tokens:
             raise UserError(
                 f"{self.http.url} takes {model['max_model_len']} tokens at most, prompt and completion "
@@ -125,9 +94,6 @@ class VLLMServer:
 
     def _get(self, path: str) -> Any:
         return self.http.get(path, timeout_s=CONTROL_TIMEOUT_S)
-
-    def _post(self, path: str, body: Any, timeout_s: float = CONTROL_TIMEOUT_S) -> Any:
-        return self.http.post(path, body, timeout_s=timeout_s)
 
     # Weights
 
@@ -243,19 +209,11 @@ class VLLMServer:
 
     # Memory
 
-    def sleep(self) -> None:
-        if self.can_sleep and not self.asleep:
-            self._post("/sleep?level=1", {})  # weights go to the CPU's memory, the cache is let go
-            self.asleep = ["weights", "kv_cache"]
+    def _release(self) -> None:
+        self._post("/sleep?level=1", {})  # weights are offloaded to the CPU, the cache is discarded
 
-    def wake(self) -> None:
-        self._wake("weights")
-        self._wake("kv_cache")
-
-    def _wake(self, part: str) -> None:
-        if part in self.asleep:
-            self._post("/wake_up?" + urlencode({"tags": part}), {})
-            self.asleep.remove(part)
+    def _resume(self, tag: str) -> None:
+        self._post("/wake_up?" + urlencode({"tags": tag}), {})
 
 
 def parse_version(text: str) -> tuple[int, ...]:
