@@ -90,7 +90,7 @@ class ModelServer:
 
     def load_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
         own = dict(self.base.named_parameters())
-        with torch.no_grad():
+        with self.lock, torch.no_grad():  # the engine moves parameters while it samples
             for name, tensor in tensors.items():
                 if name in own:  # a tied head is not
                     own[name].copy_(tensor)

@@ -151,7 +151,7 @@ def test_the_policy_may_train_while_the_engine_keeps_its_weights():
             parameter.add_(0.1)
     assert not any(
         torch.equal(a, b)
-        for a, b in zip(engine.own.parameters, policy.parameters, strict=True)
+        for a, b in zip(engine.engine.engine.policy.parameters, policy.parameters, strict=True)
         if a.dim() > 1
     )
     engine.update_weights(3)

@@ -5,6 +5,7 @@ other; a run sends its weights before it samples. Trains nothing.
 """
 
 import contextlib
+import functools
 import logging
 import signal
 import sys
@@ -12,7 +13,7 @@ import time
 
 from whetstone.config import Loaded
 from whetstone.config.engine_traits import SERVER_ENGINES, engine_traits
-from whetstone.engines.servers.setup import is_up, keep_up, start_servers
+from whetstone.engines.servers.setup import is_up, start_servers
 from whetstone.errors import UserError
 
 CHECK_EVERY_S = 1.0
@@ -43,5 +44,5 @@ def serve(loaded: Loaded) -> None:
         while True:
             time.sleep(CHECK_EVERY_S)
             for process in processes:
-                if (said := keep_up(process)) is not None:
-                    print(said, flush=True)
+                if process.restart_if_dead(functools.partial(is_up, process)):
+                    print(f"Up again: {process.command.url}.", flush=True)

@@ -1,9 +1,9 @@
-"""Several servers as one engine: work is spread by who is free, a server that dies loses nothing, one that
-comes back gets the current weights first, and no completion of other weights is ever handed on.
+"""Several servers as one engine.
 
-A thread per request takes samples from one queue. The caller's thread hands results on and looks after
-servers that are down; it alone sends weights. What a server is and how it is spoken to: servers.py; the
-processes of servers that we started ourselves: launch.py.
+A thread per request takes samples from one queue. A server that dies loses nothing: its requests go back to
+the queue. A restarted server gets the current weights first, and completions of other weights are never
+yielded. The caller's thread yields results, revives servers and sends weights. The client of one server is in
+client.py, server processes are in process.py.
 """
 
 import logging
@@ -37,21 +37,21 @@ FAILURES_IN_A_ROW = 5  # of one server without a single completion in between
 
 
 class WrongWeights(Exception):
-    """The server has other weights than it was sent: it was started anew."""
+    """The server has other weights than it was sent: it was restarted."""
 
 
 @dataclass
 class ServerHandle:
-    """A server of the fleet and how it fares."""
+    """A server of the pool and its state."""
 
     server: Server
     process: ServerProcess | None = None  # where we started it ourselves
     is_connected: bool = False
     weight_version: str | None = None  # of the weights it was sent last
-    generation: int = 0  # how often it has come (back): threads of an earlier time end by it
+    generation: int = 0  # counts its connections: threads of an earlier one end
     trouble: str = "it does not answer"
     failures: int = 0
-    confirmed_at: float = 0.0  # begin of the last question that found the right weights
+    confirmed_at: float = 0.0  # start of the last request that confirmed its weights
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -61,15 +61,15 @@ class ServerHandle:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSharing:
-    """The processes of one run that share its servers: the first sends weights, the others learn of it."""
+    """The processes of one run that share its servers: the leader sends weights."""
 
     is_leader: bool = True
-    broadcast: Callable[[Any], Any] = lambda function: function  # gives every process what the first one has
+    broadcast: Callable[[Any], Any] = lambda value: value  # gives every process the leader's value
 
 
 @dataclass(frozen=True, kw_only=True)
 class PushResult:
-    """What the first process tells the others of its push."""
+    """The result of the leader's weight update, for the other processes."""
 
     version: str = ""
     folder: Path | None = None

@@ -1,7 +1,6 @@
-"""Processes of servers: started, waited for, restarted where they die, stopped.
+"""Server processes: started, waited for, restarted when they die, stopped.
 
-A server gets a session of its own, so that stopping reaches its workers, and ends with us however we end.
-What is started, with which flags, is the adapters' affair (vllm/command.py, sglang.py).
+A server gets its own session, so that stopping reaches its workers, and it ends with the parent process.
 """
 
 import ctypes
@@ -23,7 +22,7 @@ logger = logging.getLogger("whetstone")
 STOP_S = 20.0  # for a server to end by itself before it is killed
 RESTARTS = 3  # of a server that dies again before it was ever up
 PR_SET_PDEATHSIG = 1
-# A child is told of the end of the thread that made it, not of the process: this one lives as long as we do.
+# PDEATHSIG refers to the thread that started the child: this one lives as long as the process.
 _STARTER_THREAD = ThreadPoolExecutor(max_workers=1, thread_name_prefix="server-starter")
 
 
@@ -60,10 +59,12 @@ class ServerProcess:
                 start_new_session=True,
             )
 
-    def restart_if_dead(self) -> None:
-        """Start it again if it has died; `UserError` if that is of no use."""
+    def restart_if_dead(self, is_healthy: Callable[[], bool] = lambda: False) -> bool:
+        """Start it again if it has died (`UserError` after several failures); True once it is up again."""
         if self.is_running:
-            return
+            is_back = self.restarts > 0 and is_healthy()
+            self.restarts = 0 if is_back else self.restarts
+            return is_back
         assert self.process is not None, "start comes first"
         if self.restarts >= RESTARTS:
             raise UserError(
@@ -75,9 +76,10 @@ class ServerProcess:
         self._kill()  # workers that outlived it would hold its memory
         logger.warning(f"The server {self.command.url} has ended: starting it again ({self.log}).")
         self.start()
+        return False
 
     def wait_until_up(self, is_healthy: Callable[[], bool], timeout_s: float) -> None:
-        """Return once it answers; `UserError` with its last words if it ends or takes too long."""
+        """Return once it answers; `UserError` with the end of its log if it ends or takes too long."""
         assert self.process is not None
         started_at = time.monotonic()
         while not is_healthy():
@@ -96,7 +98,7 @@ class ServerProcess:
         self.restarts = 0
 
     def log_tail(self) -> str:
-        """The lines of its log that tell most: the last errors, or else the last lines."""
+        """The last errors of its log, or else its last lines."""
         text = self.log.read_text(encoding="utf-8", errors="replace") if self.log.is_file() else ""
         return error_lines(text, 2)
 
@@ -111,7 +113,7 @@ class ServerProcess:
         self._kill()
 
     def _kill(self) -> None:
-        """End whatever is left of its session."""
+        """Kill the rest of its session."""
         if self.process is None:
             return
         try:
@@ -123,12 +125,12 @@ class ServerProcess:
 
 
 def popen_with_pdeathsig(args: list[str], **settings: Any) -> subprocess.Popen[Any]:
-    """A process that ends with us, however we end. `settings`: as for Popen."""
+    """A process that ends with us, however we end (PR_SET_PDEATHSIG). `settings`: as for Popen."""
     return _STARTER_THREAD.submit(subprocess.Popen, args, preexec_fn=_set_pdeathsig, **settings).result()
 
 
 def _set_pdeathsig() -> None:
-    """In the child, before it becomes the server: a SIGTERM when we die, even by SIGKILL (Linux)."""
+    """In the child: SIGTERM when the parent dies, even by SIGKILL (Linux)."""
     try:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     except (OSError, AttributeError):  # another system: only an ordinary end of ours stops it
@@ -136,8 +138,8 @@ def _set_pdeathsig() -> None:
 
 
 def error_lines(text: str, num_lines: int = 1) -> str:
-    """The lines of an engine's words that tell most: what a check of its settings says, else the last errors,
-    else the last lines.
+    """The most telling lines of an engine's output: failed checks of its settings, else the last errors, else
+    the last lines.
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     checks = [line for line in lines if "Value error, " in line]

@@ -1,6 +1,4 @@
-"""The samples of one `generate` on their way through the servers of a fleet: a queue that threads take
-from and give back to. Knows no server.
-"""
+"""The samples of one `generate`: a queue that the threads of all servers take from and put back to."""
 
 import queue
 import threading
@@ -10,8 +8,6 @@ from whetstone.engines.base import GenerationOutput, Request, SamplingParams
 
 
 class RequestQueue:
-    """The samples of one `generate`: those that wait, and what came of the others."""
-
     def __init__(self, requests: list[Request], sampling: SamplingParams):
         self.requests = requests
         self.sampling = sampling
@@ -23,7 +19,7 @@ class RequestQueue:
         self._changed = threading.Condition()
 
     def get(self) -> tuple[int, int] | None:
-        """The next sample; waits where others are still under way and may come back. None: it is over."""
+        """The next sample; waits while others in flight may be put back. None: the queue is closed."""
         with self._changed:
             while not self.waiting and not self.is_closed:
                 self._changed.wait()

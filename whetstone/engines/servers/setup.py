@@ -117,14 +117,5 @@ def start_server(config: Config, number: int, *, devices: str | None, host: str,
     return process
 
 
-def keep_up(process: ServerProcess) -> str | None:
-    """Start a server again if it has died (`UserError` if that is of no use); a word when it is up again."""
-    process.restart_if_dead()
-    if process.restarts and is_up(process):
-        process.restarts = 0
-        return f"Up again: {process.command.url}."
-    return None
-
-
 def server_command(config: Config, devices: str | None, host: str, port: int) -> ServerCommand:
     return COMMANDS[config.rollout.rollout_engine](config, devices=devices, host=host, port=port)

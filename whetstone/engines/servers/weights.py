@@ -1,8 +1,7 @@
-"""What is sent to an engine that has weights of its own: tensors under the names of the checkpoint, in
-buckets, or a folder that the engine reads.
+"""Weights for an engine with weights of its own: named tensors in buckets, or a folder that it reads.
 
-A LoRA run sends its adapter alone: it is small, the base stays as it was loaded, and the engine computes base
-and adapter as the trainer does, without the rounding of a merge. Does not know who receives.
+A LoRA run sends only its adapter: it is small, and the engine computes base and adapter as the trainer does,
+without the rounding of a merge.
 """
 
 import shutil

@@ -1,8 +1,7 @@
-"""vLLM inside this process, on the trainer's own device: weights are handed over without leaving it, and it
-sleeps while the update needs the memory.
+"""vLLM inside the trainer's process, on its device: weights are handed over in memory, and it sleeps during
+the update.
 
-One engine a process, on one GPU; several GPUs for one engine are a matter for servers. On a CPU there is
-nothing to give back, so it stays awake.
+One engine per process, on one GPU. On a CPU it stays awake.
 """
 
 import os

@@ -1,11 +1,10 @@
-"""A vLLM server, 0.22 to 0.32, over HTTP: completions by token ids, weights, versions, sleep.
+"""The client of a vLLM server, 0.22 to 0.32: completions by token ids, weights, versions, sleep.
 
-Ids go in and come out; nothing is tokenised again. Weights come by file (`reload_weights`), as a LoRA
-adapter, or over vLLM's weight transfer (transfer.py). What is told apart by version is what a server offers,
-asked once at `connect`:
+Weights are loaded from files (`reload_weights`), as a LoRA adapter, or over vLLM's weight transfer
+(transfer.py). `connect` asks what the server's version offers:
 
-- `/weight_info` (0.32): the server keeps the label of its weights. Earlier ones are known by the identity
-  that each start of a server draws (`instance_id`).
+- `/weight_info` (0.32): the server stores the version of its weights. Earlier ones are recognized by the
+  `instance_id` of the server process.
 - 0.22 to 0.25 answer `/start_weight_update` only with a JSON body; an empty one suits all.
 - 0.24's IPC imports ray (command.py asks for it only where that works).
 """

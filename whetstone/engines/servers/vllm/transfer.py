@@ -1,9 +1,7 @@
-"""Weights over vLLM's own weight transfer: NCCL between GPUs, CUDA IPC on one GPU. In buckets, each announced
-over HTTP and then sent.
+"""Weights over vLLM's weight transfer: NCCL between GPUs, CUDA IPC on one GPU, in buckets.
 
-Tensors of a bucket go one by one, not packed into one buffer: where `packed` is said moved between versions,
-and without it 0.22 to 0.32 understand the same words. Needs vLLM on the trainer's side too, for its NCCL
-communicator. Checks nothing that arrives: the fleet and the first batch do.
+Tensors of a bucket are sent one by one, since the `packed` option differs between versions; without it 0.22
+to 0.32 have the same interface. Needs vLLM in the trainer's process for its NCCL communicator.
 """
 
 import base64
