@@ -4,7 +4,7 @@
 
 Samples in groups of 8 share a prompt of 192 tokens; `own` is how many tokens each has drawn. Times are of
 CUDA graphs over as many layers as the model has, so that no kernel finds its keys in the cache; the two are
-timed in turn. `*` is the one that `hopper_attention.are_enough` chooses. Nothing is written.
+timed in turn. `*` is the one that `hopper_attention.fills_gpu` chooses. Nothing is written.
 """
 
 import argparse
@@ -18,9 +18,9 @@ from whetstone.engines.native.kernels import attention
 from whetstone.engines.native.kernels.hopper import attention as hopper_attention
 from whetstone.engines.native.slot_state import (
     ACTIVE,
-    OWN,
+    NUM_CACHED,
     PAGE,
-    PREFIX,
+    PROMPT_LEN,
     AttentionLayer,
     CacheShape,
     PagedState,
@@ -48,12 +48,12 @@ def filled(size: str, rows: int) -> tuple[PagedState, list[AttentionLayer]]:
     )
     own = groups * prompt_pages + row * own_pages + torch.arange(own_pages)
     state.table[:, prompt_pages:] = own.int().to(device)
-    state.fields[ACTIVE], state.fields[PREFIX] = 1, PROMPT
+    state.slots[ACTIVE], state.slots[PROMPT_LEN] = 1, PROMPT
     tables = [torch.randn(PROMPT + MOST, width // 2, device=device, dtype=torch.bfloat16) for _ in range(2)]
     layers = [
         AttentionLayer(
             options=LayerOptions(layer=layer, scale=width**-0.5, sliding_window=None, softcap=None),
-            heads=heads, kv_heads=kv_heads, width=width, rotary=(tables[0], tables[1]),
+            heads=heads, kv_heads=kv_heads, head_dim=width, rotary=(tables[0], tables[1]),
         )
         for layer in range(num_layers)
     ]  # fmt: skip
@@ -62,25 +62,27 @@ def filled(size: str, rows: int) -> tuple[PagedState, list[AttentionLayer]]:
 
 def measure(size: str, rows: int, lengths: list[int]) -> str:
     state, layers = filled(size, rows)
-    sizes = [layers[0].width * count for count in (layers[0].heads, layers[0].kv_heads, layers[0].kv_heads)]
+    sizes = [
+        layers[0].head_dim * count for count in (layers[0].heads, layers[0].kv_heads, layers[0].kv_heads)
+    ]
     both = torch.randn(rows, sum(sizes), device="cuda", dtype=torch.bfloat16)
     query, key, value = both.split(sizes, dim=1)
     places = torch.arange(rows, device="cuda", dtype=torch.int32)
-    is_cuda = hopper_attention.are_enough(rows * layers[0].kv_heads, state.table.shape[1])
-    fewest = hopper_attention.FEWEST
+    is_cuda = hopper_attention.fills_gpu(rows * layers[0].kv_heads, state.table.shape[1])
+    fewest = hopper_attention.MIN_PROGRAMS
     graphs, outs = {}, {}
-    state.fields[OWN] = lengths[-1]  # for the comparison
+    state.slots[NUM_CACHED] = lengths[-1]  # for the comparison
     for name, least in (("Triton", 1 << 30), ("CUDA", 1)):
-        hopper_attention.FEWEST = least
+        hopper_attention.MIN_PROGRAMS = least
         outs[name] = attention.decode_attention(query, key, value, state, places, layers[0]).float()
         graphs[name] = captured(
             lambda: [attention.decode_attention(query, key, value, state, places, layer) for layer in layers]
         )
-    hopper_attention.FEWEST = fewest
+    hopper_attention.MIN_PROGRAMS = fewest
     took = {(name, own): [] for name in graphs for own in lengths}
     for _ in range(ROUNDS):
         for own in lengths:
-            state.fields[OWN] = own
+            state.slots[NUM_CACHED] = own
             for name, graph in graphs.items():
                 took[name, own].append(microseconds(graph, len(layers)))
     lines = []

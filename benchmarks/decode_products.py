@@ -59,12 +59,12 @@ def measure(product: str, size: str, rows: int, choices: list[int]) -> str:
     joined = []
     for _ in range(num_layers):
         layer = torch.nn.Linear(inner, outer, bias=False, device="cuda", dtype=torch.bfloat16)
-        joined.append(fused_linear.Joined([layer]))
+        joined.append(fused_linear.FusedLinear([layer]))
     x = torch.randn(rows, inner, device="cuda", dtype=torch.bfloat16)
     residual = torch.randn(rows, hidden, device="cuda", dtype=torch.bfloat16)
     norm = torch.ones(hidden, device="cuda", dtype=torch.bfloat16)
     multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
-    chosen = fused_linear.num_parts(rows, outer, inner, multiprocessors) if product == "down" else 1
+    chosen = fused_linear.num_splits(rows, outer, inner, multiprocessors) if product == "down" else 1
 
     def one_layer(multiply: Callable[[Tensor], Tensor]) -> Tensor:
         if product == "qkv":
@@ -74,12 +74,12 @@ def measure(product: str, size: str, rows: int, choices: list[int]) -> str:
     graphs = {}
     for parts in choices:
         for one in joined:
-            one._parts = lambda _, parts=parts: parts
-        graphs[str(parts)] = captured(lambda: [one_layer(one.in_parts) for one in joined])
-    is_ours = product != "down" and hopper_linear.can_multiply(x, joined[0])
-    if rows <= 512 and hopper_linear.column_tile(rows, outer, multiprocessors) <= hopper_linear.MOST_COLUMNS:
+            one._num_splits = lambda _, parts=parts: parts
+        graphs[str(parts)] = captured(lambda: [one_layer(one.split_k) for one in joined])
+    is_ours = product != "down" and hopper_linear.supports(x, joined[0])
+    if rows <= 512 and hopper_linear.column_tile(rows, outer, multiprocessors) <= hopper_linear.MAX_COLUMNS:
         with up_to(rows, hopper_linear):
-            by_us = [lambda x, one=one: hopper_linear.linear(x, one) for one in joined]
+            by_us: list[Any] = [lambda x, one=one: hopper_linear.try_linear(x, one) for one in joined]
             graphs["linear.cu"] = captured(lambda: [one_layer(multiply) for multiply in by_us])
     name = "linear.cu" if is_ours else str(chosen)
     return f"{product:5s} {size} {rows:5d} rows, parts: us   " + in_turn(graphs, num_layers, name)
@@ -88,9 +88,9 @@ def measure(product: str, size: str, rows: int, choices: list[int]) -> str:
 @contextlib.contextmanager
 def up_to(rows: int, kernel: Any) -> Iterator[None]:
     """So that it multiplies however many rows there are."""
-    most, kernel.MOST_ROWS = kernel.MOST_ROWS, rows
+    most, kernel.MAX_ROWS = kernel.MAX_ROWS, rows
     yield
-    kernel.MOST_ROWS = most
+    kernel.MAX_ROWS = most
 
 
 def measure_gated(size: str, rows: int) -> str:
@@ -98,16 +98,16 @@ def measure_gated(size: str, rows: int) -> str:
     joined = []
     for _ in range(num_layers):
         kind = {"bias": False, "device": "cuda", "dtype": torch.bfloat16}
-        joined.append(fused_linear.Joined([torch.nn.Linear(hidden, between, **kind) for _ in range(2)]))
+        joined.append(fused_linear.FusedLinear([torch.nn.Linear(hidden, between, **kind) for _ in range(2)]))
     residual = torch.randn(rows, hidden, device="cuda", dtype=torch.bfloat16)
     norm = torch.ones(hidden, device="cuda", dtype=torch.bfloat16)
-    chosen = hopper_gated.gated_product(residual, joined[0], gelu=False)
+    chosen = hopper_gated.try_gate_up(residual, joined[0], gelu=False)
 
-    def by_library(one: fused_linear.Joined) -> Tensor:
+    def by_library(one: fused_linear.FusedLinear) -> Tensor:
         return gated(one(add_norm(None, residual, norm, None, (1e-6, 0.0))), gelu=False)
 
-    def by_us(one: fused_linear.Joined) -> Tensor:
-        multiply = hopper_gated.gated_product(residual, one, gelu=False)
+    def by_us(one: fused_linear.FusedLinear) -> Tensor:
+        multiply = hopper_gated.try_gate_up(residual, one, gelu=False)
         assert multiply is not None
         return multiply(add_norm(None, residual, norm, None, (1e-6, 0.0)))
 

@@ -29,9 +29,9 @@ import torch
 
 from whetstone.config import load
 from whetstone.engines import make_engine
-from whetstone.engines.base import Request, Sampling
+from whetstone.engines.base import Request, SamplingParams
 from whetstone.engines.native import NativeEngine
-from whetstone.engines.servers.pool import Fleet
+from whetstone.engines.servers.pool import ServerPool
 from whetstone.errors import UserError
 from whetstone.model.attention import PackedAttention, packed_segments
 from whetstone.model.policy import Policy, load_policy
@@ -84,13 +84,13 @@ def move(policy: Policy, seed: int) -> None:
 def check(engine: Any, policy: Policy, policy_version: int) -> dict[str, Any]:
     """Greedy tokens and logprobs of the weights as they are now."""
     requests = requests_of(policy, 8, 4)
-    sampling = Sampling(max_tokens=64, temperature=0.7, ignore_stop=True)
+    sampling = SamplingParams(max_tokens=64, temperature=0.7, ignore_eos=True)
     samples = list(engine.generate(requests, sampling))
     assert {one.completion.policy_version for one in samples} == {policy_version}
     assert len(samples) == 32
     mean, largest = difference(policy, requests, samples, 0.7)
     singles = [Request(prompt_ids=request.prompt_ids, seeds=(0,)) for request in requests]
-    greedy = Sampling(max_tokens=64, temperature=0.0, ignore_stop=True)
+    greedy = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
     ours = {one.request: one.completion.token_ids for one in engine.generate(singles, greedy)}
     native = {
         one.request: one.completion.token_ids for one in NativeEngine(policy, 8).generate(singles, greedy)
@@ -120,7 +120,7 @@ def timed(what: Any) -> float:
 
 def tokens_per_s(engine: Any, policy: Policy) -> int:
     requests = requests_of(policy, 32, 8)
-    sampling = Sampling(max_tokens=NUM_TOKENS, ignore_stop=True)
+    sampling = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
     best = min(timed(lambda: list(engine.generate(requests, sampling))) for _ in range(2))
     return round(256 * NUM_TOKENS / best)
 
@@ -144,7 +144,7 @@ def try_engine(model: str, *words: str) -> dict[str, Any]:
         row["checks"].append(check(engine, policy, 0))
         move(policy, 1)
         stale = requests_of(policy, 8, 4)
-        samples = list(engine.generate(stale, Sampling(max_tokens=64, ignore_stop=True)))
+        samples = list(engine.generate(stale, SamplingParams(max_tokens=64, ignore_eos=True)))
         row["difference_if_nothing_were_pushed"] = round(difference(policy, stale, samples, 1.0)[0], 4)
         row["push_s"].append(timed(lambda: engine.update_weights(1)))
         row["checks"].append(check(engine, policy, 1))
@@ -156,8 +156,8 @@ def try_engine(model: str, *words: str) -> dict[str, Any]:
         row["wake_s"] = timed(engine.wake)
         row["checks"].append(check(engine, policy, 2))
         row["tokens_per_s"] = tokens_per_s(engine, policy)
-        if isinstance(engine, Fleet):
-            row["transfer"] = [type(member.server.transfer).__name__ for member in engine.members]  # type: ignore[attr-defined]
+        if isinstance(engine, ServerPool):
+            row["transfer"] = [type(handle.server.transfer).__name__ for handle in engine.handles]  # type: ignore[attr-defined]
     row["native_tokens_per_s"] = tokens_per_s(NativeEngine(policy, 256), policy)
     return row
 
@@ -169,9 +169,9 @@ def killed(model: str) -> dict[str, Any]:
         move(policy, 1)  # so that a server with the weights it was started with would be found out
         engine.update_weights(1)
         requests = requests_of(policy, 16, 8)
-        samples = engine.generate(requests, Sampling(max_tokens=NUM_TOKENS, ignore_stop=True))
+        samples = engine.generate(requests, SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True))
         taken = [next(samples)]
-        process = engine.members[0].process.process
+        process = engine.handles[0].process.process
         os.kill(process.pid, signal.SIGKILL)
         seconds = timed(lambda: taken.extend(samples))
         assert {one.completion.policy_version for one in taken} == {1}
@@ -180,7 +180,7 @@ def killed(model: str) -> dict[str, Any]:
         assert len(places) == len(taken) == 128, "samples were lost"
         return {
             "samples": len(taken),
-            "drawn_again": engine.num_redone,
+            "drawn_again": engine.num_retried,
             "until_all_were_there_s": seconds,
             "logprob_difference_mean": round(mean, 5),
         }

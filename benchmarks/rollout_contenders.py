@@ -49,11 +49,11 @@ def make_policy(size: str):
     return Policy(model, Tokens(), torch.device("cuda"))
 
 
-def native(size: str, *, eight_bits: bool = False) -> Callable[[Work], int]:
-    from whetstone.engines.base import Request, Sampling
+def native(size: str, *, fp8: bool = False) -> Callable[[Work], int]:
+    from whetstone.engines.base import Request, SamplingParams
     from whetstone.engines.native import NativeEngine
 
-    engine = NativeEngine(make_policy(size), eight_bits=eight_bits)
+    engine = NativeEngine(make_policy(size), fp8=fp8)
 
     def run(work: Work) -> int:
         lengths, group = work.lengths(), work.group
@@ -65,7 +65,7 @@ def native(size: str, *, eight_bits: bool = False) -> Callable[[Work], int]:
             )
             for n, prompt in enumerate(work.prompts())
         ]
-        sampling = Sampling(max_tokens=work.new_tokens, ignore_stop=True)
+        sampling = SamplingParams(max_tokens=work.new_tokens, ignore_eos=True)
         return sum(len(one.completion.token_ids) for one in engine.generate(requests, sampling))
 
     return run
@@ -150,7 +150,7 @@ def vllm(size: str, **more: Any) -> Callable[..., int]:
 
 CONTENDERS = {
     "native": native,
-    "native fp8": functools.partial(native, eight_bits=True),
+    "native fp8": functools.partial(native, fp8=True),
     "generate": generate,
     "continuous batching": continuous,
     "vllm": vllm,

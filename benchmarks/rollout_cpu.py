@@ -19,7 +19,7 @@ import torch
 import transformers
 
 from whetstone.config.sections import ModelRoom
-from whetstone.engines.base import Engine, Request, Sampling
+from whetstone.engines.base import Engine, Request, SamplingParams
 from whetstone.engines.hf import HFEngine
 from whetstone.engines.native import NativeEngine
 from whetstone.model.attention import NAME
@@ -40,7 +40,7 @@ def make_requests(policy: Policy, args: argparse.Namespace) -> list[Request]:
 
 def measure(engine: Engine, requests: list[Request], args: argparse.Namespace) -> float:
     """Best seconds of `args.repeats` runs, after a short warm-up."""
-    for _ in engine.generate(requests[:1], Sampling(max_tokens=2, ignore_stop=True)):
+    for _ in engine.generate(requests[:1], SamplingParams(max_tokens=2, ignore_eos=True)):
         pass
     best = float("inf")
     for _ in range(args.repeats):
@@ -83,7 +83,7 @@ def main(words: list[str]) -> None:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args(words)
-    args.sampling = Sampling(max_tokens=args.new_tokens, ignore_stop=True)
+    args.sampling = SamplingParams(max_tokens=args.new_tokens, ignore_eos=True)
     policy = load_policy(ModelRoom(model_name_or_path=args.model))
     requests = make_requests(policy, args)
     timed = {

@@ -59,7 +59,7 @@ def ours(task: Row) -> Row:
     from whetstone.train import loop
 
     params = source.sampling_params  # the only thing that training has no key for: going on after the end
-    source.sampling_params = lambda *args: dataclasses.replace(params(*args), ignore_stop=True)
+    source.sampling_params = lambda *args: dataclasses.replace(params(*args), ignore_eos=True)
     config = build_config({**configuration(task), **task["setting"]})
     rows: list[Row] = []
     others = Others()

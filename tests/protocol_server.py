@@ -24,7 +24,7 @@ import transformers
 from safetensors.torch import load_file
 
 from tests.conftest import Characters
-from whetstone.engines.base import Request, Sampling
+from whetstone.engines.base import Request, SamplingParams
 from whetstone.engines.native import NativeEngine
 from whetstone.model.policy import Policy
 from whetstone.parallel import external_group
@@ -70,7 +70,7 @@ class ModelServer:
 
     # What both dialects need
 
-    def sample(self, name: str, prompt: list[int], seed: int, sampling: Sampling) -> Any:
+    def sample(self, name: str, prompt: list[int], seed: int, sampling: SamplingParams) -> Any:
         assert not self.asleep, "a server that sleeps was asked for a completion"
         with self.lock:
             engine = NativeEngine(self.policies[name], 1)
@@ -90,7 +90,7 @@ class ModelServer:
 
     def load_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
         own = dict(self.base.named_parameters())
-        with torch.no_grad():
+        with self.lock, torch.no_grad():  # the engine moves parameters while it samples
             for name, tensor in tensors.items():
                 if name in own:  # a tied head is not
                     own[name].copy_(tensor)
@@ -199,13 +199,13 @@ def vllm(model: ModelServer, path: str, body: Any, query: dict[str, list[str]]) 
 
 
 def _vllm_completion(model: ModelServer, body: Any) -> Any:
-    sampling = Sampling(
+    sampling = SamplingParams(
         max_tokens=body["max_tokens"],
         temperature=body["temperature"],
         top_p=body["top_p"],
         top_k=body["top_k"],
         min_p=body["min_p"],
-        ignore_stop=not body["stop_token_ids"],
+        ignore_eos=not body["stop_token_ids"],
     )
     done = model.sample(body["model"], body["prompt"], body["seed"], sampling)
     choice = {
@@ -264,13 +264,13 @@ def sglang(model: ModelServer, path: str, body: Any, query: dict[str, list[str]]
 
 def _sglang_completion(model: ModelServer, body: Any) -> Any:
     params = body["sampling_params"]
-    sampling = Sampling(
+    sampling = SamplingParams(
         max_tokens=params["max_new_tokens"],
         temperature=params["temperature"],
         top_p=params["top_p"],
         top_k=max(0, params["top_k"]),
         min_p=params["min_p"],
-        ignore_stop=not params["stop_token_ids"],
+        ignore_eos=not params["stop_token_ids"],
     )
     name = body["lora_path"] or "policy"
     version = model.label

@@ -16,7 +16,7 @@ from whetstone.config import build
 from whetstone.config.parallel import ParallelRoom
 from whetstone.config.sections import ModelRoom
 from whetstone.engines import make_engine
-from whetstone.engines.base import Request, Sampling
+from whetstone.engines.base import Request, SamplingParams
 from whetstone.errors import UserError
 from whetstone.model.logprobs import UNSHARDED
 from whetstone.model.lora import add_lora
@@ -201,7 +201,7 @@ def sampled(room: ParallelRoom, architecture: str) -> tuple[list[Any], list[Any]
         engines.append(engine)
     requests = [Request(prompt_ids=s.rollout.prompt_ids, seeds=(1, 2)) for s in samples[2:4]]
     drawn = [
-        sorted(e.generate(requests, Sampling(max_tokens=10)), key=lambda d: (d.request, d.sample))
+        sorted(e.generate(requests, SamplingParams(max_tokens=10)), key=lambda d: (d.request, d.sample))
         for e in engines
     ]
     tokens = [[one.completion.token_ids for one in some] for some in drawn]
@@ -237,7 +237,8 @@ def sliced_vocabulary() -> float:
     assert torch.equal(vocabulary.gather(part.detach()), logits)
     errors = [(a - b).abs().max().item() for a, b in zip(values, parts, strict=True)]
     errors.append((gradient[:, mine] - slice_gradient).abs().max().item())
-    errors.append((UNSHARDED.logprobs(logits)[:, mine] - vocabulary.logprobs(logits[:, mine])).abs().max().item())
+    difference = UNSHARDED.logprobs(logits)[:, mine] - vocabulary.logprobs(logits[:, mine])
+    errors.append(difference.abs().max().item())
     return max(errors)
 
 

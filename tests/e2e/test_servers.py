@@ -52,7 +52,7 @@ def same(one, other):
 @pytest.mark.parametrize("ahead", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_run_with_servers_equals_one_without(tmp_path, start, monkeypatch, ahead):
     """Also where the next batch is sampled while this one is learnt from."""
-    monkeypatch.setattr("whetstone.engines.servers.pool.LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr("whetstone.engines.servers.pool.CHECK_EVERY_S", 0.05)
     settings = {**SETTINGS, "async_rollouts": ahead, "max_steps": 2 + ahead}
     run(tmp_path / "native", **settings)
     first, second = start(), start()

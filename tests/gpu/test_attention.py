@@ -11,8 +11,7 @@ from whetstone.model.attention import LayerOptions
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
-        not torch.cuda.is_available()
-        or torch.cuda.get_device_capability() < hopper_attention.FIRST_CAPABILITY,
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() < hopper_attention.MIN_CAPABILITY,
         reason="needs a Hopper GPU",
     ),
 ]
@@ -29,7 +28,7 @@ pytestmark = [
     ],
 )
 def test_agrees_with_float64(width, kv_heads, group, dtype, norm, monkeypatch):
-    monkeypatch.setattr(hopper_attention, "FEWEST", 1)
+    monkeypatch.setattr(hopper_attention, "MIN_PROGRAMS", 1)
     monkeypatch.setattr(hopper_attention, "LONG_PAGES", 40)
 
     def launch(query, key, value, rotary, norms, state, rows):
@@ -37,19 +36,21 @@ def test_agrees_with_float64(width, kv_heads, group, dtype, norm, monkeypatch):
         there.allocate_pages(state.num_pages)
         assert there.pages is not None
         there.pages.copy_(state.pages)
-        there.fields.copy_(state.fields)
+        there.slots.copy_(state.slots)
         there.table.copy_(state.table)
         layer = AttentionLayer(
             options=LayerOptions(layer=LAYER, scale=SCALE, sliding_window=None, softcap=None),
             heads=kv_heads * group,
             kv_heads=kv_heads,
-            width=width,
+            head_dim=width,
             rotary=(rotary[0].cuda(), rotary[1].cuda()),
             head_norms=(norms[0].cuda(), norms[1].cuda()) if norm else None,
             norm_offset=OFFSET,
             norm_eps=EPS,
         )
-        out = hopper_attention.attend(query.cuda(), key.cuda(), value.cuda(), there, rows.cuda(), layer)
+        out = hopper_attention.try_attention(
+            query.cuda(), key.cuda(), value.cuda(), there, rows.cuda(), layer
+        )
         assert out is not None
         return out.cpu(), there.pages.cpu()
 

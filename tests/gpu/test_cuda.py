@@ -11,7 +11,7 @@ import torch
 from tests.conftest import ARCHITECTURES, make_policy
 from tests.unit.test_native_engine import PROMPTS, collect
 from tests.unit.test_update import flat_gradient, make_samples, train_on, updater_for
-from whetstone.engines.base import Request, Sampling
+from whetstone.engines.base import Request, SamplingParams
 from whetstone.engines.native import NativeEngine
 from whetstone.model.attention import NAME
 from whetstone.model.memory import MemoryProbe
@@ -45,7 +45,7 @@ def exact_products():
 def test_greedy_tokens_equal_those_of_generate(architecture):
     policy = on_gpu(architecture)
     policy.verify()
-    sampling = Sampling(max_tokens=24, temperature=0.0, ignore_stop=True)
+    sampling = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
     requests = [Request(prompt_ids=prompt, seeds=(0,)) for prompt in PROMPTS]
     ours = collect(NativeEngine(policy, max_slots=2), requests, sampling)
     policy.set_attention("eager")
@@ -116,7 +116,7 @@ def make_samples_from_engine(policy, seeds):
             keep=True,
         )
         for place, ((r, _), completion) in enumerate(
-            collect(NativeEngine(policy, 2 * seeds), requests, Sampling(max_tokens=40)).items()
+            collect(NativeEngine(policy, 2 * seeds), requests, SamplingParams(max_tokens=40)).items()
         )
     ]
 

@@ -20,7 +20,7 @@ pytestmark = [
 
 def run(x, both, *, gelu=False):
     both.weight = both.weight.cuda()
-    multiply = hopper_gated.gated_product(x.cuda(), both, gelu=gelu)
+    multiply = hopper_gated.try_gate_up(x.cuda(), both, gelu=gelu)
     assert multiply is not None
     return multiply(x.cuda()).cpu()
 
@@ -59,7 +59,7 @@ def test_it_waits_for_the_norm_that_lets_it_begin():
     def forward(own: bool, residual: torch.Tensor) -> torch.Tensor:
         x = None
         for both, down in zip(weights, downs, strict=True):
-            multiply = hopper_gated.gated_product(residual, both, gelu=False) if own else None
+            multiply = hopper_gated.try_gate_up(residual, both, gelu=False) if own else None
             normed = add_norm(x, residual, norm, None, (1e-6, 0.0))
             between = multiply(normed) if multiply is not None else gated(both(normed), gelu=False)
             x = between @ down.t()
@@ -71,8 +71,8 @@ def test_it_waits_for_the_norm_that_lets_it_begin():
 def test_what_it_leaves_to_the_library():
     both = joined(torch.zeros(2 * 64, 128, device="cuda", dtype=torch.bfloat16))
     rows = torch.zeros(128, 128, device="cuda", dtype=torch.bfloat16)
-    assert hopper_gated.gated_product(rows, both, gelu=False) is not None
-    assert hopper_gated.gated_product(rows.repeat(10, 1), both, gelu=False) is None
-    assert hopper_gated.gated_product(rows.float(), both, gelu=False) is None
+    assert hopper_gated.try_gate_up(rows, both, gelu=False) is not None
+    assert hopper_gated.try_gate_up(rows.repeat(10, 1), both, gelu=False) is None
+    assert hopper_gated.try_gate_up(rows.float(), both, gelu=False) is None
     both.bias = torch.zeros(2 * 64, device="cuda")
-    assert hopper_gated.gated_product(rows, both, gelu=False) is None
+    assert hopper_gated.try_gate_up(rows, both, gelu=False) is None

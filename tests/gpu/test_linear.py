@@ -5,10 +5,10 @@ import torch
 
 from tests.gpu.replays import check_replays
 from tests.unit.linear_on_cpu import check
-from whetstone.engines.native.fused_linear import Joined
+from whetstone.engines.native.fused_linear import FusedLinear
 from whetstone.engines.native.kernels.hopper import linear as hopper_linear
 from whetstone.engines.native.kernels.hopper import tiles
-from whetstone.engines.native.kernels.hopper.linear import linear
+from whetstone.engines.native.kernels.hopper.linear import try_linear
 from whetstone.engines.native.kernels.pointwise import add_norm
 
 pytestmark = [
@@ -42,9 +42,9 @@ def test_a_chain_of_kernels_that_begin_early():
     torch.manual_seed(0)
     hidden, layers = 1024, 24
 
-    def made(inner: int, outer: int) -> Joined:
+    def made(inner: int, outer: int) -> FusedLinear:
         layer = torch.nn.Linear(inner, outer, device="cuda", dtype=torch.bfloat16)
-        return Joined([layer.requires_grad_(False)])
+        return FusedLinear([layer.requires_grad_(False)])
 
     pairs = [(made(hidden, 1536), made(1536, hidden)) for _ in range(layers)]
     norm = torch.ones(hidden, device="cuda", dtype=torch.bfloat16)
@@ -57,8 +57,8 @@ def test_a_chain_of_kernels_that_begin_early():
         return residual
 
     check_replays(
-        lambda residual: forward(linear, residual),
-        lambda residual: forward(lambda x, joined: joined(x), residual),
+        lambda residual: forward(try_linear, residual),
+        lambda residual: forward(lambda x, fused: fused(x), residual),
     )
 
 
@@ -68,5 +68,5 @@ def test_what_it_leaves_to_the_library(monkeypatch):
     layer = torch.nn.Linear(128, 64, device="cuda", dtype=torch.bfloat16).requires_grad_(False)
     rows = torch.zeros(300, 128, device="cuda", dtype=torch.bfloat16)
     for some in (rows, rows[:100], rows[:100].float(), rows[:100].t().contiguous().t()):
-        linear(some, Joined([layer.to(some.dtype)]))
+        try_linear(some, FusedLinear([layer.to(some.dtype)]))
     assert asked == [100]

@@ -10,9 +10,9 @@ import torch
 from tests.conftest import make_policy
 from tests.gpu.test_cuda import WIDE, on_gpu
 from tests.unit.test_native_engine import PROMPTS, collect
-from whetstone.engines.base import Request, Sampling
+from whetstone.engines.base import Request, SamplingParams
 from whetstone.engines.native import NativeEngine
-from whetstone.engines.native.fused_linear import Joined
+from whetstone.engines.native.fused_linear import FusedLinear
 from whetstone.engines.native.gpu import PagedEngine
 from whetstone.model.attention import NAME, PackedAttention, packed_segments
 from whetstone.types import Finish
@@ -41,8 +41,11 @@ def greedy_of_generate(policy, prompt, count):
 
 def test_samples_are_those_of_a_cpu_from_the_same_seeds():
     cpu, gpu = make_policy("qwen3", **WIDE), on_gpu("qwen3")
-    samplings = [Sampling(max_tokens=40, temperature=0.7, top_k=9), Sampling(max_tokens=40, top_p=0.8)]
-    for sampling in (Sampling(max_tokens=40), *samplings, Sampling(max_tokens=40, min_p=0.1)):
+    samplings = [
+        SamplingParams(max_tokens=40, temperature=0.7, top_k=9),
+        SamplingParams(max_tokens=40, top_p=0.8),
+    ]
+    for sampling in (SamplingParams(max_tokens=40), *samplings, SamplingParams(max_tokens=40, min_p=0.1)):
         ours, theirs = (collect(NativeEngine(p, 4), REQUESTS, sampling) for p in (gpu, cpu))
         same = [key for key in ours if ours[key].token_ids == theirs[key].token_ids]
         assert len(same) >= len(ours) - 1, sampling  # a number that falls between two roundings
@@ -53,13 +56,13 @@ def test_samples_are_those_of_a_cpu_from_the_same_seeds():
 
 def test_whoever_is_sent_back_for_want_of_pages_goes_on_where_it_was(monkeypatch):
     policy = on_gpu("llama", torch.float32)
-    sampling = Sampling(max_tokens=110, ignore_stop=True)  # two pages each, and more than are there
+    sampling = SamplingParams(max_tokens=110, ignore_eos=True)  # two pages each, and more than are there
     plenty = collect(NativeEngine(policy, 9), REQUESTS, sampling)
     engine = NativeEngine(policy, 9)
     monkeypatch.setattr(PagedEngine, "_prepare_pages", lambda self, wanted, least: few(self.state))
     sent_back = []
     monkeypatch.setattr(
-        PagedEngine, "_send_back", spying(PagedEngine._send_back, lambda slot: sent_back.append(slot))
+        PagedEngine, "_preempt", spying(PagedEngine._preempt, lambda slot: sent_back.append(slot))
     )
 
     def few(state):
@@ -85,13 +88,13 @@ def spying(method, note):
 def test_graphs_outlive_updates_and_a_cache_that_was_released():
     policy = on_gpu("qwen2")
     engine = NativeEngine(policy, 4)
-    sampling = Sampling(max_tokens=16, temperature=0.0, ignore_stop=True)
+    sampling = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
     requests = [Request(prompt_ids=prompt, seeds=(0,)) for prompt in PROMPTS]
     for version in range(3):
         ours = collect(engine, requests, sampling)
         for number, prompt in enumerate(PROMPTS):
             assert list(ours[number, 0].token_ids) == greedy_of_generate(policy, prompt, 16)
-        paged = engine._engine
+        paged = engine.engine
         assert isinstance(paged, PagedEngine) and paged.graphs is not None and paged.state is not None
         captured = dict(paged.graphs.captured)
         with torch.no_grad():
@@ -106,8 +109,8 @@ def test_graphs_outlive_updates_and_a_cache_that_was_released():
 
 def test_eight_bit_rollouts_stay_near_the_weights_and_follow_them():
     policy = on_gpu("qwen2", torch.bfloat16)
-    engines = [NativeEngine(policy, 9, eight_bits=eight) for eight in (False, True)]
-    sampling = Sampling(max_tokens=32, ignore_stop=True)
+    engines = [NativeEngine(policy, 9, fp8=eight) for eight in (False, True)]
+    sampling = SamplingParams(max_tokens=32, ignore_eos=True)
     for version in range(3):
         captured = []
         for engine in engines:
@@ -137,7 +140,7 @@ def gaps_of(policy, request, completion):
 @pytest.mark.parametrize(("bias", "merge"), [(False, True), (True, True), (True, False)])
 def test_lora_takes_part_in_the_rollout_and_the_weights_that_train_are_not_touched(bias, merge, monkeypatch):
     """Merged into copies, or, where there is no memory for those, applied on the fly."""
-    monkeypatch.setattr("whetstone.engines.native.decode_step._may_copy", lambda policy: merge)
+    monkeypatch.setattr("whetstone.engines.native.decode_step._fits_lora_copy", lambda policy: merge)
     from peft import LoraConfig, get_peft_model
 
     from whetstone.model.policy import Policy
@@ -147,7 +150,7 @@ def test_lora_takes_part_in_the_rollout_and_the_weights_that_train_are_not_touch
     policy = Policy(model, plain.tokenizer, torch.device("cuda"))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     engine = NativeEngine(policy, 4)
-    sampling = Sampling(max_tokens=16, temperature=0.0, ignore_stop=True)
+    sampling = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
     requests = [Request(prompt_ids=prompt, seeds=(0,)) for prompt in PROMPTS]
     collect(engine, requests, sampling)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -172,7 +175,7 @@ def test_stops_limits_and_refilled_slots():
         Request(prompt_ids=prompt, seeds=tuple(range(40)), max_tokens=tuple(20 + s for s in range(40)))
         for prompt in PROMPTS
     ]
-    done = collect(NativeEngine(policy, 16), requests, Sampling(max_tokens=60, temperature=1.5))
+    done = collect(NativeEngine(policy, 16), requests, SamplingParams(max_tokens=60, temperature=1.5))
     assert len(done) == 120
     stopped = [c for c in done.values() if c.finish is Finish.STOP]
     cut = {key: c for key, c in done.items() if c.finish is Finish.LENGTH}
@@ -186,7 +189,7 @@ def test_saved_weights_are_whole_after_they_were_laid_side_by_side(tmp_path):
 
     policy = on_gpu("qwen3")
     before = {name: value.clone() for name, value in policy.model.state_dict().items()}
-    collect(NativeEngine(policy, 4), REQUESTS, Sampling(max_tokens=4))
+    collect(NativeEngine(policy, 4), REQUESTS, SamplingParams(max_tokens=4))
     policy.model.save_pretrained(tmp_path)
     again = AutoModelForCausalLM.from_pretrained(tmp_path).state_dict()
     assert all(torch.equal(value.cpu(), again[name]) for name, value in before.items())
@@ -202,7 +205,7 @@ def test_long_prompts_take_the_other_attention():
     )
     policy.config.max_position_embeddings = 4096
     engine = NativeEngine(policy, 4)
-    ours = collect(engine, [Request(prompt_ids=prompt, seeds=(1, 2))], Sampling(max_tokens=8))
+    ours = collect(engine, [Request(prompt_ids=prompt, seeds=(1, 2))], SamplingParams(max_tokens=8))
     for completion in ours.values():
         ids = torch.tensor([[*prompt, *completion.token_ids]], device="cuda")
         policy.set_attention("sdpa")
@@ -218,9 +221,9 @@ def test_a_product_in_parts_is_the_product(parts, monkeypatch):
     torch.manual_seed(0)
     layer = torch.nn.Linear(4096, 256, bias=False, device="cuda", dtype=torch.bfloat16)
     x = torch.randn(24, 4096, device="cuda", dtype=torch.bfloat16)
-    joined = Joined([layer])
-    monkeypatch.setattr(joined, "_parts", lambda rows: parts)
-    out = joined.in_parts(x)
+    joined = FusedLinear([layer])
+    monkeypatch.setattr(joined, "_num_splits", lambda rows: parts)
+    out = joined.split_k(x)
     assert out.shape == ((24, 256) if parts == 1 else (parts, 24, 256))
     found = out.double() if parts == 1 else out.double().sum(0)
     expected = x.double() @ layer.weight.double().t()

@@ -49,7 +49,7 @@ def main(width: int, kv_heads: int, group: int, dtype: torch.dtype, norm: bool) 
 
     def launch(query, key, value, rotary, norms, state, rows):
         out = torch.full_like(query, 7.0)
-        tensors = (query, key, value, out, *rotary, *norms, state.bases, state.fields, state.table, rows)
+        tensors = (query, key, value, out, *rotary, *norms, state.bases, state.slots, state.table, rows)
         library.run(
             -(-len(rows) // BLOCK_ROWS), kv_heads,
             *(ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors),
@@ -143,7 +143,7 @@ def fill(kv_heads: int, width: int, dtype: torch.dtype):
             prompts[name] = [free.pop() for _ in range(-(-prefix // PAGE))]
         mine = [*prompts[name], *(free.pop() for _ in range(own // PAGE + 1))]
         state.table[slot, : len(mine)] = torch.tensor(mine, dtype=torch.int32)
-        state.fields[:, slot] = torch.tensor([1, prefix, own, 0, 9, 0], dtype=torch.int32)
+        state.slots[:, slot] = torch.tensor([1, prefix, own, 0, 9, 0], dtype=torch.int32)
 
     def place(slot: int, token: int) -> tuple[int, int]:
         facts = SLOTS[slot]

@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 
 from tests.unit.cuda_on_cpu import build
-from whetstone.engines.native.fused_linear import Joined
+from whetstone.engines.native.fused_linear import FusedLinear
 from whetstone.engines.native.kernels.hopper import gated as hopper_gated
-from whetstone.engines.native.kernels.hopper.gated import BLOCKS, THREADS, Tile
+from whetstone.engines.native.kernels.hopper.gated import BLOCKS, THREADS, GateUpTile
 from whetstone.engines.native.kernels.hopper.tiles import DEPTH
 
 ENTRY = f"""
@@ -22,7 +22,7 @@ extern "C" void run(int blocks, const TensorMap* inputs, const TensorMap* weight
     gridDim = {{blocks, 1, 1}};
     for (int block = 0; block < blocks; block += {BLOCKS}) {{
         blockIdx = {{block, 0, 0}};
-        auto kernel = [&] {{ gated_product(*inputs, *weights, out, rows, width, steps, half_rows); }};
+        auto kernel = [&] {{ gate_up(*inputs, *weights, out, rows, width, steps, half_rows); }};
         fibers::run_block({THREADS}, kernel, {BLOCKS});
     }}
 }}
@@ -50,12 +50,12 @@ def tensor_map(tensor, sizes, strides, box) -> Map:
 class OnCpu:
     """A kernel, called as cuda.Kernel is."""
 
-    def __init__(self, tile: Tile, late: bool):
+    def __init__(self, tile: GateUpTile, late: bool):
         words = [(HERE / name).read_text() for name in ("warp_on_cpu.h", "hopper_on_cpu.h")]
         source = "\n".join([*words, hopper_gated.SOURCE.read_text(), ENTRY])
         self.library = build(source, [*tile.macros(), f"-DFETCH_LATE={int(late)}"])
 
-    def __call__(self, grid, threads, arguments, *, early) -> None:
+    def __call__(self, grid, threads, arguments, *, pdl) -> None:
         assert threads == THREADS
         inputs, weights, out, *numbers = arguments
         maps = (ctypes.byref(inputs), ctypes.byref(weights))
@@ -77,27 +77,29 @@ def check(rows: int, depth: int, width: int, dtype: torch.dtype, gelu: bool, run
     assert worst < 3e-2, worst
 
 
-def joined(weight: torch.Tensor) -> Joined:
+def joined(weight: torch.Tensor) -> FusedLinear:
     gates, values = (torch.nn.Linear(weight.shape[1], len(weight) // 2, bias=False) for _ in range(2))
     for layer, part in zip((gates, values), weight.chunk(2), strict=True):
         layer.weight = torch.nn.Parameter(part, requires_grad=False)
-    return Joined([gates, values])
+    return FusedLinear([gates, values])
 
 
 def main(
     rows: int, depth: int, width: int, columns: int, dtype: torch.dtype, gelu: bool, late: bool, multi: int
 ) -> None:
-    tile = Tile(hopper_gated.row_tile(rows), columns, gelu, dtype == torch.bfloat16)
+    tile = GateUpTile(
+        rows=hopper_gated.row_tile(rows), columns=columns, gelu=gelu, bf16=dtype == torch.bfloat16
+    )
     assert tile.stages * DEPTH < depth, "no stage would be used twice"
     kernel = OnCpu(tile, late)
     hopper_gated.tensor_map = tensor_map
-    hopper_gated.can_multiply = lambda x, joined: True
+    hopper_gated.supports = lambda x, joined: True
     hopper_gated.column_tile = lambda columns, multiprocessors: tile.columns
     hopper_gated.multiprocessors = lambda device: multi
     hopper_gated._compiled = lambda asked, device: kernel if asked == tile else None
 
     def run(x, joined):
-        multiply = hopper_gated.gated_product(x, joined, gelu=gelu)
+        multiply = hopper_gated.try_gate_up(x, joined, gelu=gelu)
         assert multiply is not None
         return multiply(x)
 

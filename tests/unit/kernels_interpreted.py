@@ -8,18 +8,19 @@ import torch
 import torch.nn.functional as F
 
 from tests.conftest import ARCHITECTURES, make_policy
+from tests.support.quantization import quantize_rows
 from tests.unit import interpreter  # noqa: F401
 from whetstone import seeds
-from whetstone.engines.base import Sampling
+from whetstone.engines.base import SamplingParams
 from whetstone.engines.native import slot_state
 from whetstone.engines.native.decode_step import FusedStep, ModuleStep
-from whetstone.engines.native.decoder_layers import read_blocks
-from whetstone.engines.native.fp8 import Scaled, round_rows
+from whetstone.engines.native.decoder_layers import read_decoder_layers
+from whetstone.engines.native.fp8 import ScaledTensor
 from whetstone.engines.native.kernels import attention as attention_kernels
-from whetstone.engines.native.kernels import sample as draw_kernels
+from whetstone.engines.native.kernels import sample as sample_kernels
 from whetstone.engines.native.kernels.attention import decode_attention
 from whetstone.engines.native.kernels.pointwise import add_norm, gated
-from whetstone.engines.native.prefill import PagedPrefill, Sequence
+from whetstone.engines.native.prefill import PagedPrefill, PrefillSequence
 from whetstone.engines.native.sampler import sample
 from whetstone.engines.native.slot_state import AttentionLayer, CacheShape, PagedState
 from whetstone.model.attention import LayerOptions, PackedAttention, packed_segments
@@ -45,13 +46,13 @@ def attention_with(window=None, softcap=None, programs=1, heads=6, width=32) -> 
     state.table[5, :3] = state.table[0, :3]  # slots 0 and 5 share a prompt
     lengths = {0: (130, 70), 5: (130, 1), 1: (0, 0), 2: (64, 63)}  # slot: prompt, own; 3 is not active
     for slot, (prefix, own) in lengths.items():
-        state.fields[:, slot] = torch.tensor([1, prefix, own, 0, 9, 0])
+        state.slots[:, slot] = torch.tensor([1, prefix, own, 0, 9, 0])
     rows = torch.tensor([0, 5, 2, -1, 1, 3, 3], dtype=torch.int32)
     query, key, value = torch.randn(7, heads * width), torch.randn(7, 2 * width), torch.randn(7, 2 * width)
     options = LayerOptions(layer=0, scale=0.3, sliding_window=window, softcap=softcap)
-    layer = AttentionLayer(options=options, heads=heads, kv_heads=2, width=width)
+    layer = AttentionLayer(options=options, heads=heads, kv_heads=2, head_dim=width)
     before = state.pages.clone()
-    attention_kernels.WANTED_PROGRAMS = programs
+    attention_kernels.TARGET_PROGRAMS = programs
     out = decode_attention(query, key, value, state, rows, layer)
     group = heads // 2
     for row, slot in enumerate(rows.tolist()):
@@ -106,7 +107,7 @@ def pointwise() -> None:
     assert torch.allclose(gated(both, gelu=True), expected, atol=1e-5)
 
 
-def eight_bits() -> None:
+def fp8() -> None:
     torch.manual_seed(0)
     x, residual = torch.randn(3, 48).bfloat16(), torch.randn(3, 48).bfloat16()
     weight, both = torch.rand(48).bfloat16(), torch.randn(3, 2 * 40).bfloat16()
@@ -114,12 +115,15 @@ def eight_bits() -> None:
     scale_of = torch.tensor([2.0, 0.5, 8.0])  # powers of two: multiplying rounds nothing
     kept, kept_too = residual.clone(), residual.clone()
     plain = add_norm((x * scale_of[:, None]).bfloat16(), kept, weight, None, (1e-6, 0.0)).float()
-    rounded = add_norm(Scaled(x, scale_of), kept_too, weight, None, (1e-6, 0.0), eight_bits=True)
+    rounded = add_norm(ScaledTensor(x, scale_of), kept_too, weight, None, (1e-6, 0.0), fp8=True)
     assert torch.equal(kept, kept_too)
     gates = gated(both * scale_of[:, None].bfloat16(), gelu=False).float()
-    for exact, (values, scale) in ((plain, rounded), (gates, gated(Scaled(both, scale_of), gelu=False))):
+    for exact, (values, scale) in (
+        (plain, rounded),
+        (gates, gated(ScaledTensor(both, scale_of), gelu=False)),
+    ):
         assert values.dtype == torch.float8_e4m3fn
-        assert torch.allclose(scale, round_rows(exact).scale, rtol=1e-2)  # bf16 rounds the plain one
+        assert torch.allclose(scale, quantize_rows(exact).scale, rtol=1e-2)  # bf16 rounds the plain one
         near = float(scale.max()) / 64
         assert torch.allclose(values.float() * scale[:, None], exact, rtol=2**-4 + 2**-8, atol=near)
 
@@ -127,13 +131,13 @@ def eight_bits() -> None:
 def eight_bit_step() -> None:
     """A whole step in 8 bits beside the same step as it is, before and after the weights moved."""
     policy = make_policy("qwen2", head_dim=32, hidden_size=128)
-    blocks, rows = read_blocks(policy), torch.arange(2, dtype=torch.int32)
-    exact, rounded = FusedStep(policy, blocks), FusedStep(policy, blocks, eight_bits=True)
+    blocks, rows = read_decoder_layers(policy), torch.arange(2, dtype=torch.int32)
+    exact, rounded = FusedStep(policy, blocks), FusedStep(policy, blocks, fp8=True)
     state = make_state(num_layers=2, heads=2, width=32, slots=2)
 
     def logits(step: FusedStep) -> torch.Tensor:
-        state.fields.zero_()
-        state.fields[slot_state.ACTIVE], state.fields[slot_state.TOKEN] = (
+        state.slots.zero_()
+        state.slots[slot_state.ACTIVE], state.slots[slot_state.TOKEN] = (
             1,
             torch.tensor([5, 9], dtype=torch.int32),
         )
@@ -156,31 +160,29 @@ def eight_bit_step() -> None:
 
 def drawing(dtype=torch.float32, **settings) -> None:
     torch.manual_seed(1)
-    sampling = Sampling(max_tokens=16, **settings)
+    sampling = SamplingParams(max_tokens=16, **settings)
     num = 6
     state = make_state(slots=num)
     logits = (torch.randn(num, 400) * 3).to(dtype)
     logits[3, 200:] = -torch.inf  # whole chunks without mass
     rows = torch.arange(num, dtype=torch.int32)
-    state.fields[slot_state.ACTIVE], state.fields[slot_state.LIMIT] = 1, 16
+    state.slots[slot_state.ACTIVE], state.slots[slot_state.MAX_NEW] = 1, 16
     drawn = torch.arange(num) % 7
-    state.fields[slot_state.DRAWN] = drawn
+    state.slots[slot_state.NUM_GENERATED] = drawn
     state.seeds.copy_(torch.tensor([seeds.seed(0, n) for n in range(num)]))
     state.settings.copy_(torch.tensor([sampling.temperature, sampling.top_p, sampling.min_p, sampling.top_k]))
     greedy = sampling.temperature == 0
     filtered = bool(sampling.top_k) or sampling.top_p < 1 or sampling.min_p > 0
-    draw_kernels.CHUNK = 128
-    draw_kernels.draw(logits, state, rows, greedy=greedy, filtered=filtered)
+    sample_kernels.CHUNK = 128
+    sample_kernels.sample(logits, state, rows, greedy=greedy, filtered=filtered)
     uniform = [seeds.uniforms(seeds.seed(0, n), int(drawn[n]), 1)[0] for n in range(num)]
     tokens, logprobs = sample(logits, torch.tensor(uniform, dtype=torch.float32), sampling)
     place = torch.arange(num)
     ours = state.out_tokens[place, drawn].long()
     assert torch.equal(ours, tokens), (ours, tokens)
-    assert torch.allclose(state.out_logprobs[0, place, drawn], logprobs, atol=1e-4)
-    plain = logits.float().log_softmax(-1)[place, ours]
-    assert torch.allclose(state.out_logprobs[1, place, drawn], plain, atol=1e-4)
-    assert torch.equal(state.fields[slot_state.DRAWN], (drawn + 1).int())
-    assert torch.equal(state.fields[slot_state.TOKEN].long(), ours)
+    assert torch.allclose(state.out_logprobs[place, drawn], logprobs, atol=1e-4)
+    assert torch.equal(state.slots[slot_state.NUM_GENERATED], (drawn + 1).int())
+    assert torch.equal(state.slots[slot_state.TOKEN].long(), ours)
 
 
 def endings() -> None:
@@ -188,14 +190,14 @@ def endings() -> None:
     state = make_state(slots=4)
     logits = torch.full((4, 50), -9.0)
     logits[torch.arange(4), torch.tensor([7, 8, 7, 8])] = 9.0
-    state.fields[slot_state.ACTIVE] = torch.tensor([1, 1, 1, 0])
-    state.fields[slot_state.LIMIT], state.fields[slot_state.DRAWN] = 5, torch.tensor([0, 4, 0, 2])
+    state.slots[slot_state.ACTIVE] = torch.tensor([1, 1, 1, 0])
+    state.slots[slot_state.MAX_NEW], state.slots[slot_state.NUM_GENERATED] = 5, torch.tensor([0, 4, 0, 2])
     state.stops[0] = 7
-    draw_kernels.draw(
+    sample_kernels.sample(
         logits, state, torch.tensor([0, 1, -1, 3], dtype=torch.int32), greedy=True, filtered=False
     )
-    assert state.fields[slot_state.ACTIVE].tolist() == [0, 0, 1, 0]
-    assert state.fields[slot_state.DRAWN].tolist() == [1, 5, 0, 2]
+    assert state.slots[slot_state.ACTIVE].tolist() == [0, 0, 1, 0]
+    assert state.slots[slot_state.NUM_GENERATED].tolist() == [1, 5, 0, 2]
     assert state.out_tokens[0, 0] == 7 and state.out_tokens[1, 4] == 8
 
 
@@ -205,16 +207,16 @@ def whole_step(architecture: str) -> None:
     config = policy.config
     state = make_state(num_layers=2, heads=2, width=32)
     prompts = [(5, 9, 33, 8, 17), (7, 3, 41, 60, 61, 62, 13, 20, 21, 22, 23)]
-    blocks = read_blocks(policy)
+    blocks = read_decoder_layers(policy)
     steps = [FusedStep(policy, blocks), ModuleStep(policy, (config.num_attention_heads, 2, 32))]
     with torch.no_grad():
         for step in steps:
             state.pages.normal_()
             sequences = []
             for slot, prompt in enumerate(prompts):
-                state.fields[:, slot] = torch.tensor([1, len(prompt) - 1, 0, 0, 4, prompt[-1]])
+                state.slots[:, slot] = torch.tensor([1, len(prompt) - 1, 0, 0, 4, prompt[-1]])
                 state.table[slot, :2] = torch.tensor([2 * slot, 2 * slot + 1])
-                sequences.append(Sequence(prompt[:-1], [2 * slot], [], []))
+                sequences.append(PrefillSequence(prompt[:-1], [2 * slot], [], []))
             step.prefill(PagedPrefill(state, sequences))
             logits = step(state, torch.tensor([1, -1, 0], dtype=torch.int32))
             for row, prompt in ((0, prompts[1]), (2, prompts[0])):
@@ -232,10 +234,11 @@ CASES = {
     "attention with a softcap": lambda: attention_with(softcap=2.0),
     "attention of heads that are no power of two": lambda: attention_with(width=48),
     "norm and gate": pointwise,
-    "norm and gate in 8 bits": eight_bits,
+    "norm and gate in 8 bits": fp8,
     "a step in 8 bits": eight_bit_step,
     "drawing": drawing,
     "drawing greedily": lambda: drawing(temperature=0.0),
+    "drawing greedily, filters ignored": lambda: drawing(temperature=0.0, top_p=0.3, top_k=5, min_p=0.1),
     "drawing from the top k": lambda: drawing(temperature=0.6, top_k=20),
     "drawing from the top p of bf16": lambda: drawing(dtype=torch.bfloat16, top_p=0.8),
     "drawing through all filters": lambda: drawing(temperature=1.3, min_p=0.05, top_k=200, top_p=0.9),

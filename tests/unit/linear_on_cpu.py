@@ -12,9 +12,10 @@ from torch import nn
 
 from tests.unit.cuda_on_cpu import build
 from tests.unit.gated_on_cpu import tensor_map
-from whetstone.engines.native.fused_linear import Joined
+from whetstone.engines.native.fused_linear import FusedLinear
 from whetstone.engines.native.kernels.hopper import linear as hopper_linear
-from whetstone.engines.native.kernels.hopper.linear import BLOCKS, THREADS, Tile
+from whetstone.engines.native.kernels.hopper import tiles
+from whetstone.engines.native.kernels.hopper.linear import BLOCKS, THREADS, LinearTile
 from whetstone.engines.native.kernels.hopper.tiles import DEPTH
 
 ENTRY = f"""
@@ -35,12 +36,12 @@ HERE = Path(__file__).parent
 class OnCpu:
     """A kernel, called as cuda.Kernel is."""
 
-    def __init__(self, tile: Tile, late: bool):
+    def __init__(self, tile: LinearTile, late: bool):
         words = [(HERE / name).read_text() for name in ("warp_on_cpu.h", "hopper_on_cpu.h")]
         source = "\n".join([*words, hopper_linear.SOURCE.read_text(), ENTRY])
         self.library = build(source, [*tile.macros(), f"-DFETCH_LATE={int(late)}"])
 
-    def __call__(self, grid, threads, arguments, *, early) -> None:
+    def __call__(self, grid, threads, arguments, *, pdl) -> None:
         assert threads == THREADS and grid[0] == BLOCKS
         inputs, weights, bias, out, *numbers = arguments
         fenced = torch.full((len(out) + 64, out.shape[1]), 7.0, dtype=out.dtype)
@@ -50,17 +51,14 @@ class OnCpu:
         out.copy_(fenced[: len(out)])
 
 
-class Ours(Joined):
-    def __call__(self, x):
-        raise AssertionError("it was left to the library")
-
-
 def check(rows: int, depth: int, width: int, dtype: torch.dtype, *, bias: bool, device: str = "cpu") -> None:
     """That it multiplies as float64 does."""
     torch.manual_seed(0)
     x = torch.randn(rows, depth).to(device, dtype)
     layer = nn.Linear(depth, width, bias=bias).to(device, dtype).requires_grad_(False)
-    got = hopper_linear.linear(x, Ours([layer])).double()
+    product = hopper_linear.try_linear(x, FusedLinear([layer]))
+    assert product is not None
+    got = product.double()
     exact = nn.functional.linear(x.double(), layer.weight.double(), layer.bias.double() if bias else None)
     assert got.shape == exact.shape
     worst = ((got - exact).abs() / (exact.abs() + 1)).max().item()
@@ -69,10 +67,10 @@ def check(rows: int, depth: int, width: int, dtype: torch.dtype, *, bias: bool, 
 
 def main(rows: int, depth: int, width: int, multi: int, dtype: torch.dtype, words: list[str]) -> None:
     hopper_linear.tensor_map = tensor_map
-    hopper_linear.can_multiply = lambda x, joined: True
+    hopper_linear.supports = lambda x, joined: True
     hopper_linear.multiprocessors = lambda device: multi
     hopper_linear._compiled = lambda tile, device: OnCpu(tile, "late" in words)
-    hopper_linear.MOST_STAGES = 2
+    tiles.MAX_STAGES = 2
     assert depth > 2 * BLOCKS * DEPTH, "no stage would be used twice"
     check(rows, depth, width, dtype, bias="bias" in words)
 

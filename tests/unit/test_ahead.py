@@ -15,7 +15,7 @@ from whetstone.config import build, make_plan, without_effect
 from whetstone.config.sections import ModelRoom
 from whetstone.engines import make_engine
 from whetstone.engines.native import NativeEngine
-from whetstone.engines.policy_copy import Apart
+from whetstone.engines.synced_copy import SyncedCopyEngine, copy_weights
 from whetstone.errors import UserError
 from whetstone.model.lora import add_lora
 from whetstone.model.policy import Policy
@@ -125,7 +125,7 @@ def watched_parts(rewards, scorer, engine_type=Watched):
     config, plan, policy, _, updater = parts(rewards, scorer)
     own = policy.copy()
     engine = engine_type(own, 8)
-    collector = collector_on(Apart(engine, policy, own), scorer)
+    collector = collector_on(SyncedCopyEngine(engine, copy_weights(policy, own)), scorer)
     return (
         config,
         plan,
@@ -159,14 +159,18 @@ def test_the_policy_may_train_while_the_engine_keeps_its_weights():
             parameter.add_(0.1)
     assert not any(
         torch.equal(a, b)
-        for a, b in zip(engine.own.parameters(), policy.parameters(), strict=True)
+        for a, b in zip(engine.engine.engine.policy.parameters(), policy.parameters(), strict=True)
         if a.dim() > 1
     )
     engine.update_weights(3)
-    pairs = zip(engine.own.model.state_dict().items(), policy.model.state_dict().items(), strict=True)
+    pairs = zip(
+        engine.engine.engine.policy.model.state_dict().items(), policy.model.state_dict().items(), strict=True
+    )
     assert all(mine == theirs and torch.equal(a, b) for (mine, a), (theirs, b) in pairs)
-    assert engine.engine._engine.policy_version == 3
-    assert not isinstance(make_engine(build(FLAT), policy), Apart)  # without it there is no second copy
+    assert engine.engine.engine.policy_version == 3
+    assert not isinstance(
+        make_engine(build(FLAT), policy), SyncedCopyEngine
+    )  # without it there is no second copy
 
 
 def test_with_lora_only_the_adapter_is_copied():
@@ -181,7 +185,7 @@ def test_with_lora_only_the_adapter_is_copied():
         for parameter in policy.parameters():
             parameter.add_(1.0)
     ids = torch.arange(3, 12)
-    engine = Apart(NativeEngine(own, 4), policy, own)
+    engine = SyncedCopyEngine(NativeEngine(own, 4), copy_weights(policy, own))
     policy.set_attention("eager")
     own.set_attention("eager")
     with torch.no_grad():

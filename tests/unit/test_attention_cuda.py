@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("triton", reason="Triton is not installed: pip install -e '.[dev]'")
 
 from tests.unit.on_cpu import NEEDS_COMPILER, runs
-from whetstone.engines.native.kernels.hopper.attention import are_enough
+from whetstone.engines.native.kernels.hopper.attention import fills_gpu
 
 SLOW = pytest.mark.slow
 
@@ -26,7 +26,7 @@ def test_agrees_with_float64(words, tmp_path):
 
 
 def test_it_takes_many_rows_and_leaves_few_long_ones_to_splits():
-    assert are_enough(2 * 48, 12)
-    assert not are_enough(2 * 32, 12)
-    assert not are_enough(2 * 128, 300)
-    assert are_enough(2 * 1024, 300)
+    assert fills_gpu(2 * 48, 12)
+    assert not fills_gpu(2 * 32, 12)
+    assert not fills_gpu(2 * 128, 300)
+    assert fills_gpu(2 * 1024, 300)

@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+from tests.support.quantization import quantize_rows
 from whetstone.config import build
 from whetstone.engines.native import NativeEngine
-from whetstone.engines.native.fp8 import LARGEST, EightBits, can_round, round_rows
-from whetstone.engines.native.fused_linear import Joined
+from whetstone.engines.native.fp8 import FP8_MAX, Fp8Linear, supports_fp8
+from whetstone.engines.native.fused_linear import FusedLinear
 from whetstone.errors import UserError
 
 
@@ -24,8 +25,8 @@ def exact(x: torch.Tensor, layers: list) -> torch.Tensor:
 
 def test_rounding_keeps_four_bits_and_the_largest_of_a_row():
     x = torch.tensor([[1.0, -0.3, 448.0, 0.02], [0.0, 0.0, 0.0, 0.0], [1e-3, -2e-3, 5e-4, 0.0]])
-    values, scale = round_rows(x)
-    assert scale.tolist() == pytest.approx([1.0, 1e-12, 2e-3 / LARGEST])
+    values, scale = quantize_rows(x)
+    assert scale.tolist() == pytest.approx([1.0, 1e-12, 2e-3 / FP8_MAX])
     # 8 steps between powers of two; below 2^-6 of the scale steps of 2^-9
     assert (values.float() * scale[:, None])[0].tolist() == pytest.approx([1.0, -0.3125, 448.0, 0.01953125])
     assert torch.allclose(values.float() * scale[:, None], x, rtol=2**-4, atol=2**-10 * float(scale[2]))
@@ -33,10 +34,10 @@ def test_rounding_keeps_four_bits_and_the_largest_of_a_row():
 
 def test_a_product_is_near_the_exact_one_and_follows_the_weights():
     layers = linears(32, 16)
-    joined = Joined(layers)
-    product = EightBits(joined)
+    joined = FusedLinear(layers)
+    product = Fp8Linear(joined)
     x = torch.randn(5, 64)
-    rounded = round_rows(x)
+    rounded = quantize_rows(x)
     for _ in range(2):
         values, scale = product(rounded)
         assert scale is rounded.scale  # left for whoever reads the product
@@ -65,7 +66,7 @@ def test_adapters_are_merged_into_the_copy():
         model, peft.LoraConfig(r=4, target_modules=["a"], init_lora_weights=False)
     )
     layer: Any = adapted.base_model.model.a
-    product = EightBits(Joined([layer, adapted.base_model.model.b], merge=False))
+    product = Fp8Linear(FusedLinear([layer, adapted.base_model.model.b], merge=False))
     merged = before.double()
     merged[:32] += layer.get_delta_weight("default").double()
     found = product.weight.double() * product.scale.double()
@@ -75,9 +76,9 @@ def test_adapters_are_merged_into_the_copy():
 
 
 def test_a_matrix_with_a_bias_or_an_odd_side_is_not_rounded():
-    assert can_round(Joined(linears(32)))
-    assert not can_round(Joined([nn.Linear(64, 32)]))
-    assert not can_round(Joined([nn.Linear(64, 24, bias=False)]))
+    assert supports_fp8(FusedLinear(linears(32)))
+    assert not supports_fp8(FusedLinear([nn.Linear(64, 32)]))
+    assert not supports_fp8(FusedLinear([nn.Linear(64, 24, bias=False)]))
 
 
 def test_samples_of_rounded_weights_are_weighed_unless_somebody_chose():
@@ -89,6 +90,6 @@ def test_samples_of_rounded_weights_are_weighed_unless_somebody_chose():
 
 def test_what_cannot_round_says_so(policy):
     with pytest.raises(UserError, match="native engine on a GPU"):
-        NativeEngine(policy, 2, eight_bits=True)
+        NativeEngine(policy, 2, fp8=True)
     with pytest.raises(UserError, match="this one is hf"):
         build({"rollout_quantization": "fp8", "rollout_engine": "hf"})

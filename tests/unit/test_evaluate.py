@@ -14,7 +14,7 @@ from rich.console import Console
 
 from whetstone.config.load import build
 from whetstone.config.sections import Config
-from whetstone.engines.base import Sampling
+from whetstone.engines.base import SamplingParams
 from whetstone.evaluation.display import examples, headline, print_result
 from whetstone.evaluation.evaluator import EvalResult, Evaluator, plain_answer
 from whetstone.evaluation.statistics import wilson
@@ -37,14 +37,14 @@ class Adder:
     skill: float = 0.5
     greedy_right: frozenset[str] = frozenset()
     reward: float = 0.0  # shaped reward, which evaluation must not read
-    calls: list[tuple[int, int, Sampling]] = field(default_factory=list)
+    calls: list[tuple[int, int, SamplingParams]] = field(default_factory=list)
 
     def collect(
         self,
         problems: list[Problem],
         *,
         num_samples: int,
-        sampling: Sampling,
+        sampling: SamplingParams,
         seed_parts: tuple[int | str, ...],
     ) -> list[Group]:
         self.calls.append((len(problems), num_samples, sampling))
@@ -56,7 +56,7 @@ class Adder:
             for problem in problems
         ]
 
-    def _rollout(self, problem: Problem, sampling: Sampling, seed_parts: tuple, sample: int) -> Rollout:
+    def _rollout(self, problem: Problem, sampling: SamplingParams, seed_parts: tuple, sample: int) -> Rollout:
         luck = uniforms(seed(*seed_parts, problem.id, sample), 0, 1)[0]
         right = problem.id in self.greedy_right if sampling.temperature == 0 else luck < self.skill
         answer = problem.answer if right else "0" if problem.answer != "0" else "1"
@@ -207,7 +207,9 @@ def test_another_evaluation_is_not_compared_with(tmp_path: Path, caplog: pytest.
 
 def test_an_answer_that_could_not_be_scored_is_wrong(tmp_path: Path):
     class Hanging(Adder):
-        def _rollout(self, problem: Problem, sampling: Sampling, seed_parts: tuple, sample: int) -> Rollout:
+        def _rollout(
+            self, problem: Problem, sampling: SamplingParams, seed_parts: tuple, sample: int
+        ) -> Rollout:
             rollout = super()._rollout(problem, sampling, seed_parts, sample)
             failed = Score(reward=0.0, parts={}, answer=None, failure="timeout")
             return Rollout(

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed import distributed_c10d
 
 from tests.conftest import make_policy
 from tests.protocol_server import ModelServer
-from whetstone.engines.base import Request, Sampling
+from whetstone.engines.base import Request, SamplingParams
 from whetstone.engines.native import NativeEngine
-from whetstone.engines.servers.pool import Fleet, Member, Team
+from whetstone.engines.servers.pool import ServerHandle, ServerPool, ServerSharing
 from whetstone.engines.servers.sglang import SEEDS, SGLangServer
 from whetstone.engines.servers.vllm.server import VLLMServer, parse_version
 from whetstone.engines.servers.weights import buckets, named_weights
@@ -26,7 +27,7 @@ from whetstone.errors import UserError
 ROOT = Path(__file__).resolve().parents[2]
 PROMPTS = [(5, 9, 33, 8), (7, 3, 41, 60), (11, 12, 13)]
 REQUESTS = [Request(prompt_ids=prompt, seeds=(1, 2, 3)) for prompt in PROMPTS]
-SAMPLING = Sampling(max_tokens=8, temperature=0.8)
+SAMPLING = SamplingParams(max_tokens=8, temperature=0.8)
 DIALECTS = ["vllm", "vllm-0.24", "sglang"]
 
 
@@ -45,7 +46,7 @@ class House:
         self.folder, self.dialect = folder, dialect
         self.policy = policy or make_policy("smollm")
         self.servers = [self.start() for _ in range(count)]
-        self.fleet = self.make_fleet(**settings)
+        self.pool = self.build_pool(**settings)
 
     def start(self, port=0):
         dialect = self.dialect.split("-")[0]
@@ -55,12 +56,12 @@ class House:
         """At the same address, with the weights that it began with."""
         self.servers[index] = self.start(self.servers[index].port)
 
-    def make_fleet(
-        self, timeout_s=5.0, request_timeout_s=20.0, weight_transfer="auto", in_flight=2, team=None
+    def build_pool(
+        self, timeout_s=5.0, request_timeout_s=20.0, weight_transfer="auto", in_flight=2, sharing=None
     ):
         kind = SGLangServer if self.dialect == "sglang" else VLLMServer
-        members = [
-            Member(
+        handles = [
+            ServerHandle(
                 server=kind(
                     server.url,
                     stops=self.policy.stop_token_ids,
@@ -68,13 +69,18 @@ class House:
                     weight_transfer=weight_transfer,
                     group_port=None,
                     request_timeout_s=request_timeout_s,
-                    is_shared=team is not None,
+                    is_shared=sharing is not None,
                 )
             )
             for server in self.servers
         ]
-        return Fleet(
-            members, self.policy, max_in_flight=in_flight, timeout_s=timeout_s, weight_dir=None, team=team
+        return ServerPool(
+            handles,
+            self.policy,
+            max_in_flight=in_flight,
+            timeout_s=timeout_s,
+            weight_dir=None,
+            sharing=sharing,
         )
 
     def move(self, seed):
@@ -85,7 +91,7 @@ class House:
                 parameter.add_(torch.randn_like(parameter) * 0.3)
 
     def collect(self, requests=REQUESTS, sampling=SAMPLING):
-        return {(o.request, o.sample): o.completion for o in self.fleet.generate(requests, sampling)}
+        return {(o.request, o.sample): o.completion for o in self.pool.generate(requests, sampling)}
 
     def expected(self, requests=REQUESTS, sampling=SAMPLING):
         """The native engine on the policy itself: the server draws in the same way."""
@@ -94,7 +100,7 @@ class House:
                 Request(prompt_ids=r.prompt_ids, seeds=tuple(s % SEEDS for s in r.seeds)) for r in requests
             ]
         engine = NativeEngine(self.policy, 4)
-        engine.update_weights(self.fleet.policy_version)
+        engine.update_weights(self.pool.policy_version)
         return {(o.request, o.sample): o.completion for o in engine.generate(requests, sampling)}
 
     def check(self):
@@ -104,13 +110,13 @@ class House:
         for place, completion in ours.items():
             assert completion.token_ids == native[place].token_ids
             assert completion.finish == native[place].finish
-            assert completion.policy_version == self.fleet.policy_version
+            assert completion.policy_version == self.pool.policy_version
             assert torch.allclose(
                 torch.tensor(completion.logprobs), torch.tensor(native[place].logprobs), atol=1e-5
             )
 
     def close(self):
-        self.fleet.close()
+        self.pool.close()
         for server in self.servers:
             if not server.is_dead:
                 server.kill()
@@ -118,7 +124,7 @@ class House:
 
 @pytest.fixture
 def house(folder, monkeypatch):
-    monkeypatch.setattr("whetstone.engines.servers.pool.LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr("whetstone.engines.servers.pool.CHECK_EVERY_S", 0.05)
     made = []
 
     def make(*args, **settings):
@@ -133,12 +139,12 @@ def house(folder, monkeypatch):
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_samples_are_of_the_weights_that_were_sent_last(house, dialect):
     home = house(dialect)
-    home.fleet.update_weights(0)
+    home.pool.update_weights(0)
     home.check()
     before = home.expected()
     for version in (1, 2):
         home.move(version)
-        home.fleet.update_weights(version)
+        home.pool.update_weights(version)
         home.check()
     assert all(server.pushes == ["disk"] * 3 for server in home.servers)
     assert before[0, 0].token_ids != home.expected()[0, 0].token_ids  # else the test proves nothing
@@ -172,12 +178,12 @@ def test_weights_over_a_process_group(folder, house):
     home = house("sglang", 0)
     server = Process("sglang", folder)
     home.servers.append(server)
-    home.fleet = home.make_fleet(weight_transfer="nccl", timeout_s=60)
+    home.pool = home.build_pool(weight_transfer="nccl", timeout_s=60)
     for version in (0, 1):
         home.move(version)
-        home.fleet.update_weights(version)
+        home.pool.update_weights(version)
         home.check()
-    samples = home.fleet.generate(REQUESTS * 8, SAMPLING)
+    samples = home.pool.generate(REQUESTS * 8, SAMPLING)
     taken = [next(samples)]
     server.kill()
     restart = threading.Thread(target=server.start, args=(server.port,))
@@ -188,7 +194,10 @@ def test_weights_over_a_process_group(folder, house):
     assert {(o.request, o.sample): o.completion.token_ids for o in taken} == {
         place: completion.token_ids for place, completion in native.items()
     }
-    assert home.fleet.num_redone > 0
+    assert home.pool.num_retried > 0
+    assert len(distributed_c10d._world.pg_map) == 1  # the group with the killed server was destroyed
+    home.pool.close()
+    assert not distributed_c10d._world.pg_map
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -202,7 +211,7 @@ def test_a_lora_run_sends_its_adapter_alone(house, dialect):
     home = house(dialect, 1, policy=Policy(model, base.tokenizer, base.device))
     for version in (0, 1, 2):
         home.move(version)
-        home.fleet.update_weights(version)
+        home.pool.update_weights(version)
         home.check()
     assert home.servers[0].pushes == ["adapter"] * 3
     assert len(home.servers[0].policies) == 2  # the base and the newest
@@ -214,7 +223,7 @@ def test_a_lora_run_sends_its_adapter_alone(house, dialect):
 def test_work_is_spread_and_a_slow_server_gets_less(house):
     home = house("vllm")
     home.servers[1].delay_s = 0.2
-    home.fleet.update_weights(0)
+    home.pool.update_weights(0)
     home.check()
     quick, slow = (server.num_completions for server in home.servers)
     assert quick + slow == 9 and quick > slow > 0
@@ -223,17 +232,17 @@ def test_work_is_spread_and_a_slow_server_gets_less(house):
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_a_server_that_dies_in_the_middle_loses_nothing(house, dialect):
     home = house(dialect)
-    home.fleet.update_weights(0)
+    home.pool.update_weights(0)
     home.servers[0].die_after = 2
     home.check()
-    assert home.fleet.num_redone > 0
+    assert home.pool.num_retried > 0
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_the_only_server_dies_and_comes_back_with_old_weights(house, dialect, caplog):
     home = house(dialect, 1)
     home.move(7)
-    home.fleet.update_weights(1)
+    home.pool.update_weights(1)
     home.servers[0].die_after = 3
 
     def bring_back():
@@ -255,21 +264,21 @@ def test_a_server_started_anew_between_two_requests_is_found_out(house, dialect)
     """It answers at once and without an error, with the weights it began with: the worst case."""
     home = house(dialect, 1)
     home.move(3)
-    home.fleet.update_weights(1)
+    home.pool.update_weights(1)
     home.servers[0].kill()
     home.restart(0)
     home.check()
-    assert home.fleet.num_redone > 0 and home.servers[0].pushes == ["disk"]
+    assert home.pool.num_retried > 0 and home.servers[0].pushes == ["disk"]
 
 
 def test_a_dead_server_is_back_in_time_for_the_next_batch(house):
     home = house("vllm")
-    home.fleet.update_weights(0)
+    home.pool.update_weights(0)
     home.servers[0].kill()
     home.check()
     home.restart(0)
     home.move(1)
-    home.fleet.update_weights(1)
+    home.pool.update_weights(1)
     time.sleep(0.1)
     home.check()
     home.check()
@@ -283,23 +292,23 @@ def test_processes_of_one_run_share_servers(house, dialect):
     """
     news = queue.SimpleQueue()
 
-    def tell(what):
+    def broadcast(what):
         news.put(what)
         return what
 
     home = house(dialect)
-    first = home.fleet = home.make_fleet(team=Team(leads=True, tell=tell))
-    second = home.make_fleet(team=Team(leads=False, tell=lambda what: news.get()))
+    first = home.pool = home.build_pool(sharing=ServerSharing(is_leader=True, broadcast=broadcast))
+    second = home.build_pool(sharing=ServerSharing(is_leader=False, broadcast=lambda what: news.get()))
     native, drawn = {}, []
     with ThreadPoolExecutor(2) as pool:
         for version in (1, 2):
             home.move(version)
-            list(pool.map(lambda fleet: fleet.update_weights(version), (first, second)))  # noqa: B023
+            list(pool.map(lambda pool: pool.update_weights(version), (first, second)))  # noqa: B023
             if version == 2:
                 home.servers[0].kill()
                 home.restart(0)
             native = {place: one.token_ids for place, one in home.expected().items()}
-            drawn = pool.map(lambda fleet: list(fleet.generate(REQUESTS, SAMPLING)), (first, second))
+            drawn = pool.map(lambda pool: list(pool.generate(REQUESTS, SAMPLING)), (first, second))
             for samples in drawn:
                 assert {(o.request, o.sample): o.completion.token_ids for o in samples} == native
                 assert {o.completion.policy_version for o in samples} == {version}
@@ -313,16 +322,20 @@ def test_a_failure_of_the_first_process_reaches_the_others(house):
     home = house("vllm", 1, timeout_s=0.5)
     home.servers[0].kill()
     news = queue.SimpleQueue()
-    first = home.make_fleet(timeout_s=0.5, team=Team(leads=True, tell=lambda what: news.put(what) or what))
-    second = home.make_fleet(timeout_s=0.5, team=Team(leads=False, tell=lambda what: news.get()))
-    for fleet in (first, second):
+    first = home.build_pool(
+        timeout_s=0.5, sharing=ServerSharing(is_leader=True, broadcast=lambda what: news.put(what) or what)
+    )
+    second = home.build_pool(
+        timeout_s=0.5, sharing=ServerSharing(is_leader=False, broadcast=lambda what: news.get())
+    )
+    for pool in (first, second):
         with pytest.raises(UserError, match="No rollout server is up"):
-            fleet.update_weights(0)
+            pool.update_weights(0)
 
 
 def test_no_server_at_all_ends_with_a_sentence(house):
     home = house("vllm", 1, timeout_s=1.0)
-    home.fleet.update_weights(0)
+    home.pool.update_weights(0)
     home.servers[0].kill()
     begun = time.monotonic()
     with pytest.raises(UserError, match=r"none has come up within 1 s.*whet serve.*auto_resume"):
@@ -332,17 +345,17 @@ def test_no_server_at_all_ends_with_a_sentence(house):
 
 def test_a_server_that_hangs_is_left(house):
     home = house("vllm", 2, request_timeout_s=1.0)
-    home.fleet.update_weights(0)
+    home.pool.update_weights(0)
     home.servers[0].delay_s = 30
     home.check()
-    assert "within 1 s" in home.fleet.members[0].trouble
+    assert "within 1 s" in home.pool.handles[0].trouble
 
 
 def test_a_server_that_can_not_take_the_weights_is_lost_and_then_named(house):
     home = house("vllm", 1, timeout_s=30.0)
     home.servers[0].fail_push = True
     with pytest.raises(UserError, match=r"failed 5 times in a row.*no memory left for the new weights"):
-        home.fleet.update_weights(0)
+        home.pool.update_weights(0)
 
 
 def _spoiled(change):
@@ -378,15 +391,15 @@ SPOILED = {
 def test_malformed_answers_end_the_run_with_a_sentence(house, fault):
     spoil, words = SPOILED[fault]
     home = house("vllm", 1)
-    home.fleet.update_weights(0)
+    home.pool.update_weights(0)
     home.servers[0].spoil = spoil
     with pytest.raises(UserError, match=words):
-        home.collect(sampling=Sampling(max_tokens=8, ignore_stop=True))
+        home.collect(sampling=SamplingParams(max_tokens=8, ignore_eos=True))
 
 
 def test_an_aborted_completion_is_drawn_again(house):
     home = house("vllm")
-    home.fleet.update_weights(0)
+    home.pool.update_weights(0)
     home.servers[0].spoil = lambda answer: {
         **answer,
         "choices": [{**answer["choices"][0], "finish_reason": "abort"}],
@@ -399,19 +412,19 @@ def test_an_aborted_completion_is_drawn_again(house):
 
 def test_generation_left_in_the_middle_leaves_nothing_under_way(house):
     home = house("vllm", 1)
-    home.fleet.update_weights(0)
+    home.pool.update_weights(0)
     home.servers[0].delay_s = 5
     begun = time.monotonic()
     with ThreadPoolExecutor(1) as pool:
-        samples = home.fleet.generate(REQUESTS, SAMPLING)
+        samples = home.pool.generate(REQUESTS, SAMPLING)
         waiting = pool.submit(next, samples)
         home.servers[0].delay_s = 0.01
         waiting.result()
     samples.close()
-    assert home.fleet.num_generating == 0
+    assert home.pool.num_generating == 0
     home.servers[0].delay_s = 0
     home.move(1)
-    home.fleet.update_weights(1)
+    home.pool.update_weights(1)
     home.check()
     assert time.monotonic() - begun < 20
 
@@ -419,46 +432,46 @@ def test_generation_left_in_the_middle_leaves_nothing_under_way(house):
 def test_sleep_and_wake_reach_the_servers(house):
     for dialect in ("vllm", "sglang"):
         home = house(dialect, 1)
-        home.fleet.update_weights(0)
-        home.fleet.sleep()
+        home.pool.update_weights(0)
+        home.pool.sleep()
         assert home.servers[0].asleep == {"weights", "kv_cache"}
         home.move(1)
-        home.fleet.update_weights(1)
+        home.pool.update_weights(1)
         assert home.servers[0].asleep == {"kv_cache"}  # only what the push needs
-        home.fleet.wake()
+        home.pool.wake()
         home.check()
 
 
 def test_a_server_that_several_processes_share_stays_awake(house):
     """Another one may still be sampling."""
     home = house("vllm", 1)
-    home.fleet = home.make_fleet(team=Team())
-    home.fleet.update_weights(0)
-    home.fleet.sleep()
+    home.pool = home.build_pool(sharing=ServerSharing())
+    home.pool.update_weights(0)
+    home.pool.sleep()
     assert home.servers[0].asleep == set()
     home.check()
 
 
 def test_stop_tokens_and_lengths(house):
     home = house("vllm", 1)
-    home.fleet.update_weights(0)
-    ours = home.collect(sampling=Sampling(max_tokens=16, ignore_stop=True))
+    home.pool.update_weights(0)
+    ours = home.collect(sampling=SamplingParams(max_tokens=16, ignore_eos=True))
     assert {len(completion.token_ids) for completion in ours.values()} == {16}
 
 
 def test_a_server_for_shorter_texts_is_refused(house):
     home = house("vllm", 1)
-    home.fleet.members[0].server.max_tokens = 128
+    home.pool.handles[0].server.max_tokens = 128
     with pytest.raises(UserError, match=r"takes 128 tokens at most.*max_completion_length is 128"):
-        home.fleet.update_weights(0)
+        home.pool.update_weights(0)
 
 
 def test_files_do_not_reach_another_machine(house):
     home = house("vllm", 1)
-    home.fleet.update_weights(0)
-    home.fleet.members[0].server.calls._host = "127.0.0.2"
+    home.pool.update_weights(0)
+    home.pool.handles[0].server.http._host = "127.0.0.2"
     with pytest.raises(UserError, match="weight_transfer_dir"):
-        home.fleet.update_weights(1)
+        home.pool.update_weights(1)
 
 
 def test_every_weight_is_sent_once_and_a_tied_head_too():

@@ -7,8 +7,8 @@ import pytest
 pytest.importorskip("triton", reason="Triton is not installed: pip install -e '.[dev]'")
 
 from tests.unit.on_cpu import NEEDS_COMPILER, runs
-from whetstone.engines.native.kernels.hopper.gated import Tile, column_tile
-from whetstone.engines.native.kernels.hopper.tiles import MOST_SHARED
+from whetstone.engines.native.kernels.hopper.gated import GateUpTile, column_tile
+from whetstone.engines.native.kernels.hopper.tiles import MAX_SHARED_BYTES
 
 SLOW = pytest.mark.slow
 
@@ -40,6 +40,6 @@ def test_all_multiprocessors_have_as_many_tiles(columns, tile, turns):
 @pytest.mark.parametrize("rows", [128, 256])
 @pytest.mark.parametrize("columns", [8, 80, 136, 168])
 def test_a_block_has_several_stages_in_its_memory(rows, columns):
-    tile = Tile(rows, columns, False, True)
+    tile = GateUpTile(rows=rows, columns=columns, gelu=False, bf16=True)
     assert tile.stages >= 4
-    assert tile.shared_bytes <= MOST_SHARED
+    assert tile.shared_bytes <= MAX_SHARED_BYTES

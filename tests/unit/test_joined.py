@@ -7,7 +7,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
-from whetstone.engines.native.fused_linear import Joined, is_plain, num_parts
+from whetstone.engines.native.fused_linear import FusedLinear, is_linear_or_lora, num_splits
 
 
 class Three(nn.Module):
@@ -40,7 +40,7 @@ def change(model):
 def test_joined_layers_with_adapters_give_what_the_layers_give(merge, settings):
     model = adapted(**settings)
     three = model.base_model.model
-    joined = Joined([three.q, three.k, three.v], merge=merge)
+    joined = FusedLinear([three.q, three.k, three.v], merge=merge)
     assert joined.is_copy == merge
     if not merge:
         assert joined.weight.data_ptr() == three.q.get_base_layer().weight.data_ptr()
@@ -56,7 +56,7 @@ def test_joined_layers_with_adapters_give_what_the_layers_give(merge, settings):
 
 def test_layers_without_adapters_share_the_memory_of_the_policy():
     three = Three()
-    joined = Joined([three.q, three.k])
+    joined = FusedLinear([three.q, three.k])
     with torch.no_grad():
         three.k.weight.add_(1.0)
         x = torch.randn(2, 16)
@@ -67,13 +67,13 @@ def test_layers_without_adapters_share_the_memory_of_the_policy():
 
 def test_an_adapter_that_is_more_than_two_matrices_is_known():
     plain, dora = adapted().base_model.model, adapted(use_dora=True).base_model.model
-    assert is_plain(plain.q) and is_plain(plain.k) and not is_plain(dora.q)
+    assert is_linear_or_lora(plain.q) and is_linear_or_lora(plain.k) and not is_linear_or_lora(dora.q)
 
 
 def test_parts_of_a_product_fill_the_chip_and_no_more():
-    assert num_parts(256, 1536, 8960, 132) == 4  # 2 x 12 tiles, times 4: 96 of 132
-    assert num_parts(257, 1536, 8960, 132) == 1  # nothing is gained
-    assert num_parts(256, 4096, 8960, 132) == 2  # 64 tiles
-    assert num_parts(16, 896, 4864, 132) == 4
-    assert num_parts(16, 1536, 1536, 132) == 1  # halves would be shorter than 1024
-    assert num_parts(16, 1536, 1500 * 4, 132) == 2  # quarters would begin at odd places
+    assert num_splits(256, 1536, 8960, 132) == 4  # 2 x 12 tiles, times 4: 96 of 132
+    assert num_splits(257, 1536, 8960, 132) == 1  # nothing is gained
+    assert num_splits(256, 4096, 8960, 132) == 2  # 64 tiles
+    assert num_splits(16, 896, 4864, 132) == 4
+    assert num_splits(16, 1536, 1536, 132) == 1  # halves would be shorter than 1024
+    assert num_splits(16, 1536, 1500 * 4, 132) == 2  # quarters would begin at odd places

@@ -9,8 +9,8 @@ import time
 import pytest
 
 from whetstone.config import load
-from whetstone.engines.servers.http import Calls, Refused, Unreachable, free_port
-from whetstone.engines.servers.process import RESTARTS, Command, ServerProcess, essence
+from whetstone.engines.servers.http import HttpClient, RequestRejected, Unreachable, free_port
+from whetstone.engines.servers.process import RESTARTS, ServerCommand, ServerProcess, error_lines
 from whetstone.engines.servers.setup import server_command
 from whetstone.errors import UserError
 
@@ -33,15 +33,15 @@ HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 
 def process_of(tmp_path, code=SERVER):
     port = free_port()
-    command = Command(
-        words=[sys.executable, "-c", code, str(port)], environment={}, url=f"http://127.0.0.1:{port}"
+    command = ServerCommand(
+        args=[sys.executable, "-c", code, str(port)], environment={}, url=f"http://127.0.0.1:{port}"
     )
     return ServerProcess(command, tmp_path / "logs" / "server.log")
 
 
 def is_healthy(process):
     try:
-        Calls(process.command.url).get("/health", timeout_s=1)
+        HttpClient(process.command.url).get("/health", timeout_s=1)
     except Unreachable:
         return False
     return True
@@ -64,13 +64,13 @@ def test_start_restart_and_stop(tmp_path):
     server.start()
     try:
         server.wait_until_up(lambda: is_healthy(server), 20)
-        with pytest.raises(Refused, match="Not Found"):
-            Calls(server.command.url).get("/else", timeout_s=2)
+        with pytest.raises(RequestRejected, match="Not Found"):
+            HttpClient(server.command.url).get("/else", timeout_s=2)
         assert server.process is not None
         first = server.process.pid
         os.kill(first, signal.SIGKILL)
         assert wait_for(lambda: not server.is_running)
-        server.keep_running()
+        server.restart_if_dead()
         assert wait_for(lambda: not children(first))  # what it left behind is gone
         server.wait_until_up(lambda: is_healthy(server), 20)
         assert server.restarts == 0
@@ -87,11 +87,11 @@ def test_a_server_that_can_not_start_says_why(tmp_path):
     with pytest.raises(UserError, match=r"exit code 1.*ValueError: no such model.*server.log"):
         server.wait_until_up(lambda: False, 20)
     for _ in range(RESTARTS):
-        server.keep_running()
+        server.restart_if_dead()
         assert server.process is not None
         server.process.wait()
     with pytest.raises(UserError, match=f"ended {RESTARTS + 1} times.*no such model"):
-        server.keep_running()
+        server.restart_if_dead()
 
 
 def test_a_server_that_takes_too_long_is_stopped(tmp_path):
@@ -105,8 +105,8 @@ def test_a_server_that_takes_too_long_is_stopped(tmp_path):
 def test_servers_end_with_the_run_that_was_killed(tmp_path):
     code = f"""
 import pathlib, sys, time
-from whetstone.engines.servers.process import Command, ServerProcess
-command = Command(words=["sleep", "78.5"], environment={{}}, url="x")
+from whetstone.engines.servers.process import ServerCommand, ServerProcess
+command = ServerCommand(args=["sleep", "78.5"], environment={{}}, url="x")
 server = ServerProcess(command, pathlib.Path({str(tmp_path)!r}) / "log")
 server.start()
 print(server.process.pid, flush=True)
@@ -137,7 +137,7 @@ def test_the_flags_that_training_needs(monkeypatch):
     )
     config = load(None, [*words.split(), "server_args=[--trust-remote-code]"]).config
     command = server_command(config, None, "127.0.0.1", 8123)
-    line = " ".join(command.words)
+    line = " ".join(command.args)
     for part in (
         "--logprobs-mode processed_logprobs",
         "--generation-config vllm",
@@ -157,7 +157,7 @@ def test_the_essence_of_what_an_engine_said():
         "1 validation error for ModelConfig\n  Value error, User-specified max_model_len (1024) is greater "
         "than the derived max_model_len (512).\n    For further information visit the documentation"
     )
-    assert essence(checked).startswith("Value error, User-specified max_model_len (1024)")
-    assert essence("starting\nRuntimeError: out of memory\nbye") == "RuntimeError: out of memory"
-    assert essence("one\ntwo\nthree", 2) == "two | three"
-    assert essence("") == "nothing"
+    assert error_lines(checked).startswith("Value error, User-specified max_model_len (1024)")
+    assert error_lines("starting\nRuntimeError: out of memory\nbye") == "RuntimeError: out of memory"
+    assert error_lines("one\ntwo\nthree", 2) == "two | three"
+    assert error_lines("") == "nothing"

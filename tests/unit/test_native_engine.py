@@ -6,11 +6,11 @@ import torch
 from tests.conftest import ARCHITECTURES, make_policy
 from whetstone import seeds
 from whetstone.config.sections import ModelRoom
-from whetstone.engines.base import Request, Sampling
+from whetstone.engines.base import Request, SamplingParams
 from whetstone.engines.hf import HFEngine
 from whetstone.engines.native import NativeEngine
 from whetstone.engines.native.cpu import SlotEngine
-from whetstone.engines.native.cpu_step import BlockStep, ModuleStep
+from whetstone.engines.native.cpu_step import CpuLayerStep, CpuModuleStep
 from whetstone.engines.native.sampler import sample
 from whetstone.model.attention import NAME, PackedAttention, packed_segments
 from whetstone.model.policy import load_policy
@@ -38,7 +38,7 @@ def test_greedy_tokens_equal_those_of_generate(architecture):
     policy = make_policy(architecture)
     policy.verify()
     engine = NativeEngine(policy, max_slots=2)  # fewer slots than samples: some wait, slots are refilled
-    sampling = Sampling(max_tokens=24, temperature=0.0, ignore_stop=True)
+    sampling = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
     ours = collect(engine, [Request(prompt_ids=prompt, seeds=(0,)) for prompt in PROMPTS], sampling)
     policy.set_attention("eager")
     for number, prompt in enumerate(PROMPTS):
@@ -55,7 +55,9 @@ def test_logprobs_are_the_trainers(architecture):
     policy = make_policy(architecture)
     engine = NativeEngine(policy, max_slots=3)
     requests = [Request(prompt_ids=prompt, seeds=(1, 2, 3)) for prompt in PROMPTS]
-    for (r, _), completion in collect(engine, requests, Sampling(max_tokens=16, temperature=0.7)).items():
+    for (r, _), completion in collect(
+        engine, requests, SamplingParams(max_tokens=16, temperature=0.7)
+    ).items():
         expected = trainer_logprobs(policy, PROMPTS[r], completion, 0.7)
         assert torch.allclose(torch.tensor(completion.logprobs), expected, atol=1e-4)
 
@@ -63,11 +65,11 @@ def test_logprobs_are_the_trainers(architecture):
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_models_that_can_be_read_are_run_by_blocks_and_still_train(architecture):
     policy = make_policy(architecture)
-    engine = NativeEngine(policy, 3)._engine
+    engine = NativeEngine(policy, 3).engine
     assert isinstance(engine, SlotEngine)
     requests = [Request(prompt_ids=prompt, seeds=(1, 2)) for prompt in PROMPTS]
-    collect(engine, requests, Sampling(max_tokens=3))
-    assert isinstance(engine.step, BlockStep)
+    collect(engine, requests, SamplingParams(max_tokens=3))
+    assert isinstance(engine.step, CpuLayerStep)
     step = engine.step
     for change in ("in place", "elsewhere"):
         with torch.no_grad():
@@ -75,7 +77,7 @@ def test_models_that_can_be_read_are_run_by_blocks_and_still_train(architecture)
                 if change == "elsewhere":
                     parameter.data = parameter.data.clone()
                 parameter.mul_(1.05)
-        for (r, _), completion in collect(engine, requests, Sampling(max_tokens=8)).items():
+        for (r, _), completion in collect(engine, requests, SamplingParams(max_tokens=8)).items():
             expected = trainer_logprobs(policy, PROMPTS[r], completion)
             assert torch.allclose(torch.tensor(completion.logprobs), expected, atol=1e-4)
             assert expected.requires_grad
@@ -84,14 +86,14 @@ def test_models_that_can_be_read_are_run_by_blocks_and_still_train(architecture)
 
 def test_an_adapter_is_run_by_the_modules():
     policy = load_policy(ModelRoom(model_name_or_path="pebble", device="cpu", use_peft=True, lora_r=2))
-    engine = NativeEngine(policy, 3)._engine
+    engine = NativeEngine(policy, 3).engine
     assert isinstance(engine, SlotEngine)
-    collect(engine, [Request(prompt_ids=(5, 9), seeds=(1,))], Sampling(max_tokens=3))
-    assert isinstance(engine.step, ModuleStep)
+    collect(engine, [Request(prompt_ids=(5, 9), seeds=(1,))], SamplingParams(max_tokens=3))
+    assert isinstance(engine.step, CpuModuleStep)
 
 
 def test_a_sample_does_not_depend_on_what_shares_its_batch(policy):
-    sampling = Sampling(max_tokens=20)
+    sampling = SamplingParams(max_tokens=20)
     alone = collect(NativeEngine(policy, 1), [Request(prompt_ids=PROMPTS[1], seeds=(77,))], sampling)[0, 0]
     crowd = [Request(prompt_ids=prompt, seeds=(5, 77, 9)) for prompt in PROMPTS]
     for slots in (1, 2, 4, 64):
@@ -100,15 +102,17 @@ def test_a_sample_does_not_depend_on_what_shares_its_batch(policy):
 
 def test_samples_of_one_prompt_differ_and_repeat(policy):
     requests = [Request(prompt_ids=PROMPTS[0], seeds=tuple(range(8)))]
-    first = collect(NativeEngine(policy, 8), requests, Sampling(max_tokens=12))
-    again = collect(NativeEngine(policy, 8), requests, Sampling(max_tokens=12))
+    first = collect(NativeEngine(policy, 8), requests, SamplingParams(max_tokens=12))
+    again = collect(NativeEngine(policy, 8), requests, SamplingParams(max_tokens=12))
     assert first == again
     assert len({completion.token_ids for completion in first.values()}) == 8
 
 
 def test_stop_token_ends_a_completion_and_is_part_of_it(policy):
     requests = [Request(prompt_ids=prompt, seeds=tuple(range(40))) for prompt in PROMPTS]
-    done = collect(NativeEngine(policy, 16), requests, Sampling(max_tokens=60, temperature=1.5)).values()
+    done = collect(
+        NativeEngine(policy, 16), requests, SamplingParams(max_tokens=60, temperature=1.5)
+    ).values()
     stopped = [c for c in done if c.finish is Finish.STOP]
     cut = [c for c in done if c.finish is Finish.LENGTH]
     assert stopped and cut
@@ -120,14 +124,16 @@ def test_completions_carry_the_version_of_the_weights(policy):
     engine = NativeEngine(policy, 4)
     engine.update_weights(7)
     assert (
-        collect(engine, [Request(prompt_ids=(4,), seeds=(1,))], Sampling(max_tokens=2))[0, 0].policy_version
+        collect(engine, [Request(prompt_ids=(4,), seeds=(1,))], SamplingParams(max_tokens=2))[
+            0, 0
+        ].policy_version
         == 7
     )
 
 
 def test_a_generator_left_halfway_keeps_gradients_on(policy):
     stream = NativeEngine(policy, 4).generate(
-        [Request(prompt_ids=(4, 5), seeds=(1, 2, 3))], Sampling(max_tokens=9)
+        [Request(prompt_ids=(4, 5), seeds=(1, 2, 3))], SamplingParams(max_tokens=9)
     )
     next(stream)
     assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
@@ -136,17 +142,19 @@ def test_a_generator_left_halfway_keeps_gradients_on(policy):
 def test_hf_engine_has_the_trainers_logprobs_too(policy):
     engine = HFEngine(policy, 4, None)
     requests = [Request(prompt_ids=prompt, seeds=(1, 2)) for prompt in PROMPTS]
-    done = collect(engine, requests, Sampling(max_tokens=12, temperature=0.8))
+    done = collect(engine, requests, SamplingParams(max_tokens=12, temperature=0.8))
     assert len(done) == 6
     for (r, _), completion in done.items():
         expected = trainer_logprobs(policy, PROMPTS[r], completion, 0.8)
         assert torch.allclose(torch.tensor(completion.logprobs), expected, atol=1e-4)
-    assert done == collect(engine, requests, Sampling(max_tokens=12, temperature=0.8))
+    assert done == collect(engine, requests, SamplingParams(max_tokens=12, temperature=0.8))
 
 
 def test_hf_engine_draws_what_transformers_own_sampling_would(policy):
     prompt = PROMPTS[0]
-    sampling = Sampling(max_tokens=10, temperature=0.7, top_k=20, top_p=0.9, min_p=0.02, ignore_stop=True)
+    sampling = SamplingParams(
+        max_tokens=10, temperature=0.7, top_k=20, top_p=0.9, min_p=0.02, ignore_eos=True
+    )
     done = collect(HFEngine(policy, 4, None), [Request(prompt_ids=prompt, seeds=(1, 2, 3))], sampling)
     policy.set_attention("eager")
     torch.manual_seed(seeds.seed(1, 2, 3))
@@ -163,7 +171,7 @@ LOGITS = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
 
 
 def drawn(uniform, **settings):
-    token, logprob = sample(LOGITS, torch.tensor([uniform]), Sampling(max_tokens=1, **settings))
+    token, logprob = sample(LOGITS, torch.tensor([uniform]), SamplingParams(max_tokens=1, **settings))
     return token.item(), logprob.exp().item()
 
 
@@ -201,4 +209,4 @@ def test_temperature_sharpens_and_greedy_takes_the_likeliest():
 def test_a_token_without_probability_is_never_drawn():
     logits = torch.tensor([[0.0, float("-inf")]]).repeat(64, 1)
     uniform = torch.full((64,), 1.0)  # what rounding can make of a number just below 1
-    assert sample(logits, uniform, Sampling(max_tokens=1))[0].tolist() == [0] * 64
+    assert sample(logits, uniform, SamplingParams(max_tokens=1))[0].tolist() == [0] * 64

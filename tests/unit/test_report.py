@@ -12,7 +12,7 @@ import pytest
 from whetstone.config.load import build, dump, flatten
 from whetstone.diagnosis.explain import diagnose, read_story
 from whetstone.diagnosis.verdicts import Severity
-from whetstone.engines.base import Sampling
+from whetstone.engines.base import SamplingParams
 from whetstone.errors import UserError
 from whetstone.evaluation.evaluator import EvalResult, Evaluator
 from whetstone.files import atomic_write
@@ -53,7 +53,7 @@ class Pupil:
         problems: list[Problem],
         *,
         num_samples: int,
-        sampling: Sampling,
+        sampling: SamplingParams,
         seed_parts: tuple[int | str, ...],
     ) -> list[Group]:
         return [
@@ -64,7 +64,7 @@ class Pupil:
             for p in problems
         ]
 
-    def _answer(self, problem: Problem, sampling: Sampling, parts: tuple[int | str, ...]) -> Rollout:
+    def _answer(self, problem: Problem, sampling: SamplingParams, parts: tuple[int | str, ...]) -> Rollout:
         manner, luck = uniforms(seed(*parts), 0, 2)
         thinks = manner < self.thinking if sampling.temperature > 0 else self.thinking > 0.5
         hard = problem.task == "products"

@@ -5,7 +5,7 @@ import pytest
 from tests.conftest import Characters, make_policy
 from whetstone.config import build, make_plan
 from whetstone.config.sections import ModelRoom
-from whetstone.engines.base import Sampling
+from whetstone.engines.base import SamplingParams
 from whetstone.engines.native import NativeEngine
 from whetstone.errors import UserError
 from whetstone.model.chat import Chat
@@ -46,7 +46,7 @@ def collector(scorer, **limits):
 def collect(config, collector, step, max_tokens=8):
     problems = [build_tasks(config, "train").problem(i) for i in range(3)]
     return collector.collect(
-        problems, num_samples=2, sampling=Sampling(max_tokens=max_tokens), seed_parts=(1, step)
+        problems, num_samples=2, sampling=SamplingParams(max_tokens=max_tokens), seed_parts=(1, step)
     )
 
 

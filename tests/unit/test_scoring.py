@@ -247,7 +247,7 @@ def test_a_reward_file_that_cannot_be_loaded_is_named(tmp_path: Path):
     (tmp_path / "broken.py").write_text("import no_such_module\n\ndef f(**kwargs):\n    return []\n")
     with Scorer(configure(reward_funcs=[f"{tmp_path}/broken.py:f"])) as scorer:
         scorer.submit(answer(countdown(35), "x"))
-        with pytest.raises(UserError, match="could not be loaded: ModuleNotFoundError"):
+        with pytest.raises(UserError, match="could not be imported: ModuleNotFoundError"):
             scorer.gather()
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.test_train import rows
 from tests.unit.test_launch_ray import FLAGS, ROOT, Launched, processes
-from whetstone.engines.servers.http import Calls, Unreachable
+from whetstone.engines.servers.http import HttpClient, Unreachable
 
 pytestmark = pytest.mark.vllm
 pytest.importorskip("vllm", reason="make test-vllm sets it up")
@@ -30,7 +30,7 @@ SETTINGS = {
 def num_running(url):
     """Requests that vLLM is at."""
     try:
-        text = Calls(url).get("/metrics", timeout_s=2.0)
+        text = HttpClient(url).get("/metrics", timeout_s=2.0)
     except Unreachable:
         return 0
     return sum(float(n) for n in re.findall(r"^vllm:num_requests_running\{.*\} (\S+)$", text, re.MULTILINE))

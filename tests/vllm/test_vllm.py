@@ -18,7 +18,7 @@ import torch
 from tests.unit.test_native_engine import trainer_logprobs
 from whetstone.config import load
 from whetstone.engines import make_engine
-from whetstone.engines.base import Request, Sampling
+from whetstone.engines.base import Request, SamplingParams
 from whetstone.engines.native import NativeEngine
 from whetstone.engines.servers.http import free_port
 from whetstone.model.policy import load_policy
@@ -47,17 +47,17 @@ def collect(engine, sampling, requests=REQUESTS):
 @torch.no_grad()
 def check(engine, policy, version):
     """Greedy tokens are the native engine's, logprobs the trainer's, and each is of this version."""
-    greedy = Sampling(max_tokens=24, temperature=0.0)
+    greedy = SamplingParams(max_tokens=24, temperature=0.0)
     ours, native = collect(engine, greedy), collect(NativeEngine(policy, 8), greedy)
     assert {place: one.token_ids for place, one in ours.items()} == {
         place: one.token_ids for place, one in native.items()
     }
-    for sampling in (greedy, Sampling(max_tokens=24), Sampling(max_tokens=24, temperature=0.6)):
+    for sampling in (greedy, SamplingParams(max_tokens=24), SamplingParams(max_tokens=24, temperature=0.6)):
         for (request, _), completion in collect(engine, sampling).items():
             expected = trainer_logprobs(policy, PROMPTS[request], completion, sampling.temperature or 1.0)
             assert torch.allclose(torch.tensor(completion.logprobs), expected, atol=2e-4)
             assert completion.policy_version == version
-    filtered = collect(engine, Sampling(max_tokens=24, top_p=0.7, top_k=8))
+    filtered = collect(engine, SamplingParams(max_tokens=24, top_p=0.7, top_k=8))
     for (request, _), completion in filtered.items():  # the likeliest tokens share what the others had
         plain = trainer_logprobs(policy, PROMPTS[request], completion)
         assert bool((torch.tensor(completion.logprobs) >= plain - 2e-4).all())
@@ -69,9 +69,9 @@ def check_all(engine, policy):
         check(engine, policy, version)
         move(policy, version)
     engine.update_weights(3)
-    sampling = Sampling(max_tokens=24)
+    sampling = SamplingParams(max_tokens=24)
     assert collect(engine, sampling) == collect(engine, sampling)  # seeds make a sample repeatable
-    left = engine.generate(REQUESTS, Sampling(max_tokens=24, ignore_stop=True))
+    left = engine.generate(REQUESTS, SamplingParams(max_tokens=24, ignore_eos=True))
     next(left)
     left.close()
     engine.sleep()
@@ -172,15 +172,17 @@ def test_sigkill_in_the_middle_of_a_batch(served, engine_and_policy):
     move(policy, 9, 0.05)
     engine.update_weights(7)
     requests = [Request(prompt_ids=prompt, seeds=tuple(range(16))) for prompt in PROMPTS]
-    samples = engine.generate(requests, Sampling(max_tokens=48, ignore_stop=True))
+    samples = engine.generate(requests, SamplingParams(max_tokens=48, ignore_eos=True))
     taken = [next(samples)]
-    victim, redone = served.server_process(), engine.num_redone
+    victim, redone = served.server_process(), engine.num_retried
     os.kill(victim, signal.SIGKILL)
     begun = time.monotonic()
     taken += samples
-    print(f"{len(taken)} samples, {engine.num_redone - redone} drawn again, {time.monotonic() - begun:.0f} s")
+    print(
+        f"{len(taken)} samples, {engine.num_retried - redone} drawn again, {time.monotonic() - begun:.0f} s"
+    )
     assert {(one.request, one.sample) for one in taken} == {(r, s) for r in range(3) for s in range(16)}
-    assert engine.num_redone > redone and served.server_process() != victim
+    assert engine.num_retried > redone and served.server_process() != victim
     with torch.no_grad():
         for one in taken:
             assert one.completion.policy_version == 7
@@ -214,4 +216,4 @@ def test_lora_adapters(mode, tmp_path):
     finally:
         engine.close()
     if mode == "server":
-        assert not engine.members[0].server.is_healthy()
+        assert not engine.handles[0].server.is_healthy()

@@ -14,17 +14,11 @@ from dataclasses import dataclass
 import rich
 from rich.text import Text
 
+from whetstone.config.engine_traits import ENGINE_TRAITS
 from whetstone.errors import UserError
 from whetstone.sandbox.languages import LANGUAGES, missing, tools
 from whetstone.sandbox.pool import LocalPool
 from whetstone.terminal.text import wrap
-
-_ENGINES = (
-    ("native", "torch", "comes with whetstone"),
-    ("hf", "transformers", "comes with whetstone"),
-    ("vllm", "vllm", "pip install vllm, in a version made for your torch"),
-    ("sglang", "sglang", "pip install sglang, on a machine with a GPU"),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,10 +92,14 @@ def _engines() -> list[Finding]:
         Finding(
             section="Engines (rollout_engine)",
             name=name,
-            there=_has(package),
-            says=f"{package} {_version(package)}" if _has(package) else get,
+            there=_has(traits.package),
+            says=(
+                f"{traits.package} {_version(traits.package)}"
+                if _has(traits.package)
+                else traits.install or "comes with whetstone"
+            ),
         )
-        for name, package, get in _ENGINES
+        for name, traits in ENGINE_TRAITS.items()
     ]
 
 

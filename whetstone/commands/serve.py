@@ -5,13 +5,15 @@ other; a run sends its weights before it samples. Trains nothing.
 """
 
 import contextlib
+import functools
 import logging
 import signal
 import sys
 import time
 
 from whetstone.config import Loaded
-from whetstone.engines.servers.setup import is_up, keep_up, start_servers
+from whetstone.config.engine_traits import SERVER_ENGINES, engine_traits
+from whetstone.engines.servers.setup import is_up, start_servers
 from whetstone.errors import UserError
 
 CHECK_EVERY_S = 1.0
@@ -20,10 +22,10 @@ CHECK_EVERY_S = 1.0
 def serve(loaded: Loaded) -> None:
     """Until Ctrl-C or SIGTERM; a server that dies is started again."""
     config = loaded.config
-    if config.rollout.rollout_engine not in ("vllm", "sglang"):
+    if not engine_traits(config.rollout.rollout_engine).has_servers:
         raise UserError(
-            f"rollout_engine is {config.rollout.rollout_engine}, which needs no server: give "
-            "rollout_engine=vllm or rollout_engine=sglang."
+            f"rollout_engine is {config.rollout.rollout_engine}, which has no server: give "
+            f"rollout_engine={' or '.join(SERVER_ENGINES)}."
         )
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     host = config.engines.vllm_server_host or "127.0.0.1"
@@ -42,5 +44,5 @@ def serve(loaded: Loaded) -> None:
         while True:
             time.sleep(CHECK_EVERY_S)
             for process in processes:
-                if (said := keep_up(process)) is not None:
-                    print(said, flush=True)
+                if process.restart_if_dead(functools.partial(is_up, process)):
+                    print(f"Up again: {process.command.url}.", flush=True)

@@ -8,6 +8,7 @@ nearest one that does.
 import math
 from dataclasses import dataclass
 
+from whetstone.config.engine_traits import SERVER_ENGINES, engine_traits
 from whetstone.config.sections import Config
 from whetstone.errors import UserError
 from whetstone.terminal.text import counted
@@ -178,12 +179,13 @@ def without_effect(config: Config, plan: Plan) -> list[str]:
         notes.append("torch_compile has no effect while tp_size is above 1: split layers can't be compiled.")
     if loss.beta == 0 and (loss.kl_target != "base" or loss.kl_in != "loss"):
         notes.append("kl_target and kl_in have no effect while beta is 0.")
-    if config.rollout.rollout_engine in ("native", "hf") and config.engines.addresses:
+    traits = engine_traits(config.rollout.rollout_engine)
+    if not traits.has_servers and config.engines.addresses:
         notes.append(
             f"The server {config.engines.addresses[0]} is not used while rollout_engine is "
-            f"{config.rollout.rollout_engine}: set it to vllm or sglang."
+            f"{config.rollout.rollout_engine}: set it to {' or '.join(SERVER_ENGINES)}."
         )
-    if config.model.attn_implementation is not None and config.rollout.rollout_engine != "hf":
+    if config.model.attn_implementation is not None and not traits.uses_attn_implementation:
         notes.append(
             f"attn_implementation has no effect while rollout_engine is {config.rollout.rollout_engine}: the "
             "update and the native engine bring their own attention, and no package is needed for it."

@@ -11,9 +11,14 @@ import re
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import StringConstraints
 
 from whetstone.errors import UserError, message_of
+
+# The type of a key that accepts such a name: `Literal[...] | PluginSpec`.
+PluginSpec = Annotated[str, StringConstraints(pattern=r"^.+:\w+$", max_length=4_096)]
 
 
 def is_plugin(spec: str) -> bool:

@@ -12,11 +12,13 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from whetstone.config.base import MAX_COUNT, MAX_STEPS, Name, Room, Seed, Steps, Text
 from whetstone.config.curriculum import CurriculumSpec
+from whetstone.config.engine_traits import EngineName, engine_traits
 from whetstone.config.engines import EnginesRoom
 from whetstone.config.loss import CriticRoom, LossRoom
 from whetstone.config.measurement import MeasureRoom
 from whetstone.config.parallel import ParallelRoom
 from whetstone.config.paths import as_texts, check_run_name, check_sinks
+from whetstone.config.plugins import PluginSpec
 from whetstone.config.programs import ProgramsRoom
 from whetstone.config.update import UpdateRoom
 
@@ -249,9 +251,9 @@ class RolloutRoom(Room):
     """Sample from the k likeliest tokens; none or 0: all."""
     min_p: float | None = Field(default=None, ge=0, le=1)
     """Sample only tokens at least this likely relative to the likeliest."""
-    rollout_engine: Literal["native", "hf", "vllm", "sglang"] = "native"
-    """Who samples: `native` (in this process, on the policy's own weights), `hf` (transformers' generate),
-    `vllm` or `sglang` (docs/servers.md).
+    rollout_engine: EngineName | PluginSpec = "native"
+    """The engine that samples: `native` (in this process, from the policy's own weights), `hf` (transformers'
+    generate), `vllm` or `sglang` (docs/servers.md), or a class of your own, my_engine.py:Engine.
     """
     use_vllm: bool = False
     """TRL's way to say rollout_engine: vllm."""
@@ -288,9 +290,10 @@ class RolloutRoom(Room):
                 "generation_batch_size and steps_per_generation both say how long a batch lasts: leave one "
                 "out"
             )
-        if self.rollout_engine == "sglang" and self.vllm_mode == "colocate":
+        traits = engine_traits(self.rollout_engine)
+        if traits.has_servers and not traits.can_colocate and self.vllm_mode == "colocate":
             raise ValueError("vllm_mode: colocate is for vLLM; SGLang runs as a server: leave vllm_mode out")
-        if self.rollout_quantization != "none" and self.rollout_engine != "native":
+        if self.rollout_quantization != "none" and not traits.can_quantize:
             raise ValueError(
                 "rollout_quantization is for rollout_engine: native, and this one is "
                 f"{self.rollout_engine}: leave it out, or give the server its own option (server_args)"

@@ -1,65 +1,102 @@
-"""Who samples. `make_engine` builds the engine a configuration names; each lives in a file of its own."""
+"""Rollout engines. `make_engine` builds the one that a configuration names.
 
+An in-process engine samples from the policy's own weights. With `async_rollouts` or sharded weights it gets a
+copy, refreshed only by `update_weights`. To add an engine: its traits in config/engine_traits.py and its
+constructor in `ENGINES`; or a class in a file, `rollout_engine: my_engine.py:Engine`.
+"""
+
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from whetstone.config.engine_traits import engine_traits
+from whetstone.config.plugins import is_plugin, load_object
 from whetstone.errors import UserError
 
-if TYPE_CHECKING:  # the seam in base.py is used by rooms that need no torch
+if TYPE_CHECKING:  # base.py is used by packages that need no torch
     from whetstone.config import Config
     from whetstone.engines.base import Engine
     from whetstone.model.policy import Policy
 
+METHODS = ("generate", "update_weights", "sleep", "wake", "close")
+
 
 def make_engine(config: "Config", policy: "Policy") -> "Engine":
-    """The engine that samples from `policy`. With `async_rollouts` it has weights of its own, which change
-    at `update_weights` only: those that share the policy's get a copy to work on. So they do where the
-    policy is spread over ranks.
-    """
-    if config.rollout.rollout_engine in ("vllm", "sglang"):  # they have weights of their own
-        return _outside(config, policy)
+    name = config.rollout.rollout_engine
+    build = _load_engine(name) if is_plugin(name) else ENGINES[name]
+    if not engine_traits(name).in_process:
+        return build(config, policy)
     if policy.sharding is not None:
-        from whetstone.engines.gathered_copy import GatheredEngine
+        from whetstone.engines.synced_copy import SyncedCopyEngine
+        from whetstone.model.sharded import sampling_copy
 
-        return GatheredEngine(policy, lambda copy: _on_its_weights(config, copy))
+        copy, refresh = sampling_copy(policy)
+        return SyncedCopyEngine(build(config, copy), refresh)
     if not config.rollout.async_rollouts:
-        return _on_its_weights(config, policy)
-    if config.rollout.rollout_engine == "native" and policy.device.type == "cuda":
+        return build(config, policy)
+    from whetstone.engines.synced_copy import SyncedCopyEngine, copy_weights
+
+    copy = policy.copy()
+    return SyncedCopyEngine(build(config, copy), copy_weights(policy, copy))
+
+
+def _load_engine(spec: str) -> Callable[["Config", "Policy"], "Engine"]:
+    """The engine class of a user's file; it is constructed as `Engine(config, policy)`."""
+    engine_class = load_object(spec, "rollout_engine")
+    missing = [name for name in METHODS if not callable(getattr(engine_class, name, None))]
+    if missing:
         raise UserError(
-            "async_rollouts: 1 can't be had with the native engine on a GPU yet: it captures graphs, during "
-            "which no other thread may use the GPU: set async_rollouts=0, or rollout_engine=hf."
+            f"rollout_engine names '{spec}', which has no method {missing[0]}: an engine has the methods "
+            f"{', '.join(METHODS)} of whetstone/engines/base.py."
         )
-    from whetstone.engines.policy_copy import Apart
-
-    own = policy.copy()
-    return Apart(_on_its_weights(config, own), policy, own)
+    return engine_class
 
 
-def _outside(config: "Config", policy: "Policy") -> "Engine":
-    if policy.sharding is not None:
-        return _outside_of_ranks(config, policy)
-    if config.rollout.rollout_engine == "vllm" and config.rollout.vllm_mode == "colocate":
-        from whetstone.engines.servers.vllm.colocated import ColocatedVLLM
+def _native(config: "Config", policy: "Policy") -> "Engine":
+    from whetstone.engines.native import NativeEngine
 
-        return ColocatedVLLM(config, policy)
-    from whetstone.engines.servers.setup import make_fleet
+    if config.rollout.async_rollouts and policy.device.type == "cuda":
+        raise UserError(
+            "async_rollouts=1 is not supported by the native engine on a GPU: no other thread may use the "
+            "GPU while it captures CUDA graphs: set async_rollouts=0, or rollout_engine=hf."
+        )
+    return NativeEngine(policy, config.rollout.max_slots, fp8=config.rollout.rollout_quantization == "fp8")
 
-    return make_fleet(config, policy)
+
+def _hf(config: "Config", policy: "Policy") -> "Engine":
+    from whetstone.engines.hf import HFEngine
+
+    return HFEngine(policy, config.rollout.max_slots or 256, config.model.attn_implementation)
 
 
-def _outside_of_ranks(config: "Config", policy: "Policy") -> "Engine":
-    """Servers that all ranks share: each asks them for its own samples, the first sends the weights."""
-    check_servers_of_ranks(config)
-    from whetstone.engines.gathered_copy import GatheredEngine
-    from whetstone.engines.servers.pool import Team
-    from whetstone.engines.servers.setup import make_fleet
+def _vllm(config: "Config", policy: "Policy") -> "Engine":
+    if config.rollout.vllm_mode != "colocate" or policy.sharding is not None:
+        return _servers(config, policy)
+    from whetstone.engines.servers.vllm.colocated import ColocatedVLLM
+
+    return ColocatedVLLM(config, policy)
+
+
+def _servers(config: "Config", policy: "Policy") -> "Engine":
+    from whetstone.engines.servers.setup import build_server_pool
+
+    if policy.sharding is None:
+        return build_server_pool(config, policy)
+    check_shared_servers(config)
+    from whetstone.engines.servers.pool import ServerSharing
+    from whetstone.engines.synced_copy import SyncedCopyEngine
+    from whetstone.model.sharded import sampling_copy
     from whetstone.parallel.collectives import broadcast_from_main
 
+    # All ranks share the servers: each asks for its own samples, the first sends the weights.
     ranks = policy.ranks
-    team = Team(leads=ranks.is_main, tell=lambda what: broadcast_from_main(ranks, what))
-    return GatheredEngine(policy, lambda copy: make_fleet(config, copy, team))
+    sharing = ServerSharing(
+        is_leader=ranks.is_main, broadcast=lambda value: broadcast_from_main(ranks, value)
+    )
+    copy, refresh = sampling_copy(policy)
+    return SyncedCopyEngine(build_server_pool(config, copy, sharing), refresh)
 
 
-def check_servers_of_ranks(config: "Config") -> None:
+def check_shared_servers(config: "Config") -> None:
     if config.parallel.tp_size > 1 or config.rollout.vllm_mode == "colocate":
         raise UserError(
             f"rollout_engine: {config.rollout.rollout_engine} works with several ranks as a server and with "
@@ -68,12 +105,9 @@ def check_servers_of_ranks(config: "Config") -> None:
         )
 
 
-def _on_its_weights(config: "Config", policy: "Policy") -> "Engine":
-    if config.rollout.rollout_engine == "hf":
-        from whetstone.engines.hf import HFEngine
-
-        return HFEngine(policy, config.rollout.max_slots or 256, config.model.attn_implementation)
-    from whetstone.engines.native import NativeEngine
-
-    eight_bits = config.rollout.rollout_quantization == "fp8"
-    return NativeEngine(policy, config.rollout.max_slots, eight_bits=eight_bits)
+ENGINES: dict[str, Callable[["Config", "Policy"], "Engine"]] = {
+    "native": _native,
+    "hf": _hf,
+    "vllm": _vllm,
+    "sglang": _servers,
+}

@@ -1,4 +1,4 @@
-"""The seam between sampling and training: what every engine offers.
+"""The interface between sampling and training: what every engine offers.
 
 An engine turns prompts into completions with the logprobs of the policy that sampled them. It knows nothing
 of problems, rewards or losses.
@@ -13,34 +13,31 @@ from whetstone.types import Completion
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One prompt and how many samples are wanted of it: one seed per sample."""
+    """A prompt and one seed for each of its samples."""
 
     prompt_ids: tuple[int, ...]
     seeds: tuple[int, ...]
     max_tokens: tuple[int, ...] | None = None  # one limit per sample, where they differ
 
-    def limit(self, sample: int, sampling: "Sampling") -> int:
+    def limit(self, sample: int, sampling: "SamplingParams") -> int:
         return sampling.max_tokens if self.max_tokens is None else self.max_tokens[sample]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampling:
-    """How tokens are drawn. Temperature 0 is greedy (logprobs are then those of temperature 1).
-
-    Which tokens end an answer is the model's affair: engines know it.
-    """
+class SamplingParams:
+    """Sampling parameters. Temperature 0 is greedy: without filters, with the logprobs of temperature 1."""
 
     max_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0  # 0: all tokens
     min_p: float = 0.0
-    ignore_stop: bool = False  # go on to max_tokens whatever the model says (benchmarks)
+    ignore_eos: bool = False  # sample max_tokens tokens (benchmarks)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampled:
-    """A finished sample: which request, which of its seeds, what came out."""
+class GenerationOutput:
+    """A finished sample: the index of its request, the index of its seed, and the completion."""
 
     request: int
     sample: int
@@ -48,23 +45,44 @@ class Sampled:
 
 
 class Engine(Protocol):
-    """Samples from the policy. Samples are yielded as they finish, so scoring need not wait for the
-    slowest.
+    """Samples from the policy and yields each sample when it is finished.
 
-    Whoever has `async_rollouts` runs `generate` in a thread while the policy trains, and calls
-    `update_weights` only in between: `make_engine` then builds an engine with weights of its own.
+    With `async_rollouts`, `generate` runs in a thread while the policy trains, and `update_weights` is called
+    only in between: `make_engine` then builds an engine with a copy of the weights.
     """
 
-    def generate(self, requests: list[Request], sampling: Sampling) -> Iterator[Sampled]: ...
+    def generate(self, requests: list[Request], sampling: SamplingParams) -> Iterator[GenerationOutput]: ...
 
     def update_weights(self, policy_version: int) -> None:
-        """The policy has new weights: take them over; completions carry `policy_version` from now on."""
+        """Load the policy's new weights; later completions carry `policy_version`."""
         ...
 
     def sleep(self) -> None:
-        """Give back memory until `wake`: the update needs it."""
+        """Release GPU memory for the update, until `wake`."""
         ...
 
     def wake(self) -> None: ...
 
     def close(self) -> None: ...
+
+
+class EngineWrapper:
+    """An engine that forwards every call to another one."""
+
+    def __init__(self, engine: Engine):
+        self.engine = engine
+
+    def generate(self, requests: list[Request], sampling: SamplingParams) -> Iterator[GenerationOutput]:
+        return self.engine.generate(requests, sampling)
+
+    def update_weights(self, policy_version: int) -> None:
+        self.engine.update_weights(policy_version)
+
+    def sleep(self) -> None:
+        self.engine.sleep()
+
+    def wake(self) -> None:
+        self.engine.wake()
+
+    def close(self) -> None:
+        self.engine.close()

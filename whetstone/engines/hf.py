@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from whetstone import seeds
-from whetstone.engines.base import Request, Sampled, Sampling
+from whetstone.engines.base import GenerationOutput, Request, SamplingParams
 from whetstone.errors import UserError
 from whetstone.model.attention import NAME
 from whetstone.model.policy import Policy
@@ -44,15 +44,15 @@ class HFEngine:
         finally:
             policy.set_attention(NAME)
 
-    def generate(self, requests: list[Request], sampling: Sampling) -> Iterator[Sampled]:
+    def generate(self, requests: list[Request], sampling: SamplingParams) -> Iterator[GenerationOutput]:
         samples = [(r, s) for r, request in enumerate(requests) for s in range(len(request.seeds))]
         for start in range(0, len(samples), self.max_batch):
             chosen = samples[start : start + self.max_batch]
             yield from self._generate(requests, chosen, sampling)
 
     def _generate(
-        self, requests: list[Request], chosen: list[tuple[int, int]], sampling: Sampling
-    ) -> list[Sampled]:
+        self, requests: list[Request], chosen: list[tuple[int, int]], sampling: SamplingParams
+    ) -> list[GenerationOutput]:
         prompts = [requests[r].prompt_ids for r, _ in chosen]
         width = max(len(prompt) for prompt in prompts)
         pad = self.policy.tokenizer.pad_token_id
@@ -62,39 +62,39 @@ class HFEngine:
         self.policy.set_attention(self.attention)
         generator = torch.Generator(self.policy.device)
         generator.manual_seed(seeds.seed(*[requests[r].seeds[s] for r, s in chosen]))
-        draw = _Draw(generator if sampling.temperature > 0 else None)
+        sampler = _Sampler(generator if sampling.temperature > 0 else None)
         try:
             with torch.inference_mode():
                 sequences = self.policy.model.generate(
                     input_ids=token_ids.to(self.policy.device),
                     attention_mask=mask.to(self.policy.device),
                     generation_config=self._settings(sampling, pad),
-                    logits_processor=LogitsProcessorList([*_filters(sampling), draw]),
+                    logits_processor=LogitsProcessorList([*_filters(sampling), sampler]),
                 )
         finally:
             self.policy.set_attention(NAME)
         tokens = sequences[:, width:]
-        logprobs = torch.stack(draw.logprobs, dim=1)
+        logprobs = torch.stack(sampler.logprobs, dim=1)
         return [
-            self._completed(where, row, row_logprobs, sampling)
-            for where, row, row_logprobs in zip(chosen, tokens.tolist(), logprobs.tolist(), strict=True)
+            self._completed(job, row, row_logprobs, sampling)
+            for job, row, row_logprobs in zip(chosen, tokens.tolist(), logprobs.tolist(), strict=True)
         ]
 
-    def _settings(self, sampling: Sampling, pad: int):
+    def _settings(self, sampling: SamplingParams, pad: int):
         from transformers import GenerationConfig
 
         return GenerationConfig(
-            do_sample=False,  # _Draw decides, and generate takes what it leaves
+            do_sample=False,  # _Sampler decides, and generate takes what it leaves
             max_new_tokens=sampling.max_tokens,
             # A token that does not exist where nothing shall stop it: None would be taken from the model.
-            eos_token_id=list(self._stops(sampling)) or [-1],
+            eos_token_id=list(self._stop_ids(sampling)) or [-1],
             pad_token_id=pad,
         )
 
     def _completed(
-        self, where: tuple[int, int], tokens: list[int], logprobs: list[float], sampling: Sampling
-    ) -> Sampled:
-        stops = self._stops(sampling)
+        self, job: tuple[int, int], tokens: list[int], logprobs: list[float], sampling: SamplingParams
+    ) -> GenerationOutput:
+        stops = self._stop_ids(sampling)
         end = next((i + 1 for i, token in enumerate(tokens) if token in stops), None)
         completion = Completion(
             token_ids=tuple(tokens[:end]),
@@ -102,10 +102,10 @@ class HFEngine:
             finish=Finish.LENGTH if end is None else Finish.STOP,
             policy_version=self.policy_version,
         )
-        return Sampled(request=where[0], sample=where[1], completion=completion)
+        return GenerationOutput(request=job[0], sample=job[1], completion=completion)
 
-    def _stops(self, sampling: Sampling) -> set[int]:
-        return set() if sampling.ignore_stop else set(self.policy.stop_token_ids)
+    def _stop_ids(self, sampling: SamplingParams) -> set[int]:
+        return set() if sampling.ignore_eos else set(self.policy.stop_token_ids)
 
     def update_weights(self, policy_version: int) -> None:
         self.policy_version = policy_version  # the weights are the policy's own
@@ -117,7 +117,7 @@ class HFEngine:
     def close(self) -> None: ...
 
 
-def _filters(sampling: Sampling) -> list[LogitsProcessor]:
+def _filters(sampling: SamplingParams) -> list[LogitsProcessor]:
     """transformers' own temperature and filters, in its order."""
     filters: list[LogitsProcessor] = []
     if sampling.temperature > 0:
@@ -131,7 +131,7 @@ def _filters(sampling: Sampling) -> list[LogitsProcessor]:
     return filters
 
 
-class _Draw(LogitsProcessor):
+class _Sampler(LogitsProcessor):
     """The last filter: one token of each row is left, drawn as `generate` would, or the likeliest without a
     generator. Keeps the logprobs.
     """

@@ -1,18 +1,21 @@
-"""Optional packages that a configuration needs: a missing one is named before any model is loaded.
+"""Check that the optional packages of a configuration are installed, before a model is loaded.
 
-Looks for them without importing them. What they are for is the adapters' business.
+Finds packages without importing them.
 """
 
 import importlib.util
 from collections.abc import Iterator
 
 from whetstone.config import Config
-from whetstone.engines.servers.vllm import INSTALL
+from whetstone.config.engine_traits import engine_traits
+from whetstone.config.plugins import check_object, is_plugin
 from whetstone.errors import UserError
 
 
 def check_packages(config: Config) -> None:
-    """Refuse, with the command that installs it, what the run would miss later."""
+    """Raise, with the command that installs it, if a package or the file of an engine is missing."""
+    if is_plugin(config.rollout.rollout_engine):
+        check_object(config.rollout.rollout_engine, "rollout_engine")
     for package, reason, install, instead in _needed(config):
         if not _is_installed(package):
             raise UserError(
@@ -29,14 +32,11 @@ def _needed(config: Config) -> Iterator[tuple[str, str, str, str]]:
         if config.run.trainer == "trl":
             yield "trl", "trainer: trl", "pip install 'whetstone[trl]'", "trainer=whetstone"
     engine = config.rollout.rollout_engine
-    own_server = engine in ("vllm", "sglang") and not config.engines.addresses
-    if own_server and engine == "vllm":
+    traits = engine_traits(engine)
+    if traits.has_servers and not config.engines.addresses:
         # A server that runs already, on this machine or another, needs no package here.
-        instead = "rollout_engine=native (use_vllm=false), or rollout_servers to a server that runs"
-        yield "vllm", "rollout_engine: vllm", INSTALL, instead
-    if own_server and engine == "sglang":
         instead = "rollout_engine=native, or rollout_servers to a server that runs"
-        yield "sglang", "rollout_engine: sglang", "pip install sglang", instead
+        yield traits.package, f"rollout_engine: {engine}", traits.install or "", instead
     if config.programs.sandbox_pool == "ray":
         yield "ray", "sandbox_pool: ray", "pip install ray", "sandbox_pool=local"
 

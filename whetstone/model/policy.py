@@ -118,6 +118,11 @@ class Policy:
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         return heads // self.ranks.tp_size
 
+    @property
+    def head_dim(self) -> int:
+        config = self.config
+        return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
     def parameters(self) -> list[nn.Parameter]:
         """The trainable parameters."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]

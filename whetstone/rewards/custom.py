@@ -8,19 +8,14 @@ details), is called once for each. A file's own folder and the working directory
 no time: the scoring pool does; `verify.py` tries the import before a run.
 """
 
-import ast
 import asyncio
-import importlib
-import importlib.util
 import inspect
 import math
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from whetstone.errors import UserError, message_of
+from whetstone.config.plugins import check_object, load_object
 
 # What functions of one answer call its text, and the truth: the columns that are looked for, in this order.
 _LISTS = {"completions", "prompts", "completion_ids"}
@@ -42,98 +37,13 @@ class Logged:
 
 
 def check(spec: str) -> None:
-    """Complain about a reward function that cannot be there, without running any of the user's code."""
-    place, function = _split(spec)
-    if not place.endswith(".py"):
-        return  # a module: only importing it tells
-    path = Path(place)
-    if not path.is_file():
-        raise UserError(
-            f"reward_funcs names '{spec}', but there is no file {place} here: give its path relative to "
-            f"{Path.cwd()}."
-        )
-    try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (SyntaxError, ValueError, RecursionError, MemoryError, OSError) as error:
-        raise UserError(f"The reward file {place} is not readable as Python: {error}.") from None
-    defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    imported = any(
-        isinstance(node, ast.Import | ast.ImportFrom | ast.Assign | ast.ClassDef | ast.If | ast.Try)
-        for node in tree.body
-    )
-    if function not in defined and not (imported and function in path.read_text(encoding="utf-8")):
-        known = ", ".join(defined) or "none"
-        raise UserError(f"The reward file {place} has no function '{function}': it defines {known}.")
+    """Raise if the reward function cannot exist. Runs no code of the user's."""
+    check_object(spec, "reward_funcs")
 
 
 def load(spec: str) -> Callable[..., Any]:
-    """The function that `spec` names; runs the user's module."""
-    place, name = _split(spec)
-    module = _load_file(Path(place), spec) if place.endswith(".py") else _load_module(place, spec)
-    if not hasattr(module, name):
-        raise UserError(f"reward_funcs names '{spec}', but {place} has no function '{name}'.")
-    function = getattr(module, name)
-    if not callable(function):
-        raise UserError(
-            f"reward_funcs names '{spec}', but {name} is a {type(function).__name__}, not a function."
-        )
-    return function
-
-
-def _split(spec: str) -> tuple[str, str]:
-    place, colon, function = spec.rpartition(":")
-    if not colon or not place or not function.isidentifier():
-        raise UserError(
-            f"The reward function '{spec}' is not understood: write accuracy, format, length or "
-            "my_rewards.py:my_function."
-        )
-    return place, function
-
-
-def _import_from(folder: Path, place: int | None = None) -> None:
-    """Let modules of a folder be imported: before all others (`place` 0), or behind them."""
-    entry = str(folder)
-    if entry not in sys.path[:1] and place == 0:
-        sys.path.insert(0, entry)
-    elif entry not in sys.path:
-        sys.path.append(entry)
-
-
-def _load_file(path: Path, spec: str) -> Any:
-    check(spec)
-    module_spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert module_spec is not None and module_spec.loader is not None
-    module = importlib.util.module_from_spec(module_spec)
-    _import_from(Path.cwd(), place=0)  # the packages of the user's project
-    _import_from(path.resolve().parent)  # and the file's neighbours; last, so that they shadow nothing
-    sys.modules.setdefault(path.stem, module)
-    try:
-        module_spec.loader.exec_module(module)
-    except Exception as error:  # the user's own code, whatever it raises
-        raise UserError(f"The reward file {path} could not be loaded: {_told(error)}.") from error
-    return module
-
-
-def _load_module(name: str, spec: str) -> Any:
-    _import_from(Path.cwd(), place=0)
-    try:
-        return importlib.import_module(name)
-    except Exception as error:  # the user's own code, whatever it raises
-        raise UserError(
-            f"reward_funcs names '{spec}', but {name} could not be imported: {_told(error)}."
-        ) from error
-
-
-def _told(error: BaseException) -> str:
-    """An error of the user's code in one line, with the line of their file where it came from."""
-    text = " ".join(message_of(error).split())[:300].rstrip(".")
-    trace, line = error.__traceback__, ""
-    while trace is not None:
-        place = trace.tb_frame.f_code.co_filename
-        if "importlib" not in place and place != __file__:
-            line = f" ({Path(place).name}, line {trace.tb_lineno})"
-        trace = trace.tb_next
-    return f"{text}{line}"
+    """The reward function that `spec` names; runs the user's module."""
+    return load_object(spec, "reward_funcs")
 
 
 def conversational(completion: str) -> list[dict[str, str]]:

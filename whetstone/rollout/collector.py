@@ -9,7 +9,7 @@ from typing import Protocol
 
 from whetstone import seeds
 from whetstone.config import Config
-from whetstone.engines.base import Engine, Request, Sampling
+from whetstone.engines.base import Engine, Request, SamplingParams
 from whetstone.errors import UserError
 from whetstone.tasks.scoring.pool import Answer, Scorer
 from whetstone.terminal.stages import advance, stage
@@ -47,7 +47,7 @@ class CollectorProtocol(Protocol):
         problems: list[Problem],
         *,
         num_samples: int,
-        sampling: Sampling,
+        sampling: SamplingParams,
         seed_parts: tuple[int | str, ...],
     ) -> list[Group]: ...
 
@@ -79,7 +79,7 @@ class Collector:
         problems: list[Problem],
         *,
         num_samples: int,
-        sampling: Sampling,
+        sampling: SamplingParams,
         seed_parts: tuple[int | str, ...],
     ) -> list[Group]:
         """`num_samples` scored completions per problem; a sample's seed is (seed_parts, problem, sample)."""
@@ -145,10 +145,10 @@ class Collector:
         return prompt
 
 
-def sampling_params(config: Config, temperature: float) -> Sampling:
+def sampling_params(config: Config, temperature: float) -> SamplingParams:
     """Sampling parameters of a configuration. Training and evaluation differ in temperature alone."""
     rollout = config.rollout
-    return Sampling(
+    return SamplingParams(
         max_tokens=rollout.max_completion_length,
         temperature=temperature,
         top_p=rollout.top_p,

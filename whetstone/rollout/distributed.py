@@ -7,7 +7,7 @@ rank is raised on all of them.
 
 from typing import Any
 
-from whetstone.engines.base import Sampling
+from whetstone.engines.base import SamplingParams
 from whetstone.errors import UserError
 from whetstone.parallel.collectives import all_gather_data_objects, shard_list
 from whetstone.parallel.mesh import Ranks
@@ -43,7 +43,7 @@ class DistributedCollector:
         problems: list[Problem],
         *,
         num_samples: int,
-        sampling: Sampling,
+        sampling: SamplingParams,
         seed_parts: tuple[int | str, ...],
     ) -> list[Group]:
         """`num_samples` scored completions per problem, from all ranks."""

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 
 from whetstone.config import Config
+from whetstone.config.engine_traits import engine_traits
 from whetstone.errors import UserError
 
 STALE_FACTOR = 10  # for stale samples
@@ -20,7 +21,7 @@ def check_logprob_difference(metrics: Mapping[str, float], config: Config, stale
     """
     if config.rollout.top_k or config.rollout.min_p:
         return
-    if staleness and config.rollout.rollout_engine in ("native", "hf"):
+    if staleness and engine_traits(config.rollout.rollout_engine).in_process:
         return  # an in-process copy can't miss an update
     difference = metrics["sampler_logprob_difference"]
     allowed = config.engines.max_logprob_difference * (STALE_FACTOR if staleness else 1)

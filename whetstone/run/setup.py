@@ -14,6 +14,7 @@ import torch
 
 from whetstone.algorithm.losses import find_loss
 from whetstone.config import Config, Loaded, Plan, flatten, make_plan, without_effect
+from whetstone.config.engine_traits import engine_traits
 from whetstone.engines import make_engine
 from whetstone.errors import UserError
 from whetstone.evaluation.evaluator import Evaluator
@@ -78,8 +79,8 @@ def init_distributed(config: Config, stack: contextlib.ExitStack) -> Ranks:
     with stage("waiting for the other ranks") if mesh.is_launched() else contextlib.nullcontext():
         ranks = stack.enter_context(mesh.start(config.parallel, choose_device(config.model.device).type))
     stack.enter_context(Heartbeat(ranks, config.parallel.heartbeat_timeout_s))
-    in_our_processes = config.rollout.rollout_engine not in ("vllm", "sglang")
-    if ranks.world_size > 1 and config.rollout.async_rollouts and in_our_processes:
+    in_process = engine_traits(config.rollout.rollout_engine).in_process
+    if ranks.world_size > 1 and config.rollout.async_rollouts and in_process:
         raise UserError(
             "async_rollouts=1 with several ranks requires rollout_engine=vllm or sglang: the engine "
             f"{config.rollout.rollout_engine} would compete with training for the GPU."

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from whetstone.config import Config, load
-from whetstone.engines import check_servers_of_ranks
+from whetstone.config.engine_traits import engine_traits
+from whetstone.engines import check_shared_servers
 from whetstone.errors import UserError
 
 USAGE = "`whet launch --ray --ranks 16 train CONFIG key=value ...`"
@@ -106,9 +107,10 @@ def settle_servers(asked: Launch, config: Config) -> Launch:
     configuration.
     """
     engine, engines = config.rollout.rollout_engine, config.engines
-    if engine not in ("vllm", "sglang") or config.rollout.vllm_mode == "colocate":
+    has_servers = engine_traits(engine).has_servers
+    if not has_servers or config.rollout.vllm_mode == "colocate":
         if asked.servers:
-            sampler = f"{engine} in the ranks' own processes" if engine == "vllm" else engine
+            sampler = f"{engine} in the ranks' own processes" if has_servers else engine
             raise UserError(
                 f"--servers {asked.servers} places rollout servers, but {sampler} samples here, which needs "
                 "none: add rollout_engine=vllm vllm_mode=server after `train`, or leave --servers out."
@@ -138,5 +140,5 @@ def settle_servers(asked: Launch, config: Config) -> Launch:
             f"give vllm_tensor_parallel_size={gpus}, or leave --gpus-per-server out."
         )
     if asked.ranks > 1:
-        check_servers_of_ranks(config)
+        check_shared_servers(config)
     return replace(asked, servers=asked.servers or 1, gpus_per_server=gpus)

@@ -5,7 +5,6 @@ told it (RANK, WORLD_SIZE, MASTER_ADDR ...), and where the rollout servers are.
 """
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -13,7 +12,8 @@ from typing import Any
 
 from whetstone.commands.launch.args import Launch
 from whetstone.commands.launch.servers import Servers, on_bundle
-from whetstone.engines.servers.process import start_bound
+from whetstone.engines.servers.http import free_port
+from whetstone.engines.servers.process import popen_with_pdeathsig
 
 ENDING_S = (
     90.0  # how long the others have to end by themselves when one has failed, or all to save when stopped
@@ -32,13 +32,11 @@ class Rank:
         """An address of this machine and a port that is free there, for the first rank."""
         import ray  # pyright: ignore[reportMissingImports]
 
-        with socket.socket() as free:
-            free.bind(("", 0))
-            return ray.util.get_node_ip_address(), free.getsockname()[1]
+        return ray.util.get_node_ip_address(), free_port()
 
     def run(self, told: dict[str, str], words: list[str]) -> int:
         command = [sys.executable, "-m", "whetstone", "train", *words]
-        self._process = start_bound(command, env={**os.environ, **told})
+        self._process = popen_with_pdeathsig(command, env={**os.environ, **told})
         return self._process.wait()
 
     def end(self, grace_s: float) -> None:

@@ -2,7 +2,7 @@
 waited for, started again where they die, stopped at the end.
 
 `EngineServer` runs inside an actor and keeps one server up; `Servers` is the launcher's side. A server that
-dies comes back under its address, and so does one whose actor died; the ranks' own fleet (engines/fleet.py)
+dies comes back under its address, and so does one whose actor died; the ranks' pool (engines/servers/pool.py)
 redoes what was lost and sends it the weights. Samples nothing.
 """
 
@@ -79,7 +79,7 @@ class EngineServer:
 
     def look(self) -> News:
         """After a moment: start it again if it has died."""
-        from whetstone.engines.servers.setup import keep_up
+        from whetstone.engines.servers.setup import is_up
 
         time.sleep(CHECK_EVERY_S)
         process = self._process
@@ -88,7 +88,8 @@ class EngineServer:
             if self._stopped:
                 return News(url=process.command.url)
             try:
-                said = keep_up(process)
+                is_back = process.restart_if_dead(lambda: is_up(process))
+                said = f"Up again: {process.command.url}." if is_back else None
                 return News(url=process.command.url, said=said, is_up=process.restarts == 0)
             except UserError as error:
                 return News(url=process.command.url, failure=str(error))

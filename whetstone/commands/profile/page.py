@@ -11,6 +11,7 @@ from typing import Any
 
 from whetstone.commands.profile.trace import IDLE, KINDS, Spent
 from whetstone.config import Config
+from whetstone.config.engine_traits import engine_traits
 from whetstone.files import atomic_write
 
 STAGES = ("sync", "rollout", "score", "update")
@@ -187,7 +188,7 @@ def advice(found: Profile) -> str | None:
 def _of_rollout(found: Profile) -> list[str]:
     config, idle = found.config.rollout, found.kinds("rollout")[IDLE]
     told = []
-    if config.rollout_engine == "hf":
+    if engine_traits(config.rollout_engine).uses_attn_implementation:
         told.append("rollout_engine=native samples faster than transformers' generate.")
     if idle > 0.4:
         told.append(

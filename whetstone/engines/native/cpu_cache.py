@@ -1,8 +1,7 @@
-"""The slot cache: keys and values of every sequence being decoded, one slot each, and the attention that
-reads it.
+"""The slot KV cache of the CPU engine and the attention functions that read it.
 
-Active sequences always occupy slots 0 .. n-1, so a step works on plain views: when one leaves, the last one
-moves into its slot.
+Running sequences always occupy slots 0 .. n-1, so a step works on plain views: when a sequence finishes, the
+last one moves into its slot.
 """
 
 import torch

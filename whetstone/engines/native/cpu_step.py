@@ -1,9 +1,9 @@
-"""One decode step without a GPU: the newest tokens of the slots -> logits.
+"""One decode step on a CPU: the newest tokens of the slots -> logits.
 
-`BlockStep` runs the blocks that blocks.py read, with few and plain operators: on a small model calling them
-is what takes the time. Products are taken with the weights on the left, which BLAS does 1.1 to 1.6 times as
-fast for a few dozen rows (docs/log.md). `ModuleStep` runs the transformers modules as they are: for models
-that can't be read, adapters, and ranks that share layers. `choose` compares the two on real tokens first.
+`CpuLayerStep` runs the layers of decoder_layers.py with few plain operators, since on a small model the calls
+take most of the time. Products have the weights on the left: 1.1 to 1.6 times faster in BLAS for a few dozen
+rows (docs/log.md). `CpuModuleStep` runs the transformers modules: for other architectures, LoRA and tensor
+parallel ranks. `make_cpu_step` compares the two on real tokens first.
 """
 
 import logging
@@ -14,14 +14,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from whetstone.engines.native.cpu_cache import DecodeAttention
-from whetstone.engines.native.decoder_layers import Block, Blocks, Unreadable, read_blocks
+from whetstone.engines.native.decoder_layers import (
+    Decoder,
+    DecoderLayer,
+    UnsupportedArchitecture,
+    read_decoder_layers,
+)
 from whetstone.engines.native.slot_state import AttentionLayer
 from whetstone.model.policy import Policy
 
 logger = logging.getLogger("whetstone")
 
 
-class SlotStep(Protocol):
+class CpuStep(Protocol):
     def __call__(self, token_ids: Tensor, positions: Tensor, attend: DecodeAttention) -> Tensor:
         """Tokens [n] at positions [n] -> logits [n, V]; keys and values go into the slots."""
         ...
@@ -31,7 +36,7 @@ class SlotStep(Protocol):
         ...
 
 
-class ModuleStep:
+class CpuModuleStep:
     def __init__(self, policy: Policy):
         self.policy = policy
 
@@ -43,54 +48,57 @@ class ModuleStep:
         return True
 
 
-class BlockStep:
-    def __init__(self, policy: Policy, blocks: Blocks):
-        self.policy, self.blocks = policy, blocks
+class CpuLayerStep:
+    def __init__(self, policy: Policy, decoder: Decoder):
+        self.policy, self.decoder = policy, decoder
         self.embedding = policy.lm.get_input_embeddings()
-        self.eps, self.offset = blocks.norm_kind
+        self.eps, self.offset = decoder.norm_kind
         self.head = policy.lm.get_output_embeddings()
-        names = ("final_logit_softcapping", "logits_scaling")  # what policy.head does beside the product
+        names = ("final_logit_softcapping", "logits_scaling")  # what else policy.head does
         self.is_plain_head = self.head.bias is None and not any(hasattr(policy.config, n) for n in names)
-        self.rotary = {id(block.attention.rotary): _whole(block.attention) for block in blocks.layers}
+        self.rotary = {
+            id(layer.attention.rotary): _full_rotary_table(layer.attention) for layer in decoder.layers
+        }
 
     def is_current(self) -> bool:
-        return all(joined.is_current() for joined in self.blocks.joined())
+        return all(fused.is_current() for fused in self.decoder.linears())
 
     def __call__(self, token_ids: Tensor, positions: Tensor, attend: DecodeAttention) -> Tensor:
-        turns = {
+        rotations = {
             key: (cosines[positions][:, None], sines[positions][:, None])
             for key, (cosines, sines) in self.rotary.items()
         }
         residual = self.embedding(token_ids)
-        for block in self.blocks.layers:
-            hidden = self._norm(residual, block.input_norm)
-            out = self._attention(block, hidden, turns[id(block.attention.rotary)], attend)
-            out = product(out, block.out.weight, block.out.bias)
-            residual = residual + self._norm(out, block.after_attention)
-            hidden = self._norm(residual, block.before_mlp)
-            gate, up = product(hidden, block.gate_up.weight, block.gate_up.bias).chunk(2, dim=1)
-            gate = F.gelu(gate, approximate="tanh") if block.gelu else F.silu(gate)
-            out = product(gate * up, block.down.weight, block.down.bias)
-            residual = residual + self._norm(out, block.after_mlp)
-        hidden = self._norm(residual, self.blocks.final_norm)
-        return product(hidden, self.head.weight, None) if self.is_plain_head else self.policy.head(hidden)
+        for layer in self.decoder.layers:
+            hidden = self._norm(residual, layer.input_norm)
+            out = self._attention(layer, hidden, rotations[id(layer.attention.rotary)], attend)
+            out = linear(out, layer.out.weight, layer.out.bias)
+            residual = residual + self._norm(out, layer.after_attention)
+            hidden = self._norm(residual, layer.before_mlp)
+            gate, up = linear(hidden, layer.gate_up.weight, layer.gate_up.bias).chunk(2, dim=1)
+            gate = F.gelu(gate, approximate="tanh") if layer.gelu else F.silu(gate)
+            out = linear(gate * up, layer.down.weight, layer.down.bias)
+            residual = residual + self._norm(out, layer.after_mlp)
+        hidden = self._norm(residual, self.decoder.final_norm)
+        return linear(hidden, self.head.weight, None) if self.is_plain_head else self.policy.head(hidden)
 
     def _attention(
-        self, block: Block, hidden: Tensor, turn: tuple[Tensor, Tensor], attend: DecodeAttention
+        self, layer: DecoderLayer, hidden: Tensor, rotation: tuple[Tensor, Tensor], attend: DecodeAttention
     ) -> Tensor:
-        layer, n = block.attention, len(hidden)
-        qkv = product(hidden, block.qkv.weight, block.qkv.bias).contiguous()  # or SDPA takes its slow way
-        qkv = qkv.view(n, layer.heads + 2 * layer.kv_heads, layer.width)
-        rotated = qkv[:, : layer.heads + layer.kv_heads]
-        if layer.head_norms is not None:
-            parts = rotated.split([layer.heads, layer.kv_heads], dim=1)
-            rotated = torch.cat([self._norm(x, w) for x, w in zip(parts, layer.head_norms, strict=True)], 1)
-        cosines, sines = turn
-        rotated = torch.addcmul(rotated * cosines, rotated.roll(layer.width // 2, -1), sines)
-        query, key = rotated.split([layer.heads, layer.kv_heads], dim=1)
-        value = qkv[:, layer.heads + layer.kv_heads :]
-        out = attend(query[:, :, None], key[:, :, None], value[:, :, None], layer.options)
-        return out.reshape(n, layer.heads * layer.width)
+        attention, n = layer.attention, len(hidden)
+        qkv = linear(hidden, layer.qkv.weight, layer.qkv.bias).contiguous()  # or SDPA is slow
+        qkv = qkv.view(n, attention.heads + 2 * attention.kv_heads, attention.head_dim)
+        rotated = qkv[:, : attention.heads + attention.kv_heads]
+        if attention.head_norms is not None:
+            heads = rotated.split([attention.heads, attention.kv_heads], dim=1)
+            normed = [self._norm(x, w) for x, w in zip(heads, attention.head_norms, strict=True)]
+            rotated = torch.cat(normed, 1)
+        cosines, sines = rotation
+        rotated = torch.addcmul(rotated * cosines, rotated.roll(attention.head_dim // 2, -1), sines)
+        query, key = rotated.split([attention.heads, attention.kv_heads], dim=1)
+        value = qkv[:, attention.heads + attention.kv_heads :]
+        out = attend(query[:, :, None], key[:, :, None], value[:, :, None], attention.options)
+        return out.reshape(n, attention.heads * attention.head_dim)
 
     def _norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
         """RMS norm; `x` itself where there is none."""
@@ -99,38 +107,38 @@ class BlockStep:
         return F.rms_norm(x, weight.shape, weight + self.offset if self.offset else weight, self.eps)
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`F.linear` of few rows."""
     out = torch.mm(weight, x.t()).t()
     return out if bias is None else out + bias
 
 
-def _whole(layer: AttentionLayer) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [positions, width] such that x cos + (x rolled by half) sin is x turned."""
+def _full_rotary_table(layer: AttentionLayer) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [positions, head_dim] such that x cos + roll(x, half) sin is x rotated."""
     assert layer.rotary is not None
     cosines, sines = layer.rotary
     return torch.cat([cosines, cosines], -1), torch.cat([-sines, sines], -1)
 
 
-def choose(policy: Policy, token_ids: Tensor, positions: Tensor, attend: DecodeAttention) -> SlotStep:
-    """Blocks, if their logits on these tokens are those of the modules. Both leave the same keys and values
-    in the slots.
+def make_cpu_step(policy: Policy, token_ids: Tensor, positions: Tensor, attend: DecodeAttention) -> CpuStep:
+    """`CpuLayerStep` if its logits on these tokens equal those of the modules. Both write the same keys and
+    values into the slots.
     """
-    modules = ModuleStep(policy)
+    modules = CpuModuleStep(policy)
     if policy.sharding is not None or policy.is_lora or policy.device.type != "cpu":
         return modules
     try:
         with torch.inference_mode(False):  # parameters are moved, and must still be able to train
-            blocks = BlockStep(policy, read_blocks(policy))
-    except Unreadable as reason:
+            fused = CpuLayerStep(policy, read_decoder_layers(policy))
+    except UnsupportedArchitecture as reason:
         logger.info(f"The native engine runs {type(policy.lm).__name__} module by module: {reason}.")
         return modules
-    own, ours = modules(token_ids, positions, attend), blocks(token_ids, positions, attend)
-    error = ((ours - own).norm() / own.norm()).item()
+    expected, actual = modules(token_ids, positions, attend), fused(token_ids, positions, attend)
+    error = ((actual - expected).norm() / expected.norm()).item()
     if error < 1e-3:
-        return blocks
+        return fused
     logger.warning(
         f"The native engine's own step differs from {type(policy.lm).__name__} by {error:.1e}, so its "
-        "modules are run one by one: slower, and right."
+        "modules are run one by one, which is slower."
     )
     return modules

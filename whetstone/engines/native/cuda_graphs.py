@@ -1,7 +1,7 @@
-"""Captured graphs of a decode step, one per bucket of batch sizes and way of drawing, made when first needed.
+"""CUDA graphs of the decode step, one per batch-size bucket and sampling mode, captured on first use.
 
-A graph reads weights, state and settings where they lie, so it stays valid while they change in place; only
-the number of rows is fixed in it. Capturing runs the step on empty rows, which touches nobody's state.
+A graph reads weights, state and settings at fixed addresses, so it stays valid while they change in place.
+Capture runs the step on empty rows, which changes no sequence.
 """
 
 import torch
@@ -12,15 +12,15 @@ from whetstone.engines.native.slot_state import PagedState
 BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
 
 
-class Graphs:
+class CudaGraphs:
     def __init__(self, step: Step, state: PagedState):
         self.step, self.state = step, state
         self.captured: dict[tuple[int, bool, bool], torch.cuda.CUDAGraph] = {}
         self.pool = torch.cuda.graph_pool_handle()
 
-    def of(self, num_rows: int, mode: tuple[bool, bool]) -> tuple[torch.cuda.CUDAGraph, int]:
-        """The graph for so many rows, and the number of rows it really has."""
-        bucket = bucket_of(num_rows, self.state.num_slots)
+    def get(self, num_rows: int, mode: tuple[bool, bool]) -> tuple[torch.cuda.CUDAGraph, int]:
+        """The graph for `num_rows` rows, and its number of rows."""
+        bucket = bucket_size(num_rows, self.state.num_slots)
         key = (bucket, *mode)
         if key not in self.captured:
             self.captured[key] = self._capture(bucket, mode)
@@ -31,18 +31,18 @@ class Graphs:
         self._run(bucket, mode)  # kernels are compiled and libraries loaded outside the capture
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        # What other threads do on the device (an update, while this engine samples ahead) is their affair.
+        # Other threads may use the device meanwhile (an asynchronous update).
         with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
             self._run(bucket, mode)
         return graph
 
     def _run(self, bucket: int, mode: tuple[bool, bool]) -> None:
-        from whetstone.engines.native.kernels.sample import draw
+        from whetstone.engines.native.kernels.sample import sample
 
         rows = self.state.rows[:bucket]
         greedy, filtered = mode
-        draw(self.step(self.state, rows), self.state, rows, greedy=greedy, filtered=filtered)
+        sample(self.step(self.state, rows), self.state, rows, greedy=greedy, filtered=filtered)
 
 
-def bucket_of(num_rows: int, num_slots: int) -> int:
+def bucket_size(num_rows: int, num_slots: int) -> int:
     return min([bucket for bucket in BUCKETS if bucket >= num_rows] + [num_slots])

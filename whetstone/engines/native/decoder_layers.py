@@ -1,8 +1,8 @@
-"""A transformers model, read as a list of blocks that the fused decoder can run; or the reason why it can't.
+"""Read a transformers model as a list of decoder layers that the fused step can run.
 
-Reads the modules by their names and asks the model itself for the rest: a short forward pass tells each
-layer's scale, window and softcap, and its own rotary embedding makes the tables. Whatever is built here is
-compared with the model's own forward pass before it is used (fused.py), so a misreading can't pass.
+Modules are found by name. A short forward pass records each layer's scale, window and softcap, and the
+model's own rotary embedding makes the tables. The fused step is compared with the model before it is used
+(decode_step.py), so a misreading is detected.
 """
 
 import inspect
@@ -12,28 +12,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whetstone.engines.native.fused_linear import Joined, is_plain
+from whetstone.engines.native.fused_linear import FusedLinear, is_linear_or_lora
 from whetstone.engines.native.slot_state import AttentionLayer
 from whetstone.model.attention import LayerOptions, PackedAttention, packed_segments
 from whetstone.model.policy import Policy
 
-LONGEST_TABLE = 1 << 18  # positions of a rotary table
-
-
+MAX_POSITIONS = 1 << 18  # of a rotary table
 Tables = dict[tuple[str, ...], tuple[Tensor, Tensor]]  # by kind of layer: cosines and sines
 
 
-class Unreadable(Exception):
-    """Why a model can't be read as blocks."""
+class UnsupportedArchitecture(Exception):
+    """Why a model cannot be read as decoder layers."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Block:
+class DecoderLayer:
     attention: AttentionLayer
-    qkv: Joined
-    out: Joined
-    gate_up: Joined
-    down: Joined
+    qkv: FusedLinear
+    out: FusedLinear
+    gate_up: FusedLinear
+    down: FusedLinear
     gelu: bool
     input_norm: Tensor
     after_attention: Tensor | None  # a norm of the attention's output, before it is added (Gemma)
@@ -42,138 +40,140 @@ class Block:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Blocks:
-    layers: list[Block]
+class Decoder:
+    layers: list[DecoderLayer]
     final_norm: Tensor
     norm_kind: tuple[float, float]  # eps, and 1 where weights are stored as their difference from 1
 
-    def joined(self) -> list[Joined]:
-        return [part for block in self.layers for part in (block.qkv, block.out, block.gate_up, block.down)]
+    def linears(self) -> list[FusedLinear]:
+        return [
+            linear for layer in self.layers for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)
+        ]
 
 
-def read_blocks(policy: Policy, *, merge: bool = True) -> Blocks:
-    """Raises Unreadable. `merge`: LoRA adapters are merged into copies of their matrices."""
+def read_decoder_layers(policy: Policy, *, merge: bool = True) -> Decoder:
+    """Raises `UnsupportedArchitecture`. `merge`: LoRA adapters are merged into copies of their matrices."""
     options = _layer_options(policy)
     trunk, config = policy.trunk, policy.config
     try:
         norm_kind = _norm_kind(trunk.norm)
         tables: Tables = {}
         layers = [
-            _read_block(policy, module, options[number], norm_kind, tables, merge)
+            _read_layer(policy, module, options[number], norm_kind, tables, merge)
             for number, module in enumerate(trunk.layers)
         ]
         final_norm = trunk.norm.weight.data
     except AttributeError as error:
-        raise Unreadable(f"{type(trunk).__name__} is laid out in another way ({error})") from None
+        raise UnsupportedArchitecture(f"{type(trunk).__name__} has other modules ({error})") from None
     if len(layers) != config.num_hidden_layers:
-        raise Unreadable("its number of layers differs from its configuration")
-    return Blocks(layers=layers, final_norm=final_norm, norm_kind=norm_kind)
+        raise UnsupportedArchitecture("its number of layers differs from its configuration")
+    return Decoder(layers=layers, final_norm=final_norm, norm_kind=norm_kind)
 
 
-def _read_block(
+def _read_layer(
     policy: Policy,
     module: Any,
     options: LayerOptions,
     norm_kind: tuple[float, float],
     tables: "Tables",
     merge: bool,
-) -> Block:
+) -> DecoderLayer:
     attention, mlp, config = module.self_attn, module.mlp, policy.config
-    has = {name for name, _ in module.named_modules()}
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    fused_qkv = "self_attn.qkv_proj" in has
-    fused_gate = "mlp.gate_up_proj" in has
+    submodules = {name for name, _ in module.named_modules()}
+    head_dim = policy.head_dim
+    fused_qkv = "self_attn.qkv_proj" in submodules
+    fused_gate = "mlp.gate_up_proj" in submodules
     qkv = [attention.qkv_proj] if fused_qkv else [attention.q_proj, attention.k_proj, attention.v_proj]
     gate_up = [mlp.gate_up_proj] if fused_gate else [mlp.gate_proj, mlp.up_proj]
-    if not all(map(is_plain, (*qkv, attention.o_proj, *gate_up, mlp.down_proj))):
-        raise Unreadable("its adapter is more than a LoRA of two matrices")
+    if not all(map(is_linear_or_lora, (*qkv, attention.o_proj, *gate_up, mlp.down_proj))):
+        raise UnsupportedArchitecture("its adapter is more than a LoRA of two matrices")
     head_norms = None
-    if "self_attn.q_norm" in has:
+    if "self_attn.q_norm" in submodules:
         head_norms = (attention.q_norm.weight.data, attention.k_norm.weight.data)
-        if head_norms[0].shape != (width,) or _norm_kind(attention.q_norm) != norm_kind:
-            raise Unreadable("its norms of queries and keys are of another kind")
-    sandwich = "pre_feedforward_layernorm" in has
+        if head_norms[0].shape != (head_dim,) or _norm_kind(attention.q_norm) != norm_kind:
+            raise UnsupportedArchitecture("its norms of queries and keys are of another kind")
+    has_post_norms = "pre_feedforward_layernorm" in submodules
     activation = config.hidden_activation if hasattr(config, "hidden_activation") else config.hidden_act
     if activation not in ("silu", "gelu_pytorch_tanh"):
-        raise Unreadable(f"its activation is {activation}")
-    return Block(
+        raise UnsupportedArchitecture(f"its activation is {activation}")
+    return DecoderLayer(
         attention=AttentionLayer(
             options=options,
             heads=config.num_attention_heads,
             kv_heads=config.num_key_value_heads,
-            width=width,
-            rotary=_rotary_table(policy, options.layer, width, tables),
+            head_dim=head_dim,
+            rotary=_rotary_table(policy, options.layer, head_dim, tables),
             head_norms=head_norms,
             norm_offset=norm_kind[1],
             norm_eps=norm_kind[0],
         ),
-        qkv=Joined(qkv, merge=merge),
-        out=Joined([attention.o_proj], merge=merge),
-        gate_up=Joined(gate_up, merge=merge),
-        down=Joined([mlp.down_proj], merge=merge),
+        qkv=FusedLinear(qkv, merge=merge),
+        out=FusedLinear([attention.o_proj], merge=merge),
+        gate_up=FusedLinear(gate_up, merge=merge),
+        down=FusedLinear([mlp.down_proj], merge=merge),
         gelu=activation != "silu",
         input_norm=module.input_layernorm.weight.data,
-        after_attention=module.post_attention_layernorm.weight.data if sandwich else None,
+        after_attention=module.post_attention_layernorm.weight.data if has_post_norms else None,
         before_mlp=(
-            module.pre_feedforward_layernorm if sandwich else module.post_attention_layernorm
+            module.pre_feedforward_layernorm if has_post_norms else module.post_attention_layernorm
         ).weight.data,
-        after_mlp=module.post_feedforward_layernorm.weight.data if sandwich else None,
+        after_mlp=module.post_feedforward_layernorm.weight.data if has_post_norms else None,
     )
 
 
-class _Listener:
-    """Attention that also notes what each layer asks for."""
+class _OptionsRecorder:
+    """An attention function that records the options of each layer."""
 
     def __init__(self, device: torch.device):
         self.packed = PackedAttention(packed_segments([4]), device)
-        self.heard: dict[int, LayerOptions] = {}
+        self.options: dict[int, LayerOptions] = {}
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: LayerOptions) -> Tensor:
-        self.heard[options.layer] = options
+        self.options[options.layer] = options
         return self.packed(query, key, value, options)
 
 
 @torch.no_grad()
 def _layer_options(policy: Policy) -> dict[int, LayerOptions]:
-    listener = _Listener(policy.device)
+    recorder = _OptionsRecorder(policy.device)
     positions = torch.arange(4, device=policy.device)[None]
-    policy.hidden(positions, positions, listener)
-    return listener.heard
+    policy.hidden(positions, positions, recorder)
+    return recorder.options
 
 
 @torch.no_grad()
 def _norm_kind(norm: Any) -> tuple[float, float]:
-    """(eps, offset): tried on random numbers, since class names say nothing certain."""
+    """(eps, offset), found by a test on random numbers: class names are no proof."""
     weight = norm.weight
     eps = norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(4, weight.shape[0], generator=generator).to(weight)
-    own = norm(x).float()
+    expected = norm(x).float()
     normed = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + eps)
     for offset in (0.0, 1.0):
-        if torch.allclose(normed * (weight.float() + offset), own, rtol=2e-2, atol=2e-2):
+        if torch.allclose(normed * (weight.float() + offset), expected, rtol=2e-2, atol=2e-2):
             return float(eps), offset
-    raise Unreadable(f"{type(norm).__name__} is no RMS norm")
+    raise UnsupportedArchitecture(f"{type(norm).__name__} is no RMS norm")
 
 
 @torch.no_grad()
-def _rotary_table(policy: Policy, layer: int, width: int, tables: "Tables") -> tuple[Tensor, Tensor]:
-    """Cosines and sines [positions, width / 2] from the model's own rotary embedding; one table per kind of
-    layer, which its layers share.
+def _rotary_table(policy: Policy, layer: int, head_dim: int, tables: "Tables") -> tuple[Tensor, Tensor]:
+    """Cosines and sines [positions, head_dim / 2] from the model's own rotary embedding; one table per
+    layer type.
     """
     rotary, config = policy.trunk.rotary_emb, policy.config
     by_type = "layer_type" in inspect.signature(rotary.forward).parameters
     kind = (config.layer_types[layer],) if by_type else ()
     if kind not in tables:
-        length = min(policy.max_length or 4096, LONGEST_TABLE)
+        length = min(policy.max_length or 4096, MAX_POSITIONS)
         probe = torch.zeros(1, 1, 1, dtype=policy.lm.dtype, device=policy.device)
         positions = torch.arange(length, device=policy.device)[None]
         cosines, sines = rotary(probe, positions, *kind)
-        short = rotary(probe, positions[:, :8], *kind)[0]
-        half = width // 2
-        if cosines.shape[-1] != width or not torch.equal(cosines[..., :half], cosines[..., half:]):
-            raise Unreadable("it rotates only a part of each head, or in another order")
-        if not torch.equal(short, cosines[:, :8]):
-            raise Unreadable("its rotary embedding depends on the length of the sequence")
+        prefix = rotary(probe, positions[:, :8], *kind)[0]
+        half = head_dim // 2
+        if cosines.shape[-1] != head_dim or not torch.equal(cosines[..., :half], cosines[..., half:]):
+            raise UnsupportedArchitecture("it rotates only a part of each head, or in another order")
+        if not torch.equal(prefix, cosines[:, :8]):
+            raise UnsupportedArchitecture("its rotary embedding depends on the length of the sequence")
         tables[kind] = (cosines[0, :, :half].contiguous(), sines[0, :, :half].contiguous())
     return tables[kind]

@@ -1,10 +1,9 @@
-"""8-bit copies of the MLPs' matrices: `rollout_quantization: fp8`, for rollouts only.
+"""FP8 copies of the MLP weights for decoding: `rollout_quantization: fp8`.
 
-A matrix has one scale and every row of activations has one, found where the row is made
-(kernels/pointwise.py). The product leaves the rows' scales to the kernel that reads it: torch's product with
-a scale for every row was slower than the one in 16 bits (docs/log.md). The copies are made anew after each
-update, adapters merged in; the weights that train are never touched. Attention, its products, the head and
-the prompts' prefill keep their precision: there is little to gain.
+A matrix has one scale, a row of activations has one of its own, computed where the row is written
+(kernels/pointwise.py). The row scales are applied by the next kernel: `_scaled_mm` with row scales was slower
+than bf16 (docs/log.md). The copies are refreshed after each update, with LoRA merged in. Attention, the head
+and prefill keep their precision.
 """
 
 from collections.abc import Iterator
@@ -13,69 +12,60 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from whetstone.engines.native.fused_linear import Joined
+from whetstone.engines.native.fused_linear import FusedLinear
 
-LARGEST = 448.0  # of float8_e4m3fn
-SMALLEST_SCALE = 1e-12  # of rows that are all 0
-SIDE = 16  # the product wants sides that are multiples of it
-ROWS_AT_ONCE = 4096  # of a matrix that is rounded, so that its float32 copy stays small
+FP8_MAX = 448.0  # of float8_e4m3fn
+MIN_SCALE = 1e-12  # of rows that are all 0
+ALIGNMENT = 16  # of both sides of a matrix, for _scaled_mm
+CHUNK_ROWS = 4096  # converted at a time, so that the float32 copy stays small
 
 
-class Scaled(NamedTuple):
-    """[n, K] values, in 8 bits or a product of such, to be multiplied by scale [n]."""
+class ScaledTensor(NamedTuple):
+    """[n, K] values (FP8, or a product of FP8 values) to be multiplied by scale [n]."""
 
     values: Tensor
     scale: Tensor
 
 
-class EightBits:
-    """A joined matrix, multiplied in 8 bits. It has the memory of half the matrix, and keeps it: captured
-    graphs read it there.
-    """
+class Fp8Linear:
+    """A fused linear layer in FP8. Its memory is allocated once, since CUDA graphs read it."""
 
-    def __init__(self, joined: Joined):
-        assert can_round(joined)
-        self.joined = joined
-        device = joined.weight.device
-        self.weight = torch.empty(joined.weight.shape, dtype=torch.float8_e4m3fn, device=device)
-        self.scale, self.one = torch.ones((), device=device), torch.ones((), device=device)
+    def __init__(self, linear: FusedLinear):
+        assert supports_fp8(linear)
+        self.linear = linear
+        device = linear.weight.device
+        self.weight = torch.empty(linear.weight.shape, dtype=torch.float8_e4m3fn, device=device)
+        self.scale, self.unit_scale = torch.ones((), device=device), torch.ones((), device=device)
         self.refresh()
 
-    def __call__(self, x: Scaled) -> Scaled:
+    def __call__(self, x: ScaledTensor) -> ScaledTensor:
         product = torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage]
             x.values,
             self.weight.t(),
-            scale_a=self.one,
+            scale_a=self.unit_scale,
             scale_b=self.scale,
-            out_dtype=self.joined.weight.dtype,
+            out_dtype=self.linear.weight.dtype,
             use_fast_accum=True,
         )
-        return Scaled(product, x.scale)
+        return ScaledTensor(product, x.scale)
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Round what the joined matrix is now (refresh that one first)."""
-        largest = torch.stack([part.abs().amax() for _, part in self._pieces()]).amax()
-        self.scale.copy_((largest / LARGEST).clamp_min(SMALLEST_SCALE))
-        for rows, part in self._pieces():
-            self.weight[rows] = (part / self.scale).clamp_(-LARGEST, LARGEST).to(self.weight.dtype)
+        """Quantize the current weights (refresh the fused layer first)."""
+        largest = torch.stack([chunk.abs().amax() for _, chunk in self._chunks()]).amax()
+        self.scale.copy_((largest / FP8_MAX).clamp_min(MIN_SCALE))
+        for rows, chunk in self._chunks():
+            self.weight[rows] = (chunk / self.scale).clamp_(-FP8_MAX, FP8_MAX).to(self.weight.dtype)
 
-    def _pieces(self) -> Iterator[tuple[slice, Tensor]]:
-        adapter = self.joined.adapter
-        for begin in range(0, len(self.weight), ROWS_AT_ONCE):
-            rows = slice(begin, begin + ROWS_AT_ONCE)
-            part = self.joined.weight[rows].float()
+    def _chunks(self) -> Iterator[tuple[slice, Tensor]]:
+        adapter = self.linear.adapter
+        for start in range(0, len(self.weight), CHUNK_ROWS):
+            rows = slice(start, start + CHUNK_ROWS)
+            chunk = self.linear.weight[rows].float()
             if adapter is not None:
-                part += adapter.up[:, rows].t().float() @ adapter.down.float()
-            yield rows, part
+                chunk += adapter.up[:, rows].t().float() @ adapter.down.float()
+            yield rows, chunk
 
 
-def round_rows(x: Tensor) -> Scaled:
-    """What the kernels do, in plain torch."""
-    scale = (x.abs().amax(1).float() / LARGEST).clamp_min(SMALLEST_SCALE)
-    values = (x.float() / scale[:, None]).clamp(-LARGEST, LARGEST)
-    return Scaled(values.to(torch.float8_e4m3fn), scale)
-
-
-def can_round(joined: Joined) -> bool:
-    return joined.bias is None and all(side % SIDE == 0 for side in joined.weight.shape)
+def supports_fp8(linear: FusedLinear) -> bool:
+    return linear.bias is None and all(side % ALIGNMENT == 0 for side in linear.weight.shape)

@@ -1,8 +1,7 @@
-"""Sequences -> their keys and values in pages: prompts packed end to end.
+"""Prefill: packed sequences -> their keys and values in the pages.
 
-A sequence may continue into pages of its own (a sample that was sent back and comes again), and its prompt
-may be in the cache already: then only the rest is written. `PagedPrefill` is also an attention that the
-modules of a transformers model can call.
+A preempted sequence continues into pages of its own, and its prompt may be cached already: then only the rest
+is written. `PagedPrefill` is also an attention function that transformers modules can call.
 """
 
 from dataclasses import dataclass
@@ -18,56 +17,59 @@ from whetstone.engines.native.slot_state import PAGE, PagedState
 from whetstone.model.attention import LayerOptions, PackedAttention, packed_segments
 from whetstone.model.memory import upload
 
-LONG = 2048  # tokens from which a sequence is worth a call of its own to the faster attention of Hopper chips
+MIN_FLASH_TOKENS = 2048  # from here one call of cuDNN attention per sequence is faster (Hopper)
 
 
 @dataclass(frozen=True)
-class Sequence:
-    """Tokens and the pages they go to; no pages: they are there already."""
+class PrefillSequence:
+    """Tokens and their pages; no pages: they are cached already."""
 
     prompt: tuple[int, ...]
     prompt_pages: list[int]
-    own: list[int]
-    own_pages: list[int]
+    generated: list[int]
+    generated_pages: list[int]
 
     def __len__(self) -> int:
-        return len(self.prompt) + len(self.own)
+        return len(self.prompt) + len(self.generated)
 
-    def places(self) -> np.ndarray:
+    def cells(self) -> np.ndarray:
         """The cell of every token: page * PAGE + offset, or -1."""
         cells = np.full(len(self), -1)
         start = 0
-        for count, pages in ((len(self.prompt), self.prompt_pages), (len(self.own), self.own_pages)):
+        for count, pages in (
+            (len(self.prompt), self.prompt_pages),
+            (len(self.generated), self.generated_pages),
+        ):
             if pages:
-                whole = np.array(pages)[:, None] * PAGE + np.arange(PAGE)
-                cells[start : start + count] = whole.ravel()[:count]
+                page_cells = np.array(pages)[:, None] * PAGE + np.arange(PAGE)
+                cells[start : start + count] = page_cells.ravel()[:count]
             start += count
         return cells
 
 
 class PagedPrefill:
-    """Packed sequences on their way into the pages."""
+    """A packed batch of sequences."""
 
-    def __init__(self, state: PagedState, sequences: list[Sequence]):
+    def __init__(self, state: PagedState, sequences: list[PrefillSequence]):
         device = state.shape.device
         self.state = state
         self.lengths = [len(sequence) for sequence in sequences]
         self.packed = PackedAttention(packed_segments(self.lengths), device)
         # By numpy: the device has nothing to do until these are there, and lists take milliseconds.
-        tokens = chain.from_iterable((*sequence.prompt, *sequence.own) for sequence in sequences)
+        tokens = chain.from_iterable((*sequence.prompt, *sequence.generated) for sequence in sequences)
         ids = np.fromiter(tokens, np.int64, sum(self.lengths))
-        places = np.concatenate([sequence.places() for sequence in sequences])
+        cells = np.concatenate([sequence.cells() for sequence in sequences])
         positions = np.concatenate([np.arange(length) for length in self.lengths])
-        self.places, self.token_ids, self.position_ids = (
-            upload(torch.from_numpy(numbers), device) for numbers in (places, ids[None], positions[None])
+        self.cells, self.token_ids, self.position_ids = (
+            upload(torch.from_numpy(numbers), device) for numbers in (cells, ids[None], positions[None])
         )
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: LayerOptions) -> Tensor:
         """As a layer of a transformers model calls it, with queries and keys rotated already."""
         pages = self.state.pages
         assert pages is not None
-        written = self.places >= 0
-        cells = self.places[written]
+        written = self.cells >= 0
+        cells = self.cells[written]
         for number, tensor in enumerate((key, value)):
             rows = tensor[0].transpose(0, 1)[written]  # [T, heads, D]
             pages[number, options.layer, cells // PAGE, :, cells % PAGE] = rows
@@ -77,7 +79,9 @@ class PagedPrefill:
         """[T, heads, D] queries, [T, kv_heads, D] keys and values -> [T, heads * D]."""
         query, key, value = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
         plain = options.softcap is None and options.sliding_window is None
-        if not (plain and query.is_cuda and query.dtype != torch.float32 and min(self.lengths) >= LONG):
+        if not (
+            plain and query.is_cuda and query.dtype != torch.float32 and min(self.lengths) >= MIN_FLASH_TOKENS
+        ):
             return self.packed(query, key, value, options)[0].flatten(1)
         outs = []
         with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION], set_priority=True):

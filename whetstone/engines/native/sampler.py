@@ -1,16 +1,16 @@
-"""Logits -> the next token of every sequence, with its logprob under the distribution it was drawn from.
+"""Sampling on a CPU: logits -> the next token of every sequence and its logprob.
 
-One uniform number per token decides, through the cumulative distribution: a sample depends on its own seed
-and logits, not on what shares its batch. Temperature 0 is greedy, with the logprobs of temperature 1.
+One uniform number per token, through the cumulative distribution: a sample depends on its own seed and
+logits, not on its batch. Temperature 0 is greedy, with the logprobs of temperature 1 and no filters.
 """
 
 import torch
 from torch import Tensor
 
-from whetstone.engines.base import Sampling
+from whetstone.engines.base import SamplingParams
 
 
-def sample(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+def sample(logits: Tensor, uniform: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
     """[B, V] logits and [B] uniform numbers -> ([B] tokens, [B] logprobs)."""
     logits = logits.float()
     if sampling.temperature == 0:
@@ -29,9 +29,9 @@ def sample(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor,
     return tokens.squeeze(-1), logprobs.gather(-1, tokens).squeeze(-1)
 
 
-def _filter(logprobs: Tensor, sampling: Sampling) -> Tensor:
-    """-inf for the tokens that top-k, top-p or min-p leave out. The likeliest token always stays, and so does
-    any that is as likely as the last one kept: which of them came first in a sort means nothing.
+def _filter(logprobs: Tensor, sampling: SamplingParams) -> Tensor:
+    """-inf for the tokens that top-k, top-p or min-p remove. The most likely token stays, and so do ties
+    with the last token that stays.
     """
     ordered = logprobs.sort(-1, descending=True).values
     drop = torch.zeros_like(ordered, dtype=torch.bool)
@@ -41,8 +41,8 @@ def _filter(logprobs: Tensor, sampling: Sampling) -> Tensor:
         drop |= ordered.exp() < sampling.min_p * ordered[:, :1].exp()
     if sampling.top_p < 1:
         # Filters work one after the other, as in transformers: top-p counts within what the others left.
-        kept = ordered.masked_fill(drop, float("-inf")).softmax(-1)
-        drop |= kept.cumsum(-1) - kept >= sampling.top_p
+        probabilities = ordered.masked_fill(drop, float("-inf")).softmax(-1)
+        drop |= probabilities.cumsum(-1) - probabilities >= sampling.top_p
     drop[:, 0] = False
     lowest = ordered.masked_fill(drop, float("inf")).amin(-1, keepdim=True)
     return logprobs.masked_fill(logprobs < lowest, float("-inf"))

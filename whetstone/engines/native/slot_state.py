@@ -1,8 +1,8 @@
-"""How the native engine's state lies on a GPU: one column of numbers per slot, a table of pages per slot, and
-the pages themselves.
+"""Device state of the native engine on a GPU: one column of integers and one page table per slot, and the
+KV-cache pages.
 
-Everything here has a fixed address, which captured graphs read; only the pages come and go between rollouts,
-and where they are is itself a number on the device (`bases`). No scheduling here: that is paged.py.
+Everything has a fixed address, which CUDA graphs read. Only the pages are allocated and freed between
+rollouts, so their address is itself stored on the device (`bases`). No scheduling here.
 """
 
 from dataclasses import dataclass
@@ -14,16 +14,16 @@ from whetstone.model.attention import LayerOptions
 
 PAGE = 64  # tokens in a page: also the tile of the attention kernel
 
-# Rows of `PagedState.fields`.
-ACTIVE = 0  # 1 while the sample in this slot still draws tokens
-PREFIX = 1  # tokens of its prompt, in pages shared with its group
-OWN = 2  # drawn tokens whose keys and values are in its own pages
-DRAWN = 3  # tokens drawn so far
-LIMIT = 4  # how many it may draw
+# Rows of `PagedState.slots`.
+ACTIVE = 0  # 1 while the sequence in this slot is unfinished
+PROMPT_LEN = 1  # without the last token; in pages shared with its group
+NUM_CACHED = 2  # tokens whose keys and values are in its own pages
+NUM_GENERATED = 3  # tokens sampled so far
+MAX_NEW = 4  # tokens it may generate
 TOKEN = 5  # the newest token, to be fed next
 NUM_FIELDS = 6
 
-# Places of `PagedState.settings`.
+# Entries of `PagedState.settings`.
 TEMPERATURE, TOP_P, MIN_P, TOP_K = 0, 1, 2, 3
 MAX_STOPS = 32
 
@@ -42,15 +42,13 @@ class CacheShape:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionLayer:
-    """What the attention kernel must know of a layer. `rotary` and `head_norms` are None where the model has
-    applied them already.
-    """
+    """Attention parameters of a layer. `rotary` and `head_norms` are None where the model applies them."""
 
     options: LayerOptions
     heads: int
     kv_heads: int
-    width: int
-    rotary: tuple[Tensor, Tensor] | None = None  # cosines and sines [positions, width / 2]
+    head_dim: int
+    rotary: tuple[Tensor, Tensor] | None = None  # cosines and sines [positions, head_dim / 2]
     head_norms: tuple[Tensor, Tensor] | None = None  # weights of the norms of queries and keys
     norm_offset: float = 0.0  # 1 where a norm's weight is stored as its difference from 1
     norm_eps: float = 0.0
@@ -63,11 +61,11 @@ class PagedState:
         device = shape.device
         self.shape, self.num_slots, self.max_tokens = shape, num_slots, max_tokens
         self.dtype = shape.dtype
-        self.fields = torch.zeros(NUM_FIELDS, num_slots, dtype=torch.int32, device=device)
+        self.slots = torch.zeros(NUM_FIELDS, num_slots, dtype=torch.int32, device=device)
         self.table = torch.zeros(num_slots, table_width, dtype=torch.int32, device=device)
         self.seeds = torch.zeros(num_slots, dtype=torch.int64, device=device)
         self.out_tokens = torch.zeros(num_slots, max_tokens, dtype=torch.int32, device=device)
-        self.out_logprobs = torch.zeros(2, num_slots, max_tokens, dtype=torch.float32, device=device)
+        self.out_logprobs = torch.zeros(num_slots, max_tokens, dtype=torch.float32, device=device)
         self.rows = torch.full((num_slots,), -1, dtype=torch.int32, device=device)
         self.settings = torch.zeros(4, dtype=torch.float32, device=device)
         self.stops = torch.full((MAX_STOPS,), -1, dtype=torch.int32, device=device)

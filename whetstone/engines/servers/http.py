@@ -1,7 +1,7 @@
-"""JSON over HTTP, as small as it can be: one connection a call, a time limit, and two ways to fail.
+"""A minimal JSON client over HTTP: one connection per call, a timeout, two kinds of error.
 
-`Unreachable` is the server's trouble (no answer, a broken one, 5xx): ask again, or another. `Refused` is
-ours (4xx): asking again would not help. Knows nothing of what is said.
+`Unreachable` (no answer, a broken one, 5xx): retry, or ask another server. `RequestRejected` (4xx): a retry
+would not help.
 """
 
 import json
@@ -17,7 +17,7 @@ class Unreachable(Exception):
     """The server did not answer, or said that it can't."""
 
 
-class Refused(Exception):
+class RequestRejected(Exception):
     """The server understood and said no."""
 
     def __init__(self, status: int, message: str):
@@ -25,7 +25,7 @@ class Refused(Exception):
         self.status = status
 
 
-class Calls:
+class HttpClient:
     """All calls to one server that are under way, so that they can be broken off together."""
 
     def __init__(self, url: str):
@@ -70,13 +70,13 @@ class Calls:
         if response.status >= 500:
             raise Unreachable(f"{path}: HTTP {response.status} {_message(text)}")
         if response.status >= 400:
-            raise Refused(response.status, _message(text))
+            raise RequestRejected(response.status, _message(text))
         try:
             return json.loads(text)
         except json.JSONDecodeError:
             return text  # some endpoints answer in words, or with nothing
 
-    def break_off(self) -> None:
+    def cancel_all(self) -> None:
         """End every call under way; whoever waits for one gets `Unreachable`. The server sees that nobody
         wants the answer any more.
         """

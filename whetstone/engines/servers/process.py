@@ -1,7 +1,6 @@
-"""Processes of servers: started, waited for, restarted where they die, stopped.
+"""Server processes: started, waited for, restarted when they die, stopped.
 
-A server gets a session of its own, so that stopping reaches its workers, and ends with us however we end.
-What is started, with which flags, is the adapters' affair (vllm/command.py, sglang.py).
+A server gets its own session, so that stopping reaches its workers, and it ends with the parent process.
 """
 
 import ctypes
@@ -23,21 +22,21 @@ logger = logging.getLogger("whetstone")
 STOP_S = 20.0  # for a server to end by itself before it is killed
 RESTARTS = 3  # of a server that dies again before it was ever up
 PR_SET_PDEATHSIG = 1
-# A child is told of the end of the thread that made it, not of the process: this one lives as long as we do.
-_STARTER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="server-starter")
+# PDEATHSIG refers to the thread that started the child: this one lives as long as the process.
+_STARTER_THREAD = ThreadPoolExecutor(max_workers=1, thread_name_prefix="server-starter")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Command:
+class ServerCommand:
     """How to start a server."""
 
-    words: list[str]
+    args: list[str]
     environment: dict[str, str]  # beside our own
     url: str
 
 
 class ServerProcess:
-    def __init__(self, command: Command, log: Path):
+    def __init__(self, command: ServerCommand, log: Path):
         self.command = command
         self.log = log
         self.restarts = 0  # since it was last seen up
@@ -50,8 +49,8 @@ class ServerProcess:
     def start(self) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
-            self.process = start_bound(
-                self.command.words,
+            self.process = popen_with_pdeathsig(
+                self.command.args,
                 env={**os.environ, **self.command.environment},
                 cwd=self.log.parent,  # not where a folder might be taken for one of its packages
                 stdin=subprocess.DEVNULL,
@@ -60,45 +59,48 @@ class ServerProcess:
                 start_new_session=True,
             )
 
-    def keep_running(self) -> None:
-        """Start it again if it has died; `UserError` if that is of no use."""
+    def restart_if_dead(self, is_healthy: Callable[[], bool] = lambda: False) -> bool:
+        """Start it again if it has died (`UserError` after several failures); True once it is up again."""
         if self.is_running:
-            return
+            is_back = self.restarts > 0 and is_healthy()
+            self.restarts = 0 if is_back else self.restarts
+            return is_back
         assert self.process is not None, "start comes first"
         if self.restarts >= RESTARTS:
             raise UserError(
                 f"The server {self.command.url} ended {self.restarts + 1} times before it was up (exit code "
-                f"{self.process.returncode}); its last words: {self.last_words()} All of them are in "
+                f"{self.process.returncode}); its last words: {self.log_tail()} All of them are in "
                 f"{self.log}."
             )
         self.restarts += 1
         self._kill()  # workers that outlived it would hold its memory
         logger.warning(f"The server {self.command.url} has ended: starting it again ({self.log}).")
         self.start()
+        return False
 
     def wait_until_up(self, is_healthy: Callable[[], bool], timeout_s: float) -> None:
-        """Return once it answers; `UserError` with its last words if it ends or takes too long."""
+        """Return once it answers; `UserError` with the end of its log if it ends or takes too long."""
         assert self.process is not None
-        begun = time.monotonic()
+        started_at = time.monotonic()
         while not is_healthy():
             if not self.is_running:
                 raise UserError(
                     f"The server could not start (exit code {self.process.returncode}); its last words: "
-                    f"{self.last_words()} All of them are in {self.log}."
+                    f"{self.log_tail()} All of them are in {self.log}."
                 )
-            if time.monotonic() - begun > timeout_s:
+            if time.monotonic() - started_at > timeout_s:
                 self.stop()
                 raise UserError(
                     f"The server was not up after {timeout_s:g} s: raise vllm_server_timeout, or look into "
-                    f"{self.log}, which ends with: {self.last_words()}"
+                    f"{self.log}, which ends with: {self.log_tail()}"
                 )
             time.sleep(0.5)
         self.restarts = 0
 
-    def last_words(self) -> str:
-        """The lines of its log that tell most: the last errors, or else the last lines."""
+    def log_tail(self) -> str:
+        """The last errors of its log, or else its last lines."""
         text = self.log.read_text(encoding="utf-8", errors="replace") if self.log.is_file() else ""
-        return essence(text, 2)
+        return error_lines(text, 2)
 
     def stop(self) -> None:
         if self.is_running:
@@ -111,7 +113,7 @@ class ServerProcess:
         self._kill()
 
     def _kill(self) -> None:
-        """End whatever is left of its session."""
+        """Kill the rest of its session."""
         if self.process is None:
             return
         try:
@@ -122,22 +124,22 @@ class ServerProcess:
             self.process.wait()
 
 
-def start_bound(words: list[str], **settings: Any) -> subprocess.Popen[Any]:
-    """A process that ends with us, however we end. `settings`: as for Popen."""
-    return _STARTER.submit(subprocess.Popen, words, preexec_fn=_end_with_parent, **settings).result()
+def popen_with_pdeathsig(args: list[str], **settings: Any) -> subprocess.Popen[Any]:
+    """A process that ends with us, however we end (PR_SET_PDEATHSIG). `settings`: as for Popen."""
+    return _STARTER_THREAD.submit(subprocess.Popen, args, preexec_fn=_set_pdeathsig, **settings).result()
 
 
-def _end_with_parent() -> None:
-    """In the child, before it becomes the server: a SIGTERM when we die, even by SIGKILL (Linux)."""
+def _set_pdeathsig() -> None:
+    """In the child: SIGTERM when the parent dies, even by SIGKILL (Linux)."""
     try:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     except (OSError, AttributeError):  # another system: only an ordinary end of ours stops it
         return
 
 
-def essence(text: str, num_lines: int = 1) -> str:
-    """The lines of an engine's words that tell most: what a check of its settings says, else the last errors,
-    else the last lines.
+def error_lines(text: str, num_lines: int = 1) -> str:
+    """The most telling lines of an engine's output: failed checks of its settings, else the last errors, else
+    the last lines.
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     checks = [line for line in lines if "Value error, " in line]

@@ -1,40 +1,36 @@
-"""The samples of one `generate` on their way through the servers of a fleet: a queue that threads take
-from and give back to. Knows no server.
-"""
+"""The samples of one `generate`: a queue that the threads of all servers take from and put back to."""
 
 import queue
 import threading
 from collections import deque
 
-from whetstone.engines.base import Request, Sampled, Sampling
+from whetstone.engines.base import GenerationOutput, Request, SamplingParams
 
 
-class Work:
-    """The samples of one `generate`: those that wait, and what came of the others."""
-
-    def __init__(self, requests: list[Request], sampling: Sampling):
+class RequestQueue:
+    def __init__(self, requests: list[Request], sampling: SamplingParams):
         self.requests = requests
         self.sampling = sampling
         self.waiting = deque((r, s) for r, request in enumerate(requests) for s in range(len(request.seeds)))
         self.num_total = self.num_left = len(self.waiting)
-        self.results: queue.SimpleQueue[Sampled | Exception] = queue.SimpleQueue()
+        self.results: queue.SimpleQueue[GenerationOutput | Exception] = queue.SimpleQueue()
         self.threads: list[threading.Thread] = []
-        self.ended = False
+        self.is_closed = False
         self._changed = threading.Condition()
 
-    def take(self) -> tuple[int, int] | None:
-        """The next sample; waits where others are still under way and may come back. None: it is over."""
+    def get(self) -> tuple[int, int] | None:
+        """The next sample; waits while others in flight may be put back. None: the queue is closed."""
         with self._changed:
-            while not self.waiting and not self.ended:
+            while not self.waiting and not self.is_closed:
                 self._changed.wait()
-            return None if self.ended else self.waiting.popleft()
+            return None if self.is_closed else self.waiting.popleft()
 
-    def give_back(self, job: tuple[int, int]) -> None:
+    def put_back(self, job: tuple[int, int]) -> None:
         with self._changed:
             self.waiting.appendleft(job)
             self._changed.notify_all()
 
-    def end(self) -> None:
+    def close(self) -> None:
         with self._changed:
-            self.ended = True
+            self.is_closed = True
             self._changed.notify_all()

@@ -1,6 +1,5 @@
-"""A configuration -> its fleet: servers that are running, or such that are started for this run.
-
-Chooses between vLLM and SGLang, gives started servers ports, GPUs and logs. The fleet itself: fleet.py.
+"""Build the server pool for a configuration: connect to running servers, or start them with ports, GPUs and
+logs.
 """
 
 import contextlib
@@ -9,48 +8,54 @@ from collections.abc import Callable
 from pathlib import Path
 
 from whetstone.config import Config
-from whetstone.engines.servers.client import HEALTH_TIMEOUT_S, MAX_SLOTS, Server
-from whetstone.engines.servers.http import Calls, Refused, Unreachable, free_port
-from whetstone.engines.servers.pool import Fleet, Member, Team
-from whetstone.engines.servers.process import Command, ServerProcess
+from whetstone.engines.servers.client import MAX_SLOTS, Server, is_healthy
+from whetstone.engines.servers.http import HttpClient, free_port
+from whetstone.engines.servers.pool import ServerHandle, ServerPool, ServerSharing
+from whetstone.engines.servers.process import ServerCommand, ServerProcess
+from whetstone.engines.servers.sglang import SGLangServer
+from whetstone.engines.servers.sglang import command as sglang_command
+from whetstone.engines.servers.vllm.command import command as vllm_command
+from whetstone.engines.servers.vllm.server import VLLMServer
 from whetstone.errors import UserError
 from whetstone.model.policy import Policy
 
 logger = logging.getLogger("whetstone")
 
+# By rollout_engine.
+CLIENTS = {"vllm": VLLMServer, "sglang": SGLangServer}
+COMMANDS = {"vllm": vllm_command, "sglang": sglang_command}
 
-def make_fleet(config: Config, policy: Policy, team: Team | None = None) -> Fleet:
-    """`team`: the processes of the run, all of which call this; the first starts servers where none is
-    named.
-    """
+
+def build_server_pool(config: Config, policy: Policy, sharing: ServerSharing | None = None) -> ServerPool:
+    """`sharing`: the processes of the run, which all call this; the first starts servers if none is named."""
     engines = config.engines
     addresses, processes = engines.addresses, []
     if not addresses:
-        addresses, processes = _own_servers(config, team or Team())
-    make = server_maker(config, policy, is_shared=team is not None)
-    members = [Member(server=make(url, index)) for index, url in enumerate(addresses)]
-    for member, process in zip(members, processes, strict=False):
-        member.process = process
-    return Fleet(
-        members,
+        addresses, processes = _own_servers(config, sharing or ServerSharing())
+    make_client = client_factory(config, policy, is_shared=sharing is not None)
+    handles = [ServerHandle(server=make_client(url, index)) for index, url in enumerate(addresses)]
+    for handle, process in zip(handles, processes, strict=False):
+        handle.process = process
+    return ServerPool(
+        handles,
         policy,
         max_in_flight=config.rollout.max_slots or MAX_SLOTS,
         timeout_s=engines.vllm_server_timeout,
         weight_dir=engines.weight_transfer_dir,
-        policy_moves=config.rollout.async_rollouts > 0,
-        team=team,
+        trains_meanwhile=config.rollout.async_rollouts > 0,
+        sharing=sharing,
     )
 
 
-def _own_servers(config: Config, team: Team) -> tuple[list[str], list[ServerProcess]]:
-    """Addresses for every process of the team, and the processes of the servers for the first."""
+def _own_servers(config: Config, sharing: ServerSharing) -> tuple[list[str], list[ServerProcess]]:
+    """The addresses of the started servers, and in the first process their processes."""
     processes, failure = [], None
-    if team.leads:
+    if sharing.is_leader:
         try:
             processes = _start_and_wait(config)
         except UserError as error:
             failure = str(error)
-    addresses, failure = team.tell(([process.command.url for process in processes], failure))
+    addresses, failure = sharing.broadcast(([process.command.url for process in processes], failure))
     if failure is not None:
         raise UserError(failure)
     return addresses, processes
@@ -59,34 +64,28 @@ def _own_servers(config: Config, team: Team) -> tuple[list[str], list[ServerProc
 def _start_and_wait(config: Config) -> list[ServerProcess]:
     ports = [free_port() for _ in config.engines.server_devices or [""]]
     processes = start_servers(config, "127.0.0.1", ports)
-    with contextlib.ExitStack() as stack:  # a server that can't start takes the others with it
+    with contextlib.ExitStack() as stack:  # if one cannot start, the others are stopped
         for process in processes:
             stack.callback(process.stop)
         for process in processes:
-            process.wait_until_up(lambda one=process: is_up(one), config.engines.vllm_server_timeout)
+            process.wait_until_up(lambda process=process: is_up(process), config.engines.vllm_server_timeout)
         stack.pop_all()
     return processes
 
 
 def is_up(process: ServerProcess) -> bool:
-    try:
-        Calls(process.command.url).get("/health", timeout_s=HEALTH_TIMEOUT_S)
-    except (Unreachable, Refused):
-        return False
-    return True
+    return is_healthy(HttpClient(process.command.url))
 
 
-def server_maker(config: Config, policy: Policy, *, is_shared: bool = False) -> Callable[[str, int], Server]:
-    """A function of (address, number) that makes the client of a server."""
-    engines = config.engines
+def client_factory(
+    config: Config, policy: Policy, *, is_shared: bool = False
+) -> Callable[[str, int], Server]:
+    """A function (address, index) -> the client of a server."""
+    engines, client_class = config.engines, CLIENTS[config.rollout.rollout_engine]
 
-    def make(url: str, index: int) -> Server:
+    def make_client(url: str, index: int) -> Server:
         port = None if engines.vllm_group_port is None else engines.vllm_group_port + index
-        if config.rollout.rollout_engine == "sglang":
-            from whetstone.engines.servers.sglang import SGLangServer as Client
-        else:
-            from whetstone.engines.servers.vllm.server import VLLMServer as Client
-        return Client(
+        return client_class(
             url,
             stops=policy.stop_token_ids,
             max_tokens=config.rollout.max_completion_length,
@@ -96,11 +95,11 @@ def server_maker(config: Config, policy: Policy, *, is_shared: bool = False) -> 
             is_shared=is_shared,
         )
 
-    return make
+    return make_client
 
 
 def start_servers(config: Config, host: str, ports: list[int]) -> list[ServerProcess]:
-    """One server for each entry of server_devices, or one; they come up side by side."""
+    """Start one server for each entry of server_devices, or one; does not wait for them."""
     devices: list[str | None] = [*config.engines.server_devices] or [None]
     return [
         start_server(config, number, devices=own, host=host, port=port)
@@ -109,7 +108,7 @@ def start_servers(config: Config, host: str, ports: list[int]) -> list[ServerPro
 
 
 def start_server(config: Config, number: int, *, devices: str | None, host: str, port: int) -> ServerProcess:
-    """`devices`: GPUs of its own; its log is in the folder of the run."""
+    """`devices`: its own GPUs; its log is in the run folder."""
     folder = Path(config.run.output_dir) / (config.run.run_name or "") / "servers"
     log = (folder / f"server-{number}.log").resolve()
     process = ServerProcess(server_command(config, devices, host, port), log)
@@ -118,18 +117,5 @@ def start_server(config: Config, number: int, *, devices: str | None, host: str,
     return process
 
 
-def keep_up(process: ServerProcess) -> str | None:
-    """Start a server again if it has died (`UserError` if that is of no use); a word when it is up again."""
-    process.keep_running()
-    if process.restarts and is_up(process):
-        process.restarts = 0
-        return f"Up again: {process.command.url}."
-    return None
-
-
-def server_command(config: Config, devices: str | None, host: str, port: int) -> Command:
-    if config.rollout.rollout_engine == "sglang":
-        from whetstone.engines.servers.sglang import command
-    else:
-        from whetstone.engines.servers.vllm.command import command
-    return command(config, devices=devices, host=host, port=port)
+def server_command(config: Config, devices: str | None, host: str, port: int) -> ServerCommand:
+    return COMMANDS[config.rollout.rollout_engine](config, devices=devices, host=host, port=port)

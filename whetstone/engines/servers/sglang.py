@@ -1,14 +1,12 @@
-"""An SGLang server over its native interface: `/generate` by token ids, `update_weights_from_disk` and
-`update_weights_from_distributed`, `flush_cache`, release and resume of memory, LoRA adapters.
+"""The client of an SGLang server over its native interface: `/generate` by token ids, weights from disk or a
+process group, LoRA adapters, release and resume of memory.
 
-Every answer names the version of the weights (`weight_version`), so none has to be confirmed. Its logprobs
-are those of the temperature, without top-p, top-k or min-p. The package itself is needed only to start a
-server.
-
-Written from the sources of SGLang 0.5.23 and tested against a server of ours that speaks this interface (no
-build of SGLang runs on a CPU here).
+Every reply names the version of its weights (`weight_version`). Its logprobs have the temperature, but not
+top-p, top-k or min-p. The package is needed only to start a server. Written from the sources of SGLang 0.5.23
+and tested against a server of ours with this interface, never against SGLang itself.
 """
 
+import contextlib
 import sys
 import uuid
 from collections.abc import Sequence
@@ -19,65 +17,40 @@ import torch
 from torch import Tensor
 
 from whetstone.config import Config
-from whetstone.engines.base import Sampling
+from whetstone.engines.base import SamplingParams
 from whetstone.engines.servers.client import (
     CONTROL_TIMEOUT_S,
-    HEALTH_TIMEOUT_S,
     MAX_SLOTS,
     PUSH_TIMEOUT_S,
-    Malformed,
+    InvalidReply,
     Reply,
-    reply_of,
+    Server,
+    parse_reply,
 )
-from whetstone.engines.servers.http import Calls, Refused, Unreachable, free_port, own_address
-from whetstone.engines.servers.process import Command
-from whetstone.engines.servers.weights import BUCKET_BYTES, Push, buckets
+from whetstone.engines.servers.http import RequestRejected, Unreachable, free_port, own_address
+from whetstone.engines.servers.process import ServerCommand
+from whetstone.engines.servers.settings import lora_rank, max_model_length, memory_fraction, model_folder
+from whetstone.engines.servers.weights import BUCKET_BYTES, WeightUpdate, buckets
 from whetstone.errors import UserError
 from whetstone.parallel import external_group
 
 SEEDS = 2**31 - 1  # SGLang keeps them in 32 bits
 
 
-class SGLangServer:
-    def __init__(
-        self,
-        url: str,
-        *,
-        stops: tuple[int, ...],
-        max_tokens: int,
-        weight_transfer: str,
-        group_port: int | None,
-        request_timeout_s: float,
-        is_shared: bool = False,  # of no importance here: every answer names its weights
-    ):
-        self.calls = Calls(url)
-        self.stops = stops
-        self.max_tokens = max_tokens
-        self.weight_transfer = weight_transfer
-        self.group_port = group_port
-        self.request_timeout_s = request_timeout_s
-        self.wants_folder = weight_transfer != "nccl"
-        self.identity: str | None = None
-        self.adapter: str | None = None  # the name of the one to sample with
-        self.can_release: list[str] = []  # parts of its memory
-        self.asleep: list[str] = []  # those that are released
-        self.num_workers = 1
-        self.group: Any = None
-        self.group_name = ""
-
-    def is_healthy(self) -> bool:
-        try:
-            self.calls.get("/health", timeout_s=HEALTH_TIMEOUT_S)
-        except (Unreachable, Refused):
-            return False
-        return True
+class SGLangServer(Server):
+    adapter: str | None = None  # the name of the LoRA adapter to sample with
+    num_workers = 1
+    group: Any = None  # the process group that sends weights
+    group_name = ""
 
     def connect(self) -> None:
         if self.weight_transfer == "ipc":
             raise UserError("SGLang takes weights by file or NCCL here: set weight_transfer to disk or nccl.")
         info = self._get("/server_info", "/get_server_info")
-        self.adapter, self.asleep, self.group = None, [], None
-        # Weights that are let go without a copy would have to be sent again at every waking.
+        self.adapter, self.asleep = None, []
+        self.wants_folder = self.weight_transfer != "nccl"
+        self._leave_group()
+        # Weights released without a copy would have to be sent again at every wake.
         keeps_copy = bool(info.get("enable_weights_cpu_backup"))
         self.can_release = ["weights", "kv_cache"] if keeps_copy else ["kv_cache"]
         if not info.get("enable_memory_saver"):
@@ -86,57 +59,54 @@ class SGLangServer:
         length = info.get("context_length")
         if length is not None and length <= self.max_tokens:
             raise UserError(
-                f"{self.calls.url} takes {length} tokens at most, prompt and completion together, but "
+                f"{self.http.url} takes {length} tokens at most, prompt and completion together, but "
                 f"max_completion_length is {self.max_tokens}: start it with a larger --context-length, or "
                 "lower max_completion_length."
             )
 
     def _get(self, path: str, older: str) -> Any:
-        """`older`: the name of the same before it was shortened."""
+        """`older`: the endpoint's name in older versions."""
         try:
-            return self.calls.get(path, timeout_s=CONTROL_TIMEOUT_S)
-        except Refused as error:
+            return self.http.get(path, timeout_s=CONTROL_TIMEOUT_S)
+        except RequestRejected as error:
             if error.status != 404:
                 raise
-            return self.calls.get(older, timeout_s=CONTROL_TIMEOUT_S)
-
-    def _post(self, path: str, body: Any, timeout_s: float = CONTROL_TIMEOUT_S) -> Any:
-        return self.calls.post(path, body, timeout_s=timeout_s)
+            return self.http.get(older, timeout_s=CONTROL_TIMEOUT_S)
 
     # Weights
 
-    def load(self, push: Push) -> None:
+    def load(self, update: WeightUpdate) -> None:
         self._wake("weights")  # the cache may sleep on
-        if push.is_adapter:
-            self._load_adapter(push)
+        if update.is_adapter:
+            self._load_adapter(update)
         elif self.weight_transfer == "nccl":
-            self._send(push)
+            self._send(update)
         else:
-            assert push.folder is not None
-            body = {"model_path": str(push.folder), "weight_version": push.label, "flush_cache": True}
+            assert update.folder is not None
+            body = {"model_path": str(update.folder), "weight_version": update.version, "flush_cache": True}
             self._post("/update_weights_from_disk", body, PUSH_TIMEOUT_S)
         self._post("/flush_cache", {})
 
-    def _load_adapter(self, push: Push) -> None:
-        assert push.folder is not None
-        self._post("/load_lora_adapter", {"lora_name": push.label, "lora_path": str(push.folder)})
-        before, self.adapter = self.adapter, push.label
+    def _load_adapter(self, update: WeightUpdate) -> None:
+        assert update.folder is not None
+        self._post("/load_lora_adapter", {"lora_name": update.version, "lora_path": str(update.folder)})
+        before, self.adapter = self.adapter, update.version
         if before is not None:
             self._post("/unload_lora_adapter", {"lora_name": before})
-        self._post("/update_weight_version", {"new_version": push.label, "abort_all_requests": False})
+        self._post("/update_weight_version", {"new_version": update.version, "abort_all_requests": False})
 
-    def _send(self, push: Push) -> None:
+    def _send(self, update: WeightUpdate) -> None:
         """Broadcast the weights to the server's workers. The version counts once the last bucket is there."""
         if self.group is None:
-            self._join(push.policy.device)
-        parts = list(buckets(push.tensors(), BUCKET_BYTES))
+            self._join(update.policy.device)
+        parts = list(buckets(update.tensors(), BUCKET_BYTES))
         for number, bucket in enumerate(parts):
-            self._send_bucket(bucket, push.label if number + 1 == len(parts) else None)
+            self._send_bucket(bucket, update.version if number + 1 == len(parts) else None)
 
     def _join(self, device: torch.device) -> None:
         backend = "nccl" if device.type == "cuda" else "gloo"
         self.group_name = f"whetstone-{uuid.uuid4().hex[:8]}"
-        address, port = own_address(self.calls.host), self.group_port or free_port()
+        address, port = own_address(self.http.host), self.group_port or free_port()
         world_size = self.num_workers + 1
         body = {
             "master_address": address,
@@ -148,45 +118,45 @@ class SGLangServer:
         }
         with ThreadPoolExecutor(max_workers=1) as pool:
             # The server waits for us in this call, and we for it in the next line.
-            told = pool.submit(self._post, "/init_weights_update_group", body, PUSH_TIMEOUT_S)
+            response = pool.submit(self._post, "/init_weights_update_group", body, PUSH_TIMEOUT_S)
             try:
                 self.group = external_group.join(
                     address, port, rank=0, world_size=world_size, name=self.group_name, backend=backend
                 )
             except RuntimeError as error:
                 raise Unreachable(f"no process group came about with it ({error})") from None
-            told.result()
+            response.result()
 
-    def _send_bucket(self, bucket: list[tuple[str, Tensor]], label: str | None) -> None:
+    def _send_bucket(self, bucket: list[tuple[str, Tensor]], version: str | None) -> None:
         body = {
             "names": [name for name, _ in bucket],
             "dtypes": [str(tensor.dtype).removeprefix("torch.") for _, tensor in bucket],
             "shapes": [list(tensor.shape) for _, tensor in bucket],
             "group_name": self.group_name,
-            "flush_cache": label is not None,
-            "weight_version": label,
+            "flush_cache": version is not None,
+            "weight_version": version,
         }
         with ThreadPoolExecutor(max_workers=1) as pool:
-            told = pool.submit(self._post, "/update_weights_from_distributed", body, PUSH_TIMEOUT_S)
+            response = pool.submit(self._post, "/update_weights_from_distributed", body, PUSH_TIMEOUT_S)
             try:
                 external_group.broadcast([tensor.contiguous() for _, tensor in bucket], self.group)
             except RuntimeError as error:  # NCCL and gloo speak this way
                 raise Unreachable(f"the transfer of the weights broke off ({error})") from None
-            told.result()
+            response.result()
 
-    def adopt(self, push: Push, holder: str | None) -> bool:
-        if self.version() != push.label:
+    def accept_existing_weights(self, update: WeightUpdate, loaded_instance: str | None) -> bool:
+        if self.loaded_version() != update.version:
             return False
-        self.adapter = push.label if push.is_adapter else None
+        self.adapter = update.version if update.is_adapter else None
         return True
 
-    def version(self) -> str:
+    def loaded_version(self) -> str:
         return str(self._get("/model_info", "/get_model_info").get("weight_version"))
 
     # Sampling
 
-    def complete(self, prompt_ids: Sequence[int], seed: int, sampling: Sampling) -> Reply:
-        stops = [] if sampling.ignore_stop else list(self.stops)
+    def complete(self, prompt_ids: Sequence[int], seed: int, sampling: SamplingParams) -> Reply:
+        stops = [] if sampling.ignore_eos else list(self.stops)
         params = {
             "max_new_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
@@ -211,8 +181,8 @@ class SGLangServer:
         }
         try:
             answer = self._post("/generate", body, self.request_timeout_s)
-        except Refused:
-            if self.adapter is not None and self.version() != self.adapter:
+        except RequestRejected:
+            if self.adapter is not None and self.loaded_version() != self.adapter:
                 raise Unreachable("it has lost the adapter: it was started anew") from None
             raise
         try:
@@ -220,57 +190,58 @@ class SGLangServer:
             pairs = [(entry[0], entry[1]) for entry in meta["output_token_logprobs"]]
             finish, version = meta["finish_reason"]["type"], meta["weight_version"]
         except (KeyError, TypeError, IndexError) as error:
-            raise Malformed(f"something without {error} ({str(answer)[:120]})") from None
+            raise InvalidReply(f"something without {error} ({str(answer)[:120]})") from None
         if finish == "abort":
             raise Unreachable("it broke the completion off")
         if [token for _, token in pairs] != token_ids:
-            raise Malformed("logprobs of other tokens than its own")
+            raise InvalidReply("logprobs of other tokens than its own")
         logprobs = [logprob for logprob, _ in pairs]
-        return reply_of(token_ids, logprobs, finish, version=version, sampling=sampling, stops=set(stops))
+        return parse_reply(
+            token_ids, logprobs, finish, weight_version=version, sampling=sampling, stops=set(stops)
+        )
 
     # Memory
 
-    def sleep(self) -> None:
-        if self.can_release and not self.asleep:
-            self._post("/release_memory_occupation", {"tags": self.can_release})
-            self.asleep = list(self.can_release)
+    def _release(self) -> None:
+        self._post("/release_memory_occupation", {"tags": self.can_release})
 
-    def wake(self) -> None:
-        self._wake("weights")
-        self._wake("kv_cache")
+    def _resume(self, tag: str) -> None:
+        self._post("/resume_memory_occupation", {"tags": [tag]})
 
-    def _wake(self, part: str) -> None:
-        if part in self.asleep:
-            self._post("/resume_memory_occupation", {"tags": [part]})
-            self.asleep.remove(part)
+    def close(self) -> None:
+        self._leave_group()
+
+    def _leave_group(self) -> None:
+        group, self.group = self.group, None
+        if group is not None:
+            with contextlib.suppress(RuntimeError):  # the server may be gone
+                external_group.leave(group)
 
 
-def command(config: Config, *, devices: str | None, host: str, port: int) -> Command:
+def command(config: Config, *, devices: str | None, host: str, port: int) -> ServerCommand:
     """The command line of an SGLang server for a configuration."""
     from importlib.util import find_spec
-
-    from whetstone.engines.servers.vllm.command import lora_rank, max_model_length, memory_share, model_folder
 
     if find_spec("sglang") is None:
         raise UserError(
             "Starting an SGLang server needs the package sglang, which is not installed here: pip install "
             "sglang, or name a server that runs elsewhere with rollout_servers=http://HOST:PORT."
         )
-    words = [sys.executable, "-P", "-m", "sglang.launch_server", "--model-path", model_folder(config)]
-    words += ["--host", host, "--port", str(port), "--random-seed", str(config.run.seed % SEEDS)]
-    words += ["--dtype", "bfloat16" if config.model.bf16 else "float32"]
-    words += ["--max-running-requests", str(config.rollout.max_slots or MAX_SLOTS)]
-    words += ["--mem-fraction-static", f"{memory_share(config, alone=devices is not None):g}"]
-    words += ["--tp-size", str(config.engines.vllm_tensor_parallel_size)]
+    args = [sys.executable, "-P", "-m", "sglang.launch_server", "--model-path", model_folder(config)]
+    args += ["--host", host, "--port", str(port), "--random-seed", str(config.run.seed % SEEDS)]
+    args += ["--dtype", "bfloat16" if config.model.bf16 else "float32"]
+    args += ["--max-running-requests", str(config.rollout.max_slots or MAX_SLOTS)]
+    args += ["--mem-fraction-static", f"{memory_fraction(config, alone=devices is not None):g}"]
+    args += ["--tp-size", str(config.engines.vllm_tensor_parallel_size)]
     if (length := max_model_length(config)) is not None:
-        words += ["--context-length", str(length)]
+        args += ["--context-length", str(length)]
     if config.model.use_peft:
-        words += ["--enable-lora", "--max-loras-per-batch", "2", "--max-lora-rank", str(lora_rank(config))]
-        words += ["--lora-target-modules", "all"]
+        args += ["--enable-lora", "--max-loras-per-batch", "2", "--max-lora-rank", str(lora_rank(config))]
+        args += ["--lora-target-modules", "all"]
     if devices is None and config.engines.vllm_enable_sleep_mode:
-        words += ["--enable-memory-saver", "--enable-weights-cpu-backup"]
+        args += ["--enable-memory-saver", "--enable-weights-cpu-backup"]
     environment = {} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}
     reach = "127.0.0.1" if host == "0.0.0.0" else host
-    return Command(
-        words=[*words, *config.engines.server_args], environment=environment, url=f"http://{reach}:{port}"
+    return ServerCommand(
+        args=[*args, *config.engines.server_args], environment=environment, url=f"http://{reach}:{port}"
     )

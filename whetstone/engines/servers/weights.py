@@ -1,8 +1,7 @@
-"""What is sent to an engine that has weights of its own: tensors under the names of the checkpoint, in
-buckets, or a folder that the engine reads.
+"""Weights for an engine with weights of its own: named tensors in buckets, or a folder that it reads.
 
-A LoRA run sends its adapter alone: it is small, the base stays as it was loaded, and the engine computes base
-and adapter as the trainer does, without the rounding of a merge. Does not know who receives.
+A LoRA run sends only its adapter: it is small, and the engine computes base and adapter as the trainer does,
+without the rounding of a merge.
 """
 
 import shutil
@@ -21,10 +20,10 @@ BUCKET_BYTES = 512 * 1024**2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Push:
-    """One version of the weights on its way: `label` names it on the server."""
+class WeightUpdate:
+    """One version of the weights on its way: the server reports `version`."""
 
-    label: str
+    version: str
     policy: Policy
     folder: Path | None  # where they lie as files; None: no server of ours reads files
 
@@ -75,20 +74,20 @@ class WeightFolders:
 
     def write(self, policy: Policy, name: str) -> Path:
         """Write a version; it appears under its name once it is whole."""
-        folder, begun = self.root / name, self.root / f"{name}.part"
-        shutil.rmtree(begun, ignore_errors=True)
-        begun.mkdir()
+        folder, partial = self.root / name, self.root / f"{name}.part"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
         if policy.is_lora:
-            policy.model.save_pretrained(begun)
+            policy.model.save_pretrained(partial)
         else:
             save_file(
-                {name: _own_copy(weight) for name, weight in named_weights(policy)},
-                begun / "model.safetensors",
+                {name: _cpu_copy(weight) for name, weight in named_weights(policy)},
+                partial / "model.safetensors",
                 metadata={"format": "pt"},
             )
-            policy.lm.config.save_pretrained(begun)
+            policy.lm.config.save_pretrained(partial)
         shutil.rmtree(folder, ignore_errors=True)
-        begun.rename(folder)
+        partial.rename(folder)
         return folder
 
     def keep_only(self, folder: Path) -> None:
@@ -101,6 +100,6 @@ class WeightFolders:
 
 
 @torch.no_grad()
-def _own_copy(weight: Tensor) -> Tensor:
+def _cpu_copy(weight: Tensor) -> Tensor:
     """On the CPU and sharing memory with no other tensor, as safetensors wants it."""
     return weight.to("cpu", copy=True).contiguous()

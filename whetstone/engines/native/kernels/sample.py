@@ -1,10 +1,9 @@
-"""Logits -> the next token of every slot, in one pass over the vocabulary and a look at one piece of it.
+"""Sampling on a GPU: logits -> the next token of every slot, in one pass over the vocabulary.
 
-The first kernel takes the highest logit and the mass of every chunk; the second finds the chunk that a
-sample's random number falls into, the token inside it, its logprobs, and does the slot's book-keeping. Random
-numbers are those of `seeds.uniforms`, made here from the slot's seed and how many tokens it has drawn, so a
-sample does not depend on what shares its batch. Top-k, top-p and min-p become one cutoff per row, found by
-bisection before. Does what sampler.py does on a CPU.
+The first kernel computes the maximum and the mass of every chunk. The second finds the chunk that the random
+number falls into and the token inside it, and updates the slot. The random numbers are those of
+`seeds.uniforms`, computed from the slot's seed and its number of tokens, so a sample does not depend on its
+batch. Top-k, top-p and min-p become one cutoff per row, found by bisection. Equals sampler.py on a CPU.
 """
 
 import torch
@@ -87,10 +86,10 @@ def _cutoff_kernel(
         lowest = tl.minimum(lowest, tl.min(tl.where(x == float("-inf"), highest, x), 0))
     cutoff = lowest
     if top_k > 0:
-        kept = _largest_cutoff(
+        bound = _largest_cutoff(
             logits_ptr, top_k, lowest, highest, temperature, vocabulary, True, SHIFT, BLOCK
         )
-        cutoff = tl.maximum(cutoff, kept)
+        cutoff = tl.maximum(cutoff, bound)
     if min_p > 0:
         cutoff = tl.maximum(cutoff, highest + temperature * tl.log(min_p))
     if top_p < 1:
@@ -98,10 +97,10 @@ def _cutoff_kernel(
         for start in range(0, vocabulary, BLOCK):
             x = tl.load(logits_ptr + start + column, mask=start + column < vocabulary, other=float("-inf"))
             left += _mass(x.to(tl.float32), cutoff, highest, temperature, False)
-        kept = _largest_cutoff(
+        bound = _largest_cutoff(
             logits_ptr, left * top_p, cutoff, highest, temperature, vocabulary, False, SHIFT, BLOCK
         )
-        cutoff = tl.maximum(cutoff, kept)
+        cutoff = tl.maximum(cutoff, bound)
     tl.store(cutoff_ptr + row, tl.minimum(cutoff, highest))
 
 
@@ -110,31 +109,25 @@ def _chunk_kernel(
     logits_ptr, stats_ptr, cutoff_ptr, settings_ptr, vocabulary, stride,
     GREEDY: tl.constexpr, FILTER: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Of every chunk: its highest logit, its mass under the sampling distribution and under the plain one,
-    and where the highest is.
-    """
+    """Of every chunk: its highest logit, its mass under the sampling distribution, and the argmax."""
     row, chunk = tl.program_id(0), tl.program_id(1)
     chunks = tl.num_programs(1)
     column = chunk * BLOCK + tl.arange(0, BLOCK)
-    at = logits_ptr + row.to(tl.int64) * stride + column
-    x = tl.load(at, mask=column < vocabulary, other=float("-inf")).to(tl.float32)
+    address = logits_ptr + row.to(tl.int64) * stride + column
+    x = tl.load(address, mask=column < vocabulary, other=float("-inf")).to(tl.float32)
     temperature = tl.load(settings_ptr)
     temperature = tl.where(temperature == 0, 1.0, temperature)
     highest = tl.max(x, 0)
     finite = tl.where(highest == float("-inf"), 0.0, highest)
-    # Exponentials are what this kernel's time goes to: none of them twice, and no division beside each.
-    warm = tl.exp2((x - finite) * (_LOG2E / temperature))
-    plain = tl.sum(warm, 0)
-    if temperature != 1.0:
-        plain = tl.sum(tl.exp2((x - finite) * _LOG2E), 0)
+    # Exponentials take most of this kernel's time: one each, and no division.
+    weights = tl.exp2((x - finite) * (_LOG2E / temperature))
     if FILTER:
-        warm = tl.where(x >= tl.load(cutoff_ptr + row), warm, 0.0)
-    stats = stats_ptr + (row * chunks + chunk) * 4
+        weights = tl.where(x >= tl.load(cutoff_ptr + row), weights, 0.0)
+    stats = stats_ptr + (row * chunks + chunk) * 3
     tl.store(stats, highest)
-    tl.store(stats + 1, tl.sum(warm, 0))
-    tl.store(stats + 2, plain)
+    tl.store(stats + 1, tl.sum(weights, 0))
     if GREEDY:
-        tl.store(stats + 3, (chunk * BLOCK + tl.argmax(x, 0)).to(tl.float32))
+        tl.store(stats + 2, (chunk * BLOCK + tl.argmax(x, 0)).to(tl.float32))
 
 
 @triton.jit
@@ -148,40 +141,38 @@ def _uniform(seed, count):
 
 
 @triton.jit(do_not_specialize=["num_slots", "max_tokens", "chunks"])
-def _draw_kernel(
+def _sample_kernel(
     logits_ptr, stats_ptr, cutoff_ptr, settings_ptr, rows_ptr,
-    fields_ptr, seeds_ptr, stops_ptr, tokens_ptr, logprobs_ptr,
+    slots_ptr, seeds_ptr, stops_ptr, tokens_ptr, logprobs_ptr,
     vocabulary, stride, num_slots, max_tokens, chunks,
     GREEDY: tl.constexpr, FILTER: tl.constexpr, BLOCK: tl.constexpr, CHUNKS_PADDED: tl.constexpr,
-    NUM_STOPS: tl.constexpr, F_ACTIVE: tl.constexpr, F_OWN: tl.constexpr, F_DRAWN: tl.constexpr,
-    F_LIMIT: tl.constexpr, F_TOKEN: tl.constexpr,
+    NUM_STOPS: tl.constexpr, F_ACTIVE: tl.constexpr, F_NUM_CACHED: tl.constexpr,
+    F_NUM_GENERATED: tl.constexpr, F_MAX_NEW: tl.constexpr, F_TOKEN: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     slot = tl.load(rows_ptr + row)
     if slot < 0:
         return
-    if tl.load(fields_ptr + F_ACTIVE * num_slots + slot) == 0:
+    if tl.load(slots_ptr + F_ACTIVE * num_slots + slot) == 0:
         return
     temperature = tl.load(settings_ptr)
     temperature = tl.where(temperature == 0, 1.0, temperature)
-    drawn = tl.load(fields_ptr + F_DRAWN * num_slots + slot)
+    num_generated = tl.load(slots_ptr + F_NUM_GENERATED * num_slots + slot)
     c = tl.arange(0, CHUNKS_PADDED)
-    stats = stats_ptr + (row * chunks + c) * 4
+    stats = stats_ptr + (row * chunks + c) * 3
     highs = tl.load(stats, mask=c < chunks, other=float("-inf"))
     highest = tl.max(highs, 0)
-    # A chunk of nothing but -inf has a finite stand-in as its highest, and no mass.
-    fade = tl.where(highs == float("-inf"), 0.0, highs - highest)
-    masses = tl.load(stats + 1, mask=c < chunks, other=0.0) * tl.exp(fade / temperature)
-    plain = tl.load(stats + 2, mask=c < chunks, other=0.0) * tl.exp(fade)
+    # A chunk of -inf only has no mass.
+    shift = tl.where(highs == float("-inf"), 0.0, highs - highest)
+    masses = tl.load(stats + 1, mask=c < chunks, other=0.0) * tl.exp(shift / temperature)
     masses = tl.where(highs == float("-inf"), 0.0, masses)
     total = tl.sum(masses, 0)
-    plain_total = tl.sum(tl.where(highs == float("-inf"), 0.0, plain), 0)
     logits_row = logits_ptr + row.to(tl.int64) * stride
     if GREEDY:
         best = tl.argmax(highs, 0)
-        token = tl.load(stats_ptr + (row * chunks + best) * 4 + 3).to(tl.int32)
+        token = tl.load(stats_ptr + (row * chunks + best) * 3 + 2).to(tl.int32)
     else:
-        target = _uniform(tl.load(seeds_ptr + slot), drawn) * total
+        target = _uniform(tl.load(seeds_ptr + slot), num_generated) * total
         before = tl.cumsum(masses, 0)
         chunk = tl.sum((before <= target).to(tl.int32), 0)
         # Rounding may carry past the end: then the last chunk that has any mass.
@@ -197,26 +188,28 @@ def _draw_kernel(
         last_in = tl.max(tl.where(weight > 0, tl.arange(0, BLOCK), 0), 0)
         token = (chunk * BLOCK + tl.minimum(passed, last_in)).to(tl.int32)
     logit = tl.load(logits_row + token).to(tl.float32)
-    place = slot * max_tokens + drawn
-    tl.store(tokens_ptr + place, token)
-    tl.store(logprobs_ptr + place, (logit - highest) / temperature - tl.log(total))
-    tl.store(logprobs_ptr + num_slots * max_tokens + place, logit - highest - tl.log(plain_total))
+    index = slot * max_tokens + num_generated
+    tl.store(tokens_ptr + index, token)
+    tl.store(logprobs_ptr + index, (logit - highest) / temperature - tl.log(total))
     stops = tl.load(stops_ptr + tl.arange(0, NUM_STOPS))
     stopped = tl.max((stops == token).to(tl.int32), 0)
-    limit = tl.load(fields_ptr + F_LIMIT * num_slots + slot)
-    own = tl.load(fields_ptr + F_OWN * num_slots + slot)
-    tl.store(fields_ptr + F_TOKEN * num_slots + slot, token)
-    tl.store(fields_ptr + F_DRAWN * num_slots + slot, drawn + 1)
-    tl.store(fields_ptr + F_OWN * num_slots + slot, own + 1)
-    go_on = (stopped == 0) & (drawn + 1 < limit)
-    tl.store(fields_ptr + F_ACTIVE * num_slots + slot, go_on.to(tl.int32))
+    limit = tl.load(slots_ptr + F_MAX_NEW * num_slots + slot)
+    num_cached = tl.load(slots_ptr + F_NUM_CACHED * num_slots + slot)
+    tl.store(slots_ptr + F_TOKEN * num_slots + slot, token)
+    tl.store(slots_ptr + F_NUM_GENERATED * num_slots + slot, num_generated + 1)
+    tl.store(slots_ptr + F_NUM_CACHED * num_slots + slot, num_cached + 1)
+    is_active = (stopped == 0) & (num_generated + 1 < limit)
+    tl.store(slots_ptr + F_ACTIVE * num_slots + slot, is_active.to(tl.int32))
 
 
-def draw(logits: Tensor, state: PagedState, rows: Tensor, *, greedy: bool, filtered: bool) -> None:
-    """One token for every slot of `rows` (-1: none) from its row of `logits` [n, V], and its book-keeping."""
+def sample(logits: Tensor, state: PagedState, rows: Tensor, *, greedy: bool, filtered: bool) -> None:
+    """Sample one token for every slot of `rows` (-1: none) from its row of `logits` [n, V], and update the
+    slots. Greedy sampling ignores filters, and its logprobs are unfiltered.
+    """
+    filtered = filtered and not greedy
     num_rows, vocabulary = logits.shape
     chunks = triton.cdiv(vocabulary, CHUNK)
-    stats = torch.empty(num_rows, chunks, 4, dtype=torch.float32, device=logits.device)
+    stats = torch.empty(num_rows, chunks, 3, dtype=torch.float32, device=logits.device)
     cutoff = torch.empty(num_rows if filtered else 0, dtype=torch.float32, device=logits.device)
     if filtered:
         _cutoff_kernel[(num_rows,)](
@@ -227,11 +220,12 @@ def draw(logits: Tensor, state: PagedState, rows: Tensor, *, greedy: bool, filte
         logits, stats, cutoff, state.settings, vocabulary, logits.stride(0),
         GREEDY=greedy, FILTER=filtered, BLOCK=CHUNK, num_warps=4,
     )  # fmt: skip
-    _draw_kernel[(num_rows,)](
+    _sample_kernel[(num_rows,)](
         logits, stats, cutoff, state.settings, rows,
-        state.fields, state.seeds, state.stops, state.out_tokens, state.out_logprobs,
+        state.slots, state.seeds, state.stops, state.out_tokens, state.out_logprobs,
         vocabulary, logits.stride(0), state.num_slots, state.max_tokens, chunks,
         GREEDY=greedy, FILTER=filtered, BLOCK=CHUNK, CHUNKS_PADDED=triton.next_power_of_2(chunks),
-        NUM_STOPS=slot_state.MAX_STOPS, F_ACTIVE=slot_state.ACTIVE, F_OWN=slot_state.OWN,
-        F_DRAWN=slot_state.DRAWN, F_LIMIT=slot_state.LIMIT, F_TOKEN=slot_state.TOKEN, num_warps=8,
+        NUM_STOPS=slot_state.MAX_STOPS, F_ACTIVE=slot_state.ACTIVE, F_NUM_CACHED=slot_state.NUM_CACHED,
+        F_NUM_GENERATED=slot_state.NUM_GENERATED, F_MAX_NEW=slot_state.MAX_NEW,
+        F_TOKEN=slot_state.TOKEN, num_warps=8,
     )  # fmt: skip

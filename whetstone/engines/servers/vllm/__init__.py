@@ -1,11 +1,9 @@
-"""vLLM 0.22 to 0.32, as a server or in this process. What differs between its versions is known in this
-folder alone.
-"""
+"""vLLM 0.22 to 0.32, as a server or in this process. Only this package knows the differences of versions."""
 
+from whetstone.config.engine_traits import ENGINE_TRAITS
 from whetstone.errors import UserError
 
-VERSIONS = ">=0.22,<0.33"
-INSTALL = f"pip install 'vllm{VERSIONS}'"
+INSTALL = ENGINE_TRAITS["vllm"].install
 
 
 def require_vllm(why: str) -> None:

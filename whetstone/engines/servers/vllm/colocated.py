@@ -1,8 +1,7 @@
-"""vLLM inside this process, on the trainer's own device: weights are handed over without leaving it, and it
-sleeps while the update needs the memory.
+"""vLLM inside the trainer's process, on its device: weights are handed over in memory, and it sleeps during
+the update.
 
-One engine a process, on one GPU; several GPUs for one engine are a matter for servers. On a CPU there is
-nothing to give back, so it stays awake.
+One engine per process, on one GPU. On a CPU it stays awake.
 """
 
 import os
@@ -10,11 +9,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from whetstone.config import Config
-from whetstone.engines.base import Request, Sampled, Sampling
-from whetstone.engines.servers.client import MAX_SLOTS, Malformed, reply_of
-from whetstone.engines.servers.process import essence
+from whetstone.engines.base import GenerationOutput, Request, SamplingParams
+from whetstone.engines.servers.client import MAX_SLOTS, InvalidReply, parse_reply
+from whetstone.engines.servers.process import error_lines
+from whetstone.engines.servers.settings import lora_rank, max_model_length, memory_fraction, model_folder
 from whetstone.engines.servers.vllm import require_vllm
-from whetstone.engines.servers.vllm.command import lora_rank, max_model_length, memory_share, model_folder
 from whetstone.engines.servers.weights import WeightFolders, named_weights
 from whetstone.errors import UserError
 from whetstone.model.policy import Policy
@@ -44,7 +43,7 @@ class ColocatedVLLM:
             os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
         self.llm = _make(config, policy, on_gpu, self.can_sleep)
 
-    def generate(self, requests: list[Request], sampling: Sampling) -> Iterator[Sampled]:
+    def generate(self, requests: list[Request], sampling: SamplingParams) -> Iterator[GenerationOutput]:
         from vllm.inputs import TokensPrompt  # type: ignore
 
         engine, waiting = self.llm.llm_engine, {}
@@ -64,34 +63,39 @@ class ColocatedVLLM:
             if waiting:
                 engine.abort_request(list(waiting))
 
-    def _params(self, sampling: Sampling, seed: int) -> Any:
-        from vllm import SamplingParams  # type: ignore
+    def _params(self, sampling: SamplingParams, seed: int) -> Any:
+        from vllm import SamplingParams as VLLMSamplingParams  # type: ignore
         from vllm.sampling_params import RequestOutputKind  # type: ignore
 
-        return SamplingParams(
+        return VLLMSamplingParams(
             max_tokens=sampling.max_tokens,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             min_p=sampling.min_p,
             seed=seed,
-            stop_token_ids=[] if sampling.ignore_stop else list(self.policy.stop_token_ids),
+            stop_token_ids=[] if sampling.ignore_eos else list(self.policy.stop_token_ids),
             ignore_eos=True,  # the stop tokens are named
             logprobs=0,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
 
-    def _completed(self, output: Any, where: tuple[int, int], sampling: Sampling) -> Sampled:
-        (one,) = output.outputs
-        token_ids = list(one.token_ids)
-        logprobs = [place[token].logprob for token, place in zip(token_ids, one.logprobs, strict=True)]
-        stops = set() if sampling.ignore_stop else set(self.policy.stop_token_ids)
+    def _completed(self, output: Any, job: tuple[int, int], sampling: SamplingParams) -> GenerationOutput:
+        (sequence,) = output.outputs
+        token_ids = list(sequence.token_ids)
+        logprobs = [place[token].logprob for token, place in zip(token_ids, sequence.logprobs, strict=True)]
+        stops = set() if sampling.ignore_eos else set(self.policy.stop_token_ids)
         try:
-            reply = reply_of(
-                token_ids, logprobs, one.finish_reason, version=None, sampling=sampling, stops=stops
+            reply = parse_reply(
+                token_ids,
+                logprobs,
+                sequence.finish_reason,
+                weight_version=None,
+                sampling=sampling,
+                stops=stops,
             )
-        except Malformed as error:
+        except InvalidReply as error:
             raise UserError(f"vLLM answered a request for a completion with {error}.") from None
         completion = Completion(
             token_ids=reply.token_ids,
@@ -99,7 +103,7 @@ class ColocatedVLLM:
             finish=reply.finish,
             policy_version=self.policy_version,
         )
-        return Sampled(request=where[0], sample=where[1], completion=completion)
+        return GenerationOutput(request=job[0], sample=job[1], completion=completion)
 
     def update_weights(self, policy_version: int) -> None:
         self._wake("weights")
@@ -161,14 +165,14 @@ def _make(config: Config, policy: Policy, on_gpu: bool, can_sleep: bool) -> Any:
     if config.model.use_peft:
         settings |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": lora_rank(config)}
     if on_gpu:
-        settings["gpu_memory_utilization"] = memory_share(config, alone=False)
+        settings["gpu_memory_utilization"] = memory_fraction(config, alone=False)
         settings["enable_sleep_mode"] = can_sleep
     else:
         settings["enforce_eager"] = True
     try:
         return LLM(**settings)
     except (ValueError, RuntimeError) as error:
-        reason = essence(str(error) or type(error).__name__)
+        reason = error_lines(str(error) or type(error).__name__)
         raise UserError(
             f"vLLM could not start in this process ({reason}): lower vllm_gpu_memory_utilization or "
             "vllm_max_model_length, or set rollout_engine: native."

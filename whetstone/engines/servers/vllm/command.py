@@ -1,82 +1,59 @@
-"""The command line of `vllm serve` for a configuration. Starts nothing (launch.py does).
+"""The command line of `vllm serve` for a configuration.
 
-The flags that matter for training: logprobs of the distribution that was sampled from, no sampling defaults
-out of the model's folder, the endpoints for weights (`VLLM_SERVER_DEV_MODE`), runtime LoRA.
+The flags that matter for training: logprobs of the sampling distribution, no sampling defaults of the model's
+folder, the endpoints for weights (`VLLM_SERVER_DEV_MODE`), runtime LoRA.
 """
 
 import json
 import os
 import sys
-from pathlib import Path
 
 from whetstone.config import Config
 from whetstone.engines.servers.client import MAX_SLOTS
-from whetstone.engines.servers.process import Command
+from whetstone.engines.servers.process import ServerCommand
+from whetstone.engines.servers.settings import lora_rank, max_model_length, memory_fraction, model_folder
 from whetstone.engines.servers.vllm import require_vllm
-from whetstone.model.hub import base_and_adapter
 from whetstone.model.policy import choose_device
 
 NAME = "policy"
-LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has kernels for
 
 
-def command(config: Config, *, devices: str | None, host: str, port: int) -> Command:
+def command(config: Config, *, devices: str | None, host: str, port: int) -> ServerCommand:
     """`devices`: GPUs of its own, or None where it runs on those that the trainer uses."""
     require_vllm("Starting a vLLM server")
     on_gpu = choose_device(config.model.device).type == "cuda"
-    words = [sys.executable, "-P", "-m", "vllm.entrypoints.cli.main", "serve", model_folder(config)]
-    words += ["--served-model-name", NAME, "--host", host, "--port", str(port)]
-    words += ["--dtype", "bfloat16" if config.model.bf16 and on_gpu else "float32"]
-    words += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
-    words += ["--max-num-seqs", str(config.rollout.max_slots or MAX_SLOTS)]
-    words += ["--seed", str(config.run.seed % 2**32)]
+    args = [sys.executable, "-P", "-m", "vllm.entrypoints.cli.main", "serve", model_folder(config)]
+    args += ["--served-model-name", NAME, "--host", host, "--port", str(port)]
+    args += ["--dtype", "bfloat16" if config.model.bf16 and on_gpu else "float32"]
+    args += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
+    args += ["--max-num-seqs", str(config.rollout.max_slots or MAX_SLOTS)]
+    args += ["--seed", str(config.run.seed % 2**32)]
     if (length := max_model_length(config)) is not None:
-        words += ["--max-model-len", str(length)]
+        args += ["--max-model-len", str(length)]
     environment = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
     if config.model.use_peft:
-        words += ["--enable-lora", "--max-loras", "1", "--max-cpu-loras", "2"]
-        words += ["--max-lora-rank", str(lora_rank(config))]
+        args += ["--enable-lora", "--max-loras", "1", "--max-cpu-loras", "2"]
+        args += ["--max-lora-rank", str(lora_rank(config))]
         environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     if on_gpu:
-        words += ["--gpu-memory-utilization", f"{memory_share(config, alone=devices is not None):g}"]
-        words += ["--tensor-parallel-size", str(config.engines.vllm_tensor_parallel_size)]
+        args += ["--gpu-memory-utilization", f"{memory_fraction(config, alone=devices is not None):g}"]
+        args += ["--tensor-parallel-size", str(config.engines.vllm_tensor_parallel_size)]
         backend = transfer_backend(config, alone=devices is not None)
         if backend is not None:
-            words += ["--weight-transfer-config", json.dumps({"backend": backend})]
+            args += ["--weight-transfer-config", json.dumps({"backend": backend})]
         if backend == "ipc":
             environment["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # the handles travel pickled
         if devices is None and config.engines.vllm_enable_sleep_mode:
-            words += ["--enable-sleep-mode"]
+            args += ["--enable-sleep-mode"]
         if devices is not None:
             environment["CUDA_VISIBLE_DEVICES"] = devices
     else:
-        words += ["--enforce-eager"]
+        args += ["--enforce-eager"]
         environment["VLLM_CPU_KVCACHE_SPACE"] = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "2")
     reach = "127.0.0.1" if host == "0.0.0.0" else host
-    return Command(
-        words=[*words, *config.engines.server_args], environment=environment, url=f"http://{reach}:{port}"
+    return ServerCommand(
+        args=[*args, *config.engines.server_args], environment=environment, url=f"http://{reach}:{port}"
     )
-
-
-def model_folder(config: Config) -> str:
-    """What vLLM loads at its start: the model that training begins with."""
-    base, _ = base_and_adapter(config.model.model_name_or_path)
-    return str(Path(base).resolve()) if Path(base).is_dir() else str(base)
-
-
-def max_model_length(config: Config) -> int | None:
-    if config.engines.vllm_max_model_length is not None:
-        return config.engines.vllm_max_model_length
-    prompt = config.rollout.max_prompt_length
-    return None if prompt is None else prompt + config.rollout.max_completion_length
-
-
-def lora_rank(config: Config) -> int:
-    return next((rank for rank in LORA_RANKS if rank >= config.model.lora_r), config.model.lora_r)
-
-
-def memory_share(config: Config, *, alone: bool) -> float:
-    return config.engines.vllm_gpu_memory_utilization or (0.9 if alone else 0.3)
 
 
 def transfer_backend(config: Config, *, alone: bool) -> str | None:

@@ -1,11 +1,10 @@
-"""A vLLM server, 0.22 to 0.32, over HTTP: completions by token ids, weights, versions, sleep.
+"""The client of a vLLM server, 0.22 to 0.32: completions by token ids, weights, versions, sleep.
 
-Ids go in and come out; nothing is tokenised again. Weights come by file (`reload_weights`), as a LoRA
-adapter, or over vLLM's weight transfer (transfer.py). What is told apart by version is what a server offers,
-asked once at `connect`:
+Weights are loaded from files (`reload_weights`), as a LoRA adapter, or over vLLM's weight transfer
+(transfer.py). `connect` asks what the server's version offers:
 
-- `/weight_info` (0.32): the server keeps the label of its weights. Earlier ones are known by the identity
-  that each start of a server draws (`instance_id`).
+- `/weight_info` (0.32): the server stores the version of its weights. Earlier ones are recognized by the
+  `instance_id` of the server process.
 - 0.22 to 0.25 answer `/start_weight_update` only with a JSON body; an empty one suits all.
 - 0.24's IPC imports ray (command.py asks for it only where that works).
 """
@@ -14,104 +13,73 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlencode
 
-from whetstone.engines.base import Sampling
+from whetstone.engines.base import SamplingParams
 from whetstone.engines.servers.client import (
     CONTROL_TIMEOUT_S,
-    HEALTH_TIMEOUT_S,
     PUSH_TIMEOUT_S,
-    Malformed,
+    InvalidReply,
     Reply,
-    refuse_filters_without,
-    reply_of,
+    Server,
+    parse_reply,
+    require_unfiltered_sampling,
 )
-from whetstone.engines.servers.http import Calls, Refused, Unreachable
+from whetstone.engines.servers.http import RequestRejected, Unreachable
 from whetstone.engines.servers.vllm.transfer import Transfer, make_transfer
-from whetstone.engines.servers.weights import Push
+from whetstone.engines.servers.weights import WeightUpdate
 from whetstone.errors import UserError
 
 OLDEST, NEWEST = (0, 22), (0, 32)
 REMEDY = "start it with `whet serve CONFIG`, or as docs/servers.md shows"
 
 
-class VLLMServer:
-    def __init__(
-        self,
-        url: str,
-        *,
-        stops: tuple[int, ...],
-        max_tokens: int,
-        weight_transfer: str,
-        group_port: int | None,
-        request_timeout_s: float,
-        is_shared: bool = False,
-    ):
-        self.calls = Calls(url)
-        self.stops = stops
-        self.max_tokens = max_tokens  # the longest completion that will be asked for
-        self.weight_transfer = weight_transfer
-        self.group_port = group_port
-        self.is_shared = is_shared  # with other processes, which may send it weights as well
-        self.request_timeout_s = request_timeout_s
-        self.wants_folder = True
-        self.model = ""  # the name to ask for; an adapter's, once there is one
-        self.base_model = ""
-        self.keeps_label = False  # whether the server itself knows the label of its weights
-        self.has_processed_logprobs = False
-        self.can_sleep = False
-        self.asleep: list[str] = []  # which parts of its memory
-        self.identity: str | None = None  # of the start that got our weights
-        self.label: str | None = None
-        self.transfer: Transfer | None = None
-
-    # Getting to know it
-
-    def is_healthy(self) -> bool:
-        try:
-            self.calls.get("/health", timeout_s=HEALTH_TIMEOUT_S)
-        except (Unreachable, Refused):
-            return False
-        return True
+class VLLMServer(Server):
+    model = ""  # the name to request; an adapter's, once there is one
+    base_model = ""
+    reports_weight_version = False  # whether the server itself stores the version of its weights
+    has_processed_logprobs = False
+    sent_version: str | None = None
+    transfer: Transfer | None = None
 
     def connect(self) -> None:
         version = self._get("/version")["version"]
         if not OLDEST <= parse_version(version) <= (*NEWEST, 99):
             raise UserError(
-                f"{self.calls.url} runs vLLM {version}; this version of whetstone speaks with 0.22 to 0.32: "
+                f"{self.http.url} runs vLLM {version}; this version of whetstone speaks with 0.22 to 0.32: "
                 "install one of these there."
             )
         self.base_model = self.model = self._get("/v1/models")["data"][0]["id"]
         settings = self._settings()
         model = settings["model_config"]
         self.has_processed_logprobs = model["logprobs_mode"] == "processed_logprobs"
-        self.can_sleep, self.asleep = bool(model.get("enable_sleep_mode")), []
+        self.can_release, self.asleep = ["weights", "kv_cache"] if model.get("enable_sleep_mode") else [], []
         if model["max_model_len"] <= self.max_tokens:
             raise UserError(
-                f"{self.calls.url} takes {model['max_model_len']} tokens at most, prompt and completion "
+                f"{self.http.url} takes {model['max_model_len']} tokens at most, prompt and completion "
                 f"together, but max_completion_length is {self.max_tokens}: start it with a larger "
                 "--max-model-len, or lower max_completion_length."
             )
-        self.keeps_label = self._offers_weight_info()
+        self.reports_weight_version = self._offers_weight_info()
         backend = (settings.get("weight_transfer_config") or {}).get("backend")
         method = backend if self.weight_transfer == "auto" else self.weight_transfer
         method = method if method in ("nccl", "ipc") else "disk"
         if method != "disk" and backend != method:
             raise UserError(
-                f"weight_transfer is {method}, but {self.calls.url} was started for {backend or 'files'}: "
+                f"weight_transfer is {method}, but {self.http.url} was started for {backend or 'files'}: "
                 f'give it --weight-transfer-config \'{{"backend": "{method}"}}\', or set weight_transfer: '
                 "auto."
             )
         self.wants_folder = method == "disk"
-        self.transfer = make_transfer(method, self.calls, self.group_port)
+        self.transfer = make_transfer(method, self.http, self.group_port)
 
     def _settings(self) -> dict[str, Any]:
         """The server's own configuration."""
         try:
             info = self._get("/server_info?config_format=json")
-        except Refused as error:
+        except RequestRejected as error:
             if error.status != 404:
                 raise
             raise UserError(
-                f"{self.calls.url} runs without VLLM_SERVER_DEV_MODE=1, so it can't be given new weights: "
+                f"{self.http.url} runs without VLLM_SERVER_DEV_MODE=1, so it can't be given new weights: "
                 f"{REMEDY}."
             ) from None
         return info["vllm_config"]
@@ -119,47 +87,44 @@ class VLLMServer:
     def _offers_weight_info(self) -> bool:
         try:
             self._get("/weight_info")
-        except Refused:
+        except RequestRejected:
             return False
         return True
 
     def _get(self, path: str) -> Any:
-        return self.calls.get(path, timeout_s=CONTROL_TIMEOUT_S)
-
-    def _post(self, path: str, body: Any, timeout_s: float = CONTROL_TIMEOUT_S) -> Any:
-        return self.calls.post(path, body, timeout_s=timeout_s)
+        return self.http.get(path, timeout_s=CONTROL_TIMEOUT_S)
 
     # Weights
 
-    def load(self, push: Push) -> None:
+    def load(self, update: WeightUpdate) -> None:
         self._wake("weights")  # the cache may sleep on
         identity = self._identity()
-        if push.is_adapter:
-            self._load_adapter(push)
+        if update.is_adapter:
+            self._load_adapter(update)
         elif self.transfer is not None:
-            self.transfer.send(push)
+            self.transfer.send(update)
         else:
-            assert push.folder is not None
-            body = {"method": "reload_weights", "kwargs": {"weights_path": str(push.folder)}}
+            assert update.folder is not None
+            body = {"method": "reload_weights", "kwargs": {"weights_path": str(update.folder)}}
             self._post("/collective_rpc", body, PUSH_TIMEOUT_S)
         # What is cached was computed with the old weights.
         self._post("/reset_prefix_cache", {})
-        if self.keeps_label:
-            self._post("/update_weight_version", {"new_version": push.label})
+        if self.reports_weight_version:
+            self._post("/update_weight_version", {"new_version": update.version})
         if self._identity() != identity:
             raise Unreachable("it was started anew while it took the weights")
-        self.identity, self.label = identity, push.label
+        self.identity, self.sent_version = identity, update.version
 
-    def _load_adapter(self, push: Push) -> None:
+    def _load_adapter(self, update: WeightUpdate) -> None:
         """An adapter's name is the label of its version, so a server that has lost it can't answer."""
-        assert push.folder is not None
-        before, name = self.model, push.label
+        assert update.folder is not None
+        before, name = self.model, update.version
         try:
-            self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(push.folder)})
-        except Refused as error:
+            self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(update.folder)})
+        except RequestRejected as error:
             if error.status == 404 and "Not Found" in str(error):
                 raise UserError(
-                    f"{self.calls.url} can't be given LoRA adapters: start it with --enable-lora and "
+                    f"{self.http.url} can't be given LoRA adapters: start it with --enable-lora and "
                     f"VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 ({REMEDY})."
                 ) from None
             if "already been loaded" not in str(error):  # by another process of the run
@@ -168,20 +133,20 @@ class VLLMServer:
         if before not in (self.base_model, name):
             self._post("/v1/unload_lora_adapter", {"lora_name": before})
 
-    def adopt(self, push: Push, holder: str | None) -> bool:
+    def accept_existing_weights(self, update: WeightUpdate, loaded_instance: str | None) -> bool:
         identity = self._identity()
-        known = self.keeps_label and self._get("/weight_info")["weight_version"] == push.label
-        if identity != holder and not known:
+        known = self.reports_weight_version and self._get("/weight_info")["weight_version"] == update.version
+        if identity != loaded_instance and not known:
             return False
-        if push.is_adapter:
-            self.model = push.label
-        self.identity, self.label = identity, push.label
+        if update.is_adapter:
+            self.model = update.version
+        self.identity, self.sent_version = identity, update.version
         return True
 
-    def version(self) -> str:
-        if self.keeps_label and not self.is_shared:
+    def loaded_version(self) -> str:
+        if self.reports_weight_version and not self.is_shared:
             return self._get("/weight_info")["weight_version"]
-        return self.label or "none" if self._identity() == self.identity else "of a new start"
+        return self.sent_version or "none" if self._identity() == self.identity else "of a new start"
 
     def _identity(self) -> str:
         """Drawn anew at every start of a server."""
@@ -189,12 +154,12 @@ class VLLMServer:
 
     # Sampling
 
-    def complete(self, prompt_ids: Sequence[int], seed: int, sampling: Sampling) -> Reply:
+    def complete(self, prompt_ids: Sequence[int], seed: int, sampling: SamplingParams) -> Reply:
         if not self.has_processed_logprobs:
-            refuse_filters_without(
-                sampling, self.calls.url, "start it with --logprobs-mode processed_logprobs."
+            require_unfiltered_sampling(
+                sampling, self.http.url, "start it with --logprobs-mode processed_logprobs."
             )
-        stops = [] if sampling.ignore_stop else list(self.stops)
+        stops = [] if sampling.ignore_eos else list(self.stops)
         body = {
             "model": self.model,
             "prompt": list(prompt_ids),
@@ -216,42 +181,38 @@ class VLLMServer:
         }
         try:
             answer = self._post("/v1/completions", body, self.request_timeout_s)
-        except Refused as error:
+        except RequestRejected as error:
             if error.status == 404 and self.model != self.base_model:
                 raise Unreachable(f"it has lost the adapter {self.model}: it was started anew") from None
             raise
         return self._reply(answer, prompt_ids, sampling, set(stops))
 
-    def _reply(self, answer: Any, prompt_ids: Sequence[int], sampling: Sampling, stops: set[int]) -> Reply:
+    def _reply(
+        self, answer: Any, prompt_ids: Sequence[int], sampling: SamplingParams, stops: set[int]
+    ) -> Reply:
         try:
             (choice,) = answer["choices"]
             echoed, token_ids = choice["prompt_token_ids"], choice["token_ids"]
             logprobs, finish = choice["logprobs"]["token_logprobs"], choice["finish_reason"]
             model = answer["model"]
         except (KeyError, TypeError, ValueError) as error:
-            raise Malformed(f"something without {error} ({str(answer)[:120]})") from None
+            raise InvalidReply(f"something without {error} ({str(answer)[:120]})") from None
         if finish == "abort":
             raise Unreachable("it broke the completion off")
         if echoed != list(prompt_ids):
-            raise Malformed("another prompt than it was given")
+            raise InvalidReply("another prompt than it was given")
         version = model if self.model != self.base_model else None
-        return reply_of(token_ids, logprobs, finish, version=version, sampling=sampling, stops=stops)
+        return parse_reply(
+            token_ids, logprobs, finish, weight_version=version, sampling=sampling, stops=stops
+        )
 
     # Memory
 
-    def sleep(self) -> None:
-        if self.can_sleep and not self.asleep:
-            self._post("/sleep?level=1", {})  # weights go to the CPU's memory, the cache is let go
-            self.asleep = ["weights", "kv_cache"]
+    def _release(self) -> None:
+        self._post("/sleep?level=1", {})  # weights are offloaded to the CPU, the cache is discarded
 
-    def wake(self) -> None:
-        self._wake("weights")
-        self._wake("kv_cache")
-
-    def _wake(self, part: str) -> None:
-        if part in self.asleep:
-            self._post("/wake_up?" + urlencode({"tags": part}), {})
-            self.asleep.remove(part)
+    def _resume(self, tag: str) -> None:
+        self._post("/wake_up?" + urlencode({"tags": tag}), {})
 
 
 def parse_version(text: str) -> tuple[int, ...]:

@@ -1,9 +1,7 @@
-"""Weights over vLLM's own weight transfer: NCCL between GPUs, CUDA IPC on one GPU. In buckets, each announced
-over HTTP and then sent.
+"""Weights over vLLM's weight transfer: NCCL between GPUs, CUDA IPC on one GPU, in buckets.
 
-Tensors of a bucket go one by one, not packed into one buffer: where `packed` is said moved between versions,
-and without it 0.22 to 0.32 understand the same words. Needs vLLM on the trainer's side too, for its NCCL
-communicator. Checks nothing that arrives: the fleet and the first batch do.
+Tensors of a bucket are sent one by one, since the `packed` option differs between versions; without it 0.22
+to 0.32 have the same interface. Needs vLLM in the trainer's process for its NCCL communicator.
 """
 
 import base64
@@ -16,47 +14,47 @@ import torch
 from torch import Tensor
 
 from whetstone.engines.servers.client import CONTROL_TIMEOUT_S, PUSH_TIMEOUT_S
-from whetstone.engines.servers.http import Calls, Unreachable, free_port, own_address
+from whetstone.engines.servers.http import HttpClient, Unreachable, free_port, own_address
 from whetstone.engines.servers.vllm import require_vllm
-from whetstone.engines.servers.weights import BUCKET_BYTES, Push, buckets
+from whetstone.engines.servers.weights import BUCKET_BYTES, WeightUpdate, buckets
 from whetstone.errors import UserError
 
 
 class Transfer(Protocol):
-    def send(self, push: Push) -> None: ...
+    def send(self, update: WeightUpdate) -> None: ...
 
 
-def make_transfer(method: str, calls: Calls, port: int | None) -> Transfer | None:
+def make_transfer(method: str, http: HttpClient, port: int | None) -> Transfer | None:
     """A new one for each start of a server; None for weights that go by file."""
     if method == "disk":
         return None
     require_vllm(f"weight_transfer: {method}")
-    return NCCLTransfer(calls, port) if method == "nccl" else IPCTransfer(calls)
+    return NCCLTransfer(http, port) if method == "nccl" else IPCTransfer(http)
 
 
 class NCCLTransfer:
     """The trainer is rank 0 of a group with the workers of one server."""
 
-    def __init__(self, calls: Calls, port: int | None):
-        self.calls = calls
+    def __init__(self, http: HttpClient, port: int | None):
+        self.http = http
         self.port = port
         self.group: Any = None
 
-    def send(self, push: Push) -> None:
-        device = push.policy.device
+    def send(self, update: WeightUpdate) -> None:
+        device = update.policy.device
         if device.type != "cuda":
             raise UserError("weight_transfer: nccl needs the trainer on a GPU: set weight_transfer: disk.")
         with torch.cuda.device(device):  # a thread begins on the first GPU, wherever the trainer is
             if self.group is None:
                 self._join(device)
-            _session(self.calls, push, self._send_bucket)
+            _session(self.http, update, self._send_bucket)
 
     def _join(self, device: torch.device) -> None:
         from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator  # type: ignore
         from vllm.distributed.utils import StatelessProcessGroup  # type: ignore
 
-        workers = self.calls.get("/get_world_size", timeout_s=CONTROL_TIMEOUT_S)["world_size"]
-        address, port = own_address(self.calls.host), self.port or free_port()
+        workers = self.http.get("/get_world_size", timeout_s=CONTROL_TIMEOUT_S)["world_size"]
+        address, port = own_address(self.http.host), self.port or free_port()
         info = {
             "master_address": address,
             "master_port": port,
@@ -65,8 +63,8 @@ class NCCLTransfer:
         }
         with ThreadPoolExecutor(max_workers=1) as pool:
             # The server waits for us in this call, and we for it in the next line.
-            told = pool.submit(
-                self.calls.post,
+            response = pool.submit(
+                self.http.post,
                 "/init_weight_transfer_engine",
                 {"init_info": info},
                 timeout_s=PUSH_TIMEOUT_S,
@@ -75,40 +73,40 @@ class NCCLTransfer:
                 store = StatelessProcessGroup.create(host=address, port=port, rank=0, world_size=workers + 1)
                 self.group = PyNcclCommunicator(store, device=device)
             except RuntimeError as error:
-                self.calls.break_off()  # it may wait for us for ever
+                self.http.cancel_all()  # it may wait for us for ever
                 raise UserError(
-                    f"NCCL could not connect the trainer with {self.calls.url} ({error}): they need GPUs of "
+                    f"NCCL could not connect the trainer with {self.http.url} ({error}): they need GPUs of "
                     "their own (server_devices); on one GPU set weight_transfer: ipc or disk."
                 ) from None
-            told.result()
+            response.result()
 
     def _send_bucket(self, bucket: list[tuple[str, Tensor]]) -> None:
         with ThreadPoolExecutor(max_workers=1) as pool:
-            told = pool.submit(_announce, self.calls, bucket, {})
+            response = pool.submit(_announce, self.http, bucket, {})
             for _, tensor in bucket:
                 self.group.broadcast(tensor.contiguous(), src=0, stream=torch.cuda.current_stream())
-            told.result()
+            response.result()
         torch.cuda.current_stream().synchronize()
 
 
 class IPCTransfer:
     """The server's process opens the trainer's memory: nothing is copied between processes."""
 
-    def __init__(self, calls: Calls):
-        self.calls = calls
+    def __init__(self, http: HttpClient):
+        self.http = http
         self.is_ready = False
 
-    def send(self, push: Push) -> None:
-        if push.policy.device.type != "cuda":
+    def send(self, update: WeightUpdate) -> None:
+        if update.policy.device.type != "cuda":
             raise UserError("weight_transfer: ipc needs the trainer on a GPU: set weight_transfer: disk.")
         if not self.is_ready:
             body = {"init_info": {}}
-            self.calls.post("/init_weight_transfer_engine", body, timeout_s=CONTROL_TIMEOUT_S)
+            self.http.post("/init_weight_transfer_engine", body, timeout_s=CONTROL_TIMEOUT_S)
             self.is_ready = True
-        self.gpu = str(torch.cuda.get_device_properties(push.policy.device).uuid)
-        with torch.cuda.device(push.policy.device):
+        self.gpu = str(torch.cuda.get_device_properties(update.policy.device).uuid)
+        with torch.cuda.device(update.policy.device):
             torch.cuda.synchronize()  # the other process does not wait for our stream
-            _session(self.calls, push, self._send_bucket)
+            _session(self.http, update, self._send_bucket)
 
     def _send_bucket(self, bucket: list[tuple[str, Tensor]]) -> None:
         from torch.multiprocessing.reductions import reduce_tensor
@@ -116,28 +114,30 @@ class IPCTransfer:
         kept = [(name, tensor.contiguous()) for name, tensor in bucket]  # alive until the answer
         handles = [{self.gpu: reduce_tensor(tensor)[1]} for _, tensor in kept]
         pickled = base64.b64encode(pickle.dumps(handles)).decode("ascii")
-        _announce(self.calls, kept, {"ipc_handles_pickled": pickled})
+        _announce(self.http, kept, {"ipc_handles_pickled": pickled})
         torch.cuda.ipc_collect()
 
 
-def _session(calls: Calls, push: Push, send_bucket: Callable[[list[tuple[str, Tensor]]], None]) -> None:
+def _session(
+    http: HttpClient, update: WeightUpdate, send_bucket: Callable[[list[tuple[str, Tensor]]], None]
+) -> None:
     """Start, buckets, finish. A session that breaks off leaves the engine without weights: the server must be
     started anew, and is not used before.
     """
-    calls.post("/start_weight_update", {}, timeout_s=CONTROL_TIMEOUT_S)
+    http.post("/start_weight_update", {}, timeout_s=CONTROL_TIMEOUT_S)
     try:
-        for bucket in buckets(push.tensors(), BUCKET_BYTES):
+        for bucket in buckets(update.tensors(), BUCKET_BYTES):
             send_bucket(bucket)
-        calls.post("/finish_weight_update", {"weight_version": push.label}, timeout_s=PUSH_TIMEOUT_S)
+        http.post("/finish_weight_update", {"weight_version": update.version}, timeout_s=PUSH_TIMEOUT_S)
     except RuntimeError as error:  # NCCL and CUDA speak this way
         raise Unreachable(f"the transfer of the weights broke off ({error})") from None
 
 
-def _announce(calls: Calls, bucket: list[tuple[str, Tensor]], more: dict[str, str]) -> None:
+def _announce(http: HttpClient, bucket: list[tuple[str, Tensor]], more: dict[str, str]) -> None:
     info = {
         "names": [name for name, _ in bucket],
         "dtype_names": [str(tensor.dtype).removeprefix("torch.") for _, tensor in bucket],
         "shapes": [list(tensor.shape) for _, tensor in bucket],
         **more,
     }
-    calls.post("/update_weights", {"update_info": info}, timeout_s=PUSH_TIMEOUT_S)
+    http.post("/update_weights", {"update_info": info}, timeout_s=PUSH_TIMEOUT_S)

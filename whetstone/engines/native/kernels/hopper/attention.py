@@ -1,7 +1,7 @@
-"""Decode attention for many rows in half precision: how attention.cu is compiled and called.
+"""Decode attention for many rows in half precision (attention.cu) on Hopper.
 
-Whatever it can't do is left to the Triton kernel: few rows of long sequences, float32, windows, softcaps,
-other widths, and chips before Hopper, on which it was never run.
+Not for few rows of long sequences, float32, sliding windows, softcaps and other head sizes: the Triton kernel
+computes these.
 """
 
 import functools
@@ -11,31 +11,36 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from whetstone.engines.native.kernels.hopper.nvrtc import Kernel, Unavailable, compile_source, definitions
+from whetstone.engines.native.kernels.hopper.nvrtc import (
+    WARP,
+    Kernel,
+    Unavailable,
+    compile_source,
+    definitions,
+)
 from whetstone.engines.native.slot_state import PAGE, AttentionLayer, PagedState
 
 logger = logging.getLogger("whetstone")
 
-WARP, SOURCE = (Path(__file__).with_name(name) for name in ("warp.cuh", "attention.cu"))
-FIRST_CAPABILITY = (9, 0)  # Hopper, on which it was measured
-WIDTHS, MOST_QUERIES = (64, 128), 8
-ROWS, WAYS = 2, 2  # of a block, warps of a row
+SOURCE = Path(__file__).with_name("attention.cu")
+MIN_CAPABILITY = (9, 0)  # Hopper, on which it was measured
+HEAD_DIMS, MAX_GROUP = (64, 128), 8
+ROWS, WAYS = 2, 2  # rows of a block, warps of a row
 LOG2E = 1.4426950408889634
-# Rows times heads of keys and values from which it is the faster one (benchmarks/decode_attention.py, up to
-# 672 tokens). The Triton kernel splits long sequences: it has them until the chip is filled without, which is
-# a guess.
-FEWEST, FEWEST_OF_LONG, LONG_PAGES = 96, 528, 32
+# Rows times KV heads from which it is faster than Triton (benchmarks/decode_attention.py, up to 672 tokens).
+# The Triton kernel splits long sequences: there the limit is a guess.
+MIN_PROGRAMS, MIN_PROGRAMS_LONG, LONG_PAGES = 96, 528, 32
 
 
-def attend(
+def try_attention(
     query: Tensor, key: Tensor, value: Tensor, state: PagedState, rows: Tensor, layer: AttentionLayer
 ) -> Tensor | None:
-    """As attention.decode_attention; None if this can't be done here."""
+    """As kernels.attention.decode_attention; None if not supported."""
     kernel = _kernel_for(query, state, rows, layer)
     if kernel is None:
         return None
-    num_rows, heads, kv_heads, width = len(rows), layer.heads, layer.kv_heads, layer.width
-    out = torch.empty(num_rows, heads * width, dtype=query.dtype, device=query.device)
+    num_rows, heads, kv_heads, head_dim = len(rows), layer.heads, layer.kv_heads, layer.head_dim
+    out = torch.empty(num_rows, heads * head_dim, dtype=query.dtype, device=query.device)
     grid = (-(-num_rows // ROWS), kv_heads, 1)
     numbers = (layer.options.scale * LOG2E, layer.norm_eps, layer.norm_offset)
     kernel(
@@ -43,11 +48,11 @@ def attend(
         32 * WAYS * ROWS,
         [
             query, key, value, out, *(layer.rotary or (out, out)), *(layer.head_norms or (out, out)),
-            state.bases, state.fields, state.table, rows,
+            state.bases, state.slots, state.table, rows,
             layer.options.layer, query.stride(0), key.stride(0), value.stride(0), state.num_slots,
             state.table.shape[1], num_rows, *map(float, numbers),
         ],
-        early=True,
+        pdl=True,
     )  # fmt: skip
     return out
 
@@ -58,52 +63,52 @@ def _kernel_for(query: Tensor, state: PagedState, rows: Tensor, layer: Attention
         query.is_cuda
         and query.dtype in (torch.bfloat16, torch.float16)
         and state.dtype == query.dtype
-        and layer.width in WIDTHS
-        and group <= MOST_QUERIES
+        and layer.head_dim in HEAD_DIMS
+        and group <= MAX_GROUP
         and layer.options.sliding_window is None
         and layer.options.softcap is None
         and all(table.dtype == query.dtype for table in (*(layer.rotary or ()), *(layer.head_norms or ())))
-        and are_enough(len(rows) * layer.kv_heads, state.table.shape[1])
+        and fills_gpu(len(rows) * layer.kv_heads, state.table.shape[1])
     ):
         return None
     device = torch.cuda.get_device_properties(query.device)
-    if (device.major, device.minor) < FIRST_CAPABILITY or shared_bytes(
-        layer.width
+    if (device.major, device.minor) < MIN_CAPABILITY or shared_bytes(
+        layer.head_dim
     ) > device.shared_memory_per_block_optin:
         return None
     kinds = (query.dtype == torch.bfloat16, layer.rotary is not None, layer.head_norms is not None)
     architecture = f"sm_{device.major}{device.minor}"
-    return _compiled(layer.width, group, layer.kv_heads, *kinds, architecture, query.device)
+    return _compiled(layer.head_dim, group, layer.kv_heads, *kinds, architecture, query.device)
 
 
-def are_enough(rows_and_heads: int, longest_pages: int) -> bool:
-    """Whether there is enough to do at a time for blocks that split nothing."""
-    return rows_and_heads >= (FEWEST if longest_pages <= LONG_PAGES else FEWEST_OF_LONG)
+def fills_gpu(rows_and_heads: int, longest_pages: int) -> bool:
+    """Whether there are enough blocks without splits."""
+    return rows_and_heads >= (MIN_PROGRAMS if longest_pages <= LONG_PAGES else MIN_PROGRAMS_LONG)
 
 
-def shared_bytes(width: int) -> int:
-    """The shared memory of a block, as attention.cu lays it out (which checks it)."""
-    warps, row = WAYS * ROWS, 2 * width
+def shared_bytes(head_dim: int) -> int:
+    """Shared memory of a block; attention.cu checks it."""
+    warps, row = WAYS * ROWS, 2 * head_dim
     tokens = 2 * PAGE * row + warps * 2 * (PAGE // WAYS) * row
-    queries = ROWS * MOST_QUERIES * row
-    return tokens + queries + 2 * ROWS * row + (ROWS + 2 * warps) * MOST_QUERIES * 4
+    queries = ROWS * MAX_GROUP * row
+    return tokens + queries + 2 * ROWS * row + (ROWS + 2 * warps) * MAX_GROUP * 4
 
 
-def macros(width: int, group: int, kv_heads: int, bf16: bool, rotary: bool, norm: bool) -> list[str]:
+def macros(head_dim: int, group: int, kv_heads: int, bf16: bool, rotary: bool, norm: bool) -> list[str]:
     return definitions(
-        WIDTH=width,
+        WIDTH=head_dim,
         GROUP=group,
         KV_HEADS=kv_heads,
         BFLOAT16=bf16,
         ROTARY=rotary,
         NORM=norm,
-        SHARED_BYTES=shared_bytes(width),
+        SHARED_BYTES=shared_bytes(head_dim),
     )
 
 
 @functools.cache
 def _compiled(
-    width: int,
+    head_dim: int,
     group: int,
     kv_heads: int,
     bf16: bool,
@@ -112,10 +117,10 @@ def _compiled(
     architecture: str,
     device: torch.device,
 ) -> Kernel | None:
-    options = macros(width, group, kv_heads, bf16, rotary, norm)
+    options = macros(head_dim, group, kv_heads, bf16, rotary, norm)
     try:
         binary = compile_source(WARP.read_text() + SOURCE.read_text(), options, architecture)
-        return Kernel(binary, "decode_attention", shared_bytes(width), device)
+        return Kernel(binary, "decode_attention", shared_bytes(head_dim), device)
     except Unavailable as reason:
         logger.info(f"The native engine's attention runs in Triton, since {reason}.")
         return None

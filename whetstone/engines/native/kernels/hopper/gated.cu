@@ -36,7 +36,7 @@ __device__ __forceinline__ float activated(float gate) {
 #endif
 }
 
-extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(128 * (1 + GROUPS), 1) gated_product(
+extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(128 * (1 + GROUPS), 1) gate_up(
     const __grid_constant__ TensorMap inputs, const __grid_constant__ TensorMap weights, char* out, int num_rows,
     int width, int num_steps, int half_rows) {
     char* const room = shared_room();

@@ -1,6 +1,4 @@
-"""The small products of a decode step on Hopper: how linear.cu is compiled and called. Whatever it can't do
-is left to the library.
-"""
+"""Linear layers with few rows (linear.cu) on Hopper: the QKV and output projections of a decode step."""
 
 import functools
 from dataclasses import dataclass
@@ -9,100 +7,82 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from whetstone.engines.native.fused_linear import Joined
+from whetstone.engines.native.fused_linear import FusedLinear
 from whetstone.engines.native.kernels.hopper.nvrtc import Kernel, definitions, tensor_map
 from whetstone.engines.native.kernels.hopper.tiles import (
     DEPTH,
-    LINE,
-    MOST_SHARED,
-    can_fetch,
-    compiled,
+    Tile,
+    compile_kernel,
     multiprocessors,
-    rows_of_part,
+    rows_per_part,
+    supports_tma,
 )
 
 SOURCE = Path(__file__).with_name("linear.cu")
 BLOCKS, ROWS, THREADS = 2, 64, 160
-MOST_COLUMNS, MOST_STAGES = 192, 8
-MOST_ROWS = 256  # where it is faster than the library (benchmarks/decode_products.py)
+MAX_COLUMNS = 192
+MAX_ROWS = 256  # above it cuBLAS is faster (benchmarks/decode_products.py)
 
 
-@dataclass(frozen=True)
-class Tile:
-    """What the two blocks of a cluster have: up to 64 rows, and so many columns."""
-
-    columns: int
+@dataclass(frozen=True, kw_only=True)
+class LinearTile(Tile):
+    rows: int = ROWS
     bias: bool
-    bf16: bool
 
     @property
-    def rest(self) -> int:
-        """Bytes besides the stages: sums of the other block, outputs on their way, a barrier."""
+    def extra_bytes(self) -> int:
+        """Sums of the other block, outputs, a barrier."""
         own = self.columns // BLOCKS
         return ROWS * own * 4 + ROWS * (2 * own + 16) + 16
 
-    @property
-    def stages(self) -> int:
-        return min(MOST_STAGES, (MOST_SHARED - self.rest) // ((ROWS + self.columns) * LINE + 16))
-
-    @property
-    def shared_bytes(self) -> int:
-        return self.stages * ((ROWS + self.columns) * LINE + 16) + self.rest
-
     def macros(self) -> list[str]:
-        return definitions(
-            COLUMNS=self.columns,
-            STAGES=self.stages,
-            BIAS=self.bias,
-            BFLOAT16=self.bf16,
-            SHARED_BYTES=self.shared_bytes,
-        )
+        return [*super().macros(), *definitions(BIAS=self.bias)]
 
 
 def column_tile(num_rows: int, width: int, num_multiprocessors: int) -> int:
-    """Columns of a tile, such that there are hardly fewer blocks than multiprocessors."""
-    blocks = BLOCKS * -(-num_rows // ROWS)  # of a tile of columns
+    """Columns of a tile such that there are about as many blocks as multiprocessors."""
+    blocks = BLOCKS * -(-num_rows // ROWS)  # per tile of columns
     unit = 8 * BLOCKS
     return unit * -(-width * blocks // (num_multiprocessors * unit))
 
 
-def linear(x: Tensor, joined: Joined) -> Tensor:
-    """x [n, K] -> x weight^T + bias. On Hopper it begins while the kernel before it runs, if that one lets
-    it, and lets the next one begin at once.
-    """
-    if not can_multiply(x, joined):
-        return joined(x)
-    columns = column_tile(len(x), len(joined.weight), multiprocessors(x.device))
-    tile = Tile(columns, joined.bias is not None, x.dtype == torch.bfloat16)
-    kernel = _compiled(tile, x.device) if columns <= MOST_COLUMNS else None
-    return joined(x) if kernel is None else _run(kernel, tile, x, joined)
+def try_linear(x: Tensor, fused: FusedLinear) -> Tensor | None:
+    """x [n, K] -> x weight^T + bias; None if not supported. Uses programmatic dependent launch (PDL)."""
+    if not supports(x, fused):
+        return None
+    columns = column_tile(len(x), len(fused.weight), multiprocessors(x.device))
+    if columns > MAX_COLUMNS:
+        return None
+    tile = LinearTile(columns=columns, bf16=x.dtype == torch.bfloat16, bias=fused.bias is not None)
+    kernel = _compiled(tile, x.device)
+    return None if kernel is None else _run(kernel, tile, x, fused)
 
 
-def _run(kernel: Kernel, tile: Tile, x: Tensor, joined: Joined) -> Tensor:
-    (num_rows, depth), width = x.shape, len(joined.weight)
+def _run(kernel: Kernel, tile: LinearTile, x: Tensor, fused: FusedLinear) -> Tensor:
+    (num_rows, depth), width = x.shape, len(fused.weight)
     out = torch.empty(num_rows, width, dtype=x.dtype, device=x.device)
     tiles = -(-num_rows // ROWS)
-    tile_rows = rows_of_part(num_rows, tiles)
+    tile_rows = rows_per_part(num_rows, tiles)
     inputs = tensor_map(x, [depth, num_rows], [depth], [DEPTH, tile_rows])
-    weights = tensor_map(joined.weight, [depth, width], [depth], [DEPTH, tile.columns])
+    weights = tensor_map(fused.weight, [depth, width], [depth], [DEPTH, tile.columns])
     grid = (BLOCKS, tiles, -(-width // tile.columns))
-    bias = out if joined.bias is None else joined.bias  # any tensor serves, where none is read
+    bias = out if fused.bias is None else fused.bias  # a dummy where none is read
     numbers = (num_rows, width, -(-depth // DEPTH), tile_rows)
-    kernel(grid, THREADS, [inputs, weights, bias, out, *numbers], early=True)
+    kernel(grid, THREADS, [inputs, weights, bias, out, *numbers], pdl=True)
     return out
 
 
-def can_multiply(x: Tensor, joined: Joined) -> bool:
-    bias = joined.bias
+def supports(x: Tensor, fused: FusedLinear) -> bool:
+    bias = fused.bias
     return (
-        1 <= len(x) <= MOST_ROWS
-        and x.shape[1] > DEPTH  # both blocks have a part of it
-        and joined.adapter is None
+        1 <= len(x) <= MAX_ROWS
+        and x.shape[1] > DEPTH  # each of the two blocks needs a part
+        and fused.adapter is None
         and (bias is None or (bias.dtype == x.dtype and bias.data_ptr() % 4 == 0))
-        and can_fetch(x, joined.weight)
+        and supports_tma(x, fused.weight)
     )
 
 
 @functools.cache
-def _compiled(tile: Tile, device: torch.device) -> Kernel | None:
-    return compiled(SOURCE, "linear", tile, device)
+def _compiled(tile: LinearTile, device: torch.device) -> Kernel | None:
+    return compile_kernel(SOURCE, "linear", tile, device)

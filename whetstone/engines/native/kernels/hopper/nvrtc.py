@@ -1,31 +1,32 @@
-"""Kernels written in CUDA C++, compiled by the NVRTC that comes with torch: no compiler has to be installed.
+"""CUDA C++ kernels: compiled by the NVRTC that comes with torch, launched through the CUDA driver.
 
-Triton is the language of the other kernels; this one is for what can't be said in it (which warp has what,
-and what it waits for). Compiled code is kept in Triton's cache folder.
+No compiler has to be installed. Binaries are stored in Triton's cache folder.
 """
 
 import ctypes
 import functools
 import hashlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from triton.runtime.cache import get_cache_manager
 
-_MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+WARP = Path(__file__).with_name("warp.cuh")  # included by every kernel
+_MAX_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
 class Unavailable(Exception):
-    """Why kernels can't be had here."""
+    """Why kernels cannot be compiled or launched here."""
 
 
 class _Attribute(ctypes.Structure):
     _fields_ = (("name", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int * 16))
 
 
-_EARLY = _Attribute(name=6, value=(1,))  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+_PDL = _Attribute(name=6, value=(1,))  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
 
 class _Launch(ctypes.Structure):
@@ -50,29 +51,23 @@ class Kernel:
         with torch.cuda.device(device):
             _check(driver.cuModuleLoadData(ctypes.byref(self._module), binary))
             _check(driver.cuModuleGetFunction(ctypes.byref(self._function), self._module, name.encode()))
-            _check(driver.cuFuncSetAttribute(self._function, _MOST_SHARED, shared_bytes))
+            _check(driver.cuFuncSetAttribute(self._function, _MAX_SHARED, shared_bytes))
 
     def __call__(
-        self, grid: tuple[int, int, int], threads: int, arguments: Sequence[Any], *, early: bool = False
+        self, grid: tuple[int, int, int], threads: int, arguments: Sequence[Any], *, pdl: bool = False
     ) -> None:
-        """`early`: it waits for the kernel before it by itself, and may begin while that one still runs."""
+        """`pdl`: programmatic dependent launch; the kernel itself waits for the one before it."""
         values = [_as_c(argument) for argument in arguments]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         with torch.cuda.device(self.device):
             stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-            how = _Launch(*grid, threads, 1, 1, self.shared_bytes, stream, ctypes.pointer(_EARLY), int(early))
-            status = _driver().cuLaunchKernelEx(ctypes.byref(how), self._function, pointers, None)
+            config = _Launch(*grid, threads, 1, 1, self.shared_bytes, stream, ctypes.pointer(_PDL), int(pdl))
+            status = _driver().cuLaunchKernelEx(ctypes.byref(config), self._function, pointers, None)
         _check(status)
 
 
-@functools.cache
-def can_begin_early(device: torch.device) -> bool:
-    """Whether a kernel can be launched before the one before it has ended (programmatic dependent launch)."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-
-
 class TensorMap(ctypes.Structure):
-    """Where a tensor lies and what a tile of it is, in the driver's own form."""
+    """CUtensorMap: a tensor and its tile, for TMA."""
 
     _fields_ = (("words", ctypes.c_uint64 * 16),)
 
@@ -84,11 +79,11 @@ def definitions(**names: int) -> list[str]:
 
 def tensor_map(tensor: Tensor, sizes: list[int], strides: list[int], box: list[int]) -> TensorMap:
     """Tiles `box` of a half-precision tensor of `sizes`, fastest first; `strides` are those of the others, in
-    numbers. Rows of a tile have 128 bytes, exchanged as Hopper's products read them.
+    elements. Rows of a tile have 128 bytes, swizzled for wgmma.
     """
     rank = len(sizes)
-    room = ctypes.create_string_buffer(ctypes.sizeof(TensorMap) + 64)  # which must begin at a multiple of 64
-    aligned = TensorMap.from_buffer(room, -ctypes.addressof(room) % 64)
+    buffer = ctypes.create_string_buffer(ctypes.sizeof(TensorMap) + 64)  # aligned to 64 bytes
+    aligned = TensorMap.from_buffer(buffer, -ctypes.addressof(buffer) % 64)
     status = _driver().cuTensorMapEncodeTiled(
         ctypes.byref(aligned),
         9 if tensor.dtype == torch.bfloat16 else 6,  # CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, _FLOAT16
@@ -112,17 +107,17 @@ def compile_source(source: str, options: Sequence[str], architecture: str) -> by
     nvrtc = _nvrtc()
     version = (ctypes.c_int(), ctypes.c_int())
     _check(nvrtc.nvrtcVersion(*map(ctypes.byref, version)))
-    words = [f"--gpu-architecture={architecture}", "-std=c++17", *options]
-    key = hashlib.sha256(repr((source, words, [v.value for v in version])).encode()).hexdigest()
+    flags = [f"--gpu-architecture={architecture}", "-std=c++17", *options]
+    key = hashlib.sha256(repr((source, flags, [v.value for v in version])).encode()).hexdigest()
     cache = get_cache_manager(key)
-    kept = cache.get_file("kernel.cubin")
-    if kept is not None:
-        with open(kept, "rb") as file:
+    cached = cache.get_file("kernel.cubin")
+    if cached is not None:
+        with open(cached, "rb") as file:
             return file.read()
     program = ctypes.c_void_p()
     _check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None))
-    given = (ctypes.c_char_p * len(words))(*(word.encode() for word in words))
-    if nvrtc.nvrtcCompileProgram(program, len(words), given) != 0:
+    arguments = (ctypes.c_char_p * len(flags))(*(word.encode() for word in flags))
+    if nvrtc.nvrtcCompileProgram(program, len(flags), arguments) != 0:
         raise Unavailable(f"it does not compile: {_text(nvrtc, 'ProgramLog', program).decode()}")
     binary = _text(nvrtc, "CUBIN", program)
     _check(nvrtc.nvrtcDestroyProgram(ctypes.byref(program)))

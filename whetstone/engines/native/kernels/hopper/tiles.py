@@ -1,39 +1,65 @@
-"""What the products that are written for Hopper chips (gated.cu, linear.cu) share: which matrices their
-tiles can be fetched from, and how they are compiled.
-"""
+"""What gated.cu and linear.cu share: tiles, the tensors that TMA can fetch, and compilation."""
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from whetstone.engines.native.kernels.hopper.attention import WARP
-from whetstone.engines.native.kernels.hopper.nvrtc import Kernel, Unavailable, compile_source
+from whetstone.engines.native.kernels.hopper.nvrtc import (
+    WARP,
+    Kernel,
+    Unavailable,
+    compile_source,
+    definitions,
+)
 
 logger = logging.getLogger("whetstone")
 
 HOPPER = Path(__file__).with_name("hopper.cuh")
-CAPABILITY, ARCHITECTURE = (9, 0), "sm_90a"  # its instructions are this chip's and no other's
-DEPTH, LINE = 64, 128  # numbers of a row in a stage, and their bytes
-MOST_SHARED = 232_448  # bytes of a block
+CAPABILITY, ARCHITECTURE = (9, 0), "sm_90a"  # wgmma exists on this architecture only
+DEPTH, LINE = 64, 128  # elements of a row in a stage, and their bytes
+MAX_SHARED_BYTES = 232_448  # of a block
+MAX_STAGES = 8
 
 
-class Tile(Protocol):
-    """What a kernel is compiled for."""
+@dataclass(frozen=True, kw_only=True)
+class Tile:
+    """The part of a product that a cluster computes at a time; a kernel is compiled for it."""
+
+    rows: int
+    columns: int
+    bf16: bool
 
     @property
-    def columns(self) -> int: ...
+    def extra_bytes(self) -> int:
+        """Shared memory besides the stages."""
+        raise NotImplementedError
+
     @property
-    def bf16(self) -> bool: ...
+    def stages(self) -> int:
+        return min(MAX_STAGES, (MAX_SHARED_BYTES - self.extra_bytes) // self._stage_bytes)
+
     @property
-    def shared_bytes(self) -> int: ...
-    def macros(self) -> list[str]: ...
+    def shared_bytes(self) -> int:
+        return self.extra_bytes + self.stages * self._stage_bytes
+
+    @property
+    def _stage_bytes(self) -> int:
+        return (self.rows + self.columns) * LINE + 16
+
+    def macros(self) -> list[str]:
+        return definitions(
+            COLUMNS=self.columns,
+            STAGES=self.stages,
+            BFLOAT16=self.bf16,
+            SHARED_BYTES=self.shared_bytes,
+        )
 
 
-def can_fetch(x: Tensor, weight: Tensor) -> bool:
-    """Whether this is such a chip, and rows of [n, K] and [N, K] begin where it can fetch them from."""
+def supports_tma(x: Tensor, weight: Tensor) -> bool:
+    """Whether this is a Hopper GPU and the rows of [n, K] and [N, K] are aligned for TMA."""
     return (
         x.is_cuda
         and x.dtype in (torch.bfloat16, torch.float16)
@@ -52,19 +78,19 @@ def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def rows_of_part(rows: int, parts: int) -> int:
-    """Rows of each part, where all have the same: a multiple of eight, as tiles are laid out."""
+def rows_per_part(rows: int, parts: int) -> int:
+    """Rows of each of `parts` equal parts, a multiple of eight."""
     return 8 * -(-rows // (8 * parts))
 
 
-def compiled(source: Path, name: str, tile: Tile, device: torch.device) -> Kernel | None:
-    """The kernel `name` of `source`; None if it can't be had here."""
-    words = WARP.read_text() + HOPPER.read_text() + _multiply_tile(tile.columns, tile.bf16)
+def compile_kernel(source: Path, name: str, tile: Tile, device: torch.device) -> Kernel | None:
+    """The kernel `name` of `source`; None if it cannot be compiled here."""
+    headers = WARP.read_text() + HOPPER.read_text() + _multiply_tile(tile.columns, tile.bf16)
     try:
-        binary = compile_source(words + source.read_text(), tile.macros(), ARCHITECTURE)
+        binary = compile_source(headers + source.read_text(), tile.macros(), ARCHITECTURE)
         return Kernel(binary, name, tile.shared_bytes, device)
     except Unavailable as reason:
-        logger.info(f"The native engine leaves the products of {source.name} to the library, since {reason}.")
+        logger.info(f"The native engine uses cuBLAS instead of {source.name}, since {reason}.")
         return None
 
 

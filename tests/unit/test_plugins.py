@@ -1,0 +1,65 @@
+"""Objects that a configuration names in the user's own files: how they are found, and each error."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from whetstone.config.plugins import check_object, is_plugin, load_object
+from whetstone.errors import UserError
+
+SOURCE = "import beside\nclass Engine: ...\ndef loss():\n    return beside.VALUE\nNUMBER = 3\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    (tmp_path / "beside.py").write_text("VALUE = 7\n")
+    (tmp_path / "my_plugin.py").write_text(SOURCE)
+    monkeypatch.setattr("sys.path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    for name in ("beside", "my_plugin"):
+        sys.modules.pop(name, None)
+
+
+def test_a_built_in_name_is_no_plugin() -> None:
+    assert is_plugin("my_plugin.py:Engine") and is_plugin("package.module:Engine")
+    assert not is_plugin("native")
+
+
+@pytest.mark.parametrize("spec", ["my_plugin.py:loss", "my_plugin:loss"])
+def test_a_file_and_a_module_are_loaded(folder: Path, spec: str) -> None:
+    assert load_object(spec, "loss_type")() == 7
+
+
+def test_a_class_is_loaded(folder: Path) -> None:
+    assert load_object("my_plugin.py:Engine", "rollout_engine").__name__ == "Engine"
+
+
+@pytest.mark.parametrize(
+    ("spec", "complaint"),
+    [
+        ("absent.py:Engine", "no file absent.py"),
+        ("my_plugin.py:Engin", "has no 'Engin': it defines Engine, loss"),
+        ("my_plugin.py:NUMBER", "is a int"),
+        ("my_plugin:absent", "has no 'absent'"),
+        ("no_such_package.module:Engine", "could not be imported: ModuleNotFoundError"),
+        ("my_plugin.py:", "is not understood"),
+        (":Engine", "is not understood"),
+    ],
+)
+def test_an_error_names_the_key_the_value_and_the_reason(folder: Path, spec: str, complaint: str) -> None:
+    with pytest.raises(UserError, match=complaint) as caught:
+        load_object(spec, "rollout_engine")
+    assert str(caught.value).startswith(f"rollout_engine names '{spec}'")
+
+
+def test_an_error_inside_the_file_has_its_line(folder: Path) -> None:
+    (folder / "broken.py").write_text("def loss(): ...\n\n\nraise RuntimeError('no data here')\n")
+    check_object("broken.py:loss", "loss_type")  # runs nothing
+    with pytest.raises(UserError, match=r"RuntimeError: no data here \(broken.py, line 4\)"):
+        load_object("broken.py:loss", "loss_type")
+    (folder / "broken.py").write_text("def loss(:\n")
+    with pytest.raises(UserError, match="not readable as Python"):
+        check_object("broken.py:loss", "loss_type")

@@ -1,0 +1,46 @@
+"""The rollout engines and their traits; the engines themselves are built in whetstone/engines.
+
+`ENGINE_TRAITS` is the only list of engines: the type of `rollout_engine`, the checks of a configuration and
+the commands read it. An engine from a user's file samples in the trainer's process.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from whetstone.config.plugins import is_plugin
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineTraits:
+    in_process: bool = False
+    """It samples in the trainer's process, from the policy's weights or a copy: no push can be missed."""
+    has_servers: bool = False
+    """It samples in rollout servers with weights of their own."""
+    can_colocate: bool = False
+    """vllm_mode: colocate runs it in the trainer's process."""
+    can_quantize: bool = False
+    """It supports rollout_quantization."""
+    uses_attn_implementation: bool = False
+    """It runs the transformers model with attn_implementation."""
+    package: str = "torch"
+    install: str | None = None
+    """The command that installs the package; None: it comes with whetstone."""
+
+
+ENGINE_TRAITS: dict[str, EngineTraits] = {
+    "native": EngineTraits(in_process=True, can_quantize=True),
+    "hf": EngineTraits(in_process=True, uses_attn_implementation=True, package="transformers"),
+    "vllm": EngineTraits(
+        has_servers=True, can_colocate=True, package="vllm", install="pip install 'vllm>=0.22,<0.33'"
+    ),
+    "sglang": EngineTraits(has_servers=True, package="sglang", install="pip install sglang"),
+}
+if TYPE_CHECKING:
+    EngineName = str
+else:
+    EngineName = Literal[tuple(ENGINE_TRAITS)]
+SERVER_ENGINES = [name for name, traits in ENGINE_TRAITS.items() if traits.has_servers]
+
+
+def engine_traits(name: str) -> EngineTraits:
+    return EngineTraits(in_process=True) if is_plugin(name) else ENGINE_TRAITS[name]
