@@ -104,7 +104,7 @@ def names(seed: int) -> list[str]:
 
 
 def run(name: str, setting: Setting) -> Outcome:
-    from whetstone.sandbox.pool import Keeper, LocalPool, Refused
+    from whetstone.sandbox.pool import IsolationUnavailable, LocalPool, SupervisorProcess
     from whetstone.sandbox.program import Limits
 
     mode, _, number = name.partition("/")
@@ -112,8 +112,8 @@ def run(name: str, setting: Setting) -> Outcome:
         seconds=1.0, memory_mb=192, disk_mb=8, output_kb=64, processes=24, compile_seconds=5, total_seconds=10
     )
     try:
-        Keeper(mode, "python", limits).close()
-    except Refused as error:
+        SupervisorProcess(mode, "python", limits).close()
+    except IsolationUnavailable as error:
         return Outcome(tried=0, skipped=f"programs at isolation {mode}: {error}")
     os.environ["WHET_TEST_SECRET"] = SECRET
     outcome = Outcome(tried=0)
@@ -188,7 +188,7 @@ def _try(hostile: Hostile, pool, limits, canaries: Canaries, outcome: Outcome) -
 
 
 def _left(before: set[int]) -> Iterator[str]:
-    """Processes that came with a program and stay; a keeper that was replaced is the pool's own."""
+    """Processes that came with a program and stay; a supervisor that was replaced is the pool's own."""
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         forks.reap()

@@ -79,9 +79,9 @@ def test_same_value(value: Any, wanted: Any, same: bool) -> None:
 
 
 def test_languages_without_truth_values_say_1() -> None:
-    assert same_value(1, True, has_truth=False)
-    assert same_value([0, 1], [False, True], has_truth=False)
-    assert not same_value(0, True, has_truth=False)
+    assert same_value(1, True, has_booleans=False)
+    assert same_value([0, 1], [False, True], has_booleans=False)
+    assert not same_value(0, True, has_booleans=False)
 
 
 def test_same_text_forgives_spaces_at_the_ends_only() -> None:

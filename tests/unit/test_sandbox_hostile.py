@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.hostile import PROGRAMS, SECRET, Hostile
+from tests.unit.hostile import PROGRAMS, SECRET, Hostile, wait_until_gone
 from whetstone.rewards.programs import Check, judge
 from whetstone.sandbox.languages import LANGUAGES, missing
-from whetstone.sandbox.pool import KINDS, Keeper, LocalPool, Refused, wait_until_gone
+from whetstone.sandbox.pool import KINDS, IsolationUnavailable, LocalPool, SupervisorProcess
 from whetstone.sandbox.program import Input, Limits, Outcome, Program
 
 LIMITS = Limits(
@@ -24,8 +24,8 @@ WANTED = (Check(stdin="3\n", stdout=f"OPEN SESAME {SECRET}"),)
 def allowed(kind: str, without: tuple[str, ...] = ()) -> str | None:
     """Why this machine can't isolate at a strength; None: it can."""
     try:
-        Keeper(kind, "python", LIMITS, without).close()
-    except Refused as error:
+        SupervisorProcess(kind, "python", LIMITS, without).close()
+    except IsolationUnavailable as error:
         return str(error)
     return None
 
@@ -167,13 +167,13 @@ def test_the_pool_serves_on_at_full_speed_after_all_that(pool: LocalPool) -> Non
 
     with LocalPool(isolation=pool.kind or "auto", limits=LIMITS) as fresh:
         fresh.run(program, LIMITS)
-        keeper = fresh._idle["python"][0].process.pid
+        supervisor = fresh._idle["python"][0].process.pid
     before = speed()
     for source in attack:
         pool.run(Program(language="python", source=source), LIMITS)
     after = speed()
     assert after < 3 * before + 0.01, (before, after)
-    assert wait_until_gone(keeper)
+    assert wait_until_gone(supervisor)
 
 
 def test_closing_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,11 +185,10 @@ def test_closing_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Monke
             pool.run(
                 Program(language="python", source="open('x', 'w').write('x'); import os; os.fork()"), LIMITS
             )
-            keepers = [keeper.process.pid for some in pool._idle.values() for keeper in some]
-            groups = [
-                folder for some in pool._idle.values() for keeper in some for folder in keeper.cgroup or ()
-            ]
-        assert all(wait_until_gone(process) for process in keepers)
+            idle = [supervisor for entries in pool._idle.values() for supervisor in entries]
+            supervisors = [supervisor.process.pid for supervisor in idle]
+            groups = [folder for supervisor in idle for folder in supervisor.cgroup or ()]
+        assert all(wait_until_gone(process) for process in supervisors)
         assert not list(tmp_path.iterdir())
         assert not [folder for folder in groups if os.path.exists(folder)]
 

@@ -18,7 +18,7 @@ from whetstone.rewards.answers import extract_tag
 from whetstone.rewards.assertions import Assertion, NotTakenApart, take_apart
 from whetstone.sandbox.languages import Language
 from whetstone.sandbox.pool import Pool
-from whetstone.sandbox.program import MARK, Input, Limits, Program, Result
+from whetstone.sandbox.program import VALUE_MARKER, Input, Limits, Program, Result
 
 OUTCOMES = ("passed", "wrong", "crash", "timeout", "compile_error", "no_program")
 TOLERANCE = 1e-6  # of numbers with a fraction, relative and absolute
@@ -197,7 +197,7 @@ def _outcome(pool: Pool, test: Check, results: list[Result], language: Language,
         return _judge_apart(pool, test.assertion, results, limits)
     if test.call is not None:
         value = _value_of(results[0].stdout)
-        same = value is not None and same_value(value[0], test.expected, language.has_truth)
+        same = value is not None and same_value(value[0], test.expected, language.has_booleans)
         return "passed" if same else "wrong"
     assert test.stdout is not None
     return "passed" if same_text(results[0].stdout, test.stdout) else "wrong"
@@ -219,7 +219,7 @@ def _judge_apart(pool: Pool, assertion: Assertion, results: list[Result], limits
 
 def _value_of(stdout: str) -> tuple[Any] | None:
     """The value behind the last mark, if that is whole JSON and nothing follows."""
-    _, mark, text = stdout.rpartition(MARK)
+    _, mark, text = stdout.rpartition(VALUE_MARKER)
     if not mark:
         return None
     try:
@@ -237,10 +237,10 @@ def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().splitlines()]
 
 
-def same_value(value: Any, wanted: Any, has_truth: bool = True) -> bool:
+def same_value(value: Any, wanted: Any, has_booleans: bool = True) -> bool:
     """Equal plain data; numbers with a fraction within a tolerance. Without `has_truth` 1 is true."""
     if isinstance(value, bool) or isinstance(wanted, bool):
-        if has_truth:
+        if has_booleans:
             return isinstance(value, bool) and isinstance(wanted, bool) and value == wanted
         value, wanted = _untrue(value), _untrue(wanted)
     if isinstance(value, int | float) and isinstance(wanted, int | float):
@@ -249,10 +249,12 @@ def same_value(value: Any, wanted: Any, has_truth: bool = True) -> bool:
         return _close(value, wanted)
     if isinstance(value, list) and isinstance(wanted, list | tuple):
         return len(value) == len(wanted) and all(
-            same_value(a, b, has_truth) for a, b in zip(value, wanted, strict=True)
+            same_value(a, b, has_booleans) for a, b in zip(value, wanted, strict=True)
         )
     if isinstance(value, dict) and isinstance(wanted, dict):
-        return set(value) == set(wanted) and all(same_value(value[k], wanted[k], has_truth) for k in wanted)
+        return set(value) == set(wanted) and all(
+            same_value(value[k], wanted[k], has_booleans) for k in wanted
+        )
     return type(value) is type(wanted) and value == wanted
 
 
