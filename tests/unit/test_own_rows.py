@@ -14,7 +14,7 @@ from whetstone.rewards.verify import verify
 from whetstone.run import setup
 from whetstone.tasks.mixture import build_tasks, check_gold, describe_data, eval_problems, make_task
 from whetstone.tasks.own_rows import RowsTask
-from whetstone.tasks.scoring.pool import Answer, Scorer
+from whetstone.tasks.scoring.pool import Scorer, ScoringRequest
 
 CAPITALS = [{"question": f"Capital {i}?", "answer": name} for i, name in enumerate(["Paris", "Rome", "Oslo"])]
 
@@ -125,7 +125,7 @@ def test_text_answers_pay_1_or_0(tmp_path: Path):
     task = make(tmp_path, CAPITALS)
     assert task.match == "normalized"
     assert [paid(task, t) for t in ("<answer>paris</answer>", "<answer>Rome</answer>", "")] == [1.0, 0.0, 0.0]
-    assert task.worst == 0.0
+    assert task.failure_reward == 0.0
     assert (
         "match: normalized, chosen by the answers" in task.describe()
         and "0 for a wrong one" in task.describe()
@@ -182,7 +182,9 @@ def test_columns_reach_functions_under_their_own_names(tmp_path: Path):
     with Scorer(task._config) as scorer:
         for index in range(3):
             text = "<answer>paris</answer>"
-            scorer.submit(Answer(problem=task.problem(index), text=text, completion_ids=[1], truncated=False))
+            scorer.submit(
+                ScoringRequest(problem=task.problem(index), text=text, completion_ids=[1], truncated=False)
+            )
         scores = scorer.gather()
     assert [score.reward for score in scores] == [1.0 + 40, 41.0, 42.0]
 
@@ -197,7 +199,7 @@ def test_prompts_alone_need_a_function(tmp_path: Path):
     task = make(tmp_path, rows, reward_funcs=[f"{tmp_path}/mine.py:f"], reward_workers=1)
     assert (len(task), task.match, task.gold(task.problem(0))) == (9, "none", None)
     with Scorer(task._config) as scorer:
-        scorer.submit(Answer(problem=task.problem(0), text="x", completion_ids=[1], truncated=False))
+        scorer.submit(ScoringRequest(problem=task.problem(0), text="x", completion_ids=[1], truncated=False))
         (score,) = scorer.gather()
     assert (score.reward, dict(score.parts)) == (0.5, {"f": 0.5})
 
@@ -290,7 +292,7 @@ def test_a_file_may_import_its_project_and_its_neighbours(tmp_path: Path, monkey
     rows = [{"question": f"q{i}", "answer": "1"} for i in range(3)]
     task = make(tmp_path, rows, reward_funcs=["utils/reward_utils.py:compute_reward"], reward_workers=1)
     with Scorer(task._config) as scorer:
-        scorer.submit(Answer(problem=task.problem(0), text="x", completion_ids=[1], truncated=False))
+        scorer.submit(ScoringRequest(problem=task.problem(0), text="x", completion_ids=[1], truncated=False))
         assert scorer.gather()[0].reward == 3.0
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.hostile import PROGRAMS, SECRET, Hostile, wait_until_gone
-from whetstone.rewards.programs import Check, judge
+from whetstone.rewards.programs import ProgramTest, run_tests
 from whetstone.sandbox.languages import LANGUAGES, missing
 from whetstone.sandbox.pool import KINDS, IsolationUnavailable, LocalPool, SupervisorProcess
 from whetstone.sandbox.program import Input, Limits, Outcome, Program
@@ -18,7 +18,7 @@ from whetstone.sandbox.program import Input, Limits, Outcome, Program
 LIMITS = Limits(
     seconds=0.3, memory_mb=128, disk_mb=8, output_kb=64, processes=24, compile_seconds=2, total_seconds=5
 )
-WANTED = (Check(stdin="3\n", stdout=f"OPEN SESAME {SECRET}"),)
+WANTED = (ProgramTest(stdin="3\n", stdout=f"OPEN SESAME {SECRET}"),)
 
 
 def allowed(kind: str, without: tuple[str, ...] = ()) -> str | None:
@@ -130,7 +130,7 @@ def contained(pool: LocalPool, hostile: Hostile, tmp_path: Path) -> None:
     before = processes_of(pool)
     begun = time.monotonic()
     recording = Recording(pool)
-    verdict = judge(recording, LANGUAGES[hostile.language], hostile.source, WANTED, LIMITS)
+    verdict = run_tests(recording, LANGUAGES[hostile.language], hostile.source, WANTED, LIMITS)
     seconds = time.monotonic() - begun
     assert verdict.outcome in hostile.outcomes, verdict
     said = recording.said[0].results[0]

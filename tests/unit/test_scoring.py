@@ -15,7 +15,7 @@ import pytest
 from whetstone.config import Config, build, make_plan
 from whetstone.errors import UserError
 from whetstone.tasks.mixture import build_tasks
-from whetstone.tasks.scoring.pool import Answer, Scorer
+from whetstone.tasks.scoring.pool import Scorer, ScoringRequest
 from whetstone.types import Problem
 
 OWN = Path(__file__).parents[1] / "data" / "own_rewards.py"
@@ -23,8 +23,10 @@ OWN = Path(__file__).parents[1] / "data" / "own_rewards.py"
 HANGS = r"\boxed{\sum_{n=1}^{100000000} \frac{1}{n^x}}"
 
 
-def answer(problem: Problem, text: str, num_tokens: int = 3) -> Answer:
-    return Answer(problem=problem, text=text, completion_ids=tuple(range(num_tokens)), truncated=False)
+def answer(problem: Problem, text: str, num_tokens: int = 3) -> ScoringRequest:
+    return ScoringRequest(
+        problem=problem, text=text, completion_ids=tuple(range(num_tokens)), truncated=False
+    )
 
 
 def countdown(target: int, split: str = "train") -> Problem:

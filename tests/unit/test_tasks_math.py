@@ -66,7 +66,9 @@ def test_right_wrong_and_missing_answers_are_paid_as_configured(tmp_path: Path):
     assert task.score(problem, "it is 14").reward == -0.5
     assert task.score(problem, r"\boxed{}").reward == -0.5
     assert task.score(problem, "it is 14").answer is None
-    assert task.worst == -1.0  # a scorer that is made to hang must not pay better than a wrong answer
+    assert (
+        task.failure_reward == -1.0
+    )  # a scorer that is made to hang must not pay better than a wrong answer
     other = make(
         {"path": path}, eval_num_samples=0, reward_correct=2.0, reward_wrong=0.0, reward_no_answer=-2.0
     )

@@ -16,8 +16,8 @@ from whetstone.tasks.mixture import (
     build_tasks,
     check_gold,
     eval_problems,
+    interleave,
     list_tasks,
-    take_turns,
 )
 
 TINY = {
@@ -32,7 +32,7 @@ def test_apportion_by_largest_remainders():
 
 
 def test_turns_are_even():
-    turns = take_turns([6, 2])
+    turns = interleave([6, 2])
     assert turns[:, 0].tolist() == [
         0,
         0,
@@ -45,7 +45,7 @@ def test_turns_are_even():
     ]  # times 1/12 3/12 | 1/4=3/12 comes after its equal
     assert turns[turns[:, 0] == 0, 1].tolist() == [0, 1, 2, 3, 4, 5]
     counts = [700, 200, 100]
-    share = np.cumsum(np.eye(3)[take_turns(counts)[:, 0]], axis=0)
+    share = np.cumsum(np.eye(3)[interleave(counts)[:, 0]], axis=0)
     exact = np.arange(1, 1001)[:, None] * np.array(counts) / 1000
     assert np.abs(share - exact).max() <= 1.0  # no prefix is off by more than one problem
 

@@ -192,13 +192,13 @@ def print_task(name: str, overrides: list[str], answer: str | None = None) -> No
 
 def _judged(config: Config, problem: "Problem", answer: str) -> "Score":
     """The score of a text that nobody vouches for: in an isolated process, as in training."""
-    from whetstone.tasks.scoring.pool import Answer, Scorer
+    from whetstone.tasks.scoring.pool import Scorer, ScoringRequest
 
     alone = config.tasks.model_copy(
         update={"reward_workers": 1, "reward_funcs": ["accuracy"], "reward_weights": None}
     )
     with Scorer(config.model_copy(update={"tasks": alone})) as scorer:
-        scorer.submit(Answer(problem=problem, text=answer, completion_ids=(), truncated=False))
+        scorer.submit(ScoringRequest(problem=problem, text=answer, completion_ids=(), truncated=False))
         return scorer.gather()[0]
 
 

@@ -42,19 +42,19 @@ class Logged:
 
 def check(spec: str) -> None:
     """Complain about a reward function that cannot be there, without running any of the user's code."""
-    place, function = _split(spec)
-    if not place.endswith(".py"):
+    source, function = _split(spec)
+    if not source.endswith(".py"):
         return  # a module: only importing it tells
-    path = Path(place)
+    path = Path(source)
     if not path.is_file():
         raise UserError(
-            f"reward_funcs names '{spec}', but there is no file {place} here: give its path relative to "
+            f"reward_funcs names '{spec}', but there is no file {source} here: give its path relative to "
             f"{Path.cwd()}."
         )
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except (SyntaxError, ValueError, RecursionError, MemoryError, OSError) as error:
-        raise UserError(f"The reward file {place} is not readable as Python: {error}.") from None
+        raise UserError(f"The reward file {source} is not readable as Python: {error}.") from None
     defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     imported = any(
         isinstance(node, ast.Import | ast.ImportFrom | ast.Assign | ast.ClassDef | ast.If | ast.Try)
@@ -62,15 +62,15 @@ def check(spec: str) -> None:
     )
     if function not in defined and not (imported and function in path.read_text(encoding="utf-8")):
         known = ", ".join(defined) or "none"
-        raise UserError(f"The reward file {place} has no function '{function}': it defines {known}.")
+        raise UserError(f"The reward file {source} has no function '{function}': it defines {known}.")
 
 
 def load(spec: str) -> Callable[..., Any]:
     """The function that `spec` names; runs the user's module."""
-    place, name = _split(spec)
-    module = _load_file(Path(place), spec) if place.endswith(".py") else _load_module(place, spec)
+    source, name = _split(spec)
+    module = _load_file(Path(source), spec) if source.endswith(".py") else _load_module(source, spec)
     if not hasattr(module, name):
-        raise UserError(f"reward_funcs names '{spec}', but {place} has no function '{name}'.")
+        raise UserError(f"reward_funcs names '{spec}', but {source} has no function '{name}'.")
     function = getattr(module, name)
     if not callable(function):
         raise UserError(
@@ -80,19 +80,19 @@ def load(spec: str) -> Callable[..., Any]:
 
 
 def _split(spec: str) -> tuple[str, str]:
-    place, colon, function = spec.rpartition(":")
-    if not colon or not place or not function.isidentifier():
+    source, colon, function = spec.rpartition(":")
+    if not colon or not source or not function.isidentifier():
         raise UserError(
             f"The reward function '{spec}' is not understood: write accuracy, format, length or "
             "my_rewards.py:my_function."
         )
-    return place, function
+    return source, function
 
 
-def _import_from(folder: Path, place: int | None = None) -> None:
+def _import_from(folder: Path, source: int | None = None) -> None:
     """Let modules of a folder be imported: before all others (`place` 0), or behind them."""
     entry = str(folder)
-    if entry not in sys.path[:1] and place == 0:
+    if entry not in sys.path[:1] and source == 0:
         sys.path.insert(0, entry)
     elif entry not in sys.path:
         sys.path.append(entry)
@@ -103,34 +103,34 @@ def _load_file(path: Path, spec: str) -> Any:
     module_spec = importlib.util.spec_from_file_location(path.stem, path)
     assert module_spec is not None and module_spec.loader is not None
     module = importlib.util.module_from_spec(module_spec)
-    _import_from(Path.cwd(), place=0)  # the packages of the user's project
+    _import_from(Path.cwd(), source=0)  # the packages of the user's project
     _import_from(path.resolve().parent)  # and the file's neighbours; last, so that they shadow nothing
     sys.modules.setdefault(path.stem, module)
     try:
         module_spec.loader.exec_module(module)
     except Exception as error:  # the user's own code, whatever it raises
-        raise UserError(f"The reward file {path} could not be loaded: {_told(error)}.") from error
+        raise UserError(f"The reward file {path} could not be loaded: {_describe_error(error)}.") from error
     return module
 
 
 def _load_module(name: str, spec: str) -> Any:
-    _import_from(Path.cwd(), place=0)
+    _import_from(Path.cwd(), source=0)
     try:
         return importlib.import_module(name)
     except Exception as error:  # the user's own code, whatever it raises
         raise UserError(
-            f"reward_funcs names '{spec}', but {name} could not be imported: {_told(error)}."
+            f"reward_funcs names '{spec}', but {name} could not be imported: {_describe_error(error)}."
         ) from error
 
 
-def _told(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     """An error of the user's code in one line, with the line of their file where it came from."""
     text = " ".join(message_of(error).split())[:300].rstrip(".")
     trace, line = error.__traceback__, ""
     while trace is not None:
-        place = trace.tb_frame.f_code.co_filename
-        if "importlib" not in place and place != __file__:
-            line = f" ({Path(place).name}, line {trace.tb_lineno})"
+        source = trace.tb_frame.f_code.co_filename
+        if "importlib" not in source and source != __file__:
+            line = f" ({Path(source).name}, line {trace.tb_lineno})"
         trace = trace.tb_next
     return f"{text}{line}"
 
@@ -154,14 +154,14 @@ def call(
     }
     parameters = inspect.signature(function).parameters
     if text_parameter(parameters) is not None:
-        return _checked(_one_by_one(function, arguments, parameters), count), logged
+        return _checked(_call_each(function, arguments, parameters), count), logged
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    given = {**offered, **arguments}
+    kwargs = {**offered, **arguments}
     if (
         not takes_all
     ):  # TRL would fail here with a TypeError; leaving out what was not asked for serves the same function
-        given = {name: value for name, value in given.items() if name in parameters}
-    values = function(**given)
+        kwargs = {name: value for name, value in kwargs.items() if name in parameters}
+    values = function(**kwargs)
     if inspect.isawaitable(values):
         values = asyncio.run(_await(values))
     return _checked(values, count), logged
@@ -176,15 +176,15 @@ def text_parameter(parameters: Mapping[str, inspect.Parameter]) -> str | None:
     return next((name for name in _TEXTS if name in parameters), None)
 
 
-def _one_by_one(
+def _call_each(
     function: Callable[..., Any], arguments: dict[str, Any], parameters: Mapping[str, inspect.Parameter]
 ) -> list[Any]:
     """The values of a function of one answer; of (value, details) the value."""
     values = []
     text_name = text_parameter(parameters)
     assert text_name is not None
-    for place, completion in enumerate(arguments["completions"]):
-        columns = {name: column[place] for name, column in arguments.items()}
+    for source, completion in enumerate(arguments["completions"]):
+        columns = {name: column[source] for name, column in arguments.items()}
         row = {name: value for name, value in columns.items() if name in parameters}
         for name, candidates in _TRUTHS.items():
             if name in parameters:

@@ -15,19 +15,19 @@ def format_reward(text: str, assistant_prefix: str = "") -> float:
     A pair of tags with nothing visible between them earns nothing.
     `assistant_prefix` is what the prompt put into the assistant's mouth ("...<think>"): it counts as written.
     """
-    whole = assistant_prefix + text
-    places: dict[str, int] = {}
-    reached = -1
+    full_text = assistant_prefix + text
+    positions: dict[str, int] = {}
+    last_position = -1
     for tag in FORMAT_TAGS:
-        position = whole.find(tag)
-        if position > reached and whole.count(tag) == 1:
-            places[tag] = reached = position
+        position = full_text.find(tag)
+        if position > last_position and full_text.count(tag) == 1:
+            positions[tag] = last_position = position
     for opening, closing in (FORMAT_TAGS[:2], FORMAT_TAGS[2:]):
-        start, end = whole.find(opening), whole.find(closing)
-        if 0 <= start < end and not has_content(whole[start + len(opening) : end]):
-            places.pop(opening, None)
-            places.pop(closing, None)
-    return 0.25 * len(places)
+        start, end = full_text.find(opening), full_text.find(closing)
+        if 0 <= start < end and not has_content(full_text[start + len(opening) : end]):
+            positions.pop(opening, None)
+            positions.pop(closing, None)
+    return 0.25 * len(positions)
 
 
 def has_content(text: str) -> bool:

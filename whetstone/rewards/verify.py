@@ -19,7 +19,7 @@ from whetstone.rewards import custom
 from whetstone.rewards.combine import BUILT_IN
 
 LONGEST_IMPORT_S = 120.0  # importing torch takes a while on a busy machine
-_GOOD = "imported"
+_SUCCESS = "imported"
 
 
 def verify(specs: Iterable[str], timeout_s: float = LONGEST_IMPORT_S) -> None:
@@ -34,14 +34,14 @@ def verify(specs: Iterable[str], timeout_s: float = LONGEST_IMPORT_S) -> None:
 
 def _verify(spec: str, timeout_s: float) -> None:
     with tempfile.TemporaryDirectory(prefix="whetstone-verify-") as folder:
-        verdict = Path(folder) / "verdict"
+        result_file = Path(folder) / "result"
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path),
             "PYTHONDONTWRITEBYTECODE": "1",
         }
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "whetstone.rewards.verify", spec, str(verdict)],
+            [sys.executable, "-P", "-m", "whetstone.rewards.verify", spec, str(result_file)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -57,30 +57,30 @@ def _verify(spec: str, timeout_s: float) -> None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)  # also what it has started
             process.wait()
-        told = verdict.read_text(encoding="utf-8", errors="replace") if verdict.is_file() else ""
+        message = result_file.read_text(encoding="utf-8", errors="replace") if result_file.is_file() else ""
     if code is None:
         raise UserError(
             f"Importing the reward function '{spec}' took longer than {timeout_s:g} s: let its file define "
             "functions only, and do slow work at the first call."
         )
-    if told == _GOOD:
+    if message == _SUCCESS:
         return
     raise UserError(
-        told
+        message
         or f"Importing the reward function '{spec}' ended the process (exit code {code}): let its file "
         "define functions only."
     )
 
 
-def _import(spec: str, verdict: Path) -> None:
+def _import(spec: str, result_file: Path) -> None:
     """In the process of its own: import, and write down how it went."""
     try:
         function = custom.load(spec)
         _check_parameters(function, spec)
-        told = _GOOD
+        message = _SUCCESS
     except UserError as error:
-        told = str(error)
-    verdict.write_text(told, encoding="utf-8", errors="replace")
+        message = str(error)
+    result_file.write_text(message, encoding="utf-8", errors="replace")
 
 
 def _check_parameters(function: object, spec: str) -> None:
@@ -92,9 +92,9 @@ def _check_parameters(function: object, spec: str) -> None:
             "def reward(completions, **columns)."
         ) from None
     takes_all = any(entry.kind is entry.VAR_KEYWORD for entry in parameters.values())
-    only_by_place = [name for name, entry in parameters.items() if entry.kind is entry.POSITIONAL_ONLY]
-    if only_by_place or not (parameters or takes_all):
-        what = f"{only_by_place[0]} can't be given by name" if only_by_place else "it takes no arguments"
+    positional_only = [name for name, entry in parameters.items() if entry.kind is entry.POSITIONAL_ONLY]
+    if positional_only or not (parameters or takes_all):
+        what = f"{positional_only[0]} can't be given by name" if positional_only else "it takes no arguments"
         raise UserError(f"reward_funcs names '{spec}', but {what}: write def reward(completions, **columns).")
 
 

@@ -16,7 +16,7 @@ from whetstone.engines.base import Engine, Request, Sampling
 from whetstone.errors import UserError
 from whetstone.rollout.curriculum import Curriculum
 from whetstone.tasks.mixture import Mixture
-from whetstone.tasks.scoring.pool import Answer, Scorer
+from whetstone.tasks.scoring.pool import Scorer, ScoringRequest
 from whetstone.terminal.stages import advance, stage
 from whetstone.types import Finish, Group, Problem, Rollout
 
@@ -81,7 +81,7 @@ class Collector:
                     raise Abandoned
                 text = self.codec.decode(one.completion.token_ids)
                 truncated = one.completion.finish is Finish.LENGTH
-                answer = Answer(
+                answer = ScoringRequest(
                     problem=problems[one.request],
                     text=text,
                     completion_ids=one.completion.token_ids,
@@ -173,7 +173,7 @@ class Groups:
         self._tasks = tasks
         self._config = config
         self._plan = plan
-        self._curriculum = Curriculum(tasks.ladders)
+        self._curriculum = Curriculum(tasks.curricula)
         self._pushed: int | None = None  # the version of the weights that the engine has
 
     def of(self, step: int) -> Round:

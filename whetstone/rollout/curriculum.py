@@ -12,11 +12,11 @@ from whetstone.types import Group
 
 
 class Curriculum:
-    def __init__(self, ladders: Mapping[str, tuple[CurriculumSpec, int]]):
+    def __init__(self, curricula: Mapping[str, tuple[CurriculumSpec, int]]):
         """`ladders`: for each task that has one, its settings and its highest level."""
-        self._ladders = dict(ladders)
-        self.levels = {task: spec.start for task, (spec, _) in ladders.items()}
-        self._answers: dict[str, list[bool]] = {task: [] for task in ladders}  # at this level, right or not
+        self._ladders = dict(curricula)
+        self.levels = {task: spec.start for task, (spec, _) in curricula.items()}
+        self._answers: dict[str, list[bool]] = {task: [] for task in curricula}  # at this level, right or not
 
     def observe(self, groups: Iterable[Group]) -> None:
         """Take a batch's answers into account; a level moves by one at most."""

@@ -13,7 +13,7 @@ from whetstone.errors import UserError
 from whetstone.parallel.collectives import gather_objects, my_share
 from whetstone.parallel.mesh import Ranks
 from whetstone.rollout.collector import Abandoned, Collector
-from whetstone.tasks.scoring.pool import Answer
+from whetstone.tasks.scoring.pool import ScoringRequest
 from whetstone.types import Group, Problem, Score
 
 
@@ -81,7 +81,7 @@ class SilentScorer:
         self._count = 0
         self.custom_metrics: dict[str, float] = {}
 
-    def submit(self, answer: Answer) -> None:
+    def submit(self, answer: ScoringRequest) -> None:
         self._count += 1
 
     def gather(self) -> list[Score]:

@@ -14,7 +14,7 @@ class Task(Protocol):
 
     name: str
     generated: bool  # made from an index, without end; False: rows of a data set
-    worst: (
+    failure_reward: (
         float  # accuracy where scoring hangs or dies: no more than a wrong answer earns, or hanging would pay
     )
 

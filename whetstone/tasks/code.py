@@ -16,7 +16,7 @@ from whetstone.config import nearest
 from whetstone.config.row_settings import ROW_SETTINGS
 from whetstone.config.sections import Config, TaskSpec
 from whetstone.errors import UserError
-from whetstone.rewards.programs import Check, extract_program, judge, read_tests
+from whetstone.rewards.programs import ProgramTest, extract_program, read_tests, run_tests
 from whetstone.sandbox import languages
 from whetstone.sandbox.languages import Language
 from whetstone.sandbox.pool import Pool, shared_pool
@@ -43,7 +43,7 @@ class CodeTask:
     """One mixture entry of programming problems."""
 
     generated = False
-    worst = 0.0
+    failure_reward = 0.0
 
     def __init__(self, config: Config, name: str, spec: TaskSpec, split: str, shared: bool) -> None:
         self.name = name
@@ -74,8 +74,8 @@ class CodeTask:
     def _rows(self) -> list[dict[str, Any]]:
         settings = self._settings
         where = f"The data set {rows.source(settings, self.split)[0]} of task {self.name}"
-        made_here = examples.EXAMPLES.get(str(settings.get("path")))
-        raw = made_here() if made_here else rows.read(settings, self.split, self.name)
+        example_rows = examples.EXAMPLES.get(str(settings.get("path")))
+        raw = example_rows() if example_rows else rows.read(settings, self.split, self.name)
         statement = rows.pick_column(
             raw,
             settings.get("statement_column"),
@@ -86,14 +86,14 @@ class CodeTask:
         tests = rows.pick_column(
             raw, settings.get("tests_column"), ("tests", "test_list", "test"), "tests_column", where
         )
-        made = [self._row(row, statement, tests, f"{where}, row {i}") for i, row in enumerate(raw, 1)]
-        made = [row for row in made if row is not None]
-        if not made:
+        problem_rows = [self._row(row, statement, tests, f"{where}, row {i}") for i, row in enumerate(raw, 1)]
+        problem_rows = [row for row in problem_rows if row is not None]
+        if not problem_rows:
             raise UserError(
                 f"{where} has no problem in {self._language.name if self._language else 'any language'}."
             )
-        statements = [row["statement"] for row in made]
-        return rows.split_rows(made, statements, settings, self.split, self._shared, where)
+        statements = [row["statement"] for row in problem_rows]
+        return rows.split_rows(problem_rows, statements, settings, self.split, self._shared, where)
 
     def _row(self, row: dict[str, Any], statement: str, tests: str, where: str) -> dict[str, Any] | None:
         """One row in the form that problems are made of; None where it is not for this language."""
@@ -104,7 +104,7 @@ class CodeTask:
             return None
         function = row.get("function") or row.get("entry_point")
         if function is not None and not isinstance(function, str):
-            raise UserError(f"{where} has {rows.shown(function)} as `function`: give the name of one.")
+            raise UserError(f"{where} has {rows.short_repr(function)} as `function`: give the name of one.")
         text = question_text(row.get(statement))
         if not text or row.get(tests) is None:
             raise UserError(f"{where} has no {statement if not text else tests}: give it, or drop the row.")
@@ -128,14 +128,14 @@ class CodeTask:
         signature = f"The program must define {row['function']}.\n" if row["function"] else ""
         continues = bool(self._settings.get("continue_starter"))
         starter = f"\nBegin with:\n{row['starter']}\n" if row["starter"] and not continues else ""
-        form = _REASONED if programs.use_reasoning_format else _DIRECT
+        answer_format = _REASONED if programs.use_reasoning_format else _DIRECT
         question = str(self._settings.get("prompt") or _PROMPT).format_map(
             {
                 "statement": row["statement"],
                 "signature": signature,
                 "starter": row["starter"] if self._settings.get("prompt") else starter,
                 "language": title,
-                "format": form.format(language=title),
+                "format": answer_format.format(language=title),
             }
         )
         return Problem(
@@ -153,42 +153,44 @@ class CodeTask:
             parts = {"correct": 0.0, "accuracy": 0.0}
             return Score(reward=0.0, parts=parts, answer=None, outcome="no_program")
         tests = read_tests(row["tests"], language, row["function"], problem.id)
-        verdict = judge(
+        result = run_tests(
             self._pool,
             language,
             row["before"] + program,
-            self._chosen(tests, problem),
+            self._select_tests(tests, problem),
             self._limits(row, len(tests)),
         )
-        share = verdict.passed / len(verdict.tests)
-        perfect = float(verdict.passed == len(verdict.tests))
-        paid = programs.base_reward_weight * (share if programs.test_reward == "share" else perfect)
-        paid += programs.perfect_reward_weight * perfect
+        passed_fraction = result.passed / len(result.tests)
+        all_passed = float(result.passed == len(result.tests))
+        reward = programs.base_reward_weight * (
+            passed_fraction if programs.test_reward == "share" else all_passed
+        )
+        reward += programs.perfect_reward_weight * all_passed
         return Score(
-            reward=paid,
-            parts={"correct": perfect, "accuracy": paid},
+            reward=reward,
+            parts={"correct": all_passed, "accuracy": reward},
             answer=program,
-            outcome=verdict.outcome,
-            tests=verdict.tests,
+            outcome=result.outcome,
+            tests=result.tests,
         )
 
-    def _chosen(self, tests: tuple[Check, ...], problem: Problem) -> list[Check]:
+    def _select_tests(self, tests: tuple[ProgramTest, ...], problem: Problem) -> list[ProgramTest]:
         """The tests of this answer: in training a few, always the same ones for a problem."""
-        most = self._config.programs.max_tests_per_problem
-        if self.split == "eval" or not most or most >= len(tests):
+        max_tests = self._config.programs.max_tests_per_problem
+        if self.split == "eval" or not max_tests or max_tests >= len(tests):
             return list(tests)
         order = random.Random(seed(self._config.tasks.dataset_seed, "tests", problem.question))
-        return [tests[i] for i in sorted(order.sample(range(len(tests)), most))]
+        return [tests[i] for i in sorted(order.sample(range(len(tests)), max_tests))]
 
     def _limits(self, row: dict[str, Any], num_tests: int) -> Limits:
-        programs, whole = self._config.programs, self._config.tasks.reward_timeout_s
+        programs, total_s = self._config.programs, self._config.tasks.reward_timeout_s
         # Scoring must end before the scorer loses patience, or a slow program would count as a broken reward.
         return Limits(
-            seconds=min(float(row["time_limit_s"] or programs.sandbox_time_limit_s), 0.8 * whole),
+            seconds=min(float(row["time_limit_s"] or programs.sandbox_time_limit_s), 0.8 * total_s),
             memory_mb=programs.sandbox_memory_mb,
             output_kb=programs.sandbox_output_kb,
-            compile_seconds=0.6 * whole,
-            total_seconds=0.8 * whole,
+            compile_seconds=0.6 * total_s,
+            total_seconds=0.8 * total_s,
         )
 
     @cached_property
@@ -228,8 +230,8 @@ def _check_fields(fields: Any, task: str) -> dict[str, str | None]:
         value is not None and not isinstance(value, str) for value in fields.values()
     ):
         raise UserError(
-            f"The task {task} has test_fields {rows.shown(fields)}: give a mapping from the names in your "
-            "rows to ours, such as {test_code: code, expected_output: stdout, comment: null}."
+            f"The task {task} has test_fields {rows.short_repr(fields)}: give a mapping from the names in "
+            "your rows to ours, such as {test_code: code, expected_output: stdout, comment: null}."
         )
     return {**_TEST_FIELDS, **{str(key): value for key, value in fields.items()}}
 
@@ -264,7 +266,7 @@ def _seconds(value: Any, where: str) -> float | None:
         seconds = math.nan
     if isinstance(value, bool) or not 0 < seconds <= _LONGEST_TIME_LIMIT_S:
         raise UserError(
-            f"{where} has {rows.shown(value)} as time_limit_s: give seconds, above 0 and at most "
+            f"{where} has {rows.short_repr(value)} as time_limit_s: give seconds, above 0 and at most "
             f"{_LONGEST_TIME_LIMIT_S:g}."
         )
     return seconds
@@ -273,20 +275,20 @@ def _seconds(value: Any, where: str) -> float | None:
 def _language(name: str, task: str, installed: bool = True) -> Language:
     """A language that is known (and installed), or a complaint that names it."""
     try:
-        found = languages.language(str(name))
+        language = languages.language(str(name))
     except UserError:
         known = list(languages.LANGUAGES)
         raise UserError(
-            f"The task {task} is in {rows.shown(name)}, which is no language we know"
+            f"The task {task} is in {rows.short_repr(name)}, which is no language we know"
             f"{nearest(str(name), known) or '.'} "
             f"Choose from {', '.join(known)}."
         ) from None
-    reason = languages.missing(found.name) if installed else None
+    reason = languages.missing(language.name) if installed else None
     if reason is not None:
         raise UserError(
             f"The task {task} can't be trained on here. {reason} `whet doctor` tells what is there."
         )
-    return found
+    return language
 
 
 def _in_language(solution: Any, language: Language) -> str | None:

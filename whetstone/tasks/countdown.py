@@ -63,7 +63,7 @@ logger = logging.getLogger(__name__)
 class CountdownTask:
     """One mixture entry of countdown problems."""
 
-    worst = 0.0
+    failure_reward = 0.0
 
     def __init__(self, config: Config, name: str, spec: TaskSpec, split: str, shared: bool) -> None:
         self.name = name
@@ -114,8 +114,10 @@ class CountdownTask:
         verdict = check_equation(
             answer, given["numbers"], given["target"], settings.use_all_numbers, "".join(settings.operators)
         )
-        paid = 1.0 if verdict.correct else settings.base_reward if verdict.well_formed else 0.0
-        return Score(reward=paid, parts={"correct": float(verdict.correct), "accuracy": paid}, answer=answer)
+        reward = 1.0 if verdict.correct else settings.base_reward if verdict.well_formed else 0.0
+        return Score(
+            reward=reward, parts={"correct": float(verdict.correct), "accuracy": reward}, answer=answer
+        )
 
     def gold(self, problem: Problem) -> str:
         given = problem.answer
@@ -161,8 +163,8 @@ class CountdownTask:
         target = rows.pick_column(
             raw, self._source.get("target_column"), ("target", "answer"), "target_column", where
         )
-        there = "messages" if "messages" in rows.columns_of(raw) else None
-        messages = self._source.get("messages_column") or there
+        default_column = "messages" if "messages" in rows.columns_of(raw) else None
+        messages = self._source.get("messages_column") or default_column
         if messages is not None:
             rows.pick_column(raw, messages, (), "messages_column", where)
         made = [
@@ -214,7 +216,7 @@ def _integer(value: Any, where: str, row: int, column: str) -> int:
     text = str(value).strip()
     if isinstance(value, bool) or not re.fullmatch(r"[-+]?\d{1,15}(\.0*)?", text):
         raise UserError(
-            f"{where} has {rows.shown(value)} as {column} in row {row}, where a whole number should be."
+            f"{where} has {rows.short_repr(value)} as {column} in row {row}, where a whole number should be."
         )
     return int(text.split(".")[0])
 
@@ -226,7 +228,7 @@ def _integers(value: Any, where: str, row: int, column: str) -> tuple[int, ...]:
         raise UserError(f"{where} has no {column} in row {row}: give it, or leave the row out.")
     if not isinstance(value, list | tuple) or not 0 < len(value) <= _MOST_NUMBERS:
         raise UserError(
-            f"{where} has {rows.shown(value)} as {column} in row {row}, where a list of numbers "
+            f"{where} has {rows.short_repr(value)} as {column} in row {row}, where a list of numbers "
             f"(1 to {_MOST_NUMBERS}) should be."
         )
     return tuple(_integer(entry, where, row, column) for entry in value)

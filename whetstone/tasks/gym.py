@@ -32,7 +32,7 @@ from whetstone.tasks.gym_gold import gold_answer
 from whetstone.tasks.gym_levels import check_levels, settings_at
 from whetstone.tasks.gym_repairs import is_flawed, score_answer
 from whetstone.tasks.prompts import build_messages, developer_prompt
-from whetstone.tasks.scoring.child import Child
+from whetstone.tasks.scoring.worker_process import WorkerProcess
 from whetstone.types import Problem, Score
 
 PREFIX = "reasoning_gym/"
@@ -40,7 +40,7 @@ _BLOCK = 2_000  # problems of a bounded data set before the next one is made
 _BOUNDED = frozenset(
     {"acre", "gsm_symbolic", "list_functions", "word_ladder"}
 )  # raise IndexError from `size` on
-_IN_CHILD = frozenset(
+_IN_WORKER = frozenset(
     {"bf", "codeio", "isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note"}
     | {"word_ladder"}
 )
@@ -51,16 +51,16 @@ EVALUATED = frozenset(
 )
 _SYMBOLIC = frozenset({"intermediate_integration", "polynomial_multiplication", "simple_integration"})
 _RETRY_STRIDE = 10_000_019
-_NOT_SET_HERE = {"seed": "dataset_seed", "size": "dataset_size"}
+_RUN_SETTINGS = {"seed": "dataset_seed", "size": "dataset_size"}
 _OTHER_NAMES = {"game_of_24": "puzzle24"}  # what people call a task -> reasoning-gym's name
-_ALWAYS_SO = {("syllogism", "num_premises"): 2}  # settings that are written but could not be otherwise
+_FIXED_SETTINGS = {("syllogism", "num_premises"): 2}  # settings that are written but could not be otherwise
 
 
 class GymTask:
     """One task of reasoning-gym."""
 
     generated = True
-    worst = 0.0
+    failure_reward = 0.0
 
     def __init__(
         self, config: Config, name: str, spec: TaskSpec, split: str, level: int | None = None
@@ -81,10 +81,10 @@ class GymTask:
         self._dataset = _dataset(self.task, _frozen(self.settings), self._seed)
         self.top: int | None = None  # the highest level of training, where it has any
         if level is None and split == "train" and spec.curriculum is not None:
-            ladder = spec.curriculum
-            self.top = check_levels(self.task, self.settings, ladder.start, ladder.top)
+            curriculum = spec.curriculum
+            self.top = check_levels(self.task, self.settings, curriculum.start, curriculum.top)
 
-    def at(self, level: int) -> "GymTask":
+    def at_level(self, level: int) -> "GymTask":
         """The same task at a level of its curriculum: its problems are functions of (seed, index, level)."""
         if level not in self._levels:
             spec = self._spec.model_copy(update={"config": settings_at(self.task, level, self.settings)})
@@ -96,7 +96,7 @@ class GymTask:
 
     def problem(self, index: int) -> Problem:
         assert index >= 0
-        make = _ask_child if self.task in _IN_CHILD else make_entry
+        make = _ask_worker if self.task in _IN_WORKER else make_entry
         entry = make(self.task, self.settings, self._seed, index)
         label = ""
         if self.level is not None:
@@ -111,7 +111,7 @@ class GymTask:
     def score(self, problem: Problem, text: str) -> Score:
         level = problem.answer.get("level")
         if level != self.level:  # some scorers look at their own settings
-            return self.at(level).score(problem, text)
+            return self.at_level(level).score(problem, text)
         answer = extract_tag(text)
         value = 0.0
         if answer is not None:
@@ -173,19 +173,19 @@ def check_settings(task: str, settings: dict[str, Any]) -> dict[str, Any]:
     from reasoning_gym.factory import DATASETS
 
     fields = [
-        field.name for field in dataclasses.fields(DATASETS[task][1]) if field.name not in _NOT_SET_HERE
+        field.name for field in dataclasses.fields(DATASETS[task][1]) if field.name not in _RUN_SETTINGS
     ]
     for key, value in settings.items():
-        if (task, key) in _ALWAYS_SO and value != _ALWAYS_SO[task, key]:
+        if (task, key) in _FIXED_SETTINGS and value != _FIXED_SETTINGS[task, key]:
             raise UserError(
                 f"The task {task} has {key} {value}, but in reasoning-gym it is always "
-                f"{_ALWAYS_SO[task, key]}: leave it out."
+                f"{_FIXED_SETTINGS[task, key]}: leave it out."
             )
-        if key in _NOT_SET_HERE:
+        if key in _RUN_SETTINGS:
             raise UserError(
-                f"The config of task {task} sets '{key}': set {_NOT_SET_HERE[key]} for the whole run instead."
+                f"The config of task {task} sets '{key}': set {_RUN_SETTINGS[key]} for the whole run instead."
             )
-        if key not in fields and (task, key) not in _ALWAYS_SO:
+        if key not in fields and (task, key) not in _FIXED_SETTINGS:
             known = ", ".join(fields) or "none"
             raise UserError(
                 f"The task {task} has no setting '{key}'{nearest(key, fields) or '.'} Its settings are: "
@@ -200,9 +200,9 @@ def default_settings(task: str) -> dict[str, Any]:
 
     if task not in DATASETS:
         return {}
-    made = DATASETS[task][1]()
-    names = [field.name for field in dataclasses.fields(made) if field.name not in _NOT_SET_HERE]
-    return {name: getattr(made, name) for name in names}
+    defaults = DATASETS[task][1]()
+    names = [field.name for field in dataclasses.fields(defaults) if field.name not in _RUN_SETTINGS]
+    return {name: getattr(defaults, name) for name in names}
 
 
 def make_entry(task: str, settings: dict[str, Any], base: int, index: int) -> dict[str, Any]:
@@ -211,8 +211,8 @@ def make_entry(task: str, settings: dict[str, Any], base: int, index: int) -> di
     """
     problem = "no problem with an answer of its own"
     for attempt in range(20):
-        place = index + attempt * _RETRY_STRIDE
-        block, offset = divmod(place, _BLOCK) if task in _BOUNDED else (0, place)
+        position = index + attempt * _RETRY_STRIDE
+        block, offset = divmod(position, _BLOCK) if task in _BOUNDED else (0, position)
         block_seed = base if block == 0 else seed(base, "block", block) & 0x7FFF_FFFF
         dataset = _dataset(task, _frozen(settings), block_seed)
         dataset.size = (
@@ -285,23 +285,23 @@ def _frozen(settings: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
 
 
 @lru_cache(maxsize=1)
-def _child() -> Child:
+def _worker() -> WorkerProcess:
     folder = tempfile.TemporaryDirectory(prefix="whetstone-")
-    child = Child("whetstone.tasks.gym:serve_entries", folder.name)
+    worker = WorkerProcess("whetstone.tasks.gym:serve_entries", folder.name)
     atexit.register(folder.cleanup)
-    atexit.register(child.close)
-    return child
+    atexit.register(worker.close)
+    return worker
 
 
-def _ask_child(task: str, settings: dict[str, Any], base: int, index: int) -> dict[str, Any]:
-    child = _child()
-    child.connection.send((task, settings, base, index))
+def _ask_worker(task: str, settings: dict[str, Any], base: int, index: int) -> dict[str, Any]:
+    worker = _worker()
+    worker.connection.send((task, settings, base, index))
     try:
-        entry = child.connection.recv()
+        entry = worker.connection.recv()
     except EOFError:
-        _child.cache_clear()
+        _worker.cache_clear()
         raise RuntimeError(
-            f"the process that makes problems of {task} ended with {child.process.wait()}"
+            f"the process that makes problems of {task} ended with {worker.process.wait()}"
         ) from None
     if isinstance(entry, UserError):
         raise entry

@@ -14,8 +14,8 @@ def settings_at(task: str, level: int, settings: dict[str, Any]) -> dict[str, An
     """`settings` with what the curriculum says of `level` put in."""
     curriculum = _curriculum(task)
     curriculum.set_global_level(level)
-    made = curriculum.generate_configuration(dict(settings))
-    return {**settings, **{field: getattr(made, field) for field in _fields(curriculum)}}
+    level_config = curriculum.generate_configuration(dict(settings))
+    return {**settings, **{field: getattr(level_config, field) for field in _fields(curriculum)}}
 
 
 def top_level(task: str, settings: dict[str, Any]) -> int:
@@ -28,9 +28,9 @@ def top_level(task: str, settings: dict[str, Any]) -> int:
     highest = max((len(attribute.levels) for attribute in attributes), default=0) - 1
     for level in range(highest + 1):
         try:
-            made = DATASETS[task][1](**settings_at(task, level, settings))
-            if hasattr(made, "validate"):
-                made.validate()
+            level_config = DATASETS[task][1](**settings_at(task, level, settings))
+            if hasattr(level_config, "validate"):
+                level_config.validate()
         except (AssertionError, ValueError, TypeError, KeyError, IndexError):
             return level - 1
     return highest

@@ -31,39 +31,39 @@ class MathTask:
         self._settings = rows.check_settings(spec.config, ROW_SETTINGS["math"], name)
         self._shared = shared
         self._prompt = developer_prompt(config.tasks)
-        self.worst = min(0.0, config.tasks.reward_wrong, config.tasks.reward_no_answer)
+        self.failure_reward = min(0.0, config.tasks.reward_wrong, config.tasks.reward_no_answer)
 
     @cached_property
     def _rows(self) -> list[dict[str, Any]]:
         """`question`, `truth` and the other columns of every row of this side."""
-        place = rows.source(self._settings, self.split)[0]
-        where = f"The data set {place} of task {self.name}"
+        source = rows.source(self._settings, self.split)[0]
+        where = f"The data set {source} of task {self.name}"
         raw = rows.read(self._settings, self.split, self.name)
-        wanted = self._settings.get("question_column") or self._settings.get("prompt_column")
-        question = rows.pick_column(raw, wanted, rows.PROMPT_COLUMNS, "question_column", where)
-        wanted = self._settings.get("answer_column")
-        answer = rows.pick_column(raw, wanted, rows.ANSWER_COLUMNS, "answer_column", where)
-        whole = [row for row in raw if question_text(row.get(question)) and question_text(row.get(answer))]
-        if not whole:
+        column = self._settings.get("question_column") or self._settings.get("prompt_column")
+        question = rows.pick_column(raw, column, rows.PROMPT_COLUMNS, "question_column", where)
+        column = self._settings.get("answer_column")
+        answer = rows.pick_column(raw, column, rows.ANSWER_COLUMNS, "answer_column", where)
+        filled = [row for row in raw if question_text(row.get(question)) and question_text(row.get(answer))]
+        if not filled:
             raise UserError(
                 f"{where} has no row with both {question} and {answer}: set question_column and "
                 "answer_column to columns that are filled."
             )
-        if len(whole) < len(raw):
+        if len(filled) < len(raw):
             logging.getLogger(__name__).warning(
-                "%s: %d rows without question or answer left out", where, len(raw) - len(whole)
+                "%s: %d rows without question or answer left out", where, len(raw) - len(filled)
             )
-        made = [
+        problem_rows = [
             {
                 "question": question_text(row[question]),
                 "messages": conversation(row[question]),
                 "truth": final_answer(question_text(row[answer])),
                 "columns": row,
             }
-            for row in whole
+            for row in filled
         ]
-        questions = [row["question"] for row in made]
-        return rows.split_rows(made, questions, self._settings, self.split, self._shared, where)
+        questions = [row["question"] for row in problem_rows]
+        return rows.split_rows(problem_rows, questions, self._settings, self.split, self._shared, where)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -94,8 +94,8 @@ class MathTask:
                 answer=None,
             )
         correct = math_equal(answer, problem.answer["answer"])
-        paid = tasks.reward_correct if correct else tasks.reward_wrong
-        return Score(reward=paid, parts={"correct": float(correct), "accuracy": paid}, answer=answer)
+        reward = tasks.reward_correct if correct else tasks.reward_wrong
+        return Score(reward=reward, parts={"correct": float(correct), "accuracy": reward}, answer=answer)
 
     def gold(self, problem: Problem) -> str:
         return f"<think>\n</think>\n<answer>\\boxed{{{problem.answer['answer']}}}</answer>"

@@ -178,9 +178,9 @@ class Mixture:
             config.tasks.dataset_size,
         )
         counts = apportion(self._length, weights)
-        self._turns = take_turns(counts)
+        self._turns = interleave(counts)
         self._counts = dict(zip(self._names, counts, strict=True))
-        self.ladders: dict[str, tuple[CurriculumSpec, int]] = {
+        self.curricula: dict[str, tuple[CurriculumSpec, int]] = {
             name: (spec, task.top)
             for name, task in self.tasks.items()
             if isinstance(task, gym.GymTask) and task.top is not None and (spec := specs[name].curriculum)
@@ -194,19 +194,19 @@ class Mixture:
         begin if not given.
         """
         epoch, position = divmod(index, self._length)
-        which, turn = (int(value) for value in self._turns[position])
-        name = self._names[which]
+        task_index, turn = (int(value) for value in self._turns[position])
+        name = self._names[task_index]
         turn += epoch * self._counts[name]
         size = len(self._rows[name]) if name in self._rows else self._counts[name]
-        through, place = divmod(turn, size)
-        place = _shuffled(size, seed(self._seed, "order", self.split, name, through))[place]
+        pass_number, offset = divmod(turn, size)
+        item = _shuffled(size, seed(self._seed, "order", self.split, name, pass_number))[offset]
         if name in self._rows:
-            return self.tasks[name].problem(self._rows[name][place])
+            return self.tasks[name].problem(self._rows[name][item])
         task = self.tasks[name]
-        if name in self.ladders:
+        if name in self.curricula:
             assert isinstance(task, gym.GymTask)
-            task = task.at(self.ladders[name][0].start if levels is None else levels[name])
-        return self._stand_in(task, place)
+            task = task.at_level(self.curricula[name][0].start if levels is None else levels[name])
+        return self._replacement(task, item)
 
     def score(self, problem: Problem, text: str) -> Score:
         """The judgement of the problem's own task, in this process."""
@@ -223,7 +223,7 @@ class Mixture:
             )
         return allowed
 
-    def _stand_in(self, task: Task, index: int) -> Problem:
+    def _replacement(self, task: Task, index: int) -> Problem:
         for attempt in range(_TRIES):
             problem = task.problem(index + attempt * _STRIDE)
             if problem.question not in self._avoid:
@@ -252,15 +252,15 @@ def eval_problems(config: Config) -> list[Problem]:
     mixture = build_tasks(config, "eval")
     specs = _specs(config, "eval")
     counts = apportion(total, [Fraction(str(specs[name].weight)) for name in mixture.tasks])
-    chosen = [
-        _different(task, count, mixture._seed)
+    per_task = [
+        _distinct(task, count, mixture._seed)
         for task, count in zip(mixture.tasks.values(), counts, strict=True)
     ]
-    turns = take_turns([len(problems) for problems in chosen])
-    return [chosen[int(which)][int(turn)] for which, turn in turns]
+    turns = interleave([len(problems) for problems in per_task])
+    return [per_task[int(task_index)][int(turn)] for task_index, turn in turns]
 
 
-def _different(task: Task, count: int, base: int) -> list[Problem]:
+def _distinct(task: Task, count: int, base: int) -> list[Problem]:
     """`count` problems of a task without repetition; a generated task that has too few repeats them, rows
     are only so many.
     """
@@ -298,10 +298,10 @@ def check_gold(mixture: Mixture, per_task: int = 3) -> None:
     trained on.
     """
     tasks = list(mixture.tasks.values())
-    for name, (ladder, _) in mixture.ladders.items():
+    for name, (curriculum, _) in mixture.curricula.items():
         task = mixture.tasks[name]
         assert isinstance(task, gym.GymTask)
-        tasks.append(task.at(ladder.start))
+        tasks.append(task.at_level(curriculum.start))
     for task in tasks:
         for index in range(min(per_task, len(task))):
             problem = task.problem(index)
@@ -320,26 +320,26 @@ def check_gold(mixture: Mixture, per_task: int = 3) -> None:
 def apportion(total: int, weights: list[Fraction]) -> list[int]:
     """`total` in whole parts proportional to the weights (largest remainders; ties to the first)."""
     exact = [total * weight / sum(weights) for weight in weights]
-    parts = [math.floor(share) for share in exact]
-    by_remainder = sorted(range(len(parts)), key=lambda i: parts[i] - exact[i])
-    for i in by_remainder[: total - sum(parts)]:
-        parts[i] += 1
-    return parts
+    counts = [math.floor(exact_count) for exact_count in exact]
+    by_remainder = sorted(range(len(counts)), key=lambda i: counts[i] - exact[i])
+    for i in by_remainder[: total - sum(counts)]:
+        counts[i] += 1
+    return counts
 
 
-def take_turns(counts: list[int]) -> np.ndarray:
+def interleave(counts: list[int]) -> np.ndarray:
     """[sum(counts), 2]: (which, its how-manieth) in an order in which every prefix holds each about in
     proportion.
     """
-    which = np.repeat(np.arange(len(counts)), counts)
+    task_index = np.repeat(np.arange(len(counts)), counts)
     turn = np.concatenate([np.arange(count) for count in counts]) if counts else np.arange(0)
-    when = (
+    order_key = (
         np.concatenate([(np.arange(count) + 0.5) / max(count, 1) for count in counts])
         if counts
         else np.arange(0.0)
     )
-    order = np.lexsort((which, when))
-    return np.stack([which[order], turn[order]], axis=1).astype(np.int64)
+    order = np.lexsort((task_index, order_key))
+    return np.stack([task_index[order], turn[order]], axis=1).astype(np.int64)
 
 
 def _epoch_length(weights: list[Fraction], sizes: list[int | None], dataset_size: int) -> int:

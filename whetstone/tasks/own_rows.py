@@ -23,7 +23,7 @@ from whetstone.types import Problem, Score
 
 PROMPT_COLUMNS = ("prompt", "question", "problem", "messages", "query", "instruction", "input")
 ANSWER_COLUMNS = ("answer", "ground_truth", "solution", "target", "label", "final_answer")
-_HOW = {
+_COMPARISONS = {
     "exact": "compared letter by letter",
     "normalized": "compared as text, without case, punctuation and articles",
     "numeric": "compared as numbers",
@@ -49,10 +49,10 @@ class RowsTask:
         match = self._settings.get("match")
         if match is not None and match not in matching.MATCHES:
             raise UserError(
-                f"The task {name} has match {rows.shown(match)}"
+                f"The task {name} has match {rows.short_repr(match)}"
                 f"{nearest(str(match), matching.MATCHES) or '.'} Choose from {', '.join(matching.MATCHES)}."
             )
-        self.worst = min(0.0, config.tasks.reward_wrong, config.tasks.reward_no_answer)
+        self.failure_reward = min(0.0, config.tasks.reward_wrong, config.tasks.reward_no_answer)
 
     # ---- rows ----------------------------------------------------------------------------------------------
 
@@ -70,35 +70,35 @@ class RowsTask:
 
     @cached_property
     def _prompt_column(self) -> str:
-        wanted = self._settings.get("prompt_column") or self._settings.get("question_column")
-        return rows.pick_column(self._raw, wanted, PROMPT_COLUMNS, "prompt_column", self._where)
+        column = self._settings.get("prompt_column") or self._settings.get("question_column")
+        return rows.pick_column(self._raw, column, PROMPT_COLUMNS, "prompt_column", self._where)
 
     @cached_property
     def _answer_column(self) -> str | None:
         """None where no answer is needed or there is none."""
-        wanted, there = self._settings.get("answer_column"), rows.columns_of(self._raw)
-        if wanted is not None:
-            return rows.pick_column(self._raw, wanted, (), "answer_column", self._where)
+        column, there = self._settings.get("answer_column"), rows.columns_of(self._raw)
+        if column is not None:
+            return rows.pick_column(self._raw, column, (), "answer_column", self._where)
         names = (name for name in ANSWER_COLUMNS if name in there and name != self._prompt_column)
         return next(names, None)
 
     @cached_property
-    def _whole(self) -> list[dict[str, Any]]:
+    def _usable_rows(self) -> list[dict[str, Any]]:
         """Every row of the source: its messages, its answer (None: it has none) and all its columns."""
-        whole = []
+        usable = []
         for number, row in enumerate(self._raw, 1):
             where = f"{self._where}, row {number}"
             messages = _messages(row.get(self._prompt_column), self._prompt_column, where)
             truth = self._truth(row, where)
             if messages:
-                whole.append({"messages": messages, "truth": truth or None, "columns": row})
-        if not whole:
+                usable.append({"messages": messages, "truth": truth or None, "columns": row})
+        if not usable:
             raise UserError(
                 f"{self._where} has no row with a {self._prompt_column}: set prompt_column to one of its "
                 f"columns ({self._columns})."
             )
-        self._remark(len(self._raw) - len(whole), f"an empty {self._prompt_column}")
-        return whole
+        self._warn_dropped(len(self._raw) - len(usable), f"an empty {self._prompt_column}")
+        return usable
 
     def _truth(self, row: rows.Row, where: str) -> str | None:
         """The answer of a row: of a worked solution what stands behind `####` or in the box."""
@@ -110,15 +110,15 @@ class RowsTask:
             value = value[0]
         if isinstance(value, dict | list | tuple | bytes):
             raise UserError(
-                f"{where} has {rows.shown(value)} as {column}: give a text or a number, or set match=none "
-                "and let reward_funcs of your own read it."
+                f"{where} has {rows.short_repr(value)} as {column}: give a text or a number, or set "
+                "match=none and let reward_funcs of your own read it."
             )
         return None if _is_missing(value) else final_answer(str(value).strip())
 
     @cached_property
     def match(self) -> str:
         """How answers are compared: as set, or as suits them."""
-        truths = [row["truth"] for row in self._whole if row["truth"] is not None]
+        truths = [row["truth"] for row in self._usable_rows if row["truth"] is not None]
         match = self._settings.get("match") or matching.match_for(truths)
         funcs = self._config.tasks.reward_funcs
         if match == "none" and "accuracy" in funcs and all(function in BUILT_IN for function in funcs):
@@ -138,16 +138,16 @@ class RowsTask:
 
     @cached_property
     def _rows(self) -> list[dict[str, Any]]:
-        made = self._whole
+        usable_rows = self._usable_rows
         if self.match != "none":
-            made = [row for row in made if row["truth"] is not None]
-            self._remark(len(self._whole) - len(made), f"an empty {self._answer_column}")
-        questions = [row["messages"][-1]["content"] for row in made]
-        return rows.split_rows(made, questions, self._settings, self.split, self._shared, self._where)
+            usable_rows = [row for row in usable_rows if row["truth"] is not None]
+            self._warn_dropped(len(self._usable_rows) - len(usable_rows), f"an empty {self._answer_column}")
+        questions = [row["messages"][-1]["content"] for row in usable_rows]
+        return rows.split_rows(usable_rows, questions, self._settings, self.split, self._shared, self._where)
 
-    def _remark(self, count: int, what: str) -> None:
+    def _warn_dropped(self, count: int, reason: str) -> None:
         if count:
-            logger.warning("%s: %d rows with %s are left out", self._where, count, what)
+            logger.warning("%s: %d rows with %s are left out", self._where, count, reason)
 
     # ---- what every task offers ----------------------------------------------------------------------------
 
@@ -177,11 +177,11 @@ class RowsTask:
             return Score(reward=0.0, parts={}, answer=matching.extract(text, match))
         answer = matching.extract(text, match)
         if answer is None:
-            paid = tasks.reward_no_answer
-            return Score(reward=paid, parts={"correct": 0.0, "accuracy": paid}, answer=None)
+            reward = tasks.reward_no_answer
+            return Score(reward=reward, parts={"correct": 0.0, "accuracy": reward}, answer=None)
         correct = matching.same(answer, problem.answer["answer"], match)
-        paid = tasks.reward_correct if correct else tasks.reward_wrong
-        return Score(reward=paid, parts={"correct": float(correct), "accuracy": paid}, answer=answer)
+        reward = tasks.reward_correct if correct else tasks.reward_wrong
+        return Score(reward=reward, parts={"correct": float(correct), "accuracy": reward}, answer=answer)
 
     def gold(self, problem: Problem) -> str | None:
         truth = problem.answer["answer"]
@@ -194,18 +194,17 @@ class RowsTask:
 
     def describe(self) -> str:
         """Where the rows come from, which columns are read, how answers are compared, what is paid."""
-        place, tasks = rows.source(self._settings, self.split)[0], self._config.tasks
-        told = f"{self.name}: {len(self):,} rows of {place}, prompts from column {self._prompt_column}"
+        source, tasks = rows.source(self._settings, self.split)[0], self._config.tasks
+        text = f"{self.name}: {len(self):,} rows of {source}, prompts from column {self._prompt_column}"
         if self.match == "none":
-            return f"{told}; without accuracy, the reward comes from {', '.join(tasks.reward_funcs)} alone."
+            return f"{text}; without accuracy, the reward comes from {', '.join(tasks.reward_funcs)} alone."
         chosen = "" if self._settings.get("match") else ", chosen by the answers"
-        told += (
-            f"; answers from column {self._answer_column}, {_HOW[self.match]} (match: {self.match}{chosen})"
-        )
+        text += f"; answers from column {self._answer_column}, {_COMPARISONS[self.match]} (match: "
+        f"{self.match}{chosen})"
         if "accuracy" not in tasks.reward_funcs:
-            return f"{told}."
+            return f"{text}."
         return (
-            f"{told}; accuracy pays {tasks.reward_correct:g} for a right answer, {tasks.reward_wrong:g} for "
+            f"{text}; accuracy pays {tasks.reward_correct:g} for a right answer, {tasks.reward_wrong:g} for "
             f"a wrong one, {tasks.reward_no_answer:g} for none."
         )
 
@@ -217,8 +216,8 @@ def _messages(value: Any, column: str, where: str) -> tuple[dict[str, str], ...]
         return ({"role": "user", "content": text},) if text else ()
     if isinstance(value, dict | bytes):
         raise UserError(
-            f"{where} has {rows.shown(value)} as {column}: give a text or a list of chat messages, or set "
-            "prompt_column to another column."
+            f"{where} has {rows.short_repr(value)} as {column}: give a text or a list of chat messages, or "
+            "set prompt_column to another column."
         )
     turns = [_turn(turn, column, where) for turn in value]
     while turns and turns[-1]["role"] == "assistant":  # the solution of a supervised data set
@@ -234,7 +233,7 @@ def _turn(turn: Any, column: str, where: str) -> dict[str, str]:
     role = turn.get("role", "user") if isinstance(turn, dict) else None
     if not isinstance(content, str) or not isinstance(role, str):
         raise UserError(
-            f"{where} has the message {rows.shown(turn)} in {column}: a message is "
+            f"{where} has the message {rows.short_repr(turn)} in {column}: a message is "
             '{"role": "user", "content": "text"}.'
         )
     return {"role": role, "content": content}

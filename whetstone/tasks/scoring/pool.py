@@ -39,7 +39,7 @@ _BROKEN_AFTER = 3  # calls for one answer each that all hang or die: the functio
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class ScoringRequest:
     """What is to be scored."""
 
     problem: Problem
@@ -86,7 +86,7 @@ class Scorer:
 
     def _reset(self) -> None:
         self._round += 1
-        self._answers: list[Answer] = []
+        self._answers: list[ScoringRequest] = []
         self._unsent: dict[bool, deque[int]] = {
             True: deque(),
             False: deque(),
@@ -101,7 +101,7 @@ class Scorer:
             str, list[bool]
         ] = {}  # which calls for one answer each went well, by function
 
-    def submit(self, answer: Answer) -> None:
+    def submit(self, answer: ScoringRequest) -> None:
         """Hand an answer over; it is worked on from now on."""
         self._unsent[not runs_programs(answer.problem.task)].append(len(self._answers))
         self._answers.append(answer)
@@ -258,8 +258,8 @@ class Scorer:
     def _record(self, number: int, parts: dict[str, float], taken: _Taken, failure: str | None) -> None:
         if failure:
             problem = self._answers[number].problem
-            worst = self._worst.get((split_of(problem), problem.task), 0.0)
-            parts = {"correct": 0.0, **({"accuracy": worst} if "accuracy" in self._funcs else {})}
+            failure_reward = self._worst.get((split_of(problem), problem.task), 0.0)
+            parts = {"correct": 0.0, **({"accuracy": failure_reward} if "accuracy" in self._funcs else {})}
             self._failed[number] = failure
         self._parts.setdefault(number, {}).update(parts)
         self._taken[number] = taken

@@ -16,7 +16,7 @@ from typing import Any
 from whetstone.config.sections import Config
 from whetstone.errors import UserError
 from whetstone.sandbox.pool import free_user_number, strongest_kind
-from whetstone.tasks.scoring.child import Child
+from whetstone.tasks.scoring.worker_process import WorkerProcess
 
 START_LIMIT_S = 120.0
 _GRACE_S = 3.0  # an isolated process ends a fork that is late itself: the pool steps in after that
@@ -48,10 +48,12 @@ class ScoringProcess:
     def _start(self) -> None:
         if self.isolated:
             kind = isolation_kind(self._config)
-            self.child = Child("whetstone.tasks.scoring.worker:serve_isolated", keep_environment=False)
+            self.child = WorkerProcess(
+                "whetstone.tasks.scoring.worker:serve_isolated", keep_environment=False
+            )
             self.child.connection.send((self._config, kind, free_user_number()))
         else:
-            self.child = Child("whetstone.tasks.scoring.worker:serve")
+            self.child = WorkerProcess("whetstone.tasks.scoring.worker:serve")
             self.child.connection.send(self._config)
         self.since, self.limit_s = time.monotonic(), START_LIMIT_S
         self._received = bytearray()

@@ -74,10 +74,12 @@ class Judge:
                 task.warm_up()
 
     @property
-    def worst(self) -> dict[tuple[str, str], float]:
+    def failure_reward(self) -> dict[tuple[str, str], float]:
         """What an answer is paid whose scoring fails, by split and task."""
         return {
-            (split, name): task.worst for split, tasks in self._tasks.items() for name, task in tasks.items()
+            (split, name): task.failure_reward
+            for split, tasks in self._tasks.items()
+            for name, task in tasks.items()
         }
 
     def judged(self, problem: Problem, text: str, num_tokens: int) -> tuple[Parts, Score]:
@@ -163,8 +165,8 @@ def _serve(connection: Connection, config: Config, make: Callable[[], Judge]) ->
         _send(connection, {"kind": "not_isolated", "reason": str(error)}, process)
         return
     process = os.getpid()  # another one where namespaces were entered
-    worst = [[split, name, value] for (split, name), value in judge.worst.items()]
-    _send(connection, {"kind": "ready", "worst": worst}, process)
+    failure_reward = [[split, name, value] for (split, name), value in judge.failure_reward.items()]
+    _send(connection, {"kind": "ready", "worst": failure_reward}, process)
     while True:
         with code_guard.trusted():
             kind, limit_s, payload = connection.recv()

@@ -15,7 +15,7 @@ import sys
 from multiprocessing.connection import Connection, Pipe
 
 
-class Child:
+class WorkerProcess:
     """Runs `module:function(connection)` in a new interpreter with a fixed hash seed, in `folder` or where
     we are.
     """
@@ -31,7 +31,14 @@ class Child:
             "OPENBLAS_NUM_THREADS": "1",  # a process that forks has one thread
             "MPLBACKEND": "Agg",  # reasoning-gym pulls in matplotlib
         }
-        command = [sys.executable, "-P", "-m", "whetstone.tasks.scoring.child", target, str(theirs.fileno())]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "whetstone.tasks.scoring.worker_process",
+            target,
+            str(theirs.fileno()),
+        ]
         self.process = subprocess.Popen(
             command, pass_fds=[theirs.fileno()], env=environment, cwd=folder, stdin=subprocess.DEVNULL
         )
