@@ -13,7 +13,8 @@ import psutil
 
 from whetstone.config import load
 from whetstone.tasks.mixture import build_tasks
-from whetstone.tasks.scoring.pool import Scorer, ScoringRequest
+from whetstone.tasks.scoring.pool import Scorer
+from whetstone.tasks.scoring.process import ScoringRequest
 
 NUM_PROBLEMS = 200
 

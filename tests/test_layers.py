@@ -21,7 +21,7 @@ MAY_IMPORT: dict[str, str] = {
     "terminal": "errors files",
     "config": "errors terminal",
     "sandbox": "errors",
-    "rewards": "errors sandbox",
+    "rewards": "errors types config sandbox",
     "tasks": "errors types seeds terminal config sandbox rewards",
     "algorithm": "config",
     "parallel": "errors config",

@@ -44,7 +44,7 @@ from whetstone.run.record import record_session
 from whetstone.run.setup import make_collector, make_scorer, open_metrics, plan_problems
 from whetstone.run.signals import StopRequest
 from whetstone.run.timing import Meter
-from whetstone.tasks.mixture import eval_problems, sandbox_notes
+from whetstone.tasks.mixture import eval_problems, prepare_tasks
 from whetstone.terminal.log import log_ending, setup_logging
 from whetstone.terminal.stages import stage
 from whetstone.types import Group
@@ -177,7 +177,7 @@ def build(
     numbers = {} if found is None else found.numbers()
     if found is not None:
         check_plan(found, numbers, plan)
-    for line in (*describe_ranks(ranks), *without_effect(config, plan), *sandbox_notes(tasks)):
+    for line in (*describe_ranks(ranks), *without_effect(config, plan), *prepare_tasks(tasks)):
         logger.info(line)
     scorer = stack.enter_context(make_scorer(config, ranks))  # its processes start while the model loads
     with stage("loading the model"):

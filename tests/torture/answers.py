@@ -75,7 +75,7 @@ def _settings(task: str, folder: Path) -> dict[str, Any]:
 
 def _scorer(task: str, folder: Path) -> tuple[Any, Any]:
     from whetstone.config import load
-    from whetstone.tasks.mixture import make_tasks
+    from whetstone.tasks.registry import make_tasks
     from whetstone.tasks.scoring.pool import Scorer
 
     words = [
@@ -115,7 +115,7 @@ def _wrapped(task: str, text: str) -> str:
 
 
 def _try_task(task: str, setting: Setting, server: socket.socket, outcome: Outcome) -> None:
-    from whetstone.tasks.scoring.pool import ScoringRequest
+    from whetstone.tasks.scoring.process import ScoringRequest
 
     folder = setting.folder / task
     folder.mkdir(parents=True)

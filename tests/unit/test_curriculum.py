@@ -11,8 +11,10 @@ from whetstone.config.curriculum import CurriculumSpec
 from whetstone.errors import UserError
 from whetstone.rollout.curriculum import Curriculum
 from whetstone.tasks.gym_levels import describe_levels, settings_at, top_level
-from whetstone.tasks.mixture import build_tasks, check_gold, eval_problems, list_tasks
-from whetstone.tasks.scoring.pool import Scorer, ScoringRequest
+from whetstone.tasks.mixture import build_tasks, check_gold, eval_problems
+from whetstone.tasks.registry import list_tasks
+from whetstone.tasks.scoring.pool import Scorer
+from whetstone.tasks.scoring.process import ScoringRequest
 from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score
 
 

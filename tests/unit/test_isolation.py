@@ -14,9 +14,11 @@ import pytest
 from whetstone.config import Config, build
 from whetstone.errors import UserError
 from whetstone.sandbox import code_guard, evaluator
-from whetstone.tasks.mixture import build_tasks, evaluating_tasks
+from whetstone.tasks.mixture import build_tasks
+from whetstone.tasks.registry import evaluating_tasks
 from whetstone.tasks.scoring import process
-from whetstone.tasks.scoring.pool import Scorer, ScoringRequest
+from whetstone.tasks.scoring.pool import Scorer
+from whetstone.tasks.scoring.process import ScoringRequest
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is Linux's")
@@ -190,7 +192,7 @@ def test_a_scoring_process_has_none_of_our_environment(monkeypatch: pytest.Monke
     with Scorer(configure("chain_sum")) as scorer:
         (worker,) = scorer._workers
         assert worker.isolated
-        environment = Path(f"/proc/{worker.child.process.pid}/environ").read_bytes()
+        environment = Path(f"/proc/{worker.process.process.pid}/environ").read_bytes()
     assert b"hunter2" not in environment and b"PYTHONHASHSEED=0" in environment
 
 

@@ -18,7 +18,8 @@ from whetstone.sandbox.pool import LocalPool
 from whetstone.sandbox.program import Limits
 from whetstone.tasks.code import CodeTask, shipped_problems
 from whetstone.tasks.mixture import build_tasks, check_gold, eval_problems
-from whetstone.tasks.scoring.pool import Scorer, ScoringRequest
+from whetstone.tasks.scoring.pool import Scorer
+from whetstone.tasks.scoring.process import ScoringRequest
 
 ROWS = [
     {

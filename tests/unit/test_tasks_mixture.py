@@ -10,15 +10,8 @@ import pytest
 
 from whetstone.config import build
 from whetstone.errors import UserError
-from whetstone.tasks.mixture import (
-    Mixture,
-    apportion,
-    build_tasks,
-    check_gold,
-    eval_problems,
-    interleave,
-    list_tasks,
-)
+from whetstone.tasks.mixture import Mixture, apportion, build_tasks, check_gold, eval_problems, interleave
+from whetstone.tasks.registry import list_tasks
 
 TINY = {
     "chain_sum": {"config": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}}

@@ -9,7 +9,7 @@ in `statistics.py`; no torch here.
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -72,6 +72,7 @@ class Answered:
     outcome: str | None = None  # how a program fared
     tests: tuple[str, ...] = ()  # and each of its tests
     reward: float = 0.0  # what training would have paid
+    extra: Mapping[str, Any] = field(default_factory=dict)  # what reward functions gave to `log_extra`
 
     @property
     def is_judged(self) -> bool:
@@ -262,6 +263,7 @@ def _read(group: Group) -> list[Answered]:
             outcome=rollout.score.outcome,
             tests=rollout.score.tests,
             reward=rollout.score.reward,
+            extra=dict(rollout.score.extra),
         )
         for i, rollout in enumerate(group.rollouts)
     ]

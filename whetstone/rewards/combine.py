@@ -1,8 +1,6 @@
-"""How the parts of a reward become one number, and what each part is called."""
+"""The weighted sum of the parts of a reward, and the name of each part."""
 
 from collections.abc import Mapping, Sequence
-
-BUILT_IN = ("accuracy", "format", "length")
 
 
 def part_names(reward_funcs: Sequence[str]) -> tuple[str, ...]:

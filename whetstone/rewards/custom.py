@@ -1,26 +1,21 @@
-"""Reward functions of the user's own: found by `my_rewards.py:close_enough` or `package.module:function`,
-called the way TRL calls them.
+"""Reward functions of the user's own (`my_rewards.py:close_enough`, `package.module:function`), called as TRL
+calls them.
 
 `f(prompts=, completions=, completion_ids=, **columns) -> list of float or None`, plain or async.
-`trainer_state`, `log_extra` and `log_metric` are given where the function can take them. A function of one
+`trainer_state`, `log_extra` and `log_metric` are passed where the function takes them. A function of one
 answer, such as `f(generated_text, ground_truth)` or `f(output, ground_truth_ans, nums)` -> float or (float,
-details), is called once for each. A file's own folder and the working directory can be imported from. Keeps
-no time: the scoring pool does; `verify.py` tries the import before a run.
+details), is called once per answer. Has no time limit: the scoring pool has one. `verify.py` tries the import
+before a run.
 """
 
-import ast
 import asyncio
-import importlib
-import importlib.util
 import inspect
 import math
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from whetstone.errors import UserError, message_of
+from whetstone.config.plugins import load_object
 
 # What functions of one answer call its text, and the truth: the columns that are looked for, in this order.
 _TEXTS = ("generated_text", "output", "response", "completion")
@@ -40,99 +35,9 @@ class Logged:
     columns: dict[str, list[Any]] = field(default_factory=dict)
 
 
-def check(spec: str) -> None:
-    """Complain about a reward function that cannot be there, without running any of the user's code."""
-    source, function = _split(spec)
-    if not source.endswith(".py"):
-        return  # a module: only importing it tells
-    path = Path(source)
-    if not path.is_file():
-        raise UserError(
-            f"reward_funcs names '{spec}', but there is no file {source} here: give its path relative to "
-            f"{Path.cwd()}."
-        )
-    try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (SyntaxError, ValueError, RecursionError, MemoryError, OSError) as error:
-        raise UserError(f"The reward file {source} is not readable as Python: {error}.") from None
-    defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    imported = any(
-        isinstance(node, ast.Import | ast.ImportFrom | ast.Assign | ast.ClassDef | ast.If | ast.Try)
-        for node in tree.body
-    )
-    if function not in defined and not (imported and function in path.read_text(encoding="utf-8")):
-        known = ", ".join(defined) or "none"
-        raise UserError(f"The reward file {source} has no function '{function}': it defines {known}.")
-
-
 def load(spec: str) -> Callable[..., Any]:
     """The function that `spec` names; runs the user's module."""
-    source, name = _split(spec)
-    module = _load_file(Path(source), spec) if source.endswith(".py") else _load_module(source, spec)
-    if not hasattr(module, name):
-        raise UserError(f"reward_funcs names '{spec}', but {source} has no function '{name}'.")
-    function = getattr(module, name)
-    if not callable(function):
-        raise UserError(
-            f"reward_funcs names '{spec}', but {name} is a {type(function).__name__}, not a function."
-        )
-    return function
-
-
-def _split(spec: str) -> tuple[str, str]:
-    source, colon, function = spec.rpartition(":")
-    if not colon or not source or not function.isidentifier():
-        raise UserError(
-            f"The reward function '{spec}' is not understood: write accuracy, format, length or "
-            "my_rewards.py:my_function."
-        )
-    return source, function
-
-
-def _import_from(folder: Path, source: int | None = None) -> None:
-    """Let modules of a folder be imported: before all others (`place` 0), or behind them."""
-    entry = str(folder)
-    if entry not in sys.path[:1] and source == 0:
-        sys.path.insert(0, entry)
-    elif entry not in sys.path:
-        sys.path.append(entry)
-
-
-def _load_file(path: Path, spec: str) -> Any:
-    check(spec)
-    module_spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert module_spec is not None and module_spec.loader is not None
-    module = importlib.util.module_from_spec(module_spec)
-    _import_from(Path.cwd(), source=0)  # the packages of the user's project
-    _import_from(path.resolve().parent)  # and the file's neighbours; last, so that they shadow nothing
-    sys.modules.setdefault(path.stem, module)
-    try:
-        module_spec.loader.exec_module(module)
-    except Exception as error:  # the user's own code, whatever it raises
-        raise UserError(f"The reward file {path} could not be loaded: {_describe_error(error)}.") from error
-    return module
-
-
-def _load_module(name: str, spec: str) -> Any:
-    _import_from(Path.cwd(), source=0)
-    try:
-        return importlib.import_module(name)
-    except Exception as error:  # the user's own code, whatever it raises
-        raise UserError(
-            f"reward_funcs names '{spec}', but {name} could not be imported: {_describe_error(error)}."
-        ) from error
-
-
-def _describe_error(error: BaseException) -> str:
-    """An error of the user's code in one line, with the line of their file where it came from."""
-    text = " ".join(message_of(error).split())[:300].rstrip(".")
-    trace, line = error.__traceback__, ""
-    while trace is not None:
-        source = trace.tb_frame.f_code.co_filename
-        if "importlib" not in source and source != __file__:
-            line = f" ({Path(source).name}, line {trace.tb_lineno})"
-        trace = trace.tb_next
-    return f"{text}{line}"
+    return load_object(spec, "reward_funcs")
 
 
 def conversational(completion: str) -> list[dict[str, str]]:
@@ -157,9 +62,8 @@ def call(
         return _checked(_call_each(function, arguments, parameters), count), logged
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     kwargs = {**offered, **arguments}
-    if (
-        not takes_all
-    ):  # TRL would fail here with a TypeError; leaving out what was not asked for serves the same function
+    # TRL raises a TypeError for a parameter that is not taken; such a parameter is left out here.
+    if not takes_all:
         kwargs = {name: value for name, value in kwargs.items() if name in parameters}
     values = function(**kwargs)
     if inspect.isawaitable(values):

@@ -1,7 +1,7 @@
-"""Import the user's reward functions in a process of its own, before anything is loaded.
+"""Checks of the user's reward functions before a run: their names, and an import in a separate process.
 
-An import that fails, ends its process or never returns is found at the start of a run and not in its middle.
-The process gets a time limit and is ended with all that it started. Scores nothing.
+An import that fails, ends its process or never returns is reported at the start of a run. The process has a
+time limit and is killed with everything that it started.
 """
 
 import contextlib
@@ -14,12 +14,31 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from whetstone.config import Config, nearest
+from whetstone.config.plugins import check_object, is_plugin
 from whetstone.errors import UserError
 from whetstone.rewards import custom
-from whetstone.rewards.combine import BUILT_IN
+from whetstone.rewards.builtin import REWARDS
 
 LONGEST_IMPORT_S = 120.0  # importing torch takes a while on a busy machine
 _SUCCESS = "imported"
+
+
+def check_reward_funcs(config: Config) -> None:
+    """Raise on reward functions that cannot exist or have no effect. Imports nothing."""
+    names = config.tasks.reward_funcs
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(
+                f"reward_funcs names '{name}' twice: name it once and give it a weight in reward_weights."
+            )
+        if name in REWARDS:
+            REWARDS[name].check(config)
+        elif is_plugin(name):
+            check_object(name, "reward_funcs")
+        else:
+            hint = nearest(name, REWARDS) or f": write {', '.join(REWARDS)} or my_rewards.py:my_function."
+            raise UserError(f"There is no reward function '{name}'{hint}")
 
 
 def verify(specs: Iterable[str], timeout_s: float = LONGEST_IMPORT_S) -> None:
@@ -27,8 +46,8 @@ def verify(specs: Iterable[str], timeout_s: float = LONGEST_IMPORT_S) -> None:
     import.
     """
     for spec in specs:
-        if spec not in BUILT_IN:
-            custom.check(spec)
+        if is_plugin(spec):
+            check_object(spec, "reward_funcs")
             _verify(spec, timeout_s)
 
 

@@ -16,7 +16,8 @@ from whetstone.engines.base import Engine, Request, Sampling
 from whetstone.errors import UserError
 from whetstone.rollout.curriculum import Curriculum
 from whetstone.tasks.mixture import Mixture
-from whetstone.tasks.scoring.pool import Scorer, ScoringRequest
+from whetstone.tasks.scoring.pool import Scorer
+from whetstone.tasks.scoring.process import ScoringRequest
 from whetstone.terminal.stages import advance, stage
 from whetstone.types import Finish, Group, Problem, Rollout
 

@@ -13,7 +13,7 @@ from whetstone.errors import UserError
 from whetstone.parallel.collectives import gather_objects, my_share
 from whetstone.parallel.mesh import Ranks
 from whetstone.rollout.collector import Abandoned, Collector
-from whetstone.tasks.scoring.pool import ScoringRequest
+from whetstone.tasks.scoring.process import ScoringRequest
 from whetstone.types import Group, Problem, Score
 
 

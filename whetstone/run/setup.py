@@ -16,13 +16,13 @@ from whetstone.model.chat import Chat
 from whetstone.model.policy import Policy
 from whetstone.parallel.collectives import second_line
 from whetstone.parallel.mesh import ALONE, Ranks
-from whetstone.rewards.verify import verify
+from whetstone.rewards.verify import check_reward_funcs, verify
 from whetstone.rollout.collector import Collector
 from whetstone.rollout.distributed import SharedCollector, SilentScorer
 from whetstone.run.checkpoint import Checkpoint
 from whetstone.run.metrics import MetricsLog
-from whetstone.tasks.mixture import Mixture, build_tasks, check_gold, describe_data, eval_problems
-from whetstone.tasks.scoring.pool import Scorer, check_reward_funcs
+from whetstone.tasks.mixture import Mixture, build_tasks, check_gold, eval_problems
+from whetstone.tasks.scoring.pool import Scorer
 from whetstone.terminal.stages import stage
 from whetstone.types import Problem
 
@@ -41,7 +41,7 @@ def plan_problems(config: Config, ranks: Ranks = ALONE) -> tuple[list[Problem], 
             check_gold(build_tasks(config, "eval"))
     plan = make_plan(config, num_problems=len(tasks), world_size=ranks.data_size)
     for line in (
-        *describe_data(tasks.tasks.values()),
+        *(note for task in tasks.tasks.values() for note in task.notes()),
         *plan.lines(config, len(fixed)),
         *few_problems(config, len(fixed)),
     ):

@@ -1,8 +1,8 @@
-"""Programming problems from rows: a statement and tests; the answer is a program, its reward what it passes.
+"""Programming problems from rows: a statement and tests. A program is paid by the tests that it passes.
 
-Every row is checked when it is read: its language is there, its tests can be used. Running and judging is
-`rewards/programs.py`; the sandbox belongs to the process that scores, one for all code tasks. Rows are read
-when first needed, so that a scoring worker never reads them.
+Every row is checked when it is read: its language is installed, its tests are usable. `rewards/programs.py`
+runs and compares; the sandbox belongs to the process that scores, one for all code tasks. Rows are read at
+first use, never by a scoring worker.
 """
 
 import json
@@ -23,9 +23,10 @@ from whetstone.sandbox.pool import Pool, shared_pool
 from whetstone.sandbox.program import Limits
 from whetstone.seeds import seed
 from whetstone.tasks import examples, rows
-from whetstone.tasks.math import question_text
-from whetstone.tasks.prompts import build_messages, check_template, developer_prompt
-from whetstone.types import Problem, Score
+from whetstone.tasks.base import Task
+from whetstone.tasks.prompts import check_template
+from whetstone.tasks.rows import question_text
+from whetstone.types import Problem, TaskScore
 
 PROBLEMS = "problems"  # the set that ships with the package, by this name as `path`
 _DIRECT = "Write the answer in {language}. Reply with the program only, in one fenced code block."
@@ -39,26 +40,24 @@ _LONGEST_TIME_LIMIT_S = 3600.0
 _PROMPT = "{statement}\n{signature}{starter}\n{format}"
 
 
-class CodeTask:
-    """One mixture entry of programming problems."""
+class CodeTask(Task):
+    """One mixture entry of programming problems. `score` runs the programs in the sandbox."""
 
-    generated = False
-    failure_reward = 0.0
+    description = (
+        "Programs that are run against tests, in Python, q, Klong, C, ... (config: {path: problems, "
+        "language: python} for the set that ships)"
+    )
 
     def __init__(self, config: Config, name: str, spec: TaskSpec, split: str, shared: bool) -> None:
-        self.name = name
-        self.split = split
-        self._config = config
-        self._settings = dict(rows.check_settings(spec.config, ROW_SETTINGS["code"], name))
-        if self._settings.get("path") == PROBLEMS:
-            self._settings["path"] = str(shipped_problems())
-        self._shared = shared
-        self._prompt = developer_prompt(config.tasks)
+        super().__init__(config, name, spec, split, shared)
+        self.settings = dict(rows.check_settings(spec.config, ROW_SETTINGS["code"], name))
+        if self.settings.get("path") == PROBLEMS:
+            self.settings["path"] = str(shipped_problems())
         self._language = _language(spec.config["language"], name) if spec.config.get("language") else None
-        if self._settings.get("prompt"):
+        if self.settings.get("prompt"):
             known = ("statement", "signature", "starter", "language", "format")
-            check_template(self._settings["prompt"], known, f"The setting `prompt` of task {name}")
-        self._test_fields = _check_fields(self._settings.get("test_fields"), name)
+            check_template(self.settings["prompt"], known, f"The setting `prompt` of task {name}")
+        self._test_fields = _check_fields(self.settings.get("test_fields"), name)
         limit = config.programs.sandbox_time_limit_s
         if limit >= config.tasks.reward_timeout_s:
             raise UserError(
@@ -72,7 +71,7 @@ class CodeTask:
 
     @cached_property
     def _rows(self) -> list[dict[str, Any]]:
-        settings = self._settings
+        settings = self.settings
         where = f"The data set {rows.source(settings, self.split)[0]} of task {self.name}"
         example_rows = examples.EXAMPLES.get(str(settings.get("path")))
         raw = example_rows() if example_rows else rows.read(settings, self.split, self.name)
@@ -93,7 +92,7 @@ class CodeTask:
                 f"{where} has no problem in {self._language.name if self._language else 'any language'}."
             )
         statements = [row["statement"] for row in problem_rows]
-        return rows.split_rows(problem_rows, statements, settings, self.split, self._shared, where)
+        return rows.split_rows(problem_rows, statements, settings, self.split, self.shared, where)
 
     def _row(self, row: dict[str, Any], statement: str, tests: str, where: str) -> dict[str, Any] | None:
         """One row in the form that problems are made of; None where it is not for this language."""
@@ -123,35 +122,29 @@ class CodeTask:
 
     def problem(self, index: int) -> Problem:
         row = self._rows[index]
-        programs = self._config.programs
+        programs = self.config.programs
         title = languages.LANGUAGES[row["language"]].title
         signature = f"The program must define {row['function']}.\n" if row["function"] else ""
-        continues = bool(self._settings.get("continue_starter"))
+        continues = bool(self.settings.get("continue_starter"))
         starter = f"\nBegin with:\n{row['starter']}\n" if row["starter"] and not continues else ""
         answer_format = _REASONED if programs.use_reasoning_format else _DIRECT
-        question = str(self._settings.get("prompt") or _PROMPT).format_map(
+        question = str(self.settings.get("prompt") or _PROMPT).format_map(
             {
                 "statement": row["statement"],
                 "signature": signature,
-                "starter": row["starter"] if self._settings.get("prompt") else starter,
+                "starter": row["starter"] if self.settings.get("prompt") else starter,
                 "language": title,
                 "format": answer_format.format(language=title),
             }
         )
-        return Problem(
-            id=f"{self.name}/{self.split}/{index:06d}",
-            task=self.name,
-            messages=build_messages(self._prompt, self._config.tasks.developer_role, question),
-            answer={**row, "before": row["starter"] if continues else ""},
-        )
+        return self.make_problem(index, question, {**row, "before": row["starter"] if continues else ""})
 
-    def score(self, problem: Problem, text: str) -> Score:
-        row, programs = problem.answer, self._config.programs
+    def score(self, problem: Problem, text: str) -> TaskScore:
+        row, programs = problem.answer, self.config.programs
         language = languages.LANGUAGES[row["language"]]
         program = extract_program(text, language, programs.use_reasoning_format)
         if program is None:
-            parts = {"correct": 0.0, "accuracy": 0.0}
-            return Score(reward=0.0, parts=parts, answer=None, outcome="no_program")
+            return TaskScore(correct=False, reward=0.0, outcome="no_program")
         tests = read_tests(row["tests"], language, row["function"], problem.id)
         result = run_tests(
             self._pool,
@@ -166,9 +159,9 @@ class CodeTask:
             passed_fraction if programs.test_reward == "share" else all_passed
         )
         reward += programs.perfect_reward_weight * all_passed
-        return Score(
+        return TaskScore(
+            correct=bool(all_passed),
             reward=reward,
-            parts={"correct": all_passed, "accuracy": reward},
             answer=program,
             outcome=result.outcome,
             tests=result.tests,
@@ -176,14 +169,14 @@ class CodeTask:
 
     def _select_tests(self, tests: tuple[ProgramTest, ...], problem: Problem) -> list[ProgramTest]:
         """The tests of this answer: in training a few, always the same ones for a problem."""
-        max_tests = self._config.programs.max_tests_per_problem
+        max_tests = self.config.programs.max_tests_per_problem
         if self.split == "eval" or not max_tests or max_tests >= len(tests):
             return list(tests)
-        order = random.Random(seed(self._config.tasks.dataset_seed, "tests", problem.question))
+        order = random.Random(seed(self.config.tasks.dataset_seed, "tests", problem.question))
         return [tests[i] for i in sorted(order.sample(range(len(tests)), max_tests))]
 
     def _limits(self, row: dict[str, Any], num_tests: int) -> Limits:
-        programs, total_s = self._config.programs, self._config.tasks.reward_timeout_s
+        programs, total_s = self.config.programs, self.config.tasks.reward_timeout_s
         # Scoring must end before the scorer loses patience, or a slow program would count as a broken reward.
         return Limits(
             seconds=min(float(row["time_limit_s"] or programs.sandbox_time_limit_s), 0.8 * total_s),
@@ -195,21 +188,24 @@ class CodeTask:
 
     @cached_property
     def _pool(self) -> Pool:
-        programs = self._config.programs
+        programs = self.config.programs
         if programs.sandbox_pool == "ray":
             from whetstone.sandbox.ray_pool import RayPool
 
             return RayPool(address=programs.ray_address, isolation=programs.sandbox_isolation)
         return shared_pool(programs.sandbox_isolation)
 
-    def prepare(self, read_rows: bool = True) -> str | None:
-        """Start the sandbox before the first answer comes; what protects the machine, in a sentence."""
-        names = [self._language.name] if self._language else []
-        if not names and read_rows:
-            names = sorted({row["language"] for row in self._rows})
+    def prepare(self) -> str | None:
+        """Start the sandbox; the isolation of this machine in a sentence."""
+        names = [self._language.name] if self._language else sorted({row["language"] for row in self._rows})
         for name in names:
             self._pool.start(name)
         return self._pool.statement if names else None
+
+    def warm_up(self) -> None:
+        """Start the sandbox: the first answer should not pay for it. Reads no rows."""
+        if self._language:
+            self._pool.start(self._language.name)
 
     def gold(self, problem: Problem) -> str | None:
         solution = problem.answer["solution"]

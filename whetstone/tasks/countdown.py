@@ -26,8 +26,9 @@ from whetstone.rewards.answers import extract_tag
 from whetstone.rewards.equations import check_equation
 from whetstone.seeds import seed
 from whetstone.tasks import rows
-from whetstone.tasks.prompts import build_messages, conversation, developer_prompt
-from whetstone.types import Problem, Score
+from whetstone.tasks.base import Task
+from whetstone.tasks.prompts import conversation
+from whetstone.types import Problem, TaskScore
 
 QUESTION = (
     "Using the numbers {numbers}, create an equation that equals {target}. You can use basic arithmetic "
@@ -60,16 +61,17 @@ _GENERATED = tuple(key for key in _KEYS if key not in ROW_SETTINGS["countdown"])
 logger = logging.getLogger(__name__)
 
 
-class CountdownTask:
+class CountdownTask(Task):
     """One mixture entry of countdown problems."""
 
-    failure_reward = 0.0
+    description = (
+        "Makes a target from given numbers, generated or from rows (reasoning-gym's own is "
+        "reasoning_gym/countdown)"
+    )
+    isolated = True
 
     def __init__(self, config: Config, name: str, spec: TaskSpec, split: str, shared: bool) -> None:
-        self.name = name
-        self.split = split
-        self._config = config
-        self._shared = shared
+        super().__init__(config, name, spec, split, shared)
         self.generated = not (spec.config.get("path") or spec.config.get("dataset"))
         if not self.generated:
             rows.check_settings(spec.config, (*ROW_SETTINGS["countdown"], *_GENERATED), name)
@@ -80,12 +82,9 @@ class CountdownTask:
         self._settings = _check(
             {key: value for key, value in spec.config.items() if self.generated or key in _KEYS}, name
         )
-        self._prompt = developer_prompt(config.tasks)
-        base = config.tasks.eval_dataset_seed if split == "eval" else config.tasks.dataset_seed
-        self._seed = seed(base, split, name)
 
     def __len__(self) -> int:
-        return self._config.tasks.dataset_size if self.generated else len(self._rows)
+        return self.config.tasks.dataset_size if self.generated else len(self._rows)
 
     def problem(self, index: int) -> Problem:
         made = self._generate(index) if self.generated else self._rows[index]
@@ -97,27 +96,23 @@ class CountdownTask:
             rule="must be used exactly once" if settings.use_all_numbers else "can only be used once",
             example=next(_EXAMPLES[operator] for operator in "/*-+" if operator in settings.operators),
         )
-        return Problem(
-            id=f"{self.name}/{self.split}/{index:06d}",
-            task=self.name,
-            messages=build_messages(
-                self._prompt, self._config.tasks.developer_role, question, made.get("messages", ())
-            ),
-            answer={key: value for key, value in made.items() if key != "messages"},
-        )
+        answer = {key: value for key, value in made.items() if key != "messages"}
+        return self.make_problem(index, question, answer, made.get("messages", ()))
 
-    def score(self, problem: Problem, text: str) -> Score:
+    def score(self, problem: Problem, text: str) -> TaskScore:
         answer = extract_tag(text)
         if answer is None:
-            return Score(reward=0.0, parts={"correct": 0.0, "accuracy": 0.0}, answer=None)
+            return TaskScore(correct=False, reward=0.0)
         settings, given = self._settings, problem.answer
-        verdict = check_equation(
+        equation = check_equation(
             answer, given["numbers"], given["target"], settings.use_all_numbers, "".join(settings.operators)
         )
-        reward = 1.0 if verdict.correct else settings.base_reward if verdict.well_formed else 0.0
-        return Score(
-            reward=reward, parts={"correct": float(verdict.correct), "accuracy": reward}, answer=answer
-        )
+        reward = 1.0 if equation.correct else settings.base_reward if equation.well_formed else 0.0
+        return TaskScore(correct=equation.correct, reward=reward, answer=answer)
+
+    @property
+    def evaluates_text(self) -> bool:
+        return False
 
     def gold(self, problem: Problem) -> str:
         given = problem.answer
@@ -135,7 +130,7 @@ class CountdownTask:
 
     def _generate(self, index: int) -> dict[str, Any]:
         settings = self._settings
-        generator = random.Random(seed(self._seed, index))
+        generator = random.Random(seed(self.seed, index))
         limit = 10 * max(settings.max_target, settings.max_value)
         for attempt in range(5_000):
             count = generator.randint(settings.min_numbers, settings.max_numbers)
@@ -176,7 +171,7 @@ class CountdownTask:
             for i, row in enumerate(raw, 1)
         ]
         keys = [f"{sorted(row['numbers'])} {row['target']}" for row in made]
-        return rows.split_rows(made, keys, self._source, self.split, self._shared, where)
+        return rows.split_rows(made, keys, self._source, self.split, self.shared, where)
 
 
 def _check(settings: dict[str, Any], task: str) -> Settings:

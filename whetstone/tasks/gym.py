@@ -28,12 +28,12 @@ from whetstone.errors import UserError
 from whetstone.rewards.answers import extract_tag
 from whetstone.sandbox.evaluator import EvaluationFailed, evaluate
 from whetstone.seeds import seed
+from whetstone.tasks.base import Task
 from whetstone.tasks.gym_gold import gold_answer
 from whetstone.tasks.gym_levels import check_levels, settings_at
 from whetstone.tasks.gym_repairs import is_flawed, score_answer
-from whetstone.tasks.prompts import build_messages, developer_prompt
 from whetstone.tasks.scoring.worker_process import WorkerProcess
-from whetstone.types import Problem, Score
+from whetstone.types import Problem, TaskScore
 
 PREFIX = "reasoning_gym/"
 _BLOCK = 2_000  # problems of a bounded data set before the next one is made
@@ -56,43 +56,42 @@ _OTHER_NAMES = {"game_of_24": "puzzle24"}  # what people call a task -> reasonin
 _FIXED_SETTINGS = {("syllogism", "num_premises"): 2}  # settings that are written but could not be otherwise
 
 
-class GymTask:
+class GymTask(Task):
     """One task of reasoning-gym."""
 
     generated = True
-    failure_reward = 0.0
+    isolated = True
+    has_curriculum = True
 
     def __init__(
-        self, config: Config, name: str, spec: TaskSpec, split: str, level: int | None = None
+        self,
+        config: Config,
+        name: str,
+        spec: TaskSpec,
+        split: str,
+        shared: bool = False,
+        level: int | None = None,
     ) -> None:
-        """`level` is where it stands in its curriculum; None: `spec.config` as it is."""
-        self.name = name
-        self.split = split
+        """`level` of its curriculum; None: `spec.config` as it is."""
+        super().__init__(config, name, spec, split, shared)
         self.level = level
         self._spec = spec
         self._levels: dict[int, GymTask] = {}
         self.task = gym_name(name)
-        self.settings = check_settings(self.task, spec.config)
-        self._config = config
-        self._prompt = developer_prompt(config.tasks)
-        base = config.tasks.eval_dataset_seed if split == "eval" else config.tasks.dataset_seed
-        self._seed = seed(base, split, name) & 0x7FFF_FFFF
+        self.settings = check_settings(self.task, self.settings)
+        self._seed = self.seed & 0x7FFF_FFFF
         # Made now, so that bad settings are found before anything is trained.
         self._dataset = _dataset(self.task, _frozen(self.settings), self._seed)
-        self.top: int | None = None  # the highest level of training, where it has any
         if level is None and split == "train" and spec.curriculum is not None:
             curriculum = spec.curriculum
-            self.top = check_levels(self.task, self.settings, curriculum.start, curriculum.top)
+            self.max_level = check_levels(self.task, self.settings, curriculum.start, curriculum.top)
 
     def at_level(self, level: int) -> "GymTask":
         """The same task at a level of its curriculum: its problems are functions of (seed, index, level)."""
         if level not in self._levels:
             spec = self._spec.model_copy(update={"config": settings_at(self.task, level, self.settings)})
-            self._levels[level] = GymTask(self._config, self.name, spec, self.split, level)
+            self._levels[level] = GymTask(self.config, self.name, spec, self.split, level=level)
         return self._levels[level]
-
-    def __len__(self) -> int:
-        return self._config.tasks.dataset_size
 
     def problem(self, index: int) -> Problem:
         assert index >= 0
@@ -101,14 +100,9 @@ class GymTask:
         label = ""
         if self.level is not None:
             label, entry = f"@{self.level}", {**entry, "level": self.level}
-        return Problem(
-            id=f"{self.name}/{self.split}/{index:06d}{label}",
-            task=self.name,
-            messages=build_messages(self._prompt, self._config.tasks.developer_role, entry["question"]),
-            answer=entry,
-        )
+        return self.make_problem(index, entry["question"], entry, label=label)
 
-    def score(self, problem: Problem, text: str) -> Score:
+    def score(self, problem: Problem, text: str) -> TaskScore:
         level = problem.answer.get("level")
         if level != self.level:  # some scorers look at their own settings
             return self.at_level(level).score(problem, text)
@@ -123,11 +117,14 @@ class GymTask:
                     value = score_answer(self.task, self._dataset, answer, entry)
             except EvaluationFailed:
                 raise
-            except (
-                Exception
-            ):  # some scorers raise on text that is not of the form they expect: that is a wrong answer
+            # Some scorers raise on text that is not of the form they expect: that is a wrong answer.
+            except Exception:
                 value = 0.0
-        return Score(reward=value, parts={"correct": float(value >= 1.0), "accuracy": value}, answer=answer)
+        return TaskScore(correct=value >= 1.0, reward=value, answer=answer)
+
+    @property
+    def evaluates_text(self) -> bool:
+        return self.task in EVALUATED
 
     def warm_up(self) -> None:
         """Score a right and a wrong answer, so that the scorer has imported all that it needs."""

@@ -18,6 +18,7 @@ from whetstone.config import nearest
 from whetstone.config.row_settings import SOURCE_KEYS
 from whetstone.errors import UserError
 from whetstone.seeds import seed
+from whetstone.tasks.prompts import conversation
 from whetstone.tasks.row_files import SUFFIXES, Row, check_rows, read_file, read_folder, short_repr
 
 __all__ = ["SOURCE_KEYS", "Row", "short_repr"]
@@ -202,3 +203,11 @@ def hold_out(questions: Sequence[str], share: float, side: str) -> list[int]:
         for i, question in enumerate(questions)
         if (hashes[question] < threshold or hashes[question] == first) == (side == "eval")
     ]
+
+
+def question_text(value: Any) -> str:
+    """A cell as text; of chat messages the last that is to be answered."""
+    if isinstance(value, list) and value and isinstance(value[0], dict):  # chat messages
+        messages = conversation(value)
+        value = messages[-1]["content"] if messages else None
+    return "" if value is None else str(value).strip()

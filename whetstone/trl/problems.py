@@ -15,7 +15,8 @@ from whetstone.config import Config
 from whetstone.errors import UserError
 from whetstone.model.chat import Chat
 from whetstone.tasks.mixture import Mixture
-from whetstone.tasks.scoring.pool import Scorer, ScoringRequest
+from whetstone.tasks.scoring.pool import Scorer
+from whetstone.tasks.scoring.process import ScoringRequest
 from whetstone.types import Completion, Finish, Group, Problem, Rollout
 
 

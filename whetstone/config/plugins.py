@@ -1,0 +1,117 @@
+"""Load a function or class that a configuration names: `my_file.py:name` or `package.module:name`.
+
+Used for rewards, losses, tasks and engines of the user's own. Paths are relative to the working directory.
+The working directory and the file's own folder can be imported from. Every error is a `UserError`.
+"""
+
+import ast
+import importlib
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from whetstone.errors import UserError, message_of
+
+
+def is_plugin(spec: str) -> bool:
+    """Whether `spec` names an object in a file or module, not a built-in."""
+    return ":" in spec
+
+
+def check_object(spec: str, what: str) -> None:
+    """Raise if `spec`, the value of the key `what`, cannot exist. Runs no code of the user's."""
+    source, name = _split(spec, what)
+    if not source.endswith(".py"):
+        return  # a module: only an import can tell
+    path = Path(source)
+    if not path.is_file():
+        raise UserError(
+            f"{what} names '{spec}', but there is no file {source} here: give its path relative to "
+            f"{Path.cwd()}."
+        )
+    try:
+        text = path.read_text(encoding="utf-8")
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError, OSError) as error:
+        raise UserError(f"{what} names '{spec}', but {source} is not readable as Python: {error}.") from None
+    defined = [
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    ]
+    may_define_more = any(
+        isinstance(node, ast.Import | ast.ImportFrom | ast.Assign | ast.If | ast.Try) for node in tree.body
+    )
+    if name not in defined and not (may_define_more and re.search(rf"\b{name}\b", text)):
+        raise UserError(
+            f"{what} names '{spec}', but {source} has no '{name}': it defines {', '.join(defined) or 'none'}."
+        )
+
+
+def load_object(spec: str, what: str) -> Any:
+    """The function or class that `spec`, the value of the key `what`, names. Runs the user's module."""
+    source, name = _split(spec, what)
+    if source.endswith(".py"):
+        check_object(spec, what)
+    try:
+        module = _load_file(Path(source)) if source.endswith(".py") else _load_module(source)
+    except Exception as error:  # code of the user's, which may raise anything
+        raise UserError(
+            f"{what} names '{spec}', but {source} could not be imported: {describe_error(error)}."
+        ) from error
+    if not hasattr(module, name):
+        raise UserError(f"{what} names '{spec}', but {source} has no '{name}'.")
+    loaded = getattr(module, name)
+    if not callable(loaded):
+        raise UserError(
+            f"{what} names '{spec}', but {name} is a {type(loaded).__name__}, not a function or class."
+        )
+    return loaded
+
+
+def _split(spec: str, what: str) -> tuple[str, str]:
+    source, _, name = spec.rpartition(":")
+    if not source or not name.isidentifier():
+        raise UserError(
+            f"{what} names '{spec}', which is not understood: write my_file.py:my_name, or a built-in name."
+        )
+    return source, name
+
+
+def _load_file(path: Path) -> ModuleType:
+    module_spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert module_spec is not None and module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
+    _add_to_path(Path.cwd(), first=True)  # the packages of the user's project
+    _add_to_path(path.resolve().parent)  # modules beside the file; last, so that they shadow nothing
+    sys.modules.setdefault(path.stem, module)
+    module_spec.loader.exec_module(module)
+    return module
+
+
+def _load_module(name: str) -> ModuleType:
+    _add_to_path(Path.cwd(), first=True)
+    return importlib.import_module(name)
+
+
+def _add_to_path(folder: Path, *, first: bool = False) -> None:
+    entry = str(folder)
+    if first and entry not in sys.path[:1]:
+        sys.path.insert(0, entry)
+    elif entry not in sys.path:
+        sys.path.append(entry)
+
+
+def describe_error(error: BaseException) -> str:
+    """An error of the user's code in one line, with the line of their file that raised it."""
+    text = " ".join(message_of(error).split())[:300].rstrip(".")
+    trace, line = error.__traceback__, ""
+    while trace is not None:
+        filename = trace.tb_frame.f_code.co_filename
+        if "importlib" not in filename and filename != __file__:
+            line = f" ({Path(filename).name}, line {trace.tb_lineno})"
+        trace = trace.tb_next
+    return f"{text}{line}"
