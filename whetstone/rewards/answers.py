@@ -1,10 +1,9 @@
-r"""What a model's answer is, and whether a mathematical answer equals the truth.
+r"""Extraction of a model's answer, and equality of mathematical answers.
 
-Answers are taken from the last closed `<answer>...</answer>` or the last closed `\boxed{...}`; boxes that
-only a comma, `and` or `or` stands between are one answer. Equality is tried from cheap to dear: signs that
-only the answer has (`notation.py`), the same text after normalisation, the same exact number, math-verify.
-Nothing here raises on what a model wrote, but math-verify may take for ever on a hostile expression: the
-scoring pool has the time limit, not this file.
+The answer is the last closed `<answer>...</answer>` or the last closed `\boxed{...}`; boxes separated only by
+a comma, `and` or `or` are one answer. Equality is tested from cheap to expensive: signs that only the answer
+has (`notation.py`), normalized text, exact numbers, math-verify. Nothing here raises on what a model wrote,
+but math-verify may hang on a hostile expression: the scoring pool has the time limit.
 """
 
 import logging

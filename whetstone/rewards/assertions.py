@@ -1,9 +1,8 @@
-"""Assertions about a Python program, judged without showing it what they expect.
+"""Assertions about a Python program, checked without showing it the expected values.
 
-`assert f(3) == 10` is taken apart: the program's process evaluates `f(3)` and prints the value; another
-process, which never holds the program, evaluates `assert <value> == 10`. Only plain data crosses. Loops and
-functions around assertions are not taken apart and are refused when the problem is read (HumanEval's
-`check(candidate)` is understood).
+`assert f(3) == 10` is split: the program's process evaluates `f(3)` and prints the value; another process,
+without the program, evaluates `assert <value> == 10`. Only plain data crosses. Loops and functions around
+assertions are not supported and are refused when the problem is read (except HumanEval's `check(candidate)`).
 """
 
 import ast
@@ -19,11 +18,11 @@ class UnsupportedTest(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Assertion:
-    """One assertion: what the program evaluates, and what is judged afterwards."""
+    """One assertion: what the program evaluates, and the check afterwards."""
 
     setup: str  # statements that the program's process needs
     expressions: tuple[str, ...]  # expressions of the program's
-    check_setup: str  # statements that the judge needs
+    check_setup: str  # statements that the check needs
     check: str  # the assertion, with names for the values
 
     def check_code(self, values: tuple[object, ...]) -> str:

@@ -7,9 +7,10 @@ def part_names(reward_funcs: Sequence[str]) -> tuple[str, ...]:
     """The name of each reward function's part: the function's own name, or all of it where two share that
     name.
     """
-    short = [name.rsplit(":", 1)[-1] for name in reward_funcs]
+    short_names = [name.rsplit(":", 1)[-1] for name in reward_funcs]
     return tuple(
-        name if short.count(name) == 1 else whole for name, whole in zip(short, reward_funcs, strict=True)
+        name if short_names.count(name) == 1 else spec
+        for name, spec in zip(short_names, reward_funcs, strict=True)
     )
 
 

@@ -1,9 +1,8 @@
-"""Arithmetic written by a model: parsed by hand, computed in exact fractions, checked against given
-numbers and a target.
+"""Arithmetic written by a model: parsed by hand, computed in exact fractions, compared with a target.
 
 Knows + - * / (also the signs of print and LaTeX's \\times, \\div, \\cdot), parentheses, unary minus,
-integers and decimals. Never `eval`, and nothing that a model wrote raises: what is no arithmetic is reported
-as not well formed, and so is what is too long or too deep.
+integers and decimals. Never `eval`, and nothing that a model wrote raises: other text, and text that is too
+long or too deep, is reported as not well formed.
 """
 
 from collections import Counter

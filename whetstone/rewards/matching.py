@@ -1,8 +1,8 @@
-r"""How the answer of a row is compared with what a model wrote, and what is taken for the model's answer.
+r"""Comparison of a row's answer with a model's, and extraction of the latter.
 
 The model's answer is the later of the last `<answer>...</answer>` and the last `\boxed{...}`; without either,
 what follows the last `####`; without that, the last number (`numeric`) or the last line of the text, without
-"The answer is". Text inside `<think>` never counts for these two. Nothing here raises on what a model wrote.
+"The answer is". The last two ignore text inside `<think>`. Nothing here raises on what a model wrote.
 """
 
 import re

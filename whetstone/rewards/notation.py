@@ -1,7 +1,7 @@
-r"""Signs that change what a mathematical answer says, and that normalisation or a parser reads past.
+r"""Signs that change the meaning of a mathematical answer and that normalization or a parser ignores.
 
 `\neq 42`, `42...` and `42&43` are not 42. An answer with such a sign is wrong unless the truth has it too.
-Compares no values: that is `answers.py`.
+`answers.py` compares the values.
 """
 
 import re

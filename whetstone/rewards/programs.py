@@ -1,8 +1,8 @@
-"""Programs in a model's answers: taken out of the text, run against tests, judged from outside.
+"""Programs in a model's answers: extracted from the text, run against tests, compared outside the sandbox.
 
-A test is text in and text out, a call and its value, code behind the program and what it prints, or
-assertions. What is expected stays in this process: the sandbox gets inputs and gives back what was printed,
-which is compared here as plain data. A program can't override a comparison that it never meets.
+A test is stdin and stdout, a call and its value, code behind the program and its output, or assertions.
+Expected values stay in this process: the sandbox gets inputs and returns output, which is compared here as
+plain data. A program cannot override a comparison that it never sees.
 """
 
 import ast
@@ -159,12 +159,12 @@ def _assertions(code: str, language: Language, function: str | None, where: str)
         return [ProgramTest(assertion=assertion) for assertion in split_assertions(code, function)]
     except UnsupportedTest as error:
         raise UserError(
-            f"{where} can't be judged apart from the program: {error}. Write plain assertions, or calls with "
-            "`expected`."
+            f"{where} can't be checked outside the program's process: {error}. Write plain assertions, or "
+            "calls with `expected`."
         ) from None
 
 
-# ---- judged ------------------------------------------------------------------------------------------------
+# ---- running and comparing ---------------------------------------------------------------------------------
 
 
 def run_tests(

@@ -1,8 +1,7 @@
 """Formulas of propositional logic as truth tables: parsed by hand, compared as sets of assignments.
 
-Knows the signs that reasoning-gym's questions use (not, and, or, implies, if and only if), parentheses and
-one capital letter for a variable. A table is an integer with one bit for each assignment. Nothing that a
-model wrote raises anything but `ValueError`.
+Knows the signs of reasoning-gym's questions (not, and, or, implies, if and only if), parentheses and capital
+letters as variables. A table is an integer with one bit per assignment. Raises nothing but `ValueError`.
 """
 
 from collections.abc import Sequence

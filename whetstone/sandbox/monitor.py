@@ -27,7 +27,7 @@ class HostInfo:
 
 
 class PoolClosed(Exception):
-    """The pool is gone: so is the reason to go on."""
+    """The pool closed its end."""
 
 
 class Monitor:

@@ -63,20 +63,20 @@ class SupervisorProcess:
             for name in ("box", "built"):
                 os.mkdir(os.path.join(self.folder, name))
                 os.chmod(os.path.join(self.folder, name), 0o755)
-        ours, theirs = socket.socketpair()
+        own_end, other_end = socket.socketpair()
         helper = spawn_helper.descriptor() if runner == "exec" and kind == "namespaces" else None
         package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-s", "-m", "whetstone.sandbox.supervisor", str(theirs.fileno())],
-            pass_fds=[theirs.fileno(), *([] if helper is None else [helper])],
+            [sys.executable, "-P", "-s", "-m", "whetstone.sandbox.supervisor", str(other_end.fileno())],
+            pass_fds=[other_end.fileno(), *([] if helper is None else [helper])],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             cwd="/",
             start_new_session=True,  # Ctrl-C in the terminal is the pool's business
             env=_clean_environment(package),
         )
-        theirs.close()
-        self._socket = ours
+        other_end.close()
+        self._socket = own_end
         memory_mb = max(limits.memory_mb, limits.compile_memory_mb) + 2 * limits.disk_mb + 256
         self.cgroup = None
         if "cgroup" not in without:

@@ -35,12 +35,12 @@ def main() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     if soft != hard:  # a scoring process has a limit of its own, which is not meant for programs
         resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
-    ours, theirs = zygote.link_pair()
+    own_end, other_end = zygote.link_pair()
     main_pid = os.getpid()
 
     def run_supervisor(child: int) -> NoReturn:
-        theirs.close()
-        _supervise(channel, ours, child, settings)
+        other_end.close()
+        _supervise(channel, own_end, child, settings)
 
     try:
         # Before the layers: it reads files that are out of reach behind them.
@@ -50,12 +50,12 @@ def main() -> None:
         if os.getpid() == main_pid:
             protocol.send(channel, {"refused": str(error)})
         else:
-            theirs.send({"refused": str(error)})
+            other_end.send({"refused": str(error)})
         return
     os.close(channel)
-    ours.close()
-    theirs.send({"env": asdict(env)})
-    zygote.serve(env, theirs)
+    own_end.close()
+    other_end.send({"env": asdict(env)})
+    zygote.serve(env, other_end)
 
 
 def _supervise(channel: int, link: Link, child: int, settings: dict[str, Any]) -> NoReturn:
@@ -200,7 +200,7 @@ class Supervisor:
         """Have it started, watch it, have everything ended that it started. `program`: what a fork runs."""
         files = [_anonymous_file(self._env.build_dir, stdin)]
         pipes = [os.pipe() for _ in range(3)]  # stdout, stderr, and whether it compiled
-        files += [theirs for _, theirs in pipes]
+        files += [other_end for _, other_end in pipes]
         if program is not None:
             files.append(_anonymous_file(self._env.build_dir, protocol.encode(program)))
         started_at = time.monotonic()
@@ -208,14 +208,14 @@ class Supervisor:
         for file in files:
             os.close(file)
         _, (exited,) = self._link.receive()
-        monitor = Monitor(self._host, [ours for ours, _ in pipes], run_limits, limits.output_kb << 10)
+        monitor = Monitor(self._host, [own_end for own_end, _ in pipes], run_limits, limits.output_kb << 10)
         monitor.wait_for_exit(exited, started_at + run_limits.seconds)
         self._link.send({"do": "end"})
         ended, _ = self._link.receive()
         seconds = time.monotonic() - started_at
         monitor.drain()
-        for ours, _ in pipes:
-            os.close(ours)
+        for own_end, _ in pipes:
+            os.close(own_end)
         code = os.waitstatus_to_exitcode(ended["status"])
         return Result(
             exit_code=code if code >= 0 else None,

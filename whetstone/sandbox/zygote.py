@@ -25,7 +25,7 @@ from whetstone.sandbox.restrict import RunLimits
 
 IGNORED_BY_PYTHON = (int(signal.SIGPIPE), int(signal.SIGXFSZ))
 _LONGEST = 1 << 16
-_MOST_FILES = 8
+_MAX_FILES = 8
 _INT = struct.Struct("i")
 
 
@@ -42,7 +42,7 @@ class Link:
 
     def receive(self) -> tuple[dict[str, Any], list[int]]:
         """`EOFError` where the other side is gone."""
-        data, ancillary, _, _ = self._end.recvmsg(_LONGEST, _socket.CMSG_SPACE(_MOST_FILES * _INT.size))
+        data, ancillary, _, _ = self._end.recvmsg(_LONGEST, _socket.CMSG_SPACE(_MAX_FILES * _INT.size))
         if not data:
             raise EOFError("the other side is gone")
         files = [
@@ -58,8 +58,8 @@ class Link:
 
 
 def link_pair() -> tuple[Link, Link]:
-    ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
-    return Link(ours), Link(theirs)
+    own_end, other_end = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    return Link(own_end), Link(other_end)
 
 
 def serve(env: SandboxEnv, link: Link) -> None:

@@ -1,10 +1,9 @@
-"""Two small programming tasks that ship as recipes: `expressions` and `sums`, by these names as `path` of the
-code task.
+"""Two small programming tasks that ship as recipes: `expressions` and `sums`, as `path` of the code task.
 
-A row of the first is a sentence ("add 7 to x, then multiply the result by 3"), calls of f with their values,
-and the expression as reference solution. Values come from running the solutions; a sentence whose solution
-fails on one of its inputs is left out. The second is for pebble, which knows no Python: it goes on from
-`def f(): return` with the value of a sum. The same rows every time.
+A row of `expressions` is a sentence ("add 7 to x, then multiply the result by 3"), calls of f with their
+values, and the expression as reference solution. Values come from running the solutions; a sentence whose
+solution fails on one of its inputs is dropped. `sums` is for pebble, which knows no Python: the answer
+continues `def f(): return` with the value of a sum. The rows are always the same.
 """
 
 import random

@@ -1,11 +1,9 @@
-"""Every task of reasoning-gym by name: problems that are pure functions of (seed, split, index), scores
-that never raise.
+"""Every task of reasoning-gym by name: problems are pure functions of (seed, split, index).
 
-Traps that are handled here: item i of a data set with seed s is made from Random(s + i), so neighbouring
-seeds share their problems, and seeds are spread by hashing. Some data sets have an end: they are strung
-together in blocks. Some problems depend on the order of a set of strings, and codeio's run code that writes
-files: both are made in a child with a fixed hash seed and a folder of its own. Some draw from the global
-generators: these are seeded, and put back after.
+Item i of a reasoning-gym data set with seed s is made from Random(s + i), so neighboring seeds share
+problems: seeds are hashed. Finite data sets are chained in blocks. Some problems depend on the order of a set
+of strings, and codeio runs code that writes files: a worker process with a fixed hash seed and its own folder
+makes both. Some generators use the global random state: it is seeded, and restored afterwards.
 """
 
 import atexit

@@ -1,8 +1,7 @@
-"""Right answers for the five reasoning-gym tasks that give none: written from the entry's metadata, or
-found by a small search.
+"""Right answers for the five reasoning-gym tasks that give none: from the entry's metadata, or by search.
 
 boxnet, graph_color, propositional_logic, rubiks_cube and rush_hour have many right answers and put None
-under `answer`. intermediate_integration leaves some integrals as they are: these are computed. For every
+under `answer`. intermediate_integration leaves some integrals unevaluated: these are computed. For every
 other task the gold answer is the entry's own.
 """
 

@@ -1,10 +1,9 @@
-"""Scorers of reasoning-gym 0.1.25 that pay for wrong answers or for junk, put right.
+"""Repairs of reasoning-gym 0.1.25's scorers that pay for wrong answers or for junk.
 
-Found by giving every scorer the same corpus of junk (tests/corpora/answers.py). Four kinds of defect:
-a full mark for a wrong answer (puzzle24 compares no numbers, game_of_life_halting compares `bool(text)`),
-a full mark for the answer followed by junk, part credit for junk (letters that happen to stand in the right
-place, a cube that nobody turned), and results that are no score at all. Honest part credit stays. What is
-not named here is as reasoning-gym has it.
+Found with a corpus of junk answers (tests/corpora/answers.py). Four kinds of defect: full marks for a wrong
+answer (puzzle24 compares no numbers, game_of_life_halting compares `bool(text)`), full marks for the answer
+followed by junk, partial credit for junk (letters that happen to match, an unturned cube), and results that
+are no score at all. Honest partial credit stays. All other scorers are reasoning-gym's.
 """
 
 import json

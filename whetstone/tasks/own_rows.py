@@ -74,10 +74,10 @@ class RowsTask(Task):
     @cached_property
     def _answer_column(self) -> str | None:
         """None where no answer is needed or there is none."""
-        column, there = self.settings.get("answer_column"), rows.columns_of(self._raw)
+        column, columns = self.settings.get("answer_column"), rows.columns_of(self._raw)
         if column is not None:
             return rows.pick_column(self._raw, column, (), "answer_column", self._where)
-        names = (name for name in ANSWER_COLUMNS if name in there and name != self._prompt_column)
+        names = (name for name in ANSWER_COLUMNS if name in columns and name != self._prompt_column)
         return next(names, None)
 
     @cached_property

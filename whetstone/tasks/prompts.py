@@ -1,5 +1,5 @@
-"""A question -> the messages a model is given: the developer prompt, by reasoning-gym's name or as text,
-and the question, or the messages that a row brings.
+"""Chat messages of a problem: the developer prompt (a name of reasoning-gym's, or a text), then the question
+or the row's own messages.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,7 @@
-"""Files of rows: JSON, JSONL, CSV, TSV and parquet; a folder of such files, or one saved by `datasets`.
+"""Reads rows from JSON, JSONL, CSV, TSV and parquet files, folders of such files, and folders of `datasets`.
 
-Reads, and checks that every row is plain data that a run can hold: named columns, text that is valid
-Unicode, no bottomless nesting. What the columns mean is the task's business. Everything that a file can have
-wrong ends in one sentence with the file and the line or row.
+Checks that every row is plain data: named columns, valid Unicode, limited nesting. The tasks interpret the
+columns. Every error is one sentence with the file and the line or row.
 """
 
 import csv

@@ -1,8 +1,6 @@
-"""Rows of a data set: from a file, a folder or the hub; their columns; and the share of them kept for
-evaluation.
+"""Rows of a data set: from a file, a folder or the hub; their columns; the fraction held out for evaluation.
 
-Finds and sorts; `row_files.py` reads files, and what the columns mean is the task's business. Everything a
-user can get wrong ends in one sentence.
+`row_files.py` reads files; the tasks interpret the columns. Every error is one sentence.
 """
 
 import logging

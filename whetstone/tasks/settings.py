@@ -1,4 +1,4 @@
-"""The settings of a task with their defaults, for `whet tasks NAME`. Checks nothing: the tasks do that."""
+"""The settings of a task with their defaults, for `whet tasks NAME`. The tasks check them."""
 
 import dataclasses
 from typing import Any
