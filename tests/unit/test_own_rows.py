@@ -129,8 +129,8 @@ def test_text_answers_pay_1_or_0(tmp_path: Path):
     assert [paid(task, t) for t in ("<answer>paris</answer>", "<answer>Rome</answer>", "")] == [1.0, 0.0, 0.0]
     assert task.failure_reward == 0.0
     assert (
-        "match: normalized, chosen by the answers" in task.describe()
-        and "0 for a wrong one" in task.describe()
+        "match: normalized, chosen by the answers" in task.notes()[0]
+        and "0 for a wrong one" in task.notes()[0]
     )
     strict = make(
         tmp_path, CAPITALS, match="exact", reward_correct=2.0, reward_wrong=-1.0, reward_no_answer=-3.0
