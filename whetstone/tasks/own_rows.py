@@ -197,8 +197,10 @@ class RowsTask(Task):
         if self.match == "none":
             return f"{text}; without accuracy, the reward comes from {', '.join(tasks.reward_funcs)} alone."
         chosen = "" if self.settings.get("match") else ", chosen by the answers"
-        text += f"; answers from column {self._answer_column}, {_COMPARISONS[self.match]} (match: "
-        f"{self.match}{chosen})"
+        text += (
+            f"; answers from column {self._answer_column}, {_COMPARISONS[self.match]} "
+            f"(match: {self.match}{chosen})"
+        )
         if "accuracy" not in tasks.reward_funcs:
             return f"{text}."
         return (
