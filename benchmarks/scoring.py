@@ -13,7 +13,8 @@ import psutil
 
 from whetstone.config import load
 from whetstone.tasks.mixture import build_tasks
-from whetstone.tasks.scoring.pool import Answer, Scorer
+from whetstone.tasks.scoring.pool import Scorer
+from whetstone.tasks.scoring.process import ScoringRequest
 
 NUM_PROBLEMS = 200
 
@@ -41,7 +42,7 @@ def main() -> None:
         problem = problems[number % len(problems)]
         gold = tasks.tasks[problem.task].gold(problem) or ""
         text = gold if number % 2 else "<answer>12</answer>"
-        answers.append(Answer(problem=problem, text=text, completion_ids=(1, 2, 3), truncated=False))
+        answers.append(ScoringRequest(problem=problem, text=text, completion_ids=(1, 2, 3), truncated=False))
     with Scorer(config) as scorer:
         scorer.submit(answers[0])
         scorer.gather()  # the workers are up

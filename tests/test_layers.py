@@ -21,7 +21,7 @@ MAY_IMPORT: dict[str, str] = {
     "terminal": "errors files",
     "config": "errors terminal",
     "sandbox": "errors",
-    "rewards": "errors config sandbox",
+    "rewards": "errors types config sandbox",
     "tasks": "errors types seeds terminal config sandbox rewards",
     "algorithm": "errors config",
     "parallel": "errors config",

@@ -4,7 +4,7 @@ Frozen and complete when made: a value that is known later belongs to the next t
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -43,6 +43,23 @@ class Completion:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TaskScore:
+    """A task's judgement of one completion: what `Task.score` returns."""
+
+    correct: bool | None  # None: the task does not judge (rows without an answer)
+    reward: float | None  # what the reward function `accuracy` pays
+    answer: str | None = None  # the extracted answer, None where there was none
+    outcome: str | None = None  # of a program: passed, wrong, compile_error, timeout, crash, no_program
+    tests: tuple[str, ...] = ()  # the same for each of its tests
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """`correct` and `accuracy`, as far as there are."""
+        parts = {} if self.correct is None else {"correct": float(self.correct)}
+        return parts if self.reward is None else {**parts, "accuracy": self.reward}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Score:
     """What a completion is worth. Evaluation reads `parts["correct"]`, never the shaped reward."""
 
@@ -56,6 +73,7 @@ class Score:
         None  # how a program fared: passed, wrong, compile_error, timeout, crash, no_program
     )
     tests: tuple[str, ...] = ()  # the same for each of its tests
+    extra: Mapping[str, Any] = field(default_factory=dict)  # what reward functions gave to `log_extra`
 
 
 @dataclass(frozen=True, kw_only=True)

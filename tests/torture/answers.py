@@ -75,7 +75,7 @@ def _settings(task: str, folder: Path) -> dict[str, Any]:
 
 def _scorer(task: str, folder: Path) -> tuple[Any, Any]:
     from whetstone.config import load
-    from whetstone.tasks.mixture import make_tasks
+    from whetstone.tasks.registry import make_tasks
     from whetstone.tasks.scoring.pool import Scorer
 
     words = [
@@ -115,7 +115,7 @@ def _wrapped(task: str, text: str) -> str:
 
 
 def _try_task(task: str, setting: Setting, server: socket.socket, outcome: Outcome) -> None:
-    from whetstone.tasks.scoring.pool import Answer
+    from whetstone.tasks.scoring.process import ScoringRequest
 
     folder = setting.folder / task
     folder.mkdir(parents=True)
@@ -126,7 +126,9 @@ def _try_task(task: str, setting: Setting, server: socket.socket, outcome: Outco
 
         def score(given: list[str]) -> list[Any]:
             for text in given:
-                scorer.submit(Answer(problem=problem, text=text, completion_ids=(1,), truncated=False))
+                scorer.submit(
+                    ScoringRequest(problem=problem, text=text, completion_ids=(1,), truncated=False)
+                )
             return scorer.gather()
 
         problem = judge.problem(0)

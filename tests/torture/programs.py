@@ -104,7 +104,7 @@ def names(seed: int) -> list[str]:
 
 
 def run(name: str, setting: Setting) -> Outcome:
-    from whetstone.sandbox.pool import Keeper, LocalPool, Refused
+    from whetstone.sandbox.pool import IsolationUnavailable, LocalPool, SupervisorProcess
     from whetstone.sandbox.program import Limits
 
     mode, _, number = name.partition("/")
@@ -112,8 +112,8 @@ def run(name: str, setting: Setting) -> Outcome:
         seconds=1.0, memory_mb=192, disk_mb=8, output_kb=64, processes=24, compile_seconds=5, total_seconds=10
     )
     try:
-        Keeper(mode, "python", limits).close()
-    except Refused as error:
+        SupervisorProcess(mode, "python", limits).close()
+    except IsolationUnavailable as error:
         return Outcome(tried=0, skipped=f"programs at isolation {mode}: {error}")
     os.environ["WHET_TEST_SECRET"] = SECRET
     outcome = Outcome(tried=0)
@@ -131,7 +131,7 @@ def run(name: str, setting: Setting) -> Outcome:
 
 def _teach_expected_values(pool, limits) -> None:
     """A first program whose tests hold the secret, so that later ones could find it in what they inherit."""
-    from whetstone.rewards.programs import judge, read_tests
+    from whetstone.rewards.programs import read_tests, run_tests
     from whetstone.sandbox.languages import LANGUAGES
 
     python = LANGUAGES["python"]
@@ -141,12 +141,14 @@ def _teach_expected_values(pool, limits) -> None:
         {"stdin": "1", "stdout": SECRET},
         {"code": "print(f(1))", "stdout": SECRET},
     ]
-    judge(pool, python, "def f(x): return 'x'", read_tests(tests, python, "f", "torture"), limits)
-    judge(pool, python, "x = 'earlier program 7319'", read_tests(tests[2:3], python, "f", "torture"), limits)
+    run_tests(pool, python, "def f(x): return 'x'", read_tests(tests, python, "f", "torture"), limits)
+    run_tests(
+        pool, python, "x = 'earlier program 7319'", read_tests(tests[2:3], python, "f", "torture"), limits
+    )
 
 
 def _try(hostile: Hostile, pool, limits, canaries: Canaries, outcome: Outcome) -> None:
-    from whetstone.rewards.programs import Check, judge
+    from whetstone.rewards.programs import ProgramTest, run_tests
     from whetstone.sandbox.languages import LANGUAGES, missing
     from whetstone.sandbox.program import Program
 
@@ -165,10 +167,10 @@ def _try(hostile: Hostile, pool, limits, canaries: Canaries, outcome: Outcome) -
             said.extend(result.stdout for result in done.results)
             return done
 
-    checks = (Check(stdin="3\n", stdout=f"OPEN SESAME {SECRET}"),)
+    checks = (ProgramTest(stdin="3\n", stdout=f"OPEN SESAME {SECRET}"),)
     source = canaries.fill_in(hostile.source)
     begun = time.monotonic()
-    verdict = judge(Recording(), LANGUAGES[hostile.language], source, checks, limits)
+    verdict = run_tests(Recording(), LANGUAGES[hostile.language], source, checks, limits)
     seconds = time.monotonic() - begun
     outcome.tried += 1
     outcome.details[verdict.outcome] = outcome.details.get(verdict.outcome, 0) + 1
@@ -188,7 +190,7 @@ def _try(hostile: Hostile, pool, limits, canaries: Canaries, outcome: Outcome) -
 
 
 def _left(before: set[int]) -> Iterator[str]:
-    """Processes that came with a program and stay; a keeper that was replaced is the pool's own."""
+    """Processes that came with a program and stay; a supervisor that was replaced is the pool's own."""
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         forks.reap()

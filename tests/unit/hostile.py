@@ -6,6 +6,9 @@ Each is run as an answer to a problem whose tests want `OPEN SESAME <n>`; a prog
 prints `ESCAPED`. `needs`: "files" where only namespaces or Landlock hold the attempt back.
 """
 
+import contextlib
+import os
+import time
 from dataclasses import dataclass
 
 SECRET = "open-sesame-7319"  # stands in the parent's environment, memory and files, and is what tests expect
@@ -26,8 +29,8 @@ def _python(name: str, source: str, needs: str = "", **more) -> Hostile:
 
 def _c(name: str, body: str, needs: str = "", head: str = "") -> Hostile:
     includes = "\n".join(
-        f"#include <{one}.h>"
-        for one in (
+        f"#include <{header}.h>"
+        for header in (
             "stdio",
             "stdlib",
             "string",
@@ -325,3 +328,15 @@ PROGRAMS: tuple[Hostile, ...] = (
         source="const s = require('net').createServer(() => {}); s.on('error', () => process.exit(0)); s.listen(0, '127.0.0.1', () => { console.log('ESCAPED'); process.exit(0) })",
     ),
 )
+
+
+def wait_until_gone(process: int, timeout_s: float = 5.0) -> bool:
+    """Whether a process ends within the timeout."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, 0)
+            time.sleep(0.02)
+            continue
+        return True
+    return False

@@ -22,7 +22,8 @@ from whetstone.model.hub import base_and_adapter
 from whetstone.model.policy import Policy, load_policy
 from whetstone.rewards import custom
 from whetstone.run.folder import run_dir
-from whetstone.tasks.mixture import Mixture, make_task
+from whetstone.tasks.mixture import Mixture
+from whetstone.tasks.registry import make_task
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))

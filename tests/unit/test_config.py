@@ -334,7 +334,7 @@ def test_every_recipe_loads_under_our_own_names_and_has_a_plan(name: str) -> Non
 
 @pytest.mark.parametrize("name", recipes())
 def test_every_generated_task_of_a_recipe_exists_and_takes_its_settings(name: str) -> None:
-    from whetstone.tasks.mixture import make_tasks
+    from whetstone.tasks.registry import make_tasks
 
     config = load(name).config
     wanted = {spec.config.get("language") for spec in config.tasks.datasets.values()} - {None}

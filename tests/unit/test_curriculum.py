@@ -11,8 +11,10 @@ from whetstone.config.curriculum import CurriculumSpec
 from whetstone.errors import UserError
 from whetstone.rollout.curriculum import Curriculum
 from whetstone.tasks.gym_levels import describe_levels, settings_at, top_level
-from whetstone.tasks.mixture import build_tasks, check_gold, eval_problems, list_tasks
-from whetstone.tasks.scoring.pool import Answer, Scorer
+from whetstone.tasks.mixture import build_tasks, check_gold, eval_problems
+from whetstone.tasks.registry import list_tasks
+from whetstone.tasks.scoring.pool import Scorer
+from whetstone.tasks.scoring.process import ScoringRequest
 from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score
 
 
@@ -56,7 +58,7 @@ def test_problems_get_harder_with_the_level_and_repeat_at_the_same_one():
 def test_the_evaluation_never_changes():
     plain, climbing = config_of(curriculum=False), config_of()
     assert eval_problems(climbing) == eval_problems(plain)
-    assert not build_tasks(climbing, "eval").ladders
+    assert not build_tasks(climbing, "eval").curricula
     with pytest.raises(UserError, match="never change"):
         build({"eval_datasets": {"chain_sum": {"curriculum": True}}})
 
@@ -105,13 +107,15 @@ def test_scores_are_right_at_every_level():
     check_gold(tasks)
     verdicts = []
     with Scorer(config) as scorer:
-        for level in range(tasks.ladders[name][1] + 1):
+        for level in range(tasks.curricula[name][1] + 1):
             for index in range(6):
                 problem = tasks.problem(index, {name: level})
                 right = Decimal(problem.answer["answer"])
                 for answer in (right, right + Decimal("0.00005"), right + Decimal("0.0000005"), right + 1):
                     text = f"<answer>{answer}</answer>"
-                    scorer.submit(Answer(problem=problem, text=text, completion_ids=(1,), truncated=False))
+                    scorer.submit(
+                        ScoringRequest(problem=problem, text=text, completion_ids=(1,), truncated=False)
+                    )
             correct = [score.parts["correct"] for score in scorer.gather()]
             assert correct == correct[:4] * 6
             verdicts.append(correct[:4])

@@ -18,7 +18,7 @@ def test_the_doctor_tells_what_is_there_and_how_to_get_the_rest(capsys: pytest.C
     for name in LANGUAGES:
         finding = found["Languages of programs", name]
         assert finding.there == (missing(name) is None)
-        assert finding.there or LANGUAGES[name].get in finding.says
+        assert finding.there or LANGUAGES[name].install_hint in finding.says
     sandbox, scoring = [
         f for (section, _), f in found.items() if section == "Sandbox for programs and scorers"
     ]

@@ -14,9 +14,11 @@ import pytest
 from whetstone.config import Config, build
 from whetstone.errors import UserError
 from whetstone.sandbox import code_guard, evaluator
-from whetstone.tasks.mixture import build_tasks, evaluating_tasks
+from whetstone.tasks.mixture import build_tasks
+from whetstone.tasks.registry import evaluating_tasks
 from whetstone.tasks.scoring import process
-from whetstone.tasks.scoring.pool import Answer, Scorer
+from whetstone.tasks.scoring.pool import Scorer
+from whetstone.tasks.scoring.process import ScoringRequest
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is Linux's")
@@ -48,8 +50,8 @@ def payloads(canary: str, port: int) -> list[str]:
     ]
 
 
-def answer(problem, text: str) -> Answer:
-    return Answer(problem=problem, text=text, completion_ids=(1,), truncated=False)
+def answer(problem, text: str) -> ScoringRequest:
+    return ScoringRequest(problem=problem, text=text, completion_ids=(1,), truncated=False)
 
 
 def configure(*tasks: str, **keys) -> Config:
@@ -80,7 +82,7 @@ def test_no_answer_of_an_evaluating_task_runs_and_later_verdicts_stay(tmp_path: 
     port, came = listener
     canary = tmp_path / "canary"
     tasks = build_tasks(configure(*EVALUATED), "train").tasks
-    asked: list[tuple[Answer, float]] = []
+    asked: list[tuple[ScoringRequest, float]] = []
     for task in tasks.values():
         problem = task.problem(0)
         gold = task.gold(problem)
@@ -190,7 +192,7 @@ def test_a_scoring_process_has_none_of_our_environment(monkeypatch: pytest.Monke
     with Scorer(configure("chain_sum")) as scorer:
         (worker,) = scorer._workers
         assert worker.isolated
-        environment = Path(f"/proc/{worker.child.process.pid}/environ").read_bytes()
+        environment = Path(f"/proc/{worker.process.process.pid}/environ").read_bytes()
     assert b"hunter2" not in environment and b"PYTHONHASHSEED=0" in environment
 
 

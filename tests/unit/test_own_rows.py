@@ -12,9 +12,11 @@ from whetstone.errors import UserError
 from whetstone.rewards import custom, matching
 from whetstone.rewards.verify import verify
 from whetstone.run import setup
-from whetstone.tasks.mixture import build_tasks, check_gold, describe_data, eval_problems, make_task
+from whetstone.tasks.mixture import build_tasks, check_gold, eval_problems
 from whetstone.tasks.own_rows import RowsTask
-from whetstone.tasks.scoring.pool import Answer, Scorer
+from whetstone.tasks.registry import make_task
+from whetstone.tasks.scoring.pool import Scorer
+from whetstone.tasks.scoring.process import ScoringRequest
 
 CAPITALS = [{"question": f"Capital {i}?", "answer": name} for i, name in enumerate(["Paris", "Rome", "Oslo"])]
 
@@ -125,10 +127,10 @@ def test_text_answers_pay_1_or_0(tmp_path: Path):
     task = make(tmp_path, CAPITALS)
     assert task.match == "normalized"
     assert [paid(task, t) for t in ("<answer>paris</answer>", "<answer>Rome</answer>", "")] == [1.0, 0.0, 0.0]
-    assert task.worst == 0.0
+    assert task.failure_reward == 0.0
     assert (
-        "match: normalized, chosen by the answers" in task.describe()
-        and "0 for a wrong one" in task.describe()
+        "match: normalized, chosen by the answers" in task.notes()[0]
+        and "0 for a wrong one" in task.notes()[0]
     )
     strict = make(
         tmp_path, CAPITALS, match="exact", reward_correct=2.0, reward_wrong=-1.0, reward_no_answer=-3.0
@@ -179,10 +181,12 @@ def test_columns_reach_functions_under_their_own_names(tmp_path: Path):
     rows = [{**row, "id": 40 + i, "level": "x"} for i, row in enumerate(CAPITALS)]
     task = make(tmp_path, rows, reward_funcs=["accuracy", f"{tmp_path}/mine.py:f"], reward_workers=1)
     assert task.columns(task.problem(1)) == rows[1]
-    with Scorer(task._config) as scorer:
+    with Scorer(task.config) as scorer:
         for index in range(3):
             text = "<answer>paris</answer>"
-            scorer.submit(Answer(problem=task.problem(index), text=text, completion_ids=[1], truncated=False))
+            scorer.submit(
+                ScoringRequest(problem=task.problem(index), text=text, completion_ids=[1], truncated=False)
+            )
         scores = scorer.gather()
     assert [score.reward for score in scores] == [1.0 + 40, 41.0, 42.0]
 
@@ -196,8 +200,8 @@ def test_prompts_alone_need_a_function(tmp_path: Path):
     (tmp_path / "mine.py").write_text("def f(completions, **columns):\n    return [0.5] * len(completions)\n")
     task = make(tmp_path, rows, reward_funcs=[f"{tmp_path}/mine.py:f"], reward_workers=1)
     assert (len(task), task.match, task.gold(task.problem(0))) == (9, "none", None)
-    with Scorer(task._config) as scorer:
-        scorer.submit(Answer(problem=task.problem(0), text="x", completion_ids=[1], truncated=False))
+    with Scorer(task.config) as scorer:
+        scorer.submit(ScoringRequest(problem=task.problem(0), text="x", completion_ids=[1], truncated=False))
         (score,) = scorer.gather()
     assert (score.reward, dict(score.parts)) == (0.5, {"f": 0.5})
 
@@ -250,7 +254,7 @@ def test_gsm8k_by_both_tasks(tmp_path: Path):
         mixture = build_tasks(config, "train", fixed)
         check_gold(mixture)
         assert len(fixed) + len(mixture) == 59 and len(fixed) >= 3
-        assert len(describe_data(mixture.tasks.values())) == (kind == "rows")
+        assert sum(len(task.notes()) for task in mixture.tasks.values()) == (kind == "rows")
 
 
 # ---- functions of the user's own ---------------------------------------------------------------------------
@@ -289,8 +293,8 @@ def test_a_file_may_import_its_project_and_its_neighbours(tmp_path: Path, monkey
     verify(["accuracy", "utils/reward_utils.py:compute_reward"])
     rows = [{"question": f"q{i}", "answer": "1"} for i in range(3)]
     task = make(tmp_path, rows, reward_funcs=["utils/reward_utils.py:compute_reward"], reward_workers=1)
-    with Scorer(task._config) as scorer:
-        scorer.submit(Answer(problem=task.problem(0), text="x", completion_ids=[1], truncated=False))
+    with Scorer(task.config) as scorer:
+        scorer.submit(ScoringRequest(problem=task.problem(0), text="x", completion_ids=[1], truncated=False))
         assert scorer.gather()[0].reward == 3.0
 
 

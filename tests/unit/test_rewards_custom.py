@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from whetstone.config.plugins import check_object
 from whetstone.errors import UserError
 from whetstone.rewards import custom
 
@@ -88,4 +89,4 @@ def test_what_cannot_be_found_is_named(spec: str, complaint: str):
 def test_a_file_that_is_no_python_is_named(tmp_path: Path):
     (tmp_path / "bad.py").write_text("def f(:\n")
     with pytest.raises(UserError, match="not readable as Python"):
-        custom.check(f"{tmp_path}/bad.py:f")
+        check_object(f"{tmp_path}/bad.py:f", "reward_funcs")

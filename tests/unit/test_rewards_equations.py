@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import pytest
 
-from whetstone.rewards.equations import Malformed, check_equation, evaluate
+from whetstone.rewards.equations import InvalidExpression, check_equation, evaluate
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_agrees_with_python_on_random_expressions():
     ],
 )
 def test_what_is_no_arithmetic_is_malformed(text: str):
-    with pytest.raises(Malformed):
+    with pytest.raises(InvalidExpression):
         evaluate(text)
     assert not check_equation(text, [1, 2], 3).well_formed
 

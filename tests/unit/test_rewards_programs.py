@@ -7,8 +7,15 @@ from typing import Any
 import pytest
 
 from whetstone.errors import UserError
-from whetstone.rewards.assertions import NotTakenApart, take_apart
-from whetstone.rewards.programs import Verdict, extract_program, judge, read_tests, same_text, same_value
+from whetstone.rewards.assertions import UnsupportedTest, split_assertions
+from whetstone.rewards.programs import (
+    ProgramResult,
+    extract_program,
+    read_tests,
+    run_tests,
+    same_text,
+    same_value,
+)
 from whetstone.sandbox.languages import LANGUAGES
 from whetstone.sandbox.pool import LocalPool
 from whetstone.sandbox.program import Limits
@@ -79,9 +86,9 @@ def test_same_value(value: Any, wanted: Any, same: bool) -> None:
 
 
 def test_languages_without_truth_values_say_1() -> None:
-    assert same_value(1, True, has_truth=False)
-    assert same_value([0, 1], [False, True], has_truth=False)
-    assert not same_value(0, True, has_truth=False)
+    assert same_value(1, True, has_booleans=False)
+    assert same_value([0, 1], [False, True], has_booleans=False)
+    assert not same_value(0, True, has_booleans=False)
 
 
 def test_same_text_forgives_spaces_at_the_ends_only() -> None:
@@ -92,10 +99,10 @@ def test_same_text_forgives_spaces_at_the_ends_only() -> None:
 
 
 def test_the_worst_test_explains_a_verdict() -> None:
-    assert Verdict(tests=("passed", "passed")).outcome == "passed"
-    assert Verdict(tests=("passed", "wrong", "crash")).outcome == "crash"
-    assert Verdict(tests=("wrong", "timeout", "crash")).outcome == "timeout"
-    assert Verdict(tests=("compile_error",) * 2).outcome == "compile_error"
+    assert ProgramResult(tests=("passed", "passed")).outcome == "passed"
+    assert ProgramResult(tests=("passed", "wrong", "crash")).outcome == "crash"
+    assert ProgramResult(tests=("wrong", "timeout", "crash")).outcome == "timeout"
+    assert ProgramResult(tests=("compile_error",) * 2).outcome == "compile_error"
 
 
 def test_all_kinds_of_tests_are_judged(pool: LocalPool) -> None:
@@ -110,7 +117,7 @@ def test_all_kinds_of_tests_are_judged(pool: LocalPool) -> None:
         "assert len(f(1)) == 2",
     ]
     tests = read_tests(raw, PYTHON, "f", "row 1")
-    verdict = judge(pool, PYTHON, source, tests, Limits())
+    verdict = run_tests(pool, PYTHON, source, tests, Limits())
     assert verdict.tests == ("passed", "wrong", "passed", "wrong", "passed", "passed", "wrong", "passed")
     assert verdict.passed == 5
 
@@ -130,14 +137,14 @@ def test_a_cheat_on_calls_and_assertions_earns_nothing(pool: LocalPool) -> None:
         {"args": [3], "expected": 10},
         {"args": [4], "expected": 10},
     ]
-    verdict = judge(pool, PYTHON, cheat, read_tests(raw, PYTHON, "f", "row"), Limits())
+    verdict = run_tests(pool, PYTHON, cheat, read_tests(raw, PYTHON, "f", "row"), Limits())
     assert verdict.passed == 0
 
 
 def test_the_program_never_meets_what_an_assertion_expects(pool: LocalPool) -> None:
     spy = "import sys, inspect\ndef f(x):\n    f = sys._getframe()\n    seen = ''\n    while f:\n        seen += repr(f.f_locals) + repr(f.f_globals); f = f.f_back\n    return '321zyx'[::-1] if '321zyx'[::-1] in seen else ''\n"
     code = "wanted = 'xyz123'\nassert f(1) == wanted\nassert f(2) == 'xyz123'"
-    assert judge(pool, PYTHON, spy, read_tests(code, PYTHON, "f", "row"), Limits()).tests == (
+    assert run_tests(pool, PYTHON, spy, read_tests(code, PYTHON, "f", "row"), Limits()).tests == (
         "wrong",
         "wrong",
     )
@@ -145,19 +152,22 @@ def test_the_program_never_meets_what_an_assertion_expects(pool: LocalPool) -> N
 
 def test_assertions_are_taken_apart() -> None:
     code = "import math\nexpected = [1, 2]\nx = 5\ns = Stack()\ns.push(x)\nassert s.pop() == x\nassert math.isclose(g(x, 2), 2.5)\nassert f(2) == expected"
-    first, second, third = take_apart(code)
-    assert first.asked == ("s.pop()",)
-    assert first.before == "x = 5\ns = Stack()\ns.push(x)"
-    assert first.judged == "assert whetstone_value_0 == x"
-    assert second.asked == ("g(x, 2)",)
-    assert "math.isclose(whetstone_value_0, 2.5)" in second.judged
-    assert third.before == "", "what is expected must not go to the program"
-    assert "expected = [1, 2]" in third.judge_before
+    first, second, third = split_assertions(code)
+    assert first.expressions == ("s.pop()",)
+    assert first.setup == "x = 5\ns = Stack()\ns.push(x)"
+    assert first.check == "assert whetstone_value_0 == x"
+    assert second.expressions == ("g(x, 2)",)
+    assert "math.isclose(whetstone_value_0, 2.5)" in second.check
+    assert third.setup == "", "what is expected must not go to the program"
+    assert "expected = [1, 2]" in third.check_setup
 
 
 def test_the_check_of_humaneval_is_understood() -> None:
     code = "def check(candidate):\n    assert candidate([1]) == 1\n    assert candidate([]) == 0\n\ncheck(total)\n"
-    assert [assertion.asked for assertion in take_apart(code, "total")] == [("total([1])",), ("total([])",)]
+    assert [assertion.expressions for assertion in split_assertions(code, "total")] == [
+        ("total([1])",),
+        ("total([])",),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -171,8 +181,8 @@ def test_the_check_of_humaneval_is_understood() -> None:
     ],
 )
 def test_other_test_code_is_refused(code: str, reason: str) -> None:
-    with pytest.raises(NotTakenApart, match=reason):
-        take_apart(code)
+    with pytest.raises(UnsupportedTest, match=reason):
+        split_assertions(code)
 
 
 @pytest.mark.parametrize(

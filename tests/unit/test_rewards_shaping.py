@@ -2,8 +2,8 @@
 
 import pytest
 
+from whetstone.rewards.builtin import format_reward, overlong_penalty
 from whetstone.rewards.combine import combine, part_names
-from whetstone.rewards.shaping import format_reward, overlong_penalty
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.hostile import wait_until_gone
 from whetstone.errors import UserError
 from whetstone.sandbox import languages, pool, protocol, seccomp, spawn_helper
 from whetstone.sandbox.languages import LANGUAGES, missing, q_literal
 from whetstone.sandbox.pool import LocalPool
-from whetstone.sandbox.program import MARK, Input, Limits, Program
+from whetstone.sandbox.program import VALUE_MARKER, Input, Limits, Program
 
 LIMITS = Limits(seconds=5.0, compile_seconds=30.0, memory_mb=256)
 
@@ -98,12 +99,12 @@ def test_what_a_limit_ended_is_named(box: LocalPool) -> None:
     talks = box.run(
         Program(language="python", source="while True: print('x' * 99)"), Limits(output_kb=4)
     ).results[0]
-    assert talks.too_much == "output"
+    assert talks.exceeded_limit == "output"
     assert len(talks.stdout) == 4 << 10
     grows = "import os\nfor _ in range(8):\n    if os.fork() == 0: break\nx = bytearray(b'1') * (60 << 20)\nimport time; time.sleep(5)"
     grown = box.run(Program(language="python", source=grows), Limits(seconds=4, memory_mb=128)).results[0]
     # The watch sees the sum; where there is a control group, the kernel may be quicker.
-    assert grown.too_much == "memory" or grown.outcome == "crash"
+    assert grown.exceeded_limit == "memory" or grown.outcome == "crash"
 
 
 def test_runs_know_nothing_of_each_other(box: LocalPool) -> None:
@@ -135,7 +136,7 @@ def test_values_of_calls_come_back_as_plain_data(box: LocalPool) -> None:
     source = "def f(a, b=1):\n    print('noise')\n    return {'x': (a, b), 'y': {2, 1}}\nclass C:\n    pass\ndef g(): return C()"
     calls = (Input(call=("f", (5,))), Input(call=("g", ())))
     first, second = box.run(Program(language="python", source=source, inputs=calls)).results
-    assert first.stdout == f'noise\n{MARK}{{"x": [5, 1], "y": [1, 2]}}\n'
+    assert first.stdout == f'noise\n{VALUE_MARKER}{{"x": [5, 1], "y": [1, 2]}}\n'
     assert second.outcome == "crash" and "type C" in second.stderr
 
 
@@ -146,7 +147,7 @@ def test_javascript_calls(box: LocalPool) -> None:
         source="function f(a, b) { return [a + b, {k: a}] }",
         inputs=(Input(call=("f", (1, 2))),),
     )
-    assert box.run(program).results[0].stdout == f'{MARK}[3,{{"k":1}}]\n'
+    assert box.run(program).results[0].stdout == f'{VALUE_MARKER}[3,{{"k":1}}]\n'
 
 
 def test_c_falls_back_to_the_next_compiler(box: LocalPool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,15 +175,15 @@ cat"""
 
 def _without_those_of_the_c_library(found: re.Match[str]) -> str:
     """Signals 32 and 33: whoever is started by posix_spawn (by make, say) ignores them, and so do the
-    children that it forks; the starter does not. Nobody can send them to any effect.
+    children that it forks; the spawn helper does not. Nobody can send them to any effect.
     """
     return f"SigIgn:\t{int(found[1], 16) & ~(0b11 << 31):016x}"
 
 
-def test_a_spawned_command_has_the_same_walls_as_a_forked_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`spawn_helper.c` does what `guard.close_in` does: limits, users, capabilities, signals, descriptors."""
+def test_a_spawned_command_has_the_same_restrictions_as_a_forked_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`spawn_helper.c` does what `restrict.apply` does: limits, users, capabilities, signals, descriptors."""
     if spawn_helper.descriptor() is None:
-        pytest.skip("no C compiler to build the starter with")
+        pytest.skip("no C compiler to build the spawn helper with")
     program = Program(language="bash", source=LOOK_AROUND, inputs=(Input(stdin="the end\n"),))
 
     def seen() -> str:
@@ -191,7 +192,7 @@ def test_a_spawned_command_has_the_same_walls_as_a_forked_one(monkeypatch: pytes
             if made.kind != "namespaces":
                 pytest.skip("commands are spawned only in namespaces")
         assert result.outcome == "ok" and not result.stderr, result
-        # What the keeper itself takes is allowed on top, and differs by the starter that it has read.
+        # What the supervisor itself takes is allowed on top, and differs by the spawn helper that it has read.
         out = re.sub(r"(virtual memory .*) 2[6-9]\d{4}\n", r"\1 256 MB and some\n", result.stdout)
         return re.sub(r"SigIgn:\t(\w+)", _without_those_of_the_c_library, out)
 
@@ -204,9 +205,9 @@ def test_a_spawned_command_has_the_same_walls_as_a_forked_one(monkeypatch: pytes
     assert "256 MB and some" in spawned
 
 
-def test_a_starter_that_can_not_do_its_work_says_why(tmp_path: Path) -> None:
+def test_a_spawn_helper_that_can_not_do_its_work_says_why(tmp_path: Path) -> None:
     if (held := spawn_helper.descriptor()) is None:
-        pytest.skip("no C compiler to build the starter with")
+        pytest.skip("no C compiler to build the spawn helper with")
     path = f"/proc/self/fd/{held}"
     for words, said in (
         ([str(tmp_path), "-1", "0", "/no/such/command"], b"sandbox: /no/such/command: No such file"),
@@ -226,9 +227,9 @@ def test_the_sandbox_says_what_it_is_made_of(box: LocalPool) -> None:
 
 def test_a_pool_that_finds_nothing_safe_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
-        raise pool.Refused("not here")
+        raise pool.IsolationUnavailable("not here")
 
-    monkeypatch.setattr(pool, "Keeper", refuse)
+    monkeypatch.setattr(pool, "SupervisorProcess", refuse)
     with pytest.raises(UserError, match=r"No safe way.*sandbox_isolation: limits"):
         LocalPool().start("python")
 
@@ -239,39 +240,39 @@ def test_limits_alone_is_only_for_those_who_ask(box: LocalPool) -> None:
         assert "can read every file" in weak.statement
 
 
-def test_a_keeper_that_dies_is_replaced(box: LocalPool) -> None:
+def test_a_supervisor_that_dies_is_replaced(box: LocalPool) -> None:
     program = Program(language="python", source="print(7)")
     box.run(program)
-    keeper = box._idle["python"][-1]
-    keeper.process.kill()
-    keeper.process.wait()
+    supervisor = box._idle["python"][-1]
+    supervisor.process.kill()
+    supervisor.process.wait()
     assert box.run(program).results[0].stdout == "7\n"
 
 
-def test_a_keeper_ends_when_its_pool_is_killed() -> None:
+def test_a_supervisor_ends_when_its_pool_is_killed() -> None:
     code = (
         "import os, signal\nfrom whetstone.sandbox.pool import LocalPool\nfrom whetstone.sandbox.program import Program\n"
         "p = LocalPool(); p.run(Program(language='python', source='print(1)'))\n"
         "print(p._idle['python'][0].process.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert pool.wait_until_gone(int(done.stdout))
+    assert wait_until_gone(int(done.stdout))
 
 
-def test_a_keeper_whose_pool_hangs_up_while_it_settles_ends_without_a_word(
+def test_a_supervisor_whose_pool_hangs_up_while_it_settles_ends_without_a_word(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A run that is refused at its start has begun keepers: its one sentence must stay the last word."""
+    """A run that is refused at its start has begun supervisors: its one sentence must stay the last word."""
 
-    def hang_up(keeper: pool.Keeper, message: object, patience_s: float) -> None:
-        protocol.send(keeper._line.fileno(), message)
-        keeper._line.close()
-        assert keeper.process.wait(30) == 0
+    def hang_up(supervisor: pool.SupervisorProcess, message: object, patience_s: float) -> None:
+        protocol.send(supervisor._socket.fileno(), message)
+        supervisor._socket.close()
+        assert supervisor.process.wait(30) == 0
         raise EOFError
 
-    monkeypatch.setattr(pool.Keeper, "ask", hang_up)
-    with pytest.raises(pool.Refused):
-        pool.Keeper("limits", "python", LIMITS)
+    monkeypatch.setattr(pool.SupervisorProcess, "request", hang_up)
+    with pytest.raises(pool.IsolationUnavailable):
+        pool.SupervisorProcess("limits", "python", LIMITS)
     assert capfd.readouterr().err == ""
 
 
@@ -341,7 +342,7 @@ def test_the_command_line_of_q_with_a_stand_in_that_says_so(
             program = Program(language="q", source="add:{x+y}", inputs=(Input(call=("add", (2, 3))),))
             result = made.run(program).results[0]
         assert result.exit_code == 0, result
-        assert result.stdout == f"{MARK}5\n"
+        assert result.stdout == f"{VALUE_MARKER}5\n"
         assert "stand-in for q: main.q -q" in result.stderr
     finally:
         languages.tools.cache_clear()

@@ -9,23 +9,23 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.hostile import PROGRAMS, SECRET, Hostile
-from whetstone.rewards.programs import Check, judge
+from tests.unit.hostile import PROGRAMS, SECRET, Hostile, wait_until_gone
+from whetstone.rewards.programs import ProgramTest, run_tests
 from whetstone.sandbox.languages import LANGUAGES, missing
-from whetstone.sandbox.pool import KINDS, Keeper, LocalPool, Refused, wait_until_gone
+from whetstone.sandbox.pool import KINDS, IsolationUnavailable, LocalPool, SupervisorProcess
 from whetstone.sandbox.program import Input, Limits, Outcome, Program
 
 LIMITS = Limits(
     seconds=0.3, memory_mb=128, disk_mb=8, output_kb=64, processes=24, compile_seconds=2, total_seconds=5
 )
-WANTED = (Check(stdin="3\n", stdout=f"OPEN SESAME {SECRET}"),)
+WANTED = (ProgramTest(stdin="3\n", stdout=f"OPEN SESAME {SECRET}"),)
 
 
 def allowed(kind: str, without: tuple[str, ...] = ()) -> str | None:
     """Why this machine can't isolate at a strength; None: it can."""
     try:
-        Keeper(kind, "python", LIMITS, without).close()
-    except Refused as error:
+        SupervisorProcess(kind, "python", LIMITS, without).close()
+    except IsolationUnavailable as error:
         return str(error)
     return None
 
@@ -130,7 +130,7 @@ def contained(pool: LocalPool, hostile: Hostile, tmp_path: Path) -> None:
     before = processes_of(pool)
     begun = time.monotonic()
     recording = Recording(pool)
-    verdict = judge(recording, LANGUAGES[hostile.language], hostile.source, WANTED, LIMITS)
+    verdict = run_tests(recording, LANGUAGES[hostile.language], hostile.source, WANTED, LIMITS)
     seconds = time.monotonic() - begun
     assert verdict.outcome in hostile.outcomes, verdict
     said = recording.said[0].results[0]
@@ -167,13 +167,13 @@ def test_the_pool_serves_on_at_full_speed_after_all_that(pool: LocalPool) -> Non
 
     with LocalPool(isolation=pool.kind or "auto", limits=LIMITS) as fresh:
         fresh.run(program, LIMITS)
-        keeper = fresh._idle["python"][0].process.pid
+        supervisor = fresh._idle["python"][0].process.pid
     before = speed()
     for source in attack:
         pool.run(Program(language="python", source=source), LIMITS)
     after = speed()
     assert after < 3 * before + 0.01, (before, after)
-    assert wait_until_gone(keeper)
+    assert wait_until_gone(supervisor)
 
 
 def test_closing_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,11 +185,10 @@ def test_closing_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Monke
             pool.run(
                 Program(language="python", source="open('x', 'w').write('x'); import os; os.fork()"), LIMITS
             )
-            keepers = [keeper.process.pid for some in pool._idle.values() for keeper in some]
-            groups = [
-                folder for some in pool._idle.values() for keeper in some for folder in keeper.cgroup or ()
-            ]
-        assert all(wait_until_gone(process) for process in keepers)
+            idle = [supervisor for entries in pool._idle.values() for supervisor in entries]
+            supervisors = [supervisor.process.pid for supervisor in idle]
+            groups = [folder for supervisor in idle for folder in supervisor.cgroup or ()]
+        assert all(wait_until_gone(process) for process in supervisors)
         assert not list(tmp_path.iterdir())
         assert not [folder for folder in groups if os.path.exists(folder)]
 

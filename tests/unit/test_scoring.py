@@ -15,7 +15,8 @@ import pytest
 from whetstone.config import Config, build, make_plan
 from whetstone.errors import UserError
 from whetstone.tasks.mixture import build_tasks
-from whetstone.tasks.scoring.pool import Answer, Scorer
+from whetstone.tasks.scoring.pool import Scorer
+from whetstone.tasks.scoring.process import ScoringRequest
 from whetstone.types import Problem
 
 OWN = Path(__file__).parents[1] / "data" / "own_rewards.py"
@@ -23,8 +24,10 @@ OWN = Path(__file__).parents[1] / "data" / "own_rewards.py"
 HANGS = r"\boxed{\sum_{n=1}^{100000000} \frac{1}{n^x}}"
 
 
-def answer(problem: Problem, text: str, num_tokens: int = 3) -> Answer:
-    return Answer(problem=problem, text=text, completion_ids=tuple(range(num_tokens)), truncated=False)
+def answer(problem: Problem, text: str, num_tokens: int = 3) -> ScoringRequest:
+    return ScoringRequest(
+        problem=problem, text=text, completion_ids=tuple(range(num_tokens)), truncated=False
+    )
 
 
 def countdown(target: int, split: str = "train") -> Problem:
@@ -177,7 +180,7 @@ def test_functions_of_the_users_own_are_added_by_name():
         assert right.reward == pytest.approx(1.0 + 2.0 * -0.04 + 0.23)
         assert wrong.reward == pytest.approx(2.0 * -0.05 + 0.02)
         assert scorer.custom_metrics == {"texts": 2.0}
-        assert scorer.custom_columns == {"first_letter": ["<", "h"]}
+        assert [score.extra for score in (right, wrong)] == [{"first_letter": "<"}, {"first_letter": "h"}]
 
 
 def test_none_is_left_out_and_columns_a_task_lacks_are_none():
@@ -223,7 +226,7 @@ def test_too_many_failures_stop_the_run_with_the_reason():
 
 def test_a_worker_killed_from_outside_is_replaced(plain: Scorer):
     for worker in plain._workers:
-        worker.child.process.send_signal(signal.SIGKILL)
+        worker.process.process.send_signal(signal.SIGKILL)
     for _ in range(20):
         plain.submit(answer(countdown(35), "<answer>30 + 5</answer>"))
     assert [score.parts["correct"] for score in plain.gather()] == [1.0] * 20
@@ -253,7 +256,7 @@ def test_a_reward_file_that_cannot_be_loaded_is_named(tmp_path: Path):
 
 def test_close_leaves_no_process_behind():
     scorer = Scorer(configure(reward_workers=2))
-    ids = [worker.child.process.pid for worker in scorer._workers]
+    ids = [worker.process.process.pid for worker in scorer._workers]
     assert all(psutil.pid_exists(pid) for pid in ids)
     scorer.close()
     scorer.close()
@@ -268,8 +271,8 @@ def test_workers_end_with_a_parent_that_is_killed_and_never_import_torch(tmp_pat
         "from whetstone.tasks.scoring.pool import Scorer\n"
         "scorer = Scorer(build({'datasets': {'countdown': {}}, 'reward_workers': 1}))\n"
         "while not scorer._workers[0].ready:\n"
-        "    scorer._pump(0.1)\n"
-        "print(scorer._workers[0].child.process.pid, flush=True)\n"
+        "    scorer._poll(0.1)\n"
+        "print(scorer._workers[0].process.process.pid, flush=True)\n"
         "time.sleep(60)\n"
     )
     parent = subprocess.Popen(
@@ -367,6 +370,6 @@ def test_failures_of_small_steps_are_judged_together():
 
 
 def test_a_lone_surrogate_that_a_function_logs_hurts_nobody():
-    scorer, scores = scored("logs_surrogates", ["a"])
-    assert scores[0].reward == 1.0 and list(scorer.custom_columns) == ["odd"]
-    "".join(scorer.custom_columns["odd"]).encode()
+    _, scores = scored("logs_surrogates", ["a"])
+    assert scores[0].reward == 1.0 and list(scores[0].extra) == ["odd"]
+    scores[0].extra["odd"].encode()

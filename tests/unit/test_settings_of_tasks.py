@@ -6,7 +6,7 @@ import pytest
 
 from whetstone.cli import run
 from whetstone.commands.listing import _shown_default, config_for_task
-from whetstone.tasks.mixture import list_tasks, make_task
+from whetstone.tasks.registry import list_tasks, make_task
 from whetstone.tasks.settings import settings_of
 
 

@@ -11,14 +11,15 @@ import pytest
 from whetstone.config import load
 from whetstone.config.sections import TaskSpec
 from whetstone.errors import UserError
-from whetstone.rewards.programs import judge, read_tests
+from whetstone.rewards.programs import read_tests, run_tests
 from whetstone.sandbox import languages
 from whetstone.sandbox.languages import LANGUAGES, missing
 from whetstone.sandbox.pool import LocalPool
 from whetstone.sandbox.program import Limits
 from whetstone.tasks.code import CodeTask, shipped_problems
 from whetstone.tasks.mixture import build_tasks, check_gold, eval_problems
-from whetstone.tasks.scoring.pool import Answer, Scorer
+from whetstone.tasks.scoring.pool import Scorer
+from whetstone.tasks.scoring.process import ScoringRequest
 
 ROWS = [
     {
@@ -87,7 +88,7 @@ def test_which_tests_run_is_fixed_by_the_seed_and_evaluation_runs_all(tmp_path: 
         return [
             [
                 test.expected
-                for test in task._chosen(read_tests(p.answer["tests"], LANGUAGES["python"], "f", ""), p)
+                for test in task._select_tests(read_tests(p.answer["tests"], LANGUAGES["python"], "f", ""), p)
             ]
             for p in problems
         ]
@@ -192,9 +193,10 @@ def test_every_solution_passes_and_every_wrong_one_fails(pool: LocalPool, langua
     failed, not_wrong = [], []
     for row in SHIPPED:
         tests = read_tests(row["tests"], LANGUAGES[language], row["function"], row["id"])
-        if judge(pool, LANGUAGES[language], row["solution"][language], tests, Limits()).outcome != "passed":
+        solution, wrong = row["solution"][language], row["wrong"][language]
+        if run_tests(pool, LANGUAGES[language], solution, tests, Limits()).outcome != "passed":
             failed.append(row["id"])
-        if judge(pool, LANGUAGES[language], row["wrong"][language], tests, Limits()).outcome != "wrong":
+        if run_tests(pool, LANGUAGES[language], wrong, tests, Limits()).outcome != "wrong":
             not_wrong.append(row["id"])
     assert not failed
     assert not not_wrong
@@ -218,7 +220,9 @@ def test_the_shipped_set_goes_through_the_scoring_processes() -> None:
     with Scorer(config) as scorer:
         for problem in problems:
             for text in (problem.answer["solution"], problem.answer["wrong"], "while True: pass"):
-                scorer.submit(Answer(problem=problem, text=text, completion_ids=(1,), truncated=False))
+                scorer.submit(
+                    ScoringRequest(problem=problem, text=text, completion_ids=(1,), truncated=False)
+                )
         scores = scorer.gather()
     assert [score.outcome for score in scores] == ["passed", "wrong", "timeout"] * 3
     assert [score.reward > 1 for score in scores] == [True, False, False] * 3

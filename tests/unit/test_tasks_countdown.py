@@ -10,7 +10,8 @@ from whetstone.config import TaskSpec, build, load
 from whetstone.errors import UserError
 from whetstone.rewards.equations import check_equation
 from whetstone.tasks.countdown import CountdownTask, Settings, solve
-from whetstone.tasks.mixture import build_tasks, check_gold, eval_problems, make_task
+from whetstone.tasks.mixture import build_tasks, check_gold, eval_problems
+from whetstone.tasks.registry import make_task
 from whetstone.types import Problem
 
 NO_EVALUATION = {"eval_num_samples": 0}

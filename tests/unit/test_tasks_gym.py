@@ -12,7 +12,7 @@ import pytest
 from whetstone.config import Config, TaskSpec, build
 from whetstone.errors import UserError
 from whetstone.tasks.gym import GymTask, known_names, make_entry
-from whetstone.tasks.mixture import make_task
+from whetstone.tasks.registry import make_task
 from whetstone.types import Problem
 
 GOLD_BELOW_ONE: set[str] = (

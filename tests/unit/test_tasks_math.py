@@ -12,7 +12,8 @@ import pytest
 from whetstone.config import TaskSpec, build
 from whetstone.errors import UserError
 from whetstone.tasks.math import MathTask
-from whetstone.tasks.mixture import build_tasks, check_gold, eval_problems, make_task
+from whetstone.tasks.mixture import build_tasks, check_gold, eval_problems
+from whetstone.tasks.registry import make_task
 
 ROWS = [{"question": f"What is {n} + {n}?", "ground_truth": str(2 * n), "level": n % 3} for n in range(40)]
 
@@ -66,7 +67,9 @@ def test_right_wrong_and_missing_answers_are_paid_as_configured(tmp_path: Path):
     assert task.score(problem, "it is 14").reward == -0.5
     assert task.score(problem, r"\boxed{}").reward == -0.5
     assert task.score(problem, "it is 14").answer is None
-    assert task.worst == -1.0  # a scorer that is made to hang must not pay better than a wrong answer
+    assert (
+        task.failure_reward == -1.0
+    )  # a scorer that is made to hang must not pay better than a wrong answer
     other = make(
         {"path": path}, eval_num_samples=0, reward_correct=2.0, reward_wrong=0.0, reward_no_answer=-2.0
     )

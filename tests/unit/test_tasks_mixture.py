@@ -10,15 +10,8 @@ import pytest
 
 from whetstone.config import build
 from whetstone.errors import UserError
-from whetstone.tasks.mixture import (
-    Mixture,
-    apportion,
-    build_tasks,
-    check_gold,
-    eval_problems,
-    list_tasks,
-    take_turns,
-)
+from whetstone.tasks.mixture import Mixture, apportion, build_tasks, check_gold, eval_problems, interleave
+from whetstone.tasks.registry import list_tasks
 
 TINY = {
     "chain_sum": {"config": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}}
@@ -32,7 +25,7 @@ def test_apportion_by_largest_remainders():
 
 
 def test_turns_are_even():
-    turns = take_turns([6, 2])
+    turns = interleave([6, 2])
     assert turns[:, 0].tolist() == [
         0,
         0,
@@ -45,7 +38,7 @@ def test_turns_are_even():
     ]  # times 1/12 3/12 | 1/4=3/12 comes after its equal
     assert turns[turns[:, 0] == 0, 1].tolist() == [0, 1, 2, 3, 4, 5]
     counts = [700, 200, 100]
-    share = np.cumsum(np.eye(3)[take_turns(counts)[:, 0]], axis=0)
+    share = np.cumsum(np.eye(3)[interleave(counts)[:, 0]], axis=0)
     exact = np.arange(1, 1001)[:, None] * np.array(counts) / 1000
     assert np.abs(share - exact).max() <= 1.0  # no prefix is off by more than one problem
 

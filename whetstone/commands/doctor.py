@@ -127,8 +127,8 @@ def _languages() -> list[Finding]:
     found = []
     for name, row in LANGUAGES.items():
         absent = missing(name)
-        says = row.title if absent is None else row.get
-        if absent is None and row.how == "exec":
+        says = row.title if absent is None else row.install_hint
+        if absent is None and row.runner == "exec":
             here = tools(name)
             says += ": " + ", then ".join(words[0] for words in here.compilers or (here.command,))
         found.append(Finding(section="Languages of programs", name=name, there=absent is None, says=says))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
     from whetstone.model.chat import Chat
-    from whetstone.types import Problem, Score
+    from whetstone.types import Problem, Score, TaskScore
 
 NUM_SAMPLES = 3  # problems that `whet tasks NAME` shows
 
@@ -140,7 +140,7 @@ def recipe_of_checkpoint(overrides: Iterable[str]) -> str | None:
 
 def print_tasks() -> None:
     """Every task, a line each."""
-    from whetstone.tasks.mixture import list_tasks
+    from whetstone.tasks.registry import list_tasks
 
     tasks = list_tasks()
     category = None
@@ -159,7 +159,7 @@ def print_task(name: str, overrides: list[str], answer: str | None = None) -> No
     its score.
     """
     from whetstone.tasks.constants import describe_constant
-    from whetstone.tasks.mixture import describe_data, make_task, task_levels
+    from whetstone.tasks.registry import make_task, task_levels
 
     config = config_for_task(name, parse_overrides(overrides))
     _print_settings(name, config.tasks.datasets[name].config)
@@ -170,7 +170,7 @@ def print_task(name: str, overrides: list[str], answer: str | None = None) -> No
     print(f"curriculum: {levels or 'none'}")
     if constant := describe_constant(name):
         print(f"best constant answer: {constant} of problems (default settings)")
-    for note in describe_data([task]):
+    for note in task.notes():
         print(note)
     for index in range(min(NUM_SAMPLES, len(task))):
         problem = task.problem(index)
@@ -192,13 +192,14 @@ def print_task(name: str, overrides: list[str], answer: str | None = None) -> No
 
 def _judged(config: Config, problem: "Problem", answer: str) -> "Score":
     """The score of a text that nobody vouches for: in an isolated process, as in training."""
-    from whetstone.tasks.scoring.pool import Answer, Scorer
+    from whetstone.tasks.scoring.pool import Scorer
+    from whetstone.tasks.scoring.process import ScoringRequest
 
     alone = config.tasks.model_copy(
         update={"reward_workers": 1, "reward_funcs": ["accuracy"], "reward_weights": None}
     )
     with Scorer(config.model_copy(update={"tasks": alone})) as scorer:
-        scorer.submit(Answer(problem=problem, text=answer, completion_ids=(), truncated=False))
+        scorer.submit(ScoringRequest(problem=problem, text=answer, completion_ids=(), truncated=False))
         return scorer.gather()[0]
 
 
@@ -232,7 +233,7 @@ def _unwrapped(value: Any) -> Any:
     return value if isinstance(value, str | int | float | dict | None) else str(value)
 
 
-def _parts(score: "Score") -> str:
+def _parts(score: "Score | TaskScore") -> str:
     parts = ", ".join(f"{part} {value:g}" for part, value in score.parts.items())
     return parts or "not judged: the reward comes from reward_funcs of your own"
 

@@ -128,8 +128,9 @@ class TasksRoom(Room):
     developer_role: Name = "system"
     """Role under which the developer prompt is given; `user` puts it in front of the question."""
     reward_funcs: list[Name] = Field(default_factory=lambda: ["accuracy", "format"])
-    """What is paid for: `accuracy`, `format`, `length`, or your own `my_rewards.py:function` with TRL's
-    signature. Default: accuracy, and format where the prompts ask for tags (reasoning-gym, countdown).
+    """What is paid for: a built-in reward (rewards/builtin.py: `accuracy`, `format`, `length`), or your own
+    `my_rewards.py:function` with TRL's signature. Default: accuracy, and format where the prompts ask for
+    tags (reasoning-gym, countdown).
     """
     reward_weights: list[Annotated[float, Field(ge=-MAX_COUNT, le=MAX_COUNT)]] | None = None
     """One weight per entry of reward_funcs; all 1 by default."""
@@ -190,7 +191,9 @@ class TasksRoom(Room):
             return values
         prompt = str(values.get("developer_prompt") or "")
         asks = "<answer>" in prompt or prompt.strip() in _PROMPTS_WITH_TAGS
-        if asks or any(str(name).split("/")[0] not in _WITHOUT_TAGS for name in names):
+        if asks or any(
+            str(name).split("/")[0] not in _WITHOUT_TAGS and ":" not in str(name) for name in names
+        ):
             return values
         return {**values, "reward_funcs": ["accuracy"]}
 

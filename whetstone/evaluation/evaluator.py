@@ -8,7 +8,7 @@ completion.
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ class EvalRecord:
     outcome: str | None = None  # how a program fared
     tests: tuple[str, ...] = ()  # and each of its tests
     reward: float = 0.0  # what training would have paid
+    extra: Mapping[str, Any] = field(default_factory=dict)  # what reward functions gave to `log_extra`
 
     @property
     def is_judged(self) -> bool:
@@ -247,6 +248,7 @@ def _records(group: Group) -> list[EvalRecord]:
             outcome=rollout.score.outcome,
             tests=rollout.score.tests,
             reward=rollout.score.reward,
+            extra=dict(rollout.score.extra),
         )
         for i, rollout in enumerate(group.rollouts)
     ]

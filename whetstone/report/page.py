@@ -313,9 +313,10 @@ def _side(step: int, answered: dict[str, Any]) -> str:
     chip = chip if told == chip else ""
     cut = ", cut off" if answered["finish"] == "length" else ""
     length = esc(answered["length"])
+    extra = "".join(f"<span>{esc(k)}: {esc(v)}</span>" for k, v in answered.get("extra", {}).items())
     return (
         f'<div class="side"><div class="meta"><span>step {step}</span><span class="chip {chip}">{told}</span>'
-        f"<span>{length} tokens{cut}</span></div><pre>{esc(answered['completion'])}</pre></div>"
+        f"<span>{length} tokens{cut}</span>{extra}</div><pre>{esc(answered['completion'])}</pre></div>"
     )
 
 

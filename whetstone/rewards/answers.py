@@ -1,10 +1,9 @@
-r"""What a model's answer is, and whether a mathematical answer equals the truth.
+r"""Extraction of a model's answer, and equality of mathematical answers.
 
-Answers are taken from the last closed `<answer>...</answer>` or the last closed `\boxed{...}`; boxes that
-only a comma, `and` or `or` stands between are one answer. Equality is tried from cheap to dear: signs that
-only the answer has (`notation.py`), the same text after normalisation, the same exact number, math-verify.
-Nothing here raises on what a model wrote, but math-verify may take for ever on a hostile expression: the
-scoring pool has the time limit, not this file.
+The answer is the last closed `<answer>...</answer>` or the last closed `\boxed{...}`; boxes separated only by
+a comma, `and` or `or` are one answer. Equality is tested from cheap to expensive: signs that only the answer
+has (`notation.py`), normalized text, exact numbers, math-verify. Nothing here raises on what a model wrote,
+but math-verify may hang on a hostile expression: the scoring pool has the time limit.
 """
 
 import logging
@@ -39,8 +38,8 @@ _MIXED = re.compile(r"^(-?)(\d+)\s+(\d+)/(\d+)$")
 
 def extract_tag(text: str) -> str | None:
     """The content of the last closed `<answer>...</answer>`, stripped; None without one."""
-    found = _last_tag(text)
-    return None if found is None else found[1]
+    match = _last_tag(text)
+    return None if match is None else match[1]
 
 
 def extract_boxed(text: str) -> str | None:
@@ -48,13 +47,13 @@ def extract_boxed(text: str) -> str | None:
 
     `\boxed{1} and \boxed{-2}` are one answer, `1, -2`.
     """
-    found = _last_boxed(text)
-    return None if found is None else found[1]
+    match = _last_boxed(text)
+    return None if match is None else match[1]
 
 
 def extract_math(text: str) -> str | None:
     r"""The final answer of a solution: the later of `<answer>` and `\boxed`, a box inside the tag opened."""
-    candidates = [found for found in (_last_tag(text), _last_boxed(text)) if found is not None]
+    candidates = [match for match in (_last_tag(text), _last_boxed(text)) if match is not None]
     if not candidates:
         return None
     answer = max(candidates)[1]
@@ -100,16 +99,16 @@ def _content(text: str, box: tuple[int, int, int]) -> str:
 
 def _closed_boxes(text: str) -> list[tuple[int, int, int]]:
     """(beginning of the command, opening brace, closing brace) of every box that is closed."""
-    begins = {match.end() - 1: match.start() for match in _BOXED.finditer(text)}
+    starts = {match.end() - 1: match.start() for match in _BOXED.finditer(text)}
     boxes: list[tuple[int, int, int]] = []
-    waiting: list[int] = []
+    open_braces: list[int] = []
     for brace in (
-        re.finditer(r"[{}]", text) if begins else ()
+        re.finditer(r"[{}]", text) if starts else ()
     ):  # one pass, so that a thousand open boxes cost no more than one
         if brace.group() == "{":
-            waiting.append(brace.start())
-        elif waiting and (opening := waiting.pop()) in begins:
-            boxes.append((begins[opening], opening, brace.start()))
+            open_braces.append(brace.start())
+        elif open_braces and (opening := open_braces.pop()) in starts:
+            boxes.append((starts[opening], opening, brace.start()))
     return boxes
 
 
@@ -128,8 +127,8 @@ def normalise(answer: str) -> str:
     text = re.sub(r"\\[!,;: ]|\\q?quad\b|~", " ", text)
     text = text.replace("\\$", "").replace("$", "").replace("\\%", "").replace("%", "")
     text = re.sub(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ)|\\degree\b|°", "", text)
-    whole = _TEXT.fullmatch(text.strip())
-    text = whole.group(1) if whole else _strip_text(text)
+    text_only = _TEXT.fullmatch(text.strip())
+    text = text_only.group(1) if text_only else _strip_text(text)
     text = _VARIABLE.sub("", text.strip())
     text = _TRAILING_UNIT.sub("", text.strip())
     text = re.sub(r"(?<=\d)(?:,|\s)(?=\d{3}(?!\d))", "", text)
@@ -174,15 +173,15 @@ def as_number(text: str) -> Fraction | None:
 
 def math_equal(answer: str, truth: str) -> bool:
     """Whether an answer means the same as the truth."""
-    ours, theirs = normalise(answer), normalise(truth)
-    if not ours or says_more(answer, truth) or names_another_variable(answer, truth):
+    normal_answer, normal_truth = normalise(answer), normalise(truth)
+    if not normal_answer or says_more(answer, truth) or names_another_variable(answer, truth):
         return False
-    number, true_number = as_number(ours), as_number(theirs)
+    number, true_number = as_number(normal_answer), as_number(normal_truth)
     if is_percent(answer) and not is_percent(truth):
         return percent_equals(number, true_number)
-    if ours == theirs:
+    if normal_answer == normal_truth:
         return True
-    if not _holds(ours):
+    if not _is_consistent(normal_answer):
         return False
     if number is not None and true_number is not None:
         if number == true_number:
@@ -191,16 +190,16 @@ def math_equal(answer: str, truth: str) -> bool:
             return False  # two different whole numbers: nothing left to find out
     if max(len(answer), len(truth)) > _LONGEST_FOR_SYMBOLIC:
         return False
-    return evaluate(_verified, answer, truth) == 1.0
+    return evaluate(_math_verify, answer, truth) == 1.0
 
 
-def _holds(text: str) -> bool:
+def _is_consistent(text: str) -> bool:
     """False for an equation of numbers that are not equal, such as 43=42."""
     numbers = [as_number(side) for side in text.split("=")]
     return len(numbers) == 1 or None in numbers or len(set(numbers)) == 1
 
 
-def _verified(answer: str, truth: str) -> bool:
+def _math_verify(answer: str, truth: str) -> bool:
     """math-verify's word. Its own time limit is off: it works by signals, and the pool's limit is hard
     anyway.
     """

@@ -1,9 +1,8 @@
-"""Assertions about a Python program, judged without showing it what they expect.
+"""Assertions about a Python program, checked without showing it the expected values.
 
-`assert f(3) == 10` is taken apart: the program's process evaluates `f(3)` and prints the value; another
-process, which never holds the program, evaluates `assert <value> == 10`. Only plain data crosses. Loops and
-functions around assertions are not taken apart and are refused when the problem is read (HumanEval's
-`check(candidate)` is understood).
+`assert f(3) == 10` is split: the program's process evaluates `f(3)` and prints the value; another process,
+without the program, evaluates `assert <value> == 10`. Only plain data crosses. Loops and functions around
+assertions are not supported and are refused when the problem is read (except HumanEval's `check(candidate)`).
 """
 
 import ast
@@ -13,80 +12,80 @@ from dataclasses import dataclass
 _VALUE = "whetstone_value_{}"
 
 
-class NotTakenApart(ValueError):
+class UnsupportedTest(ValueError):
     """Test code that is no plain sequence of statements and assertions."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Assertion:
-    """One assertion: what the program evaluates, and what is judged afterwards."""
+    """One assertion: what the program evaluates, and the check afterwards."""
 
-    before: str  # statements that the program's process needs
-    asked: tuple[str, ...]  # expressions of the program's
-    judge_before: str  # statements that the judge needs
-    judged: str  # the assertion, with names for the values
+    setup: str  # statements that the program's process needs
+    expressions: tuple[str, ...]  # expressions of the program's
+    check_setup: str  # statements that the check needs
+    check: str  # the assertion, with names for the values
 
-    def judge_code(self, values: tuple[object, ...]) -> str:
+    def check_code(self, values: tuple[object, ...]) -> str:
         """Python that fails where the assertion does."""
         lines = [f"{_VALUE.format(i)} = {value!r}" for i, value in enumerate(values)]
-        return "\n".join([*lines, self.judge_before, self.judged])
+        return "\n".join([*lines, self.check_setup, self.check])
 
 
-def take_apart(code: str, entry_point: str | None = None) -> list[Assertion]:
+def split_assertions(code: str, entry_point: str | None = None) -> list[Assertion]:
     """The assertions of a piece of test code; raises `NotTakenApart`."""
     try:
         body = ast.parse(code).body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise NotTakenApart(f"it is no Python ({error or type(error).__name__})") from None
+        raise UnsupportedTest(f"it is no Python ({error or type(error).__name__})") from None
     try:
-        return _assertions(_unwrapped(body, entry_point))
+        return _assertions(_unwrap_check(body, entry_point))
     except RecursionError:
-        raise NotTakenApart("it is nested too deeply") from None
+        raise UnsupportedTest("it is nested too deeply") from None
 
 
 def _assertions(body: list[ast.stmt]) -> list[Assertion]:
-    found, statements = [], []
+    assertions, statements = [], []
     known = set(dir(builtins))
     foreign: set[str] = set()  # names that hold something of the program's
     for statement in body:
         if isinstance(statement, ast.Assert):
-            found.append(_assertion(statement, statements, known, foreign))
+            assertions.append(_assertion(statement, statements, known, foreign))
             continue
         if not isinstance(
             statement, ast.Assign | ast.AnnAssign | ast.Expr | ast.Import | ast.ImportFrom | ast.FunctionDef
         ):
-            raise NotTakenApart(f"line {statement.lineno} holds {type(statement).__name__.lower()}")
+            raise UnsupportedTest(f"line {statement.lineno} holds {type(statement).__name__.lower()}")
         if any(isinstance(node, ast.Assert) for node in ast.walk(statement)):
-            raise NotTakenApart(f"line {statement.lineno} holds an assertion inside something else")
-        made = _made(statement)
+            raise UnsupportedTest(f"line {statement.lineno} holds an assertion inside something else")
+        names = _defined_names(statement)
         if _uses_foreign(statement, known, foreign):
-            foreign |= made
+            foreign |= names
         else:
-            known |= made
+            known |= names
         statements.append(statement)
-    if not found:
-        raise NotTakenApart("it asserts nothing")
-    return found
+    if not assertions:
+        raise UnsupportedTest("it asserts nothing")
+    return assertions
 
 
-def _unwrapped(body: list[ast.stmt], entry_point: str | None) -> list[ast.stmt]:
+def _unwrap_check(body: list[ast.stmt], entry_point: str | None) -> list[ast.stmt]:
     """The body of `def check(candidate)`, with the candidate's own name; the code as it is without one."""
-    kept: list[ast.stmt] = []
+    statements: list[ast.stmt] = []
     for statement in body:
         if isinstance(statement, ast.FunctionDef) and statement.name == "check" and statement.args.args:
             if entry_point is None:
-                raise NotTakenApart("it has check(candidate), but the row names no entry_point")
+                raise UnsupportedTest("it has check(candidate), but the row names no entry_point")
             candidate = statement.args.args[0].arg
             for inner in statement.body:
-                kept.append(_Renamed(candidate, entry_point).visit(inner))
+                statements.append(_Rename(candidate, entry_point).visit(inner))
         elif isinstance(statement, ast.Expr) and ast.unparse(statement).startswith("check("):
             continue
         else:
-            kept.append(statement)
-    return kept
+            statements.append(statement)
+    return statements
 
 
-class _Renamed(ast.NodeTransformer):
+class _Rename(ast.NodeTransformer):
     def __init__(self, old: str, new: str) -> None:
         self._old, self._new = old, new
 
@@ -94,7 +93,7 @@ class _Renamed(ast.NodeTransformer):
         return ast.copy_location(ast.Name(self._new, node.ctx), node) if node.id == self._old else node
 
 
-def _made(statement: ast.stmt) -> set[str]:
+def _defined_names(statement: ast.stmt) -> set[str]:
     """Names that a statement defines."""
     if isinstance(statement, ast.Import | ast.ImportFrom):
         return {(alias.asname or alias.name).partition(".")[0] for alias in statement.names}
@@ -107,22 +106,22 @@ def _made(statement: ast.stmt) -> set[str]:
     }
 
 
-def _read(node: ast.AST) -> set[str]:
+def _loaded_names(node: ast.AST) -> set[str]:
     inner = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     inner |= {n.arg for n in ast.walk(node) if isinstance(n, ast.arg)}
     return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)} - inner
 
 
 def _uses_foreign(node: ast.AST, known: set[str], foreign: set[str]) -> bool:
-    return any(name in foreign or name not in known for name in _read(node))
+    return any(name in foreign or name not in known for name in _loaded_names(node))
 
 
 def _assertion(
     statement: ast.Assert, statements: list[ast.stmt], known: set[str], foreign: set[str]
 ) -> Assertion:
-    asked: list[str] = []
+    expressions: list[str] = []
 
-    class Ask(ast.NodeTransformer):
+    class ExtractCalls(ast.NodeTransformer):
         """Replaces the largest expressions that are a call of the program's, or a value of it."""
 
         def visit(self, node: ast.AST) -> ast.AST:
@@ -131,20 +130,22 @@ def _assertion(
                 node, known, foreign
             )
             if is_call or is_value:
-                asked.append(ast.unparse(node))
-                return ast.copy_location(ast.Name(_VALUE.format(len(asked) - 1), ast.Load()), node)
+                expressions.append(ast.unparse(node))
+                return ast.copy_location(ast.Name(_VALUE.format(len(expressions) - 1), ast.Load()), node)
             return self.generic_visit(node)
 
-    judged = ast.unparse(ast.fix_missing_locations(Ask().visit(ast.parse(ast.unparse(statement)))))
-    if not asked:
-        raise NotTakenApart(f"line {statement.lineno} asserts nothing about the program")
-    before = _needed(statements, set().union(*(_read(ast.parse(expression)) for expression in asked)))
+    check = ast.unparse(ast.fix_missing_locations(ExtractCalls().visit(ast.parse(ast.unparse(statement)))))
+    if not expressions:
+        raise UnsupportedTest(f"line {statement.lineno} asserts nothing about the program")
+    setup = _needed(
+        statements, set().union(*(_loaded_names(ast.parse(expression)) for expression in expressions))
+    )
     mine = [s for s in statements if not _uses_foreign(s, known, foreign)]
     return Assertion(
-        before="\n".join(ast.unparse(s) for s in before),
-        asked=tuple(asked),
-        judge_before="\n".join(ast.unparse(s) for s in mine),
-        judged=judged,
+        setup="\n".join(ast.unparse(s) for s in setup),
+        expressions=tuple(expressions),
+        check_setup="\n".join(ast.unparse(s) for s in mine),
+        check=check,
     )
 
 
@@ -156,9 +157,12 @@ def _needed(statements: list[ast.stmt], names: set[str]) -> list[ast.stmt]:
             i
             for i, statement in enumerate(statements)
             if i not in chosen
-            and (_made(statement) & names or (isinstance(statement, ast.Expr) and _read(statement) & names))
+            and (
+                _defined_names(statement) & names
+                or (isinstance(statement, ast.Expr) and _loaded_names(statement) & names)
+            )
         }
         if not more:
             return [statements[i] for i in sorted(chosen)]
         chosen |= more
-        names = names | set().union(*(_read(statements[i]) for i in more))
+        names = names | set().union(*(_loaded_names(statements[i]) for i in more))

@@ -1,17 +1,16 @@
-"""How the parts of a reward become one number, and what each part is called."""
+"""The weighted sum of the parts of a reward, and the name of each part."""
 
 from collections.abc import Mapping, Sequence
-
-BUILT_IN = ("accuracy", "format", "length")
 
 
 def part_names(reward_funcs: Sequence[str]) -> tuple[str, ...]:
     """The name of each reward function's part: the function's own name, or all of it where two share that
     name.
     """
-    short = [name.rsplit(":", 1)[-1] for name in reward_funcs]
+    short_names = [name.rsplit(":", 1)[-1] for name in reward_funcs]
     return tuple(
-        name if short.count(name) == 1 else whole for name, whole in zip(short, reward_funcs, strict=True)
+        name if short_names.count(name) == 1 else spec
+        for name, spec in zip(short_names, reward_funcs, strict=True)
     )
 
 

@@ -1,11 +1,11 @@
-"""Reward functions of the user's own: found by `my_rewards.py:close_enough` or `package.module:function`,
-called the way TRL calls them.
+"""Reward functions of the user's own (`my_rewards.py:close_enough`, `package.module:function`), called as TRL
+calls them.
 
 `f(prompts=, completions=, completion_ids=, **columns) -> list of float or None`, plain or async.
-`trainer_state`, `log_extra` and `log_metric` are given where the function can take them. A function of one
+`trainer_state`, `log_extra` and `log_metric` are passed where the function takes them. A function of one
 answer, such as `f(generated_text, ground_truth)` or `f(output, ground_truth_ans, nums)` -> float or (float,
-details), is called once for each. A file's own folder and the working directory can be imported from. Keeps
-no time: the scoring pool does; `verify.py` tries the import before a run.
+details), is called once per answer. Has no time limit: the scoring pool has one. `verify.py` tries the import
+before a run.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from whetstone.config.plugins import check_object, load_object
+from whetstone.config.plugins import load_object
 
 # What functions of one answer call its text, and the truth: the columns that are looked for, in this order.
 _LISTS = {"completions", "prompts", "completion_ids"}
@@ -36,13 +36,8 @@ class Logged:
     columns: dict[str, list[Any]] = field(default_factory=dict)
 
 
-def check(spec: str) -> None:
-    """Raise if the reward function cannot exist. Runs no code of the user's."""
-    check_object(spec, "reward_funcs")
-
-
 def load(spec: str) -> Callable[..., Any]:
-    """The reward function that `spec` names; runs the user's module."""
+    """The function that `spec` names; runs the user's module."""
     return load_object(spec, "reward_funcs")
 
 
@@ -65,14 +60,13 @@ def call(
     }
     parameters = inspect.signature(function).parameters
     if text_parameter(parameters) is not None:
-        return _checked(_one_by_one(function, arguments, parameters), count), logged
+        return _checked(_call_each(function, arguments, parameters), count), logged
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    given = {**offered, **arguments}
-    if (
-        not takes_all
-    ):  # TRL would fail here with a TypeError; leaving out what was not asked for serves the same function
-        given = {name: value for name, value in given.items() if name in parameters}
-    values = function(**given)
+    kwargs = {**offered, **arguments}
+    # TRL raises a TypeError for a parameter that is not taken; such a parameter is left out here.
+    if not takes_all:
+        kwargs = {name: value for name, value in kwargs.items() if name in parameters}
+    values = function(**kwargs)
     if inspect.isawaitable(values):
         values = asyncio.run(_await(values))
     return _checked(values, count), logged
@@ -92,15 +86,15 @@ def takes_completions(parameters: Mapping[str, inspect.Parameter]) -> bool:
     return bool(_LISTS & set(parameters)) or text_parameter(parameters) is not None
 
 
-def _one_by_one(
+def _call_each(
     function: Callable[..., Any], arguments: dict[str, Any], parameters: Mapping[str, inspect.Parameter]
 ) -> list[Any]:
     """The values of a function of one answer; of (value, details) the value."""
     values = []
     text_name = text_parameter(parameters)
     assert text_name is not None
-    for place, completion in enumerate(arguments["completions"]):
-        columns = {name: column[place] for name, column in arguments.items()}
+    for source, completion in enumerate(arguments["completions"]):
+        columns = {name: column[source] for name, column in arguments.items()}
         row = {name: value for name, value in columns.items() if name in parameters}
         for name, candidates in _TRUTHS.items():
             if name in parameters:

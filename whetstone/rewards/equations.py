@@ -1,9 +1,8 @@
-"""Arithmetic written by a model: parsed by hand, computed in exact fractions, checked against given
-numbers and a target.
+"""Arithmetic written by a model: parsed by hand, computed in exact fractions, compared with a target.
 
 Knows + - * / (also the signs of print and LaTeX's \\times, \\div, \\cdot), parentheses, unary minus,
-integers and decimals. Never `eval`, and nothing that a model wrote raises: what is no arithmetic is reported
-as not well formed, and so is what is too long or too deep.
+integers and decimals. Never `eval`, and nothing that a model wrote raises: other text, and text that is too
+long or too deep, is reported as not well formed.
 """
 
 from collections import Counter
@@ -27,12 +26,12 @@ _SPELLINGS = {
 }
 
 
-class Malformed(Exception):
+class InvalidExpression(Exception):
     """The text is no arithmetic that we know."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluated:
+class Expression:
     """What an expression comes to and what it is made of."""
 
     value: Fraction | None  # None: a division by zero
@@ -61,17 +60,17 @@ def check_equation(
     """
     try:
         result = evaluate(text.split("=", 1)[0])
-    except Malformed as error:
+    except InvalidExpression as error:
         return Equation(correct=False, well_formed=False, reason=str(error))
-    reason = _complaint(result, numbers, target, exactly_once, operators)
+    reason = _error(result, numbers, target, exactly_once, operators)
     return Equation(correct=not reason, well_formed=True, reason=reason)
 
 
-def _complaint(
-    result: Evaluated, numbers: Sequence[int], target: int | Fraction, exactly_once: bool, operators: str
+def _error(
+    result: Expression, numbers: Sequence[int], target: int | Fraction, exactly_once: bool, operators: str
 ) -> str:
-    used, given = Counter(result.numbers), Counter(Fraction(number) for number in numbers)
-    extra, unused = used - given, given - used
+    used, available = Counter(result.numbers), Counter(Fraction(number) for number in numbers)
+    extra, unused = used - available, available - used
     if extra:
         return f"uses {next(iter(extra))}, which is not given or used too often"
     if exactly_once and unused:
@@ -83,12 +82,12 @@ def _complaint(
     return "" if result.value == target else f"makes {result.value}, not {target}"
 
 
-def evaluate(text: str) -> Evaluated:
+def evaluate(text: str) -> Expression:
     """The exact value of an expression; raises `Malformed`."""
     for spelling, plain in _SPELLINGS.items():
         text = text.replace(spelling, plain)
     if len(text) > LONGEST:
-        raise Malformed(f"is longer than {LONGEST} characters")
+        raise InvalidExpression(f"is longer than {LONGEST} characters")
     return _Parser(text).whole()
 
 
@@ -104,18 +103,18 @@ class _Parser:
         self.numbers: list[Fraction] = []
         self.operators: set[str] = set()
 
-    def whole(self) -> Evaluated:
+    def whole(self) -> Expression:
         value = self.sum()
         if self.peek():
-            raise Malformed(f"has '{self.peek()}' where an operator or the end should be")
-        return Evaluated(value=value, numbers=tuple(self.numbers), operators=frozenset(self.operators))
+            raise InvalidExpression(f"has '{self.peek()}' where an operator or the end should be")
+        return Expression(value=value, numbers=tuple(self.numbers), operators=frozenset(self.operators))
 
     def peek(self) -> str:
         while self.position < len(self.text) and self.text[self.position].isspace():
             self.position += 1
         return self.text[self.position : self.position + 1]
 
-    def take(self, choices: str) -> str:
+    def accept(self, choices: str) -> str:
         character = self.peek()
         if not character or character not in choices:
             return ""
@@ -124,7 +123,7 @@ class _Parser:
 
     def sum(self) -> Fraction | None:
         value = self.product()
-        while operator := self.take("+-"):
+        while operator := self.accept("+-"):
             self.operators.add(operator)
             right = self.product()
             if value is None or right is None:
@@ -135,7 +134,7 @@ class _Parser:
 
     def product(self) -> Fraction | None:
         value = self.factor()
-        while operator := self.take("*/"):
+        while operator := self.accept("*/"):
             self.operators.add(operator)
             right = self.factor()
             if value is None or right is None or (operator == "/" and right == 0):
@@ -147,14 +146,14 @@ class _Parser:
     def factor(self) -> Fraction | None:
         self.depth += 1
         if self.depth > DEEPEST:
-            raise Malformed(f"is nested deeper than {DEEPEST}")
-        if self.take("-"):
+            raise InvalidExpression(f"is nested deeper than {DEEPEST}")
+        if self.accept("-"):
             inner = self.factor()
             value = None if inner is None else -inner
-        elif self.take("("):
+        elif self.accept("("):
             value = self.sum()
-            if not self.take(")"):
-                raise Malformed("has a parenthesis that is not closed")
+            if not self.accept(")"):
+                raise InvalidExpression("has a parenthesis that is not closed")
         else:
             value = self.number()
         self.depth -= 1
@@ -167,6 +166,6 @@ class _Parser:
             self.position += 1
         digits = self.text[start : self.position]
         if not digits or digits.count(".") > 1 or digits == ".":
-            raise Malformed(f"has '{digits or self.peek()}' where a number should be")
+            raise InvalidExpression(f"has '{digits or self.peek()}' where a number should be")
         self.numbers.append(Fraction(digits + "0" if digits.endswith(".") else digits))
         return self.numbers[-1]

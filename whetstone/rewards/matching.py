@@ -1,8 +1,8 @@
-r"""How the answer of a row is compared with what a model wrote, and what is taken for the model's answer.
+r"""Comparison of a row's answer with a model's, and extraction of the latter.
 
 The model's answer is the later of the last `<answer>...</answer>` and the last `\boxed{...}`; without either,
 what follows the last `####`; without that, the last number (`numeric`) or the last line of the text, without
-"The answer is". Text inside `<think>` never counts for these two. Nothing here raises on what a model wrote.
+"The answer is". The last two ignore text inside `<think>`. Nothing here raises on what a model wrote.
 """
 
 import re
@@ -46,8 +46,8 @@ def extract(text: str, match: str) -> str | None:
     if "####" in text:
         return text.rsplit("####", 1)[1].strip().split("\n")[0].strip() or None
     if match == "numeric":
-        found = _numbers(text)
-        return found[-1][0] if found else None
+        numbers = _numbers(text)
+        return numbers[-1][0] if numbers else None
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
         return None
@@ -73,9 +73,9 @@ def same(answer: str, truth: str, match: str) -> bool:
 
 
 def _same_text(answer: str, truth: str) -> bool:
-    ours, theirs = whole_number_of(answer), whole_number_of(truth)
-    if ours is not None and theirs is not None:
-        return _equal(ours, theirs)
+    number, true_number = parse_number(answer), parse_number(truth)
+    if number is not None and true_number is not None:
+        return _equal(number, true_number)
     return normalize(answer) == normalize(truth)
 
 
@@ -90,20 +90,20 @@ def normalize(text: str) -> str:
     return " ".join(plain.split()) or text
 
 
-def whole_number_of(text: str) -> Number | None:
+def parse_number(text: str) -> Number | None:
     """The number that a text is; None where it is more than that or something else."""
     text = text.strip().rstrip(".")
-    found = _NUMBER.fullmatch(text)
-    return _as_number(found) if found else None
+    match = _NUMBER.fullmatch(text)
+    return _as_number(match) if match else None
 
 
 def _numbers(text: str) -> list[tuple[str, Number]]:
-    found = ((match.group().strip(), _as_number(match)) for match in _NUMBER.finditer(text))
-    return [(written, number) for written, number in found if number is not None]
+    numbers = ((match.group().strip(), _as_number(match)) for match in _NUMBER.finditer(text))
+    return [(written, number) for written, number in numbers if number is not None]
 
 
-def _as_number(found: re.Match[str]) -> Number | None:
-    sign, digits, exponent, divisor, percent = found.groups()
+def _as_number(match: re.Match[str]) -> Number | None:
+    sign, digits, exponent, divisor, percent = match.groups()
     if len(digits) > _LONGEST_NUMBER or (divisor and (len(divisor) > _LONGEST_NUMBER or not int(divisor))):
         return None
     value = Fraction(digits.replace(",", "") + (exponent or "")) / int(divisor or 1)
@@ -112,28 +112,28 @@ def _as_number(found: re.Match[str]) -> Number | None:
 
 def _same_number(answer: str, truth: str) -> bool:
     """The one number in the answer is the truth's; an answer with two different numbers is none."""
-    wanted = [number for _, number in _numbers(truth)]
-    given = {number for _, number in _numbers(answer)}
-    return len(given) == 1 and bool(wanted) and _equal(given.pop(), wanted[-1])
+    expected = [number for _, number in _numbers(truth)]
+    numbers = {number for _, number in _numbers(answer)}
+    return len(numbers) == 1 and bool(expected) and _equal(numbers.pop(), expected[-1])
 
 
-def _equal(given: Number, wanted: Number) -> bool:
-    if given.percent and not wanted.percent:
+def _equal(answer_number: Number, expected: Number) -> bool:
+    if answer_number.percent and not expected.percent:
         return False  # 42 % is not 42; a percent sign that the truth has may be left out
-    if given.value == wanted.value:
+    if answer_number.value == expected.value:
         return True
-    if given.value.denominator == wanted.value.denominator == 1:
+    if answer_number.value.denominator == expected.value.denominator == 1:
         return False
-    largest = max(abs(given.value), abs(wanted.value))
-    return abs(given.value - wanted.value) <= _TOLERANCE * largest
+    largest = max(abs(answer_number.value), abs(expected.value))
+    return abs(answer_number.value - expected.value) <= _TOLERANCE * largest
 
 
 def match_for(truths: Sequence[str]) -> str:
     """The comparison that suits these answers: numbers, formulas, or text."""
     if not truths:
         return "none"
-    if all(whole_number_of(truth) is not None for truth in truths):
+    if all(parse_number(truth) is not None for truth in truths):
         return "numeric"
-    words = [truth for truth in truths if whole_number_of(truth) is None]
-    formulas = sum(bool(_FORMULA.search(truth)) for truth in words)
-    return "math" if 2 * formulas > len(words) else "normalized"
+    not_numbers = [truth for truth in truths if parse_number(truth) is None]
+    formulas = sum(bool(_FORMULA.search(truth)) for truth in not_numbers)
+    return "math" if 2 * formulas > len(not_numbers) else "normalized"

@@ -1,7 +1,7 @@
-r"""Signs that change what a mathematical answer says, and that normalisation or a parser reads past.
+r"""Signs that change the meaning of a mathematical answer and that normalization or a parser ignores.
 
 `\neq 42`, `42...` and `42&43` are not 42. An answer with such a sign is wrong unless the truth has it too.
-Compares no values: that is `answers.py`.
+`answers.py` compares the values.
 """
 
 import re
@@ -39,17 +39,17 @@ def says_more(answer: str, truth: str) -> bool:
 
 def names_another_variable(answer: str, truth: str) -> bool:
     """`x=5` for `y=5`; a bare 5 names none."""
-    ours, theirs = (_LETTER_BEFORE_EQUALS.match(text.strip().strip("$")) for text in (answer, truth))
-    return ours is not None and theirs is not None and ours[1] != theirs[1]
+    name, true_name = (_LETTER_BEFORE_EQUALS.match(text.strip().strip("$")) for text in (answer, truth))
+    return name is not None and true_name is not None and name[1] != true_name[1]
 
 
 def is_percent(text: str) -> bool:
     return _PERCENT.search(text) is not None
 
 
-def percent_equals(share: Fraction | None, truth: Fraction | None) -> bool:
+def percent_equals(percentage: Fraction | None, truth: Fraction | None) -> bool:
     """Whether a percentage stands for a truth that has no percent sign: 50 % for 1/2, but not for 50.
 
     Nor 4200 % for 42: only a truth between 0 and 1 is asked for as a share.
     """
-    return share is not None and truth is not None and 0 < abs(truth) <= 1 and share == 100 * truth
+    return percentage is not None and truth is not None and 0 < abs(truth) <= 1 and percentage == 100 * truth

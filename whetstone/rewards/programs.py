@@ -1,8 +1,8 @@
-"""Programs in a model's answers: taken out of the text, run against tests, judged from outside.
+"""Programs in a model's answers: extracted from the text, run against tests, compared outside the sandbox.
 
-A test is text in and text out, a call and its value, code behind the program and what it prints, or
-assertions. What is expected stays in this process: the sandbox gets inputs and gives back what was printed,
-which is compared here as plain data. A program can't override a comparison that it never meets.
+A test is stdin and stdout, a call and its value, code behind the program and its output, or assertions.
+Expected values stay in this process: the sandbox gets inputs and returns output, which is compared here as
+plain data. A program cannot override a comparison that it never sees.
 """
 
 import ast
@@ -15,10 +15,10 @@ from typing import Any
 
 from whetstone.errors import UserError
 from whetstone.rewards.answers import extract_tag
-from whetstone.rewards.assertions import Assertion, NotTakenApart, take_apart
+from whetstone.rewards.assertions import Assertion, UnsupportedTest, split_assertions
 from whetstone.sandbox.languages import Language
 from whetstone.sandbox.pool import Pool
-from whetstone.sandbox.program import MARK, Input, Limits, Program, Result
+from whetstone.sandbox.program import VALUE_MARKER, Input, Limits, Program, Result
 
 OUTCOMES = ("passed", "wrong", "crash", "timeout", "compile_error", "no_program")
 TOLERANCE = 1e-6  # of numbers with a fraction, relative and absolute
@@ -26,7 +26,7 @@ _FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+#.-]*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
+class ProgramTest:
     """One test; which fields are set says of which kind it is."""
 
     stdin: str = ""
@@ -38,7 +38,7 @@ class Check:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class ProgramResult:
     """How a program fared: each test's outcome, and the worst of them that explains it."""
 
     tests: tuple[str, ...]
@@ -68,8 +68,8 @@ def extract_program(text: str, language: Language, use_reasoning_format: bool) -
     text = text if answer is None else answer
     blocks = _FENCE.findall(text)
     if blocks:
-        ours = [code for name, code in blocks if not name or name.lower() in language.fences]
-        text = ours[-1] if ours else blocks[-1][1]
+        same_language = [code for name, code in blocks if not name or name.lower() in language.fences]
+        text = same_language[-1] if same_language else blocks[-1][1]
     elif "```" in text and text.count("```") % 2 == 0:  # a fence inside a line
         text = text.rsplit("```", 2)[1]
         head, _, rest = text.partition(" ")
@@ -80,7 +80,7 @@ def extract_program(text: str, language: Language, use_reasoning_format: bool) -
 # ---- tests out of rows -------------------------------------------------------------------------------------
 
 
-def read_tests(raw: Any, language: Language, function: str | None, where: str) -> tuple[Check, ...]:
+def read_tests(raw: Any, language: Language, function: str | None, where: str) -> tuple[ProgramTest, ...]:
     """The tests of a row; a complaint that says what is wrong with the first that can't be used."""
     if isinstance(raw, str):
         try:
@@ -98,7 +98,7 @@ def read_tests(raw: Any, language: Language, function: str | None, where: str) -
     return tuple(tests)
 
 
-def _read(entry: Any, language: Language, function: str | None, where: str) -> list[Check]:
+def _read(entry: Any, language: Language, function: str | None, where: str) -> list[ProgramTest]:
     if isinstance(entry, str):
         entry = {"assert": entry}
     if not isinstance(entry, dict):
@@ -132,7 +132,7 @@ def _read(entry: Any, language: Language, function: str | None, where: str) -> l
             )
         if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")):
             raise UserError(f"{where} calls {ascii(name)[:60]}: give the name of a function.")
-        return [Check(call=(name, tuple(args)), expected=entry["expected"])]
+        return [ProgramTest(call=(name, tuple(args)), expected=entry["expected"])]
     stdout = entry.get("stdout", entry.get("output"))
     if stdout is None:
         raise UserError(f"{where} says not what is expected: give `stdout`, `expected` or `assert`.")
@@ -141,7 +141,7 @@ def _read(entry: Any, language: Language, function: str | None, where: str) -> l
             f"{where} has code, which can't be put behind a program in {language.name}: use stdin and stdout."
         )
     return [
-        Check(
+        ProgramTest(
             stdin=str(entry.get("stdin", entry.get("input", "")) or ""),
             stdout=str(stdout),
             code=str(entry.get("code", "")),
@@ -149,61 +149,64 @@ def _read(entry: Any, language: Language, function: str | None, where: str) -> l
     ]
 
 
-def _assertions(code: str, language: Language, function: str | None, where: str) -> list[Check]:
+def _assertions(code: str, language: Language, function: str | None, where: str) -> list[ProgramTest]:
     if language.name != "python":
         raise UserError(
             f"{where} is assertion code, which works for Python only: use calls or stdout for "
             f"{language.name}."
         )
     try:
-        return [Check(assertion=assertion) for assertion in take_apart(code, function)]
-    except NotTakenApart as error:
+        return [ProgramTest(assertion=assertion) for assertion in split_assertions(code, function)]
+    except UnsupportedTest as error:
         raise UserError(
-            f"{where} can't be judged apart from the program: {error}. Write plain assertions, or calls with "
-            "`expected`."
+            f"{where} can't be checked outside the program's process: {error}. Write plain assertions, or "
+            "calls with `expected`."
         ) from None
 
 
-# ---- judged ------------------------------------------------------------------------------------------------
+# ---- running and comparing ---------------------------------------------------------------------------------
 
 
-def judge(pool: Pool, language: Language, source: str, tests: Sequence[Check], limits: Limits) -> Verdict:
+def run_tests(
+    pool: Pool, language: Language, source: str, tests: Sequence[ProgramTest], limits: Limits
+) -> ProgramResult:
     """Run the program on every test and compare."""
     inputs: list[Input] = []
     for test in tests:
         if test.assertion is not None:
             inputs += [
-                Input(code=test.assertion.before, call=("=" + asked, ())) for asked in test.assertion.asked
+                Input(code=test.assertion.setup, call=("=" + expression, ()))
+                for expression in test.assertion.expressions
             ]
         else:
             inputs.append(Input(stdin=test.stdin, code=test.code, call=test.call))
     results = list(
         pool.run(Program(language=language.name, source=source, inputs=tuple(inputs)), limits).results
     )
-    complaint = next((result.stderr[-2000:] for result in results if not result.ok), "")
+    stderr = next((result.stderr[-2000:] for result in results if not result.ok), "")
     outcomes = []
     for test in tests:
-        count = len(test.assertion.asked) if test.assertion else 1
+        count = len(test.assertion.expressions) if test.assertion else 1
         own, results = results[:count], results[count:]
         outcomes.append(_outcome(pool, test, own, language, limits))
-    return Verdict(tests=tuple(outcomes), stderr=complaint)
+    return ProgramResult(tests=tuple(outcomes), stderr=stderr)
 
 
-def _outcome(pool: Pool, test: Check, results: list[Result], language: Language, limits: Limits) -> str:
+def _outcome(pool: Pool, test: ProgramTest, results: list[Result], language: Language, limits: Limits) -> str:
     for result in results:
         if result.outcome != "ok":
             return result.outcome
     if test.assertion is not None:
-        return _judge_apart(pool, test.assertion, results, limits)
+        return _check_assertion(pool, test.assertion, results, limits)
     if test.call is not None:
         value = _value_of(results[0].stdout)
-        same = value is not None and same_value(value[0], test.expected, language.has_truth)
+        same = value is not None and same_value(value[0], test.expected, language.has_booleans)
         return "passed" if same else "wrong"
     assert test.stdout is not None
     return "passed" if same_text(results[0].stdout, test.stdout) else "wrong"
 
 
-def _judge_apart(pool: Pool, assertion: Assertion, results: list[Result], limits: Limits) -> str:
+def _check_assertion(pool: Pool, assertion: Assertion, results: list[Result], limits: Limits) -> str:
     values = []
     for result in results:
         value = _value_of(result.stdout)
@@ -213,14 +216,14 @@ def _judge_apart(pool: Pool, assertion: Assertion, results: list[Result], limits
             values.append(ast.literal_eval(value[0]))
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             return "wrong"
-    judged = Program(language="python", source=assertion.judge_code(tuple(values)))
-    return "passed" if pool.run(judged, replace(limits, memory_mb=512)).results[0].ok else "wrong"
+    check_program = Program(language="python", source=assertion.check_code(tuple(values)))
+    return "passed" if pool.run(check_program, replace(limits, memory_mb=512)).results[0].ok else "wrong"
 
 
 def _value_of(stdout: str) -> tuple[Any] | None:
     """The value behind the last mark, if that is whole JSON and nothing follows."""
-    _, mark, text = stdout.rpartition(MARK)
-    if not mark:
+    _, marker, text = stdout.rpartition(VALUE_MARKER)
+    if not marker:
         return None
     try:
         return (json.loads(text),)
@@ -228,43 +231,45 @@ def _value_of(stdout: str) -> tuple[Any] | None:
         return None
 
 
-def same_text(printed: str, wanted: str) -> bool:
+def same_text(printed: str, expected: str) -> bool:
     """The same lines; spaces at their ends and empty lines at the end do not count."""
-    return _lines(printed) == _lines(wanted)
+    return _lines(printed) == _lines(expected)
 
 
 def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().splitlines()]
 
 
-def same_value(value: Any, wanted: Any, has_truth: bool = True) -> bool:
+def same_value(value: Any, expected: Any, has_booleans: bool = True) -> bool:
     """Equal plain data; numbers with a fraction within a tolerance. Without `has_truth` 1 is true."""
-    if isinstance(value, bool) or isinstance(wanted, bool):
-        if has_truth:
-            return isinstance(value, bool) and isinstance(wanted, bool) and value == wanted
-        value, wanted = _untrue(value), _untrue(wanted)
-    if isinstance(value, int | float) and isinstance(wanted, int | float):
-        if isinstance(value, int) and isinstance(wanted, int):
-            return value == wanted
-        return _close(value, wanted)
-    if isinstance(value, list) and isinstance(wanted, list | tuple):
-        return len(value) == len(wanted) and all(
-            same_value(a, b, has_truth) for a, b in zip(value, wanted, strict=True)
+    if isinstance(value, bool) or isinstance(expected, bool):
+        if has_booleans:
+            return isinstance(value, bool) and isinstance(expected, bool) and value == expected
+        value, expected = _bool_to_int(value), _bool_to_int(expected)
+    if isinstance(value, int | float) and isinstance(expected, int | float):
+        if isinstance(value, int) and isinstance(expected, int):
+            return value == expected
+        return _close(value, expected)
+    if isinstance(value, list) and isinstance(expected, list | tuple):
+        return len(value) == len(expected) and all(
+            same_value(a, b, has_booleans) for a, b in zip(value, expected, strict=True)
         )
-    if isinstance(value, dict) and isinstance(wanted, dict):
-        return set(value) == set(wanted) and all(same_value(value[k], wanted[k], has_truth) for k in wanted)
-    return type(value) is type(wanted) and value == wanted
+    if isinstance(value, dict) and isinstance(expected, dict):
+        return set(value) == set(expected) and all(
+            same_value(value[k], expected[k], has_booleans) for k in expected
+        )
+    return type(value) is type(expected) and value == expected
 
 
-def _untrue(value: Any) -> Any:
+def _bool_to_int(value: Any) -> Any:
     return int(value) if isinstance(value, bool) else value
 
 
-def _close(value: float, wanted: float) -> bool:
+def _close(value: float, expected: float) -> bool:
     try:
-        value, wanted = float(value), float(wanted)
+        value, expected = float(value), float(expected)
     except OverflowError:
         return False
-    if math.isnan(value) or math.isnan(wanted):
-        return math.isnan(value) and math.isnan(wanted)
-    return value == wanted or math.isclose(value, wanted, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+    if math.isnan(value) or math.isnan(expected):
+        return math.isnan(value) and math.isnan(expected)
+    return value == expected or math.isclose(value, expected, rel_tol=TOLERANCE, abs_tol=TOLERANCE)

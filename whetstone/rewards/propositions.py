@@ -1,8 +1,7 @@
 """Formulas of propositional logic as truth tables: parsed by hand, compared as sets of assignments.
 
-Knows the signs that reasoning-gym's questions use (not, and, or, implies, if and only if), parentheses and
-one capital letter for a variable. A table is an integer with one bit for each assignment. Nothing that a
-model wrote raises anything but `ValueError`.
+Knows the signs of reasoning-gym's questions (not, and, or, implies, if and only if), parentheses and capital
+letters as variables. A table is an integer with one bit per assignment. Raises nothing but `ValueError`.
 """
 
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ def truth_table(text: str, variables: Sequence[str]) -> int:
     """Bit i is the formula's value where variable j has bit j of i. Raises `ValueError` on anything else."""
     if len(text) > LONGEST:
         raise ValueError(f"longer than {LONGEST} characters")
-    return _Parser(text, variables).whole()
+    return _Parser(text, variables).parse()
 
 
 def everything(variables: Sequence[str]) -> int:
@@ -52,25 +51,25 @@ class _Parser:
         self.all = everything(variables)
         rows = range(1 << len(variables))
         self.tables = {
-            name: sum(1 << row for row in rows if row >> place & 1) for place, name in enumerate(variables)
+            name: sum(1 << row for row in rows if row >> index & 1) for index, name in enumerate(variables)
         }
 
-    def whole(self) -> int:
+    def parse(self) -> int:
         table = self.binary(0)
         if self.position < len(self.signs):
             raise ValueError(f"'{self.signs[self.position]}' where an operator or the end should be")
         return table
 
-    def take(self, sign: str) -> bool:
-        found = self.position < len(self.signs) and self.signs[self.position] == sign
-        self.position += found
-        return found
+    def accept(self, sign: str) -> bool:
+        matches = self.position < len(self.signs) and self.signs[self.position] == sign
+        self.position += matches
+        return matches
 
     def binary(self, level: int) -> int:
         if level == len(_LOOSEST_FIRST):
             return self.factor()
         table = self.binary(level + 1)
-        while self.take(_LOOSEST_FIRST[level]):
+        while self.accept(_LOOSEST_FIRST[level]):
             right = self.binary(level + 1)
             table = self.combine(_LOOSEST_FIRST[level], table, right)
         return table
@@ -88,11 +87,11 @@ class _Parser:
         self.depth += 1
         if self.depth > DEEPEST:
             raise ValueError(f"nested deeper than {DEEPEST}")
-        if self.take(NOT):
+        if self.accept(NOT):
             table = self.all & ~self.factor()
-        elif self.take("("):
+        elif self.accept("("):
             table = self.binary(0)
-            if not self.take(")"):
+            if not self.accept(")"):
                 raise ValueError("a parenthesis is not closed")
         else:
             name = self.signs[self.position] if self.position < len(self.signs) else ""

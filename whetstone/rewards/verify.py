@@ -1,7 +1,7 @@
-"""Import the user's reward functions in a process of its own, before anything is loaded.
+"""Checks of the user's reward functions before a run: their names, and an import in a separate process.
 
-An import that fails, ends its process or never returns is found at the start of a run and not in its middle.
-The process gets a time limit and is ended with all that it started. Scores nothing.
+An import that fails, ends its process or never returns is reported at the start of a run. The process has a
+time limit and is killed with everything that it started.
 """
 
 import contextlib
@@ -14,12 +14,31 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from whetstone.config import Config, nearest
+from whetstone.config.plugins import check_object, is_plugin
 from whetstone.errors import UserError
 from whetstone.rewards import custom
-from whetstone.rewards.combine import BUILT_IN
+from whetstone.rewards.builtin import REWARDS
 
 LONGEST_IMPORT_S = 120.0  # importing torch takes a while on a busy machine
-_GOOD = "imported"
+_SUCCESS = "imported"
+
+
+def check_reward_funcs(config: Config) -> None:
+    """Raise on reward functions that cannot exist or have no effect. Imports nothing."""
+    names = config.tasks.reward_funcs
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(
+                f"reward_funcs names '{name}' twice: name it once and give it a weight in reward_weights."
+            )
+        if name in REWARDS:
+            REWARDS[name].check(config)
+        elif is_plugin(name):
+            check_object(name, "reward_funcs")
+        else:
+            hint = nearest(name, REWARDS) or f": write {', '.join(REWARDS)} or my_rewards.py:my_function."
+            raise UserError(f"There is no reward function '{name}'{hint}")
 
 
 def verify(specs: Iterable[str], timeout_s: float = LONGEST_IMPORT_S) -> None:
@@ -27,21 +46,21 @@ def verify(specs: Iterable[str], timeout_s: float = LONGEST_IMPORT_S) -> None:
     import.
     """
     for spec in specs:
-        if spec not in BUILT_IN:
-            custom.check(spec)
+        if is_plugin(spec):
+            check_object(spec, "reward_funcs")
             _verify(spec, timeout_s)
 
 
 def _verify(spec: str, timeout_s: float) -> None:
     with tempfile.TemporaryDirectory(prefix="whetstone-verify-") as folder:
-        verdict = Path(folder) / "verdict"
+        result_file = Path(folder) / "result"
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path),
             "PYTHONDONTWRITEBYTECODE": "1",
         }
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "whetstone.rewards.verify", spec, str(verdict)],
+            [sys.executable, "-P", "-m", "whetstone.rewards.verify", spec, str(result_file)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -57,30 +76,30 @@ def _verify(spec: str, timeout_s: float) -> None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)  # also what it has started
             process.wait()
-        told = verdict.read_text(encoding="utf-8", errors="replace") if verdict.is_file() else ""
+        message = result_file.read_text(encoding="utf-8", errors="replace") if result_file.is_file() else ""
     if code is None:
         raise UserError(
             f"Importing the reward function '{spec}' took longer than {timeout_s:g} s: let its file define "
             "functions only, and do slow work at the first call."
         )
-    if told == _GOOD:
+    if message == _SUCCESS:
         return
     raise UserError(
-        told
+        message
         or f"Importing the reward function '{spec}' ended the process (exit code {code}): let its file "
         "define functions only."
     )
 
 
-def _import(spec: str, verdict: Path) -> None:
+def _import(spec: str, result_file: Path) -> None:
     """In the process of its own: import, and write down how it went."""
     try:
         function = custom.load(spec)
         _check_parameters(function, spec)
-        told = _GOOD
+        message = _SUCCESS
     except UserError as error:
-        told = str(error)
-    verdict.write_text(told, encoding="utf-8", errors="replace")
+        message = str(error)
+    result_file.write_text(message, encoding="utf-8", errors="replace")
 
 
 def _check_parameters(function: object, spec: str) -> None:
@@ -92,9 +111,9 @@ def _check_parameters(function: object, spec: str) -> None:
             "def reward(completions, **columns)."
         ) from None
     takes_all = any(entry.kind is entry.VAR_KEYWORD for entry in parameters.values())
-    only_by_place = [name for name, entry in parameters.items() if entry.kind is entry.POSITIONAL_ONLY]
-    if only_by_place or not (parameters or takes_all):
-        what = f"{only_by_place[0]} can't be given by name" if only_by_place else "it takes no arguments"
+    positional_only = [name for name, entry in parameters.items() if entry.kind is entry.POSITIONAL_ONLY]
+    if positional_only or not (parameters or takes_all):
+        what = f"{positional_only[0]} can't be given by name" if positional_only else "it takes no arguments"
         raise UserError(f"reward_funcs names '{spec}', but {what}: write def reward(completions, **columns).")
     if not takes_all and not custom.takes_completions(parameters):
         raise UserError(

@@ -11,7 +11,8 @@ from whetstone import seeds
 from whetstone.config import Config
 from whetstone.engines.base import Engine, Request, SamplingParams
 from whetstone.errors import UserError
-from whetstone.tasks.scoring.pool import Answer, Scorer
+from whetstone.tasks.scoring.pool import Scorer
+from whetstone.tasks.scoring.process import ScoringRequest
 from whetstone.terminal.stages import advance, stage
 from whetstone.types import Finish, Group, Problem, Rollout
 
@@ -99,7 +100,7 @@ class Collector:
                     raise RolloutCancelled
                 text = self.codec.decode(output.completion.token_ids)
                 truncated = output.completion.finish is Finish.LENGTH
-                answer = Answer(
+                answer = ScoringRequest(
                     problem=problems[output.request],
                     text=text,
                     completion_ids=output.completion.token_ids,

@@ -12,7 +12,7 @@ from whetstone.errors import UserError
 from whetstone.parallel.collectives import all_gather_data_objects, shard_list
 from whetstone.parallel.mesh import Ranks
 from whetstone.rollout.collector import Collector, RolloutCancelled
-from whetstone.tasks.scoring.pool import Answer
+from whetstone.tasks.scoring.process import ScoringRequest
 from whetstone.types import Group, Problem, Score
 
 
@@ -82,7 +82,7 @@ class NullScorer:
         self._count = 0
         self.custom_metrics: dict[str, float] = {}
 
-    def submit(self, answer: Answer) -> None:
+    def submit(self, answer: ScoringRequest) -> None:
         self._count += 1
 
     def gather(self) -> list[Score]:

@@ -27,6 +27,7 @@ def write_completions(run_folder: Path, step: int, groups: list[Group]) -> None:
             "failure": rollout.score.failure,
             **({"outcome": rollout.score.outcome} if rollout.score.outcome else {}),
             **({"tests": list(rollout.score.tests)} if rollout.score.tests else {}),
+            **({"extra": dict(rollout.score.extra)} if rollout.score.extra else {}),
             "length": len(rollout.completion.token_ids),
             "finish": rollout.completion.finish.value,
         }

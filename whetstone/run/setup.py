@@ -27,7 +27,7 @@ from whetstone.parallel import mesh
 from whetstone.parallel.collectives import new_gloo_group
 from whetstone.parallel.heartbeat import Heartbeat
 from whetstone.parallel.mesh import SINGLE, Ranks
-from whetstone.rewards.verify import verify
+from whetstone.rewards.verify import check_reward_funcs, verify
 from whetstone.rollout.async_source import AsyncRolloutSource
 from whetstone.rollout.collector import Collector
 from whetstone.rollout.distributed import DistributedCollector, NullScorer
@@ -42,11 +42,10 @@ from whetstone.tasks.mixture import (
     Mixture,
     build_tasks,
     check_gold,
-    describe_data,
     eval_problems,
-    sandbox_notes,
+    prepare_tasks,
 )
-from whetstone.tasks.scoring.pool import Scorer, check_reward_funcs
+from whetstone.tasks.scoring.pool import Scorer
 from whetstone.terminal.log import log_ending, setup_logging
 from whetstone.terminal.stages import stage
 from whetstone.types import Problem
@@ -107,7 +106,7 @@ def build(
     scalars = {} if checkpoint is None else checkpoint.scalars()
     if checkpoint is not None:
         check_plan(checkpoint, scalars, plan)
-    for line in (*describe_ranks(ranks), *without_effect(config, plan), *sandbox_notes(tasks)):
+    for line in (*describe_ranks(ranks), *without_effect(config, plan), *prepare_tasks(tasks)):
         logger.info(line)
     scorer = stack.enter_context(make_scorer(config, ranks))  # its processes start while the model loads
     with stage("loading the model"):
@@ -202,7 +201,7 @@ def build_tasks_and_plan(config: Config, ranks: Ranks = SINGLE) -> tuple[list[Pr
             check_gold(build_tasks(config, "eval"))
     plan = make_plan(config, num_problems=len(tasks), world_size=ranks.data_size)
     for line in (
-        *describe_data(tasks.tasks.values()),
+        *(note for task in tasks.tasks.values() for note in task.notes()),
         *plan.lines(config, len(fixed)),
         *few_problems(config, len(fixed)),
     ):

@@ -1,3 +1,4 @@
-"""Programs that nobody vouches for, run so that they can harm nothing: see `pool.py` for how they get in,
-`keeper.py` for where they live. Light on purpose: the keeper imports it too.
+"""Runs untrusted programs in isolation. `pool.py` is the entry point; docs/sandbox.md has the threat model.
+
+Imports nothing of whetstone but `errors`: every sandbox process imports this package at its start.
 """

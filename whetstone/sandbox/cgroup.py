@@ -1,8 +1,7 @@
-"""A control group for a keeper where we may make one: a hard ceiling for the memory and the number of all its
-processes together.
+"""A control group for a supervisor: hard limits on the memory and the number of all its processes together.
 
-Version 2 where its controllers are handed on to us, else version 1; where neither can be written (an ordinary
-user without delegation, most containers) there is none, and rlimits with the keeper's own watch must do.
+Version 2 where its controllers are delegated to us, else version 1. Where neither is writable (a user without
+delegation, most containers) there is none; rlimits and the supervisor's memory monitor remain.
 """
 
 import contextlib
@@ -14,27 +13,27 @@ _ROOT = "/sys/fs/cgroup"
 
 def join(process: int, memory_mb: int, processes: int) -> tuple[str, ...] | None:
     """Put a process into new groups; their folders, or None where that is not allowed."""
-    made: list[str] = []
+    folders: list[str] = []
     try:
         for controller, files in (
             ("memory", {"memory.max": memory_mb << 20, "memory.limit_in_bytes": memory_mb << 20}),
             ("pids", {"pids.max": processes}),
         ):
             folder = _folder(controller, process)
-            if folder not in made:
+            if folder not in folders:
                 os.mkdir(folder)
-                made.append(folder)
-            written = [name for name in files if os.path.exists(f"{folder}/{name}")]
-            if not written:
+                folders.append(folder)
+            present = [name for name in files if os.path.exists(f"{folder}/{name}")]
+            if not present:
                 raise OSError(38, f"no {controller} controller")
-            for name in written:
+            for name in present:
                 _write(f"{folder}/{name}", str(files[name]))
-        for folder in made:
+        for folder in folders:
             _write(f"{folder}/cgroup.procs", str(process))
     except OSError:
-        leave(tuple(made))
+        leave(tuple(folders))
         return None
-    return tuple(made)
+    return tuple(folders)
 
 
 def leave(folders: tuple[str, ...]) -> None:
@@ -52,15 +51,15 @@ def leave(folders: tuple[str, ...]) -> None:
 
 def _folder(controller: str, process: int) -> str:
     name = f"whet-{os.getpid()}-{process}"
-    own = ""
+    own_path = ""
     with contextlib.suppress(OSError), open("/proc/self/cgroup", encoding="ascii") as file:
         for line in file:
             _, controllers, path = line.strip().split(":", 2)
             if controller in controllers.split(","):  # version 1
                 return f"{_ROOT}/{controller}{path.rstrip('/')}/{name}"
             if not controllers:
-                own = path.rstrip("/")
-    return f"{_ROOT}{own}/{name}"
+                own_path = path.rstrip("/")
+    return f"{_ROOT}{own_path}/{name}"
 
 
 def _write(path: str, text: str) -> None:

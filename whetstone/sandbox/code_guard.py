@@ -1,11 +1,11 @@
-"""An audit hook that keeps text from becoming code.
+"""An audit hook that prevents text from becoming code.
 
-For processes that hand a model's answer to other people's parsers, some of which call `eval` (sympy's
-`parse_expr`, scorers of reasoning-gym). The hook looks at each code object made from text before it runs:
-numbers, operators and calls of known mathematical functions pass, everything else raises. It also refuses
-what no scorer needs: processes, sockets, written files, foreign libraries, unpickling. An audit hook cannot
-be removed. It is the first layer; the process is isolated as well (`isolate.py`), so that an error here costs
-a wrong score and nothing else.
+Processes that hand a model's answer to third-party parsers install it: some parsers call `eval` (sympy's
+`parse_expr`, scorers of reasoning-gym). The hook inspects each code object made from text before it runs.
+Numbers, operators and calls of known mathematical functions pass; everything else raises. The hook also
+refuses what no scorer needs: processes, sockets, file writes, foreign libraries, unpickling. An audit hook
+cannot be removed. It is the first layer; the process is isolated as well (`isolate.py`), so that a gap here
+costs a wrong score and nothing else.
 """
 
 import os

@@ -1,10 +1,9 @@
-"""Other people's parsers on a model's text, in a fork that is thrown away.
+"""Runs third-party parsers on a model's text in a disposable fork.
 
-`evaluate(function, *arguments)` calls the function. In a scoring process that has called `enable`, the call
-is made in a forked process instead: it has a time limit, its memory is its own, and it answers with one
-number and nothing else. A fork serves some calls, since copying a process costs as much as one of them; it is
-replaced after that, and after any call that hangs, dies or was refused by the code guard. Without `enable`
-(in tests, and for a task's own gold answers) the call is a plain one.
+`evaluate(function, *arguments)` calls the function. In a scoring process that has called `enable`, a forked
+process makes the call: it has a time limit and its own memory, and returns one number. A fork serves up to
+64 calls, because a fork costs as much as a call. It is replaced after that, and after a call that hangs, dies
+or was refused by the code guard. Without `enable` (tests, a task's own gold answers) the call is direct.
 """
 
 import contextlib
@@ -52,8 +51,8 @@ class _Fork:
             _write(self.calls, _LENGTH.pack(len(data)) + data)
             answer = b""
             while len(answer) < _NUMBER.size:
-                left = deadline - time.monotonic()
-                if left <= 0 or not select.select([self.numbers], [], [], left)[0]:
+                remaining_s = deadline - time.monotonic()
+                if remaining_s <= 0 or not select.select([self.numbers], [], [], remaining_s)[0]:
                     raise EvaluationFailed("timeout")
                 piece = os.read(self.numbers, _NUMBER.size - len(answer))
                 if not piece:
@@ -124,9 +123,8 @@ def _serve(calls: int, numbers: int) -> None:
             refusals = code_guard.num_refused
             value = float(function(*arguments))
             _write(numbers, _NUMBER.pack(value if code_guard.num_refused == refusals else math.nan))
-    except (
-        BaseException
-    ):  # the pipe ended, or the function raised: the other side sees that there is no number
+    # The pipe ended, or the function raised: the other side sees that there is no number.
+    except BaseException:
         os._exit(1)
     finally:
         os._exit(1)

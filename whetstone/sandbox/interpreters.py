@@ -1,8 +1,7 @@
-"""Runs a program inside this very process, which was forked for it: Python, Klong and SQL, without the start
-of an interpreter.
+"""Runs Python, Klong and SQL programs inside the forked process, without starting an interpreter.
 
-What a program leaves behind dies with the process. Values of calls are printed behind `MARK` as JSON, made
-of exact plain types only: an object of the program's own class is never asked what it equals or how it looks.
+The process ends with the program. Values of calls are printed behind `VALUE_MARKER` as JSON of exact plain
+types: an object of the program's own class is never compared or printed by its own methods.
 """
 
 import atexit
@@ -15,9 +14,9 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from whetstone.sandbox.program import MARK
+from whetstone.sandbox.program import VALUE_MARKER
 
-Tell = Callable[[bool], None]
+CompileCallback = Callable[[bool], None]
 
 
 class NotPlain(Exception):
@@ -70,15 +69,15 @@ def literal(value: Any, depth: int = 0) -> str:
     raise NotPlain(f"a value of type {kind.__name__}")
 
 
-def run(how: str, source: str, call: tuple[str, list[Any]] | None, after_compile: Tell) -> None:
+def run(runner: str, source: str, call: tuple[str, list[Any]] | None, after_compile: CompileCallback) -> None:
     """Run and end this process. `after_compile` hears, before any of the program's code runs, whether it
     could not be compiled. The interpreter's own streams are made for 0, 1 and 2, whatever those are by now.
     """
-    for name in _ours:
+    for name in _own_modules:
         del sys.modules[name]
     code = 1
     try:
-        code = _RUNNERS[how](source, call, after_compile)
+        code = _RUNNERS[runner](source, call, after_compile)
     except SystemExit as error:
         code = _exit_code(error)
     except BaseException:  # whatever a program raises, its traceback is the answer
@@ -100,7 +99,7 @@ def _exit_code(error: SystemExit) -> int:
     return 1
 
 
-def _python(source: str, call: tuple[str, list[Any]] | None, after_compile: Tell) -> int:
+def _python(source: str, call: tuple[str, list[Any]] | None, after_compile: CompileCallback) -> int:
     try:
         code = compile(source, "main.py", "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError):
@@ -122,13 +121,13 @@ def _python(source: str, call: tuple[str, list[Any]] | None, after_compile: Tell
             value = eval(function, main.__dict__)(*arguments)
             text = dumps(plain(value))
         sys.stdout.flush()
-        data = memoryview(f"{MARK}{text}\n".encode())
+        data = memoryview(f"{VALUE_MARKER}{text}\n".encode())
         while data:
             data = data[write(1, data) :]
-    return _ended_properly()
+    return _run_exit_handlers()
 
 
-def _ended_properly() -> int:
+def _run_exit_handlers() -> int:
     if "threading" in sys.modules:  # not imported here: its hook at every fork would cost more than it gives
         sys.modules["threading"]._shutdown()  # waits for the program's threads
     atexit._run_exitfuncs()
@@ -136,22 +135,24 @@ def _ended_properly() -> int:
 
 
 _klong: Any = None
-_ours: dict[str, types.ModuleType] = {}  # modules that are no business of a program
+_own_modules: dict[str, types.ModuleType] = {}  # modules that are no business of a program
 
 
-def warm(how: str) -> None:
+def preload(runner: str) -> None:
     """Import, once and before any fork, what programs of this kind need."""
     global _klong
     # Held here, so that forgetting them after the fork does not take them apart, page by page.
-    _ours.update({name: it for name, it in sys.modules.items() if name.partition(".")[0] == "whetstone"})
-    if how == "klong":
+    _own_modules.update(
+        {name: it for name, it in sys.modules.items() if name.partition(".")[0] == "whetstone"}
+    )
+    if runner == "klong":
         from klongpy import KlongInterpreter
 
         _klong = KlongInterpreter()
         _klong("{x+y}(1;2)")
-    elif how == "sql":
+    elif runner == "sql":
         import sqlite3  # noqa: F401
-    elif how == "python":  # what programs import most often; `random` seeds itself anew after every fork
+    elif runner == "python":  # what programs import most often; `random` seeds itself anew after every fork
         import bisect  # noqa: F401
         import collections  # noqa: F401
         import functools  # noqa: F401
@@ -163,7 +164,7 @@ def warm(how: str) -> None:
         import typing  # noqa: F401
 
 
-def _run_klong(source: str, call: tuple[str, list[Any]] | None, after_compile: Tell) -> int:
+def _run_klong(source: str, call: tuple[str, list[Any]] | None, after_compile: CompileCallback) -> int:
     after_compile(False)
     _klong(source)
     if call is None:
@@ -175,7 +176,7 @@ def _run_klong(source: str, call: tuple[str, list[Any]] | None, after_compile: T
         _klong[names[-1]] = to_klong(argument)
     value = _klong(f"{function}({';'.join(names)})") if names else _klong(f"{function}()")
     sys.stdout.flush()
-    data = f"{MARK}{json.dumps(plain(from_klong(value)))}\n".encode()
+    data = f"{VALUE_MARKER}{json.dumps(plain(from_klong(value)))}\n".encode()
     os.write(1, data)
     return 0
 
@@ -187,14 +188,14 @@ def to_klong(value: Any) -> Any:
     if type(value) is bool:
         return int(value)
     if type(value) is list:
-        made = [to_klong(entry) for entry in value]
-        if made and all(type(entry) in (int, float) for entry in made):
-            return numpy.asarray(made)
-        shapes = {entry.shape if isinstance(entry, numpy.ndarray) else None for entry in made}
-        if len(shapes) == 1 and None not in shapes and made[0].dtype != object:
-            return numpy.stack(made)  # a matrix
-        array = numpy.empty(len(made), dtype=object)
-        array[:] = made
+        items = [to_klong(entry) for entry in value]
+        if items and all(type(entry) in (int, float) for entry in items):
+            return numpy.asarray(items)
+        shapes = {entry.shape if isinstance(entry, numpy.ndarray) else None for entry in items}
+        if len(shapes) == 1 and None not in shapes and items[0].dtype != object:
+            return numpy.stack(items)  # a matrix
+        array = numpy.empty(len(items), dtype=object)
+        array[:] = items
         return array
     return value
 
@@ -217,7 +218,7 @@ def from_klong(value: Any) -> Any:
     return value
 
 
-def _sql(source: str, call: tuple[str, list[Any]] | None, after_compile: Tell) -> int:
+def _sql(source: str, call: tuple[str, list[Any]] | None, after_compile: CompileCallback) -> int:
     """stdin holds the tables, as SQL; the rows of the program's last query are printed, columns joined by
     |.
     """
@@ -235,19 +236,19 @@ def _sql(source: str, call: tuple[str, list[Any]] | None, after_compile: Tell) -
 
 
 def _statements(source: str, is_complete: Callable[[str], bool]) -> list[str]:
-    found, waiting = [], ""
+    statements, pending = [], ""
     for piece in source.split(";"):
-        waiting += piece + ";"
-        if is_complete(waiting):
-            if waiting.strip(" \n\t;"):
-                found.append(waiting)
-            waiting = ""
-    if waiting.strip(" \n\t;"):
-        found.append(waiting)
-    return found
+        pending += piece + ";"
+        if is_complete(pending):
+            if pending.strip(" \n\t;"):
+                statements.append(pending)
+            pending = ""
+    if pending.strip(" \n\t;"):
+        statements.append(pending)
+    return statements
 
 
-_RUNNERS: dict[str, Callable[[str, tuple[str, list[Any]] | None, Tell], int]] = {
+_RUNNERS: dict[str, Callable[[str, tuple[str, list[Any]] | None, CompileCallback], int]] = {
     "python": _python,
     "klong": _run_klong,
     "sql": _sql,

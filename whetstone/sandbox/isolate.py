@@ -1,8 +1,8 @@
-"""Puts the present process behind the sandbox's layers: for scorers, which judge text that a model wrote.
+"""Isolates the current process. Scoring workers call this before they score text that a model wrote.
 
-A scoring process imports what it needs, calls `isolate`, and answers questions from then on. With namespaces
-it continues as a new process that sees the interpreter's folders read-only and nothing else; with filters it
-stays where it is, behind Landlock and seccomp. No network, no writing, no other process, no capabilities.
+A worker imports what it needs, calls `isolate`, and then serves requests. With namespaces it continues as a
+new process that sees the interpreter's folders read-only and nothing else. With filters it stays in place,
+behind Landlock and seccomp. No network, no writing, no other process, no capabilities.
 """
 
 import importlib.util
@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 from whetstone.sandbox import namespaces, restrict, seccomp, syscalls
 from whetstone.sandbox.layers import other_user, threads_of_user
-from whetstone.sandbox.restrict import Walls
+from whetstone.sandbox.restrict import Restrictions
 
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 _PROCESSES = 4  # this one, its forks
@@ -30,41 +30,41 @@ def isolate(kind: str, packages: Iterable[str], *, memory_mb: int, user_number: 
         _limit(memory_mb, resource.RLIM_INFINITY)
         return ("rlimits",)
     if not seccomp.is_supported():
-        raise OSError(38, "seccomp is not to be had on this machine")
+        raise OSError(38, "this machine does not support seccomp")
     landlock = syscalls.landlock_version()
     layers: list[str] = []
-    inner = kind == "namespaces"
-    if inner:
-        world = namespaces.enter(visible, _hidden(visible), 1, user_number, None)
-        user, elsewhere = world.user, 0
+    has_namespaces = kind == "namespaces"
+    if has_namespaces:
+        info = namespaces.enter(visible, _hidden(visible), 1, user_number, None)
+        user, elsewhere = info.user, 0
         layers.append("namespaces")
     else:
         user = other_user(visible, landlock, user_number)
         elsewhere = 0 if user is not None else threads_of_user()
-    walls = Walls(
+    restrictions = Restrictions(
         user=user,
-        has_own_processes=inner,
+        has_pid_namespace=has_namespaces,
         landlock=landlock,
         seccomp=True,
         readable=(
             *namespaces.SYSTEM,
             *namespaces.SYSTEM_FILES,
             *visible,
-            *(("/proc", "/etc") if inner else ()),
+            *(("/proc", "/etc") if has_namespaces else ()),
         ),
         writable=_DEVICES,
-        processes_elsewhere=elsewhere,
-        keeper_is_inside=False,
-        address_space_now=0,
+        other_processes=elsewhere,
+        already_applied=False,
+        supervisor_address_space=0,
     )
     _limit(memory_mb, _PROCESSES + elsewhere)
     if user is None:
         syscalls.drop_capabilities()
     else:
-        restrict.give_up_groups(user)
+        restrict.drop_groups(user)
         os.setresuid(user, user, user)
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of user has cleared it
-    restrict.for_good(walls, walls.writable)
+    restrict.apply_irrevocable(restrictions, restrictions.writable)
     layers += [f"Landlock {landlock}"] if landlock else []
     return (*layers, "seccomp", *(("a user of its own",) if user is not None else ()), "rlimits")
 
@@ -72,7 +72,7 @@ def isolate(kind: str, packages: Iterable[str], *, memory_mb: int, user_number: 
 def visible_folders(packages: Iterable[str]) -> tuple[str, ...]:
     """The folders of the interpreter's own library and of the packages that are named."""
     paths = sysconfig.get_paths()
-    found = [
+    folders = [
         sys.base_prefix,
         os.path.realpath(sys.base_prefix),
         *(paths[key] for key in ("purelib", "platlib")),
@@ -80,8 +80,8 @@ def visible_folders(packages: Iterable[str]) -> tuple[str, ...]:
     for name in packages:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.origin:
-            found.append(os.path.dirname(os.path.dirname(spec.origin)))
-    return tuple(dict.fromkeys(found))
+            folders.append(os.path.dirname(os.path.dirname(spec.origin)))
+    return tuple(dict.fromkeys(folders))
 
 
 def _hidden(visible: Iterable[str]) -> list[str]:
@@ -91,13 +91,13 @@ def _hidden(visible: Iterable[str]) -> list[str]:
 
 
 def _limit(memory_mb: int, processes: int) -> None:
-    wanted = {
+    rlimits = {
         resource.RLIMIT_CORE: (0, 0),
         resource.RLIMIT_NOFILE: (256, 256),
         resource.RLIMIT_FSIZE: (0, 0),
     }
     if sys.platform == "linux":  # macOS does not know this limit
-        wanted[resource.RLIMIT_AS] = (memory_mb << 20, memory_mb << 20)
+        rlimits[resource.RLIMIT_AS] = (memory_mb << 20, memory_mb << 20)
     if processes != resource.RLIM_INFINITY:
-        wanted[resource.RLIMIT_NPROC] = (processes, processes)
-    restrict.set_limits(wanted)
+        rlimits[resource.RLIMIT_NPROC] = (processes, processes)
+    restrict.set_limits(rlimits)

@@ -1,8 +1,7 @@
-"""The languages programs may be written in, as a table: how one is run, how a value is printed, how to see
-whether it is there and how to get it.
+"""The table of programming languages: how to compile, run, print a value, detect and install each.
 
-`how` is `python`, `klong` or `sql` where the keeper's own interpreter runs it, and `exec` where a command
-does. Looks for programs on this machine, and starts nothing but a compiler that is asked where it lives.
+`runner` is `python`, `klong` or `sql` where the sandbox's own interpreter runs it, `exec` for a command. This
+module looks for programs on the machine; it starts only `rustc --print sysroot` and a check of PyKX.
 """
 
 import glob
@@ -15,12 +14,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 from whetstone.errors import UserError
-from whetstone.sandbox.program import MARK, Job, Limits, Program
+from whetstone.sandbox.program import VALUE_MARKER, Job, Limits, Program
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,26 +29,28 @@ class Language:
     name: str
     title: str
     fences: tuple[str, ...]  # what stands behind ``` in a model's answer
-    how: str
+    runner: str
     file: str
-    get: str  # how to get it
+    install_hint: str
     compilers: tuple[tuple[str, ...], ...] = ()  # the quickest first; the next where it fails
     command: tuple[str, ...] = ()
     print_call: Callable[[str, tuple[Any, ...]], str] | None = None  # code that prints a call's value
     takes_code: bool = True  # tests may put code behind the program
     syntax_error: str | None = None  # what stderr says where the program could not be read at all
-    has_truth: bool = True  # its truth values are not just 1 and 0
+    has_booleans: bool = True  # its truth values are not just 1 and 0
     limit_address_space: bool = True
     environment: dict[str, str] = field(default_factory=dict)
 
     @property
     def takes_calls(self) -> bool:
-        return self.print_call is not None or self.how in ("python", "klong")
+        return self.print_call is not None or self.runner in ("python", "klong")
 
 
 def _print_javascript(function: str, arguments: tuple[Any, ...]) -> str:
-    given = ", ".join(json.dumps(argument) for argument in arguments)
-    return f"\n;process.stdout.write({json.dumps(MARK)} + JSON.stringify({function}({given})) + '\\n');\n"
+    args = ", ".join(json.dumps(argument) for argument in arguments)
+    return (
+        f"\n;process.stdout.write({json.dumps(VALUE_MARKER)} + JSON.stringify({function}({args})) + '\\n');\n"
+    )
 
 
 def q_literal(value: Any) -> str:
@@ -85,9 +86,9 @@ def q_literal(value: Any) -> str:
 
 
 def _print_q(function: str, arguments: tuple[Any, ...]) -> str:
-    mark = "".join(f"\\{ord(letter):03o}" if ord(letter) < 32 else letter for letter in MARK)
-    given = ";".join(q_literal(argument) for argument in arguments)
-    return f'\n-1 "{mark}",.j.j {function}[{given}];\n'
+    mark = "".join(f"\\{ord(letter):03o}" if ord(letter) < 32 else letter for letter in VALUE_MARKER)
+    args = ";".join(q_literal(argument) for argument in arguments)
+    return f'\n-1 "{mark}",.j.j {function}[{args}];\n'
 
 
 _RUST = "https://rustup.rs"
@@ -98,27 +99,27 @@ LANGUAGES: dict[str, Language] = {
             name="python",
             title="Python",
             fences=("python", "py", "python3"),
-            how="python",
+            runner="python",
             file="main.py",
-            get="it runs whetstone itself",
+            install_hint="it runs whetstone itself",
         ),
         Language(
             name="klong",
             title="Klong",
             fences=("klong", "kg"),
-            how="klong",
+            runner="klong",
             file="main.kg",
-            get="pip install klongpy==0.7.1",
-            has_truth=False,
+            install_hint="pip install klongpy==0.7.1",
+            has_booleans=False,
         ),
         Language(
             name="q",
             title="q (kdb+)",
             fences=("q", "kdb", "kdb+"),
-            how="exec",
+            runner="exec",
             file="main.q",
-            get="install kdb+ from kx.com (the personal edition is free) and put `q` on the PATH, or pip "
-            "install pykx and set up its licence: PyKX without a licence can't evaluate q",
+            install_hint="install kdb+ from kx.com (the personal edition is free) and put `q` on the PATH, "
+            "or pip install pykx and set up its licence: PyKX without a licence can't evaluate q",
             command=("q", "main.q", "-q"),
             print_call=_print_q,
             environment={"QINIT": "/dev/null"},
@@ -127,9 +128,9 @@ LANGUAGES: dict[str, Language] = {
             name="sql",
             title="SQL (SQLite)",
             fences=("sql", "sqlite"),
-            how="sql",
+            runner="sql",
             file="main.sql",
-            get="Python's sqlite3 module, which most builds of Python have",
+            install_hint="Python's sqlite3 module, which most builds of Python have",
             syntax_error=r"OperationalError: near |incomplete input|syntax error",
             takes_code=False,
         ),
@@ -137,9 +138,9 @@ LANGUAGES: dict[str, Language] = {
             name="javascript",
             title="JavaScript",
             fences=("javascript", "js", "node"),
-            how="exec",
+            runner="exec",
             file="main.js",
-            get="install node (apt install nodejs)",
+            install_hint="install node (apt install nodejs)",
             command=("node", "--max-old-space-size=256", "main.js"),
             print_call=_print_javascript,
             syntax_error=r"^SyntaxError:",
@@ -150,9 +151,9 @@ LANGUAGES: dict[str, Language] = {
             name="bash",
             title="Bash",
             fences=("bash", "sh", "shell"),
-            how="exec",
+            runner="exec",
             file="main.sh",
-            get="install bash",
+            install_hint="install bash",
             command=("bash", "main.sh"),
             syntax_error=r"syntax error",
         ),
@@ -160,49 +161,49 @@ LANGUAGES: dict[str, Language] = {
             name="c",
             title="C",
             fences=("c",),
-            how="exec",
+            runner="exec",
             file="main.c",
-            get="install gcc, clang or tcc (apt install gcc)",
+            install_hint="install gcc, clang or tcc (apt install gcc)",
             compilers=(
                 ("tcc", "-o", "main", "main.c", "-lm"),
                 ("gcc", "-O2", "-w", "-o", "main", "main.c", "-lm"),
                 ("clang", "-O2", "-w", "-o", "main", "main.c", "-lm"),
             ),
-            command=("{built}/main",),
+            command=("{build_dir}/main",),
             takes_code=False,
         ),
         Language(
             name="cpp",
             title="C++",
             fences=("cpp", "c++", "cxx"),
-            how="exec",
+            runner="exec",
             file="main.cpp",
-            get="install g++ or clang++ (apt install g++)",
+            install_hint="install g++ or clang++ (apt install g++)",
             compilers=(
                 ("g++", "-O1", "-w", "-std=c++17", "-o", "main", "main.cpp"),
                 ("clang++", "-O1", "-w", "-std=c++17", "-o", "main", "main.cpp"),
             ),
-            command=("{built}/main",),
+            command=("{build_dir}/main",),
             takes_code=False,
         ),
         Language(
             name="rust",
             title="Rust",
             fences=("rust", "rs"),
-            how="exec",
+            runner="exec",
             file="main.rs",
-            get=f"install rustc ({_RUST}) and a C compiler to link with",
+            install_hint=f"install rustc ({_RUST}) and a C compiler to link with",
             compilers=(("rustc", "-O", "--edition=2021", "-Awarnings", "-o", "main", "main.rs"),),
-            command=("{built}/main",),
+            command=("{build_dir}/main",),
             takes_code=False,
         ),
         Language(
             name="java",
             title="Java (class Main)",
             fences=("java",),
-            how="exec",
+            runner="exec",
             file="Main.java",
-            get="install a JDK (apt install default-jdk-headless)",
+            install_hint="install a JDK (apt install default-jdk-headless)",
             compilers=(
                 (
                     "javac",
@@ -221,7 +222,7 @@ LANGUAGES: dict[str, Language] = {
                 "-Xmx256m",
                 "-Xshare:auto",
                 "-cp",
-                "{built}",
+                "{build_dir}",
                 "Main",
             ),
             takes_code=False,
@@ -264,16 +265,16 @@ def missing(name: str) -> str | None:
 def tools(name: str) -> Tools:
     """What runs the language here; a complaint that names it and says how to get it where nothing does."""
     row = LANGUAGES[name]
-    absent = UserError(f"The language {name} is not installed on this machine: {row.get}.")
-    if row.how != "exec":
-        if importlib.util.find_spec({"klong": "klongpy", "sql": "sqlite3"}.get(row.how, "sys")) is None:
+    absent = UserError(f"The language {name} is not installed on this machine: {row.install_hint}.")
+    if row.runner != "exec":
+        if importlib.util.find_spec({"klong": "klongpy", "sql": "sqlite3"}.get(row.runner, "sys")) is None:
             raise absent
-        packages = _package_folders("klongpy", "numpy") if row.how == "klong" else ()
+        packages = _package_folders("klongpy", "numpy") if row.runner == "klong" else ()
         return Tools(compilers=(), command=(), visible=(*_python_folders(), *packages))
-    compilers = tuple(made for one in row.compilers if (made := _found(one)) is not None)
-    command = row.command if row.command[0].startswith("{") else _found(row.command)
+    compilers = tuple(resolved for entry in row.compilers if (resolved := _resolve(entry)) is not None)
+    command = row.command if row.command[0].startswith("{") else _resolve(row.command)
     environment: dict[str, str] = {}
-    visible = [folder for words in (*compilers, command) if words for folder in _home(words[0])]
+    visible = [folder for argv in (*compilers, command) if argv for folder in _home(argv[0])]
     if name == "q":
         if command is None and _pykx_is_licensed():
             command = (sys.executable, "-c", _PYKX, row.file)
@@ -292,13 +293,13 @@ def tools(name: str) -> Tools:
     )
 
 
-def _found(command: tuple[str, ...]) -> tuple[str, ...] | None:
+def _resolve(command: tuple[str, ...]) -> tuple[str, ...] | None:
     path = shutil.which(command[0])
     if path is None:
         return None
     if command[0] == "rustc":  # rustup's is only a door, which looks for the real one in the home folder
-        asked = subprocess.run([path, "--print", "sysroot"], capture_output=True, text=True, check=False)
-        real = os.path.join(asked.stdout.strip(), "bin", "rustc")
+        sysroot = subprocess.run([path, "--print", "sysroot"], capture_output=True, text=True, check=False)
+        real = os.path.join(sysroot.stdout.strip(), "bin", "rustc")
         path = real if os.path.exists(real) else path
     return (os.path.realpath(path) if command[0] in ("java", "javac") else path, *command[1:])
 
@@ -318,8 +319,8 @@ def _home(program: str) -> list[str]:
 def _pykx_is_licensed() -> bool:
     if importlib.util.find_spec("pykx") is None:
         return False
-    asked = [sys.executable, "-c", "import pykx; print(pykx.licensed)"]
-    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip() == "True"
+    command = [sys.executable, "-c", "import pykx; print(pykx.licensed)"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() == "True"
 
 
 def _python_folders() -> tuple[str, ...]:
@@ -328,35 +329,35 @@ def _python_folders() -> tuple[str, ...]:
 
 def _package_folders(*names: str) -> tuple[str, ...]:
     """Where packages lie, and the libraries beside them that wheels bring."""
-    found = []
+    folders = []
     for name in names:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.origin:
             folder = os.path.dirname(spec.origin)
-            found += [folder, *glob.glob(f"{os.path.dirname(folder)}/{name}.libs")]
-    return tuple(found)
+            folders += [folder, *glob.glob(f"{os.path.dirname(folder)}/{name}.libs")]
+    return tuple(folders)
 
 
 def job_of(program: Program, limits: Limits) -> Job:
-    """A program as a keeper runs it."""
+    """The job of a supervisor for a program."""
     row, here = LANGUAGES[program.language], tools(program.language)
     inputs = []
-    for given in program.inputs:
+    for run_input in program.inputs:
         source, call = program.source, None
-        if given.code:
+        if run_input.code:
             assert row.takes_code, f"{row.name} takes no code behind a program"
-            source += "\n" + given.code
-        if given.call is not None:
-            function, arguments = given.call
+            source += "\n" + run_input.code
+        if run_input.call is not None:
+            function, arguments = run_input.call
             if row.print_call is None:
                 call = (function, list(arguments))
             else:
                 source += row.print_call(function, arguments)
         if row.name == "q":
             source += "\nexit 0\n"
-        inputs.append({"source": source, "stdin": given.stdin, "call": call})
+        inputs.append({"source": source, "stdin": run_input.stdin, "call": call})
     return Job(
-        how=row.how,
+        runner=row.runner,
         file=row.file,
         inputs=tuple(inputs),
         limits=limits,
@@ -371,7 +372,3 @@ def is_syntax_error(name: str, stderr: str) -> bool:
     """Whether a language without a compiler could not even read the program; for the metrics only."""
     pattern = LANGUAGES[name].syntax_error
     return pattern is not None and re.search(pattern, stderr, re.MULTILINE) is not None
-
-
-def with_limits(limits: Limits, **changes: Any) -> Limits:
-    return replace(limits, **changes)

@@ -1,8 +1,8 @@
-"""Where a keeper works and what surrounds its programs: found out once, when it starts.
+"""Enters the sandbox at the requested isolation level and describes it as a `SandboxEnv`.
 
-Goes as far in as it is told (`kind`): into a world of its own (`root.py`), or no further than a folder,
-behind the filters of `guard.py`. Raises `OSError` where the machine does not allow it; the pool then tries
-the next.
+`namespaces`: new namespaces and a new root (`namespaces.py`). `filters` and `limits`: a folder, with the
+restrictions of `restrict.py`. Raises `OSError` where the machine does not allow the level; the pool then
+tries the next one.
 """
 
 import contextlib
@@ -14,88 +14,128 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from whetstone.sandbox import namespaces, restrict, seccomp, syscalls
-from whetstone.sandbox.restrict import Walls
+from whetstone.sandbox.restrict import Restrictions
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where this keeper works and what surrounds its programs."""
+class SandboxEnv:
+    """The working directories and the restrictions of a supervisor's programs."""
 
-    parent: str  # the folder in which `box` is made anew for every run
-    box: str
-    built: str
-    walls: Walls
+    parent: str  # the folder in which `work_dir` is created for every run
+    work_dir: str
+    build_dir: str
+    restrictions: Restrictions
     layers: tuple[str, ...]
     has_proc: bool
-    starter: str | None  # the program that commands are started by; None: fork for them
+    spawn_helper: str | None  # the program that commands are started by; None: fork for them
 
 
-def settle(settings: dict[str, Any], outside: Callable[[int], NoReturn]) -> Place:
-    """Go as far in as `settings["kind"]` says; returns in a new process. `outside`: what the present one does
-    from now on, given its child.
+def enter_sandbox(settings: dict[str, Any], outside: Callable[[int], NoReturn]) -> SandboxEnv:
+    """Enter the isolation level `settings["kind"]`; returns in a new process. The present one calls
+    `outside(child)` and never returns.
     """
     landlock = 0 if "landlock" in settings["without"] else syscalls.landlock_version()
-    has_seccomp = seccomp.is_supported()
-    starter = _content(settings["starter"])
-    if settings["kind"] == "namespaces":
-        world = namespaces.enter(
-            settings["visible"],
-            settings["hidden"],
-            settings["disk_mb"],
-            settings["outside_user"],
-            starter,
-            outside,
-        )
-        parent, box, built = namespaces.BOX, namespaces.HOME, namespaces.BUILT
-        user, has_proc = world.user, world.has_proc
-        spaces = "process, mount, network, ipc, host name" + (", user" if world.has_user_namespace else "")
-        layers = [f"namespaces ({spaces})", "read-only root"]
+    has_namespaces = settings["kind"] == "namespaces"
+    if has_namespaces:
+        env = _enter_namespaces(settings, landlock, outside)
     else:
-        parent, built = os.path.join(settings["folder"], "box"), os.path.join(settings["folder"], "built")
-        box = os.path.join(parent, "home")
-        if child := os.fork():
-            outside(child)
-        user, has_proc = other_user(settings["visible"], landlock, settings["outside_user"]), True
-        layers = []
-        syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)  # what a program leaves behind becomes ours
-        if settings["kind"] == "filters" and not has_seccomp:
-            raise OSError(38, "seccomp is not to be had on this machine")
-        if settings["kind"] == "limits":
-            landlock, has_seccomp = 0, False
-    inner = settings["kind"] == "namespaces"
-    readable = (*namespaces.SYSTEM, *namespaces.SYSTEM_FILES, *settings["visible"], built)
-    readable += ("/proc", "/etc", namespaces.START) if inner else ()
-    writable = (parent, "/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
-    layers += [f"Landlock {landlock}"] if landlock else []
-    layers += ["seccomp"] if has_seccomp else []
-    layers += ["a user of its own"] if user is not None else []
+        env = _enter_folder(settings, landlock, outside)
+    restrict.set_limits({resource.RLIMIT_CORE: (0, 0), resource.RLIMIT_NOFILE: (256, 256)})  # for all to come
+    if has_namespaces:
+        if env.restrictions.user is not None:
+            restrict.drop_groups(env.restrictions.user)
+        # Children inherit these restrictions, so that none of them has to apply its own.
+        restrict.apply_irrevocable(env.restrictions, env.restrictions.writable)
+    return env
+
+
+def _enter_namespaces(
+    settings: dict[str, Any], landlock: int, outside: Callable[[int], NoReturn]
+) -> SandboxEnv:
+    helper = _content(settings["spawn_helper"])
+    info = namespaces.enter(
+        settings["visible"],
+        settings["hidden"],
+        settings["disk_mb"],
+        settings["outside_user"],
+        helper,
+        outside,
+    )
+    spaces = "process, mount, network, ipc, host name" + (", user" if info.has_user_namespace else "")
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)  # a program of the same user can't look into us
-    walls = Walls(
+    restrictions = _restrictions(
+        info.user,
+        landlock,
+        seccomp.is_supported(),
+        (*settings["visible"], namespaces.BUILD_DIR, "/proc", "/etc", namespaces.SPAWN_HELPER),
+        namespaces.WORK_PARENT,
+        has_namespaces=True,
+    )
+    return SandboxEnv(
+        parent=namespaces.WORK_PARENT,
+        work_dir=namespaces.WORK_DIR,
+        build_dir=namespaces.BUILD_DIR,
+        restrictions=restrictions,
+        layers=(f"namespaces ({spaces})", "read-only root", *_layer_names(restrictions)),
+        has_proc=info.has_proc,
+        spawn_helper=namespaces.SPAWN_HELPER if helper is not None else None,
+    )
+
+
+def _enter_folder(settings: dict[str, Any], landlock: int, outside: Callable[[int], NoReturn]) -> SandboxEnv:
+    """Without namespaces: a fork that works in a folder, `filters` or `limits`."""
+    parent, build_dir = os.path.join(settings["folder"], "box"), os.path.join(settings["folder"], "built")
+    has_seccomp = seccomp.is_supported()
+    if child := os.fork():
+        outside(child)
+    user = other_user(settings["visible"], landlock, settings["outside_user"])
+    syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)  # what a program leaves behind becomes ours
+    if settings["kind"] == "filters" and not has_seccomp:
+        raise OSError(38, "this machine does not support seccomp")
+    if settings["kind"] == "limits":
+        landlock, has_seccomp = 0, False
+    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)  # a program of the same user can't look into us
+    restrictions = _restrictions(
+        user, landlock, has_seccomp, (*settings["visible"], build_dir), parent, has_namespaces=False
+    )
+    return SandboxEnv(
+        parent=parent,
+        work_dir=os.path.join(parent, "home"),
+        build_dir=build_dir,
+        restrictions=restrictions,
+        layers=_layer_names(restrictions),
+        has_proc=True,
+        spawn_helper=None,
+    )
+
+
+def _restrictions(
+    user: int | None,
+    landlock: int,
+    has_seccomp: bool,
+    readable: tuple[str, ...],
+    parent: str,
+    *,
+    has_namespaces: bool,
+) -> Restrictions:
+    return Restrictions(
         user=user,
-        has_own_processes=inner,
+        has_pid_namespace=has_namespaces,
         landlock=landlock,
         seccomp=has_seccomp,
-        readable=readable,
-        writable=writable,
-        processes_elsewhere=0 if inner or user is not None else threads_of_user(),
-        keeper_is_inside=inner,
-        address_space_now=_address_space(),
+        readable=(*namespaces.SYSTEM, *namespaces.SYSTEM_FILES, *readable),
+        writable=(parent, "/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"),
+        other_processes=0 if has_namespaces or user is not None else threads_of_user(),
+        already_applied=has_namespaces,
+        supervisor_address_space=_address_space(),
     )
-    restrict.set_limits({resource.RLIMIT_CORE: (0, 0), resource.RLIMIT_NOFILE: (256, 256)})  # for all to come
-    if inner:
-        if user is not None:
-            restrict.give_up_groups(user)
-        # Children are born behind these walls, which saves each of them the time to build its own.
-        restrict.for_good(walls, writable)
-    return Place(
-        parent=parent,
-        box=box,
-        built=built,
-        walls=walls,
-        layers=(*layers, "rlimits"),
-        has_proc=has_proc,
-        starter=namespaces.START if inner and starter is not None else None,
-    )
+
+
+def _layer_names(restrictions: Restrictions) -> tuple[str, ...]:
+    names = [f"Landlock {restrictions.landlock}"] if restrictions.landlock else []
+    names += ["seccomp"] if restrictions.seccomp else []
+    names += ["a user of its own"] if restrictions.user is not None else []
+    return (*names, "rlimits")
 
 
 def _content(descriptor: int | None) -> bytes | None:

@@ -1,7 +1,7 @@
-"""A world of its own for a keeper: namespaces, a root that is read-only and nearly empty, no network.
+"""Linux namespaces and a nearly empty, read-only root file system without a network.
 
-`enter` returns in a process that is number 1 of its process namespace and sees only system programs, the
-interpreters that were asked for, an empty `/box` and devices without content. Needs user namespaces, or root.
+`enter` returns in a process that is PID 1 of its namespace. It sees system programs, the requested
+interpreters, an empty working directory and devices without content. Needs user namespaces, or root.
 """
 
 import os
@@ -21,22 +21,23 @@ SYSTEM_FILES = (
     "/etc/localtime",
 )
 _DEVICES = ("null", "zero", "full", "random", "urandom")
-_PLACES = ("/mnt", "/media", "/srv", "/sys")  # where the new root can be put together, hidden from others
-_SPACES = (
+# Where the new root can be assembled, hidden from others.
+_MOUNT_POINTS = ("/mnt", "/media", "/srv", "/sys")
+_NAMESPACES = (
     syscalls.CLONE_NEWNS
     | syscalls.CLONE_NEWPID
     | syscalls.CLONE_NEWNET
     | syscalls.CLONE_NEWIPC
     | syscalls.CLONE_NEWUTS
 )
-BOX, BUILT, START = "/box", "/built", "/start"
-HOME = f"{BOX}/home"  # made anew for every run: nothing is left of the one before, not even its attributes
-PROGRAM_USER = 1  # inside the user namespace of a keeper that root started
+WORK_PARENT, BUILD_DIR, SPAWN_HELPER = "/box", "/built", "/start"
+WORK_DIR = f"{WORK_PARENT}/home"  # created for every run: nothing of the previous run is left
+PROGRAM_USER = 1  # inside the user namespace of a supervisor that root started
 
 
 @dataclass(frozen=True, kw_only=True)
-class World:
-    """What `enter` found it could have."""
+class NamespaceInfo:
+    """What `enter` obtained from the kernel."""
 
     user: int | None  # the user that programs become
     has_user_namespace: bool
@@ -55,11 +56,11 @@ def enter(
     hidden: Sequence[str],
     disk_mb: int,
     outside_user: int,
-    starter: bytes | None,
+    helper: bytes | None,
     outside: Callable[[int], NoReturn] = wait_for,
-) -> World:
+) -> NamespaceInfo:
     """Go into new namespaces; returns only in the new process number 1. `outside_user`: a free user number
-    that programs become where root started us. `starter`: what will lie at `START`. `outside`: what the
+    that programs become where root started us. `helper`: the content of `SPAWN_HELPER`. `outside`: what the
     process does that stays outside the process namespace (it shares all the others), given its child.
     """
     is_root = os.geteuid() == 0
@@ -73,29 +74,29 @@ def enter(
     user = None
     if is_root:
         user = PROGRAM_USER if has_user_namespace else outside_user
-    has_proc = _build(visible, hidden, disk_mb, starter)
-    return World(user=user, has_user_namespace=has_user_namespace, has_proc=has_proc)
+    has_proc = _build_root(visible, hidden, disk_mb, helper)
+    return NamespaceInfo(user=user, has_user_namespace=has_user_namespace, has_proc=has_proc)
 
 
 def _unshare(is_root: bool, outside_user: int) -> bool:
     """New namespaces, with a new user namespace if that is allowed; root may do without one."""
-    user, group, us = os.geteuid(), os.getegid(), os.getpid()
+    user, group, own_pid = os.geteuid(), os.getegid(), os.getpid()
     if not is_root:
-        syscalls.unshare(_SPACES | syscalls.CLONE_NEWUSER)
+        syscalls.unshare(_NAMESPACES | syscalls.CLONE_NEWUSER)
         _write("/proc/self/setgroups", "deny")
         _write("/proc/self/uid_map", f"1000 {user} 1")
         _write("/proc/self/gid_map", f"1000 {group} 1")
         return True
     # A map of two users can only be written from outside: by a child that is left behind.
-    ready, tell = os.pipe()
+    ready, notify = os.pipe()
     mapper = os.fork()
     if mapper == 0:
         try:
-            os.close(tell)
+            os.close(notify)
             if os.read(ready, 1):
                 lines = f"0 0 1\n{PROGRAM_USER} {outside_user} 1"
-                _write(f"/proc/{us}/uid_map", lines)
-                _write(f"/proc/{us}/gid_map", lines)
+                _write(f"/proc/{own_pid}/uid_map", lines)
+                _write(f"/proc/{own_pid}/gid_map", lines)
             os._exit(0)
         except OSError:
             os._exit(1)
@@ -103,18 +104,18 @@ def _unshare(is_root: bool, outside_user: int) -> bool:
     try:
         syscalls.unshare(syscalls.CLONE_NEWUSER)
     except OSError:
-        os.close(tell)
+        os.close(notify)
         os.waitpid(mapper, 0)
-        syscalls.unshare(_SPACES)
+        syscalls.unshare(_NAMESPACES)
         return False
-    os.write(tell, b"1")
-    os.close(tell)
+    os.write(notify, b"1")
+    os.close(notify)
     _, status = os.waitpid(mapper, 0)
     if status:
         raise OSError(1, "the users of a new namespace could not be written")
     os.setresgid(0, 0, 0)
     os.setresuid(0, 0, 0)
-    syscalls.unshare(_SPACES)
+    syscalls.unshare(_NAMESPACES)
     return True
 
 
@@ -123,49 +124,49 @@ def _write(path: str, text: str) -> None:
         file.write(text)
 
 
-def _build(visible: Sequence[str], hidden: Sequence[str], disk_mb: int, starter: bytes | None) -> bool:
+def _build_root(visible: Sequence[str], hidden: Sequence[str], disk_mb: int, helper: bytes | None) -> bool:
     """The new root; whether it has a /proc."""
     needed = [path for path in (*SYSTEM, *SYSTEM_FILES, *visible) if os.path.exists(path)]
     new = next(
-        place
-        for place in _PLACES
-        if os.path.isdir(place) and not any(path.startswith(place + "/") for path in needed)
+        folder
+        for folder in _MOUNT_POINTS
+        if os.path.isdir(folder) and not any(path.startswith(folder + "/") for path in needed)
     )
     syscalls.mount("none", new, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "size=4m,mode=755")
-    shown: list[str] = []
+    bound: list[str] = []
     for path in needed:
-        is_shown = any(path == above or path.startswith(above + "/") for above in shown)
-        if not is_shown and _show(path, new):
-            shown.append(path)
+        is_bound = any(path == above or path.startswith(above + "/") for above in bound)
+        if not is_bound and _bind(path, new):
+            bound.append(path)
     for path in hidden:
         if os.path.isdir(new + path):  # beneath something shown: an empty folder covers it
             syscalls.mount(
                 "none", new + path, "tmpfs", syscalls.MS_RDONLY | syscalls.MS_NOSUID, "size=4k,mode=555"
             )
     _devices(new)
-    for name, text in (("passwd", f"nobody:x:1:1::{HOME}:/bin/false\n"), ("group", "nogroup:x:1:\n")):
+    for name, text in (("passwd", f"nobody:x:1:1::{WORK_DIR}:/bin/false\n"), ("group", "nogroup:x:1:\n")):
         os.makedirs(f"{new}/etc", exist_ok=True)
         _write(f"{new}/etc/{name}", text)
-    if starter is not None:
-        with open(new + START, "wb") as file:
-            file.write(starter)
-        os.chmod(new + START, 0o755)
+    if helper is not None:
+        with open(new + SPAWN_HELPER, "wb") as file:
+            file.write(helper)
+        os.chmod(new + SPAWN_HELPER, 0o755)
     has_proc = _proc(new)
     for name in ("tmp", "var/tmp"):
         os.makedirs(os.path.dirname(f"{new}/{name}"), exist_ok=True)
         # An interpreter that lies beneath it keeps its place, read-only; TMPDIR names the box all the same.
         if not os.path.lexists(f"{new}/{name}"):
-            os.symlink(HOME, f"{new}/{name}")
-    for place in (BOX, BUILT):
-        os.mkdir(new + place)
+            os.symlink(WORK_DIR, f"{new}/{name}")
+    for folder in (WORK_PARENT, BUILD_DIR):
+        os.mkdir(new + folder)
         size = f"size={disk_mb}m,nr_inodes=4096,mode=755"
-        syscalls.mount("none", new + place, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, size)
+        syscalls.mount("none", new + folder, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, size)
     syscalls.pivot_root(new)
     syscalls.make_read_only("/", recursive=False)
     return has_proc
 
 
-def _show(path: str, new: str) -> bool:
+def _bind(path: str, new: str) -> bool:
     """Put `path` into the new root; False for a link, which shows nothing by itself."""
     target = new + path
     os.makedirs(os.path.dirname(target), mode=0o755, exist_ok=True)
@@ -187,9 +188,9 @@ def _devices(new: str) -> None:
         if os.path.exists(f"/dev/{name}"):
             _write(f"{new}/dev/{name}", "")
             syscalls.mount(f"/dev/{name}", f"{new}/dev/{name}", None, syscalls.MS_BIND)
-    for name, there in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
-        os.symlink(f"/proc/self/fd{there}", f"{new}/dev/{name}")
-    os.symlink(HOME, f"{new}/dev/shm")
+    for name, suffix in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
+        os.symlink(f"/proc/self/fd{suffix}", f"{new}/dev/{name}")
+    os.symlink(WORK_DIR, f"{new}/dev/shm")
 
 
 def _proc(new: str) -> bool:

@@ -1,12 +1,11 @@
-"""Warm keepers, and programs handed to them: `run(program, limits)` for one, `LocalPool` for many.
+"""Runs programs on warm supervisor processes: `run(program, limits)` for one, `LocalPool` for many.
 
-The strongest isolation that the machine allows is found by trying; `layers` and `missing` say which it was.
-A keeper serves one program at a time; one that dies or does not answer is replaced. Expected values never
-come here. No pool is shared between processes: each scoring process has its own, of one keeper per language.
+The pool tries isolation levels from strong to weak and keeps the first that works; `layers` and `statement`
+describe it. A supervisor serves one program at a time; one that dies or does not answer is replaced. Expected
+values never come here. Pools are not shared: each scoring process has its own, one supervisor per language.
 """
 
 import atexit
-import contextlib
 import os
 import select
 import shutil
@@ -15,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from functools import cache
 from typing import Any, Protocol
 
@@ -33,14 +31,14 @@ MISSING = {
     "limits": "neither namespaces nor seccomp: programs can read every file this user can, use the network "
     "and signal this user's other processes",
 }
-_GRACE_S = 15.0  # beyond its limits, before a keeper is taken for dead
+_GRACE_S = 15.0  # beyond its limits, before a supervisor counts as dead
 _START_S = 60.0
 _FIRST_USER = 0x30000000  # numbers that no system gives to a person
-_numbers = iter(range(1 << 30))
+_user_numbers = iter(range(1 << 30))
 
 
 class Pool(Protocol):
-    """Whoever runs programs: processes here, or machines of a cluster."""
+    """Runs programs: on this machine, or on a cluster."""
 
     def run(self, program: Program, limits: Limits) -> Outcome: ...
     def start(self, language: str) -> None: ...
@@ -49,15 +47,15 @@ class Pool(Protocol):
     def statement(self) -> str: ...
 
 
-class Refused(Exception):
-    """A keeper could not settle at the wanted strength."""
+class IsolationUnavailable(Exception):
+    """A supervisor could not enter the requested isolation level."""
 
 
-class Keeper:
-    """A keeper process and the line to it."""
+class SupervisorProcess:
+    """The pool's side of a supervisor process."""
 
     def __init__(self, kind: str, language: str, limits: Limits, without: tuple[str, ...] = ()) -> None:
-        how = LANGUAGES[language].how
+        runner = LANGUAGES[language].runner
         self.folder: str | None = None
         if kind != "namespaces":
             self.folder = tempfile.mkdtemp(prefix="whet-")
@@ -65,55 +63,55 @@ class Keeper:
             for name in ("box", "built"):
                 os.mkdir(os.path.join(self.folder, name))
                 os.chmod(os.path.join(self.folder, name), 0o755)
-        ours, theirs = socket.socketpair()
-        built = spawn_helper.descriptor() if how == "exec" and kind == "namespaces" else None
+        own_end, other_end = socket.socketpair()
+        helper = spawn_helper.descriptor() if runner == "exec" and kind == "namespaces" else None
         package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-s", "-m", "whetstone.sandbox.supervisor", str(theirs.fileno())],
-            pass_fds=[theirs.fileno(), *([] if built is None else [built])],
+            [sys.executable, "-P", "-s", "-m", "whetstone.sandbox.supervisor", str(other_end.fileno())],
+            pass_fds=[other_end.fileno(), *([] if helper is None else [helper])],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             cwd="/",
             start_new_session=True,  # Ctrl-C in the terminal is the pool's business
             env=_clean_environment(package),
         )
-        theirs.close()
-        self._line = ours
+        other_end.close()
+        self._socket = own_end
         memory_mb = max(limits.memory_mb, limits.compile_memory_mb) + 2 * limits.disk_mb + 256
         self.cgroup = None
         if "cgroup" not in without:
             self.cgroup = cgroup.join(self.process.pid, memory_mb, limits.processes + 96)
         settings = {
             "kind": kind,
-            "how": how,
+            "runner": runner,
             "without": without,
             "folder": self.folder,
             "visible": tools(language).visible,
             "hidden": _hidden(),
             "disk_mb": limits.disk_mb + 1,
-            "starter": built,
+            "spawn_helper": helper,
             "outside_user": free_user_number(),
         }
         try:
-            answer = self.ask(settings, _START_S)
+            answer = self.request(settings, _START_S)
         except (EOFError, TimeoutError, OSError):
             self.close()
-            raise Refused("the keeper ended while it started") from None
+            raise IsolationUnavailable("the supervisor ended while it started") from None
         if "refused" in answer:
             self.close()
-            raise Refused(answer["refused"])
+            raise IsolationUnavailable(answer["refused"])
         self.layers: tuple[str, ...] = (*answer["ready"], *(("cgroup",) if self.cgroup else ()))
 
-    def ask(self, message: Any, patience_s: float) -> Any:
+    def request(self, message: Any, patience_s: float) -> Any:
         """Send a message and wait for its answer; `TimeoutError`, `EOFError`, `OSError`."""
-        protocol.send(self._line.fileno(), message)
-        if not select.select([self._line], [], [], patience_s)[0]:
+        protocol.send(self._socket.fileno(), message)
+        if not select.select([self._socket], [], [], patience_s)[0]:
             raise TimeoutError
-        return protocol.receive(self._line.fileno())
+        return protocol.receive(self._socket.fileno())
 
     def close(self) -> None:
         """End it and everything in it; nothing is left on disk. May be called twice."""
-        self._line.close()
+        self._socket.close()
         if self.process.poll() is None:
             try:
                 self.process.wait(0.5)  # it sees that we hung up
@@ -169,56 +167,56 @@ class LocalPool:
         self._without = without
         self.kind: str | None = None if isolation == "auto" else isolation
         self.layers: tuple[str, ...] = ()
-        self._why: list[str] = []  # what stronger kinds said
+        self._failures: list[str] = []  # what stronger kinds said
         self._limits = limits or Limits()
-        self._idle: dict[str, list[Keeper]] = {}
+        self._idle: dict[str, list[SupervisorProcess]] = {}
         self._lock = threading.Lock()
-        self._turns = threading.BoundedSemaphore(size)
+        self._slots = threading.BoundedSemaphore(size)
         atexit.register(self.close)
 
     def run(self, program: Program, limits: Limits | None = None) -> Outcome:
         """Every run of the program, each in a process of its own."""
         limits = limits or self._limits
         job = job_of(program, limits)
-        with self._turns:
+        with self._slots:
             for _ in range(2):
-                keeper = self._take(program.language)
+                supervisor = self._acquire(program.language)
                 try:
                     patience = limits.total_seconds + limits.seconds + limits.compile_seconds + _GRACE_S
-                    answer = keeper.ask(job.plain(), patience)
+                    answer = supervisor.request(job.plain(), patience)
                 except (EOFError, TimeoutError, OSError):
-                    keeper.close()
+                    supervisor.close()
                     continue
                 with self._lock:
-                    self._idle.setdefault(program.language, []).append(keeper)
+                    self._idle.setdefault(program.language, []).append(supervisor)
                 return _outcome(program.language, answer, job)
-        return Outcome(results=(lost(),) * len(program.inputs))
+        return Outcome(results=(lost_result(),) * len(program.inputs))
 
     def start(self, language: str) -> None:
-        """Have a keeper ready, and know what protects it."""
-        keeper = self._take(language)
+        """Start a supervisor and determine the isolation level."""
+        supervisor = self._acquire(language)
         with self._lock:
-            self._idle.setdefault(language, []).append(keeper)
+            self._idle.setdefault(language, []).append(supervisor)
 
     @property
     def statement(self) -> str:
         """What protects this machine from programs, and what does not."""
-        assert self.kind is not None, "start a keeper first"
+        assert self.kind is not None, "start a supervisor first"
         gap = MISSING[self.kind]
         if self.kind == "filters" and not any(layer.startswith("Landlock") for layer in self.layers):
             gap = gap.replace(
                 "though they can open neither", "and can read the files that everybody can read"
             )
-        said = f"Programs run in a sandbox: {', '.join(self.layers)}."
-        return said + (f" Missing: {gap}." if gap else "")
+        sentence = f"Programs run in a sandbox: {', '.join(self.layers)}."
+        return sentence + (f" Missing: {gap}." if gap else "")
 
     def close(self) -> None:
-        """End all keepers. May be called twice."""
+        """End all supervisors. May be called twice."""
         with self._lock:
-            keepers = [keeper for some in self._idle.values() for keeper in some]
+            supervisors = [supervisor for idle in self._idle.values() for supervisor in idle]
             self._idle.clear()
-        for keeper in keepers:
-            keeper.close()
+        for supervisor in supervisors:
+            supervisor.close()
 
     def __enter__(self) -> "LocalPool":
         return self
@@ -227,22 +225,22 @@ class LocalPool:
         self.close()
         atexit.unregister(self.close)
 
-    def _take(self, language: str) -> Keeper:
+    def _acquire(self, language: str) -> SupervisorProcess:
         with self._lock:
             if self._idle.get(language):
                 return self._idle[language].pop()
         kinds = (self.kind,) if self.kind else KINDS[:-1]
         for kind in kinds:
             try:
-                keeper = Keeper(kind, language, self._limits, self._without)
-            except Refused as error:
-                self._why.append(f"{kind}: {error}")
+                supervisor = SupervisorProcess(kind, language, self._limits, self._without)
+            except IsolationUnavailable as error:
+                self._failures.append(f"{kind}: {error}")
                 continue
-            self.kind, self.layers = kind, keeper.layers
-            return keeper
+            self.kind, self.layers = kind, supervisor.layers
+            return supervisor
         raise UserError(
-            f"No safe way to run programs was found on this machine ({'; '.join(self._why)}): allow user "
-            "namespaces or seccomp, or accept the risk with sandbox_isolation: limits."
+            f"No safe way to run programs was found on this machine ({'; '.join(self._failures)}): allow "
+            "user namespaces or seccomp, or accept the risk with sandbox_isolation: limits."
         )
 
 
@@ -258,14 +256,14 @@ def _outcome(language: str, answer: Any, job: Job) -> Outcome:
     return Outcome(results=tuple(marked), compile_s=answer["compile_s"])
 
 
-def lost() -> Result:
+def lost_result() -> Result:
     return Result(
         exit_code=None,
         signal=None,
         stdout="",
         stderr="the sandbox died or did not answer, twice",
         timed_out=False,
-        too_much=None,
+        exceeded_limit=None,
         seconds=0.0,
         peak_memory_mb=0.0,
     )
@@ -273,7 +271,7 @@ def lost() -> Result:
 
 def free_user_number() -> int:
     """A user number that nobody has, for a process that gives up its own."""
-    return _FIRST_USER + (os.getpid() * 256 + next(_numbers) % 256) % (1 << 28)
+    return _FIRST_USER + (os.getpid() * 256 + next(_user_numbers) % 256) % (1 << 28)
 
 
 @cache
@@ -300,15 +298,3 @@ def shared_pool(isolation: str = "auto", limits: Limits | None = None) -> LocalP
 def run(program: Program, limits: Limits | None = None) -> Outcome:
     """Run one program in this process's own pool."""
     return shared_pool().run(program, limits)
-
-
-def wait_until_gone(process: int, patience_s: float = 5.0) -> bool:
-    """Whether a process has ended within the patience; for those who check that nothing is left."""
-    deadline = time.monotonic() + patience_s
-    while time.monotonic() < deadline:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process, 0)
-            time.sleep(0.02)
-            continue
-        return True
-    return False

@@ -1,14 +1,14 @@
-"""What goes into the sandbox and what comes out: a program with its inputs, limits, results.
+"""The data types of the sandbox: programs with inputs, limits, results.
 
-Plain data only, all of it sent as JSON: nothing that a program can influence is ever unpickled. Expected
-values have no place here; they stay with whoever compares.
+Plain data, sent as JSON: nothing that a program can influence is ever unpickled. Expected values are not
+here; they stay with the caller, which compares.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-MARK = "\x1e\x02value\x03"  # stands before the value of a call in what a program prints; no secret
+VALUE_MARKER = "\x1e\x02value\x03"  # stands before the value of a call in what a program prints; no secret
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class Result:
     stdout: str
     stderr: str
     timed_out: bool
-    too_much: str | None  # "output", "memory": which limit ended it
+    exceeded_limit: str | None  # "output", "memory": which limit ended it
     seconds: float
     peak_memory_mb: float
     compile_error: bool = False
@@ -60,7 +60,7 @@ class Result:
     @property
     def ok(self) -> bool:
         """It ended by itself, with exit code 0."""
-        return self.exit_code == 0 and not self.timed_out and self.too_much is None
+        return self.exit_code == 0 and not self.timed_out and self.exceeded_limit is None
 
     @property
     def outcome(self) -> str:
@@ -80,9 +80,9 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A program as a keeper gets it: how it is run and not in which language."""
+    """A program as a supervisor gets it: how to run it, not in which language."""
 
-    how: str  # "python", "klong", "sql": inside the keeper's own interpreter; "exec": by commands
+    runner: str  # "python", "klong", "sql": inside the sandbox's own interpreter; "exec": by commands
     file: str
     inputs: tuple[Mapping[str, Any], ...]  # "source", "stdin", "call"
     limits: Limits
@@ -100,13 +100,13 @@ def job_from(plain: Mapping[str, Any]) -> Job:
     return Job(**{**plain, "limits": Limits(**plain["limits"])})
 
 
-NEVER_BEGUN = Result(
+NOT_STARTED = Result(
     exit_code=None,
     signal=None,
     stdout="",
     stderr="not begun: the time for the whole program was spent",
     timed_out=True,
-    too_much=None,
+    exceeded_limit=None,
     seconds=0.0,
     peak_memory_mb=0.0,
 )

@@ -1,4 +1,4 @@
-"""Messages between a pool and its keepers: a length, then JSON. Nothing is ever unpickled."""
+"""Messages between a pool and its supervisors: a length, then JSON. Nothing is ever unpickled."""
 
 import json
 import os

@@ -1,20 +1,20 @@
-"""The same pool on a Ray cluster: a sandbox on each scoring machine, programs sent to whichever is free.
+"""The pool on a Ray cluster: one sandbox actor per scoring process, placed by Ray.
 
-Every actor holds a `LocalPool` of its own and finds out by itself how strongly its machine can isolate. A
-program and its inputs travel to the actor, what was printed travels back; expected values stay here. Ray is
-imported only when a pool is made. An actor that dies is replaced, as a keeper is.
+Each actor has a `LocalPool` and determines the isolation level of its machine. Programs and inputs go to the
+actor and outputs come back; expected values stay here. Ray is imported when a pool is constructed. A dead
+actor is replaced.
 """
 
 from typing import Any
 
 from whetstone.errors import UserError
-from whetstone.sandbox.pool import LocalPool, lost
+from whetstone.sandbox.pool import LocalPool, lost_result
 from whetstone.sandbox.program import Limits, Outcome, Program
 
 _NAMESPACE = "whetstone"
 
 
-class _Host:
+class _SandboxActor:
     """What runs on a machine of the cluster."""
 
     def __init__(self, isolation: str) -> None:
@@ -56,7 +56,7 @@ class RayPool:
         self._isolation = isolation
         self._num_cpus = num_cpus
         self._statement: str | None = None
-        self._host: Any = None
+        self._actor_handle: Any = None
 
     def run(self, program: Program, limits: Limits) -> Outcome:
         patience_s = limits.total_seconds + limits.seconds + limits.compile_seconds + 60
@@ -65,7 +65,7 @@ class RayPool:
                 return self._ray.get(self._actor().run.remote(program, limits), timeout=patience_s)
             except (self._ray.exceptions.RayActorError, self._ray.exceptions.GetTimeoutError):
                 self.close()
-        return Outcome(results=(lost(),) * len(program.inputs))
+        return Outcome(results=(lost_result(),) * len(program.inputs))
 
     def start(self, language: str) -> None:
         try:
@@ -81,13 +81,13 @@ class RayPool:
         return f"On the Ray cluster: {self._statement}"
 
     def close(self) -> None:
-        """End the actor, and with it its keepers. May be called twice."""
-        if self._host is not None:
-            self._ray.kill(self._host)
-            self._host = None
+        """End the actor, and with it its supervisors. May be called twice."""
+        if self._actor_handle is not None:
+            self._ray.kill(self._actor_handle)
+            self._actor_handle = None
 
     def _actor(self) -> Any:
-        if self._host is None:
-            remote = self._ray.remote(num_cpus=self._num_cpus)(_Host)
-            self._host = remote.remote(self._isolation)
-        return self._host
+        if self._actor_handle is None:
+            remote = self._ray.remote(num_cpus=self._num_cpus)(_SandboxActor)
+            self._actor_handle = remote.remote(self._isolation)
+        return self._actor_handle

@@ -1,8 +1,8 @@
-"""What a process does to itself just before a program gets it: limits, another user, no privileges, Landlock,
+"""Restrictions that a process applies to itself before a program runs: rlimits, user, capabilities, Landlock,
 seccomp.
 
-Runs in the child, between fork and the program; nothing of it can be undone afterwards. Which walls there are
-was found out before (`keeper.py`); this file builds them, in the order that lets each be built.
+Runs in the child, between fork and the program; none of it can be undone. `layers.py` decides which
+restrictions there are; this module applies them in the order that the kernel requires.
 """
 
 import contextlib
@@ -23,22 +23,22 @@ SIGNALS_SCOPED_SINCE = 6  # the version of Landlock that keeps signals inside
 
 
 @dataclass(frozen=True, kw_only=True)
-class Walls:
-    """What a child must put around itself, fixed when the keeper starts."""
+class Restrictions:
+    """What a child applies to itself, fixed when the supervisor starts."""
 
     user: int | None  # the user and group to become; None: stay
-    has_own_processes: bool  # a process namespace
+    has_pid_namespace: bool  # a process namespace
     landlock: int  # its version, 0: none
     seccomp: bool
     readable: tuple[str, ...]  # for Landlock
     writable: tuple[str, ...]
-    processes_elsewhere: int  # threads of the same user outside, which RLIMIT_NPROC counts too
-    keeper_is_inside: bool  # the keeper has closed itself in already: its children are born behind the walls
-    address_space_now: int  # bytes that the keeper itself takes
+    other_processes: int  # threads of the same user outside, which RLIMIT_NPROC counts too
+    already_applied: bool  # by the zygote: its children inherit them
+    supervisor_address_space: int  # bytes of address space that the zygote itself uses
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ceilings:
+class RunLimits:
     """The limits of one run."""
 
     seconds: float
@@ -48,35 +48,35 @@ class Ceilings:
     limit_address_space: bool
 
 
-def close_in(walls: Walls, ceilings: Ceilings) -> None:
-    """Build every wall around this process that is not there yet."""
-    set_limits(limits_of(walls, ceilings))
-    if walls.user is None:
+def apply(restrictions: Restrictions, run_limits: RunLimits) -> None:
+    """Apply every restriction that is not in effect yet."""
+    set_limits(limits_of(restrictions, run_limits))
+    if restrictions.user is None:
         syscalls.drop_capabilities()
     else:  # which takes the capabilities away as well
-        if not walls.keeper_is_inside:
-            give_up_groups(walls.user)
-        os.setresuid(walls.user, walls.user, walls.user)
+        if not restrictions.already_applied:
+            drop_groups(restrictions.user)
+        os.setresuid(restrictions.user, restrictions.user, restrictions.user)
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)  # its own /proc/self belongs to it
-    if not walls.keeper_is_inside:
-        for_good(walls, walls.writable)
+    if not restrictions.already_applied:
+        apply_irrevocable(restrictions, restrictions.writable)
 
 
-def give_up_groups(user: int) -> None:
+def drop_groups(user: int) -> None:
     """Belong to the program's group and to no other."""
     os.setgroups([])
     os.setresgid(user, user, user)
 
 
-def for_good(walls: Walls, writable: Sequence[str]) -> None:
-    """The walls that are inherited: no new privileges, Landlock, seccomp."""
+def apply_irrevocable(restrictions: Restrictions, writable: Sequence[str]) -> None:
+    """Apply what children inherit: no new privileges, Landlock, seccomp."""
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
-    if walls.landlock:
-        _landlock(walls, writable)
-    if walls.seccomp:
-        if walls.has_own_processes:
+    if restrictions.landlock:
+        _landlock(restrictions, writable)
+    if restrictions.seccomp:
+        if restrictions.has_pid_namespace:
             program = _FILTER
-        elif walls.landlock >= SIGNALS_SCOPED_SINCE:
+        elif restrictions.landlock >= SIGNALS_SCOPED_SINCE:
             program = _FILTER_ALONE
         else:
             program = seccomp.build(os.getpid(), unix_sockets=False)
@@ -87,35 +87,37 @@ _FILTER = seccomp.build() if seccomp.is_supported() else b""
 _FILTER_ALONE = seccomp.build(unix_sockets=False) if seccomp.is_supported() else b""  # without namespaces
 
 
-def limits_of(walls: Walls, ceilings: Ceilings) -> dict[int, tuple[int, int]]:
+def limits_of(restrictions: Restrictions, run_limits: RunLimits) -> dict[int, tuple[int, int]]:
     """The rlimits of one run: which, soft, hard."""
-    cpu = max(1, int(ceilings.seconds + 1.5))
-    wanted = {
+    cpu = max(1, int(run_limits.seconds + 1.5))
+    rlimits = {
         resource.RLIMIT_CPU: (cpu, cpu + 1),
-        resource.RLIMIT_FSIZE: (ceilings.disk_mb << 20,) * 2,
-        resource.RLIMIT_NPROC: (ceilings.processes + walls.processes_elsewhere,) * 2,
+        resource.RLIMIT_FSIZE: (run_limits.disk_mb << 20,) * 2,
+        resource.RLIMIT_NPROC: (run_limits.processes + restrictions.other_processes,) * 2,
     }
-    if ceilings.limit_address_space:
-        wanted[resource.RLIMIT_AS] = ((ceilings.memory_mb << 20) + walls.address_space_now,) * 2
-    return wanted
+    if run_limits.limit_address_space:
+        rlimits[resource.RLIMIT_AS] = (
+            (run_limits.memory_mb << 20) + restrictions.supervisor_address_space,
+        ) * 2
+    return rlimits
 
 
-def set_limits(wanted: Mapping[int, tuple[int, int]]) -> None:
+def set_limits(rlimits: Mapping[int, tuple[int, int]]) -> None:
     """These rlimits, or the lower ones that we have ourselves."""
-    for which, (soft, hard) in wanted.items():
+    for limit, (soft, hard) in rlimits.items():
         try:
-            resource.setrlimit(which, (soft, hard))
+            resource.setrlimit(limit, (soft, hard))
         except ValueError:  # we have a lower one ourselves, which can't be raised
-            most = resource.getrlimit(which)[1]
-            resource.setrlimit(which, (min(soft, most), min(hard, most)))
+            current_hard = resource.getrlimit(limit)[1]
+            resource.setrlimit(limit, (min(soft, current_hard), min(hard, current_hard)))
 
 
 def all_rights(version: int) -> int:
     return _ALL_BY_VERSION[max(known for known in _ALL_BY_VERSION if known <= version)]
 
 
-def _landlock(walls: Walls, writable: Sequence[str]) -> None:
-    rights, version = all_rights(walls.landlock), walls.landlock
+def _landlock(restrictions: Restrictions, writable: Sequence[str]) -> None:
+    rights, version = all_rights(restrictions.landlock), restrictions.landlock
     attributes = struct.pack("Q", rights)
     if version >= 4:
         attributes += struct.pack("Q", _BIND_AND_CONNECT_TCP)
@@ -123,7 +125,7 @@ def _landlock(walls: Walls, writable: Sequence[str]) -> None:
         attributes += struct.pack("Q", _SCOPE_SOCKETS_AND_SIGNALS)
     ruleset = syscalls.landlock_ruleset(attributes)
     try:
-        _allow(ruleset, walls.readable, _EXECUTE | _READ_FILE | _READ_DIR)
+        _allow(ruleset, restrictions.readable, _EXECUTE | _READ_FILE | _READ_DIR)
         _allow(ruleset, writable, rights)
         syscalls.landlock_restrict(ruleset)
     finally:
@@ -135,7 +137,7 @@ def _allow(ruleset: int, paths: Sequence[str], rights: int) -> None:
         with contextlib.suppress(FileNotFoundError):
             descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
             try:
-                on_this = rights if os.path.isdir(path) else rights & _ON_FILES
-                syscalls.landlock_allow(ruleset, on_this & ~(1 << 12), descriptor)  # never block devices
+                rights_here = rights if os.path.isdir(path) else rights & _ON_FILES
+                syscalls.landlock_allow(ruleset, rights_here & ~(1 << 12), descriptor)  # never block devices
             finally:
                 os.close(descriptor)

@@ -1,7 +1,7 @@
-"""The system calls that no program gets: a seccomp filter as classic BPF, for x86_64 and aarch64.
+"""A seccomp filter as classic BPF, for x86_64 and aarch64: the system calls that no program gets.
 
-A list of what is refused, not of what is allowed: it stands behind the namespaces as a second wall, and where
-there are none it is the wall for network, tracing and signals. Written by hand: no libseccomp is needed.
+A deny list. Behind namespaces it is a second layer; without them it is the layer for network, tracing and
+signals. Needs no libseccomp.
 """
 
 import errno

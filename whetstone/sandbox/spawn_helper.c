@@ -1,6 +1,6 @@
-/* The last steps of a process before a command gets it: what `guard.close_in` does for children that a keeper
- * forks, for those that it spawns. Small, so that a test of a compiled program does not pay for the copy of an
- * interpreter. Built by `starter.py`; where no C compiler is, or the walls must be built in each child, keepers fork.
+/* The last steps of a child before it executes a command: what `restrict.apply` does for children that the zygote
+ * forks, for those that it spawns. A small program, so that a run does not pay for the copy of an interpreter.
+ * Compiled by `spawn_helper.py`; without a C compiler, or where children must restrict themselves, the zygote forks.
  *
  *     start FOLDER USER NUMBER_OF_LIMITS (RESOURCE SOFT HARD)... COMMAND...      USER -1: stay, without capabilities
  */

@@ -1,7 +1,7 @@
-"""Builds `spawn_helper.c`, once per process that has a pool: supervisors get it as a readable file.
+"""Compiles `spawn_helper.c` once per process that has a pool; supervisors get it as an open file.
 
-Nothing here is needed for safety: where there is no C compiler, or what it built does not run, keepers fork
-themselves and do the same steps in Python, at twice the cost.
+Safety does not depend on it: without a C compiler supervisors fork and take the same steps in Python, at
+twice the cost.
 """
 
 import contextlib
@@ -25,29 +25,33 @@ def descriptor() -> int | None:
     """A file without a name that holds the built program; None where none can be built."""
     unable = contextlib.suppress(OSError, subprocess.TimeoutExpired)  # a full disk, a compiler that hangs
     with unable, tempfile.TemporaryDirectory(prefix="whet-") as folder:
-        built = os.path.join(folder, "start")
+        binary = os.path.join(folder, "start")
         for compiler, *options in _COMPILERS:
             path = shutil.which(compiler)
-            if path is not None and _made([path, *options, "-o", built, _SOURCE]) and _works(built, folder):
-                with open(built, "rb") as file:
+            if (
+                path is not None
+                and _compiles([path, *options, "-o", binary, _SOURCE])
+                and _works(binary, folder)
+            ):
+                with open(binary, "rb") as file:
                     return _hold(file.read())
     return None
 
 
-def _made(command: list[str]) -> bool:
-    done = subprocess.run(command, capture_output=True, check=False, timeout=60)
-    return done.returncode == 0
+def _compiles(command: list[str]) -> bool:
+    process = subprocess.run(command, capture_output=True, check=False, timeout=60)
+    return process.returncode == 0
 
 
-def _works(built: str, folder: str) -> bool:
+def _works(binary: str, folder: str) -> bool:
     with contextlib.suppress(OSError):
-        asked = [built, folder, "-1", "0", "/bin/echo", "here"]
-        return subprocess.run(asked, capture_output=True, check=False, timeout=60).stdout == b"here\n"
+        command = [binary, folder, "-1", "0", "/bin/echo", "here"]
+        return subprocess.run(command, capture_output=True, check=False, timeout=60).stdout == b"here\n"
     return False
 
 
 def _hold(content: bytes) -> int:
-    held = os.memfd_create("start")
+    file = os.memfd_create("start")
     while content:
-        content = content[os.write(held, content) :]
-    return held
+        content = content[os.write(file, content) :]
+    return file

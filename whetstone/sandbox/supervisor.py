@@ -1,8 +1,8 @@
-"""The process that runs programs for a pool: it writes their files, watches them, reads what they print.
+"""The supervisor process of a pool: writes a program's files, monitors it and reads its output.
 
-Programs themselves are started by another process, the zygote, which is behind the sandbox's layers and has
-nothing of any program in its memory. Neither ever sees an expected value. A keeper serves one program at a
-time, and puts nothing of one into the next. Started by `pool.py`, with a cleaned environment.
+The zygote, another process behind the sandbox's layers, starts the programs and has nothing of any program in
+its memory. Neither ever sees an expected value. A supervisor serves one program at a time and carries nothing
+from one to the next. `pool.py` starts it with a clean environment.
 """
 
 import contextlib
@@ -17,10 +17,10 @@ from dataclasses import asdict
 from typing import Any, NoReturn
 
 from whetstone.sandbox import interpreters, protocol, syscalls, workspace, zygote
-from whetstone.sandbox.layers import Place, settle
-from whetstone.sandbox.monitor import Host, HungUp, Watch
-from whetstone.sandbox.program import NEVER_BEGUN, Job, Limits, Result, job_from
-from whetstone.sandbox.restrict import Ceilings, Walls
+from whetstone.sandbox.layers import SandboxEnv, enter_sandbox
+from whetstone.sandbox.monitor import HostInfo, Monitor, PoolClosed
+from whetstone.sandbox.program import NOT_STARTED, Job, Limits, Result, job_from
+from whetstone.sandbox.restrict import Restrictions, RunLimits
 from whetstone.sandbox.zygote import Link
 
 _ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
@@ -35,43 +35,46 @@ def main() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     if soft != hard:  # a scoring process has a limit of its own, which is not meant for programs
         resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
-    ours, theirs = zygote.pair()
-    first = os.getpid()
+    own_end, other_end = zygote.link_pair()
+    main_pid = os.getpid()
 
-    def stay_outside(child: int) -> NoReturn:
-        theirs.close()
-        _keep_house(channel, ours, child, settings)
+    def run_supervisor(child: int) -> NoReturn:
+        other_end.close()
+        _supervise(channel, own_end, child, settings)
 
     try:
-        interpreters.warm(settings["how"])  # before the layers: it reads files that are not there behind them
-        place = settle(settings, stay_outside)
+        # Before the layers: it reads files that are out of reach behind them.
+        interpreters.preload(settings["runner"])
+        env = enter_sandbox(settings, run_supervisor)
     except OSError as error:
-        if os.getpid() == first:
+        if os.getpid() == main_pid:
             protocol.send(channel, {"refused": str(error)})
         else:
-            theirs.send({"refused": str(error)})
+            other_end.send({"refused": str(error)})
         return
     os.close(channel)
-    ours.close()
-    theirs.send({"place": asdict(place)})
-    zygote.serve(place, theirs)
+    own_end.close()
+    other_end.send({"env": asdict(env)})
+    zygote.serve(env, other_end)
 
 
-def _keep_house(channel: int, link: Link, child: int, settings: dict[str, Any]) -> NoReturn:
-    """The keeper's own life: it ends with the pool or with the zygote."""
+def _supervise(channel: int, link: Link, child: int, settings: dict[str, Any]) -> NoReturn:
+    """Serve jobs until the pool or the zygote ends."""
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)  # a program of the same user can't look into us
     try:
         answer, _ = link.receive()
         if "refused" in answer:
             protocol.send(channel, answer)
         else:
-            place = _place_from(answer["place"])
-            host = Host(place=place, channel=channel, zygote=1 if place.walls.has_own_processes else child)
-            protocol.send(channel, {"ready": list(place.layers)})  # a run that failed meanwhile has hung up
+            env = _env_from(answer["env"])
+            host = HostInfo(
+                env=env, channel=channel, zygote=1 if env.restrictions.has_pid_namespace else child
+            )
+            protocol.send(channel, {"ready": list(env.layers)})  # a run that failed meanwhile has hung up
             while True:
                 job = job_from(protocol.receive(channel))
-                protocol.send(channel, Keeper(host, link).serve(job))
-    except (EOFError, BrokenPipeError, ConnectionResetError, HungUp):
+                protocol.send(channel, Supervisor(host, link).serve(job))
+    except (EOFError, BrokenPipeError, ConnectionResetError, PoolClosed):
         pass
     link.close()  # the zygote ends what runs, and itself
     os.waitpid(child, 0)
@@ -82,103 +85,106 @@ def _keep_house(channel: int, link: Link, child: int, settings: dict[str, Any]) 
     os._exit(0)
 
 
-def _place_from(plain: Mapping[str, Any]) -> Place:
-    walls = Walls(
-        **{**plain["walls"], **{name: tuple(plain["walls"][name]) for name in ("readable", "writable")}}
+def _env_from(plain: Mapping[str, Any]) -> SandboxEnv:
+    restrictions = Restrictions(
+        **{
+            **plain["restrictions"],
+            **{name: tuple(plain["restrictions"][name]) for name in ("readable", "writable")},
+        }
     )
-    return Place(**{**plain, "walls": walls, "layers": tuple(plain["layers"])})
+    return SandboxEnv(**{**plain, "restrictions": restrictions, "layers": tuple(plain["layers"])})
 
 
-class Keeper:
+class Supervisor:
     """Runs one job."""
 
-    def __init__(self, host: Host, link: Link) -> None:
-        self._host, self._place, self._link = host, host.place, link
+    def __init__(self, host: HostInfo, link: Link) -> None:
+        self._host, self._env, self._link = host, host.env, link
 
     def serve(self, job: Job) -> dict[str, Any]:
         """Compile once, run every input; the next compiler has a try where the first fails or is too slow."""
-        begun = time.monotonic()
-        left = lambda: job.limits.total_seconds - (time.monotonic() - begun)  # noqa: E731
+        started_at = time.monotonic()
+        remaining = lambda: job.limits.total_seconds - (time.monotonic() - started_at)  # noqa: E731
         results: list[Result] = []
         compile_s = 0.0
         for compiler in job.compilers or (None,):
             if compiler is not None:
-                compiled = self._compile(job, compiler, left())
+                compiled = self._compile(job, compiler, remaining())
                 compile_s += compiled.seconds
                 if not compiled.ok:
-                    refused = Result(**{**asdict(compiled), "compile_error": True, "stdout": ""})
-                    results = results or [refused] * len(job.inputs)
+                    failed = Result(**{**asdict(compiled), "compile_error": True, "stdout": ""})
+                    results = results or [failed] * len(job.inputs)
                     continue
-            results = [self._run_input(job, given, left()) for given in job.inputs]
+            results = [self._run_input(job, run_input, remaining()) for run_input in job.inputs]
             if not any(result.timed_out for result in results):
                 break
-        workspace.clear(self._place)
+        workspace.clear(self._env)
         if job.compilers:
-            workspace.empty(self._place.built)
+            workspace.empty(self._env.build_dir)
         return {"results": [vars(result) for result in results], "compile_s": compile_s}
 
-    def _compile(self, job: Job, command: Sequence[str], left_s: float) -> Result:
-        workspace.renew(self._place)
-        workspace.empty(self._place.built)
+    def _compile(self, job: Job, command: Sequence[str], remaining_s: float) -> Result:
+        workspace.renew(self._env)
+        workspace.empty(self._env.build_dir)
         self._write_source(job.file, job.inputs[0]["source"])
         limits = job.limits
-        ceilings = Ceilings(
-            seconds=min(limits.compile_seconds, max(0.1, left_s)),
+        run_limits = RunLimits(
+            seconds=min(limits.compile_seconds, max(0.1, remaining_s)),
             memory_mb=limits.compile_memory_mb,
             disk_mb=limits.disk_mb,
             processes=max(64, limits.processes),
             limit_address_space=False,  # compilers reserve much; the watch looks at what they use
         )
-        compiled = self._run(self._command(command, job.environment), None, b"", ceilings, limits)
+        compiled = self._run(self._command(command, job.environment), None, b"", run_limits, limits)
         if compiled.ok:
-            self._keep()
+            self._save_build()
         return compiled
 
-    def _keep(self) -> None:
+    def _save_build(self) -> None:
         """Move what a compiler made to where programs can read but not write."""
-        for name in os.listdir(self._place.box):
-            source = os.path.join(self._place.box, name)
+        for name in os.listdir(self._env.work_dir):
+            source = os.path.join(self._env.work_dir, name)
             descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             with os.fdopen(descriptor, "rb") as file:
                 if stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    target = os.path.join(self._place.built, name)
+                    target = os.path.join(self._env.build_dir, name)
                     with open(target, "wb") as copy:
                         while piece := file.read(1 << 20):
                             copy.write(piece)
                     os.chmod(target, 0o755)
 
-    def _run_input(self, job: Job, given: Mapping[str, Any], left_s: float) -> Result:
-        if left_s <= 0:
-            return NEVER_BEGUN
-        workspace.renew(self._place)
+    def _run_input(self, job: Job, run_input: Mapping[str, Any], remaining_s: float) -> Result:
+        if remaining_s <= 0:
+            return NOT_STARTED
+        workspace.renew(self._env)
         limits = job.limits
-        ceilings = Ceilings(
-            seconds=min(limits.seconds, left_s),
+        run_limits = RunLimits(
+            seconds=min(limits.seconds, remaining_s),
             memory_mb=limits.memory_mb,
             disk_mb=limits.disk_mb,
             processes=limits.processes,
             limit_address_space=job.limit_address_space,
         )
         program = None
-        if job.how == "exec":
+        if job.runner == "exec":
             if not job.compilers:
-                self._write_source(job.file, given["source"])
+                self._write_source(job.file, run_input["source"])
             request = self._command(job.command, job.environment)
         else:
-            request = {"do": "fork", "how": job.how}
-            program = {"source": given["source"], "call": given["call"]}
-        return self._run(request, program, given["stdin"].encode("utf-8", "replace"), ceilings, limits)
+            request = {"do": "fork", "runner": job.runner}
+            program = {"source": run_input["source"], "call": run_input["call"]}
+        return self._run(request, program, run_input["stdin"].encode("utf-8", "replace"), run_limits, limits)
 
     def _command(self, command: Sequence[str], extra: Mapping[str, str]) -> dict[str, Any]:
-        box = self._place.box
+        work_dir = self._env.work_dir
         return {
             "do": "spawn",
-            "words": [part.replace("{built}", self._place.built) for part in command],
-            "environment": {**_ENVIRONMENT, "HOME": box, "TMPDIR": box, **extra},
+            "argv": [part.replace("{build_dir}", self._env.build_dir) for part in command],
+            "environment": {**_ENVIRONMENT, "HOME": work_dir, "TMPDIR": work_dir, **extra},
         }
 
     def _write_source(self, name: str, source: str) -> None:
-        path = os.path.join(self._place.box, name)
+        path = os.path.join(self._env.work_dir, name)
         with open(path, "w", encoding="utf-8", errors="replace") as file:
             file.write(source)
         os.chmod(path, 0o644)
@@ -188,43 +194,43 @@ class Keeper:
         request: dict[str, Any],
         program: Mapping[str, Any] | None,
         stdin: bytes,
-        ceilings: Ceilings,
+        run_limits: RunLimits,
         limits: Limits,
     ) -> Result:
         """Have it started, watch it, have everything ended that it started. `program`: what a fork runs."""
-        files = [_as_file(self._place.built, stdin)]
+        files = [_anonymous_file(self._env.build_dir, stdin)]
         pipes = [os.pipe() for _ in range(3)]  # stdout, stderr, and whether it compiled
-        files += [theirs for _, theirs in pipes]
+        files += [other_end for _, other_end in pipes]
         if program is not None:
-            files.append(_as_file(self._place.built, protocol.encode(program)))
-        begun = time.monotonic()
-        self._link.send({**request, "ceilings": vars(ceilings)}, files)
+            files.append(_anonymous_file(self._env.build_dir, protocol.encode(program)))
+        started_at = time.monotonic()
+        self._link.send({**request, "run_limits": vars(run_limits)}, files)
         for file in files:
             os.close(file)
         _, (exited,) = self._link.receive()
-        watch = Watch(self._host, [ours for ours, _ in pipes], ceilings, limits.output_kb << 10)
-        watch.until_it_ends(exited, begun + ceilings.seconds)
+        monitor = Monitor(self._host, [own_end for own_end, _ in pipes], run_limits, limits.output_kb << 10)
+        monitor.wait_for_exit(exited, started_at + run_limits.seconds)
         self._link.send({"do": "end"})
         ended, _ = self._link.receive()
-        seconds = time.monotonic() - begun
-        watch.drain()
-        for ours, _ in pipes:
-            os.close(ours)
+        seconds = time.monotonic() - started_at
+        monitor.drain()
+        for own_end, _ in pipes:
+            os.close(own_end)
         code = os.waitstatus_to_exitcode(ended["status"])
         return Result(
             exit_code=code if code >= 0 else None,
             signal=-code if code < 0 else None,
-            stdout=watch.texts[0].decode("utf-8", "replace"),
-            stderr=watch.texts[1].decode("utf-8", "replace"),
-            timed_out=watch.timed_out or code == -signal.SIGXCPU,
-            too_much=watch.too_much,
+            stdout=monitor.outputs[0].decode("utf-8", "replace"),
+            stderr=monitor.outputs[1].decode("utf-8", "replace"),
+            timed_out=monitor.timed_out or code == -signal.SIGXCPU,
+            exceeded_limit=monitor.exceeded_limit,
             seconds=seconds,
-            peak_memory_mb=max(ended["peak_kb"] / 1024, watch.most_memory / 2**20),
-            compile_error=watch.texts[2] == b"!",
+            peak_memory_mb=max(ended["peak_kb"] / 1024, monitor.peak_memory / 2**20),
+            compile_error=monitor.outputs[2] == b"!",
         )
 
 
-def _as_file(folder: str, content: bytes) -> int:
+def _anonymous_file(folder: str, content: bytes) -> int:
     """A file without a name that holds what the program shall read."""
     if not content:
         return os.open(os.devnull, os.O_RDONLY)

@@ -1,7 +1,7 @@
-"""The Linux calls that Python's `os` does not have: namespaces, mounts, capabilities, Landlock, seccomp.
+"""Linux system calls that Python's `os` lacks: namespaces, mounts, capabilities, Landlock, seccomp.
 
-Thin: numbers and structures of the kernel's interface, errors as `OSError`. What is done with them, and in
-which order, is decided in `root.py` and `guard.py`. Only x86_64 and aarch64 have seccomp numbers here.
+Thin wrappers: numbers and structures of the kernel interface, errors as `OSError`. `namespaces.py` and
+`restrict.py` decide what to call. Seccomp numbers exist for x86_64 and aarch64 only.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 MNT_DETACH = 2
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP = 1, 4, 22
-PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 24, 36, 38
+PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 36, 38
 SECCOMP_MODE_FILTER = 2
 AT_FDCWD, AT_RECURSIVE, MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID = -100, 0x8000, 1, 2
 
@@ -68,8 +68,8 @@ def make_read_only(target: str, *, recursive: bool) -> None:
         flags = AT_RECURSIVE if recursive else 0
         _syscall(_MOUNT_SETATTR, AT_FDCWD, target.encode(), flags, buffer, len(attributes))
     except OSError:  # before Linux 5.12: one mount at a time, with the flags it must keep
-        kept = os.statvfs(target).f_flag & (MS_NODEV | MS_NOEXEC)
-        mount("none", target, None, MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | kept)
+        required = os.statvfs(target).f_flag & (MS_NODEV | MS_NOEXEC)
+        mount("none", target, None, MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | required)
 
 
 def unmount(target: str) -> None:
@@ -92,15 +92,6 @@ def drop_capabilities() -> None:
     """Give up every capability of this process."""
     header = struct.pack("Ii", 0x20080522, 0)
     _call("capset", ctypes.create_string_buffer(header), ctypes.create_string_buffer(24))
-
-
-def drop_bounding_set() -> None:
-    """No process that this one starts can ever get a capability again."""
-    for capability in range(64):
-        try:
-            prctl(PR_CAPBSET_DROP, capability)
-        except OSError:  # the kernel has no more of them, or we may not
-            return
 
 
 def load_seccomp(program: bytes) -> None:

@@ -1,7 +1,7 @@
-"""The folder that a program works in: made anew for every run, and removed with everything in it.
+"""The working directory of a program: created for every run, removed with its content afterwards.
 
-A new folder has no attributes, owners or times of the one before. Links are removed, never followed. Goes
-down and up by descriptors, one folder at a time, so that no depth is too deep.
+A new directory has no attributes, owners or times of the previous one. Links are removed, never followed.
+Traversal uses descriptors, one directory at a time, so that no depth is too deep.
 """
 
 import contextlib
@@ -10,24 +10,24 @@ import fcntl
 import os
 import struct
 
-from whetstone.sandbox.layers import Place
+from whetstone.sandbox.layers import SandboxEnv
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _SET_FLAGS = 0x40086602  # FS_IOC_SETFLAGS
 
 
-def renew(place: Place) -> None:
+def renew(env: SandboxEnv) -> None:
     """An empty folder that belongs to the program; what was beside it is gone."""
-    clear(place)
-    os.mkdir(place.box, 0o700)
-    if place.walls.user is not None:
-        os.chown(place.box, place.walls.user, place.walls.user)
+    clear(env)
+    os.mkdir(env.work_dir, 0o700)
+    if env.restrictions.user is not None:
+        os.chown(env.work_dir, env.restrictions.user, env.restrictions.user)
 
 
-def clear(place: Place) -> None:
+def clear(env: SandboxEnv) -> None:
     """Remove the folder, and whatever a program of our own user may have put beside it or on its parent."""
-    empty(place.parent)
-    parent = os.open(place.parent, _FOLDER)
+    empty(env.parent)
+    parent = os.open(env.parent, _FOLDER)
     try:
         for name in os.listxattr(parent):
             with contextlib.suppress(OSError):
@@ -43,36 +43,36 @@ def clear(place: Place) -> None:
 def empty(folder: str) -> None:
     """Remove everything in a folder."""
     os.chmod(folder, 0o755)
-    here, depth = os.open(folder, _FOLDER), 0
+    folder_fd, depth = os.open(folder, _FOLDER), 0
     try:
         while True:
-            is_empty, full = _clear(here)
-            if full is not None:
-                os.chmod(full, 0o700, dir_fd=here)
-                there, depth = os.open(full, _FOLDER, dir_fd=here), depth + 1
+            is_empty, subfolder = _clear(folder_fd)
+            if subfolder is not None:
+                os.chmod(subfolder, 0o700, dir_fd=folder_fd)
+                next_fd, depth = os.open(subfolder, _FOLDER, dir_fd=folder_fd), depth + 1
             elif depth:
-                there, depth = os.open("..", _FOLDER, dir_fd=here), depth - 1
+                next_fd, depth = os.open("..", _FOLDER, dir_fd=folder_fd), depth - 1
             elif is_empty:
                 return
             else:
                 continue  # one more look: some file systems leave entries out while others are removed
-            os.close(here)
-            here = there
+            os.close(folder_fd)
+            folder_fd = next_fd
     finally:
-        os.close(here)
+        os.close(folder_fd)
 
 
-def _clear(here: int) -> tuple[bool, str | None]:
+def _clear(folder_fd: int) -> tuple[bool, str | None]:
     """Remove files and empty folders; whether there was nothing, and the first folder that is not empty."""
     is_empty = True
-    with os.scandir(here) as entries:
+    with os.scandir(folder_fd) as entries:
         for entry in entries:
             is_empty = False
             if not entry.is_dir(follow_symlinks=False):
-                os.unlink(entry.name, dir_fd=here)
+                os.unlink(entry.name, dir_fd=folder_fd)
                 continue
             try:
-                os.rmdir(entry.name, dir_fd=here)
+                os.rmdir(entry.name, dir_fd=folder_fd)
             except OSError as error:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise

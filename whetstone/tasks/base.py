@@ -1,44 +1,117 @@
-"""The seam between problems and training: what every task offers.
+"""The base class of tasks: a task makes problems from an index and scores a completion's text.
 
-A task makes problems from an index and judges what a model wrote. It knows nothing of models, tokens or
-steps.
+A task of your own is a subclass in a file, named in the configuration:
+`datasets: {my_task.py:MyTask: {weight: 1, config: {low: 2}}}`. The minimum:
+
+    class MyTask(Task):
+        generated = True                          # any index is valid; False: rows, `__len__` of them
+
+        def problem(self, index):
+            number = self.settings.get("low", 1) + index
+            return self.make_problem(index, f"What is {number} + 1?", answer=number + 1)
+
+        def score(self, problem, text):           # must not raise, and must not evaluate the text
+            correct = text.strip() == str(problem.answer)
+            return TaskScore(correct=correct, reward=float(correct), answer=text.strip())
+
+`problem(index)` must be a pure function of (`self.seed`, `self.split`, index): training and evaluation, every
+scoring worker and a resumed run construct the task again. The other methods have defaults and are optional.
+
+`score` runs in scoring worker processes with a time limit, like your reward functions: with your rights, in
+your environment. `isolated = True` moves it into an isolated worker, without network, files and environment
+variables; choose that where `score` hands the text to a parser or to `eval`. A task that is not isolated must
+treat the text as data.
 """
 
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
 
-from whetstone.types import Problem, Score
+from whetstone.config.sections import Config, TaskSpec
+from whetstone.seeds import seed
+from whetstone.tasks.prompts import build_messages, developer_prompt
+from whetstone.types import Problem, TaskScore
 
 
-class Task(Protocol):
-    """A source of problems with answers that can be checked."""
+class Task(ABC):
+    """A source of problems whose answers can be verified. Knows nothing of models, tokens or steps."""
 
-    name: str
-    generated: bool  # made from an index, without end; False: rows of a data set
-    worst: (
-        float  # accuracy where scoring hangs or dies: no more than a wrong answer earns, or hanging would pay
-    )
+    description: ClassVar[str] = ""  # a line of `whet tasks`
+    isolated: ClassVar[bool] = False  # whether `score` runs in an isolated worker
+    has_curriculum: ClassVar[bool] = False  # whether `at_level` and `max_level` are implemented
+    default_settings: ClassVar[Mapping[str, Any]] = {}  # shown by `whet tasks NAME`
+    generated: bool = False  # endless, from an index; False: rows of a data set
+    failure_reward: float = 0.0  # paid where scoring fails: at most a wrong answer's, or hanging would pay
+    max_level: int | None = None  # the highest level of the curriculum, in training with one
+
+    def __init__(self, config: Config, name: str, spec: TaskSpec, split: str, shared: bool) -> None:
+        """`spec.config` holds the task's settings. `shared`: training and evaluation read the same rows, so
+        that each must keep to its side of them.
+        """
+        self.config, self.name, self.split, self.shared = config, name, split, shared
+        self.settings: dict[str, Any] = spec.config
+        base = config.tasks.eval_dataset_seed if split == "eval" else config.tasks.dataset_seed
+        self.seed = seed(base, split, name)
+        self._prompt = developer_prompt(config.tasks)
+
+    @abstractmethod
+    def problem(self, index: int) -> Problem:
+        """Problem number `index`, always the same. A generated task accepts any non-negative index."""
+
+    @abstractmethod
+    def score(self, problem: Problem, text: str) -> TaskScore:
+        """Score a completion's text. Never raises on what a model wrote."""
 
     def __len__(self) -> int:
-        """How many problems there are (the configured size for generated ones)."""
-        ...
-
-    def problem(self, index: int) -> Problem:
-        """Problem number `index`, the same for ever. Any non-negative index is valid for generated tasks."""
-        ...
-
-    def score(self, problem: Problem, text: str) -> Score:
-        """Judge a completion's text. `parts` holds "correct" (0 or 1) and "accuracy" (what is paid for it).
-
-        Never raises on what a model wrote.
-        """
-        ...
+        """The number of rows; `dataset_size` for a generated task."""
+        return self.config.tasks.dataset_size
 
     def gold(self, problem: Problem) -> str | None:
-        """A completion text that earns full marks, for the check before step 1 and for `whet tasks`; None
-        where nobody knows one.
-        """
-        ...
+        """A completion that earns full marks, for the check before step 1 and `whet tasks`; None: unknown."""
+        return None
 
     def columns(self, problem: Problem) -> dict[str, Any]:
-        """What a reward function of the user's own gets to see: `answer` and the other columns of the row."""
-        ...
+        """What reward functions of the user's own get by name, beside prompts and completions."""
+        return {"answer": problem.answer}
+
+    @property
+    def evaluates_text(self) -> bool:
+        """Whether `score` evaluates what the model wrote, so that a machine without isolation is refused."""
+        return self.isolated
+
+    def at_level(self, level: int) -> Self:
+        """The same task at a level of its curriculum."""
+        raise NotImplementedError
+
+    def prepare(self) -> str | None:
+        """Called once before training; a sentence to print, or None."""
+        return None
+
+    def warm_up(self) -> None:
+        """Called in a scoring worker before its first answer, and before isolation: import what `score`
+        imports late.
+        """
+        return None
+
+    def notes(self) -> list[str]:
+        """Sentences about the data that are printed at the start of a run."""
+        return []
+
+    def make_problem(
+        self,
+        index: int,
+        question: str,
+        answer: Any,
+        messages: tuple[dict[str, str], ...] = (),
+        label: str = "",
+    ) -> Problem:
+        """A problem with its id and with the developer prompt of the run. `answer` is plain data for `score`;
+        `messages` replace the question where a row has its own; `label` ends the id.
+        """
+        role = self.config.tasks.developer_role
+        return Problem(
+            id=f"{self.name}/{self.split}/{index:06d}{label}",
+            task=self.name,
+            messages=build_messages(self._prompt, role, question, messages),
+            answer=answer,
+        )

@@ -1,8 +1,8 @@
-"""Programming problems from rows: a statement and tests; the answer is a program, its reward what it passes.
+"""Programming problems from rows: a statement and tests. A program is paid by the tests that it passes.
 
-Every row is checked when it is read: its language is there, its tests can be used. Running and judging is
-`rewards/programs.py`; the sandbox belongs to the process that scores, one for all code tasks. Rows are read
-when first needed, so that a scoring worker never reads them.
+Every row is checked when it is read: its language is installed, its tests are usable. `rewards/programs.py`
+runs and compares; the sandbox belongs to the process that scores, one for all code tasks. Rows are read at
+first use, never by a scoring worker.
 """
 
 import json
@@ -16,16 +16,17 @@ from whetstone.config import nearest
 from whetstone.config.row_settings import ROW_SETTINGS
 from whetstone.config.sections import Config, TaskSpec
 from whetstone.errors import UserError
-from whetstone.rewards.programs import Check, extract_program, judge, read_tests
+from whetstone.rewards.programs import ProgramTest, extract_program, read_tests, run_tests
 from whetstone.sandbox import languages
 from whetstone.sandbox.languages import Language
 from whetstone.sandbox.pool import Pool, shared_pool
 from whetstone.sandbox.program import Limits
 from whetstone.seeds import seed
 from whetstone.tasks import examples, rows
-from whetstone.tasks.math import question_text
-from whetstone.tasks.prompts import build_messages, check_template, developer_prompt
-from whetstone.types import Problem, Score
+from whetstone.tasks.base import Task
+from whetstone.tasks.prompts import check_template
+from whetstone.tasks.rows import question_text
+from whetstone.types import Problem, TaskScore
 
 PROBLEMS = "problems"  # the set that ships with the package, by this name as `path`
 _DIRECT = "Write the answer in {language}. Reply with the program only, in one fenced code block."
@@ -39,26 +40,24 @@ _LONGEST_TIME_LIMIT_S = 3600.0
 _PROMPT = "{statement}\n{signature}{starter}\n{format}"
 
 
-class CodeTask:
-    """One mixture entry of programming problems."""
+class CodeTask(Task):
+    """One mixture entry of programming problems. `score` runs the programs in the sandbox."""
 
-    generated = False
-    worst = 0.0
+    description = (
+        "Programs that are run against tests, in Python, q, Klong, C, ... (config: {path: problems, "
+        "language: python} for the set that ships)"
+    )
 
     def __init__(self, config: Config, name: str, spec: TaskSpec, split: str, shared: bool) -> None:
-        self.name = name
-        self.split = split
-        self._config = config
-        self._settings = dict(rows.check_settings(spec.config, ROW_SETTINGS["code"], name))
-        if self._settings.get("path") == PROBLEMS:
-            self._settings["path"] = str(shipped_problems())
-        self._shared = shared
-        self._prompt = developer_prompt(config.tasks)
+        super().__init__(config, name, spec, split, shared)
+        self.settings = dict(rows.check_settings(spec.config, ROW_SETTINGS["code"], name))
+        if self.settings.get("path") == PROBLEMS:
+            self.settings["path"] = str(shipped_problems())
         self._language = _language(spec.config["language"], name) if spec.config.get("language") else None
-        if self._settings.get("prompt"):
+        if self.settings.get("prompt"):
             known = ("statement", "signature", "starter", "language", "format")
-            check_template(self._settings["prompt"], known, f"The setting `prompt` of task {name}")
-        self._test_fields = _check_fields(self._settings.get("test_fields"), name)
+            check_template(self.settings["prompt"], known, f"The setting `prompt` of task {name}")
+        self._test_fields = _check_fields(self.settings.get("test_fields"), name)
         limit = config.programs.sandbox_time_limit_s
         if limit >= config.tasks.reward_timeout_s:
             raise UserError(
@@ -72,10 +71,10 @@ class CodeTask:
 
     @cached_property
     def _rows(self) -> list[dict[str, Any]]:
-        settings = self._settings
+        settings = self.settings
         where = f"The data set {rows.source(settings, self.split)[0]} of task {self.name}"
-        made_here = examples.EXAMPLES.get(str(settings.get("path")))
-        raw = made_here() if made_here else rows.read(settings, self.split, self.name)
+        example_rows = examples.EXAMPLES.get(str(settings.get("path")))
+        raw = example_rows() if example_rows else rows.read(settings, self.split, self.name)
         statement = rows.pick_column(
             raw,
             settings.get("statement_column"),
@@ -86,14 +85,14 @@ class CodeTask:
         tests = rows.pick_column(
             raw, settings.get("tests_column"), ("tests", "test_list", "test"), "tests_column", where
         )
-        made = [self._row(row, statement, tests, f"{where}, row {i}") for i, row in enumerate(raw, 1)]
-        made = [row for row in made if row is not None]
-        if not made:
+        problem_rows = [self._row(row, statement, tests, f"{where}, row {i}") for i, row in enumerate(raw, 1)]
+        problem_rows = [row for row in problem_rows if row is not None]
+        if not problem_rows:
             raise UserError(
                 f"{where} has no problem in {self._language.name if self._language else 'any language'}."
             )
-        statements = [row["statement"] for row in made]
-        return rows.split_rows(made, statements, settings, self.split, self._shared, where)
+        statements = [row["statement"] for row in problem_rows]
+        return rows.split_rows(problem_rows, statements, settings, self.split, self.shared, where)
 
     def _row(self, row: dict[str, Any], statement: str, tests: str, where: str) -> dict[str, Any] | None:
         """One row in the form that problems are made of; None where it is not for this language."""
@@ -104,7 +103,7 @@ class CodeTask:
             return None
         function = row.get("function") or row.get("entry_point")
         if function is not None and not isinstance(function, str):
-            raise UserError(f"{where} has {rows.shown(function)} as `function`: give the name of one.")
+            raise UserError(f"{where} has {rows.short_repr(function)} as `function`: give the name of one.")
         text = question_text(row.get(statement))
         if not text or row.get(tests) is None:
             raise UserError(f"{where} has no {statement if not text else tests}: give it, or drop the row.")
@@ -123,91 +122,90 @@ class CodeTask:
 
     def problem(self, index: int) -> Problem:
         row = self._rows[index]
-        programs = self._config.programs
+        programs = self.config.programs
         title = languages.LANGUAGES[row["language"]].title
         signature = f"The program must define {row['function']}.\n" if row["function"] else ""
-        continues = bool(self._settings.get("continue_starter"))
+        continues = bool(self.settings.get("continue_starter"))
         starter = f"\nBegin with:\n{row['starter']}\n" if row["starter"] and not continues else ""
-        form = _REASONED if programs.use_reasoning_format else _DIRECT
-        question = str(self._settings.get("prompt") or _PROMPT).format_map(
+        answer_format = _REASONED if programs.use_reasoning_format else _DIRECT
+        question = str(self.settings.get("prompt") or _PROMPT).format_map(
             {
                 "statement": row["statement"],
                 "signature": signature,
-                "starter": row["starter"] if self._settings.get("prompt") else starter,
+                "starter": row["starter"] if self.settings.get("prompt") else starter,
                 "language": title,
-                "format": form.format(language=title),
+                "format": answer_format.format(language=title),
             }
         )
-        return Problem(
-            id=f"{self.name}/{self.split}/{index:06d}",
-            task=self.name,
-            messages=build_messages(self._prompt, self._config.tasks.developer_role, question),
-            answer={**row, "before": row["starter"] if continues else ""},
-        )
+        return self.make_problem(index, question, {**row, "before": row["starter"] if continues else ""})
 
-    def score(self, problem: Problem, text: str) -> Score:
-        row, programs = problem.answer, self._config.programs
+    def score(self, problem: Problem, text: str) -> TaskScore:
+        row, programs = problem.answer, self.config.programs
         language = languages.LANGUAGES[row["language"]]
         program = extract_program(text, language, programs.use_reasoning_format)
         if program is None:
-            parts = {"correct": 0.0, "accuracy": 0.0}
-            return Score(reward=0.0, parts=parts, answer=None, outcome="no_program")
+            return TaskScore(correct=False, reward=0.0, outcome="no_program")
         tests = read_tests(row["tests"], language, row["function"], problem.id)
-        verdict = judge(
+        result = run_tests(
             self._pool,
             language,
             row["before"] + program,
-            self._chosen(tests, problem),
+            self._select_tests(tests, problem),
             self._limits(row, len(tests)),
         )
-        share = verdict.passed / len(verdict.tests)
-        perfect = float(verdict.passed == len(verdict.tests))
-        paid = programs.base_reward_weight * (share if programs.test_reward == "share" else perfect)
-        paid += programs.perfect_reward_weight * perfect
-        return Score(
-            reward=paid,
-            parts={"correct": perfect, "accuracy": paid},
+        passed_fraction = result.passed / len(result.tests)
+        all_passed = float(result.passed == len(result.tests))
+        reward = programs.base_reward_weight * (
+            passed_fraction if programs.test_reward == "share" else all_passed
+        )
+        reward += programs.perfect_reward_weight * all_passed
+        return TaskScore(
+            correct=bool(all_passed),
+            reward=reward,
             answer=program,
-            outcome=verdict.outcome,
-            tests=verdict.tests,
+            outcome=result.outcome,
+            tests=result.tests,
         )
 
-    def _chosen(self, tests: tuple[Check, ...], problem: Problem) -> list[Check]:
+    def _select_tests(self, tests: tuple[ProgramTest, ...], problem: Problem) -> list[ProgramTest]:
         """The tests of this answer: in training a few, always the same ones for a problem."""
-        most = self._config.programs.max_tests_per_problem
-        if self.split == "eval" or not most or most >= len(tests):
+        max_tests = self.config.programs.max_tests_per_problem
+        if self.split == "eval" or not max_tests or max_tests >= len(tests):
             return list(tests)
-        order = random.Random(seed(self._config.tasks.dataset_seed, "tests", problem.question))
-        return [tests[i] for i in sorted(order.sample(range(len(tests)), most))]
+        order = random.Random(seed(self.config.tasks.dataset_seed, "tests", problem.question))
+        return [tests[i] for i in sorted(order.sample(range(len(tests)), max_tests))]
 
     def _limits(self, row: dict[str, Any], num_tests: int) -> Limits:
-        programs, whole = self._config.programs, self._config.tasks.reward_timeout_s
+        programs, total_s = self.config.programs, self.config.tasks.reward_timeout_s
         # Scoring must end before the scorer loses patience, or a slow program would count as a broken reward.
         return Limits(
-            seconds=min(float(row["time_limit_s"] or programs.sandbox_time_limit_s), 0.8 * whole),
+            seconds=min(float(row["time_limit_s"] or programs.sandbox_time_limit_s), 0.8 * total_s),
             memory_mb=programs.sandbox_memory_mb,
             output_kb=programs.sandbox_output_kb,
-            compile_seconds=0.6 * whole,
-            total_seconds=0.8 * whole,
+            compile_seconds=0.6 * total_s,
+            total_seconds=0.8 * total_s,
         )
 
     @cached_property
     def _pool(self) -> Pool:
-        programs = self._config.programs
+        programs = self.config.programs
         if programs.sandbox_pool == "ray":
             from whetstone.sandbox.ray_pool import RayPool
 
             return RayPool(address=programs.ray_address, isolation=programs.sandbox_isolation)
         return shared_pool(programs.sandbox_isolation)
 
-    def prepare(self, read_rows: bool = True) -> str | None:
-        """Start the sandbox before the first answer comes; what protects the machine, in a sentence."""
-        names = [self._language.name] if self._language else []
-        if not names and read_rows:
-            names = sorted({row["language"] for row in self._rows})
+    def prepare(self) -> str | None:
+        """Start the sandbox; the isolation of this machine in a sentence."""
+        names = [self._language.name] if self._language else sorted({row["language"] for row in self._rows})
         for name in names:
             self._pool.start(name)
         return self._pool.statement if names else None
+
+    def warm_up(self) -> None:
+        """Start the sandbox: the first answer should not pay for it. Reads no rows."""
+        if self._language:
+            self._pool.start(self._language.name)
 
     def gold(self, problem: Problem) -> str | None:
         solution = problem.answer["solution"]
@@ -228,8 +226,8 @@ def _check_fields(fields: Any, task: str) -> dict[str, str | None]:
         value is not None and not isinstance(value, str) for value in fields.values()
     ):
         raise UserError(
-            f"The task {task} has test_fields {rows.shown(fields)}: give a mapping from the names in your "
-            "rows to ours, such as {test_code: code, expected_output: stdout, comment: null}."
+            f"The task {task} has test_fields {rows.short_repr(fields)}: give a mapping from the names in "
+            "your rows to ours, such as {test_code: code, expected_output: stdout, comment: null}."
         )
     return {**_TEST_FIELDS, **{str(key): value for key, value in fields.items()}}
 
@@ -264,7 +262,7 @@ def _seconds(value: Any, where: str) -> float | None:
         seconds = math.nan
     if isinstance(value, bool) or not 0 < seconds <= _LONGEST_TIME_LIMIT_S:
         raise UserError(
-            f"{where} has {rows.shown(value)} as time_limit_s: give seconds, above 0 and at most "
+            f"{where} has {rows.short_repr(value)} as time_limit_s: give seconds, above 0 and at most "
             f"{_LONGEST_TIME_LIMIT_S:g}."
         )
     return seconds
@@ -273,20 +271,20 @@ def _seconds(value: Any, where: str) -> float | None:
 def _language(name: str, task: str, installed: bool = True) -> Language:
     """A language that is known (and installed), or a complaint that names it."""
     try:
-        found = languages.language(str(name))
+        language = languages.language(str(name))
     except UserError:
         known = list(languages.LANGUAGES)
         raise UserError(
-            f"The task {task} is in {rows.shown(name)}, which is no language we know"
+            f"The task {task} is in {rows.short_repr(name)}, which is no language we know"
             f"{nearest(str(name), known) or '.'} "
             f"Choose from {', '.join(known)}."
         ) from None
-    reason = languages.missing(found.name) if installed else None
+    reason = languages.missing(language.name) if installed else None
     if reason is not None:
         raise UserError(
             f"The task {task} can't be trained on here. {reason} `whet doctor` tells what is there."
         )
-    return found
+    return language
 
 
 def _in_language(solution: Any, language: Language) -> str | None:

@@ -1,6 +1,6 @@
-"""The best constant answer of each task of reasoning-gym: what not reading the question earns.
+"""The best constant answer of each reasoning-gym task: the accuracy of not reading the question.
 
-Read from a table that `scripts/measure_constants.py` writes. Measures nothing itself.
+Read from a table that `scripts/measure_constants.py` writes.
 """
 
 import json

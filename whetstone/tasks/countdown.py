@@ -1,10 +1,9 @@
-"""Countdown: make the target from the numbers with + - * /, each number at most once (or exactly once, by
-a switch).
+"""Countdown: make the target from the numbers with + - * /, each number at most once (or exactly once, by a
+setting).
 
-Generated problems are solvable by construction: the target is what a random expression over all the numbers
-comes to. Or rows with numbers and target, and messages where they bring their own prompt.
-An answer is what stands left of `=` in the last `<answer>`; a well-formed one that is wrong earns a small
-base.
+Generated problems are solvable by construction: the target is the value of a random expression over all the
+numbers. Rows have numbers and target, and optionally messages as their own prompt. The answer is the text
+left of `=` in the last `<answer>`; a well-formed wrong one earns a small base reward.
 """
 
 import logging
@@ -16,7 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
-from pydantic.dataclasses import dataclass as checked
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from whetstone.config import nearest
 from whetstone.config.row_settings import ROW_SETTINGS
@@ -26,8 +25,9 @@ from whetstone.rewards.answers import extract_tag
 from whetstone.rewards.equations import check_equation
 from whetstone.seeds import seed
 from whetstone.tasks import rows
-from whetstone.tasks.prompts import build_messages, conversation, developer_prompt
-from whetstone.types import Problem, Score
+from whetstone.tasks.base import Task
+from whetstone.tasks.prompts import conversation
+from whetstone.types import Problem, TaskScore
 
 QUESTION = (
     "Using the numbers {numbers}, create an equation that equals {target}. You can use basic arithmetic "
@@ -36,11 +36,11 @@ QUESTION = (
     "</answer> tags, "
     "for example <answer> {example} </answer>."
 )
-_MOST_NUMBERS = 20  # in a row
+_MAX_NUMBERS = 20  # in a row
 _EXAMPLES = {"/": "(1 + 2) / 3", "*": "(1 + 2) * 3", "-": "1 + 2 - 3", "+": "1 + 2 + 3"}
 
 
-@checked(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@pydantic_dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Settings:
     """Generated problems; the names are reasoning-gym's."""
 
@@ -60,16 +60,17 @@ _GENERATED = tuple(key for key in _KEYS if key not in ROW_SETTINGS["countdown"])
 logger = logging.getLogger(__name__)
 
 
-class CountdownTask:
+class CountdownTask(Task):
     """One mixture entry of countdown problems."""
 
-    worst = 0.0
+    description = (
+        "Makes a target from given numbers, generated or from rows (reasoning-gym's own is "
+        "reasoning_gym/countdown)"
+    )
+    isolated = True
 
     def __init__(self, config: Config, name: str, spec: TaskSpec, split: str, shared: bool) -> None:
-        self.name = name
-        self.split = split
-        self._config = config
-        self._shared = shared
+        super().__init__(config, name, spec, split, shared)
         self.generated = not (spec.config.get("path") or spec.config.get("dataset"))
         if not self.generated:
             rows.check_settings(spec.config, (*ROW_SETTINGS["countdown"], *_GENERATED), name)
@@ -80,70 +81,65 @@ class CountdownTask:
         self._settings = _check(
             {key: value for key, value in spec.config.items() if self.generated or key in _KEYS}, name
         )
-        self._prompt = developer_prompt(config.tasks)
-        base = config.tasks.eval_dataset_seed if split == "eval" else config.tasks.dataset_seed
-        self._seed = seed(base, split, name)
 
     def __len__(self) -> int:
-        return self._config.tasks.dataset_size if self.generated else len(self._rows)
+        return self.config.tasks.dataset_size if self.generated else len(self._rows)
 
     def problem(self, index: int) -> Problem:
-        made = self._generate(index) if self.generated else self._rows[index]
+        entry = self._generate(index) if self.generated else self._rows[index]
         settings = self._settings
         question = QUESTION.format(
-            numbers=list(made["numbers"]),
-            target=made["target"],
+            numbers=list(entry["numbers"]),
+            target=entry["target"],
             operators=", ".join(settings.operators),
             rule="must be used exactly once" if settings.use_all_numbers else "can only be used once",
             example=next(_EXAMPLES[operator] for operator in "/*-+" if operator in settings.operators),
         )
-        return Problem(
-            id=f"{self.name}/{self.split}/{index:06d}",
-            task=self.name,
-            messages=build_messages(
-                self._prompt, self._config.tasks.developer_role, question, made.get("messages", ())
-            ),
-            answer={key: value for key, value in made.items() if key != "messages"},
-        )
+        answer = {key: value for key, value in entry.items() if key != "messages"}
+        return self.make_problem(index, question, answer, entry.get("messages", ()))
 
-    def score(self, problem: Problem, text: str) -> Score:
+    def score(self, problem: Problem, text: str) -> TaskScore:
         answer = extract_tag(text)
         if answer is None:
-            return Score(reward=0.0, parts={"correct": 0.0, "accuracy": 0.0}, answer=None)
-        settings, given = self._settings, problem.answer
-        verdict = check_equation(
-            answer, given["numbers"], given["target"], settings.use_all_numbers, "".join(settings.operators)
+            return TaskScore(correct=False, reward=0.0)
+        settings, entry = self._settings, problem.answer
+        equation = check_equation(
+            answer, entry["numbers"], entry["target"], settings.use_all_numbers, "".join(settings.operators)
         )
-        paid = 1.0 if verdict.correct else settings.base_reward if verdict.well_formed else 0.0
-        return Score(reward=paid, parts={"correct": float(verdict.correct), "accuracy": paid}, answer=answer)
+        reward = 1.0 if equation.correct else settings.base_reward if equation.well_formed else 0.0
+        return TaskScore(correct=equation.correct, reward=reward, answer=answer)
+
+    @property
+    def evaluates_text(self) -> bool:
+        return False
 
     def gold(self, problem: Problem) -> str:
-        given = problem.answer
-        solution = given.get("solution") or solve(given["numbers"], given["target"], self._settings)
+        entry = problem.answer
+        solution = entry.get("solution") or solve(entry["numbers"], entry["target"], self._settings)
         return f"<think>\n</think>\n<answer>{solution or 'no solution found'}</answer>"
 
     def columns(self, problem: Problem) -> dict[str, Any]:
-        given = problem.answer
+        entry = problem.answer
         return {
-            "answer": given.get("solution"),
-            "numbers": list(given["numbers"]),
-            "nums": list(given["numbers"]),
-            "target": given["target"],
+            "answer": entry.get("solution"),
+            "numbers": list(entry["numbers"]),
+            "nums": list(entry["numbers"]),
+            "target": entry["target"],
         }
 
     def _generate(self, index: int) -> dict[str, Any]:
         settings = self._settings
-        generator = random.Random(seed(self._seed, index))
+        generator = random.Random(seed(self.seed, index))
         limit = 10 * max(settings.max_target, settings.max_value)
         for attempt in range(5_000):
             count = generator.randint(settings.min_numbers, settings.max_numbers)
             numbers = [generator.randint(settings.min_value, settings.max_value) for _ in range(count)]
-            made = _combine(generator, [_Term(n, str(n), "") for n in numbers], settings.operators, limit)
-            if made is None or not settings.min_target <= made.value <= settings.max_target:
+            term = _combine(generator, [_Term(n, str(n), "") for n in numbers], settings.operators, limit)
+            if term is None or not settings.min_target <= term.value <= settings.max_target:
                 continue
-            if made.value in numbers and not settings.use_all_numbers and attempt < 2_500:
+            if term.value in numbers and not settings.use_all_numbers and attempt < 2_500:
                 continue  # writing that one number down would do
-            return {"numbers": tuple(numbers), "target": made.value, "solution": made.text}
+            return {"numbers": tuple(numbers), "target": term.value, "solution": term.text}
         raise UserError(
             f"The task {self.name} finds no target from {settings.min_target} to {settings.max_target} with "
             f"{settings.min_numbers} to "
@@ -161,11 +157,11 @@ class CountdownTask:
         target = rows.pick_column(
             raw, self._source.get("target_column"), ("target", "answer"), "target_column", where
         )
-        there = "messages" if "messages" in rows.columns_of(raw) else None
-        messages = self._source.get("messages_column") or there
+        default_column = "messages" if "messages" in rows.columns_of(raw) else None
+        messages = self._source.get("messages_column") or default_column
         if messages is not None:
             rows.pick_column(raw, messages, (), "messages_column", where)
-        made = [
+        entries = [
             {
                 "numbers": _integers(row.get(numbers), where, i, numbers),
                 "target": _integer(row.get(target), where, i, target),
@@ -173,8 +169,8 @@ class CountdownTask:
             }
             for i, row in enumerate(raw, 1)
         ]
-        keys = [f"{sorted(row['numbers'])} {row['target']}" for row in made]
-        return rows.split_rows(made, keys, self._source, self.split, self._shared, where)
+        keys = [f"{sorted(row['numbers'])} {row['target']}" for row in entries]
+        return rows.split_rows(entries, keys, self._source, self.split, self.shared, where)
 
 
 def _check(settings: dict[str, Any], task: str) -> Settings:
@@ -186,7 +182,7 @@ def _check(settings: dict[str, Any], task: str) -> Settings:
                 f"{known}, or path for rows."
             )
     try:
-        made = TypeAdapter(Settings).validate_python(settings)
+        valid = TypeAdapter(Settings).validate_python(settings)
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
@@ -198,14 +194,14 @@ def _check(settings: dict[str, Any], task: str) -> Settings:
         ("min_value", "max_value"),
         ("min_target", "max_target"),
     ):
-        if getattr(made, low) > getattr(made, high):
+        if getattr(valid, low) > getattr(valid, high):
             raise UserError(
-                f"The task {task} has {low} {getattr(made, low)} above {high} {getattr(made, high)}: swap or "
-                "change them."
+                f"The task {task} has {low} {getattr(valid, low)} above {high} {getattr(valid, high)}: swap "
+                "or change them."
             )
-    if not made.operators or any(operator not in _EXAMPLES for operator in made.operators):
-        raise UserError(f"The task {task} has operators {list(made.operators)}: choose from + - * /.")
-    return made
+    if not valid.operators or any(operator not in _EXAMPLES for operator in valid.operators):
+        raise UserError(f"The task {task} has operators {list(valid.operators)}: choose from + - * /.")
+    return valid
 
 
 def _integer(value: Any, where: str, row: int, column: str) -> int:
@@ -214,7 +210,7 @@ def _integer(value: Any, where: str, row: int, column: str) -> int:
     text = str(value).strip()
     if isinstance(value, bool) or not re.fullmatch(r"[-+]?\d{1,15}(\.0*)?", text):
         raise UserError(
-            f"{where} has {rows.shown(value)} as {column} in row {row}, where a whole number should be."
+            f"{where} has {rows.short_repr(value)} as {column} in row {row}, where a whole number should be."
         )
     return int(text.split(".")[0])
 
@@ -224,10 +220,10 @@ def _integers(value: Any, where: str, row: int, column: str) -> tuple[int, ...]:
         value = value.strip("[]() ").replace(",", " ").split()
     if value is None:
         raise UserError(f"{where} has no {column} in row {row}: give it, or leave the row out.")
-    if not isinstance(value, list | tuple) or not 0 < len(value) <= _MOST_NUMBERS:
+    if not isinstance(value, list | tuple) or not 0 < len(value) <= _MAX_NUMBERS:
         raise UserError(
-            f"{where} has {rows.shown(value)} as {column} in row {row}, where a list of numbers "
-            f"(1 to {_MOST_NUMBERS}) should be."
+            f"{where} has {rows.short_repr(value)} as {column} in row {row}, where a list of numbers "
+            f"(1 to {_MAX_NUMBERS}) should be."
         )
     return tuple(_integer(entry, where, row, column) for entry in value)
 
@@ -291,26 +287,26 @@ def solve(numbers: tuple[int, ...], target: int, settings: Settings, budget: int
     """An expression that makes the target from given numbers, by search; None where none was found within
     the budget.
     """
-    left = budget
+    remaining = budget
 
     def search(terms: list[tuple[Fraction, str]]) -> str | None:
-        nonlocal left
+        nonlocal remaining
         for value, text in terms:
             if value == target and (len(terms) == 1 or not settings.use_all_numbers):
                 return text
         for i, (a, a_text) in enumerate(terms):
             for j, (b, b_text) in enumerate(terms):
-                if i == j or left <= 0:
+                if i == j or remaining <= 0:
                     continue
                 rest = [term for k, term in enumerate(terms) if k not in (i, j)]
                 for operator in settings.operators:
                     if (operator in "+*" and i > j) or (operator == "/" and b == 0):
                         continue
-                    left -= 1
+                    remaining -= 1
                     value = {"+": a + b, "-": a - b, "*": a * b, "/": a / b if b else a}[operator]
-                    found = search([*rest, (value, f"({a_text} {operator} {b_text})")])
-                    if found:
-                        return found
+                    expression = search([*rest, (value, f"({a_text} {operator} {b_text})")])
+                    if expression:
+                        return expression
         return None
 
     return search([(Fraction(number), str(number)) for number in numbers])

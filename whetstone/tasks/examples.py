@@ -1,10 +1,9 @@
-"""Two small programming tasks that ship as recipes: `expressions` and `sums`, by these names as `path` of the
-code task.
+"""Two small programming tasks that ship as recipes: `expressions` and `sums`, as `path` of the code task.
 
-A row of the first is a sentence ("add 7 to x, then multiply the result by 3"), calls of f with their values,
-and the expression as reference solution. Values come from running the solutions; a sentence whose solution
-fails on one of its inputs is left out. The second is for pebble, which knows no Python: it goes on from
-`def f(): return` with the value of a sum. The same rows every time.
+A row of `expressions` is a sentence ("add 7 to x, then multiply the result by 3"), calls of f with their
+values, and the expression as reference solution. Values come from running the solutions; a sentence whose
+solution fails on one of its inputs is dropped. `sums` is for pebble, which knows no Python: the answer
+continues `def f(): return` with the value of a sum. The rows are always the same.
 """
 
 import random
@@ -52,7 +51,7 @@ _LISTS = [
     ("give the product of the largest element of the list x and K", "max(x) * K"),
     ("give the difference between the largest and the smallest element of the list x", "max(x) - min(x)"),
 ]
-_WORDS = [
+_STRINGS = [
     ("give the number of characters of the text x", "len(x)"),
     ("give the text x backwards", "x[::-1]"),
     ("give the text x in upper case", "x.upper()"),
@@ -71,23 +70,23 @@ _WORDS = [
 def make_expressions(count: int = NUM_EXPRESSIONS) -> list[dict[str, Any]]:
     """So many different problems."""
     dice = random.Random(5)
-    found: dict[str, dict[str, Any]] = {}
-    while len(found) < count:
+    rows: dict[str, dict[str, Any]] = {}
+    while len(rows) < count:
         sentence, expression, draw = dice.choice((_number, _number, _number, _list, _word))(dice)
-        if sentence in found:
+        if sentence in rows:
             continue
         inputs = [draw() for _ in range(6)]
         try:
             tests = [{"args": [x], "expected": eval(expression, {"x": x})} for x in inputs]
         except (IndexError, ZeroDivisionError):
             continue
-        found[sentence] = {
+        rows[sentence] = {
             "statement": sentence,
             "function": "f",
             "tests": tests,
             "solution": f"def f(x):\n    return {expression}\n",
         }
-    return list(found.values())
+    return list(rows.values())
 
 
 def make_sums() -> list[dict[str, Any]]:
@@ -99,7 +98,7 @@ def make_sums() -> list[dict[str, Any]]:
     settings = {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 2}
     entries = reasoning_gym.create_dataset("chain_sum", seed=77, size=1600, **settings)
     starter = "def f():\n    return "
-    found = {
+    rows = {
         entry["question"]: {
             "statement": entry["question"],
             "function": "f",
@@ -109,7 +108,7 @@ def make_sums() -> list[dict[str, Any]]:
         }
         for entry in entries
     }
-    return list(found.values())
+    return list(rows.values())
 
 
 _Draw = tuple[str, str, Callable[[], Any]]
@@ -118,31 +117,31 @@ _Draw = tuple[str, str, Callable[[], Any]]
 def _number(dice: random.Random) -> _Draw:
     sentence, expression = "", "x"
     for step in range(dice.choice((1, 2, 2, 3))):
-        words, code = dice.choice(_NUMBERS)
+        phrase, code = dice.choice(_NUMBERS)
         number = str(dice.randint(2, 12))
         inner = expression if expression == "x" else f"({expression})"
         expression = code.replace("K", number).replace("X", inner)
-        part = words.replace("K", number).replace("X", "x" if step == 0 else "the result")
+        part = phrase.replace("K", number).replace("X", "x" if step == 0 else "the result")
         sentence += part if step == 0 else f", then {part}"
     return sentence, expression, lambda: dice.randint(-20, 40)
 
 
 def _list(dice: random.Random) -> _Draw:
-    words, code = dice.choice(_LISTS)
+    phrase, code = dice.choice(_LISTS)
     number = str(dice.randint(2, 9))
     return (
-        words.replace("K", number),
+        phrase.replace("K", number),
         code.replace("K", number),
         lambda: [dice.randint(0, 12) for _ in range(dice.randint(10, 14))],
     )
 
 
 def _word(dice: random.Random) -> _Draw:
-    words, code = dice.choice(_WORDS)
+    phrase, code = dice.choice(_STRINGS)
     number = str(dice.randint(2, 9))
     letters = "abcdeghilmnoprst"
     return (
-        words.replace("K", number),
+        phrase.replace("K", number),
         code.replace("K", number),
         lambda: "".join(dice.choice(letters) for _ in range(dice.randint(10, 14))),
     )

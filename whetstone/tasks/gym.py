@@ -1,11 +1,9 @@
-"""Every task of reasoning-gym by name: problems that are pure functions of (seed, split, index), scores
-that never raise.
+"""Every task of reasoning-gym by name: problems are pure functions of (seed, split, index).
 
-Traps that are handled here: item i of a data set with seed s is made from Random(s + i), so neighbouring
-seeds share their problems, and seeds are spread by hashing. Some data sets have an end: they are strung
-together in blocks. Some problems depend on the order of a set of strings, and codeio's run code that writes
-files: both are made in a child with a fixed hash seed and a folder of its own. Some draw from the global
-generators: these are seeded, and put back after.
+Item i of a reasoning-gym data set with seed s is made from Random(s + i), so neighboring seeds share
+problems: seeds are hashed. Finite data sets are chained in blocks. Some problems depend on the order of a set
+of strings, and codeio runs code that writes files: a worker process with a fixed hash seed and its own folder
+makes both. Some generators use the global random state: it is seeded, and restored afterwards.
 """
 
 import atexit
@@ -28,19 +26,19 @@ from whetstone.errors import UserError
 from whetstone.rewards.answers import extract_tag
 from whetstone.sandbox.evaluator import EvaluationFailed, evaluate
 from whetstone.seeds import seed
+from whetstone.tasks.base import Task
 from whetstone.tasks.gym_gold import gold_answer
 from whetstone.tasks.gym_levels import check_levels, settings_at
 from whetstone.tasks.gym_repairs import is_flawed, score_answer
-from whetstone.tasks.prompts import build_messages, developer_prompt
-from whetstone.tasks.scoring.child import Child
-from whetstone.types import Problem, Score
+from whetstone.tasks.scoring.worker_process import WorkerProcess
+from whetstone.types import Problem, TaskScore
 
 PREFIX = "reasoning_gym/"
 _BLOCK = 2_000  # problems of a bounded data set before the next one is made
 _BOUNDED = frozenset(
     {"acre", "gsm_symbolic", "list_functions", "word_ladder"}
 )  # raise IndexError from `size` on
-_IN_CHILD = frozenset(
+_IN_WORKER = frozenset(
     {"bf", "codeio", "isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note"}
     | {"word_ladder"}
 )
@@ -51,67 +49,61 @@ EVALUATED = frozenset(
 )
 _SYMBOLIC = frozenset({"intermediate_integration", "polynomial_multiplication", "simple_integration"})
 _RETRY_STRIDE = 10_000_019
-_NOT_SET_HERE = {"seed": "dataset_seed", "size": "dataset_size"}
+_RUN_SETTINGS = {"seed": "dataset_seed", "size": "dataset_size"}
 _OTHER_NAMES = {"game_of_24": "puzzle24"}  # what people call a task -> reasoning-gym's name
-_ALWAYS_SO = {("syllogism", "num_premises"): 2}  # settings that are written but could not be otherwise
+_FIXED_SETTINGS = {("syllogism", "num_premises"): 2}  # settings that are written but could not be otherwise
 
 
-class GymTask:
+class GymTask(Task):
     """One task of reasoning-gym."""
 
     generated = True
-    worst = 0.0
+    isolated = True
+    has_curriculum = True
 
     def __init__(
-        self, config: Config, name: str, spec: TaskSpec, split: str, level: int | None = None
+        self,
+        config: Config,
+        name: str,
+        spec: TaskSpec,
+        split: str,
+        shared: bool = False,
+        level: int | None = None,
     ) -> None:
-        """`level` is where it stands in its curriculum; None: `spec.config` as it is."""
-        self.name = name
-        self.split = split
+        """`level` of its curriculum; None: `spec.config` as it is."""
+        super().__init__(config, name, spec, split, shared)
         self.level = level
         self._spec = spec
         self._levels: dict[int, GymTask] = {}
         self.task = gym_name(name)
-        self.settings = check_settings(self.task, spec.config)
-        self._config = config
-        self._prompt = developer_prompt(config.tasks)
-        base = config.tasks.eval_dataset_seed if split == "eval" else config.tasks.dataset_seed
-        self._seed = seed(base, split, name) & 0x7FFF_FFFF
+        self.settings = check_settings(self.task, self.settings)
+        self._seed = self.seed & 0x7FFF_FFFF
         # Made now, so that bad settings are found before anything is trained.
         self._dataset = _dataset(self.task, _frozen(self.settings), self._seed)
-        self.top: int | None = None  # the highest level of training, where it has any
         if level is None and split == "train" and spec.curriculum is not None:
-            ladder = spec.curriculum
-            self.top = check_levels(self.task, self.settings, ladder.start, ladder.top)
+            curriculum = spec.curriculum
+            self.max_level = check_levels(self.task, self.settings, curriculum.start, curriculum.top)
 
-    def at(self, level: int) -> "GymTask":
+    def at_level(self, level: int) -> "GymTask":
         """The same task at a level of its curriculum: its problems are functions of (seed, index, level)."""
         if level not in self._levels:
             spec = self._spec.model_copy(update={"config": settings_at(self.task, level, self.settings)})
-            self._levels[level] = GymTask(self._config, self.name, spec, self.split, level)
+            self._levels[level] = GymTask(self.config, self.name, spec, self.split, level=level)
         return self._levels[level]
-
-    def __len__(self) -> int:
-        return self._config.tasks.dataset_size
 
     def problem(self, index: int) -> Problem:
         assert index >= 0
-        make = _ask_child if self.task in _IN_CHILD else make_entry
+        make = _ask_worker if self.task in _IN_WORKER else make_entry
         entry = make(self.task, self.settings, self._seed, index)
         label = ""
         if self.level is not None:
             label, entry = f"@{self.level}", {**entry, "level": self.level}
-        return Problem(
-            id=f"{self.name}/{self.split}/{index:06d}{label}",
-            task=self.name,
-            messages=build_messages(self._prompt, self._config.tasks.developer_role, entry["question"]),
-            answer=entry,
-        )
+        return self.make_problem(index, entry["question"], entry, label=label)
 
-    def score(self, problem: Problem, text: str) -> Score:
+    def score(self, problem: Problem, text: str) -> TaskScore:
         level = problem.answer.get("level")
         if level != self.level:  # some scorers look at their own settings
-            return self.at(level).score(problem, text)
+            return self.at_level(level).score(problem, text)
         answer = extract_tag(text)
         value = 0.0
         if answer is not None:
@@ -123,11 +115,14 @@ class GymTask:
                     value = score_answer(self.task, self._dataset, answer, entry)
             except EvaluationFailed:
                 raise
-            except (
-                Exception
-            ):  # some scorers raise on text that is not of the form they expect: that is a wrong answer
+            # Some scorers raise on text that is not of the form they expect: that is a wrong answer.
+            except Exception:
                 value = 0.0
-        return Score(reward=value, parts={"correct": float(value >= 1.0), "accuracy": value}, answer=answer)
+        return TaskScore(correct=value >= 1.0, reward=value, answer=answer)
+
+    @property
+    def evaluates_text(self) -> bool:
+        return self.task in EVALUATED
 
     def warm_up(self) -> None:
         """Score a right and a wrong answer, so that the scorer has imported all that it needs."""
@@ -173,19 +168,19 @@ def check_settings(task: str, settings: dict[str, Any]) -> dict[str, Any]:
     from reasoning_gym.factory import DATASETS
 
     fields = [
-        field.name for field in dataclasses.fields(DATASETS[task][1]) if field.name not in _NOT_SET_HERE
+        field.name for field in dataclasses.fields(DATASETS[task][1]) if field.name not in _RUN_SETTINGS
     ]
     for key, value in settings.items():
-        if (task, key) in _ALWAYS_SO and value != _ALWAYS_SO[task, key]:
+        if (task, key) in _FIXED_SETTINGS and value != _FIXED_SETTINGS[task, key]:
             raise UserError(
                 f"The task {task} has {key} {value}, but in reasoning-gym it is always "
-                f"{_ALWAYS_SO[task, key]}: leave it out."
+                f"{_FIXED_SETTINGS[task, key]}: leave it out."
             )
-        if key in _NOT_SET_HERE:
+        if key in _RUN_SETTINGS:
             raise UserError(
-                f"The config of task {task} sets '{key}': set {_NOT_SET_HERE[key]} for the whole run instead."
+                f"The config of task {task} sets '{key}': set {_RUN_SETTINGS[key]} for the whole run instead."
             )
-        if key not in fields and (task, key) not in _ALWAYS_SO:
+        if key not in fields and (task, key) not in _FIXED_SETTINGS:
             known = ", ".join(fields) or "none"
             raise UserError(
                 f"The task {task} has no setting '{key}'{nearest(key, fields) or '.'} Its settings are: "
@@ -200,9 +195,9 @@ def default_settings(task: str) -> dict[str, Any]:
 
     if task not in DATASETS:
         return {}
-    made = DATASETS[task][1]()
-    names = [field.name for field in dataclasses.fields(made) if field.name not in _NOT_SET_HERE]
-    return {name: getattr(made, name) for name in names}
+    defaults = DATASETS[task][1]()
+    names = [field.name for field in dataclasses.fields(defaults) if field.name not in _RUN_SETTINGS]
+    return {name: getattr(defaults, name) for name in names}
 
 
 def make_entry(task: str, settings: dict[str, Any], base: int, index: int) -> dict[str, Any]:
@@ -211,8 +206,8 @@ def make_entry(task: str, settings: dict[str, Any], base: int, index: int) -> di
     """
     problem = "no problem with an answer of its own"
     for attempt in range(20):
-        place = index + attempt * _RETRY_STRIDE
-        block, offset = divmod(place, _BLOCK) if task in _BOUNDED else (0, place)
+        position = index + attempt * _RETRY_STRIDE
+        block, offset = divmod(position, _BLOCK) if task in _BOUNDED else (0, position)
         block_seed = base if block == 0 else seed(base, "block", block) & 0x7FFF_FFFF
         dataset = _dataset(task, _frozen(settings), block_seed)
         dataset.size = (
@@ -285,23 +280,23 @@ def _frozen(settings: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
 
 
 @lru_cache(maxsize=1)
-def _child() -> Child:
+def _worker() -> WorkerProcess:
     folder = tempfile.TemporaryDirectory(prefix="whetstone-")
-    child = Child("whetstone.tasks.gym:serve_entries", folder.name)
+    worker = WorkerProcess("whetstone.tasks.gym:serve_entries", folder.name)
     atexit.register(folder.cleanup)
-    atexit.register(child.close)
-    return child
+    atexit.register(worker.close)
+    return worker
 
 
-def _ask_child(task: str, settings: dict[str, Any], base: int, index: int) -> dict[str, Any]:
-    child = _child()
-    child.connection.send((task, settings, base, index))
+def _ask_worker(task: str, settings: dict[str, Any], base: int, index: int) -> dict[str, Any]:
+    worker = _worker()
+    worker.connection.send((task, settings, base, index))
     try:
-        entry = child.connection.recv()
+        entry = worker.connection.recv()
     except EOFError:
-        _child.cache_clear()
+        _worker.cache_clear()
         raise RuntimeError(
-            f"the process that makes problems of {task} ended with {child.process.wait()}"
+            f"the process that makes problems of {task} ended with {worker.process.wait()}"
         ) from None
     if isinstance(entry, UserError):
         raise entry

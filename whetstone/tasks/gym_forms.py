@@ -1,8 +1,8 @@
-"""What an answer to a task of reasoning-gym may look like: a check before any scorer sees the text.
+"""The form of an answer to a reasoning-gym task, checked before any scorer sees the text.
 
-Some scorers `eval` or sympy-parse what a model wrote, and some read past everything they do not know. An
-answer that is far longer than the gold answer, or has not the form that its task asks for, is worth nothing
-and never reaches such a scorer. Decides nothing about right and wrong, and evaluates nothing.
+Some scorers `eval` or sympy-parse the text, and some ignore everything that they do not know. An answer that
+is far longer than the gold answer, or not of the form that its task asks for, earns 0 and never reaches such
+a scorer. This module does not decide what is right, and evaluates nothing.
 """
 
 import ast

@@ -1,8 +1,7 @@
-"""Right answers for the five reasoning-gym tasks that give none: written from the entry's metadata, or
-found by a small search.
+"""Right answers for the five reasoning-gym tasks that give none: from the entry's metadata, or by search.
 
 boxnet, graph_color, propositional_logic, rubiks_cube and rush_hour have many right answers and put None
-under `answer`. intermediate_integration leaves some integrals as they are: these are computed. For every
+under `answer`. intermediate_integration leaves some integrals unevaluated: these are computed. For every
 other task the gold answer is the entry's own.
 """
 
@@ -20,7 +19,7 @@ def gold_answer(task: str, entry: dict[str, Any]) -> str:
         return _integrated(entry["answer"])
     if entry["answer"] is not None:
         return str(entry["answer"])
-    return _MAKERS[task](entry["metadata"])
+    return _SOLVERS[task](entry["metadata"])
 
 
 def _integrated(answer: str) -> str:
@@ -106,50 +105,50 @@ def _rush_hour(metadata: dict[str, Any]) -> str:
     shape = {label: start[label][1:] for label in labels}
     first = tuple(start[label][0] for label in labels)
     came_from: dict[tuple[int, ...], tuple[tuple[int, ...], str] | None] = {first: None}
-    waiting = deque([first])
-    while waiting:
-        places = waiting.popleft()
-        if places[0] == 16:  # the car A at the right end of the third row
-            return " ".join(_back(places, came_from))
-        for moved, name in _moves(places, labels, shape, solid):
-            if moved not in came_from:
-                came_from[moved] = (places, name)
-                waiting.append(moved)
+    queue = deque([first])
+    while queue:
+        positions = queue.popleft()
+        if positions[0] == 16:  # the car A at the right end of the third row
+            return " ".join(_path(positions, came_from))
+        for next_positions, name in _moves(positions, labels, shape, solid):
+            if next_positions not in came_from:
+                came_from[next_positions] = (positions, name)
+                queue.append(next_positions)
     raise AssertionError(f"the board {board} has no solution")
 
 
-def _back(
-    places: tuple[int, ...], came_from: dict[tuple[int, ...], tuple[tuple[int, ...], str] | None]
+def _path(
+    positions: tuple[int, ...], came_from: dict[tuple[int, ...], tuple[tuple[int, ...], str] | None]
 ) -> list[str]:
     names: list[str] = []
-    while (step := came_from[places]) is not None:
-        places, name = step
+    while (step := came_from[positions]) is not None:
+        positions, name = step
         names.append(name)
     return names[::-1]
 
 
 def _moves(
-    places: tuple[int, ...], labels: list[str], shape: dict[str, tuple[int, int]], solid: set[int]
+    positions: tuple[int, ...], labels: list[str], shape: dict[str, tuple[int, int]], solid: set[int]
 ) -> Iterator[tuple[tuple[int, ...], str]]:
-    taken = solid | {
-        place + k * shape[label][0]
-        for label, place in zip(labels, places, strict=True)
+    occupied = solid | {
+        position + k * shape[label][0]
+        for label, position in zip(labels, positions, strict=True)
         for k in range(shape[label][1])
     }
-    for i, (label, place) in enumerate(zip(labels, places, strict=True)):
-        shown = chr(ord("A") + i)  # the question letters the cars anew, without gaps
+    for i, (label, position) in enumerate(zip(labels, positions, strict=True)):
+        letter = chr(ord("A") + i)  # the question letters the cars anew, without gaps
         stride, size = shape[label]
-        last = place + stride * (size - 1)
-        before, after = place - stride, last + stride
-        can_back = before >= 0 and (stride != 1 or before // 6 == place // 6)
+        last = position + stride * (size - 1)
+        before, after = position - stride, last + stride
+        can_back = before >= 0 and (stride != 1 or before // 6 == position // 6)
         can_forward = after < 36 and (stride != 1 or after // 6 == last // 6)
-        if can_back and before not in taken:
-            yield (*places[:i], before, *places[i + 1 :]), f"{shown}-1"
-        if can_forward and after not in taken:
-            yield (*places[:i], place + stride, *places[i + 1 :]), f"{shown}+1"
+        if can_back and before not in occupied:
+            yield (*positions[:i], before, *positions[i + 1 :]), f"{letter}-1"
+        if can_forward and after not in occupied:
+            yield (*positions[:i], position + stride, *positions[i + 1 :]), f"{letter}+1"
 
 
-_MAKERS = {
+_SOLVERS = {
     "boxnet": _boxnet,
     "graph_color": lambda metadata: json.dumps(metadata["possible_answer"]),
     "propositional_logic": _propositional_logic,

@@ -1,8 +1,8 @@
-"""reasoning-gym's curricula as plain settings: what a task's config is at each level of difficulty.
+"""reasoning-gym's curricula as plain settings: the config of a task at each level of difficulty.
 
-A level is reasoning-gym's "global level": every attribute stands at it, or at its own highest. Ranges keep
-their easy end, so that a level holds the problems of those below it. Some curricula have levels that their
-own task refuses: the ladder ends before the first of these. Makes no problems.
+A level is reasoning-gym's "global level": every attribute is at it, or at its own maximum. Ranges keep their
+easy end, so that a level contains the problems of the levels below. Some curricula have levels that their own
+task refuses: the levels end before the first of these.
 """
 
 from typing import Any
@@ -14,8 +14,8 @@ def settings_at(task: str, level: int, settings: dict[str, Any]) -> dict[str, An
     """`settings` with what the curriculum says of `level` put in."""
     curriculum = _curriculum(task)
     curriculum.set_global_level(level)
-    made = curriculum.generate_configuration(dict(settings))
-    return {**settings, **{field: getattr(made, field) for field in _fields(curriculum)}}
+    level_config = curriculum.generate_configuration(dict(settings))
+    return {**settings, **{field: getattr(level_config, field) for field in _fields(curriculum)}}
 
 
 def top_level(task: str, settings: dict[str, Any]) -> int:
@@ -28,16 +28,16 @@ def top_level(task: str, settings: dict[str, Any]) -> int:
     highest = max((len(attribute.levels) for attribute in attributes), default=0) - 1
     for level in range(highest + 1):
         try:
-            made = DATASETS[task][1](**settings_at(task, level, settings))
-            if hasattr(made, "validate"):
-                made.validate()
+            level_config = DATASETS[task][1](**settings_at(task, level, settings))
+            if hasattr(level_config, "validate"):
+                level_config.validate()
         except (AssertionError, ValueError, TypeError, KeyError, IndexError):
             return level - 1
     return highest
 
 
 def check_levels(task: str, settings: dict[str, Any], start: int, top: int | None) -> int:
-    """The top of the ladder that training will climb, or a complaint."""
+    """The highest level of training; raises where a level does not exist."""
     highest = top_level(task, settings)
     if highest < 1:
         raise UserError(
@@ -54,7 +54,7 @@ def check_levels(task: str, settings: dict[str, Any], start: int, top: int | Non
 
 
 def describe_levels(task: str, settings: dict[str, Any]) -> str:
-    """`levels 0 to 10: max_terms 2 to 12, max_digits 1 to 10`; empty where there is no ladder."""
+    """`levels 0 to 10: max_terms 2 to 12, max_digits 1 to 10`; empty without a curriculum."""
     highest = top_level(task, settings)
     if highest < 1:
         return ""

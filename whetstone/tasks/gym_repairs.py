@@ -1,10 +1,9 @@
-"""Scorers of reasoning-gym 0.1.25 that pay for wrong answers or for junk, put right.
+"""Repairs of reasoning-gym 0.1.25's scorers that pay for wrong answers or for junk.
 
-Found by giving every scorer the same corpus of junk (tests/corpora/answers.py). Four kinds of defect:
-a full mark for a wrong answer (puzzle24 compares no numbers, game_of_life_halting compares `bool(text)`),
-a full mark for the answer followed by junk, part credit for junk (letters that happen to stand in the right
-place, a cube that nobody turned), and results that are no score at all. Honest part credit stays. What is
-not named here is as reasoning-gym has it.
+Found with a corpus of junk answers (tests/corpora/answers.py). Four kinds of defect: full marks for a wrong
+answer (puzzle24 compares no numbers, game_of_life_halting compares `bool(text)`), full marks for the answer
+followed by junk, partial credit for junk (letters that happen to match, an unturned cube), and results that
+are no score at all. Honest partial credit stays. All other scorers are reasoning-gym's.
 """
 
 import json
@@ -23,7 +22,7 @@ Entry = dict[str, Any]
 
 _COIN_TOLERANCE = Fraction(1, 10_000)  # reasoning-gym's own
 _WELL_FORMED = 0.01  # what reasoning-gym pays for an answer of the right form
-_GIVEN_NUMBERS = 0.05  # the same, where it also uses the numbers of the problem
+_USES_NUMBERS = 0.05  # the same, where it also uses the numbers of the problem
 # Part credit for closeness is raised to this power: a constant would earn up to 0.46 of the full mark.
 _POWER = {"futoshiki": 3, "mini_sudoku": 3, "rectangle_count": 3, "sudoku": 3, "time_intervals": 8}
 _WEAK_CONCLUSION = 0.1  # a conclusion that follows from one premise alone
@@ -97,7 +96,7 @@ def _equation(answer: str, entry: Entry, target: int) -> float:
     if verdict.correct or not verdict.well_formed:
         return float(verdict.correct)
     used = [int(number) for number in re.findall(r"\d+", answer)]
-    return _GIVEN_NUMBERS if sorted(used) == sorted(numbers) else _WELL_FORMED
+    return _USES_NUMBERS if sorted(used) == sorted(numbers) else _WELL_FORMED
 
 
 def _puzzle24(answer: str, entry: Entry) -> float:
@@ -151,12 +150,12 @@ def _coin_flip(answer: str, entry: Entry) -> float:
     value, gold = Fraction(answer.strip().replace(",", "")), Fraction(entry["answer"])
     if abs(value - gold) <= _COIN_TOLERANCE:
         return 1.0
-    ours, theirs = f"{float(value):.10f}", f"{float(gold):.10f}".rstrip("0")
-    if ours.split(".")[0] != theirs.split(".")[0]:
+    written, exact = f"{float(value):.10f}", f"{float(gold):.10f}".rstrip("0")
+    if written.split(".")[0] != exact.split(".")[0]:
         return 0.0
-    decimals, truth = ours.split(".")[1], theirs.split(".")[1]
+    decimals, truth = written.split(".")[1], exact.split(".")[1]
     pairs = enumerate(zip(decimals, truth, strict=False))
-    same = next((place for place, (one, other) in pairs if one != other), len(truth))
+    same = next((index for index, (digit, true_digit) in pairs if digit != true_digit), len(truth))
     return 0.9 * same / max(1, len(truth))
 
 
@@ -169,15 +168,15 @@ def _gsm_symbolic(answer: str, entry: Entry) -> float:
 
 
 def _spell_backward(answer: str, entry: Entry, value: float) -> float:
-    return _letters_in_place(answer.lower(), entry["answer"].lower())
+    return _matching_letters(answer.lower(), entry["answer"].lower())
 
 
 def _figlet_font(answer: str, entry: Entry, value: float) -> float:
     word, gold = answer.replace(" ", "").lower(), entry["answer"].strip().lower()
-    return min(value, _letters_in_place(word, gold))
+    return min(value, _matching_letters(word, gold))
 
 
-def _letters_in_place(word: str, gold: str) -> float:
+def _matching_letters(word: str, gold: str) -> float:
     """The share of letters in their place, times the share of letters that are the word's at all.
 
     The second factor is 1 for an honest slip and small for `eeeeee`; text after the word lowers both.
@@ -185,17 +184,17 @@ def _letters_in_place(word: str, gold: str) -> float:
     if word == gold:
         return 1.0
     longest = max(len(word), len(gold))
-    in_place = sum(ours == theirs for ours, theirs in zip(word, gold, strict=False))
+    matching = sum(letter == true_letter for letter, true_letter in zip(word, gold, strict=False))
     shared = (Counter(word) & Counter(gold)).total()
-    return in_place / longest * shared / longest
+    return matching / longest * shared / longest
 
 
 def _number_sorting(answer: str, entry: Entry, value: float) -> float:
     """The numbers of the problem; reasoning-gym takes any that are off by no more than 1."""
-    ours, gold = (
+    numbers, gold = (
         [float(number) for number in json.loads(text.replace("'", '"'))] for text in (answer, entry["answer"])
     )
-    return value if all(map(math.isclose, ours, gold)) else 0.0
+    return value if all(map(math.isclose, numbers, gold)) else 0.0
 
 
 def _word_sorting(answer: str, entry: Entry, value: float) -> float:

@@ -1,9 +1,8 @@
 """Rows of the user's own: a prompt, an optional answer, and how the two are compared.
 
 `match` is exact, normalized, numeric, math or none; by default the one that suits the answers. With `none`
-the reward comes from the user's own `reward_funcs` alone: there is no accuracy, and evaluations show the
-reward. All columns of a row reach reward functions by name, as in TRL. Rows are read when first needed, so
-that a scoring worker never reads them. Generates nothing.
+the user's own `reward_funcs` pay alone: there is no accuracy, and evaluations show the reward. All columns of
+a row reach reward functions by name, as in TRL. Rows are read at first use, never by a scoring worker.
 """
 
 import logging
@@ -11,19 +10,19 @@ from functools import cached_property
 from typing import Any
 
 from whetstone.config import nearest
+from whetstone.config.plugins import is_plugin
 from whetstone.config.row_settings import ROW_SETTINGS
 from whetstone.config.sections import Config, TaskSpec
 from whetstone.errors import UserError
 from whetstone.rewards import matching
-from whetstone.rewards.answers import final_answer
-from whetstone.rewards.combine import BUILT_IN
+from whetstone.rewards.answers import final_answer, math_equal
 from whetstone.tasks import rows
-from whetstone.tasks.prompts import build_messages, developer_prompt
-from whetstone.types import Problem, Score
+from whetstone.tasks.base import Task
+from whetstone.types import Problem, TaskScore
 
 PROMPT_COLUMNS = ("prompt", "question", "problem", "messages", "query", "instruction", "input")
 ANSWER_COLUMNS = ("answer", "ground_truth", "solution", "target", "label", "final_answer")
-_HOW = {
+_COMPARISONS = {
     "exact": "compared letter by letter",
     "normalized": "compared as text, without case, punctuation and articles",
     "numeric": "compared as numbers",
@@ -33,36 +32,35 @@ _HOW = {
 logger = logging.getLogger(__name__)
 
 
-class RowsTask:
+class RowsTask(Task):
     """One mixture entry of the user's own rows."""
 
-    generated = False
+    description = (
+        "Your own rows: a prompt, and an answer or a reward function of your own (docs/data.md; path=FILE or "
+        "dataset=HUB_NAME)"
+    )
+    isolated = True
 
     def __init__(self, config: Config, name: str, spec: TaskSpec, split: str, shared: bool) -> None:
-        """`shared`: training and evaluation use the same source, so that each gets its side of it."""
-        self.name = name
-        self.split = split
-        self._config = config
-        self._settings = rows.check_settings(spec.config, ROW_SETTINGS["rows"], name)
-        self._shared = shared
-        self._prompt = developer_prompt(config.tasks)
-        match = self._settings.get("match")
+        super().__init__(config, name, spec, split, shared)
+        rows.check_settings(self.settings, ROW_SETTINGS["rows"], name)
+        match = self.settings.get("match")
         if match is not None and match not in matching.MATCHES:
             raise UserError(
-                f"The task {name} has match {rows.shown(match)}"
+                f"The task {name} has match {rows.short_repr(match)}"
                 f"{nearest(str(match), matching.MATCHES) or '.'} Choose from {', '.join(matching.MATCHES)}."
             )
-        self.worst = min(0.0, config.tasks.reward_wrong, config.tasks.reward_no_answer)
+        self.failure_reward = min(0.0, config.tasks.reward_wrong, config.tasks.reward_no_answer)
 
     # ---- rows ----------------------------------------------------------------------------------------------
 
     @cached_property
     def _where(self) -> str:
-        return f"The data set {rows.source(self._settings, self.split)[0]} of task {self.name}"
+        return f"The data set {rows.source(self.settings, self.split)[0]} of task {self.name}"
 
     @cached_property
     def _raw(self) -> list[rows.Row]:
-        return rows.read(self._settings, self.split, self.name)
+        return rows.read(self.settings, self.split, self.name)
 
     @property
     def _columns(self) -> str:
@@ -70,7 +68,7 @@ class RowsTask:
 
     @cached_property
     def _prompt_column(self) -> str:
-        wanted = self._settings.get("prompt_column") or self._settings.get("question_column")
+        wanted = self.settings.get("prompt_column") or self.settings.get("question_column")
         there = rows.columns_of(self._raw)
         if wanted is None and {"nums", "target"} <= set(there) and not set(PROMPT_COLUMNS) & set(there):
             raise UserError(
@@ -82,54 +80,54 @@ class RowsTask:
     @cached_property
     def _answer_column(self) -> str | None:
         """None where no answer is needed or there is none."""
-        wanted, there = self._settings.get("answer_column"), rows.columns_of(self._raw)
-        if wanted is not None:
-            return rows.pick_column(self._raw, wanted, (), "answer_column", self._where)
-        names = (name for name in ANSWER_COLUMNS if name in there and name != self._prompt_column)
+        column, columns = self.settings.get("answer_column"), rows.columns_of(self._raw)
+        if column is not None:
+            return rows.pick_column(self._raw, column, (), "answer_column", self._where)
+        names = (name for name in ANSWER_COLUMNS if name in columns and name != self._prompt_column)
         return next(names, None)
 
     @cached_property
-    def _whole(self) -> list[dict[str, Any]]:
+    def _usable_rows(self) -> list[dict[str, Any]]:
         """Every row of the source: its messages, its answer (None: it has none) and all its columns."""
-        whole = []
+        usable = []
         for number, row in enumerate(self._raw, 1):
             where = f"{self._where}, row {number}"
             messages = _messages(row.get(self._prompt_column), self._prompt_column, where)
             truth = self._truth(row, where)
             if messages:
-                whole.append({"messages": messages, "truth": truth or None, "columns": row})
-        if not whole:
+                usable.append({"messages": messages, "truth": truth or None, "columns": row})
+        if not usable:
             raise UserError(
                 f"{self._where} has no row with a {self._prompt_column}: set prompt_column to one of its "
                 f"columns ({self._columns})."
             )
-        self._remark(len(self._raw) - len(whole), f"an empty {self._prompt_column}")
-        return whole
+        self._warn_dropped(len(self._raw) - len(usable), f"an empty {self._prompt_column}")
+        return usable
 
     def _truth(self, row: rows.Row, where: str) -> str | None:
         """The answer of a row: of a worked solution what stands behind `####` or in the box."""
         column = self._answer_column
-        if column is None or self._settings.get("match") == "none":
+        if column is None or self.settings.get("match") == "none":
             return None
         value = row.get(column)
         if isinstance(value, list) and len(value) == 1:
             value = value[0]
         if isinstance(value, dict | list | tuple | bytes):
             raise UserError(
-                f"{where} has {rows.shown(value)} as {column}: give a text or a number, or set match=none "
-                "and let reward_funcs of your own read it."
+                f"{where} has {rows.short_repr(value)} as {column}: give a text or a number, or set "
+                "match=none and let reward_funcs of your own read it."
             )
         return None if _is_missing(value) else final_answer(str(value).strip())
 
     @cached_property
     def match(self) -> str:
         """How answers are compared: as set, or as suits them."""
-        truths = [row["truth"] for row in self._whole if row["truth"] is not None]
-        match = self._settings.get("match") or matching.match_for(truths)
-        funcs = self._config.tasks.reward_funcs
-        if match == "none" and "accuracy" in funcs and all(function in BUILT_IN for function in funcs):
+        truths = [row["truth"] for row in self._usable_rows if row["truth"] is not None]
+        match = self.settings.get("match") or matching.match_for(truths)
+        funcs = self.config.tasks.reward_funcs
+        if match == "none" and "accuracy" in funcs and not any(map(is_plugin, funcs)):
             remedy = "leave match out"
-            if not self._settings.get("match"):
+            if not self.settings.get("match"):
                 remedy = f"set answer_column to one of its columns ({self._columns})"
             raise UserError(
                 f"{self._where} has no answers to compare with, so accuracy can't be paid: {remedy}, or pay "
@@ -144,16 +142,16 @@ class RowsTask:
 
     @cached_property
     def _rows(self) -> list[dict[str, Any]]:
-        made = self._whole
+        usable_rows = self._usable_rows
         if self.match != "none":
-            made = [row for row in made if row["truth"] is not None]
-            self._remark(len(self._whole) - len(made), f"an empty {self._answer_column}")
-        questions = [row["messages"][-1]["content"] for row in made]
-        return rows.split_rows(made, questions, self._settings, self.split, self._shared, self._where)
+            usable_rows = [row for row in usable_rows if row["truth"] is not None]
+            self._warn_dropped(len(self._usable_rows) - len(usable_rows), f"an empty {self._answer_column}")
+        questions = [row["messages"][-1]["content"] for row in usable_rows]
+        return rows.split_rows(usable_rows, questions, self.settings, self.split, self.shared, self._where)
 
-    def _remark(self, count: int, what: str) -> None:
+    def _warn_dropped(self, count: int, reason: str) -> None:
         if count:
-            logger.warning("%s: %d rows with %s are left out", self._where, count, what)
+            logger.warning("%s: %d rows with %s are left out", self._where, count, reason)
 
     # ---- what every task offers ----------------------------------------------------------------------------
 
@@ -162,32 +160,29 @@ class RowsTask:
 
     def problem(self, index: int) -> Problem:
         row = self._rows[index]
-        own = any(function not in BUILT_IN for function in self._config.tasks.reward_funcs)
-        prompt = self._prompt
-        return Problem(
-            id=f"{self.name}/{self.split}/{index:06d}",
-            task=self.name,
-            messages=build_messages(
-                prompt, self._config.tasks.developer_role, row["messages"][-1]["content"], row["messages"]
-            ),
-            answer={
-                "answer": row["truth"],
-                "match": self.match,
-                **({"columns": row["columns"]} if own else {}),  # nobody else looks at them
-            },
+        answer = {"answer": row["truth"], "match": self.match}
+        if any(map(is_plugin, self.config.tasks.reward_funcs)):  # nobody else reads the other columns
+            answer["columns"] = row["columns"]
+        return self.make_problem(index, row["messages"][-1]["content"], answer, row["messages"])
+
+    def score(self, problem: Problem, text: str) -> TaskScore:
+        tasks, match = self.config.tasks, problem.answer["match"]
+        answer = matching.extract(text, match)
+        if match == "none":
+            return TaskScore(correct=None, reward=None, answer=answer)
+        if answer is None:
+            return TaskScore(correct=False, reward=tasks.reward_no_answer)
+        correct = matching.same(answer, problem.answer["answer"], match)
+        return TaskScore(
+            correct=correct, reward=tasks.reward_correct if correct else tasks.reward_wrong, answer=answer
         )
 
-    def score(self, problem: Problem, text: str) -> Score:
-        tasks, match = self._config.tasks, problem.answer["match"]
-        if match == "none":  # not judged: no "correct", no "accuracy"
-            return Score(reward=0.0, parts={}, answer=matching.extract(text, match))
-        answer = matching.extract(text, match)
-        if answer is None:
-            paid = tasks.reward_no_answer
-            return Score(reward=paid, parts={"correct": 0.0, "accuracy": paid}, answer=None)
-        correct = matching.same(answer, problem.answer["answer"], match)
-        paid = tasks.reward_correct if correct else tasks.reward_wrong
-        return Score(reward=paid, parts={"correct": float(correct), "accuracy": paid}, answer=answer)
+    @property
+    def evaluates_text(self) -> bool:
+        return self.settings.get("match", "math") == "math"
+
+    def warm_up(self) -> None:
+        math_equal("1+x", "x+1")
 
     def gold(self, problem: Problem) -> str | None:
         truth = problem.answer["answer"]
@@ -198,20 +193,24 @@ class RowsTask:
     def columns(self, problem: Problem) -> dict[str, Any]:
         return {"answer": problem.answer["answer"], **problem.answer.get("columns", {})}
 
-    def describe(self) -> str:
+    def notes(self) -> list[str]:
+        return [self._describe()]
+
+    def _describe(self) -> str:
         """Where the rows come from, which columns are read, how answers are compared, what is paid."""
-        place, tasks = rows.source(self._settings, self.split)[0], self._config.tasks
-        told = f"{self.name}: {len(self):,} rows of {place}, prompts from column {self._prompt_column}"
+        source, tasks = rows.source(self.settings, self.split)[0], self.config.tasks
+        text = f"{self.name}: {len(self):,} rows of {source}, prompts from column {self._prompt_column}"
         if self.match == "none":
-            return f"{told}; without accuracy, the reward comes from {', '.join(tasks.reward_funcs)} alone."
-        chosen = "" if self._settings.get("match") else ", chosen by the answers"
-        told += (
-            f"; answers from column {self._answer_column}, {_HOW[self.match]} (match: {self.match}{chosen})"
+            return f"{text}; without accuracy, the reward comes from {', '.join(tasks.reward_funcs)} alone."
+        chosen = "" if self.settings.get("match") else ", chosen by the answers"
+        text += (
+            f"; answers from column {self._answer_column}, {_COMPARISONS[self.match]} "
+            f"(match: {self.match}{chosen})"
         )
         if "accuracy" not in tasks.reward_funcs:
-            return f"{told}."
+            return f"{text}."
         return (
-            f"{told}; accuracy pays {tasks.reward_correct:g} for a right answer, {tasks.reward_wrong:g} for "
+            f"{text}; accuracy pays {tasks.reward_correct:g} for a right answer, {tasks.reward_wrong:g} for "
             f"a wrong one, {tasks.reward_no_answer:g} for none."
         )
 
@@ -223,8 +222,8 @@ def _messages(value: Any, column: str, where: str) -> tuple[dict[str, str], ...]
         return ({"role": "user", "content": text},) if text else ()
     if isinstance(value, dict | bytes):
         raise UserError(
-            f"{where} has {rows.shown(value)} as {column}: give a text or a list of chat messages, or set "
-            "prompt_column to another column."
+            f"{where} has {rows.short_repr(value)} as {column}: give a text or a list of chat messages, or "
+            "set prompt_column to another column."
         )
     turns = [_turn(turn, column, where) for turn in value]
     while turns and turns[-1]["role"] == "assistant":  # the solution of a supervised data set
@@ -240,7 +239,7 @@ def _turn(turn: Any, column: str, where: str) -> dict[str, str]:
     role = turn.get("role", "user") if isinstance(turn, dict) else None
     if not isinstance(content, str) or not isinstance(role, str):
         raise UserError(
-            f"{where} has the message {rows.shown(turn)} in {column}: a message is "
+            f"{where} has the message {rows.short_repr(turn)} in {column}: a message is "
             '{"role": "user", "content": "text"}.'
         )
     return {"role": role, "content": content}

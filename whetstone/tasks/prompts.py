@@ -1,5 +1,5 @@
-"""A question -> the messages a model is given: the developer prompt, by reasoning-gym's name or as text,
-and the question, or the messages that a row brings.
+"""Chat messages of a problem: the developer prompt (a name of reasoning-gym's, or a text), then the question
+or the row's own messages.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ def developer_prompt(tasks: TasksRoom) -> str | None:
 
 
 def build_messages(
-    prompt: str | None, role: str, question: str, given: tuple[dict[str, str], ...] = ()
+    prompt: str | None, role: str, question: str, row_messages: tuple[dict[str, str], ...] = ()
 ) -> tuple[dict[str, str], ...]:
     """The developer prompt under its role, then the question; the role `user` makes it one message.
 
@@ -40,8 +40,8 @@ def build_messages(
     their system message.
     """
     if prompt is None:
-        return given or ({"role": "user", "content": question},)
-    turns = tuple(turn for turn in given if turn["role"] not in ("system", "developer"))
+        return row_messages or ({"role": "user", "content": question},)
+    turns = tuple(turn for turn in row_messages if turn["role"] not in ("system", "developer"))
     turns = turns or ({"role": "user", "content": question},)
     if role == "user":
         first = {**turns[0], "content": f"{prompt.rstrip()}\n\n{turns[0]['content']}"}

@@ -1,8 +1,7 @@
-"""Files of rows: JSON, JSONL, CSV, TSV and parquet; a folder of such files, or one saved by `datasets`.
+"""Reads rows from JSON, JSONL, CSV, TSV and parquet files, folders of such files, and folders of `datasets`.
 
-Reads, and checks that every row is plain data that a run can hold: named columns, text that is valid
-Unicode, no bottomless nesting. What the columns mean is the task's business. Everything that a file can have
-wrong ends in one sentence with the file and the line or row.
+Checks that every row is plain data: named columns, valid Unicode, limited nesting. The tasks interpret the
+columns. Every error is one sentence with the file and the line or row.
 """
 
 import csv
@@ -25,7 +24,7 @@ _NOT_DATA = ("dataset_info.json", "dataset_infos.json", "state.json")
 _SPLIT_NAMES = {"validation": ("validation", "valid", "val", "dev"), "test": ("test", "testing", "eval")}
 
 
-def shown(value: Any, length: int = 60) -> str:
+def short_repr(value: Any, length: int = 60) -> str:
     """A value in one short line, for a sentence."""
     text = repr(value) if not isinstance(value, Path) else str(value)
     text = "".join(letter if letter.isprintable() else "?" for letter in text)
@@ -34,17 +33,17 @@ def shown(value: Any, length: int = 60) -> str:
 
 def read_file(path: Path, task: str) -> list[Row]:
     """The rows of a local file, by its ending."""
-    name = f"{shown(path)} of task {task}"
+    name = f"{short_repr(path)} of task {task}"
     if not path.is_file():
         reason = "is not a regular file" if path.exists() else "is not there"
         raise UserError(
-            f"The task {task} names the file {shown(path)}, which {reason}: check `path` (it is relative to "
-            f"{Path.cwd()})."
+            f"The task {task} names the file {short_repr(path)}, which {reason}: check `path` (it is "
+            f"relative to {Path.cwd()})."
         )
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
         raise UserError(
-            f"The task {task} names {shown(path)}, whose kind is not known: give one that ends in "
+            f"The task {task} names {short_repr(path)}, whose kind is not known: give one that ends in "
             f"{', '.join(SUFFIXES)}."
         )
     try:
@@ -69,7 +68,7 @@ def check_rows(rows: list[Any], where: str) -> None:
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict):
             raise UserError(
-                f"{where} has {shown(row)} in row {number}, and such entries are not rows with named "
+                f"{where} has {short_repr(row)} in row {number}, and such entries are not rows with named "
                 "columns: write one object per row."
             )
         fault = _fault(row, _DEEPEST)
@@ -84,7 +83,7 @@ def _fault(value: Any, depth: int) -> str | None:
         try:
             value.encode("utf-8")
         except UnicodeEncodeError as error:
-            return f"half a character (the lone surrogate {shown(value[error.start])})"
+            return f"half a character (the lone surrogate {short_repr(value[error.start])})"
         return None
     if isinstance(value, dict | list | tuple):
         if depth == 0:
@@ -172,7 +171,7 @@ def _lines(file: Any) -> Iterator[str]:
 def _header(cells: list[str]) -> list[str]:
     twice = next((cell for cell in cells if cells.count(cell) > 1), None)
     if twice is not None:
-        raise ValueError(f"its header names the column {shown(twice)} twice")
+        raise ValueError(f"its header names the column {short_repr(twice)} twice")
     return cells
 
 
@@ -203,34 +202,35 @@ def read_folder(folder: Path, split: str, task: str) -> list[Row]:
     kinds = sorted({path.suffix.lower() for path in files})
     if len(kinds) > 1:
         raise UserError(
-            f"The folder {shown(folder)} of task {task} holds files of several kinds ({', '.join(kinds)}) "
-            f"for split {split}, most likely the same rows twice: give one file as `path`."
+            f"The folder {short_repr(folder)} of task {task} holds files of several kinds "
+            f"({', '.join(kinds)}) for split {split}, most likely the same rows twice: give one file as "
+            "`path`."
         )
     return [row for path in files for row in read_file(path, task)]
 
 
 def _files_of_split(folder: Path, split: str, task: str) -> list[Path]:
-    places = [folder, folder / "data"]  # a hub repository keeps its files in the second
+    folders = [folder, folder / "data"]  # a hub repository keeps its files in the second
     files = sorted(
         path
-        for place in places
-        if place.is_dir()
-        for path in place.iterdir()
+        for source in folders
+        if source.is_dir()
+        for path in source.iterdir()
         if path.suffix.lower() in SUFFIXES and path.name not in _NOT_DATA and path.is_file()
     )
     if not files:
         raise UserError(
-            f"The task {task} names the folder {shown(folder)}, which holds no data file (none that ends in "
-            f"{', '.join(SUFFIXES)}): give a file, or a folder saved by `datasets`."
+            f"The task {task} names the folder {short_repr(folder)}, which holds no data file (none that "
+            f"ends in {', '.join(SUFFIXES)}): give a file, or a folder saved by `datasets`."
         )
     splits: dict[str, list[Path]] = {}
     for path in files:
         splits.setdefault(_split_of(path), []).append(path)
     named = {name: paths for name, paths in splits.items() if name}
-    wanted = _usual(split)
-    if wanted in named:
-        return named[wanted]
-    if not named and wanted == "train":
+    wanted_split = _usual(split)
+    if wanted_split in named:
+        return named[wanted_split]
+    if not named and wanted_split == "train":
         return files
     raise _no_split(folder, split, named or ["train"], task)
 
@@ -243,15 +243,15 @@ def _split_of(path: Path) -> str:
     """The split that a file's name tells: `train-00000-of-00002.parquet` is train; empty where it tells
     none.
     """
-    words = re.split(r"[^a-z]+", path.stem.lower())
-    return next((_usual(word) for word in words if _usual(word) in ("train", *_SPLIT_NAMES)), "")
+    name_parts = re.split(r"[^a-z]+", path.stem.lower())
+    return next((_usual(word) for word in name_parts if _usual(word) in ("train", *_SPLIT_NAMES)), "")
 
 
-def _no_split(place: Any, split: str, there: Any, task: str) -> UserError:
+def _no_split(source: Any, split: str, splits: Any, task: str) -> UserError:
     return UserError(
-        f"{shown(place)} of task {task} has no split {shown(split)}, only {', '.join(map(str, there))}: set "
-        "split and eval_split to one of these, or leave eval_split out; then a share of the training split "
-        "is kept for evaluation."
+        f"{short_repr(source)} of task {task} has no split {short_repr(split)}, only "
+        f"{', '.join(map(str, splits))}: set split and eval_split to one of these, or leave eval_split out; "
+        "then a share of the training split is kept for evaluation."
     )
 
 
@@ -263,7 +263,8 @@ def _read_saved(folder: Path, split: str, task: str) -> list[Row]:
     except Exception as error:  # whatever the layers below raise on a damaged folder
         reason = " ".join((str(error) or type(error).__name__).split())[:300]
         raise UserError(
-            f"The folder {shown(folder)} of task {task} is not readable by `datasets`: {reason.rstrip('.')}."
+            f"The folder {short_repr(folder)} of task {task} is not readable by `datasets`: "
+            f"{reason.rstrip('.')}."
         ) from None
     if isinstance(data, datasets.DatasetDict):
         if split not in data:
@@ -272,5 +273,5 @@ def _read_saved(folder: Path, split: str, task: str) -> list[Row]:
     elif split != "train":
         raise _no_split(folder, split, ["train"], task)
     rows = [dict(row) for row in data]  # type: ignore[arg-type]
-    check_rows(rows, f"The folder {shown(folder)} of task {task}")
+    check_rows(rows, f"The folder {short_repr(folder)} of task {task}")
     return rows

@@ -1,8 +1,6 @@
-"""Rows of a data set: from a file, a folder or the hub; their columns; and the share of them kept for
-evaluation.
+"""Rows of a data set: from a file, a folder or the hub; their columns; the fraction held out for evaluation.
 
-Finds and sorts; `row_files.py` reads files, and what the columns mean is the task's business. Everything a
-user can get wrong ends in one sentence.
+`row_files.py` reads files; the tasks interpret the columns. Every error is one sentence.
 """
 
 import logging
@@ -18,9 +16,10 @@ from whetstone.config import nearest
 from whetstone.config.row_settings import SOURCE_KEYS
 from whetstone.errors import UserError
 from whetstone.seeds import seed
-from whetstone.tasks.row_files import SUFFIXES, Row, check_rows, read_file, read_folder, shown
+from whetstone.tasks.prompts import conversation
+from whetstone.tasks.row_files import SUFFIXES, Row, check_rows, read_file, read_folder, short_repr
 
-__all__ = ["SOURCE_KEYS", "Row", "shown"]
+__all__ = ["SOURCE_KEYS", "Row", "short_repr"]
 DEFAULT_EVAL_SHARE = 0.05
 PROMPT_COLUMNS = ("question", "problem", "prompt", "messages", "query", "instruction", "input")
 ANSWER_COLUMNS = ("ground_truth", "answer", "solution", "final_answer", "target", "label")
@@ -31,13 +30,13 @@ def source(settings: dict[str, Any], side: str) -> tuple[str, str | None, str]:
     """Where one side's rows ("train", "eval") come from: (file or hub name, hub configuration, split). A
     file has no splits.
     """
-    place = settings.get("path") or settings.get("dataset")
+    source_name = settings.get("path") or settings.get("dataset")
     split = settings.get("split") or "train"
     if side == "eval":
-        place = settings.get("eval_path") or place
+        source_name = settings.get("eval_path") or source_name
         split = settings.get("eval_split") or split
-    place = str(Path(str(place)))
-    return place, settings.get("name"), "" if _is_file(Path(place)) else str(split)
+    source_name = str(Path(str(source_name)))
+    return source_name, settings.get("name"), "" if _is_file(Path(source_name)) else str(split)
 
 
 def _is_file(path: Path) -> bool:
@@ -55,25 +54,25 @@ def _too_long(path: Path) -> bool:
 
 def read(settings: dict[str, Any], side: str, task: str) -> list[Row]:
     """All rows of one side's source (`max_samples` of them in training)."""
-    place, name, split = source(settings, side)
-    path = Path(place)
+    source_name, name, split = source(settings, side)
+    path = Path(source_name)
     if _is_file(path):
         rows = read_file(path, task)
         unused = [key for key in ("name", "split", "eval_split") if settings.get(key)]
         if unused and side == "train":
-            logger.info("%s has no splits, so %s has no effect.", shown(path), " and ".join(unused))
+            logger.info("%s has no splits, so %s has no effect.", short_repr(path), " and ".join(unused))
     elif path.is_dir():
         rows = read_folder(path, split, task)
     else:
-        rows = _read_hub(place, name, split, task)
+        rows = _read_hub(source_name, name, split, task)
     if not rows:
-        raise UserError(f"The data set {place} of task {task} has no rows: give one that does.")
+        raise UserError(f"The data set {source_name} of task {task} has no rows: give one that does.")
     limit = settings.get("max_samples")
     # The limit is for the source that training uses; evaluation rows of their own have eval_num_samples.
     return rows[:limit] if limit and source(settings, side) == source(settings, "train") else rows
 
 
-def _read_hub(place: str, name: str | None, split: str, task: str) -> list[Row]:
+def _read_hub(source_name: str, name: str | None, split: str, task: str) -> list[Row]:
     import datasets
     import huggingface_hub
 
@@ -83,16 +82,16 @@ def _read_hub(place: str, name: str | None, split: str, task: str) -> list[Row]:
         datasets.config.HF_HUB_OFFLINE = True  # type: ignore[attr-defined]
         huggingface_hub.constants.HF_HUB_OFFLINE = True
     try:
-        data = datasets.load_dataset(place, name, split=split)
+        data = datasets.load_dataset(source_name, name, split=split)
     except Exception as error:  # the hub's client raises whatever its layers do
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(
-            f"The hub data set {place} ({f'configuration {name}, ' if name else ''}split {split}) of task "
-            f"{task} could not be loaded: "
+            f"The hub data set {source_name} ({f'configuration {name}, ' if name else ''}split {split}) of "
+            f"task {task} could not be loaded: "
             f"{reason.rstrip('.')}. Check its name and the network, or give a local file as `path`."
         ) from None
     rows = [dict(row) for row in data]  # type: ignore[arg-type]
-    check_rows(rows, f"The hub data set {place} of task {task}")
+    check_rows(rows, f"The hub data set {source_name} of task {task}")
     return rows
 
 
@@ -112,30 +111,30 @@ def columns_of(rows: Sequence[Row]) -> list[str]:
 
 
 def pick_column(
-    rows: Sequence[Row], wanted: str | None, defaults: Sequence[str], what: str, where: str
+    rows: Sequence[Row], column: str | None, defaults: Sequence[str], what: str, where: str
 ) -> str:
     """The column named in the config, or the first of the usual names that is there."""
-    there = columns_of(rows)
-    if not there:
+    columns = columns_of(rows)
+    if not columns:
         raise UserError(f"{where} has rows without any column: write one object with named columns per row.")
-    if wanted is None:
+    if column is None:
         for name in defaults:
-            if name in there:
+            if name in columns:
                 return name
         raise UserError(
             f"{where} has no column {' or '.join(defaults)}: set {what} to one of its columns "
-            f"({list_columns(there)})."
+            f"({list_columns(columns)})."
         )
-    if wanted not in there:
+    if column not in columns:
         raise UserError(
-            f"{where} has no column '{wanted}': set {what} to one of its columns ({list_columns(there)})."
+            f"{where} has no column '{column}': set {what} to one of its columns ({list_columns(columns)})."
         )
-    return wanted
+    return column
 
 
 def list_columns(names: list[str]) -> str:
     """Column names for a sentence: not too many, none that breaks the line."""
-    shorter = [name if len(name) <= 60 and name.isprintable() else shown(name) for name in names]
+    shorter = [name if len(name) <= 60 and name.isprintable() else short_repr(name) for name in names]
     return ", ".join(shorter[:30]) + (", ..." if len(shorter) > 30 else "")
 
 
@@ -152,23 +151,25 @@ def check_settings(settings: dict[str, Any], known: tuple[str, ...], task: str) 
     for key in ("path", "dataset", "name", "split", "eval_path", "eval_split"):
         value = settings.get(key)
         if value is not None and not isinstance(value, str | Path):
-            raise UserError(f"The task {task} has {key} {shown(value)}: give a text, such as {key}=train.")
+            raise UserError(
+                f"The task {task} has {key} {short_repr(value)}: give a text, such as {key}=train."
+            )
         if value is not None and _too_long(Path(value)):
-            raise UserError(f"The task {task} has {key} {shown(value)}: no file can have that name.")
+            raise UserError(f"The task {task} has {key} {short_repr(value)}: no file can have that name.")
     for key, value in settings.items():
         if key.endswith("_column") and value is not None and not isinstance(value, str):
-            raise UserError(f"The task {task} has {key} {shown(value)}: give the name of a column.")
+            raise UserError(f"The task {task} has {key} {short_repr(value)}: give the name of a column.")
     share = settings.get("eval_share", DEFAULT_EVAL_SHARE)
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1:
         raise UserError(
-            f"The task {task} has eval_share {shown(share)}: give a number between 0 and 1, such as "
+            f"The task {task} has eval_share {short_repr(share)}: give a number between 0 and 1, such as "
             f"{DEFAULT_EVAL_SHARE}."
         )
     limit = settings.get("max_samples")
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
         raise UserError(
-            f"The task {task} has max_samples {shown(limit)}: give a whole number of at least 1, or leave it "
-            "out."
+            f"The task {task} has max_samples {short_repr(limit)}: give a whole number of at least 1, or "
+            "leave it out."
         )
     return settings
 
@@ -179,24 +180,32 @@ def split_rows(
     """One side's rows: all, or its part of a source that training and evaluation share."""
     if not shared:
         return rows
-    kept = hold_out(questions, settings.get("eval_share", DEFAULT_EVAL_SHARE), split)
-    if not kept:
+    indices = hold_out(questions, settings.get("eval_share", DEFAULT_EVAL_SHARE), split)
+    if not indices:
         raise UserError(
             f"{where} has too few different questions to train and evaluate on: give more rows, or an "
             "eval_path of its own."
         )
-    return [rows[i] for i in kept]
+    return [rows[i] for i in indices]
 
 
 def hold_out(questions: Sequence[str], share: float, side: str) -> list[int]:
     """Indices of the rows of one side. A question's side is decided by its hash, so that the same question
     is never on both.
     """
-    places = {question: seed("hold out", " ".join(question.split())) for question in questions}
+    hashes = {question: seed("hold out", " ".join(question.split())) for question in questions}
     threshold = int(share * 2**63)
-    first = min(places.values())  # at least one question is kept for evaluation
+    first = min(hashes.values())  # at least one question is kept for evaluation
     return [
         i
         for i, question in enumerate(questions)
-        if (places[question] < threshold or places[question] == first) == (side == "eval")
+        if (hashes[question] < threshold or hashes[question] == first) == (side == "eval")
     ]
+
+
+def question_text(value: Any) -> str:
+    """A cell as text; of chat messages the last that is to be answered."""
+    if isinstance(value, list) and value and isinstance(value[0], dict):  # chat messages
+        messages = conversation(value)
+        value = messages[-1]["content"] if messages else None
+    return "" if value is None else str(value).strip()

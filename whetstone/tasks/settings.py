@@ -1,10 +1,12 @@
-"""The settings of a task with their defaults, for `whet tasks NAME`. Checks nothing: the tasks do that."""
+"""The settings of a task with their defaults, for `whet tasks NAME`. The tasks check them."""
 
 import dataclasses
 from typing import Any
 
+from whetstone.config.plugins import is_plugin
 from whetstone.config.row_settings import ROW_SETTINGS
 from whetstone.tasks import countdown, gym, rows
+from whetstone.tasks.registry import task_class
 
 # A default is None where a column is found by its name or a row source is chosen.
 _ROW_DEFAULTS: dict[str, Any] = {
@@ -23,6 +25,8 @@ def settings_of(name: str) -> dict[str, Any]:
             **generated,
             **{key: _ROW_DEFAULTS.get(key) for key in ROW_SETTINGS[kind] if key not in generated},
         }
+    if is_plugin(name):
+        return dict(task_class(name).default_settings)
     return gym.default_settings(gym.gym_name(name))
 
 

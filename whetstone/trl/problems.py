@@ -15,7 +15,8 @@ from whetstone.config import Config
 from whetstone.errors import UserError
 from whetstone.model.chat import Chat
 from whetstone.tasks.mixture import Mixture
-from whetstone.tasks.scoring.pool import Answer, Scorer
+from whetstone.tasks.scoring.pool import Scorer
+from whetstone.tasks.scoring.process import ScoringRequest
 from whetstone.types import Completion, Finish, Group, Problem, Rollout
 
 
@@ -88,7 +89,9 @@ class Rewards:
         ends = [Finish.STOP if ids[-1] in self.stops else Finish.LENGTH for ids in completion_ids]
         for problem, ids, text, end in zip(problems, completion_ids, texts, ends, strict=True):
             truncated = end is Finish.LENGTH
-            self.scorer.submit(Answer(problem=problem, text=text, completion_ids=ids, truncated=truncated))
+            self.scorer.submit(
+                ScoringRequest(problem=problem, text=text, completion_ids=ids, truncated=truncated)
+            )
         scores = self.scorer.gather()
         rollouts = [
             Rollout(

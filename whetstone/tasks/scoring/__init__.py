@@ -1,1 +1,1 @@
-"""Scoring in worker processes: isolated for text, with time limits for all."""
+"""Scoring in worker processes: isolated for text, with a time limit for every answer."""

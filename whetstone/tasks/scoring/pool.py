@@ -1,10 +1,10 @@
 """The scoring pool: answers in, scores out, in worker processes with a hard time limit per answer.
 
-Work starts at `submit` and is collected, in the order of submission, by `gather`. Text is judged in isolated
-processes; programs and the user's own functions have processes of their own (`worker.py`). A process that
-hangs is killed and one that dies is replaced: that costs the one answer its score, is counted in `failures`,
-and the rest goes on. More failures than `max_reward_failure_share` allows stop the run with the reason. There
-is no thread: `submit` and `gather` move things along.
+`submit` starts the scoring of an answer; `gather` returns all scores in the order of submission. Isolated
+workers score text; open workers run programs, and reward functions and tasks of the user's own (`worker.py`).
+A worker that hangs is killed and one that dies is replaced: that answer has no score and counts in
+`failures`. More failures than `max_reward_failure_share` allows stop the run. There is no thread: `submit`
+and `gather` poll the workers.
 """
 
 import math
@@ -12,44 +12,32 @@ import os
 import time
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from multiprocessing.connection import wait
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from whetstone.config import nearest
+from whetstone.config.plugins import is_plugin
 from whetstone.config.sections import Config
 from whetstone.errors import UserError
-from whetstone.rewards import custom
-from whetstone.rewards.combine import BUILT_IN, combine, part_names
-from whetstone.tasks.mixture import runs_programs
-from whetstone.tasks.scoring.process import Job, ScoringProcess
-from whetstone.tasks.scoring.worker import split_of
+from whetstone.rewards.builtin import TASK_REWARD
+from whetstone.rewards.combine import combine, part_names
+from whetstone.rewards.verify import check_reward_funcs
+from whetstone.tasks.registry import task_class
+from whetstone.tasks.scoring.custom_calls import CustomCalls
+from whetstone.tasks.scoring.failure_limit import FailureLimit
+from whetstone.tasks.scoring.process import Job, ScoringProcess, ScoringRequest, split_of
 from whetstone.terminal.stages import reach
-from whetstone.types import Problem, Score
+from whetstone.types import Score
 
-_MOST_WORKERS = 16
-_LARGEST_CHUNK = 16  # answers sent to a worker at once: few enough that workers share the work evenly
-_LONGEST_CALL_S = 300.0  # for a whole list of answers given to a function of the user's own
-_MOST_FAILED_STARTS = 3
-_LEAST_FAILURES = 3  # fewer never stop a run, whatever their share
-_WINDOW = 10  # gathers whose failures are judged together, so that small steps can't hide them
-_BROKEN_AFTER = 3  # calls for one answer each that all hang or die: the function is broken, not an answer
+_MAX_WORKERS = 16
+_MAX_CHUNK = 16  # answers sent to a worker at once: few enough that workers share the work evenly
+_MAX_CALL_S = 300.0  # for a whole list of answers given to a function of the user's own
+_MAX_FAILED_STARTS = 3
 
 
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """What is to be scored."""
-
-    problem: Problem
-    text: str
-    completion_ids: Sequence[int]
-    truncated: bool
-
-
-class _Taken(NamedTuple):
-    """What a task said beside the numbers: what it took for the answer, and how a program fared."""
+class _Details(NamedTuple):
+    """What a task reported beside the numbers: the extracted answer, and the outcome of a program."""
 
     answer: str | None = None
     outcome: str | None = None
@@ -57,79 +45,76 @@ class _Taken(NamedTuple):
 
 
 class Scorer:
-    """Scores answers in other processes. `failures` counts those of the last `gather` that could not be
-    scored.
+    """Scores answers in worker processes. `failures` counts those of the last `gather` that could not be
+    scored; `custom_metrics` has what the user's functions gave to `log_metric` in it.
     """
 
     def __init__(self, config: Config) -> None:
         check_reward_funcs(config)
         self._config = config
-        self._funcs = config.tasks.reward_funcs
-        self._names = part_names(self._funcs)
+        self._names = part_names(config.tasks.reward_funcs)
         self._limit_s = config.tasks.reward_timeout_s
-        self._worst: dict[tuple[str, str], float] = {}
+        names = [*config.tasks.datasets, *config.tasks.eval_datasets]
+        self._is_isolated = {name: task_class(name).isolated for name in names}
+        self._failure_rewards: dict[tuple[str, str], float] = {}
         self._failed_starts = 0
         self.failures = 0
-        self._recent: deque[tuple[int, int]] = deque(maxlen=_WINDOW)  # (failures, answers) of recent gathers
-        self.custom_metrics: dict[
-            str, float
-        ] = {}  # what the user's functions gave to log_metric in the last gather
-        self.custom_columns: dict[str, list[Any]] = {}  # and to log_extra
+        self._failure_limit = FailureLimit(config.tasks)
+        self.custom_metrics: dict[str, float] = {}
         self._workers = [
             ScoringProcess(config, isolated=isolated)
-            for isolated in _kinds_of_workers(config)
+            for isolated in self._worker_kinds()
             for _ in range(_num_workers(config))
         ]
         self._finalizer = weakref.finalize(self, _close_all, self._workers)  # also at exit
-        self._round = 0  # of submissions: results of an earlier one that was given up are of no interest
+        self._round = 0  # results of an earlier batch that was given up are ignored
         self._reset()
+
+    def _worker_kinds(self) -> list[bool]:
+        """Which kinds of workers the configuration needs: isolated (True), open (False)."""
+        kinds = set(self._is_isolated.values()) or {True}
+        if any(map(is_plugin, self._config.tasks.reward_funcs)):
+            kinds.add(False)
+        return sorted(kinds, reverse=True)
 
     def _reset(self) -> None:
         self._round += 1
-        self._answers: list[Answer] = []
-        self._unsent: dict[bool, deque[int]] = {
-            True: deque(),
-            False: deque(),
-        }  # for isolated processes, for others
-        self._jobs: deque[Job] = deque()
+        self._requests: list[ScoringRequest] = []
+        self._unsent: dict[bool, deque[int]] = {True: deque(), False: deque()}  # for isolated workers, open
         self._parts: dict[int, dict[str, float]] = {}
-        self._taken: dict[int, _Taken] = {}
+        self._details: dict[int, _Details] = {}
         self._failed: dict[int, str] = {}
-        self._suspects: set[int] = set()  # answers whose scoring ended a process once
-        self._open_calls: dict[tuple[str, tuple[int, ...]], None] = {}
-        self._single_calls: dict[
-            str, list[bool]
-        ] = {}  # which calls for one answer each went well, by function
+        self._crashed_once: set[int] = set()  # answers whose scoring ended a worker
+        funcs = dict(zip(self._config.tasks.reward_funcs, self._names, strict=True))
+        self._custom = CustomCalls(funcs, self._parts, self._failed)
 
-    def submit(self, answer: Answer) -> None:
-        """Hand an answer over; it is worked on from now on."""
-        self._unsent[not runs_programs(answer.problem.task)].append(len(self._answers))
-        self._answers.append(answer)
-        self._pump(0.0)
+    def submit(self, request: ScoringRequest) -> None:
+        """Start scoring an answer."""
+        self._unsent[self._is_isolated[request.problem.task]].append(len(self._requests))
+        self._requests.append(request)
+        self._poll(0.0)
 
     def gather(self) -> list[Score]:
-        """Wait for everything submitted since the last time: its scores in that order."""
-        everything = tuple(range(len(self._answers)))
-        for spec in self._funcs if everything else ():
-            if spec not in BUILT_IN:
-                self._call(spec, everything)
-        self.custom_metrics, self.custom_columns = {}, {}
+        """Wait for everything submitted since the last call: the scores in order of submission."""
+        numbers = range(len(self._requests))
+        self._custom.start(numbers)
         try:
-            while len(self._taken) < len(self._answers) or self._open_calls:
-                self._pump(1.0)
-                self._check_failures()
-                reach(len(self._taken))
+            while len(self._details) < len(self._requests) or self._custom.pending:
+                self._poll(1.0)
+                self._failure_limit.check(self._failed, self._requests)
+                reach(len(self._details))
             self._fail_without_reward()
-            self._check_failures()
+            self._failure_limit.check(self._failed, self._requests)
             self.failures = len(self._failed)
-            self._recent.append((self.failures, len(everything)))
-            return [self._finished(number) for number in everything]
+            self._failure_limit.record(self.failures, len(numbers))
+            self.custom_metrics = self._custom.metrics
+            return [self._final_score(number) for number in numbers]
         finally:
-            self._restart_busy()  # only after an error: otherwise nobody is
+            self._restart_busy()  # only after an error: otherwise no worker is
             self._reset()
 
     def close(self) -> None:
-        """End the processes. May be called twice."""
+        """End the workers. May be called twice."""
         self._finalizer()
 
     def __enter__(self) -> "Scorer":
@@ -140,57 +125,62 @@ class Scorer:
     ) -> None:
         self.close()
 
-    def _pump(self, patience_s: float) -> None:
-        """Give work to idle workers, take in what has come, end those who are late."""
+    # ---- workers -------------------------------------------------------------------------------------------
+
+    def _poll(self, timeout_s: float) -> None:
+        """Send jobs to idle workers, read messages, replace workers that hang or have died."""
         assert self._finalizer.alive, "the scorer is closed"
-        self._hand_out()
+        self._send_jobs()
         deadline = min(worker.deadline for worker in self._workers)
-        if patience_s:
-            pause = min(patience_s, max(0.0, deadline - time.monotonic()) + 0.01)
-            wait([worker.child.connection for worker in self._workers], pause)
-        for place, worker in enumerate(self._workers):
+        if timeout_s:
+            pause = min(timeout_s, max(0.0, deadline - time.monotonic()) + 0.01)
+            wait([worker.process.connection for worker in self._workers], pause)
+        for index, worker in enumerate(self._workers):
             try:
                 for message in worker.messages():
-                    self._hear(worker, message)
+                    self._on_message(worker, message)
             except UserError:
                 raise
             except (EOFError, OSError, KeyError, TypeError, ValueError):  # ended, or sent what is no message
-                self._replace(place, "crash")
+                self._replace(index, "crash")
                 continue
             if time.monotonic() > worker.deadline:
-                self._replace(place, "timeout")
-        self._hand_out()
+                self._replace(index, "timeout")
+        self._send_jobs()
 
-    def _hand_out(self) -> None:
-        for place, worker in enumerate(self._workers):
+    def _send_jobs(self) -> None:
+        for index, worker in enumerate(self._workers):
             if worker.ready and worker.job is None and (job := self._next_job(worker)) is not None:
-                self._give(place, worker, job)
+                self._send_job(index, worker, job)
 
     def _next_job(self, worker: ScoringProcess) -> Job | None:
         unsent = self._unsent[worker.isolated]
         if unsent:
             colleagues = sum(other.isolated == worker.isolated for other in self._workers)
-            size = min(_LARGEST_CHUNK, len(unsent), max(1, -(-len(unsent) // (2 * colleagues))))
+            size = min(_MAX_CHUNK, len(unsent), max(1, -(-len(unsent) // (2 * colleagues))))
             return Job("score", tuple(unsent.popleft() for _ in range(size)))
-        return self._jobs.popleft() if self._jobs and not worker.isolated else None
+        return self._custom.jobs.popleft() if self._custom.jobs and not worker.isolated else None
 
-    def _give(self, place: int, worker: ScoringProcess, job: Job) -> None:
-        answers = [self._answers[number] for number in job.numbers]
+    def _send_job(self, index: int, worker: ScoringProcess, job: Job) -> None:
+        requests = [self._requests[number] for number in job.numbers]
         if job.kind == "score":
             limit_s = self._limit_s
-            rows = zip(job.numbers, answers, strict=True)
-            payload: Any = [(number, a.problem, a.text, len(a.completion_ids)) for number, a in rows]
+            rows = zip(job.numbers, requests, strict=True)
+            payload: Any = [(number, r.problem, r.text, len(r.completion_ids)) for number, r in rows]
         else:
-            limit_s = min(self._limit_s * len(answers), max(self._limit_s, _LONGEST_CALL_S))
-            payload = (job.spec, [(a.problem, a.text, tuple(a.completion_ids), a.truncated) for a in answers])
+            limit_s = min(self._limit_s * len(requests), max(self._limit_s, _MAX_CALL_S))
+            payload = (
+                job.spec,
+                [(r.problem, r.text, tuple(r.completion_ids), r.truncated) for r in requests],
+            )
         try:
-            worker.give(job, limit_s, payload, self._round)
-        except OSError:  # it died while it was idle: nobody's answer is to blame
+            worker.send_job(job, limit_s, payload, self._round)
+        except OSError:  # it died while it was idle: no answer is to blame
             worker.job = None
             self._put_back(job, job.numbers, worker.isolated)
-            self._replace(place, "crash")
+            self._replace(index, "crash")
 
-    def _hear(self, worker: ScoringProcess, message: Mapping[str, Any]) -> None:
+    def _on_message(self, worker: ScoringProcess, message: Mapping[str, Any]) -> None:
         kind = message["kind"]
         if kind == "refused":
             raise UserError(message["reason"])
@@ -201,116 +191,82 @@ class Scorer:
             )
         if kind == "ready":
             worker.ready, self._failed_starts = True, 0
-            self._worst = {(split, name): float(value) for split, name, value in message["worst"]}
+            for split, name, value in message["failure_rewards"]:
+                self._failure_rewards[split, name] = float(value)
         elif kind == "scored":
-            number = message["number"]
-            if worker.waiting.popleft() != number:
-                raise ValueError("a result for another answer")
-            parts = {str(name): float(value) for name, value in message["parts"].items()}
-            failure = message["failure"] or ("timeout" if message["seconds"] > self._limit_s else None)
-            if not all(math.isfinite(value) for value in parts.values()):
-                failure = failure or "error: a score that is not finite"
-            taken = _Taken(message["answer"], message["outcome"], tuple(message["tests"]))
-            if worker.round == self._round:
-                self._record(number, parts, taken, failure)
-            if not worker.waiting:
-                worker.job = None
+            self._on_score(worker, message)
         else:
             job, worker.job = worker.job, None
             if job is None or job.kind != "custom":
                 raise ValueError("a result that nobody asked for")
             if worker.round == self._round:
-                self._take_call(job, message)
+                self._custom.on_result(job, message)
 
-    def _replace(self, place: int, failure: str) -> None:
-        """End a worker that hangs or has died, blame the answer it was at, and let a new one do the rest."""
-        worker = self._workers[place]
-        worker.child.close()
+    def _on_score(self, worker: ScoringProcess, message: Mapping[str, Any]) -> None:
+        number = message["number"]
+        if worker.waiting.popleft() != number:
+            raise ValueError("a result for another answer")
+        parts = {str(name): float(value) for name, value in message["parts"].items()}
+        failure = message["failure"] or ("timeout" if message["seconds"] > self._limit_s else None)
+        if not all(math.isfinite(value) for value in parts.values()):
+            failure = failure or "error: a score that is not finite"
+        details = _Details(message["answer"], message["outcome"], tuple(message["tests"]))
+        if worker.round == self._round:
+            self._record(number, parts, details, failure)
+        if not worker.waiting:
+            worker.job = None
+
+    def _replace(self, index: int, failure: str) -> None:
+        """Replace a worker that hangs or has died. The answer that it was scoring fails; the rest goes to
+        other workers.
+        """
+        worker = self._workers[index]
+        worker.process.close()
         if not worker.ready:
             self._failed_starts += 1
-            if self._failed_starts >= _MOST_FAILED_STARTS:
+            if self._failed_starts >= _MAX_FAILED_STARTS:
                 raise UserError(
                     "The processes that score answers end at once (exit code "
-                    f"{worker.child.process.returncode}): "
+                    f"{worker.process.process.returncode}): "
                     "see what they printed above; most often memory is short, or a reward file ends the "
                     "process."
                 )
-        self._workers[place] = ScoringProcess(self._config, isolated=worker.isolated)
+        self._workers[index] = ScoringProcess(self._config, isolated=worker.isolated)
         if worker.job is None or worker.round != self._round:
             return
         if worker.job.kind == "custom":
-            self._take_failed_call(worker.job, failure)
+            self._custom.on_failure(worker.job, failure)
         else:
             suspect, *rest = worker.waiting
-            if failure == "crash" and suspect not in self._suspects:
-                self._suspects.add(suspect)  # the process may have been killed from outside: once more
+            if failure == "crash" and suspect not in self._crashed_once:
+                self._crashed_once.add(suspect)  # the worker may have been killed from outside: try again
                 rest = [suspect, *rest]
             else:
-                self._record(suspect, {}, _Taken(), failure)
+                self._record(suspect, {}, _Details(), failure)
             self._put_back(worker.job, tuple(rest), worker.isolated)
 
     def _put_back(self, job: Job, numbers: tuple[int, ...], isolated: bool) -> None:
         if job.kind == "score":
             self._unsent[isolated].extendleft(reversed(numbers))
         else:
-            self._jobs.appendleft(job)
+            self._custom.jobs.appendleft(job)
 
-    def _record(self, number: int, parts: dict[str, float], taken: _Taken, failure: str | None) -> None:
+    def _restart_busy(self) -> None:
+        for index, worker in enumerate(self._workers):
+            if worker.job is not None:
+                worker.process.close()
+                self._workers[index] = ScoringProcess(self._config, isolated=worker.isolated)
+
+    # ---- scores --------------------------------------------------------------------------------------------
+
+    def _record(self, number: int, parts: dict[str, float], details: _Details, failure: str | None) -> None:
         if failure:
-            problem = self._answers[number].problem
-            worst = self._worst.get((split_of(problem), problem.task), 0.0)
-            parts = {"correct": 0.0, **({"accuracy": worst} if "accuracy" in self._funcs else {})}
+            problem = self._requests[number].problem
+            reward = self._failure_rewards.get((split_of(problem), problem.task), 0.0)
+            parts = {"correct": 0.0, **({TASK_REWARD: reward} if TASK_REWARD in self._names else {})}
             self._failed[number] = failure
         self._parts.setdefault(number, {}).update(parts)
-        self._taken[number] = taken
-
-    # ---- functions of the user's own -----------------------------------------------------------------------
-
-    def _call(self, spec: str, numbers: tuple[int, ...]) -> None:
-        self._open_calls[spec, numbers] = None
-        self._jobs.append(Job("custom", numbers, spec))
-
-    def _take_call(self, job: Job, message: Mapping[str, Any]) -> None:
-        values = message["values"]
-        if message["is_misuse"]:
-            raise UserError(
-                f"The reward function {job.spec} {message['failure']}: return a list with one number, or "
-                "None, for each completion."
-            )
-        if values is None:
-            self._take_failed_call(job, str(message["failure"]))
-            return
-        del self._open_calls[job.spec, job.numbers]
-        if len(job.numbers) == 1:
-            self._single_calls.setdefault(job.spec, []).append(True)
-        name = self._names[self._funcs.index(job.spec)]
-        for number, value in zip(job.numbers, values, strict=True):
-            if isinstance(value, str):  # why it can't be used
-                self._failed[number] = f"{name} {value}"
-            elif value is not None:
-                self._parts.setdefault(number, {})[name] = float(value)
-        self.custom_metrics.update(message["metrics"])
-        for column, entries in message["columns"].items():
-            self.custom_columns.setdefault(column, []).extend(entries)
-
-    def _take_failed_call(self, job: Job, failure: str) -> None:
-        """One answer at a time finds the guilty. Where each of the first ends its process or takes all of its
-        time, the others are not tried.
-        """
-        del self._open_calls[job.spec, job.numbers]
-        if len(job.numbers) > 1:
-            for number in job.numbers:
-                self._call(job.spec, (number,))
-            return
-        self._failed.update(dict.fromkeys(job.numbers, failure))
-        tried = self._single_calls.setdefault(job.spec, [])
-        tried.append(False)
-        is_slow = failure in ("timeout", "crash")
-        if is_slow and len(tried) >= _BROKEN_AFTER and not any(tried):
-            for other in [other for other in self._jobs if other.spec == job.spec]:
-                self._jobs.remove(other)
-                del self._open_calls[other.spec, other.numbers]
-                self._failed.update(dict.fromkeys(other.numbers, failure))
+        self._details[number] = details
 
     def _fail_without_reward(self) -> None:
         """An answer for which no function has a number would be trained on as if it were worth 0."""
@@ -318,73 +274,19 @@ class Scorer:
             if number not in self._failed and not any(name in parts for name in self._names):
                 self._failed[number] = "no reward function returned a number"
 
-    def _finished(self, number: int) -> Score:
+    def _final_score(self, number: int) -> Score:
         parts, failure = self._parts[number], self._failed.get(number)
         paid = {
-            name: value for name, value in parts.items() if not failure or (name == "accuracy" and value < 0)
+            name: value for name, value in parts.items() if not failure or (name == TASK_REWARD and value < 0)
         }
         reward = combine(paid, self._names, self._config.tasks.reward_weights)
         ordered = {name: parts[name] for name in ("correct", *self._names) if name in parts}
-        return Score(reward=reward, parts=ordered, failure=failure, **self._taken[number]._asdict())
-
-    def _check_failures(self) -> None:
-        if not self._failed:
-            return
-        count = len(self._failed) + sum(failures for failures, _ in self._recent)
-        total = len(self._answers) + sum(answers for _, answers in self._recent)
-        now, share = len(self._failed), self._config.tasks.max_reward_failure_share
-        is_many_now = now >= _LEAST_FAILURES and now > share * len(self._answers)
-        if not is_many_now and (count < _LEAST_FAILURES or count <= share * total):
-            return
-        if is_many_now:
-            count, total = now, len(self._answers)
-        number, reason = next(iter(self._failed.items()))
-        answer = self._answers[number]
-        raise UserError(
-            f"Scoring failed on {count} of {total} answers, more than max_reward_failure_share "
-            f"({share:g}) allows. The first was {answer.problem.id} "
-            f"with '{reason}', on the text "
-            f"{answer.text[-200:]!r}: mend the reward, or raise reward_timeout_s ({self._limit_s:g} s) or "
-            "that share."
-        )
-
-    def _restart_busy(self) -> None:
-        for place, worker in enumerate(self._workers):
-            if worker.job is not None:
-                worker.child.close()
-                self._workers[place] = ScoringProcess(self._config, isolated=worker.isolated)
-
-
-def _kinds_of_workers(config: Config) -> list[bool]:
-    """Which kinds of processes a configuration needs: isolated ones (True), others (False)."""
-    names = [*config.tasks.datasets, *(config.tasks.eval_datasets or {})]
-    has_text = not names or any(not runs_programs(name) for name in names)
-    has_own = any(name not in BUILT_IN for name in config.tasks.reward_funcs)
-    has_programs = any(runs_programs(name) for name in names)
-    return [True] * has_text + [False] * (has_programs or has_own)
-
-
-def check_reward_funcs(config: Config) -> None:
-    """Complain about reward functions that cannot be there or would do nothing, before any process is
-    started.
-    """
-    buffer, longest = config.tasks.overlong_buffer_length, config.rollout.max_completion_length
-    for name in config.tasks.reward_funcs:
-        if config.tasks.reward_funcs.count(name) > 1:
-            raise UserError(
-                f"reward_funcs names '{name}' twice: name it once and give it a weight in reward_weights."
-            )
-        if name in BUILT_IN:
-            continue
-        if ":" not in name:
-            hint = nearest(name, BUILT_IN) or ": write accuracy, format, length or my_rewards.py:my_function."
-            raise UserError(f"There is no reward function '{name}'{hint}")
-        custom.check(name)
-    if "length" in config.tasks.reward_funcs and not 0 < buffer <= longest:
-        raise UserError(
-            "The length reward needs overlong_buffer_length between 1 and max_completion_length "
-            f"({longest}), but it is {buffer}: "
-            f"set it to {max(1, longest // 4)}, say."
+        return Score(
+            reward=reward,
+            parts=ordered,
+            failure=failure,
+            extra=self._custom.extra.get(number, {}),
+            **self._details[number]._asdict(),
         )
 
 
@@ -393,9 +295,9 @@ def _num_workers(config: Config) -> int:
         return config.tasks.reward_workers
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # a launcher's: the ranks of a host share its cores
-    return min(_MOST_WORKERS, max(1, cores // 2 // ranks))
+    return min(_MAX_WORKERS, max(1, cores // 2 // ranks))
 
 
 def _close_all(workers: list[ScoringProcess]) -> None:
     for worker in workers:
-        worker.child.close()
+        worker.process.close()

@@ -1,7 +1,7 @@
-"""The pool's side of a scoring process: starts it, hands it jobs, reads its messages without ever blocking.
+"""The pool's side of a scoring worker: starts it, sends it jobs, reads its messages without blocking.
 
-Messages are a length and JSON. A process that sends anything else counts as crashed: what a model or a user's
-reward function wrote may have sent it.
+Messages are a length and JSON. A worker that sends anything else counts as crashed: code of the user's, or
+text that a model wrote, may have sent it.
 """
 
 import json
@@ -10,13 +10,16 @@ import select
 import struct
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from whetstone.config.sections import Config
 from whetstone.errors import UserError
 from whetstone.sandbox.pool import free_user_number, strongest_kind
-from whetstone.tasks.scoring.child import Child
+from whetstone.tasks.registry import evaluating_tasks
+from whetstone.tasks.scoring.worker_process import WorkerProcess
+from whetstone.types import Problem
 
 START_LIMIT_S = 120.0
 _GRACE_S = 3.0  # an isolated process ends a fork that is late itself: the pool steps in after that
@@ -33,8 +36,18 @@ class Job:
     spec: str = ""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ScoringRequest:
+    """A completion to be scored."""
+
+    problem: Problem
+    text: str
+    completion_ids: Sequence[int]
+    truncated: bool
+
+
 class ScoringProcess:
-    """A process, what it is doing, and since when."""
+    """A worker process, its current job, and since when it works on it."""
 
     def __init__(self, config: Config, *, isolated: bool) -> None:
         self.isolated = isolated
@@ -48,32 +61,33 @@ class ScoringProcess:
     def _start(self) -> None:
         if self.isolated:
             kind = isolation_kind(self._config)
-            self.child = Child("whetstone.tasks.scoring.worker:serve_isolated", keep_environment=False)
-            self.child.connection.send((self._config, kind, free_user_number()))
+            self.process = WorkerProcess(
+                "whetstone.tasks.scoring.worker:serve_isolated", keep_environment=False
+            )
+            self.process.connection.send((self._config, kind, free_user_number()))
         else:
-            self.child = Child("whetstone.tasks.scoring.worker:serve")
-            self.child.connection.send(self._config)
+            self.process = WorkerProcess("whetstone.tasks.scoring.worker:serve")
+            self.process.connection.send(self._config)
         self.since, self.limit_s = time.monotonic(), START_LIMIT_S
         self._received = bytearray()
-        self._poll = (
-            select.poll()
-        )  # Connection.poll makes a new selector each time, which costs more than a score
-        self._poll.register(self.child.connection.fileno(), select.POLLIN)
+        # Connection.poll makes a new selector each time, which costs more than a score.
+        self._poll = select.poll()
+        self._poll.register(self.process.connection.fileno(), select.POLLIN)
 
-    def give(self, job: Job, limit_s: float, payload: Any, number: int) -> None:
+    def send_job(self, job: Job, limit_s: float, payload: Any, number: int) -> None:
         self.round = number
         self.job, self.waiting, self.limit_s = job, deque(job.numbers), limit_s + _GRACE_S * self.isolated
-        self.child.connection.send((job.kind, limit_s, payload))
+        self.process.connection.send((job.kind, limit_s, payload))
         self.since = time.monotonic()
 
     def messages(self) -> list[dict[str, Any]]:
         """What has come by now; raises `EOFError` where the process has ended or sent what is no message."""
         has_ended = False
         while not has_ended and self._poll.poll(0):
-            piece = os.read(self.child.connection.fileno(), 1 << 16)
+            piece = os.read(self.process.connection.fileno(), 1 << 16)
             self._received += piece
             has_ended = not piece
-        found = []
+        received = []
         while len(self._received) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._received)
             if length > _LONGEST_MESSAGE:
@@ -81,12 +95,12 @@ class ScoringProcess:
             end = _LENGTH.size + length
             if len(self._received) < end:
                 break
-            found.append(_message(bytes(self._received[_LENGTH.size : end])))
+            received.append(_message(bytes(self._received[_LENGTH.size : end])))
             del self._received[:end]
             self.since = time.monotonic()
-        if has_ended and not found:  # the last words of a process come first, its end the next time
+        if has_ended and not received:  # its last messages come first, its end the next time
             raise EOFError("the process has ended")
-        return found
+        return received
 
     @property
     def deadline(self) -> float:
@@ -101,8 +115,6 @@ def isolation_kind(config: Config) -> str:
     try:
         return strongest_kind(config.programs.sandbox_isolation)
     except UserError as error:
-        from whetstone.tasks.mixture import evaluating_tasks
-
         names = evaluating_tasks(config)
         if not names:
             return "limits"
@@ -121,3 +133,8 @@ def _message(data: bytes) -> dict[str, Any]:
     if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
         raise EOFError("not a message")
     return message
+
+
+def split_of(problem: Problem) -> str:
+    """The split in a problem's id ("chain_sum/train/000123")."""
+    return problem.id.rsplit("/", 2)[1]

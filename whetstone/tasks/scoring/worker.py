@@ -1,10 +1,9 @@
-"""Inside a scoring process: answers come in, parts of rewards go out, one message for each as soon as it
-is done.
+"""The scoring worker process: answers in, reward parts out, one message per answer as soon as it is scored.
 
-There are two kinds. Isolated ones judge text by the tasks' scorers, behind the sandbox's layers, for many of
-those scorers are other people's code and some evaluate what they are given. The others run programs (in their
-own sandbox) and call the user's reward functions, which run as the user wrote them. Keeps no time of its own:
-the parent ends a process that takes too long. Loads no rows, no model and no torch.
+Isolated workers score text by the tasks' scorers behind the sandbox's layers: many of those scorers are
+third-party code, and some evaluate their input. Open workers run programs (in their own sandbox) and call the
+user's reward functions and tasks with the user's rights. A worker has no time limit of its own: the pool ends
+one that takes too long. Loads no rows, no model and no torch.
 """
 
 import math
@@ -17,85 +16,68 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
+from whetstone.config.plugins import is_plugin
 from whetstone.config.sections import Config
 from whetstone.errors import UserError, message_of
 from whetstone.rewards import custom
-from whetstone.rewards.answers import math_equal
-from whetstone.rewards.combine import BUILT_IN
-from whetstone.rewards.shaping import format_reward, overlong_penalty
+from whetstone.rewards.builtin import REWARDS, RewardContext
 from whetstone.sandbox import code_guard, evaluator, protocol
 from whetstone.sandbox.evaluator import EvaluationFailed
 from whetstone.sandbox.isolate import isolate
 from whetstone.tasks.base import Task
-from whetstone.tasks.code import CodeTask
-from whetstone.tasks.gym import GymTask
-from whetstone.tasks.math import MathTask
-from whetstone.tasks.mixture import make_tasks
-from whetstone.tasks.own_rows import RowsTask
-from whetstone.types import Problem, Score
+from whetstone.tasks.registry import make_tasks
+from whetstone.tasks.scoring.process import split_of
+from whetstone.types import Problem, TaskScore
 
-Parts = dict[str, float]
 PACKAGES = ("reasoning_gym", "math_verify", "sympy", "numpy")  # what isolated scorers may import late
 _MEMORY_MB = 4096  # of address space: an answer such as 10^{10^{10}} would take all there is
-_LONGEST_LOGGED = 1_000  # characters of a value that a user's function logs
+_MAX_LOGGED_CHARS = 1_000  # characters of a value that a user's function logs
 
 
-def split_of(problem: Problem) -> str:
-    """The split in a problem's id ("chain_sum/train/000123")."""
-    return problem.id.rsplit("/", 2)[1]
-
-
-class Judge:
+class RewardWorker:
     """Scores answers by the tasks and the reward functions of a configuration."""
 
-    def __init__(self, config: Config, *, runs_programs: bool = True) -> None:
+    def __init__(self, config: Config, *, isolated: bool = False) -> None:
+        """`isolated`: only tasks that are scored in isolation, and no functions of the user's own."""
         self._config = config
         splits = ["eval", "train"] if config.tasks.datasets else ["eval"]
-        self._tasks: dict[str, dict[str, Task]] = {split: make_tasks(config, split) for split in splits}
-        self._custom: dict[str, Callable[..., Any]] = {}
-        if runs_programs:
-            for task in self._all_tasks():
-                if isinstance(task, CodeTask):
-                    task.prepare(read_rows=False)  # the start of a sandbox is not the first answer's fault
-            named = [spec for spec in config.tasks.reward_funcs if spec not in BUILT_IN]
-            self._custom = {spec: custom.load(spec) for spec in named}
-
-    def _all_tasks(self) -> list[Task]:
-        return [task for tasks in self._tasks.values() for task in tasks.values()]
-
-    def warm_up(self) -> None:
-        """Import what scorers import at their first answer: afterwards it may be out of reach, and would
-        count as that answer's time.
-        """
-        if any(isinstance(task, MathTask | RowsTask) for task in self._all_tasks()):
-            math_equal("1+x", "x+1")
-        for task in self._all_tasks():
-            if isinstance(task, GymTask):
-                task.warm_up()
+        only = True if isolated else None
+        self._tasks: dict[str, dict[str, Task]] = {
+            split: make_tasks(config, split, isolated=only) for split in splits
+        }
+        named = [] if isolated else [spec for spec in config.tasks.reward_funcs if is_plugin(spec)]
+        self._custom: dict[str, Callable[..., Any]] = {spec: custom.load(spec) for spec in named}
+        for tasks in self._tasks.values():
+            for task in tasks.values():
+                if task.isolated == isolated:
+                    task.warm_up()
 
     @property
-    def worst(self) -> dict[tuple[str, str], float]:
-        """What an answer is paid whose scoring fails, by split and task."""
-        return {
-            (split, name): task.worst for split, tasks in self._tasks.items() for name, task in tasks.items()
-        }
+    def failure_rewards(self) -> list[tuple[str, str, float]]:
+        """(split, task, reward) of an answer whose scoring fails."""
+        return [
+            (split, name, task.failure_reward)
+            for split, tasks in self._tasks.items()
+            for name, task in tasks.items()
+        ]
 
-    def judged(self, problem: Problem, text: str, num_tokens: int) -> tuple[Parts, Score]:
-        """The built-in parts of one answer's reward, with "correct", and the judgement of its task."""
-        config = self._config
-        # What the prompt put into the assistant's mouth belongs to what it said.
-        whole = config.model.assistant_prefix + text
-        score = self._tasks[split_of(problem)][problem.task].score(problem, whole)
-        parts = {name: score.parts[name] for name in ("correct",) if name in score.parts}
-        for name in config.tasks.reward_funcs:
-            if name == "accuracy" and name in score.parts:
-                parts[name] = score.parts[name]
-            elif name == "format":
-                parts[name] = format_reward(whole)
-            elif name == "length":
-                limit, buffer = config.rollout.max_completion_length, config.tasks.overlong_buffer_length
-                parts[name] = overlong_penalty(num_tokens, limit, buffer)
-        return parts, score
+    def score(self, problem: Problem, text: str, num_tokens: int) -> tuple[dict[str, float], TaskScore]:
+        """The built-in parts of one answer's reward, with "correct", and the score of its task."""
+        # The prompt's `assistant_prefix` counts as written by the model.
+        full_text = self._config.model.assistant_prefix + text
+        task_score = self._tasks[split_of(problem)][problem.task].score(problem, full_text)
+        context = RewardContext(
+            config=self._config,
+            problem=problem,
+            text=full_text,
+            num_tokens=num_tokens,
+            task_score=task_score,
+        )
+        parts = {} if task_score.correct is None else {"correct": float(task_score.correct)}
+        for name in self._config.tasks.reward_funcs:
+            if name in REWARDS and (value := REWARDS[name].function(context)) is not None:
+                parts[name] = value
+        return parts, task_score
 
     def call_custom(
         self, spec: str, answers: Sequence[tuple[Problem, str, Sequence[int], bool]]
@@ -129,33 +111,32 @@ class Judge:
 
 
 def serve(connection: Connection) -> None:
-    """A process that runs programs in their sandbox and calls the user's functions with the user's rights."""
+    """An open worker: runs programs in their sandbox, and code of the user's with the user's rights."""
     config: Config = connection.recv()
-    _serve(connection, config, lambda: Judge(config))
+    _serve(connection, lambda: RewardWorker(config))
 
 
 def serve_isolated(connection: Connection) -> None:
-    """A process for everything else: nothing that a model wrote leaves it but as a number or as text."""
+    """An isolated worker for everything else: only numbers and text leave it."""
     config, kind, user_number = connection.recv()
 
-    def make() -> Judge:
-        judge = Judge(config, runs_programs=False)
-        judge.warm_up()
+    def make() -> RewardWorker:
+        worker = RewardWorker(config, isolated=True)
         if sys.platform == "linux":
             isolate(kind, PACKAGES, memory_mb=_MEMORY_MB, user_number=user_number)
         code_guard.install()
         evaluator.enable(config.tasks.reward_timeout_s)
-        return judge
+        return worker
 
-    _serve(connection, config, make)
+    _serve(connection, make)
 
 
-def _serve(connection: Connection, config: Config, make: Callable[[], Judge]) -> None:
-    """Jobs until the pipe ends. Answers are JSON: nothing from here is ever unpickled."""
+def _serve(connection: Connection, make: Callable[[], RewardWorker]) -> None:
+    """Serve jobs until the pipe closes. Replies are JSON: the pool never unpickles anything."""
     warnings.simplefilter("ignore")  # sympy warns about what models write
     process = os.getpid()
     try:
-        judge = make()
+        worker = make()
     except UserError as error:
         _send(connection, {"kind": "refused", "reason": str(error)}, process)
         return
@@ -163,18 +144,17 @@ def _serve(connection: Connection, config: Config, make: Callable[[], Judge]) ->
         _send(connection, {"kind": "not_isolated", "reason": str(error)}, process)
         return
     process = os.getpid()  # another one where namespaces were entered
-    worst = [[split, name, value] for (split, name), value in judge.worst.items()]
-    _send(connection, {"kind": "ready", "worst": worst}, process)
+    _send(connection, {"kind": "ready", "failure_rewards": worker.failure_rewards}, process)
     while True:
         with code_guard.trusted():
             kind, limit_s, payload = connection.recv()
         if kind == "score":
             for number, problem, text, num_tokens in payload:
                 _alarm(limit_s)
-                _send(connection, _score(judge, number, problem, text, num_tokens), process)
+                _send(connection, _score(worker, number, problem, text, num_tokens), process)
         else:
             _alarm(limit_s)
-            _send(connection, _custom(judge, *payload), process)
+            _send(connection, _custom(worker, *payload), process)
         _alarm(0)
 
 
@@ -194,12 +174,12 @@ def _alarm(limit_s: float) -> None:
     signal.setitimer(signal.ITIMER_REAL, 2 * limit_s + 10 if limit_s else 0)
 
 
-def _score(judge: Judge, number: int, problem: Problem, text: str, num_tokens: int) -> dict[str, Any]:
-    began = time.perf_counter()
-    parts: Parts = {}
+def _score(worker: RewardWorker, number: int, problem: Problem, text: str, num_tokens: int) -> dict[str, Any]:
+    started_at = time.perf_counter()
+    parts: dict[str, float] = {}
     answer, outcome, tests, failure = None, None, (), None
     try:
-        parts, score = judge.judged(problem, text, num_tokens)
+        parts, score = worker.score(problem, text, num_tokens)
         answer, outcome, tests = score.answer, score.outcome, score.tests
     except EvaluationFailed as error:
         failure = str(error)
@@ -213,17 +193,17 @@ def _score(judge: Judge, number: int, problem: Problem, text: str, num_tokens: i
         "outcome": outcome,
         "tests": list(tests),
         "failure": failure,
-        "seconds": time.perf_counter() - began,
+        "seconds": time.perf_counter() - started_at,
     }
 
 
 def _custom(
-    judge: Judge, spec: str, answers: Sequence[tuple[Problem, str, Sequence[int], bool]]
+    worker: RewardWorker, spec: str, answers: Sequence[tuple[Problem, str, Sequence[int], bool]]
 ) -> dict[str, Any]:
     values: list[float | str | None] | None = None
     logged, failure, is_misuse = custom.Logged(), None, False
     try:
-        values, logged = judge.call_custom(spec, answers)
+        values, logged = worker.call_custom(spec, answers)
     except custom.WrongReturn as error:
         failure, is_misuse = str(error), True
     except BaseException as error:  # the user's own code, whatever it raises, SystemExit included
@@ -232,7 +212,7 @@ def _custom(
         "kind": "called",
         "values": values,
         "metrics": {name: value for name, value in logged.metrics.items() if math.isfinite(value)},
-        "columns": {name: [_plain(entry) for entry in column] for name, column in logged.columns.items()},
+        "columns": {_plain(name): list(map(_plain, column)) for name, column in logged.columns.items()},
         "failure": failure,
         "is_misuse": is_misuse,
     }
@@ -248,4 +228,4 @@ def _plain(value: Any) -> Any:
         text = str(value)
     except Exception as error:  # the user's own type
         text = f"({message_of(error)})"
-    return text[:_LONGEST_LOGGED].encode("utf-8", "replace").decode()
+    return text[:_MAX_LOGGED_CHARS].encode("utf-8", "replace").decode()

@@ -1,9 +1,8 @@
-"""A child process with a pipe to it: the scoring workers, and the maker of problems that need a fixed hash
-seed.
+"""A worker process with a pipe: scoring workers, and the generator of problems that need a fixed hash seed.
 
-Started as a fresh interpreter and not through `multiprocessing`, whose spawn runs the caller's main script
-again in the child: that would import torch there, and a script without a `__main__` guard would start
-itself. The child ends when the pipe does.
+Starts a fresh interpreter instead of `multiprocessing`, whose spawn runs the caller's main script again in
+the child: that would import torch there, and a script without a `__main__` guard would start itself. The
+worker ends when the pipe closes.
 """
 
 import errno
@@ -15,14 +14,14 @@ import sys
 from multiprocessing.connection import Connection, Pipe
 
 
-class Child:
-    """Runs `module:function(connection)` in a new interpreter with a fixed hash seed, in `folder` or where
-    we are.
+class WorkerProcess:
+    """Runs `module:function(connection)` in a new interpreter with a fixed hash seed, in `folder` or in the
+    working directory.
     """
 
     def __init__(self, target: str, folder: str | None = None, *, keep_environment: bool = True) -> None:
         """`keep_environment`: whether it sees our environment variables, which may hold secrets."""
-        self.connection, theirs = Pipe()
+        self.connection, worker_end = Pipe()
         environment = {
             **(os.environ if keep_environment else {"PATH": os.defpath, "LANG": "C.UTF-8"}),
             "PYTHONHASHSEED": "0",  # sets of strings come in the same order in every run
@@ -31,11 +30,18 @@ class Child:
             "OPENBLAS_NUM_THREADS": "1",  # a process that forks has one thread
             "MPLBACKEND": "Agg",  # reasoning-gym pulls in matplotlib
         }
-        command = [sys.executable, "-P", "-m", "whetstone.tasks.scoring.child", target, str(theirs.fileno())]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "whetstone.tasks.scoring.worker_process",
+            target,
+            str(worker_end.fileno()),
+        ]
         self.process = subprocess.Popen(
-            command, pass_fds=[theirs.fileno()], env=environment, cwd=folder, stdin=subprocess.DEVNULL
+            command, pass_fds=[worker_end.fileno()], env=environment, cwd=folder, stdin=subprocess.DEVNULL
         )
-        theirs.close()
+        worker_end.close()
 
     def close(self) -> None:
         """End it now; nothing is left behind. May be called twice."""
@@ -46,10 +52,8 @@ class Child:
 
 
 def main() -> None:
-    """The child's side."""
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C is the parent's business: it saves first and then ends us
+    """The worker's side."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C: it saves, then ends us
     module, function = sys.argv[1].split(":")
     connection = Connection(int(sys.argv[2]))
     try:

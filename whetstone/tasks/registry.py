@@ -1,0 +1,156 @@
+"""Task names -> tasks: the table `TASKS`, every task of reasoning-gym, and tasks of the user's own.
+
+A label after a slash (`math/gsm8k`, `my_task.py:MyTask/hard`) separates entries of the same task.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from whetstone.config import nearest
+from whetstone.config.plugins import describe_error, is_plugin, load_object
+from whetstone.config.sections import Config, TaskSpec
+from whetstone.errors import UserError
+from whetstone.tasks import gym, gym_levels, rows
+from whetstone.tasks.base import Task
+from whetstone.tasks.code import CodeTask
+from whetstone.tasks.countdown import CountdownTask
+from whetstone.tasks.math import MathTask
+from whetstone.tasks.own_rows import RowsTask
+
+TASKS: Mapping[str, type[Task]] = {
+    "rows": RowsTask,
+    "math": MathTask,
+    "code": CodeTask,
+    "countdown": CountdownTask,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskInfo:
+    """A line of `whet tasks`."""
+
+    name: str
+    category: str
+    description: str
+    levels: str  # of its curriculum; empty: it has none
+
+
+def list_tasks() -> list[TaskInfo]:
+    """Every built-in task, those of `TASKS` first."""
+    described = [(name, "whetstone", kind.description) for name, kind in TASKS.items()]
+    described += [
+        (gym.PREFIX + name if name in TASKS else name, *gym.describe(name)) for name in gym.known_names()
+    ]
+    return [
+        TaskInfo(name=name, category=category, description=text, levels=task_levels(name, {}))
+        for name, category, text in described
+    ]
+
+
+def task_levels(name: str, settings: dict[str, Any]) -> str:
+    """The levels of a reasoning-gym task's curriculum, described; empty where there are none."""
+    if task_class(name) is not gym.GymTask:
+        return ""
+    return gym_levels.describe_levels(gym.gym_name(name), settings)
+
+
+def task_class(name: str) -> type[Task]:
+    """The class of the task called `name`."""
+    kind = name.split("/")[0]
+    if kind in TASKS:
+        return TASKS[kind]
+    if is_plugin(name):
+        path = Path(name.rpartition(":")[0])
+        return _load_class(name, str(path.resolve()), path.stat().st_mtime_ns if path.is_file() else 0)
+    task, known = gym.gym_name(name), gym.known_names()
+    if task == "composite":
+        raise UserError(
+            "composite is reasoning-gym's own way to mix tasks: name those tasks and their weights in "
+            "`datasets` instead."
+        )
+    if task not in known:
+        raise UserError(
+            f"There is no task '{name}'{nearest(name, [*known, *TASKS]) or '.'} `whet tasks` lists them all. "
+            "A task of your own is my_task.py:MyTask."
+        )
+    return gym.GymTask
+
+
+@cache
+def _load_class(name: str, path: str, mtime: int) -> type[Task]:
+    """Cached by file and time of change: each call would run the user's module again."""
+    source, _, rest = name.rpartition(":")
+    spec = f"{source}:{rest.split('/')[0]}"
+    loaded = load_object(spec, "datasets")
+    if not (isinstance(loaded, type) and issubclass(loaded, Task)):
+        raise UserError(
+            f"datasets names '{spec}', which is no subclass of whetstone.tasks.base.Task: write "
+            f"class {rest.split('/')[0]}(Task)."
+        )
+    return loaded
+
+
+def make_task(config: Config, name: str, spec: TaskSpec, split: str) -> Task:
+    """The task called `name`, for one split."""
+    kind = task_class(name)
+    if spec.curriculum is not None and not kind.has_curriculum:
+        raise UserError(
+            f"The task {name} has no curriculum, which only tasks of reasoning-gym have: leave `curriculum` "
+            "out of its entry in datasets. `whet tasks` says at its end which tasks have one."
+        )
+    shared = _is_shared(config, spec, split)
+    if not is_plugin(name):
+        return kind(config, name, spec, split, shared)
+    try:
+        return kind(config, name, spec, split, shared)
+    except UserError:
+        raise
+    except Exception as error:  # code of the user's, which may raise anything
+        raise UserError(f"The task {name} could not be constructed: {describe_error(error)}.") from error
+
+
+def make_tasks(config: Config, split: str, *, isolated: bool | None = None) -> dict[str, Task]:
+    """The tasks of one split by name, without those of weight 0. Reads no rows and makes no problems.
+    `isolated`: only those that are scored in isolated workers.
+    """
+    specs = task_specs(config, split)
+    if not specs:
+        raise UserError(
+            "No task is given: set datasets, such as datasets={chain_sum: {weight: 1.0}}; `whet tasks` lists "
+            "them all."
+        )
+    used = {name: spec for name, spec in specs.items() if spec.weight > 0}
+    if not used:
+        raise UserError(f"All tasks ({', '.join(specs)}) have weight 0: give at least one a positive weight.")
+    return {
+        name: make_task(config, name, spec, split)
+        for name, spec in used.items()
+        if isolated is None or task_class(name).isolated == isolated
+    }
+
+
+def evaluating_tasks(config: Config) -> list[str]:
+    """The tasks whose scorers evaluate what the model wrote, so that they need isolation."""
+    splits = [split for split in ("train", "eval") if task_specs(config, split)]
+    tasks = {name: task for split in splits for name, task in make_tasks(config, split).items()}
+    return [name for name, task in tasks.items() if task.evaluates_text]
+
+
+def task_specs(config: Config, split: str) -> Mapping[str, TaskSpec]:
+    """The entries of `datasets` or `eval_datasets` that a split uses."""
+    assert split in ("train", "eval"), split
+    return (config.tasks.eval_datasets or config.tasks.datasets) if split == "eval" else config.tasks.datasets
+
+
+def _is_shared(config: Config, spec: TaskSpec, split: str) -> bool:
+    """Whether the other split reads rows from the same source, so that each must keep to its side of it."""
+    if config.evaluation.eval_num_samples == 0 or not (spec.config.get("path") or spec.config.get("dataset")):
+        return False
+    other = "train" if split == "eval" else "eval"
+    others = [
+        rows.source(entry.config, other) for entry in task_specs(config, other).values() if entry.weight > 0
+    ]
+    return rows.source(spec.config, split) in others

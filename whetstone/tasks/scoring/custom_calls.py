@@ -1,0 +1,97 @@
+"""Calls of the user's reward functions within one batch of answers: one call per function for all answers,
+and one per answer where that fails.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from whetstone.config.plugins import is_plugin
+from whetstone.errors import UserError
+from whetstone.tasks.scoring.process import Job
+
+_BROKEN_AFTER = 3  # calls for one answer each that all hang or die: the function is broken, not an answer
+logger = logging.getLogger(__name__)
+
+
+class CustomCalls:
+    """The calls that are not finished, and what the finished ones returned."""
+
+    def __init__(
+        self, funcs: Mapping[str, str], parts: dict[int, dict[str, float]], failures: dict[int, str]
+    ) -> None:
+        """`funcs`: function -> name of its part. `parts` and `failures` of the answers are filled in here."""
+        self._names = {spec: name for spec, name in funcs.items() if is_plugin(spec)}
+        self._parts, self._failures = parts, failures
+        self.jobs: deque[Job] = deque()  # not sent to a worker yet
+        self.pending: set[tuple[str, tuple[int, ...]]] = set()
+        self.metrics: dict[str, float] = {}  # from `log_metric`
+        self.extra: dict[int, dict[str, Any]] = {}  # answer -> column -> value, from `log_extra`
+        self._single_calls: dict[str, list[bool]] = {}  # function -> which calls for one answer succeeded
+
+    def start(self, numbers: Sequence[int]) -> None:
+        """Queue a call of every function for all answers."""
+        for spec in self._names if numbers else ():
+            self._call(spec, tuple(numbers))
+
+    def _call(self, spec: str, numbers: tuple[int, ...]) -> None:
+        self.pending.add((spec, numbers))
+        self.jobs.append(Job("custom", numbers, spec))
+
+    def on_result(self, job: Job, message: Mapping[str, Any]) -> None:
+        """Take in what a worker replied to a call."""
+        values = message["values"]
+        if message["is_misuse"]:
+            raise UserError(
+                f"The reward function {job.spec} {message['failure']}: return a list with one number, or "
+                "None, for each completion."
+            )
+        if values is None:
+            self.on_failure(job, str(message["failure"]))
+            return
+        self.pending.remove((job.spec, job.numbers))
+        if len(job.numbers) == 1:
+            self._single_calls.setdefault(job.spec, []).append(True)
+        name = self._names[job.spec]
+        for number, value in zip(job.numbers, values, strict=True):
+            if isinstance(value, str):  # why it can't be used
+                self._failures[number] = f"{name} {value}"
+            elif value is not None:
+                self._parts.setdefault(number, {})[name] = float(value)
+        self.metrics.update(message["metrics"])
+        for column, entries in message["columns"].items():
+            self._add_extra(job, column, entries)
+
+    def _add_extra(self, job: Job, column: str, entries: Sequence[Any]) -> None:
+        if len(entries) != len(job.numbers):
+            logger.warning(
+                "The reward function %s gave log_extra %d values of '%s' for %d completions: they are not "
+                "written. Give one value for each completion.",
+                job.spec,
+                len(entries),
+                column,
+                len(job.numbers),
+            )
+            return
+        for number, entry in zip(job.numbers, entries, strict=True):
+            self.extra.setdefault(number, {})[column] = entry
+
+    def on_failure(self, job: Job, failure: str) -> None:
+        """Retry one answer at a time, to find the one at fault. Where each of the first ends its process or
+        takes all of its time, the others are not tried.
+        """
+        self.pending.remove((job.spec, job.numbers))
+        if len(job.numbers) > 1:
+            for number in job.numbers:
+                self._call(job.spec, (number,))
+            return
+        self._failures.update(dict.fromkeys(job.numbers, failure))
+        results = self._single_calls.setdefault(job.spec, [])
+        results.append(False)
+        is_slow = failure in ("timeout", "crash")
+        if is_slow and len(results) >= _BROKEN_AFTER and not any(results):
+            for other in [other for other in self.jobs if other.spec == job.spec]:
+                self.jobs.remove(other)
+                self.pending.remove((other.spec, other.numbers))
+                self._failures.update(dict.fromkeys(other.numbers, failure))
