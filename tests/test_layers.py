@@ -38,8 +38,9 @@ MAY_IMPORT: dict[str, str] = {
     "trl": "errors types terminal config tasks algorithm model rollout update evaluation run report",
     "train": "errors types seeds terminal config tasks parallel model rollout update evaluation run "
     "report trl",
-    "commands": "errors types files terminal config sandbox tasks model engines update evaluation run train",
-    "cli": "errors terminal config engines diagnosis report train commands",
+    "commands": "errors types files terminal config sandbox tasks model engines update evaluation run "
+    "diagnosis report train",
+    "cli": "errors terminal commands",
     "__main__": "cli",
 }
 # Rule 2.

@@ -167,7 +167,7 @@ def build(
     config = loaded.config
     folder, found, notes = open_run(config, ranks, is_restart=mesh.restarts() > 0, say=rich.print)
     folder = folder if ranks.is_main else stack.enter_context(scratch_folder())
-    setup_logging(folder, speaks=ranks.is_main)
+    setup_logging(folder, is_main=ranks.is_main)
     stack.push(log_ending)
     record_session(folder, resumed_from=None if found is None else found.step, num_ranks=ranks.world_size)
     for note in (*loaded.notes, *notes):
@@ -336,7 +336,7 @@ def evaluate_only(loaded: Loaded) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         ranks = meet(config, stack)
         folder = evaluation_folder(config) if ranks.is_main else stack.enter_context(scratch_folder())
-        setup_logging(folder, speaks=ranks.is_main, name="evaluation.log")
+        setup_logging(folder, is_main=ranks.is_main, name="evaluation.log")
         stack.push(log_ending)
         record_session(folder, num_ranks=ranks.world_size)
         for note in loaded.notes:

@@ -120,7 +120,7 @@ def run_out(rank: int, port: int, folder: Any) -> None:
     """
     set_environment(rank, 2, port)
     with mesh.start(ParallelRoom(), "cpu") as ranks:
-        setup_logging(folder / str(rank), speaks=ranks.is_main)
+        setup_logging(folder / str(rank), is_main=ranks.is_main)
         with Watch(ranks, timeout_s=20.0):
             policy = spread(make_policy() if ranks.is_main else None, ModelRoom(), ParallelRoom(), ranks, CPU)
             updater = updater_for(policy, micro_batch_tokens=30)

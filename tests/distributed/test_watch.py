@@ -27,7 +27,7 @@ def work(rank: int, port: int, how: str, folder) -> None:
     """The first rank waits in a collective for the second, which does something worse."""
     set_environment(rank, 2, port)
     with mesh.start(ParallelRoom(), "cpu") as ranks:
-        setup_logging(folder / str(rank), speaks=ranks.is_main)
+        setup_logging(folder / str(rank), is_main=ranks.is_main)
         with Watch(ranks, timeout_s=3.0):
             sum_of_all(ranks, torch.zeros(1))
             if ranks.rank == 1 and how == "raise":

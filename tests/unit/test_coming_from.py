@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from whetstone.cli import run
-from whetstone.commands import listing
+from whetstone.commands.tasks import config_for_task
 from whetstone.config import load, make_plan, without_effect
 from whetstone.config.sections import Config, ModelRoom
 from whetstone.errors import UserError
@@ -347,7 +347,7 @@ ASKED = {"role": "user", "content": "Make 10 of 4, 2, 8."}
 def test_messages_of_a_row_are_its_prompt(tmp_path: Path) -> None:
     row = {"messages": [SYSTEM, ASKED], "target": 10, "nums": [4, 2, 8]}
     place = rows(tmp_path, [row])
-    config = listing.config_for_task("countdown", {"path": place, "eval_num_samples": 0})
+    config = config_for_task("countdown", {"path": place, "eval_num_samples": 0})
     task = make_task(config, "countdown", config.tasks.datasets["countdown"], "train")
     problem = task.problem(0)
     assert problem.messages == (SYSTEM, ASKED)
@@ -361,7 +361,7 @@ def test_math_keeps_a_row_s_system_message_unless_there_is_another(tmp_path: Pat
     place = rows(tmp_path, [{column: [SYSTEM, ASKED, solved], "answer": "10"}])
 
     def messages(**keys: str) -> tuple:
-        config = listing.config_for_task("math", {"path": place, "eval_num_samples": 0, **keys})
+        config = config_for_task("math", {"path": place, "eval_num_samples": 0, **keys})
         return make_task(config, "math", config.tasks.datasets["math"], "train").problem(0).messages
 
     assert messages() == (SYSTEM, ASKED)

@@ -163,7 +163,7 @@ def test_what_cannot_erase_a_line_gets_plain_lines(
 def test_one_display_at_a_time_and_none_for_a_silent_rank(capsys: pytest.CaptureFixture[str]) -> None:
     with display() as outer, display() as inner:
         assert inner is outer
-    with display(speaks=False) as silent, stage("update"):
+    with display(is_main=False) as silent, stage("update"):
         assert silent is not outer
     assert capsys.readouterr().out == ""
 

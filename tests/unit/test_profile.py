@@ -3,9 +3,10 @@
 import pytest
 
 from whetstone.cli import run
-from whetstone.commands.arguments import take_number
+from whetstone.commands import profile
+from whetstone.commands.parser import CommandParser, source_and_settings
 from whetstone.commands.profile.page import Profile, advice
-from whetstone.commands.profile.run import free_folder
+from whetstone.commands.profile.profiler import free_folder
 from whetstone.commands.profile.trace import KINDS, analyse, kind_of, read_events
 from whetstone.config.load import build
 from whetstone.errors import UserError
@@ -101,15 +102,17 @@ def test_a_kernel_counts_where_it_was_started_not_where_it_ran():
     assert spent.kinds["rollout"] == pytest.approx({"idle": 0.1})
 
 
-def test_the_flag_is_taken_out_of_the_words():
-    assert take_number(["quickstart", "--steps", "3", "seed=1"], "--steps", 2) == (
-        ["quickstart", "seed=1"],
-        3,
-    )
-    assert take_number(["--steps=5"], "--steps", 2) == ([], 5)
-    assert take_number(["seed=1"], "--steps", 2) == (["seed=1"], 2)
-    with pytest.raises(UserError, match="--steps takes a number, such as --steps 2"):
-        take_number(["--steps", "many"], "--steps", 2)
+def test_the_option_is_taken_out_of_the_arguments():
+    def parse(*argv):
+        args = CommandParser("profile", profile).parse(list(argv))
+        return args.steps, *source_and_settings(args)
+
+    assert parse("quickstart", "--steps", "3", "seed=1") == (3, "quickstart", ["seed=1"])
+    assert parse("--steps=5") == (5, None, [])
+    assert parse("seed=1") == (2, None, ["seed=1"])
+    for bad in ("many", "0", "-1"):
+        with pytest.raises(UserError, match="--steps"):
+            parse("--steps", bad)
 
 
 SMALL = ["prompts_per_step=2", "num_generations=2", "max_completion_length=16", "reward_workers=1"]

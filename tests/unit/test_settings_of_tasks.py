@@ -5,7 +5,7 @@ import re
 import pytest
 
 from whetstone.cli import run
-from whetstone.commands.listing import _shown_default, config_for_task
+from whetstone.commands.tasks import _shorten_default, config_for_task
 from whetstone.tasks.mixture import list_tasks, make_task
 from whetstone.tasks.settings import settings_of
 
@@ -31,7 +31,7 @@ def test_every_task_has_settings_that_can_be_shown() -> None:
     without = [task.name for task in list_tasks() if not settings_of(task.name)]
     assert without == ["list_functions"]
     for task in list_tasks():
-        lines = [_shown_default(value) for value in settings_of(task.name).values()]
+        lines = [_shorten_default(value) for value in settings_of(task.name).values()]
         assert all("\n" not in line and len(line) <= 90 for line in lines), task.name
     assert settings_of("no_such_task") == {}
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from whetstone.config import Config, flatten, load, make_plan
-from whetstone.config.load import ROOM_OF
+from whetstone.config.load import SECTION_OF
 from whetstone.errors import UserError
 from whetstone.run.signals import StopRequest
 
@@ -170,7 +170,7 @@ def test_every_key_is_handed_over_or_done_here_or_refused():
     refused = [key for key in flat if kind_of(key) == "refused"]
     assert set(REFUSED) <= set(refused)
     for key in refused:  # also those that stand in no table
-        config, room = Config(), ROOM_OF[key]
+        config, room = Config(), SECTION_OF[key]
         changed = getattr(config, room).model_copy(update={key: "something else"})
         with pytest.raises(UserError, match=rf"^{key}: something else can't be had with trainer: trl"):
             check_keys(config.model_copy(update={room: changed}))

@@ -1,9 +1,10 @@
-"""What this machine has: devices, packages, engines, languages of programs, and how safely it can run them.
+"""`whet doctor`: devices, packages, engines, languages and isolation of this machine.
 
-Looks and tells; changes nothing and downloads nothing. The isolation is not guessed: a sandbox is started,
-asked and closed. For what is missing it says how to get it.
+Changes nothing and downloads nothing. The isolation is measured: a sandbox is started and asked. For what is
+missing it prints how to get it.
 """
 
+import argparse
 import importlib.metadata
 import importlib.util
 import os
@@ -14,10 +15,20 @@ from dataclasses import dataclass
 import rich
 from rich.text import Text
 
+from whetstone.commands.parser import CommandParser
 from whetstone.errors import UserError
 from whetstone.sandbox.languages import LANGUAGES, missing, tools
 from whetstone.sandbox.pool import LocalPool
 from whetstone.terminal.text import wrap
+
+SUMMARY = "show what this machine has, and how to get what it lacks"
+DESCRIPTION = """
+Show devices, torch, rollout engines, languages of programs, how well programs can be isolated here, and the
+optional packages. For each missing part: how to get it.
+"""
+EXAMPLES = """
+whet doctor
+"""
 
 _ENGINES = (
     ("native", "torch", "comes with whetstone"),
@@ -25,6 +36,14 @@ _ENGINES = (
     ("vllm", "vllm", "pip install vllm, in a version made for your torch"),
     ("sglang", "sglang", "pip install sglang, on a machine with a GPU"),
 )
+
+
+def add_arguments(parser: CommandParser) -> None:
+    """No arguments."""
+
+
+def run(args: argparse.Namespace) -> None:
+    doctor()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,7 @@ from whetstone.config.unknown import Complaints
 from whetstone.config.yaml_text import shorten
 from whetstone.errors import UserError
 
+OTHER_NAMES = frozenset().union(RENAMED, CONVERTED, WITHOUT_EFFECT, REFUSED, DATA_KEYS)
 MAPPINGS = ("datasets", "eval_datasets", "lr_scheduler_kwargs", "chat_template_kwargs", *SECTIONS)
 
 
@@ -51,8 +52,7 @@ class Translation:
         values = _lay_flat(values, origin, self.notes)
         if origin != COMMAND_LINE:  # there the last one wins
             _refuse_two_names(values, origin)
-        others = self._keys.union(RENAMED, CONVERTED, WITHOUT_EFFECT, REFUSED, DATA_KEYS)
-        values = place_settings(values, {**self._written, **self.flat}, others)
+        values = place_settings(values, {**self._written, **self.flat}, self._keys | OTHER_NAMES)
         self._written.update(values)
         ours = self._plain(values, origin)
         ours |= self._converted(values, ours, origin)

@@ -111,7 +111,7 @@ class Progress:
         self._stack.close()
 
     def __enter__(self) -> Self:
-        shown = self._stack.enter_context(display(speaks=not self._console.quiet, console=self._console))
+        shown = self._stack.enter_context(display(is_main=not self._console.quiet, console=self._console))
         shown.surroundings = self
         self._stack.callback(setattr, shown, "surroundings", None)
         return self

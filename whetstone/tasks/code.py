@@ -12,10 +12,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from whetstone.config import nearest
 from whetstone.config.row_settings import ROW_SETTINGS
 from whetstone.config.sections import Config, TaskSpec
-from whetstone.errors import UserError
+from whetstone.errors import UserError, did_you_mean
 from whetstone.rewards.programs import Check, extract_program, judge, read_tests
 from whetstone.sandbox import languages
 from whetstone.sandbox.languages import Language
@@ -278,7 +277,7 @@ def _language(name: str, task: str, installed: bool = True) -> Language:
         known = list(languages.LANGUAGES)
         raise UserError(
             f"The task {task} is in {rows.shown(name)}, which is no language we know"
-            f"{nearest(str(name), known) or '.'} "
+            f"{did_you_mean(str(name), known) or '.'} "
             f"Choose from {', '.join(known)}."
         ) from None
     reason = languages.missing(found.name) if installed else None

@@ -16,10 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from whetstone.config import nearest
 from whetstone.config.curriculum import CurriculumSpec
 from whetstone.config.sections import Config, TaskSpec
-from whetstone.errors import UserError
+from whetstone.errors import UserError, did_you_mean
 from whetstone.seeds import seed
 from whetstone.tasks import gym, gym_levels, rows
 from whetstone.tasks.base import Task
@@ -98,7 +97,8 @@ def make_task(config: Config, name: str, spec: TaskSpec, split: str) -> Task:
     known = gym.known_names()
     if task not in known:
         raise UserError(
-            f"There is no task '{name}'{nearest(name, [*known, *_OURS]) or '.'} `whet tasks` lists them all."
+            f"There is no task '{name}'{did_you_mean(name, [*known, *_OURS]) or '.'} "
+            "`whet tasks` lists them all."
         )
     return gym.GymTask(config, name, spec, split)
 

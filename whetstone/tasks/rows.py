@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from whetstone.config import nearest
 from whetstone.config.row_settings import SOURCE_KEYS
-from whetstone.errors import UserError
+from whetstone.errors import UserError, did_you_mean
 from whetstone.seeds import seed
 from whetstone.tasks.row_files import SUFFIXES, Row, check_rows, read_file, read_folder, shown
 
@@ -144,7 +143,7 @@ def check_settings(settings: dict[str, Any], known: tuple[str, ...], task: str) 
     for key in settings:
         if key not in known:
             raise UserError(
-                f"The task {task} has no setting '{key}'{nearest(key, known) or '.'} Its settings are: "
+                f"The task {task} has no setting '{key}'{did_you_mean(key, known) or '.'} Its settings are: "
                 f"{', '.join(known)}."
             )
     if not settings.get("path") and not settings.get("dataset"):

@@ -156,24 +156,15 @@ def _cells(
 # ---- running it --------------------------------------------------------------------------------------------
 
 
-def compare(words: Sequence[str]) -> dict:
-    """The verb: run the grid (or read one with --table), write and print the table; returns the results."""
-    words, jobs, table = _flags(list(words))
-    if table is not None:
-        if words:
-            raise UserError(f"--table reads a folder and takes nothing else: leave out {' '.join(words)}.")
-        return write_table(read_grid(Path(table)), failed={})
-    if not words or "=" in words[0]:
-        raise UserError(
-            "Name a configuration first: `whet compare quickstart loss_type=grpo,dapo seed=1,2,3`."
-        )
-    grid = parse_grid(words[0], words[1:])
+def compare(source: str, settings: Sequence[str], *, jobs: int = 1) -> dict:
+    """Run the grid, write and print the table; returns the results."""
+    grid = parse_grid(source, settings)
     document = {"source": grid.source, "cells": [asdict(cell) for cell in grid.cells]}
     atomic_write(grid.folder / "grid.json", json.dumps(document, indent=1))
     failed, stopped = run_cells(grid, jobs)
     results = write_table(grid, failed)
     if stopped:
-        rich.get_console().print("Stopped. The same command goes on from here.", highlight=False)
+        rich.get_console().print("Stopped. The same command continues from here.", highlight=False)
         raise KeyboardInterrupt
     if failed:
         raise UserError(
@@ -181,27 +172,6 @@ def compare(words: Sequence[str]) -> dict:
             f"{grid.folder / 'logs'}; the same command runs only what is missing."
         )
     return results
-
-
-def _flags(words: list[str]) -> tuple[list[str], int, str | None]:
-    """(the other words, --jobs, --table)"""
-    values: dict[str, str] = {}
-    rest = []
-    while words:
-        word = words.pop(0)
-        flag, equals, value = word.partition("=")
-        if flag in ("--jobs", "--table"):
-            if not equals and not words:
-                raise UserError(
-                    f"{flag} needs a value: {flag} {'2' if flag == '--jobs' else 'outputs/compare'}."
-                )
-            values[flag] = value if equals else words.pop(0)
-        else:
-            rest.append(word)
-    jobs = values.get("--jobs", "1")
-    if not jobs.isdecimal() or int(jobs) < 1:
-        raise UserError(f"--jobs is {jobs}: give a number of runs at once, at least 1.")
-    return rest, int(jobs), values.get("--table")
 
 
 def read_grid(folder: Path) -> Grid:

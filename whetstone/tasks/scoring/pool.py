@@ -18,9 +18,8 @@ from multiprocessing.connection import wait
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from whetstone.config import nearest
 from whetstone.config.sections import Config
-from whetstone.errors import UserError
+from whetstone.errors import UserError, did_you_mean
 from whetstone.rewards import custom
 from whetstone.rewards.combine import BUILT_IN, combine, part_names
 from whetstone.tasks.mixture import runs_programs
@@ -377,7 +376,10 @@ def check_reward_funcs(config: Config) -> None:
         if name in BUILT_IN:
             continue
         if ":" not in name:
-            hint = nearest(name, BUILT_IN) or ": write accuracy, format, length or my_rewards.py:my_function."
+            hint = (
+                did_you_mean(name, BUILT_IN)
+                or ": write accuracy, format, length or my_rewards.py:my_function."
+            )
             raise UserError(f"There is no reward function '{name}'{hint}")
         custom.check(name)
     if "length" in config.tasks.reward_funcs and not 0 < buffer <= longest:

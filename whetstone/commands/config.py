@@ -1,0 +1,166 @@
+"""`whet config`: every key with its meaning, or the resolved configuration of a file. Loads no torch."""
+
+import argparse
+import json
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+
+import yaml
+from annotated_types import Ge, Gt, Le, Lt
+
+from whetstone.commands.parser import CommandParser, add_settings, source_and_settings
+from whetstone.config import Config, Loaded, flatten, load, make_plan
+from whetstone.terminal.text import wrap
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
+SUMMARY = "list every key, or show the resolved configuration of a file"
+DESCRIPTION = """
+Without CONFIG: every key with its default, its bounds and its meaning.
+With CONFIG or key=value: every value and where it came from, the names of other trainers that were
+translated, and the plan of the run.
+"""
+EXAMPLES = """
+whet config
+whet config | grep eval_
+whet config config/math.yaml --changed
+whet config quickstart prompts_per_step=32
+"""
+
+
+def add_arguments(parser: CommandParser) -> None:
+    add_settings(parser)
+    parser.add_argument("--changed", action="store_true", help="leave out keys at their default")
+    parser.add_argument("--markdown", action="store_true", help="every key as Markdown (docs/config.md)")
+
+
+def run(args: argparse.Namespace) -> None:
+    if args.markdown:
+        print(markdown(), end="")
+        return
+    source, settings = source_and_settings(args)
+    print_config(source, settings, changed_only=args.changed)
+
+
+def print_config(source: str | None, settings: list[str], *, changed_only: bool = False) -> None:
+    """Every key with its default; given a file or settings, every value and where it came from."""
+    loaded = load(source, settings)
+    shows_origins = source is not None or bool(settings)
+    values, defaults = flatten(loaded.config), flatten(Config())
+    for section, meaning, fields in sections():
+        shown = [key for key in fields if not changed_only or values[key] != defaults[key]]
+        if not shown:
+            continue
+        print(f"{section}: {meaning}")
+        for key in shown:
+            origin = f"[{loaded.origins.get(key, 'default')}]" if shows_origins else ""
+            _print_key(key, values[key], bounds(fields[key]), origin, fields[key].description or "")
+        print()
+    for note in loaded.notes:
+        print(f"note: {note}")
+    if shows_origins:
+        _print_plan(loaded)
+
+
+def markdown() -> str:
+    """docs/config.md: every key in a table for each section."""
+    lines = [
+        "# Configuration reference",
+        "",
+        "Every key with its default, its bounds and its meaning. Written by `whet config --markdown`; do not",
+        "edit. Keys are flat in a YAML file and on the command line (`whet train quickstart max_steps=10`).",
+        "[coming_from.md](coming_from.md) lists the names of TRL and other trainers that are accepted too.",
+    ]
+    defaults = flatten(Config())
+    for section, meaning, fields in sections():
+        lines += ["", f"## {section}", "", meaning, ""]
+        lines += ["| key | default | allowed | meaning |", "|---|---|---|---|"]
+        for key, field in fields.items():
+            cells = (f"`{key}`", f"`{yaml_value(defaults[key])}`", bounds(field), field.description or "")
+            lines.append(
+                "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def sections() -> "Iterator[tuple[str, str, dict[str, FieldInfo]]]":
+    """Every section of the configuration: its name, its meaning and its fields."""
+    for name, field in Config.model_fields.items():
+        yield name, " ".join((field.annotation.__doc__ or "").split()), field.annotation.model_fields  # type: ignore[union-attr]
+
+
+def bounds(field: "FieldInfo") -> str:
+    """The allowed values: `1 to 4096`, `> 0`, `grpo | bnpo`; empty where only the type bounds them."""
+    choices = [entry for kind in (field.annotation, *get_args(field.annotation)) for entry in _choices(kind)]
+    if choices:
+        return " | ".join(choices)
+    limits: dict[str, Any] = {}
+    for entry in field.metadata:
+        match entry:
+            case Ge(ge=limit):
+                limits["ge"] = limit
+            case Gt(gt=limit):
+                limits["gt"] = limit
+            case Le(le=limit):
+                limits["le"] = limit
+            case Lt(lt=limit):
+                limits["lt"] = limit
+    if "ge" in limits and "le" in limits:
+        return f"{_plain(limits['ge'])} to {_plain(limits['le'])}"
+    signs = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+    return ", ".join(f"{signs[name]} {_plain(limits[name])}" for name in signs if name in limits)
+
+
+def _plain(number: Any) -> str:
+    return f"{number:,.0f}" if abs(number) >= 100_000 else f"{number:g}"
+
+
+def _choices(kind: Any) -> list[str]:
+    if kind is bool:
+        return ["true", "false"]
+    return [str(choice) for choice in get_args(kind)] if get_origin(kind) is Literal else []
+
+
+def _print_key(key: str, value: Any, limits: str, origin: str, meaning: str) -> None:
+    head = f"  {key:<28} {yaml_value(value):<16} "
+    middle = "  ".join(text for text in (origin, f"({limits})" if limits else "") if text)
+    line = f"{head}{middle:<18}  {' '.join(meaning.split())}"
+    if not sys.stdout.isatty():  # one key, one line: for grep
+        print(line.rstrip())
+        return
+    width = max(60, shutil.get_terminal_size().columns)
+    print("\n".join(textwrap.wrap(line, width, subsequent_indent=" " * 6, break_on_hyphens=False)))
+
+
+def yaml_value(value: Any) -> str:
+    """A value as it is written in a YAML file, on one line."""
+    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10**6)
+    text = text.removesuffix("\n").removesuffix("\n...")
+    return json.dumps(value, ensure_ascii=False) if "\n" in text else text  # JSON is YAML on one line
+
+
+def _print_plan(loaded: Loaded) -> None:
+    config = loaded.config
+    named = bool(config.tasks.datasets)
+    print("plan:")
+    lines: list[str] = []
+    if named or config.update.max_steps > 0:
+        lines = make_plan(config, num_problems=config.tasks.dataset_size).lines(config)
+    if not named:
+        lines = [line for line in lines if "training problems" not in line]
+        lines.append("no task is named, so there are no problems: set datasets, dataset_name or data_path")
+    for line in lines:
+        line = f"  {line}"
+        print(wrap(line, shutil.get_terminal_size().columns) if sys.stdout.isatty() else line)
+    with_rows = [
+        name for name, spec in config.tasks.datasets.items() if {"path", "dataset"} & set(spec.config)
+    ]
+    if with_rows:
+        print(
+            f"  ({', '.join(with_rows)}: the rows have not been read; the run counts them in place of "
+            f"dataset_size = {config.tasks.dataset_size:,})"
+        )
