@@ -52,7 +52,7 @@ def configuration(task: Row) -> dict[str, Any]:
 
 
 def ours(task: Row) -> Row:
-    from whetstone.config import Loaded
+    from whetstone.config import LoadedConfig
     from whetstone.config import build as build_config
     from whetstone.rollout import collector
     from whetstone.train import build, loop, meet
@@ -72,7 +72,7 @@ def ours(task: Row) -> Row:
             others.begin()
 
     with contextlib.ExitStack() as stack:
-        parts, _, _ = build(Loaded(config=config, origins={}, notes=()), meet(config, stack), stack)
+        parts, _, _ = build(LoadedConfig(config=config, origins={}, notes=()), meet(config, stack), stack)
         parts.meter.exact = True
         loop(dataclasses.replace(parts, metrics=Recorder()), 0, 0.0)  # type: ignore[arg-type]
     assert all(row["length_mean"] == task["new_tokens"] for row in rows), "a completion ended early"

@@ -18,7 +18,7 @@ import rich
 import torch
 
 from whetstone import seeds
-from whetstone.config import Config, Loaded, Plan, without_effect
+from whetstone.config import Config, LoadedConfig, Plan, ineffective_settings
 from whetstone.errors import UserError
 from whetstone.evaluation.evaluator import EvalResult, Evaluator, show
 from whetstone.evaluation.folder import evaluation_folder, step_of, title_of
@@ -72,7 +72,7 @@ class Parts:
     meter: Meter
 
 
-def train(loaded: Loaded) -> dict[str, Any]:
+def train(loaded: LoadedConfig) -> dict[str, Any]:
     """Run a configuration to its end, or to a stop that was asked for; returns what train_results.json
     holds.
     """
@@ -161,7 +161,7 @@ def shares(parts: Parts, groups: list[Group], seed: int) -> list[list[Batch]]:
 
 
 def build(
-    loaded: Loaded, ranks: Ranks, stack: contextlib.ExitStack
+    loaded: LoadedConfig, ranks: Ranks, stack: contextlib.ExitStack
 ) -> tuple[Parts, Checkpoint | None, float]:
     """Every part of a run, the checkpoint it goes on from, and the seconds it had run before that."""
     config = loaded.config
@@ -177,7 +177,7 @@ def build(
     numbers = {} if found is None else found.numbers()
     if found is not None:
         check_plan(found, numbers, plan)
-    for line in (*describe_ranks(ranks), *without_effect(config, plan), *sandbox_notes(tasks)):
+    for line in (*describe_ranks(ranks), *ineffective_settings(config, plan), *sandbox_notes(tasks)):
         logger.info(line)
     scorer = stack.enter_context(make_scorer(config, ranks))  # its processes start while the model loads
     with stage("loading the model"):
@@ -227,9 +227,9 @@ def restore(updater: Updater, found: Checkpoint, numbers: dict[str, Any]) -> Non
 def make_reference(config: Config, policy: Policy, found: Checkpoint | None) -> Reference | None:
     """Whom the KL compares with; a resumed run needs the first weights again, not its checkpoint's."""
     loss = config.loss
-    if loss.beta == 0 or loss.kl_target == "rollout":
+    if loss.beta == 0 or loss.kl_reference == "rollout":
         return None
-    moving = loss.kl_target == "moving"  # its weights are in the checkpoint
+    moving = loss.kl_reference == "moving"  # its weights are in the checkpoint
     again = found is not None and not moving and not policy.is_lora
     first = load_spread(config.model, config.parallel, policy.ranks) if again else policy
     offload = config.parallel.cpu_offload != "none" and policy.device.type == "cuda"
@@ -320,7 +320,7 @@ def _finish(parts: Parts, seconds: float) -> dict[str, Any]:
     return write_results(parts.folder, after, steps=parts.plan.num_steps, seconds=seconds)
 
 
-def evaluate_only(loaded: Loaded) -> dict[str, Any]:
+def evaluate_only(loaded: LoadedConfig) -> dict[str, Any]:
     """Measure `checkpoint_path` (or the model itself) on the fixed problems."""
     config = loaded.config
     problems = eval_problems(config)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.distributed.launch import CONTEXT, free_port, set_environment
-from whetstone.config.parallel import ParallelRoom
+from whetstone.config.parallel import ParallelConfig
 from whetstone.parallel import mesh
 from whetstone.parallel.collectives import sum_of_all
 from whetstone.parallel.heartbeat import EXIT_CODE, Watch
@@ -26,7 +26,7 @@ REASONS = {
 def work(rank: int, port: int, how: str, folder) -> None:
     """The first rank waits in a collective for the second, which does something worse."""
     set_environment(rank, 2, port)
-    with mesh.start(ParallelRoom(), "cpu") as ranks:
+    with mesh.start(ParallelConfig(), "cpu") as ranks:
         setup_logging(folder / str(rank), is_main=ranks.is_main)
         with Watch(ranks, timeout_s=3.0):
             sum_of_all(ranks, torch.zeros(1))

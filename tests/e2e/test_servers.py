@@ -66,7 +66,7 @@ def test_a_run_with_servers_equals_one_without(tmp_path, start, monkeypatch, ahe
     helper = threading.Thread(target=bring_back, daemon=True)
     helper.start()
     addresses = f"{first.url},{second.url}"
-    run(tmp_path / "servers", rollout_engine="vllm", rollout_servers=addresses, max_slots=2, **settings)
+    run(tmp_path / "servers", rollout_engine="vllm", rollout_servers=addresses, max_num_seqs=2, **settings)
     helper.join()
     same(tmp_path / "native", tmp_path / "servers")
     ours = weights(tmp_path / "servers" / "run" / "final_model")

@@ -69,9 +69,9 @@ VARIANTS = {
         "advantage": "gae",
         "critic_learning_rate": 1e-3,
         "beta": 0.05,
-        "kl_target": "moving",
+        "kl_reference": "moving",
         "ref_model_sync_steps": 1,
-        "kl_target_value": 0.01,
+        "target_kl": 0.01,
         "entropy_target": 0.1,
     },
 }
@@ -312,7 +312,8 @@ def test_programs_are_run_and_their_tests_written_down(tmp_path):
     path = tmp_path / "problems.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in problems))
     settings = (
-        f'{{code: {{config: {{path: "{path}", language: python, continue_starter: true, eval_share: 0.3}}}}}}'
+        f'{{code: {{config: {{path: "{path}", language: python, continue_starter: true, '
+        "eval_fraction: 0.3}}}"
     )
     run(tmp_path, datasets=settings, reward_funcs="accuracy", eval_samples_per_problem=2, eval_temperature=1)
     shares = [

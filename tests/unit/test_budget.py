@@ -203,7 +203,7 @@ def _fail(gradient):
 
 @pytest.mark.parametrize(
     "what",
-    [{"kl_target": "base"}, {"kl_target": "rollout"}, {"kl_estimator": "full"}, {"advantage": "gae"}],
+    [{"kl_reference": "base"}, {"kl_reference": "rollout"}, {"kl_estimator": "full"}, {"advantage": "gae"}],
     ids=["reference", "old logprobs", "whole KL", "critic"],
 )
 def test_memory_that_runs_out_before_the_update_cuts_micro_batches_too(what):
@@ -212,7 +212,9 @@ def test_memory_that_runs_out_before_the_update_cuts_micro_batches_too(what):
     for scarce in (False, True):
         policy = make_policy()
         other = make_policy(seed=1)  # else the KL and its gradient are 0
-        reference = None if what.get("kl_target") == "rollout" else Reference.of(policy, other, moving=False)
+        reference = (
+            None if what.get("kl_reference") == "rollout" else Reference.of(policy, other, moving=False)
+        )
         updater = updater_for(policy, reference, **flat)
         updater.budget.tokens = 60
         rows = policy.rows

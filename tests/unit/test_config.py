@@ -28,7 +28,7 @@ KEYS_THAT_MUST_LOAD = [
     "lora_alpha", "lora_dropout", "lora_target_modules", "eval_only", "checkpoint_path",
     "eval_num_samples", "eval_num_examples_to_print", "fixed_eval_steps", "log_reward_variance",
     "verbose_variance_logging", "save_strategy", "save_steps", "save_total_limit", "logging_steps",
-    "logging_first_step", "bf16", "fp16", "gradient_checkpointing", "use_vllm", "vllm_mode",
+    "logging_first_step", "bf16", "gradient_checkpointing", "use_vllm", "vllm_mode",
 ]  # fmt: skip
 
 
@@ -46,7 +46,7 @@ def test_every_key_of_the_known_projects_is_a_key_here() -> None:
     assert [key for key in KEYS_THAT_MUST_LOAD if key not in SECTION_OF] == []
 
 
-def test_no_key_stands_in_two_rooms() -> None:
+def test_no_key_stands_in_two_sections() -> None:
     keys = [key for field in Config.model_fields.values() for key in field.annotation.model_fields]  # type: ignore[union-attr]
     assert len(keys) == len(set(keys)) == len(SECTION_OF)
 

@@ -271,9 +271,9 @@ def first_of(changes: dict[str, Any], config: dict[str, Any], num: int = 20) -> 
 
 
 GAE = {"advantage": "gae", "critic_learning_rate": 1e-5}
-AHEAD = {"async_rollouts": 1, "sampler_correction_max": 3.0}
+AHEAD = {"async_rollouts": 1, "importance_correction_max": 3.0}
 ENTROPY = {"entropy_target": 0.6, "entropy_coef_max": 0.2}
-ADAPTIVE = {"beta": 0.01, "kl_target_value": 0.02}
+ADAPTIVE = {"beta": 0.01, "target_kl": 0.02}
 
 
 @pytest.mark.parametrize(
@@ -285,12 +285,12 @@ ADAPTIVE = {"beta": 0.01, "kl_target_value": 0.02}
          "critic_warmup_steps"),
         ({"dynamic_sampling_extra": 2.5, "accuracy": 0.2}, {"dynamic_sampling": True},
          "Dynamic sampling throws most samples away", "71.4 %", "easier"),
-        ({"kl": 0.0}, {"beta": 0.1, "kl_target": "rollout"}, "The local KL has no effect", "one update",
+        ({"kl": 0.0}, {"beta": 0.1, "kl_reference": "rollout"}, "The local KL has no effect", "one update",
          "num_iterations"),
         ({"entropy_coef": 0.2, "entropy": lambda t: 0.5 - 0.1 * t}, ENTROPY,
          "The entropy bonus is at its bound", "0.2", "entropy_coef_max"),
         ({"beta": 0.4, "kl": 0.09}, ADAPTIVE, "The adaptive beta can't hold the KL", "0.01 to 0.4",
-         "kl_target_value"),
+         "target_kl"),
         ({"sampler_truncated_share": 0.7, "sampler_logprob_difference": 0.9}, AHEAD,
          "The samples are too old for the update", "70 %", "async_rollouts=0"),
         ({"curriculum/sums/level": 2.0, "accuracy/sums": 0.4},
@@ -314,7 +314,7 @@ def test_one_trouble_of_a_part_one_verdict(
     [
         ({"value_loss": lambda t: 0.3 - 0.2 * t, "explained_variance": 0.4}, GAE),
         ({"dynamic_sampling_extra": 0.6}, {"dynamic_sampling": True}),
-        ({"kl": 0.01}, {"beta": 0.1, "kl_target": "rollout", "num_iterations": 2}),
+        ({"kl": 0.01}, {"beta": 0.1, "kl_reference": "rollout", "num_iterations": 2}),
         ({"entropy_coef": 0.2, "entropy": lambda t: 0.9 - 0.1 * t}, ENTROPY),
         ({"beta": 0.4, "kl": 0.02}, ADAPTIVE),
         ({"sampler_truncated_share": 0.01, "sampler_logprob_difference": 0.1}, AHEAD),
@@ -327,10 +327,10 @@ def test_a_part_that_does_its_work_is_left_alone(changes: dict[str, Any], config
 
 
 def test_real_runs_of_these_parts(explained: Explained) -> None:
-    words = ("beta=0.1", "kl_target=rollout", "entropy_target=9", "entropy_coef_max=0.005", "max_steps=1")
+    words = ("beta=0.1", "kl_reference=rollout", "entropy_target=9", "entropy_coef_max=0.005", "max_steps=1")
     found = titles(explained(*words, "eval_num_samples=0"))
     assert {"The local KL has no effect", "The entropy bonus is at its bound"} <= set(found)
     old = explained(
-        "async_rollouts=1", "learning_rate=0.05", "sampler_correction_max=1.01", "eval_num_samples=0"
+        "async_rollouts=1", "learning_rate=0.05", "importance_correction_max=1.01", "eval_num_samples=0"
     )
     assert "The samples are too old for the update" in titles(old)

@@ -71,7 +71,7 @@ def settled(flags, *settings):
 def test_how_many_servers_a_configuration_gets():
     assert settled([]) == (0, None)
     assert settled([], "rollout_engine=vllm") == (1, 1)
-    assert settled(["--servers=3"], "rollout_engine=sglang", "vllm_tensor_parallel_size=4") == (3, 4)
+    assert settled(["--servers=3"], "rollout_engine=sglang", "server_tensor_parallel_size=4") == (3, 4)
     assert settled(["--gpus-per-rank=0", "--servers=2"], "rollout_engine=vllm") == (2, 0)
     assert settled(["--servers=0"], "rollout_engine=vllm", "server_devices=[1]") == (0, None)
     assert settled([], "rollout_engine=vllm", "rollout_servers=node1:8000") == (0, None)
@@ -88,7 +88,7 @@ def test_how_many_servers_a_configuration_gets():
             r"running ones \(http://n:8000\)",
         ),
         ([], ["rollout_engine=vllm", "server_devices=[6,7]"], "Ray chooses them.*--servers 2"),
-        (["--gpus-per-server=4"], ["rollout_engine=vllm"], "vllm_tensor_parallel_size=4"),
+        (["--gpus-per-server=4"], ["rollout_engine=vllm"], "server_tensor_parallel_size=4"),
         ([], ["rollout_engine=vllm", "tp_size=2"], "tp_size=1"),
     ],
 )
@@ -100,7 +100,7 @@ def test_servers_that_do_not_go_with_the_configuration_are_refused(flags, settin
 def test_what_a_cluster_lacks_is_said():
     asked = resolve_servers(
         parse(["--ray", "--ranks=6", "--servers=2", "train"]),
-        load(None, ["rollout_engine=vllm", "vllm_tensor_parallel_size=4"]).config,
+        load(None, ["rollout_engine=vllm", "server_tensor_parallel_size=4"]).config,
     )
     machine = {"CPU": 16.0, "GPU": 4.0}
     said = explain_shortage(asked, {"CPU": 32.0, "GPU": 8.0}, {"CPU": 32.0, "GPU": 7.0}, [machine, machine])
@@ -190,7 +190,7 @@ def test_a_server_that_ray_placed_dies_twice_and_nothing_is_lost(tmp_path):
     lives.
     """
     (tmp_path / "ray").mkdir()
-    served = {**SETTINGS, "rollout_engine": "sglang", "server_args": "[--delay,0.5]", "max_slots": 1}
+    served = {**SETTINGS, "rollout_engine": "sglang", "server_args": "[--delay,0.5]", "max_num_seqs": 1}
     with Launched(tmp_path / "ray", [*FLAGS, "--servers", "1"], **served) as launched:
         launched.wait_for_step(1)
         (url,) = re.findall(r"whet: starting (http://127.0.0.1:\d+)\.", launched.said)

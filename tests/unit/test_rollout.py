@@ -4,7 +4,7 @@ import pytest
 
 from tests.conftest import Characters, make_policy
 from whetstone.config import build, make_plan
-from whetstone.config.sections import ModelRoom
+from whetstone.config.sections import ModelConfig
 from whetstone.engines.base import Sampling
 from whetstone.engines.native import NativeEngine
 from whetstone.errors import UserError
@@ -156,11 +156,11 @@ def test_base_models_get_the_template_and_the_prefix():
 
     messages = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is {x}?"})
     problem = Problem(id="p", task="t", messages=messages, answer="")
-    room = ModelRoom(
+    room = ModelConfig(
         apply_chat_template=False, prompt_template="{system} Q: {question} A:", assistant_prefix=" <think>"
     )
     chat = Chat(Bare(), room)
     assert chat.prompt(problem) == "Be brief. Q: What is {x}? A: <think>"
     assert chat.encode(problem)[:2] == (1, ord("B"))
     with pytest.raises(UserError, match="apply_chat_template=false"):
-        Chat(Bare(), ModelRoom())
+        Chat(Bare(), ModelConfig())

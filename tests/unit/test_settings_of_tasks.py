@@ -24,7 +24,7 @@ def test_settings_and_defaults_are_listed(capsys: pytest.CaptureFixture[str]) ->
 def test_a_task_without_rows_lists_them_before_it_asks_for_rows(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["tasks", "math"]) == 2
     table = listed(capsys.readouterr().out)
-    assert table["eval_share"] == "0.05" and "answer_column" in table
+    assert table["eval_fraction"] == "0.05" and "answer_column" in table
 
 
 def test_every_task_has_settings_that_can_be_shown() -> None:
@@ -41,7 +41,7 @@ def test_the_defaults_are_what_a_task_uses(name: str) -> None:
     """A problem made with every default written out is the one made without."""
     given = {key: value for key, value in settings_of(name).items() if value is not None and key != "split"}
     if name == "countdown":
-        given.pop("eval_share")
+        given.pop("eval_fraction")
     plain, written = (config_for_task(name, {}), config_for_task(name, {}))
     written.tasks.datasets[name].config.update(given)
     problems = [make_task(c, name, c.tasks.datasets[name], "train").problem(3) for c in (plain, written)]

@@ -125,7 +125,7 @@ def test_gradient_equals_the_plain_float64_one(architecture, loss_type):
     "settings",
     [
         {"loss_type": "grpo"},
-        {"loss_type": "bnpo", "sampler_correction": "sequence_truncate"},
+        {"loss_type": "bnpo", "importance_correction": "sequence_truncate"},
         {"loss_type": "gspo", "off_policy_mask_threshold": 0.05},
         {"loss_type": "dr_grpo", "entropy_coef": 0.1, "top_entropy_quantile": 0.5},
     ],
@@ -206,13 +206,13 @@ def test_kl_is_zero_before_and_positive_after_the_policy_moved():
 
 
 def test_lora_reference_is_the_adapter_switched_off():
-    from whetstone.config.sections import ModelRoom
+    from whetstone.config.sections import ModelConfig
     from whetstone.model.lora import add_lora
     from whetstone.model.policy import Policy
 
     plain = make_policy()
     samples = make_samples(plain)
-    model = add_lora(plain.model, ModelRoom(use_peft=True, lora_r=4), None)
+    model = add_lora(plain.model, ModelConfig(use_peft=True, lora_r=4), None)
     policy = Policy(model, plain.tokenizer, plain.device)
     trained = sum(p.numel() for p in policy.parameters)
     assert trained < 0.5 * sum(p.numel() for p in model.parameters())

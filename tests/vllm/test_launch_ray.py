@@ -16,9 +16,9 @@ pytest.importorskip("ray", reason="make test-vllm sets it up")
 
 SETTINGS = {
     "rollout_engine": "vllm",
-    "vllm_server_timeout": 900,
-    "vllm_max_model_length": 256,
-    "max_slots": 32,
+    "server_timeout_s": 900,
+    "server_max_model_length": 256,
+    "max_num_seqs": 32,
     "max_steps": 2,
     "prompts_per_step": 4,
     "num_generations": 8,

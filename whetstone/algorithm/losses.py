@@ -15,7 +15,7 @@ from torch import Tensor
 
 from whetstone.algorithm.kl import ESTIMATORS
 from whetstone.algorithm.masks import sequence_mean
-from whetstone.config.sections import LossRoom
+from whetstone.config.sections import LossConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class LossOutputs:
     kl: Tensor | None
 
 
-def policy_loss(inputs: LossInputs, config: LossRoom, *, beta: float) -> LossOutputs:
+def policy_loss(inputs: LossInputs, config: LossConfig, *, beta: float) -> LossOutputs:
     """The surrogate of `loss_type` plus beta x KL."""
     ratio = importance_ratio(inputs, ratio_level(config))
     loss, clipped = LOSSES[config.loss_type].surrogate(ratio, inputs, config)
@@ -53,7 +53,7 @@ def policy_loss(inputs: LossInputs, config: LossRoom, *, beta: float) -> LossOut
     return LossOutputs(loss=loss, clipped=clipped.to(ratio.dtype), kl=None if kl is None else kl.detach())
 
 
-def ratio_level(config: LossRoom) -> str:
+def ratio_level(config: LossConfig) -> str:
     """`token` or `sequence`: what the loss demands, else importance_sampling_level."""
     return LOSSES[config.loss_type].ratio or config.importance_sampling_level
 
@@ -67,7 +67,7 @@ def importance_ratio(inputs: LossInputs, level: str) -> Tensor:
     return torch.exp(log_ratio)
 
 
-def clipped_surrogate(ratio: Tensor, inputs: LossInputs, config: LossRoom) -> tuple[Tensor, Tensor]:
+def clipped_surrogate(ratio: Tensor, inputs: LossInputs, config: LossConfig) -> tuple[Tensor, Tensor]:
     """-min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A), with r at most `delta` where that is set (PPO)."""
     low, high = 1 - config.epsilon, 1 + config.upper_epsilon
     advantages = inputs.advantages
@@ -77,7 +77,7 @@ def clipped_surrogate(ratio: Tensor, inputs: LossInputs, config: LossRoom) -> tu
     return loss, clipped
 
 
-def cispo(ratio: Tensor, inputs: LossInputs, config: LossRoom) -> tuple[Tensor, Tensor]:
+def cispo(ratio: Tensor, inputs: LossInputs, config: LossConfig) -> tuple[Tensor, Tensor]:
     """-min(r, epsilon_high) A log p with the weight held fixed: a clipped token keeps its gradient
     (MiniMax-M1).
     """
@@ -87,7 +87,7 @@ def cispo(ratio: Tensor, inputs: LossInputs, config: LossRoom) -> tuple[Tensor, 
     )
 
 
-def sapo(ratio: Tensor, inputs: LossInputs, config: LossRoom) -> tuple[Tensor, Tensor]:
+def sapo(ratio: Tensor, inputs: LossInputs, config: LossConfig) -> tuple[Tensor, Tensor]:
     """-(4 / t) sigmoid(t (r - 1)) A: a gate that closes softly, at another temperature t for bad answers."""
     good, bad = ratio.new_tensor(config.sapo_temperature_pos), ratio.new_tensor(config.sapo_temperature_neg)
     temperature = torch.where(inputs.advantages > 0, good, bad)
@@ -95,7 +95,7 @@ def sapo(ratio: Tensor, inputs: LossInputs, config: LossRoom) -> tuple[Tensor, T
     return -gate * inputs.advantages, torch.zeros_like(ratio)
 
 
-def reinforce(ratio: Tensor, inputs: LossInputs, config: LossRoom) -> tuple[Tensor, Tensor]:
+def reinforce(ratio: Tensor, inputs: LossInputs, config: LossConfig) -> tuple[Tensor, Tensor]:
     """-A log p: no ratio, no clip; right where each batch is used once."""
     return -inputs.advantages * inputs.logprobs, torch.zeros_like(ratio)
 
@@ -105,7 +105,7 @@ class Loss:
     """One policy loss: all that depends on its name."""
 
     # (ratio, inputs, config) -> loss per token, and where the clip took the gradient away
-    surrogate: Callable[[Tensor, LossInputs, LossRoom], tuple[Tensor, Tensor]]
+    surrogate: Callable[[Tensor, LossInputs, LossConfig], tuple[Tensor, Tensor]]
     # Mean over the tokens of a sequence and then over sequences; mean over all tokens of the step; or the sum
     # over tokens divided by sequences x max_completion_length.
     average: Literal["sequence", "token", "constant"]

@@ -12,7 +12,7 @@ import yaml
 from annotated_types import Ge, Gt, Le, Lt
 
 from whetstone.commands.parser import CommandParser, add_settings, source_and_settings
-from whetstone.config import Config, Loaded, flatten, load, make_plan
+from whetstone.config import Config, LoadedConfig, flatten, load, make_plan
 from whetstone.terminal.text import wrap
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def yaml_value(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False) if "\n" in text else text  # JSON is YAML on one line
 
 
-def _print_plan(loaded: Loaded) -> None:
+def _print_plan(loaded: LoadedConfig) -> None:
     config = loaded.config
     named = bool(config.tasks.datasets)
     print("plan:")

@@ -23,7 +23,7 @@ they answer, restart a dead one, stop them at Ctrl-C. docs/servers.md has the de
 """
 EXAMPLES = """
 whet serve config/grpo.yaml rollout_engine=vllm server_devices=[6,7]
-whet serve config/grpo.yaml rollout_engine=vllm vllm_server_host=0.0.0.0 vllm_server_port=9000
+whet serve config/grpo.yaml rollout_engine=vllm server_host=0.0.0.0 server_port=9000
 whet train config/grpo.yaml rollout_engine=vllm rollout_servers=http://127.0.0.1:8000,http://127.0.0.1:8001
 """
 CHECK_EVERY_S = 1.0
@@ -46,9 +46,9 @@ def serve(config: Config) -> None:
             "rollout_engine=vllm or rollout_engine=sglang."
         )
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-    host = config.engines.vllm_server_host or "127.0.0.1"
+    host = config.engines.server_host or "127.0.0.1"
     count = max(1, len(config.engines.server_devices))
-    ports = [config.engines.vllm_server_port + number for number in range(count)]
+    ports = [config.engines.server_port + number for number in range(count)]
     for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell has put us into the background
         signal.signal(number, signal.default_int_handler)
     with contextlib.ExitStack() as stack:
@@ -56,7 +56,7 @@ def serve(config: Config) -> None:
         for process in processes:
             stack.callback(process.stop)
         for process in processes:
-            process.wait_until_up(lambda one=process: is_up(one), config.engines.vllm_server_timeout)
+            process.wait_until_up(lambda one=process: is_up(one), config.engines.server_timeout_s)
         names = ",".join(process.command.url for process in processes)
         print(f"Up: {names}. Train with rollout_servers={names}; Ctrl-C stops.", flush=True)
         while True:

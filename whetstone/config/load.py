@@ -21,7 +21,7 @@ from whetstone.errors import UserError
 
 __all__ = [
     "SECTION_OF",
-    "Loaded",
+    "LoadedConfig",
     "build",
     "dump",
     "find",
@@ -33,11 +33,11 @@ __all__ = [
 ]
 
 SECTION_FIELDS: dict[str, Any] = {name: field.annotation for name, field in Config.model_fields.items()}
-SECTION_OF = {key: room for room, model in SECTION_FIELDS.items() for key in model.model_fields}
+SECTION_OF = {key: section for section, model in SECTION_FIELDS.items() for key in model.model_fields}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loaded:
+class LoadedConfig:
     """A configuration, where each key's value came from, and what was understood under another name."""
 
     config: Config
@@ -45,7 +45,7 @@ class Loaded:
     notes: tuple[str, ...]
 
 
-def load(source: str | os.PathLike[str] | None = None, overrides: Iterable[str] = ()) -> Loaded:
+def load(source: str | os.PathLike[str] | None = None, overrides: Iterable[str] = ()) -> LoadedConfig:
     """Read `source` (a path or the name of a shipped recipe; None: defaults only) and apply `overrides`."""
     translation = Translation(SECTION_OF)
     if source is not None:
@@ -53,23 +53,25 @@ def load(source: str | os.PathLike[str] | None = None, overrides: Iterable[str] 
         translation.add(path.name, read_yaml(path))
     translation.add(COMMAND_LINE, parse_overrides(overrides))
     translation.finish()
-    return Loaded(config=build(translation.flat), origins=translation.origins, notes=tuple(translation.notes))
+    return LoadedConfig(
+        config=build(translation.flat), origins=translation.origins, notes=tuple(translation.notes)
+    )
 
 
 def build(flat: dict[str, Any]) -> Config:
     """A `Config` from flat keys under our own names."""
-    rooms: dict[str, dict[str, Any]] = {}
+    sections: dict[str, dict[str, Any]] = {}
     for key, value in flat.items():
-        rooms.setdefault(SECTION_OF[key], {})[key] = value
+        sections.setdefault(SECTION_OF[key], {})[key] = value
     try:
-        return Config(**rooms)  # type: ignore[arg-type]
+        return Config(**sections)  # type: ignore[arg-type]
     except ValidationError as error:
         raise UserError(_sentence(error)) from None
 
 
 def flatten(config: Config) -> dict[str, Any]:
-    """The flat form of a configuration, in the order of the rooms."""
-    return {key: value for room in config.model_dump().values() for key, value in room.items()}
+    """The flat form of a configuration, in the order of the sections."""
+    return {key: value for section in config.model_dump().values() for key, value in section.items()}
 
 
 def dump(config: Config) -> str:
@@ -104,8 +106,8 @@ def _sentence(error: ValidationError) -> str:
 
 
 def _help(key: str) -> str:
-    room = SECTION_OF.get(key)
-    if room is None:
+    section = SECTION_OF.get(key)
+    if section is None:
         return ""
-    field = SECTION_FIELDS[room].model_fields[key]
+    field = SECTION_FIELDS[section].model_fields[key]
     return f" Its meaning: {' '.join(field.description.split())}" if field.description else ""

@@ -1,13 +1,13 @@
-"""The knobs of the update: how long, at which rate, by which optimiser, how much at once."""
+"""The section of the update: how long, at which rate, by which optimiser, how much at once."""
 
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from whetstone.config.base import MAX_STEPS, Name, Room
+from whetstone.config.base import MAX_STEPS, Name, Section
 
 
-class UpdateRoom(Room):
+class UpdateConfig(Section):
     """How the weights move."""
 
     max_steps: int = Field(default=-1, ge=-1, le=MAX_STEPS)

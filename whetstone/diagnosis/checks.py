@@ -132,7 +132,7 @@ def removed(story: Story) -> Verdict | None:
     settings = {
         "truncated_masked_share": "mask_truncated_completions",
         "off_policy_removed_share": "off_policy_mask_threshold",
-        "sampler_removed_share": "sampler_correction",
+        "sampler_removed_share": "importance_correction",
     }
     share, metric = max((story.late_or(metric, 0.0), metric) for metric in settings)
     if share <= 0.5:
@@ -144,7 +144,7 @@ def removed(story: Story) -> Verdict | None:
             "truncated_masked_share": "Raise max_completion_length, or set mask_truncated_completions=false.",
             "off_policy_removed_share": "Raise off_policy_mask_threshold, or make fewer updates a batch.",
             "sampler_removed_share": "Engine and trainer disagree: see that both use the same precision, and "
-            "that sampler_correction_max is not too near 1.",
+            "that importance_correction_max is not too near 1.",
         }[metric],
         severity=Severity.GRAVE if share > 0.9 else Severity.WARNING,
     )
@@ -294,7 +294,7 @@ def sampler_differs(story: Story) -> Verdict | None:
         title="Engine and trainer disagree about logprobs",
         evidence=f"They differ by {late:.2g} a token on average (rounding alone: below 0.001 in float32, "
         "about 0.01 in bf16), which spoils the ratio that the loss is built on.",
-        remedy="Set sampler_correction=token_truncate to weigh it out; look for the cause in precision "
+        remedy="Set importance_correction=token_truncate to weigh it out; look for the cause in precision "
         "(bf16), in the engine's weights being old, or in top_p, top_k and min_p; "
         "rollout_engine=native has none of it.",
         severity=Severity.GRAVE if late > 0.1 else Severity.WARNING,

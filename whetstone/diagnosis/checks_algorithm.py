@@ -52,7 +52,7 @@ def dynamic_sampling_wastes(story: Story) -> Verdict | None:
 def local_kl_idle(story: Story) -> Verdict | None:
     """A KL against the policy that sampled is 0 at the first update of a batch."""
     config = story.config
-    if not config.get("beta") or config.get("kl_target") != "rollout":
+    if not config.get("beta") or config.get("kl_reference") != "rollout":
         return None
     kl = story.late_or("kl", 0.0)
     if story.updates_per_batch > 1 and kl > 1e-6:
@@ -64,9 +64,9 @@ def local_kl_idle(story: Story) -> Verdict | None:
     )
     return Verdict(
         title="The local KL has no effect",
-        evidence=f"kl_target is rollout and beta {config['beta']}, but the recent KL is {kl:.2g}: {why}.",
-        remedy="Set num_iterations or steps_per_generation higher, or kl_target=base for a pull towards the "
-        "first weights; with beta=0 nothing would change now.",
+        evidence=f"kl_reference is rollout and beta {config['beta']}, but the recent KL is {kl:.2g}: {why}.",
+        remedy="Set num_iterations or steps_per_generation higher, or kl_reference=base to stay near the first "
+        "weights; with beta=0 nothing would change now.",
         severity=Severity.WARNING,
     )
 
@@ -92,7 +92,7 @@ def entropy_bonus_pinned(story: Story) -> Verdict | None:
 def beta_overrun(story: Story) -> Verdict | None:
     """The adaptive beta grows and grows, and the KL stays beyond its target."""
     beta, kl = story.late("beta"), story.late("kl")
-    wanted, first = story.config.get("kl_target_value"), float(story.config.get("beta") or 0.0)
+    wanted, first = story.config.get("target_kl"), float(story.config.get("beta") or 0.0)
     if beta is None or kl is None or wanted is None or len(story.rows) < ENOUGH_ROWS:
         return None
     if kl <= 2 * float(wanted) or beta <= 2 * first:
@@ -100,8 +100,8 @@ def beta_overrun(story: Story) -> Verdict | None:
     return Verdict(
         title="The adaptive beta can't hold the KL",
         evidence=f"beta has grown from {first:g} to {beta:.3g}, and the KL is {kl:.3g}, over twice "
-        f"kl_target_value ({float(wanted):g}).",
-        remedy="Begin with a larger beta, lower learning_rate, or allow more with a larger kl_target_value.",
+        f"target_kl ({float(wanted):g}).",
+        remedy="Begin with a larger beta, lower learning_rate, or allow more with a larger target_kl.",
         severity=Severity.WARNING,
     )
 
@@ -118,8 +118,8 @@ def samples_too_old(story: Story) -> Verdict | None:
     return Verdict(
         title="The samples are too old for the update",
         evidence=f"They are one batch behind (async_rollouts). {percent(share)} of the recent tokens had an "
-        f"importance weight beyond sampler_correction_max "
-        f"({story.config.get('sampler_correction_max')}); logprobs moved by {difference:.2g} a token on "
+        f"importance weight beyond importance_correction_max "
+        f"({story.config.get('importance_correction_max')}); logprobs moved by {difference:.2g} a token on "
         "average from one batch to the next.",
         remedy="The policy moves too far in a batch: lower learning_rate, num_iterations or "
         "steps_per_generation; or set async_rollouts=0, which samples with the newest weights.",

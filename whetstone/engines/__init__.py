@@ -72,8 +72,8 @@ def _on_its_weights(config: "Config", policy: "Policy") -> "Engine":
     if config.rollout.rollout_engine == "hf":
         from whetstone.engines.hf import HFEngine
 
-        return HFEngine(policy, config.rollout.max_slots or 256, config.model.attn_implementation)
+        return HFEngine(policy, config.rollout.max_num_seqs or 256, config.model.attn_implementation)
     from whetstone.engines.native import NativeEngine
 
     eight_bits = config.rollout.rollout_quantization == "fp8"
-    return NativeEngine(policy, config.rollout.max_slots, eight_bits=eight_bits)
+    return NativeEngine(policy, config.rollout.max_num_seqs, eight_bits=eight_bits)

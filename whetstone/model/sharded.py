@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whetstone.config.parallel import ParallelRoom
-from whetstone.config.sections import ModelRoom
+from whetstone.config.parallel import ParallelConfig
+from whetstone.config.sections import ModelConfig
 from whetstone.model.card import finish_adapter
 from whetstone.model.policy import Policy, choose_device, compute_dtype, enable_checkpointing, load_policy
 from whetstone.model.sharding import Sharding
@@ -26,7 +26,7 @@ from whetstone.parallel.mesh import Ranks
 
 
 def load_spread(
-    config: ModelRoom, parallel: ParallelRoom, ranks: Ranks, weights: str | Path | None = None
+    config: ModelConfig, parallel: ParallelConfig, ranks: Ranks, weights: str | Path | None = None
 ) -> Policy:
     """The policy of a configuration on all ranks; alone, whole on one device."""
     if ranks.mesh is None:
@@ -39,7 +39,7 @@ def load_spread(
 
 
 def spread(
-    source: Policy | None, config: ModelRoom, parallel: ParallelRoom, ranks: Ranks, device: torch.device
+    source: Policy | None, config: ModelConfig, parallel: ParallelConfig, ranks: Ranks, device: torch.device
 ) -> Policy:
     """Spread `source`, which only the first rank has, over all of them."""
     about = main_first(ranks, lambda: _about(source), to_all=True)
@@ -138,7 +138,7 @@ def _about(source: Policy | None) -> dict[str, Any]:
     }
 
 
-def _blank(about: dict[str, Any], config: ModelRoom, compute: torch.dtype) -> Any:
+def _blank(about: dict[str, Any], config: ModelConfig, compute: torch.dtype) -> Any:
     """The model without weights. What trains is float32; frozen weights below an adapter are as they
     compute.
     """

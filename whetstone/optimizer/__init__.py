@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whetstone.config.update import UpdateRoom
+from whetstone.config.update import UpdateConfig
 from whetstone.errors import UserError
 from whetstone.optimizer.adamw import Numbers
 from whetstone.optimizer.compact import PackedAdam
@@ -31,7 +31,7 @@ class Optimiser:
     def __init__(
         self,
         parameters: list[nn.Parameter],
-        config: UpdateRoom,
+        config: UpdateConfig,
         *,
         num_steps: int,
         warmup_steps: int,
@@ -171,7 +171,7 @@ class Optimiser:
             ]
 
 
-def _make_adam(parameters: list[nn.Parameter], config: UpdateRoom, offload: bool) -> PlainAdam | PackedAdam:
+def _make_adam(parameters: list[nn.Parameter], config: UpdateConfig, offload: bool) -> PlainAdam | PackedAdam:
     parts = [local(parameter) for parameter in parameters]
     coded = config.optim == "adamw_8bit"
     if not coded and all(part.device.type == "cpu" and part.dtype == torch.float32 for part in parts):
@@ -193,7 +193,7 @@ def _norms(gradients: list[Tensor]) -> list[Tensor]:
 
 
 def make_schedule(
-    adam: torch.optim.Optimizer, config: UpdateRoom, *, num_steps: int, warmup_steps: int
+    adam: torch.optim.Optimizer, config: UpdateConfig, *, num_steps: int, warmup_steps: int
 ) -> Any:
     from transformers.optimization import get_scheduler
     from transformers.trainer_utils import SchedulerType

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from whetstone.config.parallel import ParallelRoom
+from whetstone.config.parallel import ParallelConfig
 from whetstone.errors import UserError
 
 
@@ -79,7 +79,7 @@ def restarts() -> int:
 
 
 @contextlib.contextmanager
-def start(config: ParallelRoom, device_type: str) -> Iterator[Ranks]:
+def start(config: ParallelConfig, device_type: str) -> Iterator[Ranks]:
     """Meet the other ranks that the launcher started; `ALONE` where there are none."""
     # Weights that rest in the memory of the CPU are FSDP's business, on one GPU as well.
     needs_group = is_launched() or (config.cpu_offload == "all" and device_type == "cuda")
@@ -121,7 +121,7 @@ def quieten() -> None:
     )  # never changed in place
 
 
-def make_ranks(config: ParallelRoom, device_type: str, local_rank: int = 0) -> Ranks:
+def make_ranks(config: ParallelConfig, device_type: str, local_rank: int = 0) -> Ranks:
     """The mesh over a process group that exists."""
     world_size, rank = dist.get_world_size(), dist.get_rank()
     shards = world_size // (config.ddp_size * config.tp_size)
@@ -154,7 +154,7 @@ def check_launcher(environment: Mapping[str, str]) -> None:
         )
 
 
-def check_sizes(config: ParallelRoom, world_size: int) -> None:
+def check_sizes(config: ParallelConfig, world_size: int) -> None:
     """Refuse sizes that do not divide the ranks there are, with the remedy."""
     sizes = config.ddp_size * config.tp_size
     if world_size % sizes == 0:

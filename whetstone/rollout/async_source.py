@@ -3,7 +3,7 @@
 `Ahead` stands in for `rollout.Groups` where `async_rollouts` is 1. Order: wait for batch t, which weights
 t - 1 sampled; hand weights t to the engine, now idle; start batch t + 1; return batch t to be learnt from.
 The batch under way is part of a checkpoint, so a resumed run goes on with the very same samples. Decides
-nothing about what is sampled, and knows no loss: old samples are weighed by `sampler_correction`.
+nothing about what is sampled, and knows no loss: old samples are weighed by `importance_correction`.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor, wait

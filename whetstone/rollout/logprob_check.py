@@ -32,5 +32,5 @@ def check_sync(row: Mapping[str, float], config: Config, staleness: float = 0.0)
         f"most {bound:.3g} is allowed, see max_logprob_difference): it does not sample "
         "from the trainer's weights, and this step should not count. Go on from the last checkpoint with "
         "weight_transfer=disk or rollout_engine=native; if the engine merely computes this model less "
-        "exactly, raise max_logprob_difference and set sampler_correction=token_truncate."
+        "exactly, raise max_logprob_difference and set importance_correction=token_truncate."
     )

@@ -57,7 +57,7 @@ def few_problems(config: Config, num_problems: int) -> list[str]:
     asked = config.evaluation.eval_num_samples
     remedy = f"set eval_num_samples to {2 * FEW_PROBLEMS} or more"
     if num_problems < asked:  # rows are only so many
-        remedy = "give more rows, a larger eval_share, or an eval_path of their own"
+        remedy = "give more rows, a larger eval_fraction, or an eval_path of their own"
     plural = "problem" if num_problems == 1 else "problems"
     return [
         f"The evaluation has {num_problems} {plural} only, so a measured 50 % may be anything from "

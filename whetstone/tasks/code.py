@@ -12,8 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from whetstone.config import Config, TaskSpec
 from whetstone.config.row_settings import ROW_SETTINGS
-from whetstone.config.sections import Config, TaskSpec
 from whetstone.errors import UserError, did_you_mean
 from whetstone.rewards.programs import Check, extract_program, judge, read_tests
 from whetstone.sandbox import languages
@@ -161,7 +161,7 @@ class CodeTask:
         )
         share = verdict.passed / len(verdict.tests)
         perfect = float(verdict.passed == len(verdict.tests))
-        paid = programs.base_reward_weight * (share if programs.test_reward == "share" else perfect)
+        paid = programs.base_reward_weight * (share if programs.test_reward == "partial" else perfect)
         paid += programs.perfect_reward_weight * perfect
         return Score(
             reward=paid,

@@ -18,8 +18,8 @@ from typing import Any
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked
 
+from whetstone.config import Config, TaskSpec
 from whetstone.config.row_settings import ROW_SETTINGS
-from whetstone.config.sections import Config, TaskSpec
 from whetstone.errors import UserError, did_you_mean
 from whetstone.rewards.answers import extract_tag
 from whetstone.rewards.equations import check_equation

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from whetstone.config.sections import Config, TaskSpec
+from whetstone.config import Config, TaskSpec
 from whetstone.errors import UserError, did_you_mean
 from whetstone.rewards.answers import extract_tag
 from whetstone.sandbox.evaluator import EvaluationFailed, evaluate

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from whetstone.config import Config, TaskSpec
 from whetstone.config.curriculum import CurriculumSpec
-from whetstone.config.sections import Config, TaskSpec
 from whetstone.errors import UserError, did_you_mean
 from whetstone.seeds import seed
 from whetstone.tasks import gym, gym_levels, rows

@@ -10,8 +10,8 @@ import logging
 from functools import cached_property
 from typing import Any
 
+from whetstone.config import Config, TaskSpec
 from whetstone.config.row_settings import ROW_SETTINGS
-from whetstone.config.sections import Config, TaskSpec
 from whetstone.errors import UserError, did_you_mean
 from whetstone.rewards import matching
 from whetstone.rewards.answers import final_answer

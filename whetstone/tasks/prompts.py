@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from string import Formatter
 from typing import Any
 
-from whetstone.config.sections import TasksRoom
+from whetstone.config.tasks import TasksConfig
 from whetstone.errors import UserError, did_you_mean
 
 
-def developer_prompt(tasks: TasksRoom) -> str | None:
+def developer_prompt(tasks: TasksConfig) -> str | None:
     """The text of the developer prompt: a name of reasoning-gym's is looked up, anything else is a text
     already.
     """

@@ -81,7 +81,7 @@ class Preparer:
 
     @property
     def _is_local(self) -> bool:
-        return self.config.loss.beta > 0 and self.config.loss.kl_target == "rollout"
+        return self.config.loss.beta > 0 and self.config.loss.kl_reference == "rollout"
 
     def _annotate(self, batch: Batch, needs_old: bool) -> Experience:
         rows = self.policy.rows(batch) if needs_old or self.critic is not None else None

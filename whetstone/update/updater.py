@@ -143,7 +143,7 @@ class Updater:
         state: dict[str, Any] = {"optimiser": self.optimiser.tensors()}
         if self.critic is not None:
             state["critic_optimiser"] = self.critic_optimiser.tensors()
-        if self.reference is not None and self.config.loss.kl_target == "moving":
+        if self.reference is not None and self.config.loss.kl_reference == "moving":
             state["reference"] = self.reference.state()
         return state
 
@@ -243,7 +243,7 @@ class Updater:
         self.steps_done += 1
         self.coefficients.adapt(means)
         is_due = self.steps_done % self.config.loss.ref_model_sync_steps == 0
-        if self.reference is not None and self.config.loss.kl_target == "moving" and is_due:
+        if self.reference is not None and self.config.loss.kl_reference == "moving" and is_due:
             self.reference.follow(self.config.loss.ref_model_mixup_alpha)
 
     def _move(self, norm: float) -> None:
@@ -330,7 +330,7 @@ class Updater:
             threshold = config.off_policy_mask_threshold
             keep = off_policy_keep(advantages, drift, threshold, config.off_policy_mask)
             factors["off_policy"] = keep[batch.sequence]
-        if config.sampler_correction != "none":
+        if config.importance_correction != "none":
             assert experience.old_logprobs is not None
             difference = experience.old_logprobs - batch.sampler_logprobs
             factors["sampler"] = sampler_weights(difference, batch.sequence, batch.num_sequences, config)
@@ -341,9 +341,9 @@ class Updater:
     def _truncated(self, weights: Tensor | None) -> Tensor | None:
         """1 for tokens whose importance weight was cut at a bound; None where nothing is cut."""
         config = self.config.loss
-        if weights is None or not config.sampler_correction.endswith("truncate"):
+        if weights is None or not config.importance_correction.endswith("truncate"):
             return None
-        low, high = config.sampler_correction_min, config.sampler_correction_max
+        low, high = config.importance_correction_min, config.importance_correction_max
         return ((weights >= high) | ((weights <= low) & (low > 0))).float()
 
     def _count(self, part: list[Batch]) -> Counts:

@@ -59,7 +59,7 @@ def add_arguments(parser: CommandParser) -> None:
         "0: the first rank starts one",
     )
     parser.add_argument(
-        "--gpus-per-server", type=count, metavar="N", help="default: vllm_tensor_parallel_size"
+        "--gpus-per-server", type=count, metavar="N", help="default: server_tensor_parallel_size"
     )
     parser.add_argument("--cpus-per-server", type=number, default=1.0, metavar="N")
     parser.add_argument("--max-restarts", type=count, default=0, metavar="N", help="restarts after a failure")
@@ -145,14 +145,14 @@ def resolve_servers(args: LaunchArgs, config: Config) -> LaunchArgs:
             "server_devices names GPUs, but here Ray chooses them: leave it out, and say how many servers "
             f"there shall be with --servers {len(engines.server_devices)}."
         )
-    spread = engines.vllm_tensor_parallel_size
+    spread = engines.server_tensor_parallel_size
     gpus = args.gpus_per_server
     if gpus is None:
         gpus = spread if args.gpus else 0
     if gpus not in (0, spread):
         raise UserError(
-            f"--gpus-per-server is {gpus}, but vllm_tensor_parallel_size spreads the model over {spread}: "
-            f"give vllm_tensor_parallel_size={gpus}, or leave --gpus-per-server out."
+            f"--gpus-per-server is {gpus}, but server_tensor_parallel_size spreads the model over {spread}: "
+            f"give server_tensor_parallel_size={gpus}, or leave --gpus-per-server out."
         )
     if args.ranks > 1:
         check_servers_of_ranks(config)

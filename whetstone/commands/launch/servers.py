@@ -71,7 +71,7 @@ class EngineServer:
         process = self._process
         assert process is not None
         try:
-            process.wait_until_up(lambda: is_up(process), self._config.engines.vllm_server_timeout)
+            process.wait_until_up(lambda: is_up(process), self._config.engines.server_timeout_s)
         except UserError as error:
             return ServerStatus(url=process.command.url, failure=str(error))
         return ServerStatus(url=process.command.url)

@@ -19,7 +19,7 @@ import torch
 
 from whetstone.commands.profile.page import Profile, draw, show_page, write_page
 from whetstone.commands.profile.trace import analyse, read_events
-from whetstone.config import Config, Loaded, make_plan
+from whetstone.config import Config, LoadedConfig, make_plan
 from whetstone.errors import UserError
 from whetstone.run.folder import path_of, scratch_folder
 from whetstone.run.timing import Meter, device_name
@@ -30,7 +30,7 @@ logger = logging.getLogger("whetstone")
 TRACE, PAGE, PICTURE = "trace.json.gz", "profile.md", "profile.png"
 
 
-def profile(loaded: Loaded, *, num_timed: int = 2) -> Path:
+def profile(loaded: LoadedConfig, *, num_timed: int = 2) -> Path:
     """Profile a configuration; returns the folder with trace, page and picture."""
     if loaded.config.run.trainer != "whetstone":
         raise UserError("whet profile looks into whetstone's own loop: set trainer=whetstone.")
@@ -85,8 +85,8 @@ def shorten(config: Config, scratch: Path, num_timed: int) -> tuple[Config, list
     return _changed(config, "run", **quiet, **alone), notes
 
 
-def _changed(config: Config, room: str, **values: Any) -> Config:
-    return config.model_copy(update={room: dict(config)[room].model_copy(update=values)})
+def _changed(config: Config, section: str, **values: Any) -> Config:
+    return config.model_copy(update={section: dict(config)[section].model_copy(update=values)})
 
 
 @dataclass

@@ -15,7 +15,7 @@ from whetstone.engines.servers.weights import Push
 from whetstone.errors import UserError
 from whetstone.types import Finish
 
-MAX_SLOTS = 256  # requests under way at a server, where max_slots says nothing
+MAX_SLOTS = 256  # requests under way at a server, where max_num_seqs says nothing
 HEALTH_TIMEOUT_S = 2.0
 CONTROL_TIMEOUT_S = 60.0  # questions that any server answers at once, unless it is busy starting
 PUSH_TIMEOUT_S = 1800.0  # a large model over a slow disk

@@ -89,7 +89,7 @@ class ServerProcess:
             if time.monotonic() - begun > timeout_s:
                 self.stop()
                 raise UserError(
-                    f"The server was not up after {timeout_s:g} s: raise vllm_server_timeout, or look into "
+                    f"The server was not up after {timeout_s:g} s: raise server_timeout_s, or look into "
                     f"{self.log}, which ends with: {self.last_words()}"
                 )
             time.sleep(0.5)

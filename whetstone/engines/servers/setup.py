@@ -34,8 +34,8 @@ def make_fleet(config: Config, policy: Policy, team: Team | None = None) -> Flee
     return Fleet(
         members,
         policy,
-        max_in_flight=config.rollout.max_slots or MAX_SLOTS,
-        timeout_s=engines.vllm_server_timeout,
+        max_in_flight=config.rollout.max_num_seqs or MAX_SLOTS,
+        timeout_s=engines.server_timeout_s,
         weight_dir=engines.weight_transfer_dir,
         policy_moves=config.rollout.async_rollouts > 0,
         team=team,
@@ -63,7 +63,7 @@ def _start_and_wait(config: Config) -> list[ServerProcess]:
         for process in processes:
             stack.callback(process.stop)
         for process in processes:
-            process.wait_until_up(lambda one=process: is_up(one), config.engines.vllm_server_timeout)
+            process.wait_until_up(lambda one=process: is_up(one), config.engines.server_timeout_s)
         stack.pop_all()
     return processes
 
@@ -81,7 +81,7 @@ def server_maker(config: Config, policy: Policy, *, is_shared: bool = False) -> 
     engines = config.engines
 
     def make(url: str, index: int) -> Server:
-        port = None if engines.vllm_group_port is None else engines.vllm_group_port + index
+        port = None if engines.server_group_port is None else engines.server_group_port + index
         if config.rollout.rollout_engine == "sglang":
             from whetstone.engines.servers.sglang import SGLangServer as Client
         else:
@@ -92,7 +92,7 @@ def server_maker(config: Config, policy: Policy, *, is_shared: bool = False) -> 
             max_tokens=config.rollout.max_completion_length,
             weight_transfer=engines.weight_transfer,
             group_port=port,
-            request_timeout_s=engines.server_request_timeout,
+            request_timeout_s=engines.server_request_timeout_s,
             is_shared=is_shared,
         )
 

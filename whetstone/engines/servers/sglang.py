@@ -259,15 +259,15 @@ def command(config: Config, *, devices: str | None, host: str, port: int) -> Com
     words = [sys.executable, "-P", "-m", "sglang.launch_server", "--model-path", model_folder(config)]
     words += ["--host", host, "--port", str(port), "--random-seed", str(config.run.seed % SEEDS)]
     words += ["--dtype", "bfloat16" if config.model.bf16 else "float32"]
-    words += ["--max-running-requests", str(config.rollout.max_slots or MAX_SLOTS)]
+    words += ["--max-running-requests", str(config.rollout.max_num_seqs or MAX_SLOTS)]
     words += ["--mem-fraction-static", f"{memory_share(config, alone=devices is not None):g}"]
-    words += ["--tp-size", str(config.engines.vllm_tensor_parallel_size)]
+    words += ["--tp-size", str(config.engines.server_tensor_parallel_size)]
     if (length := max_model_length(config)) is not None:
         words += ["--context-length", str(length)]
     if config.model.use_peft:
         words += ["--enable-lora", "--max-loras-per-batch", "2", "--max-lora-rank", str(lora_rank(config))]
         words += ["--lora-target-modules", "all"]
-    if devices is None and config.engines.vllm_enable_sleep_mode:
+    if devices is None and config.engines.server_enable_sleep_mode:
         words += ["--enable-memory-saver", "--enable-weights-cpu-backup"]
     environment = {} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}
     reach = "127.0.0.1" if host == "0.0.0.0" else host

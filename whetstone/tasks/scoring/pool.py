@@ -3,8 +3,8 @@
 Work starts at `submit` and is collected, in the order of submission, by `gather`. Text is judged in isolated
 processes; programs and the user's own functions have processes of their own (`worker.py`). A process that
 hangs is killed and one that dies is replaced: that costs the one answer its score, is counted in `failures`,
-and the rest goes on. More failures than `max_reward_failure_share` allows stop the run with the reason. There
-is no thread: `submit` and `gather` move things along.
+and the rest goes on. More failures than `max_reward_failure_fraction` allows stop the run with the reason.
+There is no thread: `submit` and `gather` move things along.
 """
 
 import math
@@ -331,7 +331,7 @@ class Scorer:
             return
         count = len(self._failed) + sum(failures for failures, _ in self._recent)
         total = len(self._answers) + sum(answers for _, answers in self._recent)
-        now, share = len(self._failed), self._config.tasks.max_reward_failure_share
+        now, share = len(self._failed), self._config.tasks.max_reward_failure_fraction
         is_many_now = now >= _LEAST_FAILURES and now > share * len(self._answers)
         if not is_many_now and (count < _LEAST_FAILURES or count <= share * total):
             return
@@ -340,7 +340,7 @@ class Scorer:
         number, reason = next(iter(self._failed.items()))
         answer = self._answers[number]
         raise UserError(
-            f"Scoring failed on {count} of {total} answers, more than max_reward_failure_share "
+            f"Scoring failed on {count} of {total} answers, more than max_reward_failure_fraction "
             f"({share:g}) allows. The first was {answer.problem.id} "
             f"with '{reason}', on the text "
             f"{answer.text[-200:]!r}: mend the reward, or raise reward_timeout_s ({self._limit_s:g} s) or "

@@ -28,7 +28,7 @@ def command(config: Config, *, devices: str | None, host: str, port: int) -> Com
     words += ["--served-model-name", NAME, "--host", host, "--port", str(port)]
     words += ["--dtype", "bfloat16" if config.model.bf16 and on_gpu else "float32"]
     words += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
-    words += ["--max-num-seqs", str(config.rollout.max_slots or MAX_SLOTS)]
+    words += ["--max-num-seqs", str(config.rollout.max_num_seqs or MAX_SLOTS)]
     words += ["--seed", str(config.run.seed % 2**32)]
     if (length := max_model_length(config)) is not None:
         words += ["--max-model-len", str(length)]
@@ -39,13 +39,13 @@ def command(config: Config, *, devices: str | None, host: str, port: int) -> Com
         environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     if on_gpu:
         words += ["--gpu-memory-utilization", f"{memory_share(config, alone=devices is not None):g}"]
-        words += ["--tensor-parallel-size", str(config.engines.vllm_tensor_parallel_size)]
+        words += ["--tensor-parallel-size", str(config.engines.server_tensor_parallel_size)]
         backend = transfer_backend(config, alone=devices is not None)
         if backend is not None:
             words += ["--weight-transfer-config", json.dumps({"backend": backend})]
         if backend == "ipc":
             environment["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # the handles travel pickled
-        if devices is None and config.engines.vllm_enable_sleep_mode:
+        if devices is None and config.engines.server_enable_sleep_mode:
             words += ["--enable-sleep-mode"]
         if devices is not None:
             environment["CUDA_VISIBLE_DEVICES"] = devices
@@ -65,8 +65,8 @@ def model_folder(config: Config) -> str:
 
 
 def max_model_length(config: Config) -> int | None:
-    if config.engines.vllm_max_model_length is not None:
-        return config.engines.vllm_max_model_length
+    if config.engines.server_max_model_length is not None:
+        return config.engines.server_max_model_length
     prompt = config.rollout.max_prompt_length
     return None if prompt is None else prompt + config.rollout.max_completion_length
 
@@ -76,7 +76,7 @@ def lora_rank(config: Config) -> int:
 
 
 def memory_share(config: Config, *, alone: bool) -> float:
-    return config.engines.vllm_gpu_memory_utilization or (0.9 if alone else 0.3)
+    return config.engines.server_gpu_memory_utilization or (0.9 if alone else 0.3)
 
 
 def transfer_backend(config: Config, *, alone: bool) -> str | None:
