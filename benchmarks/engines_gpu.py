@@ -206,8 +206,8 @@ def run(*words: str) -> dict[str, Any]:
         "accuracy_before": results["accuracy_before"]["mean"],
         "accuracy_after": results["accuracy_after"]["mean"],
         "seconds": results["seconds"],
-        "seconds_a_step_after_the_first": round(sum(r["time/step"] for r in rows[1:]) / (len(rows) - 1), 3),
-        "logprob_difference_mean": [round(row["sampler_logprob_difference"], 5) for row in rows],
+        "seconds_a_step_after_the_first": round(sum(r["step_time"] for r in rows[1:]) / (len(rows) - 1), 3),
+        "logprob_difference_mean": [round(row["sampling/sampling_logp_difference/mean"], 5) for row in rows],
     }
 
 

@@ -75,14 +75,16 @@ def ours(task: Row) -> Row:
         parts, _, _ = build(LoadedConfig(config=config, origins={}, notes=()), meet(config, stack), stack)
         parts.meter.exact = True
         loop(dataclasses.replace(parts, metrics=Recorder()), 0, 0.0)  # type: ignore[arg-type]
-    assert all(row["length_mean"] == task["new_tokens"] for row in rows), "a completion ended early"
-    best = min(rows[1:], key=lambda row: row["time/step"])
+    assert all(row["completions/mean_length"] == task["new_tokens"] for row in rows), (
+        "a completion ended early"
+    )
+    best = min(rows[1:], key=lambda row: row["step_time"])
     return {
         "generation_s": round(best["time/rollout"], 3),
-        "scoring_s": round(best["time/score"], 3),
+        "scoring_s": round(best["time/reward_wait"], 3),
         "update_s": round(best["time/update"], 3),
-        "sync_s": round(best["time/sync"], 3),
-        **totals([row["time/step"] for row in rows], [row["others"] for row in rows], task),
+        "sync_s": round(best["time/weight_sync"], 3),
+        **totals([row["step_time"] for row in rows], [row["others"] for row in rows], task),
         "peak_gb": round(rows[-1]["peak_gb"], 2),
     }
 

@@ -45,7 +45,7 @@ def start():
 def same(one, other):
     """Two runs' rows but for what only servers have."""
     for mine, theirs in zip(rows(one, "train"), rows(other, "train"), strict=True):
-        for key in ("reward", "accuracy", "length_mean", "loss", "grad_norm"):
+        for key in ("reward", "accuracy", "completions/mean_length", "loss", "grad_norm"):
             assert mine[key] == pytest.approx(theirs[key], rel=1e-3, abs=1e-6), key
 
 
@@ -74,7 +74,10 @@ def test_a_run_with_servers_equals_one_without(tmp_path, start, monkeypatch, ahe
     for name, weight in ours.items():
         assert torch.allclose(weight, theirs[name], atol=1e-5), name
     if not ahead:
-        assert max(row["sampler_logprob_difference"] for row in rows(tmp_path / "servers", "train")) < 1e-4
+        assert (
+            max(row["sampling/sampling_logp_difference/mean"] for row in rows(tmp_path / "servers", "train"))
+            < 1e-4
+        )
 
 
 def test_a_push_that_goes_wrong_in_silence_stops_the_run(tmp_path, start, monkeypatch):
@@ -89,7 +92,9 @@ def test_a_push_that_goes_wrong_in_silence_stops_the_run(tmp_path, start, monkey
 
 def test_the_bound_on_the_difference():
     def check(difference, *words, staleness=0.0):
-        check_sync({"sampler_logprob_difference": difference}, load(None, words).config, staleness)
+        check_sync(
+            {"sampling/sampling_logp_difference/mean": difference}, load(None, words).config, staleness
+        )
 
     check(0.09)
     with pytest.raises(UserError, match=r"by 0.11 a token in the mean \(at most 0.1 is allowed"):

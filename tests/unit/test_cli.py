@@ -18,6 +18,7 @@ from whetstone import __version__, cli
 from whetstone.cli import run
 from whetstone.commands import COMMANDS
 from whetstone.commands import train as train_command
+from whetstone.commands.config import markdown
 from whetstone.commands.eval import recipe_of_checkpoint
 from whetstone.commands.parser import CommandParser, source_and_settings
 from whetstone.commands.tasks import config_for_task
@@ -220,6 +221,12 @@ def test_config_of_a_file_shows_where_values_came_from(
     assert "[command line]" in shown["num_generations"]
     assert "note: kl_coef (mine.yaml) is taken for beta." in lines
     assert any("7 batches of 4 prompts x 4 completions = 16 completions" in line for line in lines)
+
+
+def test_the_reference_page_is_up_to_date() -> None:
+    page = (ROOT / "docs" / "config.md").read_text(encoding="utf-8")
+    assert page == markdown(), "run `whet config --markdown > docs/config.md`"
+    assert all(f"- `{key}`:" in page for key in flatten(Config()))
 
 
 # --- tasks ---

@@ -107,7 +107,7 @@ def test_the_live_line_keeps_to_the_width_of_the_terminal() -> None:
         stage("sampling", total=300),
     ):
         for step in range(1, 21):
-            progress.update(step, {"accuracy": step / 20, "time/step": 60.0})
+            progress.update(step, {"accuracy": step / 20, "step_time": 60.0})
         wait_until(lambda: "20/30 steps  evaluation at step 3: sampling 0/300" in out.getvalue())
     live = [part for part in re.split(r"\x1b\[[0-9;?]*[A-Za-z]|[\r\n]", out.getvalue()) if "sampling" in part]
     assert live and max(map(len, live)) <= 80

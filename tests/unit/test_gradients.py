@@ -200,9 +200,9 @@ def test_every_loss_has_the_plain_float64_gradient(loss_type, adapter):
     models, _, gradients, row, config = our_step(policy, samples, **settings_for(loss_type), **extra)
     expected = plain_gradient(models[2], policy_loss(models, samples, group_advantages(samples), config.loss))
     assert apart(gradients["policy"], expected) < 1e-5
-    assert row["kl"] > 1e-3 and row["sampler_truncated_share"] > 0.05
+    assert row["kl"] > 1e-3 and row["sampling/importance_sampling_clipped_ratio"] > 0.05
     if loss_type not in ("reinforce", "sapo"):
-        assert row["clip_share"] > 0.02
+        assert row["clip_ratio/region_mean"] > 0.02
 
 
 # ---- with a critic ---------------------------------------------------------------------------------------

@@ -216,7 +216,7 @@ def test_a_server_that_ray_placed_dies_twice_and_nothing_is_lost(tmp_path):
     for mine, theirs in zip(rows(tmp_path / "ray", "train"), rows(tmp_path / "one", "train"), strict=True):
         for key in ("reward", "loss", "grad_norm"):
             assert mine[key] == pytest.approx(theirs[key], rel=1e-3, abs=1e-6), key
-        assert mine["sampler_logprob_difference"] < 1e-4
+        assert mine["sampling/sampling_logp_difference/mean"] < 1e-4
     ours, theirs = (weights(tmp_path / name / "run" / "final_model") for name in ("ray", "one"))
     worst = max(((ours[name] - theirs[name]).norm() / theirs[name].norm()).item() for name in ours)
     assert worst < 1e-3, worst

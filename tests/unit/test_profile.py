@@ -154,11 +154,14 @@ def test_a_profile_of_the_embedded_model(tmp_path, capsys):
 
 def profile_of(seconds: dict[str, float], **settings) -> Profile:
     """Steps of one second that are spent as given; all of the update and the rollout is matrix products."""
-    row = {f"time/{stage}": seconds.get(stage, 0.0) for stage in ("sync", "rollout", "score", "update")}
+    row = {
+        f"time/{stage}": seconds.get(stage, 0.0)
+        for stage in ("weight_sync", "rollout", "reward_wait", "update")
+    }
     spent = analyse([*MARKS, event("cpu_op", "aten::mm", 0, 200)])
     return Profile(
         name="x", date="", model="", device="", memory_gb=None, config=build(settings), peak_flops=None,
-        rows=[{**row, "time/step": 1.0}], peaks_gb=[{"rollout": 1.0, "update": 1.0}], profiled={},
+        rows=[{**row, "step_time": 1.0}], peaks_gb=[{"rollout": 1.0, "update": 1.0}], profiled={},
         spent=spent,
     )  # fmt: skip
 
@@ -167,7 +170,7 @@ def test_one_line_of_advice_or_none():
     assert advice(profile_of({"rollout": 0.35, "update": 0.6})) is None  # it is spent on the products
     told = advice(profile_of({"rollout": 0.35, "update": 0.6}, gradient_checkpointing=True))
     assert told is not None and "gradient_checkpointing=false" in told
-    told = advice(profile_of({"rollout": 0.2, "update": 0.1, "score": 0.7}))
+    told = advice(profile_of({"rollout": 0.2, "update": 0.1, "reward_wait": 0.7}))
     assert told is not None and "reward_workers" in told and "70 %" in told
     # Of two the one that is about more of the step.
     both = profile_of({"rollout": 0.6, "update": 0.4}, rollout_engine="hf", gradient_checkpointing=True)

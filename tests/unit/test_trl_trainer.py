@@ -92,7 +92,15 @@ def test_a_run_by_trl_leaves_the_folder_that_our_runs_leave(by_trl, by_us):
     ours = next(row for row in lines(by_us[0] / "metrics.jsonl") if row["kind"] == "train")
     # Only our sampler leaves logprobs, only our update cuts prompts, masks and skips.
     missing = {key for key in ours if key not in rows[1]}
-    assert {"reward", "accuracy", "loss", "entropy", "grad_norm", "clip_share", "length_mean"} <= set(rows[1])
+    assert {
+        "reward",
+        "accuracy",
+        "loss",
+        "entropy",
+        "grad_norm",
+        "clip_ratio/region_mean",
+        "completions/mean_length",
+    } <= set(rows[1])
     assert not {key for key in missing if key.startswith(("reward", "accuracy", "length", "time/"))}
     answered = lines(folder / "completions/step_1.jsonl")
     assert rows[1]["reward"] == pytest.approx(sum(line["reward"] for line in answered) / 8)

@@ -235,8 +235,10 @@ def test_second_iteration_uses_the_ratio_to_the_first():
     samples = make_samples(policy)
     updater = updater_for(policy, num_iterations=4, learning_rate=2e-2, epsilon=0.05)
     row = updater.step([pack(samples, 100)], seed=0)
-    assert row["clip_share"] > 0.05  # the policy has moved beyond the clip by the last iteration
-    assert row["sampler_logprob_difference"] < 1e-4  # old logprobs are those of the policy that sampled
+    assert row["clip_ratio/region_mean"] > 0.05  # the policy has moved beyond the clip by the last iteration
+    assert (
+        row["sampling/sampling_logp_difference/mean"] < 1e-4
+    )  # old logprobs are those of the policy that sampled
 
 
 def test_off_policy_mask_drops_bad_sequences_that_fell():
@@ -248,7 +250,7 @@ def test_off_policy_mask_drops_bad_sequences_that_fell():
     bad = sum(
         completion for (_, completion), advantage in zip(SIZES, ADVANTAGES, strict=True) if advantage < 0
     )
-    assert row["off_policy_removed_share"] == pytest.approx(bad / sum(c for _, c in SIZES))
+    assert row["masked_ratio/off_policy"] == pytest.approx(bad / sum(c for _, c in SIZES))
 
 
 def broken_sample(sample):

@@ -159,7 +159,7 @@ def check_that_it_learnt(results, folder):
     print(f"accuracy {before} -> {after}")
     assert after["low"] > before["high"]
     rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
-    differences = [row["sampler_logprob_difference"] for row in rows if row["kind"] == "train"]
+    differences = [row["sampling/sampling_logp_difference/mean"] for row in rows if row["kind"] == "train"]
     print("logprob difference of each step", differences)
     assert max(differences) < 1e-3
 

@@ -31,6 +31,14 @@ whet config config/math.yaml --changed
 whet config quickstart prompts_per_step=32
 """
 
+MARKDOWN_HEAD = """
+# Configuration reference
+
+Every key: its default, its bounds and its meaning. `whet config --markdown` writes this page; do not edit it.
+Keys are flat, in a YAML file (`max_steps: 10`) and on the command line (`max_steps=10`).
+[coming_from.md](coming_from.md) has the names of TRL and other trainers that are accepted too.
+"""
+
 
 def add_arguments(parser: CommandParser) -> None:
     add_settings(parser)
@@ -67,24 +75,29 @@ def print_config(source: str | None, settings: list[str], *, changed_only: bool 
 
 
 def markdown() -> str:
-    """docs/config.md: every key in a table for each section."""
-    lines = [
-        "# Configuration reference",
-        "",
-        "Every key with its default, its bounds and its meaning. Written by `whet config --markdown`; do not",
-        "edit. Keys are flat in a YAML file and on the command line (`whet train quickstart max_steps=10`).",
-        "[coming_from.md](coming_from.md) lists the names of TRL and other trainers that are accepted too.",
-    ]
+    """docs/config.md: every key with its default, its bounds and its meaning."""
+    lines = [MARKDOWN_HEAD.strip()]
     defaults = flatten(Config())
     for section, meaning, fields in sections():
         lines += ["", f"## {section}", "", meaning, ""]
-        lines += ["| key | default | allowed | meaning |", "|---|---|---|---|"]
         for key, field in fields.items():
-            cells = (f"`{key}`", f"`{yaml_value(defaults[key])}`", bounds(field), field.description or "")
-            lines.append(
-                "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |"
+            limits = f" ({bounds(field)})" if bounds(field) else ""
+            text = " ".join(
+                f"`{key}`: `{yaml_value(defaults[key])}`{limits}. {field.description or ''}".split()
             )
+            lines.append(_wrap_markdown(text))
     return "\n".join(lines) + "\n"
+
+
+def _wrap_markdown(text: str) -> str:
+    return textwrap.fill(
+        text,
+        118,
+        initial_indent="- ",
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def sections() -> "Iterator[tuple[str, str, dict[str, FieldInfo]]]":

@@ -14,13 +14,14 @@ FORM_REWARDS = frozenset({"format", "length"})  # what pays for the form of an a
 
 def is_solved(story: Story) -> bool:
     """Whether rewards no longer differ because nearly all answers are right."""
-    little = story.late_or("reward_variance_share", 1.0) < LITTLE_VARIANCE
+    variance = story.reward_variance
+    little = variance is not None and variance < LITTLE_VARIANCE
     return little and story.late_or("accuracy", 0.0) >= SOLVED
 
 
 def no_variance(story: Story) -> Verdict | None:
     """Why is my loss 0: groups whose completions all earn the same have no gradient."""
-    share = story.late("reward_variance_share")
+    share = story.reward_variance
     if share is None or share >= LITTLE_VARIANCE or is_solved(story):
         return None
     accuracy = story.late_or("accuracy", 0.0)
@@ -32,7 +33,7 @@ def no_variance(story: Story) -> Verdict | None:
         f"of {story.late_or('reward_std', 0.0):.2g}, loss {story.late_or('loss', 0.0):.2g}, gradient norm "
         f"{story.late_or('grad_norm', 0.0):.2g}."
     )
-    unread = story.evals[-1].get("no_answer_share") if story.evals else None
+    unread = story.evals[-1].get("no_answer_ratio") if story.evals else None
     if accuracy <= 0.05 and unread is not None and unread > 0.5:
         evidence += (
             f" In {percent(unread)} of the newest evaluation's completions no answer was found at all."
@@ -67,7 +68,7 @@ def _why_no_variance(story: Story, accuracy: float) -> tuple[str, str]:
 def only_form_is_paid(story: Story) -> Verdict | None:
     """Format only: the reward rises by its form while the answers do not get better."""
     names = set(story.config.get("reward_funcs") or ["accuracy", "format"])
-    formed = {name: story.late(f"reward/{name}") for name in sorted(names & FORM_REWARDS)}
+    formed = {name: story.late(f"rewards/{name}/mean") for name in sorted(names & FORM_REWARDS)}
     parts = ", ".join(f"{name} {value:.2g}" for name, value in formed.items() if value is not None)
     accuracy = f"accuracy {percent(story.accuracy)}"
     if names <= FORM_REWARDS:
@@ -77,7 +78,7 @@ def only_form_is_paid(story: Story) -> Verdict | None:
             remedy="Add accuracy: reward_funcs=[accuracy,format].",
             severity=Severity.GRAVE,
         )
-    early, late = story.early("reward/format"), story.late("reward/format")
+    early, late = story.early("rewards/format/mean"), story.late("rewards/format/mean")
     if "format" not in names or early is None or late is None or story.gain is None:
         return None
     if late - early < 0.1 or story.rose or story.gain >= (late - early) / 2:
@@ -94,7 +95,7 @@ def only_form_is_paid(story: Story) -> Verdict | None:
 
 def truncated(story: Story) -> Verdict | None:
     """Everything truncated: an answer that is cut off earns nothing."""
-    share = story.late_or("truncated_share", 0.0)
+    share = story.late_or("completions/clipped_ratio", 0.0)
     if share <= 0.1:
         return None
     limit = story.config.get("max_completion_length")
@@ -102,8 +103,8 @@ def truncated(story: Story) -> Verdict | None:
     return Verdict(
         title="Most completions are cut off" if most else "Many completions are cut off",
         evidence=f"{percent(share)} of the recent completions reached max_completion_length ({limit}) before "
-        f"they ended; mean length {story.late_or('length_mean', 0.0):.0f}, longest "
-        f"{story.late_or('length_max', 0.0):.0f} tokens. An answer that is cut off is usually lost.",
+        f"they ended; mean length {story.late_or('completions/mean_length', 0.0):.0f}, longest "
+        f"{story.late_or('completions/max_length', 0.0):.0f} tokens. A truncated answer is usually wrong.",
         remedy="Raise max_completion_length. Where it can't be, keep cut completions out of the loss "
         "(mask_truncated_completions=true) or pay for brevity (reward_funcs=[accuracy,length] with "
         "overlong_buffer_length).",
@@ -113,7 +114,7 @@ def truncated(story: Story) -> Verdict | None:
 
 def clipped(story: Story) -> Verdict | None:
     """Everything clipped: tokens outside the clip have no gradient."""
-    share = story.late_or("clip_share", 0.0)
+    share = story.late_or("clip_ratio/region_mean", 0.0)
     if share <= 0.3:
         return None
     return Verdict(
@@ -130,9 +131,9 @@ def clipped(story: Story) -> Verdict | None:
 def removed(story: Story) -> Verdict | None:
     """Everything masked: some mechanism leaves hardly a token to learn from."""
     settings = {
-        "truncated_masked_share": "mask_truncated_completions",
-        "off_policy_removed_share": "off_policy_mask_threshold",
-        "sampler_removed_share": "importance_correction",
+        "masked_ratio/truncated_completions": "mask_truncated_completions",
+        "masked_ratio/off_policy": "off_policy_mask_threshold",
+        "masked_ratio/importance_correction": "importance_correction",
     }
     share, metric = max((story.late_or(metric, 0.0), metric) for metric in settings)
     if share <= 0.5:
@@ -141,10 +142,11 @@ def removed(story: Story) -> Verdict | None:
         title="Most tokens are left out of the loss",
         evidence=f"{settings[metric]} removed {percent(share)} of the recent tokens ({metric}).",
         remedy={
-            "truncated_masked_share": "Raise max_completion_length, or set mask_truncated_completions=false.",
-            "off_policy_removed_share": "Raise off_policy_mask_threshold, or make fewer updates a batch.",
-            "sampler_removed_share": "Engine and trainer disagree: see that both use the same precision, and "
-            "that importance_correction_max is not too near 1.",
+            "masked_ratio/truncated_completions": "Raise max_completion_length, or set "
+            "mask_truncated_completions=false.",
+            "masked_ratio/off_policy": "Raise off_policy_mask_threshold, or make fewer updates a batch.",
+            "masked_ratio/importance_correction": "Engine and trainer disagree: see that both use the same "
+            "precision, and that importance_correction_max is not too near 1.",
         }[metric],
         severity=Severity.GRAVE if share > 0.9 else Severity.WARNING,
     )
@@ -168,9 +170,9 @@ def entropy_gone(story: Story) -> Verdict | None:
 def learning_rate_too_low(story: Story) -> Verdict | None:
     """Rewards differ, accuracy is flat, and nothing about the policy moved."""
     rates = story.column("learning_rate")
-    if not rates or (max(rates) > 0 and story.late_or("reward_variance_share", 0.0) < LITTLE_VARIANCE):
+    if not rates or (max(rates) > 0 and (story.reward_variance or 0.0) < LITTLE_VARIANCE):
         return None  # without variance there is no gradient: no learning rate would help
-    moved = {name: _relative_change(story, name) for name in ("entropy", "length_mean")}
+    moved = {name: _relative_change(story, name) for name in ("entropy", "completions/mean_length")}
     still = all(change is not None and abs(change) < 0.05 for change in moved.values())
     if max(rates) > 0 and (len(rates) < 8 or story.rose or not still or story.late_or("kl", 0.0) > 1e-3):
         return None
@@ -189,7 +191,7 @@ def learning_rate_too_low(story: Story) -> Verdict | None:
         )
     return Verdict(
         title="The learning rate is too low",
-        evidence=f"Rewards differ within {percent(story.late_or('reward_variance_share', 0.0))} of the "
+        evidence=f"Rewards differ within {percent(story.reward_variance or 0.0)} of the "
         f"recent prompts, so there is a gradient (norm {story.late_or('grad_norm', 0.0):.2g}), but with a "
         f"learning rate of at most {max(rates):.2g} over {len(rates)} rows the policy hardly moved: "
         f"{changes}{distance}.",
@@ -246,10 +248,10 @@ def collapse(story: Story) -> Verdict | None:
     around = []
     for key, name in (
         ("entropy", "entropy"),
-        ("length_mean", "length"),
+        ("completions/mean_length", "length"),
         ("grad_norm", "gradient norm"),
         ("kl", "KL"),
-        ("truncated_share", "truncated share"),
+        ("completions/clipped_ratio", "truncated fraction"),
     ):
         before = [
             row[key] for row in story.rows if row["step"] <= fall.best_step + 1 and row.get(key) is not None
@@ -287,7 +289,7 @@ def scoring_failed(story: Story) -> Verdict | None:
 
 def sampler_differs(story: Story) -> Verdict | None:
     """The engine sampled from other probabilities than the trainer computes."""
-    late = story.late_or("sampler_logprob_difference", 0.0)
+    late = story.late_or("sampling/sampling_logp_difference/mean", 0.0)
     if late < 0.02 or story.config.get("async_rollouts"):  # samples one batch old differ by what was learnt
         return None
     return Verdict(

@@ -33,7 +33,7 @@ def critic_harms(story: Story) -> Verdict | None:
 
 def dynamic_sampling_wastes(story: Story) -> Verdict | None:
     """Most of what is sampled is thrown away."""
-    extra = story.late_or("dynamic_sampling_extra", 0.0)
+    extra = story.late_or("dynamic_sampling/resample_ratio", 0.0)
     wasted = extra / (1 + extra)
     if wasted <= 0.5:
         return None
@@ -65,8 +65,8 @@ def local_kl_idle(story: Story) -> Verdict | None:
     return Verdict(
         title="The local KL has no effect",
         evidence=f"kl_reference is rollout and beta {config['beta']}, but the recent KL is {kl:.2g}: {why}.",
-        remedy="Set num_iterations or steps_per_generation higher, or kl_reference=base to stay near the first "
-        "weights; with beta=0 nothing would change now.",
+        remedy="Set num_iterations or steps_per_generation higher, or kl_reference=base to stay near the "
+        "first weights; with beta=0 nothing would change now.",
         severity=Severity.WARNING,
     )
 
@@ -110,9 +110,9 @@ def samples_too_old(story: Story) -> Verdict | None:
     """One batch of updates moves the policy so far that the importance weights are cut."""
     if not story.config.get("async_rollouts"):
         return None
-    names = ("sampler_truncated_share", "sampler_removed_share")
+    names = ("sampling/importance_sampling_clipped_ratio", "masked_ratio/importance_correction")
     share = max(story.late_or(name, 0.0) for name in names)
-    difference = story.late_or("sampler_logprob_difference", 0.0)
+    difference = story.late_or("sampling/sampling_logp_difference/mean", 0.0)
     if share <= 0.2 and difference < 0.5:
         return None
     return Verdict(

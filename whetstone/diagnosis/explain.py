@@ -31,7 +31,7 @@ def diagnose(
     """Every verdict on a run, the gravest first; one that finds nothing wrong where there is none.
 
     `rows` and `evals` are the training and the evaluation rows of metrics.jsonl, `config` the flat keys. An
-    evaluation may hold `no_answer_share`, the share of its completions in which no answer was found.
+    evaluation may hold `no_answer_ratio`, the fraction of its completions in which no answer was found.
     """
     story = Story(rows, evals, config)
     checks = (*CHECKS, *ALGORITHM_CHECKS)
@@ -59,7 +59,7 @@ def _outcome(story: Story) -> Verdict:
     """What came of a run in which nothing is wrong."""
     where = "the evaluation problems" if len(story.evals) > 1 else "its training problems"
     gain = "" if story.gain is None else f", {100 * story.gain:+.1f} points since the start"
-    share = story.late("reward_variance_share")
+    share = story.reward_variance
     learns = "" if share is None else f" {percent(share)} of the recent prompts had differing rewards."
     if is_solved(story):
         learns += f" Recent accuracy in training {percent(story.late_or('accuracy', 0.0))}."
@@ -130,7 +130,7 @@ def _of_completions(folder: Path, step: int) -> dict[str, float]:
         found = [completion["answer"] is None for completion in completions]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}
-    return {"no_answer_share": sum(found) / len(found)} if found else {}
+    return {"no_answer_ratio": sum(found) / len(found)} if found else {}
 
 
 def explain(run: str | Path) -> list[Verdict]:

@@ -73,6 +73,12 @@ class Story:
         return max(3, len(self.column(key)) // 5)
 
     @property
+    def reward_variance(self) -> float | None:
+        """The fraction of recent prompts whose completions have different rewards; None where not logged."""
+        zero_std = self.late("frac_reward_zero_std")
+        return None if zero_std is None else 1 - zero_std
+
+    @property
     def completions_per_row(self) -> int:
         """Completions behind one row of training: how far a share in it can be trusted."""
         generations = int(self.config.get("num_generations") or 8)
@@ -108,9 +114,9 @@ class Story:
         """Whether accuracy rose by more than chance explains."""
         if len(self.evals) > 1:
             last = self.evals[-1]
-            p_value = last.get("versus_start_p")
+            p_value = last.get("delta_vs_step0_p")
             if p_value is not None:
-                return float(last["versus_start"]) > 0 and float(p_value) < 0.05
+                return float(last["delta_vs_step0"]) > 0 and float(p_value) < 0.05
             return float(last["accuracy_low"]) > float(self.evals[0]["accuracy_high"])
         gain = self.gain
         return gain is not None and gain > 3 * self._noise(self.accuracy, 3)

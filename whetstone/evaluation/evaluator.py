@@ -84,9 +84,9 @@ class TaskResult:
     """One task's share of an evaluation."""
 
     accuracy: Accuracy
-    length_mean: float
-    truncated_share: float
-    versus_start: Difference | None
+    mean_length: float
+    clipped_ratio: float
+    delta_vs_step0: Difference | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,10 +100,10 @@ class EvalResult:
     greedy_accuracy: Accuracy | None
     pass_at_k: dict[int, float]
     per_task: dict[str, TaskResult]
-    length_mean: float
-    truncated_share: float
+    mean_length: float
+    clipped_ratio: float  # completions that were truncated
     num_failures: int  # answers whose scoring failed
-    versus_start: Difference | None  # None at step 0, and where step 0 was not the same evaluation
+    delta_vs_step0: Difference | None  # None at step 0, and where step 0 was not the same evaluation
     completions: tuple[Answered, ...]
     greedy_completions: tuple[Answered, ...]
     reward: Accuracy  # mean and interval of the reward
@@ -121,13 +121,16 @@ class EvalResult:
         """The numbers as one row of metrics."""
         row = {"reward": self.reward.mean, "reward_low": self.reward.low, "reward_high": self.reward.high}
         if not self.is_judged:
-            return row | {"length_mean": self.length_mean, "truncated_share": self.truncated_share}
+            return row | {
+                "completions/mean_length": self.mean_length,
+                "completions/clipped_ratio": self.clipped_ratio,
+            }
         row |= {
             "accuracy": self.accuracy.mean,
             "accuracy_low": self.accuracy.low,
             "accuracy_high": self.accuracy.high,
-            "length_mean": self.length_mean,
-            "truncated_share": self.truncated_share,
+            "completions/mean_length": self.mean_length,
+            "completions/clipped_ratio": self.clipped_ratio,
             "scoring_failures": float(self.num_failures),
         }
         if self.greedy_accuracy is not None:
@@ -136,8 +139,11 @@ class EvalResult:
             row |= {f"pass@{k}": value for k, value in self.pass_at_k.items()}
         if len(self.per_task) > 1:
             row |= {f"accuracy/{name}": task.accuracy.mean for name, task in self.per_task.items()}
-        if self.versus_start is not None:
-            row |= {"versus_start": self.versus_start.difference, "versus_start_p": self.versus_start.p_value}
+        if self.delta_vs_step0 is not None:
+            row |= {
+                "delta_vs_step0": self.delta_vs_step0.difference,
+                "delta_vs_step0_p": self.delta_vs_step0.p_value,
+            }
         return row
 
 
@@ -303,9 +309,9 @@ def _summarise(
         before = None if start is None else [answered for answered in start if answered.task == name]
         per_task[name] = TaskResult(
             accuracy=accuracy(_table(of_task)),
-            length_mean=_mean(a.length for a in of_task),
-            truncated_share=_mean(a.finish == Finish.LENGTH for a in of_task),
-            versus_start=None if before is None else paired(_table(before), _table(of_task)),
+            mean_length=_mean(a.length for a in of_task),
+            clipped_ratio=_mean(a.finish == Finish.LENGTH for a in of_task),
+            delta_vs_step0=None if before is None else paired(_table(before), _table(of_task)),
         )
     return EvalResult(
         step=step,
@@ -315,10 +321,10 @@ def _summarise(
         greedy_accuracy=accuracy(_table(greedy_completions)) if greedy_completions else None,
         pass_at_k=pass_at_k_table(table),
         per_task=per_task,
-        length_mean=_mean(a.length for a in completions),
-        truncated_share=_mean(a.finish == Finish.LENGTH for a in completions),
+        mean_length=_mean(a.length for a in completions),
+        clipped_ratio=_mean(a.finish == Finish.LENGTH for a in completions),
         num_failures=sum(a.failure is not None for a in completions),
-        versus_start=None if start is None or not is_judged else paired(_table(start), table),
+        delta_vs_step0=None if start is None or not is_judged else paired(_table(start), table),
         completions=tuple(completions),
         greedy_completions=tuple(greedy_completions),
         reward=mean_interval(_by_problem(completions, lambda answered: answered.reward)),
@@ -366,10 +372,10 @@ def headline(result: EvalResult) -> str:
         tell.append(
             ", ".join(f"pass@{k} {100 * value:.1f} %" for k, value in result.pass_at_k.items() if k > 1)
         )
-    if result.versus_start is not None:
-        tell.append(change(result.versus_start))
-    if result.truncated_share > 0:
-        tell.append(f"{100 * result.truncated_share:.1f} % truncated")
+    if result.delta_vs_step0 is not None:
+        tell.append(change(result.delta_vs_step0))
+    if result.clipped_ratio > 0:
+        tell.append(f"{100 * result.clipped_ratio:.1f} % truncated")
     if result.num_failures:
         failures = counted(result.num_failures, "answer")
         tell.append(f"{failures} could not be scored: counted as wrong")
@@ -396,18 +402,18 @@ def change(versus: Difference) -> str:
 def _task_table(result: EvalResult) -> TerminalTable:
     table = TerminalTable(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("task")
-    compared = result.versus_start is not None
+    compared = result.delta_vs_step0 is not None
     for name in ("problems", "accuracy %", "95 %", *(["since step 0"] if compared else []), "tokens"):
         table.add_column(name, justify="right")
     for name, task in result.per_task.items():
-        share, versus = task.accuracy, task.versus_start
+        share, versus = task.accuracy, task.delta_vs_step0
         table.add_row(
             Text(escape_controls(name)),
             str(share.num_problems),
             f"{100 * share.mean:.1f}",
             Text(f"[{100 * share.low:.1f}, {100 * share.high:.1f}]"),
             *([f"{100 * versus.difference:+.1f}"] if versus is not None else []),
-            f"{task.length_mean:.0f}",
+            f"{task.mean_length:.0f}",
         )
     return table
 

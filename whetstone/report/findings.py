@@ -65,7 +65,7 @@ def _no_evaluation(run: Run) -> Finding | None:
 
 
 def _within_chance(run: Run) -> Finding | None:
-    versus = run.last.summary.get("versus_start") if run.last else None
+    versus = run.last.summary.get("delta_vs_step0") if run.last else None
     if versus is None or versus["p_value"] < 0.05:
         return None
     return Finding(

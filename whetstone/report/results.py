@@ -35,7 +35,7 @@ def write_results(folder: Path, after: EvalResult | None, *, steps: int, seconds
             "reward_before": before.get("reward"),
             "reward_after": summary["reward"],
             "is_judged": after.is_judged,
-            "versus_start": summary["versus_start"],
+            "delta_vs_step0": summary["delta_vs_step0"],
         }
     atomic_write(folder / "train_results.json", json.dumps(results, indent=1))
     write_final_card(folder, results)

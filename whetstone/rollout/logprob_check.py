@@ -1,7 +1,7 @@
 """Does the engine sample from the trainer's weights? Its logprobs of a batch against the trainer's own, after
 every push: a wrong one can't pass in silence.
 
-The update computes both anyway (`sampler_logprob_difference`, the mean over tokens); here the bound is kept.
+The update computes both anyway (`sampling/sampling_logp_difference/mean`); here the bound is checked.
 """
 
 import math
@@ -21,7 +21,7 @@ def check_sync(row: Mapping[str, float], config: Config, staleness: float = 0.0)
         return
     if staleness and config.rollout.rollout_engine in ("native", "hf"):
         return  # a copy in this process can't miss a push, and how far the policy has moved is its own affair
-    difference = row["sampler_logprob_difference"]
+    difference = row["sampling/sampling_logp_difference/mean"]
     allowed = config.engines.max_logprob_difference * (STALE_FACTOR if staleness else 1)
     bound = allowed - math.log(config.rollout.top_p)
     if difference <= bound:

@@ -101,8 +101,8 @@ class Progress:
         if len(self._marks) >= 2:
             (first_time, first_step), (last_time, last_step) = self._marks[0], self._marks[-1]
             per_step = (last_time - first_time) / max(1, last_step - first_step)
-        elif "time/step" in row:
-            per_step = row["time/step"]
+        elif "step_time" in row:
+            per_step = row["step_time"]
         else:
             return None
         return per_step * (self._num_steps - step)

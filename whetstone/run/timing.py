@@ -78,10 +78,11 @@ class Clock:
         waited = self.seconds["rollout"]
         sync = min(made.sync_s, waited)
         score = min(made.scoring_s, waited - sync)
-        seconds = {**self.seconds, "rollout": waited - sync - score, "score": score, "sync": sync}
+        seconds = {**self.seconds, "rollout": waited - sync - score}
+        seconds |= {"reward_wait": score, "weight_sync": sync}
         return {
             **{f"time/{stage}": value for stage, value in seconds.items()},
-            "time/step": time.monotonic() - self.begun,
+            "step_time": time.monotonic() - self.begun,
             "tokens_per_s": num_tokens / (waited + self.seconds["update"]),
             "rollout_tokens_per_s": num_tokens / (made.seconds - made.scoring_s),
         }

@@ -288,7 +288,7 @@ class Updater:
         loss = (outputs.loss * weights_S[batch.sequence]).sum()
         if self.coefficients.entropy:
             # A mean over the tokens it acts on, whatever the loss type makes of lengths (as in TRL).
-            acts_on = batch.keep[batch.sequence] * factors.get("high_entropy", 1.0)
+            acts_on = batch.keep[batch.sequence] * factors.get("low_entropy", 1.0)
             loss = loss - self.coefficients.entropy * (now.entropy * acts_on).sum() / counts.entropy_tokens
         total = loss
         if self.critic is not None:
@@ -301,12 +301,16 @@ class Updater:
         sums.add(
             len(batch.targets),
             entropy=now.entropy.detach(),
-            clip_share=outputs.clipped,
             kl=outputs.kl,
-            sampler_logprob_difference=difference.abs(),
-            truncated_masked_share=1 - batch.keep[batch.sequence],
-            **{f"{name}_removed_share": (factor == 0).float() for name, factor in factors.items()},
-            sampler_truncated_share=self._truncated(factors.get("sampler")),
+            **{
+                "clip_ratio/region_mean": outputs.clipped,
+                "sampling/sampling_logp_difference/mean": difference.abs(),
+                "masked_ratio/truncated_completions": 1 - batch.keep[batch.sequence],
+                **{f"masked_ratio/{name}": (factor == 0).float() for name, factor in factors.items()},
+                "sampling/importance_sampling_clipped_ratio": self._truncated(
+                    factors.get("importance_correction")
+                ),
+            },
         )
         return loss.detach().double(), experience
 
@@ -321,7 +325,7 @@ class Updater:
     def _factors(
         self, experience: Experience, logprobs: Tensor, entropy: Tensor, counts: Counts
     ) -> dict[str, Tensor]:
-        """What each mechanism leaves of every token's policy loss, by its name."""
+        """The factor of every token's policy loss by mechanism; 0: the mechanism masks the token."""
         config, batch = self.config.loss, experience.batch
         factors: dict[str, Tensor] = {}
         if config.off_policy_mask_threshold is not None:
@@ -333,9 +337,11 @@ class Updater:
         if config.importance_correction != "none":
             assert experience.old_logprobs is not None
             difference = experience.old_logprobs - batch.sampler_logprobs
-            factors["sampler"] = sampler_weights(difference, batch.sequence, batch.num_sequences, config)
+            factors["importance_correction"] = sampler_weights(
+                difference, batch.sequence, batch.num_sequences, config
+            )
         if counts.entropy_threshold is not None:
-            factors["high_entropy"] = high_entropy(entropy, counts.entropy_threshold)
+            factors["low_entropy"] = high_entropy(entropy, counts.entropy_threshold)
         return factors
 
     def _truncated(self, weights: Tensor | None) -> Tensor | None:

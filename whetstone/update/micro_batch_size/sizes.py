@@ -16,7 +16,7 @@ class Budget:
     layers_run_again: int | None = None  # None: as the configuration says
 
     def row(self) -> dict[str, float]:
-        again = {} if self.layers_run_again is None else {"layers_run_again": float(self.layers_run_again)}
+        again = {} if self.layers_run_again is None else {"checkpointed_layers": float(self.layers_run_again)}
         return {"micro_batch_tokens": float(self.tokens), **again}
 
 
