@@ -21,7 +21,7 @@ MAY_IMPORT: dict[str, str] = {
     "terminal": "errors files",
     "config": "errors terminal",
     "sandbox": "errors",
-    "rewards": "errors sandbox",
+    "rewards": "errors files sandbox",
     "tasks": "errors types seeds terminal config sandbox rewards",
     "algorithm": "config",
     "parallel": "errors config",
@@ -38,6 +38,7 @@ MAY_IMPORT: dict[str, str] = {
     "trl": "errors types terminal config tasks algorithm model rollout update evaluation run report",
     "train": "errors types seeds terminal config tasks parallel model rollout update evaluation run "
     "report trl",
+    "api": "config engines report rewards run train",
     "commands": "errors types files terminal config sandbox tasks model engines update evaluation run "
     "diagnosis report train",
     "cli": "errors terminal commands",
