@@ -108,11 +108,19 @@ def sections() -> "Iterator[tuple[str, str, dict[str, FieldInfo]]]":
 
 def bounds(field: "FieldInfo") -> str:
     """The allowed values: `1 to 4096`, `> 0`, `grpo | bnpo`; empty where only the type bounds them."""
-    choices = [entry for kind in (field.annotation, *get_args(field.annotation)) for entry in _choices(kind)]
-    if choices:
-        return " | ".join(choices)
+    kinds = (field.annotation, *get_args(field.annotation))
+    nested = [entry for kind in kinds for entry in getattr(kind, "__metadata__", ())]
+    metadata = [
+        *field.metadata,
+        *(limit for entry in nested for limit in getattr(entry, "metadata", [entry])),
+    ]
+    choices = [choice for kind in kinds for choice in _choices(kind)]
+    return " | ".join(text for text in (_limits(metadata), *choices) if text)
+
+
+def _limits(metadata: list[Any]) -> str:
     limits: dict[str, Any] = {}
-    for entry in field.metadata:
+    for entry in metadata:
         match entry:
             case Ge(ge=limit):
                 limits["ge"] = limit
