@@ -11,8 +11,8 @@ import torch
 
 from whetstone.cli import run
 from whetstone.config import load
-from whetstone.diagnosis.explain import diagnose, read_story
-from whetstone.diagnosis.verdicts import Severity, Verdict
+from whetstone.diagnosis.explain import diagnose, load_history
+from whetstone.diagnosis.history import Diagnosis, Severity
 from whetstone.train import train
 
 EASY = "datasets={chain_sum: {config: {min_terms: 2, max_terms: 2, min_digits: 1, max_digits: 1}}}"
@@ -29,7 +29,7 @@ TINY = [
     "reward_workers=1",
 ]
 
-Explained = Callable[..., list[Verdict]]
+Explained = Callable[..., list[Diagnosis]]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -45,19 +45,19 @@ def one_thread() -> Iterator[None]:
 def explained(tmp_path_factory: pytest.TempPathFactory) -> Explained:
     """Train with some settings, once for all tests that ask for the same, and say what went wrong."""
     place = tmp_path_factory.mktemp("runs")
-    done: dict[tuple[str, ...], list[Verdict]] = {}
+    done: dict[tuple[str, ...], list[Diagnosis]] = {}
 
-    def make(*words: str) -> list[Verdict]:
+    def make(*words: str) -> list[Diagnosis]:
         if words not in done:
             name = f"run{len(done)}"
             train(load("quickstart", [EASY, *TINY, f"output_dir={place}", f"run_name={name}", *words]))
-            done[words] = diagnose(*read_story(place / name))
+            done[words] = diagnose(*load_history(place / name))
         return done[words]
 
     return make
 
 
-def titles(verdicts: list[Verdict]) -> list[str]:
+def titles(verdicts: list[Diagnosis]) -> list[str]:
     return [verdict.title for verdict in verdicts]
 
 
@@ -272,7 +272,7 @@ def test_verdicts_stand_in_the_order_of_their_weight() -> None:
 # --- the parts that not every run has ---
 
 
-def first_of(changes: dict[str, Any], config: dict[str, Any], num: int = 20) -> Verdict:
+def first_of(changes: dict[str, Any], config: dict[str, Any], num: int = 20) -> Diagnosis:
     verdicts = diagnose(rows(num, loss=0.3, **changes), evals(0.5, 0.5, p_value=1.0), CONFIG | config)
     assert sum(verdict.severity is not Severity.NOTE for verdict in verdicts) <= 1
     return verdicts[0]

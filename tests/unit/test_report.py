@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from whetstone.config.load import build, dump, flatten
-from whetstone.diagnosis.explain import diagnose, read_story
-from whetstone.diagnosis.verdicts import Severity
+from whetstone.diagnosis.explain import diagnose, load_history
+from whetstone.diagnosis.history import Severity
 from whetstone.engines.base import Sampling
 from whetstone.errors import UserError
 from whetstone.evaluation.evaluator import EvalResult, Evaluator
@@ -406,7 +406,7 @@ def test_warnings_worth_knowing(tmp_path: Path):
         )
     log.close()
     (tmp_path / "train_results.json").write_text("{}")
-    said = [verdict for verdict in diagnose(*read_story(tmp_path)) if verdict.severity is not Severity.NOTE]
+    said = [verdict for verdict in diagnose(*load_history(tmp_path)) if verdict.severity is not Severity.NOTE]
     assert len(said) >= 5
     assert titles(tmp_path) == ["One evaluation only", *(verdict.title for verdict in said)]
     text = report(tmp_path).text

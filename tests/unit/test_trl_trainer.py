@@ -20,7 +20,7 @@ trl = pytest.importorskip("trl")
 
 from whetstone.train import train  # noqa: E402
 from whetstone.trl import train_with_trl  # noqa: E402
-from whetstone.trl.keys import OURS, REFUSED, SAME, SHAPED, check_keys, kind_of, trl_arguments  # noqa: E402
+from whetstone.trl.keys import CONVERTED, HANDLED, PASSED, REFUSED, check_keys, kind_of, trl_arguments  # noqa: E402
 from whetstone.trl.run import build, make_trainer  # noqa: E402
 
 SMALL = {
@@ -170,11 +170,11 @@ def test_trl_makes_our_tokens_of_the_prompts(tmp_path, settings, bos):
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
 def test_every_key_is_handed_over_or_done_here_or_refused():
     flat = flatten(Config())
-    tables = (SAME, SHAPED, OURS, frozenset(REFUSED))
+    tables = (PASSED, CONVERTED, HANDLED, frozenset(REFUSED))
     assert sum(map(len, tables)) == len(frozenset.union(*tables)), "a key stands in two tables"
     assert frozenset.union(*tables) <= set(flat), "a key that is not in the configuration"
     fields = {field.name for field in dataclasses.fields(trl.GRPOConfig)}
-    assert fields >= SAME
+    assert fields >= PASSED
     refused = [key for key in flat if kind_of(key) == "refused"]
     assert set(REFUSED) <= set(refused)
     for key in refused:  # also those that stand in no table

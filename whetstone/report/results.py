@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from whetstone.diagnosis.explain import diagnose, read_story
+from whetstone.diagnosis.explain import diagnose, load_history
 from whetstone.evaluation.evaluator import EvalResult, percent, plain, read_summary
 from whetstone.evaluation.statistics import Accuracy
 from whetstone.files import atomic_write
@@ -79,8 +79,8 @@ def _print_summary(folder: Path, results: dict[str, Any], report: Path) -> None:
     for line in failed_scores(rows):
         logger.info(line)
     if rows:
-        verdict = diagnose(*read_story(folder))[0]
-        logger.info(f"Verdict: {verdict.title}. {verdict.remedy}")
+        verdict = diagnose(*load_history(folder))[0]
+        logger.info(f"Diagnosis: {verdict.title}. {verdict.remedy}")
     logger.info("Next:")
     run, model = shlex.quote(str(folder)), shlex.quote(str(folder / "final_model"))
     logger.info(f"  whet explain {run}")

@@ -1,7 +1,7 @@
-"""What becomes of each key of the configuration under TRL: handed over, worked out, done by us, or refused.
+"""Each key of the configuration under TRL: passed on, converted, handled here, or refused.
 
-Every key belongs to one of these; one that nobody has thought of is refused as soon as it is not at its
-default, so nothing is ever ignored silently. Imports nothing of TRL and trains nothing.
+A key in none of these tables is refused unless it is at its default, so none is ignored silently. Imports
+nothing of TRL.
 """
 
 from pathlib import Path
@@ -20,7 +20,7 @@ def _words(text: str) -> frozenset[str]:
 
 
 # Handed to GRPOConfig under the same name.
-SAME = _words("""
+PASSED = _words("""
     learning_rate lr_scheduler_type weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm
     num_iterations num_generations max_completion_length temperature top_p min_p beta epsilon delta
     sapo_temperature_pos sapo_temperature_neg ref_model_sync_steps ref_model_mixup_alpha
@@ -29,7 +29,7 @@ SAME = _words("""
     save_total_limit
 """)
 # Worked out first (`trl_arguments`).
-SHAPED = _words("""
+CONVERTED = _words("""
     bf16 prompts_per_step per_device_train_batch_size gradient_accumulation_steps steps_per_generation
     gradient_checkpointing torch_compile micro_batch_tokens max_steps num_train_epochs
     batch_counts_as_step warmup_ratio warmup_steps top_k
@@ -37,7 +37,7 @@ SHAPED = _words("""
     generation_batch_size
 """)
 # Done by this package whoever trains.
-OURS = _words("""
+HANDLED = _words("""
     model_name_or_path device attn_implementation use_peft lora_r lora_alpha lora_dropout
     lora_target_modules apply_chat_template chat_template chat_template_kwargs prompt_template
     assistant_prefix max_prompt_length max_num_seqs vllm_mode
@@ -71,8 +71,8 @@ LOSS_TYPES = {
 
 
 def kind_of(key: str) -> str:
-    """`same`, `shaped` or `ours`; everything else is `refused`."""
-    kinds = {"same": SAME, "shaped": SHAPED, "ours": OURS}
+    """`passed`, `converted` or `handled`; everything else is `refused`."""
+    kinds = {"passed": PASSED, "converted": CONVERTED, "handled": HANDLED}
     return next((kind for kind, keys in kinds.items() if key in keys), "refused")
 
 
@@ -115,7 +115,7 @@ def trl_arguments(config: Config, plan: Plan, folder: Path, device: torch.device
     flat, loss, is_cpu = flatten(config), config.loss, device.type == "cpu"
     per_device, accumulation = _batch_sizes(config, plan)
     return {
-        **{key: flat[key] for key in SAME},
+        **{key: flat[key] for key in PASSED},
         "output_dir": str(folder),
         "per_device_train_batch_size": per_device,
         "gradient_accumulation_steps": accumulation,

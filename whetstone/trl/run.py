@@ -28,7 +28,7 @@ from whetstone.terminal.log import log_ending, setup_logging
 from whetstone.terminal.stages import stage
 from whetstone.trl.keys import check_keys, trl_arguments
 from whetstone.trl.problems import Problems, Rewards
-from whetstone.trl.watcher import Parts, Watcher, evaluate
+from whetstone.trl.watcher import Parts, TrlCallback, evaluate
 
 logger = logging.getLogger("whetstone")
 
@@ -53,7 +53,7 @@ def train_with_trl(loaded: LoadedConfig) -> dict[str, Any]:
         stop = stack.enter_context(StopRequest())
         before = 0.0 if found is None else found.seconds
         begun = time.monotonic() - before
-        watcher = Watcher(parts, stop, begun)
+        watcher = TrlCallback(parts, stop, begun)
         trainer = make_trainer(parts, watcher)
         if found is None:
             evaluate(parts, 0)
@@ -91,7 +91,7 @@ def build(config: Config, folder: Path, found: Checkpoint | None, stack: context
     )
 
 
-def make_trainer(parts: Parts, watcher: "Watcher | None" = None) -> Any:
+def make_trainer(parts: Parts, watcher: "TrlCallback | None" = None) -> Any:
     """TRL's GRPOTrainer on our model, problems and rewards."""
     trl = _require_trl()
     policy, plan, problems = parts.policy, parts.plan, parts.rewards.problems

@@ -71,7 +71,7 @@ TAKEN = {
 }
 
 
-class Watcher(TrainerCallback):
+class TrlCallback(TrainerCallback):
     """Our loop's other half, at TRL's events: evaluation, rows, checkpoints, a stop that was asked for."""
 
     def __init__(self, parts: Parts, stop: StopRequest, begun: float):

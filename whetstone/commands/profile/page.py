@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from whetstone.commands.profile.trace import IDLE, KINDS, Spent
+from whetstone.commands.profile.trace import IDLE, KINDS, TimeBreakdown
 from whetstone.config import Config
 from whetstone.files import atomic_write
 
@@ -36,7 +36,7 @@ class Profile:
     rows: list[dict[str, float]]  # of the timed steps
     peaks_gb: list[dict[str, float]]  # of the same, by stage
     profiled: dict[str, float]  # the row of the step under the profiler
-    spent: Spent
+    spent: TimeBreakdown
 
     def mean(self, key: str) -> float:
         return fmean(row[key] for row in self.rows)
