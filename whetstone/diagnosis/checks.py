@@ -316,8 +316,8 @@ def loss_near_zero(history: RunHistory) -> Diagnosis | None:
     return Diagnosis(
         title="A loss near 0 is normal here",
         evidence=f"Mean |loss| {mean:.2g}, recent gradient norm {history.late_or('grad_norm', 0.0):.2g}. "
-        "With one update a batch the ratio is 1 and the loss is minus the mean advantage, which is 0 in every "
-        "group; its gradient is not 0.",
+        "With one update a batch the ratio is 1 and the loss is minus the mean advantage, which is 0 in "
+        "every group; its gradient is not 0.",
         remedy="Nothing to change: watch accuracy, reward and grad_norm instead of the loss.",
         severity=Severity.NOTE,
     )
