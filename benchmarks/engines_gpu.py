@@ -126,9 +126,15 @@ def tokens_per_s(engine: Any, policy: Policy) -> int:
 
 
 def started(model: str, *words: str) -> tuple[Any, Policy]:
-    base = [f"model_name_or_path={model}", "bf16=true", "device=cuda", "rollout_engine=vllm", "max_slots=256"]
-    lengths = ["max_completion_length=256", "vllm_max_model_length=512", f"output_dir={tempfile.mkdtemp()}"]
-    config = load(None, [*base, *lengths, "vllm_server_timeout=170", *words]).config
+    base = [
+        f"model_name_or_path={model}",
+        "bf16=true",
+        "device=cuda",
+        "rollout_engine=vllm",
+        "max_num_seqs=256",
+    ]
+    lengths = ["max_completion_length=256", "server_max_model_length=512", f"output_dir={tempfile.mkdtemp()}"]
+    config = load(None, [*base, *lengths, "server_timeout_s=170", *words]).config
     policy = load_policy(config.model)
     return make_engine(config, policy), policy
 
@@ -192,7 +198,7 @@ def run(*words: str) -> dict[str, Any]:
 
     folder = tempfile.mkdtemp()
     short = ["max_steps=20", "fixed_eval_steps=0", "eval_num_samples=200", "save_strategy=no", "bf16=true"]
-    places = [f"output_dir={folder}", "run_name=run", "device=cuda", "vllm_server_timeout=170"]
+    places = [f"output_dir={folder}", "run_name=run", "device=cuda", "server_timeout_s=170"]
     results = train(load("quickstart", [*short, *places, "rollout_engine=vllm", *words]))
     lines = (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
     rows = [row for row in map(json.loads, lines) if row["kind"] == "train"]
@@ -200,8 +206,8 @@ def run(*words: str) -> dict[str, Any]:
         "accuracy_before": results["accuracy_before"]["mean"],
         "accuracy_after": results["accuracy_after"]["mean"],
         "seconds": results["seconds"],
-        "seconds_a_step_after_the_first": round(sum(r["time/step"] for r in rows[1:]) / (len(rows) - 1), 3),
-        "logprob_difference_mean": [round(row["sampler_logprob_difference"], 5) for row in rows],
+        "seconds_a_step_after_the_first": round(sum(r["step_time"] for r in rows[1:]) / (len(rows) - 1), 3),
+        "logprob_difference_mean": [round(row["sampling/sampling_logp_difference/mean"], 5) for row in rows],
     }
 
 
@@ -214,7 +220,7 @@ def part(name: str, model: str) -> dict[str, Any]:
         several = torch.cuda.device_count() > 1
         try:
             return try_engine(
-                model, EAGER, f"server_devices=[{int(several)}]", "vllm_gpu_memory_utilization=0.3"
+                model, EAGER, f"server_devices=[{int(several)}]", "server_gpu_memory_utilization=0.3"
             )
         except UserError as error:
             return {"ended_with": str(error), "gpus": torch.cuda.device_count()}

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from whetstone.config.sections import ModelRoom
+from whetstone.config.sections import ModelConfig
 from whetstone.engines.base import Engine, Request, SamplingParams
 from whetstone.engines.hf import HFEngine
 from whetstone.engines.native import NativeEngine
@@ -84,7 +84,7 @@ def main(words: list[str]) -> None:
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args(words)
     args.sampling = SamplingParams(max_tokens=args.new_tokens, ignore_eos=True)
-    policy = load_policy(ModelRoom(model_name_or_path=args.model))
+    policy = load_policy(ModelConfig(model_name_or_path=args.model))
     requests = make_requests(policy, args)
     timed = {
         "native": measure(NativeEngine(policy, args.sequences), requests, args),

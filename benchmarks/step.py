@@ -46,9 +46,9 @@ COLOCATED: Row = {
     **PLAIN,
     "use_vllm": True,
     "vllm_mode": "colocate",
-    "vllm_gpu_memory_utilization": 0.2,
-    "vllm_max_model_length": 1024,
-    "vllm_enable_sleep_mode": False,
+    "server_gpu_memory_utilization": 0.2,
+    "server_max_model_length": 1024,
+    "server_enable_sleep_mode": False,
 }
 SETTINGS: dict[str, list[Row]] = {
     "ours": [{}],

@@ -52,7 +52,7 @@ def configuration(task: Row) -> dict[str, Any]:
 
 
 def ours(task: Row) -> Row:
-    from whetstone.config import Loaded
+    from whetstone.config import LoadedConfig
     from whetstone.config import build as build_config
     from whetstone.rollout import source
     from whetstone.run.setup import build, init_distributed
@@ -73,17 +73,21 @@ def ours(task: Row) -> Row:
             others.begin()
 
     with contextlib.ExitStack() as stack:
-        run, _, _ = build(Loaded(config=config, origins={}, notes=()), init_distributed(config, stack), stack)
+        run, _, _ = build(
+            LoadedConfig(config=config, origins={}, notes=()), init_distributed(config, stack), stack
+        )
         run.throughput.exact = True
         loop(dataclasses.replace(run, metrics=Recorder()), 0, 0.0)  # type: ignore[arg-type]
-    assert all(row["length_mean"] == task["new_tokens"] for row in rows), "a completion ended early"
-    best = min(rows[1:], key=lambda row: row["time/step"])
+    assert all(row["completions/mean_length"] == task["new_tokens"] for row in rows), (
+        "a completion ended early"
+    )
+    best = min(rows[1:], key=lambda row: row["step_time"])
     return {
         "generation_s": round(best["time/rollout"], 3),
-        "scoring_s": round(best["time/score"], 3),
+        "scoring_s": round(best["time/reward_wait"], 3),
         "update_s": round(best["time/update"], 3),
-        "sync_s": round(best["time/sync"], 3),
-        **totals([row["time/step"] for row in rows], [row["others"] for row in rows], task),
+        "sync_s": round(best["time/weight_sync"], 3),
+        **totals([row["step_time"] for row in rows], [row["others"] for row in rows], task),
         "peak_gb": round(rows[-1]["peak_gb"], 2),
     }
 

@@ -21,7 +21,7 @@ MAY_IMPORT: dict[str, str] = {
     "terminal": "errors files",
     "config": "errors terminal",
     "sandbox": "errors",
-    "rewards": "errors types config sandbox",
+    "rewards": "errors types config files sandbox",
     "tasks": "errors types seeds terminal config sandbox rewards",
     "algorithm": "errors config",
     "parallel": "errors config",
@@ -37,8 +37,10 @@ MAY_IMPORT: dict[str, str] = {
     "report": "errors files terminal model evaluation run diagnosis",
     "trl": "errors types terminal config tasks algorithm model rollout update evaluation run report",
     "train": "seeds terminal config parallel model rollout evaluation run report trl",
-    "commands": "errors types files terminal config sandbox tasks model engines update evaluation run train",
-    "cli": "errors terminal config engines diagnosis report train commands",
+    "api": "config engines report rewards run train",
+    "commands": "errors types files terminal config sandbox tasks model engines update evaluation run "
+    "diagnosis report train",
+    "cli": "errors terminal commands",
     "__main__": "cli",
 }
 # Rule 2.

@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from whetstone import seeds
-from whetstone.config import Loaded
+from whetstone.config import LoadedConfig
 from whetstone.evaluation.display import print_result
 from whetstone.evaluation.evaluator import EvalResult
 from whetstone.model.sharded import model_writer
@@ -32,7 +32,7 @@ from whetstone.terminal.stages import stage
 logger = logging.getLogger("whetstone")
 
 
-def train(loaded: Loaded) -> dict[str, Any]:
+def train(loaded: LoadedConfig) -> dict[str, Any]:
     """Run a configuration to its end or to a requested stop; returns the content of train_results.json."""
     config = loaded.config
     if config.evaluation.eval_only:

@@ -189,8 +189,14 @@ def _places(folder: Path) -> Iterator[Case]:
 def _settings(folder: Path) -> Iterator[Case]:
     good = folder / "good.jsonl"
     for setting in (
-        *("match=fuzzy", "match=3", "match=[exact]", "match=none", "eval_share=0", "eval_share=1"),
-        *("eval_share=.nan", "eval_share=true", "eval_share=half", "max_samples=0", "max_samples=true"),
+        *("match=fuzzy", "match=3", "match=[exact]", "match=none", "eval_fraction=0", "eval_fraction=1"),
+        *(
+            "eval_fraction=.nan",
+            "eval_fraction=true",
+            "eval_fraction=half",
+            "max_samples=0",
+            "max_samples=true",
+        ),
         *("max_samples=many", "max_samples=1.5", "mtach=exact", "split=3", "name=[a]"),
     ):
         yield _tasks(f"rows: {setting}", good, setting)

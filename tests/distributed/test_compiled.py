@@ -9,8 +9,8 @@ from tests.conftest import make_policy
 from tests.distributed.launch import run_on
 from tests.distributed.test_update import CPU, difference, my_batches
 from tests.unit.test_update import make_samples, train_on, updater_for
-from whetstone.config.parallel import ParallelRoom
-from whetstone.config.sections import ModelRoom
+from whetstone.config.parallel import ParallelConfig
+from whetstone.config.sections import ModelConfig
 from whetstone.model.policy import Policy, should_compile
 from whetstone.model.sharded import shard_policy
 from whetstone.parallel import fsdp, mesh
@@ -33,12 +33,12 @@ def gradients(policy: Policy, samples: list[Any], pieces: list[slice]) -> tuple[
 
 def on_ranks(given: dict[str, Any], again: bool) -> dict[str, Any]:
     """What compiled layers do beside plain ones, with FSDP alone."""
-    room = ParallelRoom(**given)
-    with mesh.start(room, "cpu") as ranks:
+    parallel = ParallelConfig(**given)
+    with mesh.start(parallel, "cpu") as ranks:
         samples = make_samples(make_policy())
         plain, compiled = (
-            shard_policy(make_policy() if ranks.is_main else None, model, room, ranks, CPU)
-            for model in (ModelRoom(), ModelRoom(gradient_checkpointing=again))
+            shard_policy(make_policy() if ranks.is_main else None, model, parallel, ranks, CPU)
+            for model in (ModelConfig(), ModelConfig(gradient_checkpointing=again))
         )
         varying: list[int] = []
 
@@ -55,7 +55,7 @@ def on_ranks(given: dict[str, Any], again: bool) -> dict[str, Any]:
         expected, _ = gradients(plain, samples, PIECES)
         found, graphs = gradients(compiled, samples, PIECES)
         pairs = [pair for a, b in zip(expected, found, strict=True) for pair in zip(a, b, strict=True)]
-        choices = [should_compile(ModelRoom(torch_compile=choice), plain) for choice in (True, "auto")]
+        choices = [should_compile(ModelConfig(torch_compile=choice), plain) for choice in (True, "auto")]
         return {
             "difference": max(difference(a, b) for a, b in pairs),
             "graphs": graphs,
@@ -83,10 +83,10 @@ def test_compiled_shards_may_run_again_in_the_backward_pass(given):
 
 
 def choices() -> list[bool]:
-    room = ParallelRoom(tp_size=2)
-    with mesh.start(room, "cpu") as ranks:
-        policy = shard_policy(make_policy() if ranks.is_main else None, ModelRoom(), room, ranks, CPU)
-        return [should_compile(ModelRoom(torch_compile=choice), policy) for choice in (True, "auto")]
+    parallel = ParallelConfig(tp_size=2)
+    with mesh.start(parallel, "cpu") as ranks:
+        policy = shard_policy(make_policy() if ranks.is_main else None, ModelConfig(), parallel, ranks, CPU)
+        return [should_compile(ModelConfig(torch_compile=choice), policy) for choice in (True, "auto")]
 
 
 def test_layers_that_are_split_are_not_compiled():

@@ -16,8 +16,8 @@ from tests.conftest import make_policy
 from tests.distributed.launch import CONTEXT, free_port, run_on, set_environment
 from tests.distributed.test_update import CPU, my_batches
 from tests.unit.test_update import make_samples, train_on, updater_for
-from whetstone.config.parallel import ParallelRoom
-from whetstone.config.sections import ModelRoom
+from whetstone.config.parallel import ParallelConfig
+from whetstone.config.sections import ModelConfig
 from whetstone.errors import UserError
 from whetstone.model.policy import Policy
 from whetstone.model.sharded import shard_policy
@@ -60,10 +60,10 @@ class Formula:
 
 def found_on(given: dict[str, Any], poor: float) -> dict[str, Any]:
     """The budget where the last rank has `poor` bytes and the others have plenty."""
-    room = ParallelRoom(**given)
+    room = ParallelConfig(**given)
     ranks = mesh.make_ranks(room, "cpu")
     source = make_policy(num_hidden_layers=LAYERS) if ranks.is_main else None
-    policy = shard_policy(source, ModelRoom(), room, ranks, CPU)
+    policy = shard_policy(source, ModelConfig(), room, ranks, CPU)
     before = [fsdp.local(parameter).clone() for parameter in policy.parameters()]
     updater = updater_for(policy)
     gauge: Any = Formula(policy, poor if ranks.rank == ranks.world_size - 1 else 1e9)
@@ -86,7 +86,7 @@ def found_on(given: dict[str, Any], poor: float) -> dict[str, Any]:
 
 
 def find_all(cases: list[tuple[dict[str, Any], float]]) -> list[dict[str, Any]]:
-    with mesh.start(ParallelRoom(), "cpu"):
+    with mesh.start(ParallelConfig(), "cpu"):
         return [found_on(given, poor) for given, poor in cases]
 
 
@@ -119,11 +119,11 @@ def run_out(rank: int, port: int, folder: Any) -> None:
     it.
     """
     set_environment(rank, 2, port)
-    with mesh.start(ParallelRoom(), "cpu") as ranks:
-        setup_logging(folder / str(rank), speaks=ranks.is_main)
+    with mesh.start(ParallelConfig(), "cpu") as ranks:
+        setup_logging(folder / str(rank), is_main=ranks.is_main)
         with Heartbeat(ranks, timeout_s=20.0):
             policy = shard_policy(
-                make_policy() if ranks.is_main else None, ModelRoom(), ParallelRoom(), ranks, CPU
+                make_policy() if ranks.is_main else None, ModelConfig(), ParallelConfig(), ranks, CPU
             )
             updater = updater_for(policy, micro_batch_tokens=30)
             batches = my_batches(make_samples(make_policy()), ranks)
@@ -144,7 +144,7 @@ def sharded_alone() -> str:
     store = torch.distributed.HashStore()  # pyright: ignore[reportPrivateImportUsage]
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     policy = shard_policy(
-        make_policy(), ModelRoom(), ParallelRoom(), mesh.make_ranks(ParallelRoom(), "cpu"), CPU
+        make_policy(), ModelConfig(), ParallelConfig(), mesh.make_ranks(ParallelConfig(), "cpu"), CPU
     )
     updater = updater_for(policy)
     rows = policy.completion_hidden

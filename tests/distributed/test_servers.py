@@ -69,7 +69,9 @@ def test_two_ranks_with_a_server_equal_one_process_with_the_native_engine(tmp_pa
     assert done.returncode == 0, done.stderr
     run(tmp_path / "one", **SETTINGS)
     assert_same(tmp_path / "two", tmp_path / "one")
-    assert all(row["sampler_logprob_difference"] < 1e-4 for row in rows(tmp_path / "two", "train"))
+    assert all(
+        row["sampling/sampling_logp_difference/mean"] < 1e-4 for row in rows(tmp_path / "two", "train")
+    )
 
 
 @pytest.mark.slow

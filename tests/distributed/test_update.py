@@ -13,8 +13,8 @@ from tests.conftest import make_policy
 from tests.distributed.launch import run_on
 from tests.unit.test_update import make_samples, sequence_logprobs, train_on, updater_for
 from whetstone.config import build
-from whetstone.config.parallel import ParallelRoom
-from whetstone.config.sections import ModelRoom
+from whetstone.config.parallel import ParallelConfig
+from whetstone.config.sections import ModelConfig
 from whetstone.engines import make_engine
 from whetstone.engines.base import Request, SamplingParams
 from whetstone.errors import UserError
@@ -58,7 +58,7 @@ MORE: list[Case] = [
     ("FSDP 2, critic of its own, checkpointing", {"checkpointing": True}, "smollm",
      {**CRITIC, "critic": "model"}),
     ("FSDP 2, moving reference, gspo", {}, "llama",
-     {"beta": 0.1, "kl_target": "moving", "loss_type": "gspo"}),
+     {"beta": 0.1, "kl_reference": "moving", "loss_type": "gspo"}),
     ("TP 2, LoRA", {"tp_size": 2, "lora": True}, "llama", {"beta": 0.1}),
     ("FSDP 2, LoRA, entropy quantile", {"lora": True}, "qwen3", {"top_entropy_quantile": 0.5}),
 ]  # fmt: skip
@@ -68,7 +68,7 @@ def plain_policy(architecture: str, lora: bool) -> Policy:
     plain = make_policy(architecture)
     if not lora:
         return plain
-    model = add_lora(plain.model, ModelRoom(use_peft=True, lora_r=4), None)
+    model = add_lora(plain.model, ModelConfig(use_peft=True, lora_r=4), None)
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():  # the second factor begins as zeros, which would hide the first one's gradient
         for name, parameter in model.named_parameters():
@@ -88,7 +88,7 @@ class Trained:
 
     def __init__(self, policy: Policy, batches: list[Batch], flat: dict[str, Any]):
         wants_reference = flat.get("beta", 0) > 0
-        moving = flat.get("kl_target") == "moving"
+        moving = flat.get("kl_reference") == "moving"
         reference = Reference.from_policy(policy, policy, moving=moving) if wants_reference else None
         # A floor under Adam's denominator: gradients that are only rounding must not become steps of full
         # size.
@@ -116,13 +116,13 @@ def compare(cases: list[Case]) -> list[tuple[str, float, float, float]]:
     for name, given, architecture, flat in cases:
         settings = dict(given)
         lora, checkpointing = settings.pop("lora", False), settings.pop("checkpointing", False)
-        room = ParallelRoom(**settings)
-        ranks = mesh.make_ranks(room, "cpu")
+        parallel = ParallelConfig(**settings)
+        ranks = mesh.make_ranks(parallel, "cpu")
         samples = make_samples(make_policy(architecture))
         alone = Trained(plain_policy(architecture, lora), pack(samples, 30), flat)
         source = plain_policy(architecture, lora) if ranks.is_main else None
-        model_room = ModelRoom(gradient_checkpointing=checkpointing)
-        policy = shard_policy(source, model_room, room, ranks, CPU)
+        model_config = ModelConfig(gradient_checkpointing=checkpointing)
+        policy = shard_policy(source, model_config, parallel, ranks, CPU)
         together = Trained(policy, my_batches(samples, ranks), flat)
         gradient = max(difference(a, b) for a, b in zip(alone.gradient, together.gradient, strict=True))
         rows = max(abs(a[key] - b[key]) for a, b in zip(alone.rows, together.rows, strict=True) for key in a)
@@ -135,13 +135,13 @@ def difference(one: torch.Tensor, other: torch.Tensor) -> float:
     return ((one - other).norm() / one.norm().clamp(min=1e-12)).item()
 
 
-def steps_with_checkpoint(folder: Path, room: ParallelRoom, ranks: Ranks, *, resume: bool) -> list[Any]:
+def steps_with_checkpoint(folder: Path, parallel: ParallelConfig, ranks: Ranks, *, resume: bool) -> list[Any]:
     """Two steps with a critic and a moving reference, a checkpoint, three more steps; or only those three."""
     flat = {
         "advantage": "gae",
         "critic": "model",
         "beta": 0.1,
-        "kl_target": "moving",
+        "kl_reference": "moving",
         "ref_model_sync_steps": 1,
     }
     flat |= {
@@ -157,7 +157,7 @@ def steps_with_checkpoint(folder: Path, room: ParallelRoom, ranks: Ranks, *, res
         policy = make_policy("smollm")
     else:
         source = make_policy("smollm") if ranks.is_main else None
-        policy = shard_policy(source, ModelRoom(), room, ranks, CPU)
+        policy = shard_policy(source, ModelConfig(), parallel, ranks, CPU)
     updater = updater_for(policy, Reference.from_policy(policy, policy, moving=True), **flat)
     batches = my_batches(samples, ranks)
     if resume:
@@ -182,14 +182,14 @@ def steps_with_checkpoint(folder: Path, room: ParallelRoom, ranks: Ranks, *, res
     return [fsdp.full(p.detach()).clone().numpy() for p in (*policy.parameters(), *critic.parameters())]
 
 
-def sampled(room: ParallelRoom, architecture: str) -> tuple[list[Any], list[Any], float]:
+def sampled(parallel: ParallelConfig, architecture: str) -> tuple[list[Any], list[Any], float]:
     """What the native engine samples from weights that are spread, beside a process alone, and how far its
     logprobs are from those of the trainer, after the weights have moved.
     """
-    ranks = mesh.make_ranks(room, "cpu")
+    ranks = mesh.make_ranks(parallel, "cpu")
     samples = make_samples(make_policy(architecture))
     source = make_policy(architecture) if ranks.is_main else None
-    policy = shard_policy(source, ModelRoom(), room, ranks, CPU)
+    policy = shard_policy(source, ModelConfig(), parallel, ranks, CPU)
     plain = make_policy(architecture)
     engines = []
     for one, batches in ((plain, pack(samples, 30)), (policy, my_batches(samples, ranks))):
@@ -217,7 +217,7 @@ def sliced_vocabulary() -> float:
     """The vocabulary split between two ranks, 97 tokens unevenly, against whole float64 logits: values and
     gradients.
     """
-    ranks = mesh.make_ranks(ParallelRoom(tp_size=2), "cpu")
+    ranks = mesh.make_ranks(ParallelConfig(tp_size=2), "cpu")
     generator = torch.Generator().manual_seed(5)
     logits = 30 * torch.randn(6, 97, generator=generator, dtype=torch.float64)
     reference = torch.randn(6, 97, generator=generator, dtype=torch.float64).log_softmax(-1)
@@ -248,32 +248,32 @@ def refusals() -> list[str]:
     for architecture, given in (("phi3", {"tp_size": 2}), ("llama", {"tp_size": 2, "heads": 1})):
         settings: dict[str, Any] = dict(given)
         changes = {"num_key_value_heads": settings.pop("heads")} if "heads" in settings else {}
-        ranks = mesh.make_ranks(ParallelRoom(**settings), "cpu")
+        ranks = mesh.make_ranks(ParallelConfig(**settings), "cpu")
         source = make_policy(architecture, **changes) if ranks.is_main else None
         try:
-            shard_policy(source, ModelRoom(), ParallelRoom(**settings), ranks, CPU)
+            shard_policy(source, ModelConfig(), ParallelConfig(**settings), ranks, CPU)
         except UserError as error:
             said.append(str(error))
     return said
 
 
 def on_two(folder: Path) -> dict[str, Any]:
-    with mesh.start(ParallelRoom(), "cpu") as ranks:
+    with mesh.start(ParallelConfig(), "cpu") as ranks:
         return {
             "compared": compare(CASES[2]),
-            "whole": steps_with_checkpoint(folder, ParallelRoom(), ranks, resume=False),
-            "sampled": [sampled(ParallelRoom(), "llama"), sampled(ParallelRoom(tp_size=2), "qwen3")],
+            "whole": steps_with_checkpoint(folder, ParallelConfig(), ranks, resume=False),
+            "sampled": [sampled(ParallelConfig(), "llama"), sampled(ParallelConfig(tp_size=2), "qwen3")],
             "sliced": sliced_vocabulary(),
             "refused": refusals(),
         }
 
 
 def on_four(folder: Path) -> dict[str, Any]:
-    room = ParallelRoom(tp_size=2)
-    with mesh.start(room, "cpu") as ranks:
+    parallel = ParallelConfig(tp_size=2)
+    with mesh.start(parallel, "cpu") as ranks:
         return {
             "compared": compare(CASES[4]),
-            "resumed": steps_with_checkpoint(folder, room, ranks, resume=True),
+            "resumed": steps_with_checkpoint(folder, parallel, ranks, resume=True),
         }
 
 
@@ -284,12 +284,12 @@ def results(tmp_path_factory) -> dict[int, list[dict[str, Any]]]:
     """
     folder = tmp_path_factory.mktemp("run")
     found: dict[int, Any] = {2: run_on(2, on_two, folder), 4: run_on(4, on_four, folder)}
-    found[1] = [{"resumed": steps_with_checkpoint(folder, ParallelRoom(), SINGLE, resume=True)}]
+    found[1] = [{"resumed": steps_with_checkpoint(folder, ParallelConfig(), SINGLE, resume=True)}]
     return found
 
 
 def on_two_more(folder: Path) -> dict[str, Any]:
-    with mesh.start(ParallelRoom(), "cpu"):
+    with mesh.start(ParallelConfig(), "cpu"):
         return {"compared": compare(MORE)}
 
 

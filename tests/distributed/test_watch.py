@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.distributed.launch import CONTEXT, free_port, set_environment
-from whetstone.config.parallel import ParallelRoom
+from whetstone.config.parallel import ParallelConfig
 from whetstone.parallel import mesh
 from whetstone.parallel.collectives import all_reduce_ranks
 from whetstone.parallel.heartbeat import EXIT_CODE, Heartbeat
@@ -26,8 +26,8 @@ REASONS = {
 def work(rank: int, port: int, how: str, folder) -> None:
     """The first rank waits in a collective for the second, which does something worse."""
     set_environment(rank, 2, port)
-    with mesh.start(ParallelRoom(), "cpu") as ranks:
-        setup_logging(folder / str(rank), speaks=ranks.is_main)
+    with mesh.start(ParallelConfig(), "cpu") as ranks:
+        setup_logging(folder / str(rank), is_main=ranks.is_main)
         with Heartbeat(ranks, timeout_s=3.0):
             all_reduce_ranks(ranks, torch.zeros(1))
             if ranks.rank == 1 and how == "raise":

@@ -50,7 +50,7 @@ CASES = {
     "a schedule that does not exist": (["lr_scheduler_type=cosin"], ["cosin", "constant_with_warmup"]),
     "an engine that is not installed": (["rollout_engine=sglang"], ["pip install", "rollout_servers"]),
     "a server that is not there": (
-        ["rollout_engine=vllm", "rollout_servers=127.0.0.1:9", "vllm_server_timeout=1"],
+        ["rollout_engine=vllm", "rollout_servers=127.0.0.1:9", "server_timeout_s=1"],
         ["http://127.0.0.1:9", "whet serve"],
     ),
     "a reward function that is not there": (["reward_funcs=[my_rewards.py:f]"], ["my_rewards.py"]),

@@ -45,7 +45,7 @@ def start():
 def same(one, other):
     """Two runs' rows but for what only servers have."""
     for mine, theirs in zip(rows(one, "train"), rows(other, "train"), strict=True):
-        for key in ("reward", "accuracy", "length_mean", "loss", "grad_norm"):
+        for key in ("reward", "accuracy", "completions/mean_length", "loss", "grad_norm"):
             assert mine[key] == pytest.approx(theirs[key], rel=1e-3, abs=1e-6), key
 
 
@@ -66,7 +66,7 @@ def test_a_run_with_servers_equals_one_without(tmp_path, start, monkeypatch, ahe
     helper = threading.Thread(target=bring_back, daemon=True)
     helper.start()
     addresses = f"{first.url},{second.url}"
-    run(tmp_path / "servers", rollout_engine="vllm", rollout_servers=addresses, max_slots=2, **settings)
+    run(tmp_path / "servers", rollout_engine="vllm", rollout_servers=addresses, max_num_seqs=2, **settings)
     helper.join()
     same(tmp_path / "native", tmp_path / "servers")
     ours = weights(tmp_path / "servers" / "run" / "final_model")
@@ -76,7 +76,10 @@ def test_a_run_with_servers_equals_one_without(tmp_path, start, monkeypatch, ahe
     assert max(difference.max().item() for difference in differences.values()) < 5e-5
     assert torch.cat([difference.flatten() for difference in differences.values()]).mean() < 1e-8
     if not ahead:
-        assert max(row["sampler_logprob_difference"] for row in rows(tmp_path / "servers", "train")) < 1e-4
+        assert (
+            max(row["sampling/sampling_logp_difference/mean"] for row in rows(tmp_path / "servers", "train"))
+            < 1e-4
+        )
 
 
 def test_a_push_that_goes_wrong_in_silence_stops_the_run(tmp_path, start, monkeypatch):
@@ -92,7 +95,7 @@ def test_a_push_that_goes_wrong_in_silence_stops_the_run(tmp_path, start, monkey
 def test_the_bound_on_the_difference():
     def check(difference, *words, staleness=0.0):
         check_logprob_difference(
-            {"sampler_logprob_difference": difference}, load(None, words).config, staleness
+            {"sampling/sampling_logp_difference/mean": difference}, load(None, words).config, staleness
         )
 
     check(0.09)

@@ -69,9 +69,9 @@ VARIANTS = {
         "advantage": "gae",
         "critic_learning_rate": 1e-3,
         "beta": 0.05,
-        "kl_target": "moving",
+        "kl_reference": "moving",
         "ref_model_sync_steps": 1,
-        "kl_target_value": 0.01,
+        "target_kl": 0.01,
         "entropy_target": 0.1,
     },
 }
@@ -172,19 +172,19 @@ def test_what_a_run_leaves_behind(tmp_path):
     train_rows = rows(tmp_path, "train")
     assert [row["step"] for row in train_rows] == [1, 2, 3, 4]
     second = [row for row in read_rows(folder / "metrics.jsonl") if row["kind"] == "train"][1]
-    assert second["time/step"] > second["time/eval"] > second["time/score"]
+    assert second["step_time"] > second["time/eval"] > second["time/reward_wait"]
     for key in (
         "reward",
         "accuracy",
         "entropy",
         "loss",
         "grad_norm",
-        "clip_share",
-        "length_mean",
-        "truncated_share",
+        "clip_ratio/region_mean",
+        "completions/mean_length",
+        "completions/clipped_ratio",
     ):
         assert all(math.isfinite(row[key]) for row in train_rows), key
-    assert all(row["sampler_logprob_difference"] < 1e-4 for row in train_rows)
+    assert all(row["sampling/sampling_logp_difference/mean"] < 1e-4 for row in train_rows)
     assert load(folder / "config.yaml").config == load(None, words(tmp_path, fixed_eval_steps=2)).config
     model = AutoModelForCausalLM.from_pretrained(folder / "checkpoint-4")
     prompt = AutoTokenizer.from_pretrained(folder / "checkpoint-4")("2 + 2", return_tensors="pt")
@@ -289,12 +289,16 @@ def test_it_learns_one_batch_ahead(tmp_path):
     settings |= {"eval_num_samples": 64, "eval_greedy": False, "fixed_eval_steps": 0, "save_strategy": "no"}
     settings |= {"output_dir": tmp_path, "eval_num_examples_to_print": 0, "reward_workers": 1}
     results = train(load("quickstart", [f"{key}={value}" for key, value in settings.items()]))
-    gain = results["versus_start"]
+    gain = results["delta_vs_step0"]
     assert gain["difference"] >= 0.15 and gain["p_value"] < 0.05, gain
     lines = (tmp_path / "quickstart" / "metrics.jsonl").read_text().splitlines()
     steps = [row for row in map(json.loads, lines) if row["kind"] == "train"]
     assert [row["staleness"] for row in steps] == [0, 1, 1, 1, 1, 1]
-    assert steps[0]["sampler_logprob_difference"] < 1e-4 < steps[1]["sampler_logprob_difference"]
+    assert (
+        steps[0]["sampling/sampling_logp_difference/mean"]
+        < 1e-4
+        < steps[1]["sampling/sampling_logp_difference/mean"]
+    )
 
 
 def test_programs_are_run_and_their_tests_written_down(tmp_path):
@@ -312,7 +316,8 @@ def test_programs_are_run_and_their_tests_written_down(tmp_path):
     path = tmp_path / "problems.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in problems))
     settings = (
-        f'{{code: {{config: {{path: "{path}", language: python, continue_starter: true, eval_share: 0.3}}}}}}'
+        f'{{code: {{config: {{path: "{path}", language: python, continue_starter: true, '
+        "eval_fraction: 0.3}}}"
     )
     run(tmp_path, datasets=settings, reward_funcs="accuracy", eval_samples_per_problem=2, eval_temperature=1)
     shares = [

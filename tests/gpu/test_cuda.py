@@ -99,8 +99,10 @@ def test_bf16_engine_and_trainer_agree(architecture, seeds, changes):
     if seeds == 64 and torch.cuda.get_device_capability() == tiles.CAPABILITY:
         assert all(cache.cache_info().hits > hits for cache, hits in zip(caches, before, strict=True))
     row = train_on(updater_for(policy, learning_rate=0.0), [pack(samples, 1000)])
-    print(f"mean absolute difference of logprobs in bf16: {row['sampler_logprob_difference']:.4f}")
-    assert row["sampler_logprob_difference"] < 0.02
+    print(
+        f"mean absolute difference of logprobs in bf16: {row['sampling/sampling_logp_difference/mean']:.4f}"
+    )
+    assert row["sampling/sampling_logp_difference/mean"] < 0.02
 
 
 def make_samples_from_engine(policy, seeds):
@@ -129,7 +131,7 @@ def test_the_quickstart_learns_on_the_gpu(tmp_path, bf16):
     words = [f"output_dir={tmp_path}", f"bf16={bf16}", "max_steps=20", "eval_num_samples=150", "device=cuda"]
     results = train(load("quickstart", words))
     rows = [json.loads(line) for line in (tmp_path / "quickstart" / "metrics.jsonl").read_text().splitlines()]
-    differences = [row["sampler_logprob_difference"] for row in rows if row["kind"] == "train"]
+    differences = [row["sampling/sampling_logp_difference/mean"] for row in rows if row["kind"] == "train"]
     print(f"bf16={bf16}: {results['accuracy_before']['mean']:.3f} -> {results['accuracy_after']['mean']:.3f} "
           f"in {results['seconds']} s, logprob difference at most {max(differences):.5f}")  # fmt: skip
     assert results["accuracy_after"]["mean"] > results["accuracy_before"]["mean"] + 0.3

@@ -83,7 +83,7 @@ def _scorer(task: str, folder: Path) -> tuple[Any, Any]:
         "reward_funcs=[accuracy]",
         f"reward_timeout_s={LIMIT_S}",
         "sandbox_time_limit_s=1",
-        "max_reward_failure_share=1.0",
+        "max_reward_failure_fraction=1.0",
         "reward_workers=1",
         "eval_num_samples=0",
     ]

@@ -19,6 +19,7 @@ COMMANDS = (
     "compare",
     "serve",
     "launch",
+    "completion",
 )
 
 

@@ -38,7 +38,8 @@ def import_everything() -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401
 
     import whetstone.cli
-    import whetstone.commands.listing
+    import whetstone.commands.config
+    import whetstone.commands.tasks
     import whetstone.report
     import whetstone.rollout.async_source
     import whetstone.train  # noqa: F401

@@ -68,9 +68,9 @@ VARIANTS = {
             name="moving-reference",
             settings={
                 "beta": 0.05,
-                "kl_target": "moving",
+                "kl_reference": "moving",
                 "ref_model_sync_steps": 1,
-                "kl_target_value": 0.01,
+                "target_kl": 0.01,
                 "entropy_target": 0.1,
             },
         ),

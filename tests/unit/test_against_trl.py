@@ -14,7 +14,7 @@ import torch
 
 from whetstone.algorithm.losses import ratio_level
 from whetstone.config import build, make_plan
-from whetstone.config.sections import ModelRoom
+from whetstone.config.sections import ModelConfig
 from whetstone.model.policy import load_policy
 from whetstone.types import Completion, Finish, Rollout, Score
 from whetstone.update.experience import Experience
@@ -42,7 +42,7 @@ def reference_of(old: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def policy():
-    return load_policy(ModelRoom(model_name_or_path="pebble", device="cpu"))
+    return load_policy(ModelConfig(model_name_or_path="pebble", device="cpu"))
 
 
 @pytest.fixture(scope="module")

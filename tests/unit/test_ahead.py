@@ -11,8 +11,8 @@ import torch
 
 from tests.conftest import make_policy
 from tests.unit.test_rollout import Codec, batch_of
-from whetstone.config import build, make_plan, without_effect
-from whetstone.config.sections import ModelRoom
+from whetstone.config import build, ineffective_settings, make_plan
+from whetstone.config.sections import ModelConfig
 from whetstone.engines import make_engine
 from whetstone.engines.native import NativeEngine
 from whetstone.engines.synced_copy import SyncedCopyEngine, copy_weights
@@ -176,7 +176,7 @@ def test_the_policy_may_train_while_the_engine_keeps_its_weights():
 def test_with_lora_only_the_adapter_is_copied():
     plain = make_policy()
     policy = Policy(
-        add_lora(plain.model, ModelRoom(use_peft=True, lora_r=2), None), plain.tokenizer, plain.device
+        add_lora(plain.model, ModelConfig(use_peft=True, lora_r=2), None), plain.tokenizer, plain.device
     )
     own = policy.copy()
     pairs = list(zip(policy.model.parameters(), own.model.parameters(), strict=True))
@@ -259,9 +259,9 @@ def test_the_batch_under_way_survives_a_checkpoint(rewards, scorer):
 
 
 def test_old_samples_are_weighed_unless_somebody_chose():
-    assert build({"async_rollouts": 1}).loss.sampler_correction == "token_truncate"
-    assert build({"async_rollouts": 1, "sampler_correction": "none"}).loss.sampler_correction == "none"
-    assert build({}).loss.sampler_correction == "none"
+    assert build({"async_rollouts": 1}).loss.importance_correction == "token_truncate"
+    assert build({"async_rollouts": 1, "importance_correction": "none"}).loss.importance_correction == "none"
+    assert build({}).loss.importance_correction == "none"
     with pytest.raises(UserError, match="async_rollouts"):
         build({"async_rollouts": 2})
 
@@ -270,9 +270,9 @@ def test_the_off_policy_mask_has_effect_on_old_samples():
     flat = {"off_policy_mask_threshold": 0.1, "max_steps": 4}
     for ahead, expected in ((0, 1), (1, 0)):
         config = build({**flat, "async_rollouts": ahead})
-        assert len(without_effect(config, make_plan(config, num_problems=10))) == expected
+        assert len(ineffective_settings(config, make_plan(config, num_problems=10))) == expected
     config = build({"async_rollouts": 1, "max_steps": 1})
-    (note,) = without_effect(config, make_plan(config, num_problems=10))
+    (note,) = ineffective_settings(config, make_plan(config, num_problems=10))
     assert "one batch" in note
 
 

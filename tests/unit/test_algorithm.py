@@ -14,7 +14,7 @@ from whetstone.algorithm.losses import LossInputs, LossOutputs, importance_ratio
 from whetstone.algorithm.masks import high_entropy, off_policy_keep, sampler_weights, sequence_mean
 from whetstone.algorithm.reduce import token_weights
 from whetstone.config.losses import LOSSES, Loss
-from whetstone.config.sections import LossRoom
+from whetstone.config.sections import LossConfig
 from whetstone.errors import UserError
 
 # ---- advantages -------------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ def near(tensor, values):
 
 @pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dr_grpo", "dapo"])
 def test_clipped_loss_and_gradient_by_hand(loss_type):
-    outputs, gradient = loss_and_gradient(LossRoom(loss_type=loss_type, epsilon=0.2))
+    outputs, gradient = loss_and_gradient(LossConfig(loss_type=loss_type, epsilon=0.2))
     # -min(rA, clip(r)A): token 1: -min(1.5, 1.2); 2: -min(-0.5, -0.8); 3: -2.2; 4: -min(-1.5, -1.2)
     assert near(outputs.loss, [-1.2, 0.8, -2.2, 1.5])
     # clipped tokens have no gradient; the others have -rA
@@ -94,15 +94,15 @@ def test_clipped_loss_and_gradient_by_hand(loss_type):
 
 
 def test_clip_higher_and_two_sided_clip():
-    outputs, gradient = loss_and_gradient(LossRoom(epsilon=0.2, epsilon_high=0.6))
+    outputs, gradient = loss_and_gradient(LossConfig(epsilon=0.2, epsilon_high=0.6))
     assert outputs.loss[0].item() == pytest.approx(-1.5) and gradient[0].item() == pytest.approx(-1.5)
-    outputs, gradient = loss_and_gradient(LossRoom(epsilon=0.2, delta=1.3))
+    outputs, gradient = loss_and_gradient(LossConfig(epsilon=0.2, delta=1.3))
     assert outputs.loss[3].item() == pytest.approx(1.3) and gradient[3].item() == 0.0
 
 
 @pytest.mark.parametrize("config", [
-    LossRoom(loss_type="gspo", epsilon=0.2),
-    LossRoom(loss_type="grpo", importance_sampling_level="sequence", epsilon=0.2),
+    LossConfig(loss_type="gspo", epsilon=0.2),
+    LossConfig(loss_type="grpo", importance_sampling_level="sequence", epsilon=0.2),
 ])  # fmt: skip
 def test_sequence_ratio_by_hand(config):
     # geometric means: s1 = sqrt(1.5 * 0.5) = 0.8660, inside the clip; s2 = sqrt(1.1 * 1.5) = 1.2845, outside
@@ -116,18 +116,18 @@ def test_sequence_ratio_by_hand(config):
 
 
 def test_cispo_by_hand():
-    outputs, gradient = loss_and_gradient(LossRoom(loss_type="cispo", epsilon_high=1.2))
+    outputs, gradient = loss_and_gradient(LossConfig(loss_type="cispo", epsilon_high=1.2))
     weights = [1.2, 0.5, 1.1, 1.2]
     logprobs = OLD + RATIOS.log()
     expected = [-w * a * p for w, a, p in zip(weights, ADVANTAGES.tolist(), logprobs.tolist(), strict=True)]
     assert near(outputs.loss, expected)
     assert near(gradient, [-1.2, 0.5, -2.2, 1.2])  # -wA: a bounded token keeps its gradient
     assert outputs.clipped.tolist() == [1.0, 0.0, 0.0, 0.0]
-    assert LossRoom(loss_type="cispo").upper_epsilon == 5.0
+    assert LossConfig(loss_type="cispo").upper_epsilon == 5.0
 
 
 def test_sapo_by_hand():
-    outputs, gradient = loss_and_gradient(LossRoom(loss_type="sapo"))
+    outputs, gradient = loss_and_gradient(LossConfig(loss_type="sapo"))
     expected, slopes = [], []
     for ratio, advantage in zip(RATIOS.tolist(), ADVANTAGES.tolist(), strict=True):
         t = 1.0 if advantage > 0 else 1.05
@@ -139,14 +139,16 @@ def test_sapo_by_hand():
 
 
 def test_reinforce_by_hand():
-    outputs, gradient = loss_and_gradient(LossRoom(loss_type="reinforce"))
+    outputs, gradient = loss_and_gradient(LossConfig(loss_type="reinforce"))
     assert near(outputs.loss, (-ADVANTAGES * (OLD + RATIOS.log())).tolist())
     assert near(gradient, [-1.0, 1.0, -2.0, 1.0])
 
 
 @pytest.mark.parametrize("loss_type", LOSSES)
 def test_at_ratio_one_every_loss_has_the_gradient_of_reinforce(loss_type):
-    _, gradient = loss_and_gradient(LossRoom(loss_type=loss_type), ratios=torch.ones(4, dtype=torch.float64))
+    _, gradient = loss_and_gradient(
+        LossConfig(loss_type=loss_type), ratios=torch.ones(4, dtype=torch.float64)
+    )
     if loss_type == "gspo":  # the mean over a sequence: (1 - 1) / 2 and (2 - 1) / 2 for both of its tokens
         assert near(gradient, [0.0, 0.0, -0.5, -0.5])
     else:
@@ -156,8 +158,8 @@ def test_at_ratio_one_every_loss_has_the_gradient_of_reinforce(loss_type):
 def test_a_factor_scales_the_policy_loss_but_not_the_kl():
     reference = OLD - 0.3
     factor = torch.tensor([1.0, 0.5, 0.0, 0.0], dtype=torch.float64)
-    plain, _ = loss_and_gradient(LossRoom())
-    outputs, _ = loss_and_gradient(LossRoom(beta=0.1), reference=reference, factor=factor)
+    plain, _ = loss_and_gradient(LossConfig())
+    outputs, _ = loss_and_gradient(LossConfig(beta=0.1), reference=reference, factor=factor)
     assert near(outputs.loss, (plain.loss * factor + 0.1 * outputs.kl).tolist())
 
 
@@ -192,8 +194,8 @@ def test_kl_estimators_agree_with_the_divergence_in_expectation():
 
 def test_bias_corrected_kl_is_weighted_by_the_ratio():
     config: Any = {"epsilon": 0.2, "beta": 0.1}
-    plain, _ = loss_and_gradient(LossRoom(**config, use_bias_correction_kl=False), reference=OLD)
-    corrected, gradient = loss_and_gradient(LossRoom(**config), reference=OLD)
+    plain, _ = loss_and_gradient(LossConfig(**config, use_bias_correction_kl=False), reference=OLD)
+    corrected, gradient = loss_and_gradient(LossConfig(**config), reference=OLD)
     assert near(corrected.kl, (plain.kl * RATIOS).tolist())
     # r k3 = r (1/r + log r - 1) = 1 + r log r - r; its derivative by log p is r log r. Token 1 is clipped.
     assert gradient[0].item() == pytest.approx(0.1 * 1.5 * math.log(1.5))
@@ -217,12 +219,12 @@ def test_off_policy_rule_is_signed_or_absolute():
 ])  # fmt: skip
 def test_sampler_weights_by_hand(mode, expected):
     difference = torch.tensor([2.0, 0.5, 4.0, 0.5]).log()  # products: 1 and 2
-    config = LossRoom(sampler_correction=mode, sampler_correction_min=0.4)
+    config = LossConfig(importance_correction=mode, importance_correction_min=0.4)
     assert sampler_weights(difference, SEQUENCE, 2, config).tolist() == pytest.approx(expected)
 
 
 def test_a_sequence_beyond_the_bound_is_masked_whole():
-    config = LossRoom(sampler_correction="sequence_mask", sampler_correction_max=1.5)
+    config = LossConfig(importance_correction="sequence_mask", importance_correction_max=1.5)
     assert sampler_weights(
         torch.tensor([2.0, 0.5, 4.0, 0.5]).log(), SEQUENCE, 2, config
     ).tolist() == pytest.approx([1.0, 1.0, 0.0, 0.0])
@@ -257,7 +259,7 @@ def test_token_weights_by_hand():
 def test_every_loss_is_a_record_and_a_name_of_the_configuration():
     from typing import get_args
 
-    names, _ = get_args(LossRoom.model_fields["loss_type"].annotation)
+    names, _ = get_args(LossConfig.model_fields["loss_type"].annotation)
     assert set(get_args(names)) == set(LOSSES)
     for kind in LOSSES:
         token_weights(torch.tensor([1]), torch.tensor([1.0]), loss_type=kind, max_length=1)
@@ -273,7 +275,7 @@ def test_a_loss_is_one_record(monkeypatch: pytest.MonkeyPatch, average: Any, exp
 
     monkeypatch.setattr(losses, "halved", halved, raising=False)
     monkeypatch.setitem(LOSSES, "halved", Loss(function="halved", average=average, ratio="sequence"))
-    config = LossRoom(loss_type="halved")
+    config = LossConfig(loss_type="halved")
     first, second = math.sqrt(1.5 * 0.5), math.sqrt(1.1 * 1.5)  # the ratios of the two sequences
     outputs, _ = loss_and_gradient(config)
     assert near(outputs.loss, [-0.5 * first, 0.5 * first, -second, 0.5 * second])
@@ -309,10 +311,10 @@ odd.average = "median"
 def test_a_loss_of_the_users_own_file(tmp_path):
     (tmp_path / "own.py").write_text(OWN_LOSS)
 
-    def own(name: str) -> LossRoom:
-        return LossRoom(loss_type=f"{tmp_path / 'own.py'}:{name}")
+    def own(name: str) -> LossConfig:
+        return LossConfig(loss_type=f"{tmp_path / 'own.py'}:{name}")
 
-    ours, gradient = loss_and_gradient(LossRoom(loss_type="gspo"))
+    ours, gradient = loss_and_gradient(LossConfig(loss_type="gspo"))
     theirs, same_gradient = loss_and_gradient(own("copy_of_gspo"))
     assert torch.equal(ours.loss, theirs.loss) and torch.equal(gradient, same_gradient)
     weights = {"lengths_S": torch.tensor([2, 6]), "mask_S": torch.tensor([1.0, 1.0]), "max_length": 9}
@@ -326,7 +328,7 @@ def test_a_loss_of_the_users_own_file(tmp_path):
 
 def test_cispo_refuses_a_cap_below_one():
     with pytest.raises(ValueError, match="set it to 5"):
-        LossRoom(loss_type="cispo", epsilon_high=0.28)
+        LossConfig(loss_type="cispo", epsilon_high=0.28)
 
 
 # ---- generalised advantage estimation ---------------------------------------------------------------------

@@ -236,7 +236,7 @@ def _fail(gradient):
 
 @pytest.mark.parametrize(
     "what",
-    [{"kl_target": "base"}, {"kl_target": "rollout"}, {"kl_estimator": "full"}, {"advantage": "gae"}],
+    [{"kl_reference": "base"}, {"kl_reference": "rollout"}, {"kl_estimator": "full"}, {"advantage": "gae"}],
     ids=["reference", "old logprobs", "whole KL", "critic"],
 )
 def test_memory_that_runs_out_before_the_update_cuts_micro_batches_too(what):
@@ -246,7 +246,9 @@ def test_memory_that_runs_out_before_the_update_cuts_micro_batches_too(what):
         policy = make_policy()
         other = make_policy(seed=1)  # else the KL and its gradient are 0
         reference = (
-            None if what.get("kl_target") == "rollout" else Reference.from_policy(policy, other, moving=False)
+            None
+            if what.get("kl_reference") == "rollout"
+            else Reference.from_policy(policy, other, moving=False)
         )
         updater = updater_for(policy, reference, **flat)
         updater.micro_batch_size.tokens = 60

@@ -218,11 +218,11 @@ def test_a_write_that_fails_in_torch_is_said(tmp_path, monkeypatch):
 
 
 def test_a_resumed_schedule_has_the_rate_of_now():
-    from whetstone.config.update import UpdateRoom
+    from whetstone.config.update import UpdateConfig
     from whetstone.optimizer import Optimizer
 
     def optimiser(rate, num_steps):
-        room = UpdateRoom(learning_rate=rate, lr_scheduler_type="linear")
+        room = UpdateConfig(learning_rate=rate, lr_scheduler_type="linear")
         return Optimizer([torch.nn.Parameter(torch.zeros(2))], room, num_steps=num_steps, warmup_steps=0)
 
     first = optimiser(1.0, 10)

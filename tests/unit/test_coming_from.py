@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from whetstone.cli import run
-from whetstone.commands import listing
-from whetstone.config import load, make_plan, without_effect
-from whetstone.config.sections import Config, ModelRoom
+from whetstone.commands.tasks import config_for_task
+from whetstone.config import ineffective_settings, load, make_plan
+from whetstone.config.sections import Config, ModelConfig
 from whetstone.errors import UserError
 from whetstone.model.chat import Chat
 from whetstone.model.hub import base_and_adapter
@@ -108,7 +108,7 @@ def rows(folder: Path, entries: list[dict]) -> str:
 
 
 def notes_of(config: Config) -> list[str]:
-    return without_effect(config, make_plan(config, num_problems=100))
+    return ineffective_settings(config, make_plan(config, num_problems=100))
 
 
 # --- RL for Real ---
@@ -242,9 +242,9 @@ def test_the_last_word_of_the_command_line_wins(tmp_path: Path) -> None:
 
 
 def test_a_path_is_kept_whatever_the_order(tmp_path: Path) -> None:
-    text = "max_samples: 10\ndata_path: a.json\ndatasets: {math: {config: {eval_share: 0.2}}}"
+    text = "max_samples: 10\ndata_path: a.json\ndatasets: {math: {config: {eval_fraction: 0.2}}}"
     datasets = load(written(tmp_path, text)).config.tasks.datasets
-    assert datasets["math"].config == {"eval_share": 0.2, "path": "a.json", "max_samples": 10}
+    assert datasets["math"].config == {"eval_fraction": 0.2, "path": "a.json", "max_samples": 10}
     # Generated problems have no rows: there are so many of them.
     config = load(None, ["datasets={chain_sum: {}}", "max_samples=10"]).config
     assert (config.tasks.dataset_size, config.tasks.datasets["chain_sum"].config) == (10, {})
@@ -252,7 +252,7 @@ def test_a_path_is_kept_whatever_the_order(tmp_path: Path) -> None:
 
 def test_half_precision_by_either_name(tmp_path: Path) -> None:
     loaded = load(written(tmp_path, "fp16: true\nbf16: false"))
-    assert loaded.config.model.bf16 and not loaded.config.model.fp16
+    assert loaded.config.model.bf16
     assert loaded.notes[0].startswith("fp16 (theirs.yaml) is taken for bf16")
 
 
@@ -282,7 +282,7 @@ def test_the_reward_can_be_tried_on_a_text(tmp_path: Path, capsys: pytest.Captur
 
 def test_an_adapter_as_the_model_goes_on_or_is_merged(tmp_path: Path) -> None:
     """Their way to resume: --model_path results/checkpoint-1000, which here holds an adapter."""
-    first = load_policy(ModelRoom(use_peft=True, lora_r=4, lora_alpha=8))
+    first = load_policy(ModelConfig(use_peft=True, lora_r=4, lora_alpha=8))
     torch.manual_seed(0)
     for parameter in first.parameters():
         parameter.data.normal_(std=0.05)
@@ -295,20 +295,20 @@ def test_an_adapter_as_the_model_goes_on_or_is_merged(tmp_path: Path) -> None:
             return policy.model(input_ids=torch.arange(5, 25)[None]).logits
 
     expected, adapter = logits(first), str(tmp_path)
-    assert (expected - logits(load_policy(ModelRoom()))).abs().max() > 0.1
-    on = load_policy(ModelRoom(model_name_or_path=adapter, use_peft=True, lora_r=4, lora_alpha=8))
+    assert (expected - logits(load_policy(ModelConfig()))).abs().max() > 0.1
+    on = load_policy(ModelConfig(model_name_or_path=adapter, use_peft=True, lora_r=4, lora_alpha=8))
     assert torch.equal(logits(on), expected)
     count = sum(parameter.numel() for parameter in on.parameters())
     assert count == sum(parameter.numel() for parameter in first.parameters())
-    whole = load_policy(ModelRoom(model_name_or_path=adapter))
+    whole = load_policy(ModelConfig(model_name_or_path=adapter))
     torch.testing.assert_close(logits(whole), expected, atol=1e-4, rtol=1e-4)
     assert not whole.is_lora and sum(parameter.numel() for parameter in whole.parameters()) == 2_677_056
     with pytest.raises(UserError, match=r"lora_r is 16, but the adapter .* has 4: set lora_r=4"):
-        load_policy(ModelRoom(model_name_or_path=adapter, use_peft=True))
+        load_policy(ModelConfig(model_name_or_path=adapter, use_peft=True))
     settings = tmp_path / "adapter_config.json"
     settings.write_text(settings.read_text().replace(base_and_adapter(adapter)[0], "/gone/away"))
     with pytest.raises(UserError, match="is an adapter of /gone/away, which can't be had"):
-        load_policy(ModelRoom(model_name_or_path=adapter))
+        load_policy(ModelConfig(model_name_or_path=adapter))
 
 
 # --- one file, FSDP and tensor parallel: countdown ---
@@ -348,7 +348,7 @@ ASKED = {"role": "user", "content": "Make 10 of 4, 2, 8."}
 def test_messages_of_a_row_are_its_prompt(tmp_path: Path) -> None:
     row = {"messages": [SYSTEM, ASKED], "target": 10, "nums": [4, 2, 8]}
     place = rows(tmp_path, [row])
-    config = listing.config_for_task("countdown", {"path": place, "eval_num_samples": 0})
+    config = config_for_task("countdown", {"path": place, "eval_num_samples": 0})
     task = make_task(config, "countdown", config.tasks.datasets["countdown"], "train")
     problem = task.problem(0)
     assert problem.messages == (SYSTEM, ASKED)
@@ -362,7 +362,7 @@ def test_math_keeps_a_row_s_system_message_unless_there_is_another(tmp_path: Pat
     place = rows(tmp_path, [{column: [SYSTEM, ASKED, solved], "answer": "10"}])
 
     def messages(**keys: str) -> tuple:
-        config = listing.config_for_task("math", {"path": place, "eval_num_samples": 0, **keys})
+        config = config_for_task("math", {"path": place, "eval_num_samples": 0, **keys})
         return make_task(config, "math", config.tasks.datasets["math"], "train").problem(0).messages
 
     assert messages() == (SYSTEM, ASKED)

@@ -9,7 +9,7 @@ import pytest
 
 from whetstone.config import Config, build, dump, flatten, load, make_plan
 from whetstone.config.aliases import WITHOUT_EFFECT
-from whetstone.config.load import ROOM_OF, parse_overrides, read_yaml
+from whetstone.config.load import SECTION_OF, parse_overrides, read_yaml
 from whetstone.config.plan import Plan
 from whetstone.config.recipes import recipe_names
 from whetstone.errors import UserError
@@ -28,7 +28,7 @@ KEYS_THAT_MUST_LOAD = [
     "lora_alpha", "lora_dropout", "lora_target_modules", "eval_only", "checkpoint_path",
     "eval_num_samples", "eval_num_examples_to_print", "fixed_eval_steps", "log_reward_variance",
     "verbose_variance_logging", "save_strategy", "save_steps", "save_total_limit", "logging_steps",
-    "logging_first_step", "bf16", "fp16", "gradient_checkpointing", "use_vllm", "vllm_mode",
+    "logging_first_step", "bf16", "gradient_checkpointing", "use_vllm", "vllm_mode",
 ]  # fmt: skip
 
 
@@ -43,12 +43,12 @@ def refused(*overrides: str) -> str:
 
 
 def test_every_key_of_the_known_projects_is_a_key_here() -> None:
-    assert [key for key in KEYS_THAT_MUST_LOAD if key not in ROOM_OF] == []
+    assert [key for key in KEYS_THAT_MUST_LOAD if key not in SECTION_OF] == []
 
 
-def test_no_key_stands_in_two_rooms() -> None:
+def test_no_key_stands_in_two_sections() -> None:
     keys = [key for field in Config.model_fields.values() for key in field.annotation.model_fields]  # type: ignore[union-attr]
-    assert len(keys) == len(set(keys)) == len(ROOM_OF)
+    assert len(keys) == len(set(keys)) == len(SECTION_OF)
 
 
 def test_every_key_says_what_it_means() -> None:
@@ -153,7 +153,7 @@ def test_other_names_mean_ours(word: str, key: str, value: object) -> None:
     loaded = load(None, [word])
     assert flatten(loaded.config)[key] == value
     said = word.split("=")[0]
-    if said not in ROOM_OF:
+    if said not in SECTION_OF:
         assert len(loaded.notes) == 1 and said in loaded.notes[0], (
             "the run must say what it took the name for"
         )

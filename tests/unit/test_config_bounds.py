@@ -7,10 +7,9 @@ import pytest
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 
-from whetstone.config import Config, build
-from whetstone.config.base import Room
+from whetstone.config import Config, TaskSpec, build
+from whetstone.config.base import Section
 from whetstone.config.curriculum import CurriculumSpec
-from whetstone.config.sections import TaskSpec
 from whetstone.errors import UserError
 
 SECTIONS = [field.annotation for field in Config.model_fields.values()]
@@ -47,9 +46,9 @@ def bound(constraint: Any) -> Any:
 
 
 def test_every_section_refuses_what_is_not_finite() -> None:
-    assert Room.model_config.get("allow_inf_nan") is False
+    assert Section.model_config.get("allow_inf_nan") is False
     for section in SECTIONS:
-        assert issubclass(section, Room)  # type: ignore[arg-type]
+        assert issubclass(section, Section)  # type: ignore[arg-type]
         assert section.model_config.get("allow_inf_nan") is False  # type: ignore[union-attr]
 
 

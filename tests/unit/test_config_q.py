@@ -9,7 +9,7 @@ import pytest
 from whetstone.commands.plan.cost_model import MODELS, Layout, Work, memory
 from whetstone.config import load, make_plan
 from whetstone.config.load import recipe_folders
-from whetstone.config.plan import without_effect
+from whetstone.config.plan import ineffective_settings
 from whetstone.update.micro_batch_size import DEFAULT_TOKENS
 
 # ranks by the command in the header, of them data ranks; prompts a step; GPUs of servers
@@ -33,7 +33,7 @@ def test_the_recipes_for_q_fit_their_gpus(name: str) -> None:
     parallel, engines = config.parallel, config.engines
     data = hosts * local // parallel.tp_size
     plan = make_plan(config, num_problems=1000, world_size=data)
-    assert without_effect(config, plan) == []
+    assert ineffective_settings(config, plan) == []
     servers = [gpu for devices in engines.server_devices for gpu in devices.split(",")]
     assert (hosts * local, data, plan.prompts_per_batch, len(servers)) == Q[name]
     assert all(int(gpu) >= local for gpu in servers), "a server shares no GPU with a training rank"

@@ -9,7 +9,7 @@ import pytest
 
 from whetstone.commands.compare.grid import parse_grid
 from whetstone.commands.plan.cost_model import MODELS, Layout, Work, main, memory
-from whetstone.config import Loaded, load, make_plan
+from whetstone.config import LoadedConfig, load, make_plan
 from whetstone.train import train
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,7 +42,7 @@ def settings() -> list[str]:
     return [span for span in spans if SETTING.match(span)]
 
 
-def load_words(words: list[str]) -> Loaded:
+def load_words(words: list[str]) -> LoadedConfig:
     """A command of the page as the program would load it."""
     if words[:2] == ["python", "train_grpo.py"]:
         words = ["whet", *train_grpo.to_whet(words[2:])]

@@ -110,7 +110,7 @@ def test_the_live_line_keeps_to_the_width_of_the_terminal() -> None:
         stage("sampling", total=300),
     ):
         for step in range(1, 21):
-            progress.update(step, {"accuracy": step / 20, "time/step": 60.0})
+            progress.update(step, {"accuracy": step / 20, "step_time": 60.0})
         wait_until(lambda: "20/30 steps  evaluation at step 3: sampling 0/300" in out.getvalue())
     live = [part for part in re.split(r"\x1b\[[0-9;?]*[A-Za-z]|[\r\n]", out.getvalue()) if "sampling" in part]
     assert live and max(map(len, live)) <= 80
@@ -166,7 +166,7 @@ def test_what_cannot_erase_a_line_gets_plain_lines(
 def test_one_display_at_a_time_and_none_for_a_silent_rank(capsys: pytest.CaptureFixture[str]) -> None:
     with display() as outer, display() as inner:
         assert inner is outer
-    with display(speaks=False) as silent, stage("update"):
+    with display(is_main=False) as silent, stage("update"):
         assert silent is not outer
     assert capsys.readouterr().out == ""
 

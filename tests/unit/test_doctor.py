@@ -9,7 +9,7 @@ from rich.console import Console
 
 from whetstone.cli import run
 from whetstone.commands import doctor
-from whetstone.commands.doctor import Finding, examine
+from whetstone.commands.doctor import Check, examine
 from whetstone.sandbox.languages import LANGUAGES, missing
 
 
@@ -32,11 +32,11 @@ def test_the_doctor_tells_what_is_there_and_how_to_get_the_rest(capsys: pytest.C
 
 def test_it_takes_no_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["doctor", "me"]) == 2
-    assert "takes no words" in capsys.readouterr().err
+    assert "'me'" in capsys.readouterr().err
 
 
 def test_long_lines_go_on_in_their_column(monkeypatch: pytest.MonkeyPatch) -> None:
-    finding = Finding(section="Machine", name="GPU", there=False, says="[none] " + "words " * 30)
+    finding = Check(section="Machine", name="GPU", there=False, says="[none] " + "words " * 30)
     monkeypatch.setattr(doctor, "examine", lambda: [finding])
     out = io.StringIO()
     monkeypatch.setattr(rich, "_console", Console(file=out, width=80, force_terminal=True, color_system=None))

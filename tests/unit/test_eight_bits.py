@@ -82,10 +82,10 @@ def test_a_matrix_with_a_bias_or_an_odd_side_is_not_rounded():
 
 
 def test_samples_of_rounded_weights_are_weighed_unless_somebody_chose():
-    assert build({}).loss.sampler_correction == "none"
-    assert build({"rollout_quantization": "fp8"}).loss.sampler_correction == "token_truncate"
-    chosen = build({"rollout_quantization": "fp8", "sampler_correction": "none"})
-    assert chosen.loss.sampler_correction == "none"
+    assert build({}).loss.importance_correction == "none"
+    assert build({"rollout_quantization": "fp8"}).loss.importance_correction == "token_truncate"
+    chosen = build({"rollout_quantization": "fp8", "importance_correction": "none"})
+    assert chosen.loss.importance_correction == "none"
 
 
 def test_what_cannot_round_says_so(policy):

@@ -95,7 +95,7 @@ def test_accuracy_counts_correct_and_never_reward(tmp_path: Path):
 def test_seeds_do_not_depend_on_the_step(tmp_path: Path):
     first, second = (evaluate(tmp_path, Adder(), step) for step in (0, 7))
     assert [a.correct for a in first.completions] == [a.correct for a in second.completions]
-    assert second.versus_start is not None and second.versus_start.difference == 0.0
+    assert second.delta_vs_step0 is not None and second.delta_vs_step0.difference == 0.0
     other_run = evaluate(tmp_path / "other", Adder(), 0, seed=43)
     assert [a.correct for a in other_run.completions] != [a.correct for a in first.completions]
 
@@ -104,11 +104,11 @@ def test_versus_start_is_the_paired_test(tmp_path: Path):
     before = evaluate(tmp_path, Adder(skill=0.3), 0)
     after = evaluate(tmp_path, Adder(skill=0.6), 10)  # same luck, so nothing gets worse
     better = round(100 * (after.accuracy.mean - before.accuracy.mean))
-    assert before.versus_start is None
-    assert after.versus_start is not None
-    assert after.versus_start.difference == pytest.approx(better / 100)
-    assert after.versus_start.p_value == 2 / 2**better
-    per_task = [(task.versus_start, task.accuracy.num_problems) for task in after.per_task.values()]
+    assert before.delta_vs_step0 is None
+    assert after.delta_vs_step0 is not None
+    assert after.delta_vs_step0.difference == pytest.approx(better / 100)
+    assert after.delta_vs_step0.p_value == 2 / 2**better
+    per_task = [(task.delta_vs_step0, task.accuracy.num_problems) for task in after.per_task.values()]
     assert sum(versus.difference * num for versus, num in per_task if versus is not None) == pytest.approx(
         better
     )
@@ -155,8 +155,8 @@ def test_lengths_and_truncation(tmp_path: Path):
     # "<answer>5</answer>" has 18 characters, with a sum of two digits 19: those are cut at 18
     result = evaluate(tmp_path, Adder(skill=1.0), 0, max_completion_length=18)
     two_digits = sum(len(problem.answer) == 2 for problem in PROBLEMS) / 100
-    assert result.truncated_share == pytest.approx(two_digits) and two_digits > 0
-    assert result.length_mean == 18.0
+    assert result.clipped_ratio == pytest.approx(two_digits) and two_digits > 0
+    assert result.mean_length == 18.0
 
 
 def test_the_file_holds_every_completion(tmp_path: Path):
@@ -191,17 +191,17 @@ def test_the_file_holds_every_completion(tmp_path: Path):
         "reward": 0.0,
     }
     assert [p.name for p in (tmp_path / "eval_results").iterdir()] == ["eval_step_3.json"]
-    assert result.versus_start is None  # there was no step 0
+    assert result.delta_vs_step0 is None  # there was no step 0
 
 
 def test_another_evaluation_is_not_compared_with(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     evaluate(tmp_path, Adder(), 0)
-    assert evaluate(tmp_path, Adder(), 1, eval_temperature=0.3).versus_start is None
+    assert evaluate(tmp_path, Adder(), 1, eval_temperature=0.3).delta_vs_step0 is None
     assert "another temperature" in caplog.text
     fewer = Evaluator(configure(), PROBLEMS[:50], Adder(), tmp_path).run(2, greedy=False)
-    assert fewer.versus_start is None
+    assert fewer.delta_vs_step0 is None
     (tmp_path / "eval_results" / "eval_step_0.json").write_text("{")
-    assert evaluate(tmp_path, Adder(), 3).versus_start is None
+    assert evaluate(tmp_path, Adder(), 3).delta_vs_step0 is None
     assert "can't be read" in caplog.text
 
 

@@ -7,8 +7,8 @@ import torch
 
 from tests.conftest import make_policy
 from tests.unit.test_update import make_samples, train_on
-from whetstone.config import build, make_plan, without_effect
-from whetstone.config.sections import LossRoom
+from whetstone.config import build, ineffective_settings, make_plan
+from whetstone.config.sections import LossConfig
 from whetstone.errors import UserError
 from whetstone.model.reference import Reference
 from whetstone.update.coefficients import Coefficients
@@ -30,8 +30,8 @@ def make(policy=None, **changes) -> Any:
     config = build({**BASE, **changes})
     loss = config.loss
     reference = None
-    if loss.beta > 0 and loss.kl_target != "rollout":
-        reference = Reference.from_policy(policy, policy, moving=loss.kl_target == "moving")
+    if loss.beta > 0 and loss.kl_reference != "rollout":
+        reference = Reference.from_policy(policy, policy, moving=loss.kl_reference == "moving")
     return Updater(policy, config, make_plan(config, num_problems=100), reference)
 
 
@@ -82,25 +82,25 @@ def test_kl_in_the_reward_is_taken_off_before_the_advantage():
 
 
 def test_local_kl_is_zero_at_the_first_update_and_not_later():
-    updater = make(beta=0.1, kl_target="rollout", num_iterations=3, kl_estimator="k3")
+    updater = make(beta=0.1, kl_reference="rollout", num_iterations=3, kl_estimator="k3")
     part = prepare(updater)
     kl = [updater.optimizer_step(part)["kl"] for _ in range(3)]
     assert kl[0] == pytest.approx(0, abs=1e-6) and kl[1] > 1e-5 and kl[2] > 1e-5
 
 
 def test_local_kl_with_one_update_is_said_to_have_no_effect():
-    config = build({**BASE, "beta": 0.1, "kl_target": "rollout"})
-    (note,) = without_effect(config, make_plan(config, num_problems=10))
+    config = build({**BASE, "beta": 0.1, "kl_reference": "rollout"})
+    (note,) = ineffective_settings(config, make_plan(config, num_problems=10))
     assert "num_iterations" in note
-    several = build({**BASE, "beta": 0.1, "kl_target": "rollout", "num_iterations": 2})
-    assert without_effect(several, make_plan(several, num_problems=10)) == []
+    several = build({**BASE, "beta": 0.1, "kl_reference": "rollout", "num_iterations": 2})
+    assert ineffective_settings(several, make_plan(several, num_problems=10)) == []
 
 
 def test_local_kl_restrains_the_update():
     def drift(beta):
         policy = make_policy()
         updater = make(
-            policy, beta=beta, kl_target="rollout", num_iterations=4, kl_estimator="k2", epsilon=10.0
+            policy, beta=beta, kl_reference="rollout", num_iterations=4, kl_estimator="k2", epsilon=10.0
         )
         train_on(updater, [pack(samples_of(make_policy()), 1000)])
         before = make_policy().logprobs(batch := pack(samples_of(make_policy()), 1000)[0], 1.0)
@@ -111,7 +111,9 @@ def test_local_kl_restrains_the_update():
 
 def test_a_moving_reference_follows_by_its_share():
     policy = make_policy()
-    updater = make(policy, beta=0.1, kl_target="moving", ref_model_sync_steps=2, ref_model_mixup_alpha=0.25)
+    updater = make(
+        policy, beta=0.1, kl_reference="moving", ref_model_sync_steps=2, ref_model_mixup_alpha=0.25
+    )
     first = [parameter.detach().clone() for parameter in policy.parameters()]
     batches = pack(samples_of(make_policy()), 1000)
     train_on(updater, [batches])
@@ -137,13 +139,13 @@ def test_the_reference_pass_leaves_the_policy_as_it_was():
 
 
 def test_a_moving_reference_with_lora_copies_the_adapter_alone():
-    from whetstone.config.sections import ModelRoom
+    from whetstone.config.sections import ModelConfig
     from whetstone.model.lora import add_lora
     from whetstone.model.policy import Policy
 
     plain = make_policy()
     policy = Policy(
-        add_lora(plain.model, ModelRoom(use_peft=True, lora_r=2), None), plain.tokenizer, plain.device
+        add_lora(plain.model, ModelConfig(use_peft=True, lora_r=2), None), plain.tokenizer, plain.device
     )
     reference: Any = Reference.from_policy(policy, policy, moving=True)
     copied = sum(weight.numel() for weight in reference.weights)
@@ -220,23 +222,21 @@ def test_value_coef_is_the_share_of_the_trunks_gradient():
 
 
 def test_beta_follows_the_kl_and_the_bonus_the_entropy():
-    coefficients = Coefficients(
-        LossRoom(beta=0.1, kl_target_value=0.02, entropy_target=1.0, entropy_coef=0.01)
-    )
+    coefficients = Coefficients(LossConfig(beta=0.1, target_kl=0.02, entropy_target=1.0, entropy_coef=0.01))
     coefficients.adapt({"kl": 0.03, "entropy": 0.8})  # half as much again as wanted; too decided
     assert coefficients.beta == pytest.approx(0.1 * 1.05)
     assert coefficients.entropy == pytest.approx(0.015)
     coefficients.adapt({"kl": 0.2, "entropy": 1.4})  # far too much: bounded; entropy above its target
     assert coefficients.beta == pytest.approx(0.105 * 1.1)
     assert coefficients.entropy == 0.0 and coefficients.metrics()["entropy_coef"] == pytest.approx(0.01)
-    again = Coefficients(LossRoom(beta=0.1, kl_target_value=0.02, entropy_target=1.0, entropy_coef=0.01))
+    again = Coefficients(LossConfig(beta=0.1, target_kl=0.02, entropy_target=1.0, entropy_coef=0.01))
     again.load_state(coefficients.state())
     assert again.beta == coefficients.beta and again.entropy == coefficients.entropy
 
 
 def test_a_fixed_beta_can_be_changed_on_resume():
-    fixed = Coefficients(LossRoom(beta=0.5))
-    fixed.load_state(replace_beta(Coefficients(LossRoom(beta=0.1)).state()))
+    fixed = Coefficients(LossConfig(beta=0.5))
+    fixed.load_state(replace_beta(Coefficients(LossConfig(beta=0.1)).state()))
     assert fixed.beta == 0.5
 
 

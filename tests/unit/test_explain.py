@@ -11,8 +11,8 @@ import torch
 
 from whetstone.cli import run
 from whetstone.config import load
-from whetstone.diagnosis.explain import diagnose, read_story
-from whetstone.diagnosis.verdicts import Severity, Verdict
+from whetstone.diagnosis.explain import diagnose, load_history
+from whetstone.diagnosis.history import Diagnosis, Severity
 from whetstone.train import train
 
 EASY = "datasets={chain_sum: {config: {min_terms: 2, max_terms: 2, min_digits: 1, max_digits: 1}}}"
@@ -29,7 +29,7 @@ TINY = [
     "reward_workers=1",
 ]
 
-Explained = Callable[..., list[Verdict]]
+Explained = Callable[..., list[Diagnosis]]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -45,19 +45,19 @@ def one_thread() -> Iterator[None]:
 def explained(tmp_path_factory: pytest.TempPathFactory) -> Explained:
     """Train with some settings, once for all tests that ask for the same, and say what went wrong."""
     place = tmp_path_factory.mktemp("runs")
-    done: dict[tuple[str, ...], list[Verdict]] = {}
+    done: dict[tuple[str, ...], list[Diagnosis]] = {}
 
-    def make(*words: str) -> list[Verdict]:
+    def make(*words: str) -> list[Diagnosis]:
         if words not in done:
             name = f"run{len(done)}"
             train(load("quickstart", [EASY, *TINY, f"output_dir={place}", f"run_name={name}", *words]))
-            done[words] = diagnose(*read_story(place / name))
+            done[words] = diagnose(*load_history(place / name))
         return done[words]
 
     return make
 
 
-def titles(verdicts: list[Verdict]) -> list[str]:
+def titles(verdicts: list[Diagnosis]) -> list[str]:
     return [verdict.title for verdict in verdicts]
 
 
@@ -139,10 +139,12 @@ CONFIG = {
     "epsilon": 0.2,
 }
 GOOD = {
-    "loss": 0.01, "grad_norm": 0.5, "learning_rate": 1e-6, "entropy": 0.5, "clip_share": 0.0, "reward": 0.5,
-    "reward_std": 0.4, "accuracy": 0.5, "length_mean": 100.0, "length_max": 300.0, "truncated_share": 0.0,
-    "scoring_failures": 0.0, "skipped_steps": 0.0, "reward_variance_share": 0.6,
-    "sampler_logprob_difference": 1e-6,
+    "loss": 0.01, "grad_norm": 0.5, "learning_rate": 1e-6, "entropy": 0.5, "clip_ratio/region_mean": 0.0,
+    "reward": 0.5,
+    "reward_std": 0.4, "accuracy": 0.5, "completions/mean_length": 100.0, "completions/max_length": 300.0,
+    "completions/clipped_ratio": 0.0,
+    "scoring_failures": 0.0, "skipped_steps": 0.0, "frac_reward_zero_std": 0.4,
+    "sampling/sampling_logp_difference/mean": 1e-6,
 }  # fmt: skip
 
 
@@ -166,7 +168,7 @@ def evals(*accuracies: float, p_value: float = 0.001, every: int = 10) -> list[d
             "accuracy_high": share + 0.05,
         }
         if i:
-            row |= {"versus_start": share - accuracies[0], "versus_start_p": p_value}
+            row |= {"delta_vs_step0": share - accuracies[0], "delta_vs_step0_p": p_value}
         made.append(row)
     return made
 
@@ -186,18 +188,19 @@ def test_a_healthy_run_is_called_healthy_and_its_loss_is_explained() -> None:
 @pytest.mark.parametrize(
     ("changes", "title", "number", "setting"),
     [
-        ({"clip_share": 0.9}, "Most of the update is clipped", "90 %", "learning_rate"),
-        ({"truncated_share": 0.3}, "Many completions are cut off", "30 %", "max_completion_length"),
+        ({"clip_ratio/region_mean": 0.9}, "Most of the update is clipped", "90 %", "learning_rate"),
+        ({"completions/clipped_ratio": 0.3}, "Many completions are cut off", "30 %", "max_completion_length"),
         ({"scoring_failures": 1.0}, "Scoring failed on some answers", "20 answers", "reward_timeout_s"),
         ({"skipped_steps": 0.1}, "The learning rate is too high", "2 steps", "learning_rate"),
-        ({"sampler_logprob_difference": 0.3}, "Engine and trainer disagree about logprobs", "0.3", "bf16"),
+        ({"sampling/sampling_logp_difference/mean": 0.3},
+         "Engine and trainer disagree about logprobs", "0.3", "bf16"),
         ({"entropy": lambda t: 0.5 * (1 - t) ** 3}, "Entropy is gone: the policy has stopped exploring",
          "0.5", "epsilon_high"),
-        ({"truncated_masked_share": 0.95}, "Most tokens are left out of the loss", "95 %",
+        ({"masked_ratio/truncated_completions": 0.95}, "Most tokens are left out of the loss", "95 %",
          "mask_truncated_completions"),
-        ({"reward_variance_share": 0.05, "accuracy": 0.99},
+        ({"frac_reward_zero_std": 0.95, "accuracy": 0.99},
          "The training problems are solved, those of the evaluation are not", "99 %", "datasets"),
-        ({"reward_variance_share": 0.0}, "No reward variance: the completions of a prompt are too much alike",
+        ({"frac_reward_zero_std": 1.0}, "No reward variance: the completions of a prompt are too much alike",
          "50 %", "temperature"),
         ({"entropy": 0.5}, "The learning rate is too low", "1e-06", "learning_rate"),
     ],
@@ -213,19 +216,24 @@ def test_one_trouble_one_verdict(changes: dict[str, Any], title: str, number: st
 
 def test_success_comes_first_and_nothing_contradicts_it() -> None:
     """The quickstart: accuracy rises to 99 %, and no variance is left."""
-    learns = rows(accuracy=lambda t: min(1.0, 0.3 + 1.5 * t), reward_variance_share=lambda t: 0.5 * (t < 0.5))
+    learns = rows(
+        accuracy=lambda t: min(1.0, 0.3 + 1.5 * t), frac_reward_zero_std=lambda t: 1 - 0.5 * (t < 0.5)
+    )
     verdicts = diagnose(learns, evals(0.35, 0.95, 0.99), CONFIG)
     assert titles(verdicts)[0] == "It learned to solve these problems"
     assert "+64.0 points" in verdicts[0].evidence and "0 % of the recent prompts" in verdicts[0].evidence
     assert {verdict.severity for verdict in verdicts} == {Severity.NOTE}
     assert not any("more steps" in verdict.remedy for verdict in verdicts)
     # A trouble stands before it still.
-    cut = diagnose([row | {"truncated_share": 0.3} for row in learns], evals(0.35, 0.99), CONFIG)
+    cut = diagnose([row | {"completions/clipped_ratio": 0.3} for row in learns], evals(0.35, 0.99), CONFIG)
     assert titles(cut)[:2] == ["Many completions are cut off", "It learned to solve these problems"]
 
 
 def test_a_reward_that_rises_by_its_form() -> None:
-    changes: dict[str, Any] = {"reward/format": lambda t: 0.2 + 0.7 * t, "reward": lambda t: 0.7 + 0.7 * t}
+    changes: dict[str, Any] = {
+        "rewards/format/mean": lambda t: 0.2 + 0.7 * t,
+        "reward": lambda t: 0.7 + 0.7 * t,
+    }
     first = diagnose(rows(**changes), evals(0.5, 0.51, p_value=0.7), CONFIG)[0]
     assert first.title == "Format only: the reward rises, the answers do not get better"
     assert "+1.0 points to 51 %" in first.evidence and "reward_weights" in first.remedy
@@ -237,7 +245,7 @@ def test_when_it_collapsed_and_what_happened_on_the_way() -> None:
     made = rows(40, loss=0.3)
     for row in made:
         if row["step"] >= 25:
-            row |= {"accuracy": 0.1, "reward": 0.1, "entropy": 4.0, "length_mean": 500.0}
+            row |= {"accuracy": 0.1, "reward": 0.1, "entropy": 4.0, "completions/mean_length": 500.0}
         if row["step"] == 24:
             row["grad_norm"] = 30.0
     verdicts = diagnose(made, evals(0.4, 0.6, 0.65, 0.1, 0.1), CONFIG)
@@ -252,7 +260,7 @@ def test_when_it_collapsed_and_what_happened_on_the_way() -> None:
 
 
 def test_verdicts_stand_in_the_order_of_their_weight() -> None:
-    made = rows(loss=0.0, truncated_share=0.3, reward_variance_share=0.0, accuracy=0.0)
+    made = rows(loss=0.0, **{"completions/clipped_ratio": 0.3}, frac_reward_zero_std=1.0, accuracy=0.0)
     verdicts = diagnose(made, evals(0.0, 0.0, p_value=1.0), CONFIG)
     assert [verdict.severity for verdict in verdicts] == sorted(verdict.severity for verdict in verdicts)
     assert titles(verdicts)[:2] == [
@@ -264,16 +272,16 @@ def test_verdicts_stand_in_the_order_of_their_weight() -> None:
 # --- the parts that not every run has ---
 
 
-def first_of(changes: dict[str, Any], config: dict[str, Any], num: int = 20) -> Verdict:
+def first_of(changes: dict[str, Any], config: dict[str, Any], num: int = 20) -> Diagnosis:
     verdicts = diagnose(rows(num, loss=0.3, **changes), evals(0.5, 0.5, p_value=1.0), CONFIG | config)
     assert sum(verdict.severity is not Severity.NOTE for verdict in verdicts) <= 1
     return verdicts[0]
 
 
 GAE = {"advantage": "gae", "critic_learning_rate": 1e-5}
-AHEAD = {"async_rollouts": 1, "sampler_correction_max": 3.0}
+AHEAD = {"async_rollouts": 1, "importance_correction_max": 3.0}
 ENTROPY = {"entropy_target": 0.6, "entropy_coef_max": 0.2}
-ADAPTIVE = {"beta": 0.01, "kl_target_value": 0.02}
+ADAPTIVE = {"beta": 0.01, "target_kl": 0.02}
 
 
 @pytest.mark.parametrize(
@@ -283,15 +291,16 @@ ADAPTIVE = {"beta": 0.01, "kl_target_value": 0.02}
          "The critic harms: it is worse than a constant", "-80 %", "critic_learning_rate"),
         ({"value_loss": 0.2, "explained_variance": 0.02}, GAE, "The critic does not learn", "0.2 to 0.2",
          "critic_warmup_steps"),
-        ({"dynamic_sampling_extra": 2.5, "accuracy": 0.2}, {"dynamic_sampling": True},
+        ({"dynamic_sampling/resample_ratio": 2.5, "accuracy": 0.2}, {"dynamic_sampling": True},
          "Dynamic sampling throws most samples away", "71.4 %", "easier"),
-        ({"kl": 0.0}, {"beta": 0.1, "kl_target": "rollout"}, "The local KL has no effect", "one update",
+        ({"kl": 0.0}, {"beta": 0.1, "kl_reference": "rollout"}, "The local KL has no effect", "one update",
          "num_iterations"),
         ({"entropy_coef": 0.2, "entropy": lambda t: 0.5 - 0.1 * t}, ENTROPY,
          "The entropy bonus is at its bound", "0.2", "entropy_coef_max"),
         ({"beta": 0.4, "kl": 0.09}, ADAPTIVE, "The adaptive beta can't hold the KL", "0.01 to 0.4",
-         "kl_target_value"),
-        ({"sampler_truncated_share": 0.7, "sampler_logprob_difference": 0.9}, AHEAD,
+         "target_kl"),
+        ({"sampling/importance_sampling_clipped_ratio": 0.7, "sampling/sampling_logp_difference/mean": 0.9},
+         AHEAD,
          "The samples are too old for the update", "70 %", "async_rollouts=0"),
         ({"curriculum/sums/level": 2.0, "accuracy/sums": 0.4},
          {"datasets": {"sums": {"curriculum": {"window": 128, "up": 0.8}}}}, "The curriculum is stuck",
@@ -313,11 +322,12 @@ def test_one_trouble_of_a_part_one_verdict(
     ("changes", "config"),
     [
         ({"value_loss": lambda t: 0.3 - 0.2 * t, "explained_variance": 0.4}, GAE),
-        ({"dynamic_sampling_extra": 0.6}, {"dynamic_sampling": True}),
-        ({"kl": 0.01}, {"beta": 0.1, "kl_target": "rollout", "num_iterations": 2}),
+        ({"dynamic_sampling/resample_ratio": 0.6}, {"dynamic_sampling": True}),
+        ({"kl": 0.01}, {"beta": 0.1, "kl_reference": "rollout", "num_iterations": 2}),
         ({"entropy_coef": 0.2, "entropy": lambda t: 0.9 - 0.1 * t}, ENTROPY),
         ({"beta": 0.4, "kl": 0.02}, ADAPTIVE),
-        ({"sampler_truncated_share": 0.01, "sampler_logprob_difference": 0.1}, AHEAD),
+        ({"sampling/importance_sampling_clipped_ratio": 0.01, "sampling/sampling_logp_difference/mean": 0.1},
+         AHEAD),
         ({"curriculum/sums/level": lambda t: round(5 * t), "accuracy/sums": 0.7},
          {"datasets": {"sums": {"curriculum": {"window": 128, "up": 0.8}}}}),
     ],
@@ -327,10 +337,10 @@ def test_a_part_that_does_its_work_is_left_alone(changes: dict[str, Any], config
 
 
 def test_real_runs_of_these_parts(explained: Explained) -> None:
-    words = ("beta=0.1", "kl_target=rollout", "entropy_target=9", "entropy_coef_max=0.005", "max_steps=1")
+    words = ("beta=0.1", "kl_reference=rollout", "entropy_target=9", "entropy_coef_max=0.005", "max_steps=1")
     found = titles(explained(*words, "eval_num_samples=0"))
     assert {"The local KL has no effect", "The entropy bonus is at its bound"} <= set(found)
     old = explained(
-        "async_rollouts=1", "learning_rate=0.05", "sampler_correction_max=1.01", "eval_num_samples=0"
+        "async_rollouts=1", "learning_rate=0.05", "importance_correction_max=1.01", "eval_num_samples=0"
     )
     assert "The samples are too old for the update" in titles(old)

@@ -1,5 +1,6 @@
 """What a newcomer meets before anything runs: another Python, another system, a traceback, a README."""
 
+import argparse
 import re
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from whetstone import cli
+from whetstone.commands import train as train_command
 from whetstone.terminal.environment import REQUIRED
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,13 +93,12 @@ def test_another_system_gets_a_sentence(
 def test_a_traceback_says_where_to_report_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken(words: list[str]) -> None:
+    def broken(args: argparse.Namespace) -> None:
         raise ZeroDivisionError("of the test")
 
-    verb = cli.Verb(summary="", usage="", help="", call=broken)
-    monkeypatch.setitem(cli.VERBS, "broken", verb)
+    monkeypatch.setattr(train_command, "run", broken)
     with pytest.raises(SystemExit) as ended:
-        cli.main(["broken"])
+        cli.main(["train"])
     told = capsys.readouterr().err
     assert ended.value.code == 1 and "ZeroDivisionError: of the test" in told
     page, section = re.search(r'(\w+\.md), "([^"]+)"', told.splitlines()[-1]).groups()  # type: ignore[union-attr]

@@ -16,7 +16,7 @@ from tests.conftest import make_policy
 from tests.unit.test_update import SIZES, make_samples
 from whetstone.config import build, make_plan
 from whetstone.config.losses import LOSSES
-from whetstone.config.sections import ModelRoom
+from whetstone.config.sections import ModelConfig
 from whetstone.model.lora import add_lora
 from whetstone.model.policy import Policy
 from whetstone.model.reference import Reference
@@ -45,7 +45,7 @@ def settings_for(loss_type):
 
 def lora_policy():
     plain = make_policy()
-    model = add_lora(plain.model, ModelRoom(use_peft=True, lora_r=4), None)
+    model = add_lora(plain.model, ModelConfig(use_peft=True, lora_r=4), None)
     return Policy(model, plain.tokenizer, plain.device)
 
 
@@ -165,9 +165,9 @@ def policy_loss(models, samples, advantages, config):
     for n, sample in enumerate(samples):
         old = started[n].detach()
         losses, ratio = surrogate(loss_type, now[n], old, advantages[n], config)
-        if config.sampler_correction == "token_truncate":
+        if config.importance_correction == "token_truncate":
             sampled = torch.tensor(sample.rollout.completion.logprobs, dtype=torch.float64)
-            losses = losses * (old - sampled).exp().clamp(max=config.sampler_correction_max)
+            losses = losses * (old - sampled).exp().clamp(max=config.importance_correction_max)
         difference = before[n].detach() - now[n]
         losses = losses + config.beta * (difference.exp() - difference - 1) * ratio  # k3, bias-corrected
         weight = {"grpo": 1 / (len(losses) * len(samples)), "dr_grpo": 1 / (len(samples) * 16)}
@@ -197,13 +197,13 @@ def plain_gradient(model, loss):
 def test_every_loss_has_the_plain_float64_gradient(loss_type, adapter):
     policy = make_policy() if adapter == "all weights" else lora_policy()
     samples = make_samples(make_policy(), sampler_shift=-0.1)
-    extra = {"sampler_correction": "token_truncate", "sampler_correction_max": 1.1}
+    extra = {"importance_correction": "token_truncate", "importance_correction_max": 1.1}
     models, _, gradients, row, config = our_step(policy, samples, **settings_for(loss_type), **extra)
     expected = plain_gradient(models[2], policy_loss(models, samples, group_advantages(samples), config.loss))
     assert apart(gradients["policy"], expected) < 1e-5
-    assert row["kl"] > 1e-3 and row["sampler_truncated_share"] > 0.05
+    assert row["kl"] > 1e-3 and row["sampling/importance_sampling_clipped_ratio"] > 0.05
     if loss_type not in ("reinforce", "sapo"):
-        assert row["clip_share"] > 0.02
+        assert row["clip_ratio/region_mean"] > 0.02
 
 
 # ---- with a critic ---------------------------------------------------------------------------------------

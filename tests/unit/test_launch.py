@@ -97,7 +97,7 @@ def test_a_server_that_can_not_start_says_why(tmp_path):
 def test_a_server_that_takes_too_long_is_stopped(tmp_path):
     server = process_of(tmp_path)
     server.start()
-    with pytest.raises(UserError, match=r"not up after 0.5 s: raise vllm_server_timeout.*getting ready"):
+    with pytest.raises(UserError, match=r"not up after 0.5 s: raise server_timeout_s.*getting ready"):
         server.wait_until_up(lambda: False, 0.5)
     assert not server.is_running
 
@@ -133,7 +133,7 @@ def test_a_package_that_is_missing_is_named_with_its_command(monkeypatch):
 def test_the_flags_that_training_needs(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     words = (
-        "use_vllm=true use_peft=true lora_r=20 max_prompt_length=100 max_completion_length=28 max_slots=12"
+        "use_vllm=true use_peft=true lora_r=20 max_prompt_length=100 max_completion_length=28 max_num_seqs=12"
     )
     config = load(None, [*words.split(), "server_args=[--trust-remote-code]"]).config
     command = server_command(config, None, "127.0.0.1", 8123)

@@ -233,7 +233,7 @@ def test_training_log_has_time_stamps_and_the_terminal_has_not(
     assert message == "INFO    60 steps [of] 8 prompts"
 
 
-ROW = {"reward": 0.526, "accuracy": 0.614, "tokens_per_s": 2345.4, "time/step": 2.0}
+ROW = {"reward": 0.526, "accuracy": 0.614, "tokens_per_s": 2345.4, "step_time": 2.0}
 
 
 def test_plain_progress_lines_one_per_logging_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

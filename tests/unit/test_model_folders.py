@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.corpora.model_folders import MODELS, PEBBLE, PROOF, make
-from whetstone.config.sections import ModelRoom
+from whetstone.config.sections import ModelConfig
 from whetstone.errors import UserError
 from whetstone.model import templates
 from whetstone.model.chat import Chat
@@ -36,7 +36,7 @@ def outcome(room):
 def test_a_broken_folder_is_refused_in_one_sentence(tmp_path, name, monkeypatch):
     monkeypatch.setattr(templates, "takes_system", lambda *_: True)  # a process each: below
     make(tmp_path / "model", name)
-    code, result = outcome(ModelRoom(model_name_or_path=str(tmp_path / "model")))
+    code, result = outcome(ModelConfig(model_name_or_path=str(tmp_path / "model")))
     assert code == MODELS[name].exit_code, result
     if code:
         assert "\n" not in result and "\x1b" not in result and len(result) < 800
@@ -51,7 +51,7 @@ def test_a_template_is_refused_or_rendered(tmp_path, name):
     from transformers import AutoTokenizer
 
     make(tmp_path / "model", name)
-    room = ModelRoom(model_name_or_path=str(tmp_path / "model"))
+    room = ModelConfig(model_name_or_path=str(tmp_path / "model"))
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
     messages = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 2 + 2?"})
     problem = Problem(id="p", task="t", messages=messages, answer="4")
@@ -86,7 +86,7 @@ def test_a_rendering_that_never_ends_is_stopped(monkeypatch):
 def test_a_folder_that_we_wrote_is_compared_with_its_checksums(tmp_path):
     shutil.copytree(PEBBLE, tmp_path / "final_model")
     write_manifest(tmp_path / "final_model", step=3)
-    room = ModelRoom(model_name_or_path=str(tmp_path / "final_model"))
+    room = ModelConfig(model_name_or_path=str(tmp_path / "final_model"))
     load_policy(room)
     path = tmp_path / "final_model" / "model.safetensors"
     data = bytearray(path.read_bytes())
@@ -111,11 +111,11 @@ def test_an_adapter_on_an_adapter_is_refused(tmp_path):
 def test_the_adapters_settings_are_written_in_one_order(tmp_path):
     from whetstone.model.sharded import model_writer
 
-    policy = load_policy(ModelRoom(use_peft=True, lora_r=2))
+    policy = load_policy(ModelConfig(use_peft=True, lora_r=2))
     model_writer(policy)(tmp_path)
     targets = json.loads((tmp_path / "adapter_config.json").read_text())["target_modules"]
     assert targets == sorted(targets) and len(targets) == 7
     # And read back bit for bit.
-    again = load_policy(ModelRoom(use_peft=True, lora_r=2), tmp_path)
+    again = load_policy(ModelConfig(use_peft=True, lora_r=2), tmp_path)
     for one, other in zip(policy.parameters(), again.parameters(), strict=True):
         assert torch.equal(one, other)

@@ -5,7 +5,7 @@ import torch
 
 from tests.conftest import ARCHITECTURES, make_policy
 from whetstone import seeds
-from whetstone.config.sections import ModelRoom
+from whetstone.config.sections import ModelConfig
 from whetstone.engines.base import Request, SamplingParams
 from whetstone.engines.hf import HFEngine
 from whetstone.engines.native import NativeEngine
@@ -85,7 +85,7 @@ def test_models_that_can_be_read_are_run_by_blocks_and_still_train(architecture)
 
 
 def test_an_adapter_is_run_by_the_modules():
-    policy = load_policy(ModelRoom(model_name_or_path="pebble", device="cpu", use_peft=True, lora_r=2))
+    policy = load_policy(ModelConfig(model_name_or_path="pebble", device="cpu", use_peft=True, lora_r=2))
     engine = NativeEngine(policy, 3).engine
     assert isinstance(engine, SlotEngine)
     collect(engine, [Request(prompt_ids=(5, 9), seeds=(1,))], SamplingParams(max_tokens=3))

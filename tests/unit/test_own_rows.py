@@ -25,7 +25,9 @@ def make(tmp_path: Path, rows: list[dict[str, Any]], split: str = "train", **key
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     own = {
-        key: keys.pop(key) for key in ("match", "prompt_column", "answer_column", "eval_share") if key in keys
+        key: keys.pop(key)
+        for key in ("match", "prompt_column", "answer_column", "eval_fraction")
+        if key in keys
     }
     config = build(
         {"datasets": {"rows": {"config": {"path": str(path), **own}}}, "eval_num_samples": 0, **keys}
@@ -218,7 +220,7 @@ def test_a_run_without_answers_shows_the_reward(
     words = ["rows", "data_path=p.jsonl", "reward_funcs=[mine.py:f]", "model_name_or_path=pebble", *small]
     words += [
         "reward_workers=1",
-        "eval_share=0.3",
+        "eval_fraction=0.3",
         "eval_num_samples=100",
         "output_dir=out",
         "eval_greedy=false",
@@ -249,7 +251,7 @@ def test_gsm8k_by_both_tasks(tmp_path: Path):
     rows = [{"question": f"q{i}", "answer": f"<<{i}*1000={i}000>>\n#### {i},000"} for i in range(1, 60)]
     (tmp_path / "gsm.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for kind in ("rows", "math"):
-        config = load(kind, [f"data_path={tmp_path / 'gsm.jsonl'}", "eval_share=0.2"]).config
+        config = load(kind, [f"data_path={tmp_path / 'gsm.jsonl'}", "eval_fraction=0.2"]).config
         fixed = eval_problems(config)
         mixture = build_tasks(config, "train", fixed)
         check_gold(mixture)

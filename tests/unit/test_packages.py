@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from whetstone.cli import run
-from whetstone.commands.arguments import split_words
 from whetstone.config import load
 from whetstone.engines import packages
 from whetstone.errors import UserError
@@ -58,8 +57,6 @@ def test_it_is_noticed_before_torch_is_imported(tmp_path: Path) -> None:
 
 
 def test_a_configuration_by_its_flag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert split_words(["--config", "a.yaml", "x=1"]) == ("a.yaml", ["x=1"])
-    assert split_words(["x=1", "--config=a.yaml"]) == ("a.yaml", ["x=1"])
     file = tmp_path / "mine.yaml"
     file.write_text("max_steps: 7\n")
     assert run(["config", "--config", str(file), "--changed"]) == 0

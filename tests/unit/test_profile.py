@@ -3,9 +3,10 @@
 import pytest
 
 from whetstone.cli import run
-from whetstone.commands.arguments import take_number
+from whetstone.commands import profile
+from whetstone.commands.parser import CommandParser, source_and_settings
 from whetstone.commands.profile.page import Profile, advice
-from whetstone.commands.profile.run import free_folder
+from whetstone.commands.profile.profiler import free_folder
 from whetstone.commands.profile.trace import KINDS, analyse, kind_of, read_events
 from whetstone.config.load import build
 from whetstone.errors import UserError
@@ -101,15 +102,17 @@ def test_a_kernel_counts_where_it_was_started_not_where_it_ran():
     assert spent.kinds["rollout"] == pytest.approx({"idle": 0.1})
 
 
-def test_the_flag_is_taken_out_of_the_words():
-    assert take_number(["quickstart", "--steps", "3", "seed=1"], "--steps", 2) == (
-        ["quickstart", "seed=1"],
-        3,
-    )
-    assert take_number(["--steps=5"], "--steps", 2) == ([], 5)
-    assert take_number(["seed=1"], "--steps", 2) == (["seed=1"], 2)
-    with pytest.raises(UserError, match="--steps takes a number, such as --steps 2"):
-        take_number(["--steps", "many"], "--steps", 2)
+def test_the_option_is_taken_out_of_the_arguments():
+    def parse(*argv):
+        args = CommandParser("profile", profile).parse(list(argv))
+        return args.steps, *source_and_settings(args)
+
+    assert parse("quickstart", "--steps", "3", "seed=1") == (3, "quickstart", ["seed=1"])
+    assert parse("--steps=5") == (5, None, [])
+    assert parse("seed=1") == (2, None, ["seed=1"])
+    for bad in ("many", "0", "-1"):
+        with pytest.raises(UserError, match="--steps"):
+            parse("--steps", bad)
 
 
 SMALL = ["prompts_per_step=2", "num_generations=2", "max_completion_length=16", "reward_workers=1"]
@@ -151,11 +154,14 @@ def test_a_profile_of_the_embedded_model(tmp_path, capsys):
 
 def profile_of(seconds: dict[str, float], **settings) -> Profile:
     """Steps of one second that are spent as given; all of the update and the rollout is matrix products."""
-    row = {f"time/{stage}": seconds.get(stage, 0.0) for stage in ("sync", "rollout", "score", "update")}
+    row = {
+        f"time/{stage}": seconds.get(stage, 0.0)
+        for stage in ("weight_sync", "rollout", "reward_wait", "update")
+    }
     spent = analyse([*MARKS, event("cpu_op", "aten::mm", 0, 200)])
     return Profile(
         name="x", date="", model="", device="", memory_gb=None, config=build(settings), peak_flops=None,
-        rows=[{**row, "time/step": 1.0}], peaks_gb=[{"rollout": 1.0, "update": 1.0}], profiled={},
+        rows=[{**row, "step_time": 1.0}], peaks_gb=[{"rollout": 1.0, "update": 1.0}], profiled={},
         spent=spent,
     )  # fmt: skip
 
@@ -164,7 +170,7 @@ def test_one_line_of_advice_or_none():
     assert advice(profile_of({"rollout": 0.35, "update": 0.6})) is None  # it is spent on the products
     told = advice(profile_of({"rollout": 0.35, "update": 0.6}, gradient_checkpointing=True))
     assert told is not None and "gradient_checkpointing=false" in told
-    told = advice(profile_of({"rollout": 0.2, "update": 0.1, "score": 0.7}))
+    told = advice(profile_of({"rollout": 0.2, "update": 0.1, "reward_wait": 0.7}))
     assert told is not None and "reward_workers" in told and "70 %" in told
     # Of two the one that is about more of the step.
     both = profile_of({"rollout": 0.6, "update": 0.4}, rollout_engine="hf", gradient_checkpointing=True)
@@ -175,4 +181,4 @@ def test_what_can_not_be_profiled(capsys):
     assert run(["profile", "quickstart", "trainer=trl"]) == 2
     assert "set trainer=whetstone" in capsys.readouterr().err
     assert run(["profile", "quickstart", "--steps", "0"]) == 2
-    assert "at least one step" in capsys.readouterr().err
+    assert "--steps" in capsys.readouterr().err

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from whetstone.config.load import build, dump, flatten
-from whetstone.diagnosis.explain import diagnose, read_story
-from whetstone.diagnosis.verdicts import Severity
+from whetstone.diagnosis.explain import diagnose, load_history
+from whetstone.diagnosis.history import Severity
 from whetstone.engines.base import SamplingParams
 from whetstone.errors import UserError
 from whetstone.evaluation.evaluator import EvalResult, Evaluator
@@ -91,20 +91,21 @@ def train_row(step: int, num_steps: int) -> dict[str, float]:
     accuracy = 0.12 + 0.78 * share + 0.1 * noise[0]
     times = {
         "time/rollout": 2.1 + 2 * share + 0.3 * noise[1],
-        "time/score": 0.15,
-        "time/sync": 0.3,
+        "time/reward_wait": 0.15,
+        "time/weight_sync": 0.3,
         "time/update": 1.4 + share + 0.2 * noise[2],
     }
     if step % 20 == 0:
         times["time/eval"] = 3.2
     return {
-        "reward": accuracy + 0.5, "reward_std": 0.4, "reward/accuracy": accuracy,
-        "reward/format": 0.5 + 0.01 * noise[3], "reward/correct": accuracy, "accuracy": accuracy,
+        "reward": accuracy + 0.5, "reward_std": 0.4, "rewards/accuracy/mean": accuracy,
+        "rewards/format/mean": 0.5 + 0.01 * noise[3], "rewards/correct/mean": accuracy, "accuracy": accuracy,
         "kl": 0.0, "entropy": 0.45 - 0.3 * share + 0.03 * noise[4], "loss": 0.01 * noise[5],
-        "grad_norm": 0.8 + 0.5 * noise[6], "learning_rate": 1e-4, "clip_share": 0.004 * share,
-        "length_mean": 30 + 60 * share + 4 * noise[7], "length_max": 120.0, "truncated_share": 0.0,
-        "reward_variance_share": 0.8 - 0.4 * share, "answer_variance_share": 0.85 - 0.35 * share, **times,
-        "time/step": sum(times.values()) + 0.05, "tokens_per_s": 2400 + 500 * noise[1], "skipped_steps": 0.0,
+        "grad_norm": 0.8 + 0.5 * noise[6], "learning_rate": 1e-4, "clip_ratio/region_mean": 0.004 * share,
+        "completions/mean_length": 30 + 60 * share + 4 * noise[7], "completions/max_length": 120.0,
+        "completions/clipped_ratio": 0.0,
+        "frac_reward_zero_std": 0.2 + 0.4 * share, "frac_answers_identical": 0.15 + 0.35 * share, **times,
+        "step_time": sum(times.values()) + 0.05, "tokens_per_s": 2400 + 500 * noise[1], "skipped_steps": 0.0,
         "scoring_failures": 0.0, "update_tokens_per_s": 9000.0, "mfu": 0.4 + 0.01 * noise[1],
         "peak_memory_gb": 31.0 + 0.25 * (step == 3),
     }  # fmt: skip
@@ -203,7 +204,7 @@ def test_the_headline_has_the_numbers_of_the_evaluations(whole: Path):
         json.loads((whole / "eval_results" / f"eval_step_{step}.json").read_text())["summary"]
         for step in (0, 30)
     )
-    before, after, versus = first["accuracy"], last["accuracy"], last["versus_start"]
+    before, after, versus = first["accuracy"], last["accuracy"], last["delta_vs_step0"]
     for label, share in (("Before, step 0", before), ("After, step 30", after)):
         mean, low, high = (f"{100 * share[key]:.1f}" for key in ("mean", "low", "high"))
         assert f"{label}{mean} %95 %: {low} to {high}" in text
@@ -252,9 +253,9 @@ def test_what_has_a_picture(whole: Path):
     ):
         assert title in text
     assert "KL to the reference" not in text  # zero throughout: there is no reference
-    # 30 rows of 5 stages: the shares are of the sum of time/step
+    # 30 rows of 5 stages: the shares are of the sum of step_time
     rows = read_run(whole).rows
-    share = 100 * sum(row["time/rollout"] for row in rows) / sum(row["time/step"] for row in rows)
+    share = 100 * sum(row["time/rollout"] for row in rows) / sum(row["step_time"] for row in rows)
     assert f"rollout {share:.0f} %" in text and "sync" in text
     mfu = 100 * (read_run(whole).recent("mfu") or 0.0)
     assert f"The update ran 9,000 tokens/s of late, {mfu:.0f} % of what the device can compute" in text
@@ -331,7 +332,7 @@ def test_tasks_with_their_change(whole: Path):
     cells = re.findall(r"<td>(.*?)</td>", row)
     assert cells[0] == "80"
     assert cells[2] == f"{100 * last['accuracy']['mean']:.1f} %"
-    assert cells[3] == f"{100 * last['versus_start']['difference']:+.1f}"
+    assert cells[3] == f"{100 * last['delta_vs_step0']['difference']:+.1f}"
 
 
 def test_a_task_with_what_a_constant_earns(tmp_path: Path):
@@ -405,8 +406,8 @@ def test_warnings_worth_knowing(tmp_path: Path):
     log = MetricsLog(tmp_path, report_to=[], project="p", run_name="r", config={})
     for step in range(1, 11):
         bad = {
-            "truncated_share": 0.5,
-            "reward_variance_share": 0.0,
+            "completions/clipped_ratio": 0.5,
+            "frac_reward_zero_std": 1.0,
             "accuracy": 0.04,
             "scoring_failures": 2.0,
         }
@@ -415,7 +416,7 @@ def test_warnings_worth_knowing(tmp_path: Path):
         )
     log.close()
     (tmp_path / "train_results.json").write_text("{}")
-    said = [verdict for verdict in diagnose(*read_story(tmp_path)) if verdict.severity is not Severity.NOTE]
+    said = [verdict for verdict in diagnose(*load_history(tmp_path)) if verdict.severity is not Severity.NOTE]
     assert len(said) >= 5
     assert titles(tmp_path) == ["One evaluation only", *(verdict.title for verdict in said)]
     text = report(tmp_path).text

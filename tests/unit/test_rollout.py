@@ -4,7 +4,7 @@ import pytest
 
 from tests.conftest import Characters, make_policy
 from whetstone.config import build, make_plan
-from whetstone.config.sections import ModelRoom
+from whetstone.config.sections import ModelConfig
 from whetstone.engines.base import SamplingParams
 from whetstone.engines.native import NativeEngine
 from whetstone.errors import UserError
@@ -111,7 +111,7 @@ def test_dynamic_sampling_replaces_prompts_that_teach_nothing(tmp_path):
         rollouts = batch_of(source)
         groups = rollouts.groups
         flat = [n for n, group in enumerate(without) if not has_reward_variance(group)]
-        assert flat and rollouts.metrics["dynamic_sampling_extra"] >= len(flat) / 6
+        assert flat and rollouts.metrics["dynamic_sampling/resample_ratio"] >= len(flat) / 6
         assert all(has_reward_variance(group) for group in groups)
         assert all(groups[n] == without[n] for n in range(6) if n not in flat)  # the others are left alone
         own = {tasks.problem(i).id for i in range(18)}
@@ -143,9 +143,13 @@ def test_numbers_of_a_step_by_hand():
     row = rollout_metrics(groups)
     assert row["reward"] == 0.25 and row["reward_std"] == pytest.approx((3 / 16) ** 0.5)
     assert row["accuracy"] == 0.25 and row["accuracy/a"] == 0.5 and row["accuracy/b"] == 0.0
-    assert row["length_mean"] == 5.0 and row["length_max"] == 8.0
-    assert row["truncated_share"] == 0.25 and row["scoring_failures"] == 1.0 and row["reward/format"] == 0.5
-    assert variance_metrics(groups) == {"reward_variance_share": 0.5, "answer_variance_share": 1.0}
+    assert row["completions/mean_length"] == 5.0 and row["completions/max_length"] == 8.0
+    assert (
+        row["completions/clipped_ratio"] == 0.25
+        and row["scoring_failures"] == 1.0
+        and row["rewards/format/mean"] == 0.5
+    )
+    assert variance_metrics(groups) == {"frac_reward_zero_std": 0.5, "frac_answers_identical": 0.0}
 
 
 def test_base_models_get_the_template_and_the_prefix():
@@ -157,11 +161,11 @@ def test_base_models_get_the_template_and_the_prefix():
 
     messages = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is {x}?"})
     problem = Problem(id="p", task="t", messages=messages, answer="")
-    room = ModelRoom(
+    room = ModelConfig(
         apply_chat_template=False, prompt_template="{system} Q: {question} A:", assistant_prefix=" <think>"
     )
     chat = Chat(Bare(), room)
     assert chat.prompt(problem) == "Be brief. Q: What is {x}? A: <think>"
     assert chat.encode(problem)[:2] == (1, ord("B"))
     with pytest.raises(UserError, match="apply_chat_template=false"):
-        Chat(Bare(), ModelRoom())
+        Chat(Bare(), ModelConfig())

@@ -10,7 +10,7 @@ import pytest
 from tests.corpora.run_folders import DAMAGES, PROOF
 from tests.unit.test_checkpoint import config_in, save
 from whetstone.config import dump, make_plan
-from whetstone.diagnosis.explain import read_story
+from whetstone.diagnosis.explain import load_history
 from whetstone.errors import UserError
 from whetstone.evaluation.evaluator import read_summary
 from whetstone.report.read import read_run
@@ -85,7 +85,7 @@ def test_a_damaged_run_folder_is_resumed_or_refused(source, tmp_path, name):
         if name != "eval_results a file":  # the last evaluation makes it anew
             read_run(folder)  # the report and `whet explain` read the same files
         if any(kind == "train" for kind, _ in kept):
-            read_story(folder)
+            load_history(folder)
         if "config.yaml" in name:
             assert "max_steps: 3" in (folder / "config.yaml").read_text()
     for pattern in case.kept:

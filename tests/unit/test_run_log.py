@@ -85,10 +85,10 @@ def test_what_a_model_wrote_reaches_terminal_and_log_without_control_characters(
         greedy_accuracy=None,
         pass_at_k={},
         per_task={},
-        length_mean=3.0,
-        truncated_share=0.0,
+        mean_length=3.0,
+        clipped_ratio=0.0,
         num_failures=0,
-        versus_start=None,
+        delta_vs_step0=None,
         completions=(answered(HOSTILE),),
         greedy_completions=(),
     )

@@ -4,8 +4,7 @@ installed).
 
 import pytest
 
-from whetstone.config import load
-from whetstone.config.sections import TaskSpec
+from whetstone.config import TaskSpec, load
 from whetstone.errors import UserError
 from whetstone.sandbox.program import Input, Limits, Program
 from whetstone.tasks.code import CodeTask

@@ -213,7 +213,7 @@ def test_a_function_that_hangs_dies_or_raises_costs_the_guilty_answer_only(word:
 
 
 def test_too_many_failures_stop_the_run_with_the_reason():
-    config = configure(reward_funcs=["accuracy", f"{OWN}:sometimes_bad"], max_reward_failure_share=0.5)
+    config = configure(reward_funcs=["accuracy", f"{OWN}:sometimes_bad"], max_reward_failure_fraction=0.5)
     with Scorer(config) as scorer:
         for n in range(8):
             scorer.submit(answer(countdown(35), "raise" if n < 5 else "fine"))
@@ -327,20 +327,24 @@ def test_a_function_that_forks_does_not_answer_twice():
 
 
 def test_a_function_that_writes_into_the_pipe_costs_its_own_answer_only():
-    _, scores = scored("writes_to_every_descriptor", ["fine", "write", "fine"], max_reward_failure_share=0.9)
+    _, scores = scored(
+        "writes_to_every_descriptor", ["fine", "write", "fine"], max_reward_failure_fraction=0.9
+    )
     assert [score.failure for score in scores] == [None, None, None]  # as one list it does not write
-    _, scores = scored("writes_to_every_descriptor", ["write", "fine", "fine"], max_reward_failure_share=0.9)
+    _, scores = scored(
+        "writes_to_every_descriptor", ["write", "fine", "fine"], max_reward_failure_fraction=0.9
+    )
     assert [score.failure for score in scores] == ["crash", None, None]
 
 
 def test_a_function_that_exits_is_a_failure_with_its_reason():
-    _, scores = scored("exits", ["a", "b"], max_reward_failure_share=1.0)
+    _, scores = scored("exits", ["a", "b"], max_reward_failure_fraction=1.0)
     assert [score.failure for score in scores] == ["error: SystemExit: 0"] * 2
 
 
 def test_values_that_are_no_rewards_cost_their_own_answer_only():
     texts = ["nan", "huge", "text", "list", "fine", "number"]
-    scorer, scores = scored("some_unusable", texts, max_reward_failure_share=1.0)
+    scorer, scores = scored("some_unusable", texts, max_reward_failure_fraction=1.0)
     assert [score.reward for score in scores] == [0.0, 0.0, 0.0, 0.0, 0.5, 0.25]
     assert [score.failure is None for score in scores] == [False] * 4 + [True] * 2
     assert scorer.failures == 4

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from whetstone.cli import run
-from whetstone.commands.listing import _shown_default, config_for_task
+from whetstone.commands.tasks import _shorten_default, config_for_task
 from whetstone.tasks.registry import list_tasks, make_task
 from whetstone.tasks.settings import settings_of
 
@@ -24,14 +24,14 @@ def test_settings_and_defaults_are_listed(capsys: pytest.CaptureFixture[str]) ->
 def test_a_task_without_rows_lists_them_before_it_asks_for_rows(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["tasks", "math"]) == 2
     table = listed(capsys.readouterr().out)
-    assert table["eval_share"] == "0.05" and "answer_column" in table
+    assert table["eval_fraction"] == "0.05" and "answer_column" in table
 
 
 def test_every_task_has_settings_that_can_be_shown() -> None:
     without = [task.name for task in list_tasks() if not settings_of(task.name)]
     assert without == ["list_functions"]
     for task in list_tasks():
-        lines = [_shown_default(value) for value in settings_of(task.name).values()]
+        lines = [_shorten_default(value) for value in settings_of(task.name).values()]
         assert all("\n" not in line and len(line) <= 90 for line in lines), task.name
     assert settings_of("no_such_task") == {}
 
@@ -41,7 +41,7 @@ def test_the_defaults_are_what_a_task_uses(name: str) -> None:
     """A problem made with every default written out is the one made without."""
     given = {key: value for key, value in settings_of(name).items() if value is not None and key != "split"}
     if name == "countdown":
-        given.pop("eval_share")
+        given.pop("eval_fraction")
     plain, written = (config_for_task(name, {}), config_for_task(name, {}))
     written.tasks.datasets[name].config.update(given)
     problems = [make_task(c, name, c.tasks.datasets[name], "train").problem(3) for c in (plain, written)]

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from whetstone.config import load
-from whetstone.config.sections import TaskSpec
+from whetstone.config import TaskSpec, load
 from whetstone.errors import UserError
 from whetstone.rewards.programs import read_tests, run_tests
 from whetstone.sandbox import languages
@@ -204,7 +203,7 @@ def test_every_solution_passes_and_every_wrong_one_fails(pool: LocalPool, langua
 
 def test_the_shipped_set_goes_through_the_scoring_processes() -> None:
     words = [
-        "datasets={code: {config: {path: problems, language: python, eval_share: 0.3}}}",
+        "datasets={code: {config: {path: problems, language: python, eval_fraction: 0.3}}}",
         "eval_num_samples=5",
     ]
     config = load(

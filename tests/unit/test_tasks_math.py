@@ -109,14 +109,14 @@ def test_max_samples_takes_the_first_rows(tmp_path: Path):
 
 def test_one_file_is_split_by_the_question(tmp_path: Path):
     path = str(write(tmp_path / "rows.json", [*ROWS, *ROWS]))  # every question twice
-    settings = {"path": path, "eval_share": 0.25}
+    settings = {"path": path, "eval_fraction": 0.25}
     train, evaluation = make(settings), make(settings, "eval")
     ours = [train.problem(i).question for i in range(len(train))]
     theirs = [evaluation.problem(i).question for i in range(len(evaluation))]
     assert len(ours) + len(theirs) == 80
     assert not set(ours) & set(theirs)
     assert 4 <= len(theirs) <= 36 and len(theirs) % 2 == 0  # about a quarter of 80; both copies on one side
-    tiny = {"path": path, "eval_share": 0.000001}
+    tiny = {"path": path, "eval_fraction": 0.000001}
     assert len(make(tiny, "eval")) == 2  # at least one question
 
 
@@ -167,7 +167,7 @@ def test_separate_evaluation_files_are_used_whole(tmp_path: Path):
         ("rows.json", '[{"question": "a", "answer": "1"}]', {}, "too few different questions"),
         ("rows.json", "[]", {"max_sample": 3}, "no setting 'max_sample': did you mean 'max_samples'"),
         ("rows.json", "[]", {"max_samples": 0}, "max_samples 0"),
-        ("rows.json", "[]", {"eval_share": 2}, "eval_share 2"),
+        ("rows.json", "[]", {"eval_fraction": 2}, "eval_fraction 2"),
     ],
 )
 def test_complaints_name_the_thing(

@@ -8,7 +8,7 @@ import pytest
 
 from whetstone.config import flatten, load, make_plan
 from whetstone.config.aliases import CONVERTED, REFUSED, RENAMED, WITHOUT_EFFECT
-from whetstone.config.load import ROOM_OF
+from whetstone.config.load import SECTION_OF
 from whetstone.config.trl_names import DATA, NO_EFFECT, SAME, decision
 from whetstone.config.unknown import SYNONYMS, suggest
 from whetstone.errors import UserError
@@ -34,14 +34,14 @@ def test_every_name_of_trl_has_a_decision() -> None:
 
 
 def test_the_same_names_are_keys_here_and_no_name_is_left_over() -> None:
-    assert sorted(SAME - set(ROOM_OF)) == []
+    assert sorted(SAME - set(SECTION_OF)) == []
     assert sorted((SAME | set(NO_EFFECT) | DATA) - set(names_of_trl())) == []
 
 
 def test_every_other_name_means_a_key_of_ours() -> None:
-    assert [name for name, key in RENAMED.items() if key not in ROOM_OF] == []
-    assert [name for name in RENAMED if name in ROOM_OF] == []
-    assert not set(WITHOUT_EFFECT) & (set(RENAMED) | set(CONVERTED) | set(REFUSED) | set(ROOM_OF))
+    assert [name for name, key in RENAMED.items() if key not in SECTION_OF] == []
+    assert [name for name in RENAMED if name in SECTION_OF] == []
+    assert not set(WITHOUT_EFFECT) & (set(RENAMED) | set(CONVERTED) | set(REFUSED) | set(SECTION_OF))
 
 
 @pytest.mark.parametrize("name", sorted(names_of_trl()))
@@ -73,13 +73,13 @@ def test_the_default_of_trl_loads(name: str, tmp_path: Path) -> None:
         ("warmup_steps: 0.1", {"warmup_ratio": 0.1, "warmup_steps": 0}),
         ("warmup_steps: 10", {"warmup_ratio": 0.0, "warmup_steps": 10}),
         ("use_cpu: true", {"device": "cpu"}),
-        ("sync_ref_model: true\nbeta: 0.1", {"kl_target": "moving"}),
+        ("sync_ref_model: true\nbeta: 0.1", {"kl_reference": "moving"}),
         ("use_adaptive_entropy: true", {"entropy_target": 0.2}),
         ("use_adaptive_entropy: false\nentropy_target: 0.5", {"entropy_target": None}),
-        ("vllm_importance_sampling_correction: false", {"sampler_correction": "none"}),
+        ("vllm_importance_sampling_correction: false", {"importance_correction": "none"}),
         (
             "use_vllm: true\nvllm_importance_sampling_correction: true",
-            {"sampler_correction": "sequence_mask"},
+            {"importance_correction": "sequence_mask"},
         ),
         ("generation_kwargs: {top_p: 0.9, max_new_tokens: 99}", {"top_p": 0.9, "max_completion_length": 99}),
         ("num_generations_eval: 4", {"eval_samples_per_problem": 4}),
@@ -157,14 +157,14 @@ def test_all_that_is_unknown_or_refused_is_named_at_once(tmp_path: Path) -> None
     ],
 )
 def test_a_suggestion_means_the_same_or_there_is_none(name: str, meant: str | None) -> None:
-    known = set(ROOM_OF) | set(RENAMED) | set(CONVERTED)
+    known = set(SECTION_OF) | set(RENAMED) | set(CONVERTED)
     assert suggest(name, known) == meant
 
 
 def test_every_suggestion_is_a_name_that_loads() -> None:
     from whetstone.config.data_keys import SETTINGS
 
-    accepted = set(ROOM_OF) | set(RENAMED) | set(CONVERTED) | set(SETTINGS)
+    accepted = set(SECTION_OF) | set(RENAMED) | set(CONVERTED) | set(SETTINGS)
     assert sorted(set(SYNONYMS.values()) - accepted) == []
     # What loads needs no suggestion.
     loads = accepted | set(WITHOUT_EFFECT) | set(REFUSED)

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from whetstone.config import Config, flatten, load, make_plan
-from whetstone.config.load import ROOM_OF
+from whetstone.config.load import SECTION_OF
 from whetstone.errors import UserError
 from whetstone.run.signals import StopRequest
 
@@ -20,7 +20,7 @@ trl = pytest.importorskip("trl")
 
 from whetstone.train import train  # noqa: E402
 from whetstone.trl import train_with_trl  # noqa: E402
-from whetstone.trl.keys import OURS, REFUSED, SAME, SHAPED, check_keys, kind_of, trl_arguments  # noqa: E402
+from whetstone.trl.keys import CONVERTED, HANDLED, PASSED, REFUSED, check_keys, kind_of, trl_arguments  # noqa: E402
 from whetstone.trl.run import build, make_trainer  # noqa: E402
 
 SMALL = {
@@ -92,7 +92,15 @@ def test_a_run_by_trl_leaves_the_folder_that_our_runs_leave(by_trl, by_us):
     ours = next(row for row in lines(by_us[0] / "metrics.jsonl") if row["kind"] == "train")
     # Only our sampler leaves logprobs, only our update cuts prompts, masks and skips.
     missing = {key for key in ours if key not in rows[1]}
-    assert {"reward", "accuracy", "loss", "entropy", "grad_norm", "clip_share", "length_mean"} <= set(rows[1])
+    assert {
+        "reward",
+        "accuracy",
+        "loss",
+        "entropy",
+        "grad_norm",
+        "clip_ratio/region_mean",
+        "completions/mean_length",
+    } <= set(rows[1])
     assert not {key for key in missing if key.startswith(("reward", "accuracy", "length", "time/"))}
     answered = lines(folder / "completions/step_1.jsonl")
     assert rows[1]["reward"] == pytest.approx(sum(line["reward"] for line in answered) / 8)
@@ -162,15 +170,15 @@ def test_trl_makes_our_tokens_of_the_prompts(tmp_path, settings, bos):
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
 def test_every_key_is_handed_over_or_done_here_or_refused():
     flat = flatten(Config())
-    tables = (SAME, SHAPED, OURS, frozenset(REFUSED))
+    tables = (PASSED, CONVERTED, HANDLED, frozenset(REFUSED))
     assert sum(map(len, tables)) == len(frozenset.union(*tables)), "a key stands in two tables"
     assert frozenset.union(*tables) <= set(flat), "a key that is not in the configuration"
     fields = {field.name for field in dataclasses.fields(trl.GRPOConfig)}
-    assert fields >= SAME
+    assert fields >= PASSED
     refused = [key for key in flat if kind_of(key) == "refused"]
     assert set(REFUSED) <= set(refused)
     for key in refused:  # also those that stand in no table
-        config, room = Config(), ROOM_OF[key]
+        config, room = Config(), SECTION_OF[key]
         changed = getattr(config, room).model_copy(update={key: "something else"})
         with pytest.raises(UserError, match=rf"^{key}: something else can't be had with trainer: trl"):
             check_keys(config.model_copy(update={room: changed}))
@@ -185,7 +193,7 @@ def test_every_key_is_handed_over_or_done_here_or_refused():
         "advantage=reinforce_pp",
         "kl_estimator=k1",
         "off_policy_mask=absolute",
-        "sampler_correction=token_truncate",
+        "importance_correction=token_truncate",
         "rollout_engine=hf",
         "max_skipped_steps=5",
     ],

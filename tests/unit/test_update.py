@@ -154,7 +154,7 @@ def test_a_copy_of_grpo_in_a_users_file_gives_the_same_gradient_bit_for_bit(tmp_
     "settings",
     [
         {"loss_type": "grpo"},
-        {"loss_type": "bnpo", "sampler_correction": "sequence_truncate"},
+        {"loss_type": "bnpo", "importance_correction": "sequence_truncate"},
         {"loss_type": "gspo", "off_policy_mask_threshold": 0.05},
         {"loss_type": "dr_grpo", "entropy_coef": 0.1, "top_entropy_quantile": 0.5},
     ],
@@ -241,13 +241,13 @@ def test_kl_is_zero_before_and_positive_after_the_policy_moved():
 
 
 def test_lora_reference_is_the_adapter_switched_off():
-    from whetstone.config.sections import ModelRoom
+    from whetstone.config.sections import ModelConfig
     from whetstone.model.lora import add_lora
     from whetstone.model.policy import Policy
 
     plain = make_policy()
     samples = make_samples(plain)
-    model = add_lora(plain.model, ModelRoom(use_peft=True, lora_r=4), None)
+    model = add_lora(plain.model, ModelConfig(use_peft=True, lora_r=4), None)
     policy = Policy(model, plain.tokenizer, plain.device)
     trained = sum(p.numel() for p in policy.parameters())
     assert trained < 0.5 * sum(p.numel() for p in model.parameters())
@@ -270,8 +270,10 @@ def test_second_iteration_uses_the_ratio_to_the_first():
     samples = make_samples(policy)
     updater = updater_for(policy, num_iterations=4, learning_rate=2e-2, epsilon=0.05)
     row = train_on(updater, [pack(samples, 100)])
-    assert row["clip_share"] > 0.05  # the policy has moved beyond the clip by the last iteration
-    assert row["sampler_logprob_difference"] < 1e-4  # old logprobs are those of the policy that sampled
+    assert row["clip_ratio/region_mean"] > 0.05  # the policy has moved beyond the clip by the last iteration
+    assert (
+        row["sampling/sampling_logp_difference/mean"] < 1e-4
+    )  # old logprobs are those of the policy that sampled
 
 
 def test_off_policy_mask_drops_bad_sequences_that_fell():
@@ -283,7 +285,7 @@ def test_off_policy_mask_drops_bad_sequences_that_fell():
     bad = sum(
         completion for (_, completion), advantage in zip(SIZES, ADVANTAGES, strict=True) if advantage < 0
     )
-    assert row["off_policy_removed_share"] == pytest.approx(bad / sum(c for _, c in SIZES))
+    assert row["masked_ratio/off_policy"] == pytest.approx(bad / sum(c for _, c in SIZES))
 
 
 def broken_sample(sample):

@@ -92,8 +92,8 @@ def test_mfu_of_a_step_by_hand():
     num_parameters = sum(p.numel() for p in policy.model.parameters())
     assert row["mfu"] == pytest.approx(6 * num_parameters * 24 / (0.5 * 1e9))
     assert row["peak_memory_gb"] == 2.5
-    assert row["time/sync"] == pytest.approx(0.1)
-    assert row["time/score"] == pytest.approx(0.4)
+    assert row["time/weight_sync"] == pytest.approx(0.1)
+    assert row["time/reward_wait"] == pytest.approx(0.4)
     assert row["time/rollout"] == pytest.approx(2.5)
     assert row["tokens_per_s"] == pytest.approx(8 / 3.5)
     assert row["rollout_tokens_per_s"] == pytest.approx(8 / 2.5)
@@ -110,7 +110,7 @@ def test_a_batch_sampled_in_the_background_costs_only_the_wait():
     timer = StageTimer(CPU)
     timer.seconds = {"rollout": 0.2, "update": 1.0}
     row = timer.metrics(made([rollout((5,), 10)], seconds=5.0, scoring_s=1.0, sync_s=0.05))
-    assert row["time/score"] == pytest.approx(0.15)  # no more than was waited, less the sync
+    assert row["time/reward_wait"] == pytest.approx(0.15)  # no more than was waited, less the sync
     assert row["time/rollout"] == pytest.approx(0.0)
     assert row["rollout_tokens_per_s"] == pytest.approx(10 / 4.0)
 

@@ -16,9 +16,9 @@ pytest.importorskip("ray", reason="make test-vllm sets it up")
 
 SETTINGS = {
     "rollout_engine": "vllm",
-    "vllm_server_timeout": 900,
-    "vllm_max_model_length": 256,
-    "max_slots": 32,
+    "server_timeout_s": 900,
+    "server_max_model_length": 256,
+    "max_num_seqs": 32,
     "max_steps": 2,
     "prompts_per_step": 4,
     "num_generations": 8,
@@ -49,6 +49,6 @@ def test_ranks_and_a_server_on_ray_and_sigkill_in_the_middle_of_a_batch(tmp_path
     assert re.search(rf"{url} is lost \(.*waiting for its return", log)
     assert f"Up again: {url}." in launched.said and f"{url} is back and has the current weights" in log
     train = rows(tmp_path, "train")
-    print("logprob difference of each step", [row["sampler_logprob_difference"] for row in train])
-    assert len(train) == 2 and max(row["sampler_logprob_difference"] for row in train) < 1e-3
+    print("logprob difference of each step", [row["sampling/sampling_logp_difference/mean"] for row in train])
+    assert len(train) == 2 and max(row["sampling/sampling_logp_difference/mean"] for row in train) < 1e-3
     assert not processes("vllm.entrypoints", str(ROOT)) and not processes("VLLM::EngineCore")

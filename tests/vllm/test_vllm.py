@@ -30,7 +30,7 @@ pytest.importorskip("vllm", reason="make test-vllm sets it up")
 ROOT = Path(__file__).resolve().parents[2]
 PROMPTS = [(6, 20, 30, 40), (6, 21, 31, 41, 50, 51), (6, 22)]
 REQUESTS = [Request(prompt_ids=prompt, seeds=(2**62 + 1, 2, 3, 4)) for prompt in PROMPTS]
-BASE = ["max_slots=32", "max_completion_length=48", "rollout_engine=vllm", "vllm_server_timeout=900"]
+BASE = ["max_num_seqs=32", "max_completion_length=48", "rollout_engine=vllm", "server_timeout_s=900"]
 
 
 def move(policy, seed, size=0.02):
@@ -87,7 +87,7 @@ class Served:
         self.url = f"http://127.0.0.1:{port}"
         self.process = subprocess.Popen(
             [sys.executable, "-m", "whetstone", "serve", "quickstart", *BASE, *words, f"output_dir={folder}",
-             "run_name=", f"vllm_server_port={port}"],
+             "run_name=", f"server_port={port}"],
             stdout=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
         )  # fmt: skip
         self.lines: list[str] = []
@@ -159,7 +159,7 @@ def check_that_it_learnt(results, folder):
     print(f"accuracy {before} -> {after}")
     assert after["low"] > before["high"]
     rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
-    differences = [row["sampler_logprob_difference"] for row in rows if row["kind"] == "train"]
+    differences = [row["sampling/sampling_logp_difference/mean"] for row in rows if row["kind"] == "train"]
     print("logprob difference of each step", differences)
     assert max(differences) < 1e-3
 

@@ -17,7 +17,7 @@ from whetstone.algorithm.kl import ESTIMATORS
 from whetstone.algorithm.masks import sequence_mean
 from whetstone.config.losses import AVERAGES, LOSSES, RATIO_LEVELS, Loss
 from whetstone.config.plugins import load_object
-from whetstone.config.sections import LossRoom
+from whetstone.config.sections import LossConfig
 from whetstone.errors import UserError
 
 
@@ -44,12 +44,12 @@ class PolicyLoss:
     kl: Tensor | None
 
 
-LossFunction = Callable[[LossInputs, LossRoom], LossOutputs]
+LossFunction = Callable[[LossInputs, LossConfig], LossOutputs]
 
 
 def policy_loss(
     inputs: LossInputs,
-    config: LossRoom,
+    config: LossConfig,
     *,
     beta: float,
     multiplier: Tensor | None = None,
@@ -93,7 +93,8 @@ def _load_loss(loss_type: str) -> tuple[LossFunction, Loss]:
     `average` defaults to "token" (as dapo), `ratio` to importance_sampling_level.
     """
     function = load_object(loss_type, "loss_type")
-    average, ratio = getattr(function, "average", "token"), getattr(function, "ratio", None)
+    average: Any = getattr(function, "average", "token")
+    ratio: Any = getattr(function, "ratio", None)
     for name, value, choices in (("average", average, AVERAGES), ("ratio", ratio, (*RATIO_LEVELS, None))):
         if value not in choices:
             raise UserError(f"loss_type: {loss_type} has {name} = {value!r}: set it to one of {choices}.")
@@ -114,7 +115,7 @@ def _check_outputs(outputs: LossOutputs, inputs: LossInputs, loss_type: str) -> 
         )
 
 
-def ratio_level(config: LossRoom) -> str:
+def ratio_level(config: LossConfig) -> str:
     """`token` or `sequence`: what the loss requires, else importance_sampling_level."""
     return find_loss(config.loss_type)[1].ratio or config.importance_sampling_level
 
@@ -130,7 +131,7 @@ def importance_ratio(
     return torch.exp(log_ratio)
 
 
-def clipped_surrogate(inputs: LossInputs, config: LossRoom) -> LossOutputs:
+def clipped_surrogate(inputs: LossInputs, config: LossConfig) -> LossOutputs:
     """-min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A), with r at most `delta` where that is set (PPO)."""
     low, high = 1 - config.epsilon, 1 + config.upper_epsilon
     ratio, advantages = inputs.ratio, inputs.advantages
@@ -140,14 +141,14 @@ def clipped_surrogate(inputs: LossInputs, config: LossRoom) -> LossOutputs:
     return LossOutputs(loss=loss, clipped=clipped)
 
 
-def cispo(inputs: LossInputs, config: LossRoom) -> LossOutputs:
+def cispo(inputs: LossInputs, config: LossConfig) -> LossOutputs:
     """-min(r, epsilon_high) A log p with a detached weight: clipped tokens keep a gradient (MiniMax-M1)."""
     weight = inputs.ratio.detach().clamp(max=config.upper_epsilon)
     clipped = (inputs.ratio > config.upper_epsilon) & (inputs.advantages > 0)
     return LossOutputs(loss=-weight * inputs.advantages * inputs.logprobs, clipped=clipped)
 
 
-def sapo(inputs: LossInputs, config: LossRoom) -> LossOutputs:
+def sapo(inputs: LossInputs, config: LossConfig) -> LossOutputs:
     """-(4 / t) sigmoid(t (r - 1)) A: a soft gate, with another temperature t for negative advantages."""
     ratio = inputs.ratio
     good, bad = ratio.new_tensor(config.sapo_temperature_pos), ratio.new_tensor(config.sapo_temperature_neg)
@@ -156,6 +157,6 @@ def sapo(inputs: LossInputs, config: LossRoom) -> LossOutputs:
     return LossOutputs(loss=-gate * inputs.advantages, clipped=torch.zeros_like(ratio))
 
 
-def reinforce(inputs: LossInputs, config: LossRoom) -> LossOutputs:
+def reinforce(inputs: LossInputs, config: LossConfig) -> LossOutputs:
     """-A log p: no ratio, no clipping; for batches that are used once."""
     return LossOutputs(loss=-inputs.advantages * inputs.logprobs, clipped=torch.zeros_like(inputs.ratio))

@@ -5,7 +5,7 @@ tokens.
 import torch
 from torch import Tensor
 
-from whetstone.config.sections import LossRoom
+from whetstone.config.sections import LossConfig
 
 
 def sequence_mean(values_N: Tensor, sequence_ids_N: Tensor, num_sequences: int) -> Tensor:
@@ -28,7 +28,7 @@ def off_policy_keep(advantages_S: Tensor, drift_S: Tensor, threshold: float, kin
 
 
 def sampler_weights(
-    difference_N: Tensor, sequence_ids_N: Tensor, num_sequences: int, config: LossRoom
+    difference_N: Tensor, sequence_ids_N: Tensor, num_sequences: int, config: LossConfig
 ) -> Tensor:
     """Importance weights [N] for what lies between the policy that sampled and the trainer's own.
 
@@ -36,12 +36,12 @@ def sampler_weights(
     per sequence (the product of its tokens'); bounded ("truncate") or left out altogether ("mask") beyond the
     bounds.
     """
-    level, _, treatment = config.sampler_correction.partition("_")
+    level, _, treatment = config.importance_correction.partition("_")
     if level == "sequence":
         total_S = torch.zeros(num_sequences, dtype=difference_N.dtype, device=difference_N.device)
         difference_N = total_S.index_add(0, sequence_ids_N, difference_N)[sequence_ids_N]
     weights = torch.exp(difference_N)
-    low, high = config.sampler_correction_min, config.sampler_correction_max
+    low, high = config.importance_correction_min, config.importance_correction_max
     if treatment == "truncate":
         return weights.clamp(low, high)
     return weights.masked_fill((weights < low) | (weights > high), 0.0)

@@ -1,1 +1,20 @@
-"""One module for each command: `whet X` is `commands/X`."""
+"""One module for each command: `whet X` is `commands/X`.
+
+A module has `SUMMARY`, `DESCRIPTION`, `EXAMPLES`, `add_arguments(parser)` and `run(args)`. Heavy imports are
+inside `run`, so that help answers at once. `COMMANDS` lists them without importing any.
+"""
+
+COMMANDS: dict[str, str] = {
+    "train": "train a model",
+    "eval": "evaluate a model or a checkpoint",
+    "config": "list every key, or show the resolved configuration of a file",
+    "tasks": "list every task, or show sample problems of one",
+    "report": "write the HTML report of a run",
+    "explain": "diagnose a run: why the loss is 0, the reward is flat, or the run collapsed",
+    "doctor": "show what this machine has, and how to get what it lacks",
+    "profile": "profile a few steps: a trace and a summary",
+    "compare": "train a grid of variants and seeds; a table and a plot of the results",
+    "serve": "start the rollout servers of a configuration (vLLM, SGLang)",
+    "launch": "train on a Ray cluster",
+    "completion": "print a completion script for bash, zsh or fish",
+}

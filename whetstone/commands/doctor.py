@@ -1,9 +1,10 @@
-"""What this machine has: devices, packages, engines, languages of programs, and how safely it can run them.
+"""`whet doctor`: devices, packages, engines, languages and isolation of this machine.
 
-Looks and tells; changes nothing and downloads nothing. The isolation is not guessed: a sandbox is started,
-asked and closed. For what is missing it says how to get it.
+Changes nothing and downloads nothing. The isolation is measured: a sandbox is started and asked. For what is
+missing it prints how to get it.
 """
 
+import argparse
 import importlib.metadata
 import importlib.util
 import os
@@ -14,15 +15,33 @@ from dataclasses import dataclass
 import rich
 from rich.text import Text
 
+from whetstone.commands.parser import CommandParser
 from whetstone.config.engine_traits import ENGINE_TRAITS
 from whetstone.errors import UserError
 from whetstone.sandbox.languages import LANGUAGES, missing, tools
 from whetstone.sandbox.pool import LocalPool
 from whetstone.terminal.text import wrap
 
+SUMMARY = "show what this machine has, and how to get what it lacks"
+DESCRIPTION = """
+Show devices, torch, rollout engines, languages of programs, how well programs can be isolated here, and the
+optional packages. For each missing part: how to get it.
+"""
+EXAMPLES = """
+whet doctor
+"""
+
+
+def add_arguments(parser: CommandParser) -> None:
+    """No arguments."""
+
+
+def run(args: argparse.Namespace) -> None:
+    doctor()
+
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class Check:
     """One thing that was looked for."""
 
     section: str
@@ -31,7 +50,7 @@ class Finding:
     says: str
 
 
-def examine() -> list[Finding]:
+def examine() -> list[Check]:
     """Everything that is told, in order."""
     return [*_machine(), *_engines(), *_sandbox(), *_languages(), *_extras()]
 
@@ -52,7 +71,7 @@ def doctor() -> None:
         console.print(text, soft_wrap=True)
 
 
-def _machine() -> list[Finding]:
+def _machine() -> list[Check]:
     import torch
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -65,15 +84,15 @@ def _machine() -> list[Finding]:
     ]
     if not torch.cuda.is_available():
         says = "torch sees none: training runs on the CPU, which suits small models only"
-        return [*found, Finding(section="Machine", name="GPU", there=False, says=says)]
+        return [*found, Check(section="Machine", name="GPU", there=False, says=says)]
     for number in range(torch.cuda.device_count()):
         shape = torch.cuda.get_device_properties(number)
         found.append(_machine_line(f"GPU {number}", f"{shape.name}, {shape.total_memory / 2**30:.0f} GB"))
     return found
 
 
-def _machine_line(name: str, says: str) -> Finding:
-    return Finding(section="Machine", name=name, there=True, says=says)
+def _machine_line(name: str, says: str) -> Check:
+    return Check(section="Machine", name=name, there=True, says=says)
 
 
 def _version(package: str) -> str:
@@ -87,9 +106,9 @@ def _has(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-def _engines() -> list[Finding]:
+def _engines() -> list[Check]:
     return [
-        Finding(
+        Check(
             section="Engines (rollout_engine)",
             name=name,
             there=_has(traits.package),
@@ -103,27 +122,27 @@ def _engines() -> list[Finding]:
     ]
 
 
-def _sandbox() -> list[Finding]:
+def _sandbox() -> list[Check]:
     section = "Sandbox for programs and scorers"
     try:
         with LocalPool() as pool:
             pool.start("python")
-            found = Finding(section=section, name=str(pool.kind), there=True, says=pool.statement)
+            found = Check(section=section, name=str(pool.kind), there=True, says=pool.statement)
             scoring = (
                 f"answers are scored in isolated processes ({pool.kind}): no network, no files, no secrets"
             )
-            return [found, Finding(section=section, name="scoring", there=True, says=scoring)]
+            return [found, Check(section=section, name="scoring", there=True, says=scoring)]
     except UserError as error:
         refused = (
             "tasks that evaluate answers (math, integrals, ...) are refused without sandbox_isolation=limits"
         )
         return [
-            Finding(section=section, name="none", there=False, says=str(error)),
-            Finding(section=section, name="scoring", there=False, says=refused),
+            Check(section=section, name="none", there=False, says=str(error)),
+            Check(section=section, name="scoring", there=False, says=refused),
         ]
 
 
-def _languages() -> list[Finding]:
+def _languages() -> list[Check]:
     found = []
     for name, row in LANGUAGES.items():
         absent = missing(name)
@@ -131,15 +150,15 @@ def _languages() -> list[Finding]:
         if absent is None and row.runner == "exec":
             here = tools(name)
             says += ": " + ", then ".join(words[0] for words in here.compilers or (here.command,))
-        found.append(Finding(section="Languages of programs", name=name, there=absent is None, says=says))
+        found.append(Check(section="Languages of programs", name=name, there=absent is None, says=says))
     return found
 
 
-def _extras() -> list[Finding]:
+def _extras() -> list[Check]:
     extras = {"trl": "trainer: trl", "ray": "sandbox_pool: ray", "wandb": "report_to: wandb"}
     extras |= {"tensorboard": "report_to: tensorboard", "trackio": "report_to: trackio"}
     return [
-        Finding(
+        Check(
             section="Extras",
             name=name,
             there=_has(name),

@@ -1,9 +1,10 @@
-"""`whet serve CONFIG`: the servers that a configuration wants, with the right flags, kept up, and stopped.
+"""`whet serve`: start the rollout servers of a configuration, restart dead ones, stop them at Ctrl-C.
 
-One server for each entry of server_devices, or one. They serve any run of the same model, one after the
-other; a run sends its weights before it samples. Trains nothing.
+One server for each entry of server_devices, or one. They serve any run of the same model: a run sends its
+weights before it samples.
 """
 
+import argparse
 import contextlib
 import functools
 import logging
@@ -11,26 +12,45 @@ import signal
 import sys
 import time
 
-from whetstone.config import Loaded
+from whetstone.commands.parser import DEFAULT_RECIPE, CommandParser, add_settings, source_and_settings
+from whetstone.config import Config, load
 from whetstone.config.engine_traits import SERVER_ENGINES, engine_traits
 from whetstone.engines.servers.setup import is_up, start_servers
 from whetstone.errors import UserError
 
+SUMMARY = "start the rollout servers of a configuration (vLLM, SGLang)"
+DESCRIPTION = """
+Start one server for each entry of server_devices (or one) with the flags that training needs. Wait until
+they answer, restart a dead one, stop them at Ctrl-C. docs/servers.md has the details.
+"""
+EXAMPLES = """
+whet serve config/grpo.yaml rollout_engine=vllm server_devices=[6,7]
+whet serve config/grpo.yaml rollout_engine=vllm server_host=0.0.0.0 server_port=9000
+whet train config/grpo.yaml rollout_engine=vllm rollout_servers=http://127.0.0.1:8000,http://127.0.0.1:8001
+"""
 CHECK_EVERY_S = 1.0
 
 
-def serve(loaded: Loaded) -> None:
-    """Until Ctrl-C or SIGTERM; a server that dies is started again."""
-    config = loaded.config
+def add_arguments(parser: CommandParser) -> None:
+    add_settings(parser)
+
+
+def run(args: argparse.Namespace) -> None:
+    source, settings = source_and_settings(args)
+    serve(load(source or DEFAULT_RECIPE, settings).config)
+
+
+def serve(config: Config) -> None:
+    """Run until Ctrl-C or SIGTERM."""
     if not engine_traits(config.rollout.rollout_engine).has_servers:
         raise UserError(
             f"rollout_engine is {config.rollout.rollout_engine}, which has no server: give "
             f"rollout_engine={' or '.join(SERVER_ENGINES)}."
         )
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-    host = config.engines.vllm_server_host or "127.0.0.1"
+    host = config.engines.server_host or "127.0.0.1"
     count = max(1, len(config.engines.server_devices))
-    ports = [config.engines.vllm_server_port + number for number in range(count)]
+    ports = [config.engines.server_port + number for number in range(count)]
     for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell has put us into the background
         signal.signal(number, signal.default_int_handler)
     with contextlib.ExitStack() as stack:
@@ -38,7 +58,7 @@ def serve(loaded: Loaded) -> None:
         for process in processes:
             stack.callback(process.stop)
         for process in processes:
-            process.wait_until_up(lambda one=process: is_up(one), config.engines.vllm_server_timeout)
+            process.wait_until_up(lambda one=process: is_up(one), config.engines.server_timeout_s)
         names = ",".join(process.command.url for process in processes)
         print(f"Up: {names}. Train with rollout_servers={names}; Ctrl-C stops.", flush=True)
         while True:

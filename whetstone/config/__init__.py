@@ -1,21 +1,21 @@
-"""Every knob: typed, bounded, documented; YAML and key=value; no torch."""
+"""The configuration: typed, bounded, documented keys, YAML and `key=value`, batch arithmetic. No torch."""
 
-from whetstone.config.load import Loaded, build, dump, find, flatten, load, nearest, recipe_folders
-from whetstone.config.plan import Plan, make_plan, without_effect
-from whetstone.config.sections import Config, TaskSpec
+from whetstone.config.load import LoadedConfig, build, dump, find, flatten, load, recipe_folders
+from whetstone.config.plan import Plan, ineffective_settings, make_plan
+from whetstone.config.sections import Config
+from whetstone.config.tasks import TaskSpec
 
 __all__ = [
     "Config",
-    "Loaded",
+    "LoadedConfig",
     "Plan",
     "TaskSpec",
     "build",
     "dump",
     "find",
     "flatten",
+    "ineffective_settings",
     "load",
     "make_plan",
-    "nearest",
     "recipe_folders",
-    "without_effect",
 ]

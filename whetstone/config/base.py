@@ -1,4 +1,4 @@
-"""What every section of the configuration is: a frozen model, its fields documented by the text below.
+"""The base of every section: a frozen model whose fields are documented by the text below them.
 
 Numbers are finite and bounded (tests/unit/test_config_bounds.py walks them all); a switch is no number.
 """
@@ -19,19 +19,21 @@ Text = Annotated[str, StringConstraints(max_length=1_000_000)]
 Seed = Annotated[int, Field(ge=0, le=MAX_SEED)]
 
 
-def _steps_or_share(value: float) -> float:
+def _steps_or_fraction(value: float) -> float:
     if value < 1 or not isinstance(value, float):
         return 0 if value == 0 else value
     if not value.is_integer():
-        raise ValueError("write a whole number of steps, or a share of all steps below 1")
+        raise ValueError("write a whole number of steps, or a fraction of all steps below 1")
     return int(value)
 
 
-# TRL's way to count: so many steps, or below 1 a share of all steps.
-Steps = Annotated[int | float, Field(ge=0, le=MAX_STEPS), AfterValidator(_steps_or_share)]
+# TRL's way to count: so many steps, or below 1 a fraction of all steps.
+Steps = Annotated[int | float, Field(ge=0, le=MAX_STEPS), AfterValidator(_steps_or_fraction)]
 
 
-class Room(BaseModel):
+class Section(BaseModel):
+    """Base of all sections."""
+
     model_config = ConfigDict(
         frozen=True,
         extra="forbid",

@@ -4,10 +4,10 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from whetstone.config.base import Room
+from whetstone.config.base import Section
 
 
-class CurriculumSpec(Room):
+class CurriculumSpec(Section):
     """reasoning-gym's levels of difficulty, climbed by accuracy. `curriculum: true` takes these defaults."""
 
     start: int = Field(default=0, ge=0, le=1_000)

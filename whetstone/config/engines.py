@@ -1,52 +1,52 @@
-"""The knobs of the engines outside the process: vLLM and SGLang, as servers or (vLLM) in this process.
+"""The section of vLLM and SGLang: servers, how they are started, and how weights reach them.
 
-Names are TRL's where it has one; what begins with `vllm_` holds for SGLang's servers too. Which engine
-samples is `rollout_engine` in the rollout room. docs/servers.md tells how they work together.
+`rollout_engine` in the rollout section chooses the engine. TRL's names (`vllm_server_port` ...) are accepted
+too. docs/servers.md has the details.
 """
 
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from whetstone.config.base import MAX_SECONDS, Name, Room
+from whetstone.config.base import MAX_SECONDS, Name, Section
 
 
-class EnginesRoom(Room):
+class EnginesConfig(Section):
     """Where servers are, how they are started, and how weights reach them."""
 
     rollout_servers: list[Name] = Field(default_factory=list)
     """Addresses of servers that are running (http://node1:8000, ...), as a list or a text with commas; empty:
     the run starts its own and stops it at the end.
     """
-    vllm_server_base_url: Name | None = None
+    server_base_url: Name | None = None
     """TRL's way to name one server: its address."""
-    vllm_server_host: Name | None = None
-    """TRL's way to name one server: its host (see vllm_server_port). `whet serve` listens on it; default:
+    server_host: Name | None = None
+    """TRL's way to name one server: its host (see server_port). `whet serve` listens on it; default:
     127.0.0.1, this machine only.
     """
-    vllm_server_port: int = Field(default=8000, ge=1, le=65535)
+    server_port: int = Field(default=8000, ge=1, le=65535)
     """Port of that server; the servers of `whet serve` count up from it."""
-    vllm_server_timeout: float = Field(default=240.0, gt=0, le=MAX_SECONDS)
-    """Seconds to wait for servers to come up, and for one to come back when none is left."""
-    server_request_timeout: float = Field(default=600.0, gt=0, le=MAX_SECONDS)
-    """Seconds after which a server that owes an answer is taken for dead and its work is done elsewhere."""
-    vllm_gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)
-    """Share of the GPU's memory for vLLM; default: 0.9 on GPUs of its own, 0.3 where it shares the
+    server_timeout_s: float = Field(default=240.0, gt=0, le=MAX_SECONDS)
+    """How long to wait for servers to come up, and for one to come back when none is left."""
+    server_request_timeout_s: float = Field(default=600.0, gt=0, le=MAX_SECONDS)
+    """How long until a server that owes an answer is taken for dead and its work is done elsewhere."""
+    server_gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)
+    """Fraction of the GPU's memory for the engine; default: 0.9 on GPUs of its own, 0.3 where it shares the
     trainer's.
     """
-    vllm_tensor_parallel_size: int = Field(default=1, ge=1, le=1_024)
+    server_tensor_parallel_size: int = Field(default=1, ge=1, le=1_024)
     """GPUs that one server spreads the model over."""
-    vllm_max_model_length: int | None = Field(default=None, ge=1, le=16_777_216)
+    server_max_model_length: int | None = Field(default=None, ge=1, le=16_777_216)
     """Longest prompt and completion together; default: max_prompt_length + max_completion_length, or else
     what the model allows.
     """
-    vllm_enable_sleep_mode: bool = True
-    """Where vLLM shares the trainer's GPU: give its memory back during the update."""
-    vllm_group_port: int | None = Field(default=None, ge=1, le=65535)
+    server_enable_sleep_mode: bool = True
+    """Where the engine shares the trainer's GPU: give its memory back during the update."""
+    server_group_port: int | None = Field(default=None, ge=1, le=65535)
     """First port on the trainer's machine for sending weights by NCCL; default: any free one."""
     server_devices: list[Name] = Field(default_factory=list)
     """GPUs of the servers that are started, one entry for each server: ["4", "5"], or ["4,5", "6,7"] with
-    vllm_tensor_parallel_size 2. Empty: one server, on the GPUs that the run sees.
+    server_tensor_parallel_size 2. Empty: one server, on the GPUs that the run sees.
     """
     server_args: list[Name] = Field(default_factory=list)
     """Further arguments for the command that starts a server, as `vllm serve` or SGLang knows them."""
@@ -68,10 +68,10 @@ class EnginesRoom(Room):
         """Servers that are running already, whichever key names them."""
         if self.rollout_servers:
             return self.rollout_servers
-        if self.vllm_server_base_url is not None:
-            return [self.vllm_server_base_url]
-        if self.vllm_server_host is not None:
-            return [f"http://{self.vllm_server_host}:{self.vllm_server_port}"]
+        if self.server_base_url is not None:
+            return [self.server_base_url]
+        if self.server_host is not None:
+            return [f"http://{self.server_host}:{self.server_port}"]
         return []
 
     @field_validator("rollout_servers", mode="before")
@@ -84,7 +84,7 @@ class EnginesRoom(Room):
             raise ValueError("give addresses such as http://node1:8000, as a list or separated by commas")
         return [_address(entry) for entry in entries if str(entry).strip()]
 
-    @field_validator("vllm_server_base_url", mode="before")
+    @field_validator("server_base_url", mode="before")
     @classmethod
     def _base_url(cls, value: Any) -> Any:
         return None if value is None else _address(value)
@@ -100,10 +100,10 @@ class EnginesRoom(Room):
         if len(set(self.addresses)) < len(self.addresses):
             raise ValueError("rollout_servers names a server twice: name each once")
         for devices in self.server_devices:
-            if len(devices.split(",")) != self.vllm_tensor_parallel_size:
+            if len(devices.split(",")) != self.server_tensor_parallel_size:
                 raise ValueError(
-                    f"server_devices gives a server the GPUs {devices}, but vllm_tensor_parallel_size is "
-                    f"{self.vllm_tensor_parallel_size}: give each entry that many"
+                    f"server_devices gives a server the GPUs {devices}, but server_tensor_parallel_size is "
+                    f"{self.server_tensor_parallel_size}: give each entry that many"
                 )
         return self
 

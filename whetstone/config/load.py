@@ -4,7 +4,6 @@ Refuses what it does not know, all of it in one message. Does no arithmetic (`pl
 data.
 """
 
-import difflib
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,30 +15,29 @@ from pydantic import ValidationError
 from whetstone.config.overrides import COMMAND_LINE, parse_overrides
 from whetstone.config.recipes import find, recipe_folders
 from whetstone.config.sections import Config
-from whetstone.config.translate import Translation
+from whetstone.config.translate import OTHER_NAMES, Translation
 from whetstone.config.yaml_text import read_yaml, shorten
 from whetstone.errors import UserError
 
 __all__ = [
-    "ROOM_OF",
-    "Loaded",
+    "SECTION_OF",
+    "LoadedConfig",
     "build",
     "dump",
     "find",
     "flatten",
     "load",
-    "nearest",
     "parse_overrides",
     "read_yaml",
     "recipe_folders",
 ]
 
-ROOM_FIELDS: dict[str, Any] = {name: field.annotation for name, field in Config.model_fields.items()}
-ROOM_OF = {key: room for room, model in ROOM_FIELDS.items() for key in model.model_fields}
+SECTION_FIELDS: dict[str, Any] = {name: field.annotation for name, field in Config.model_fields.items()}
+SECTION_OF = {key: section for section, model in SECTION_FIELDS.items() for key in model.model_fields}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loaded:
+class LoadedConfig:
     """A configuration, where each key's value came from, and what was understood under another name."""
 
     config: Config
@@ -47,31 +45,33 @@ class Loaded:
     notes: tuple[str, ...]
 
 
-def load(source: str | os.PathLike[str] | None = None, overrides: Iterable[str] = ()) -> Loaded:
+def load(source: str | os.PathLike[str] | None = None, overrides: Iterable[str] = ()) -> LoadedConfig:
     """Read `source` (a path or the name of a shipped recipe; None: defaults only) and apply `overrides`."""
-    translation = Translation(ROOM_OF)
+    translation = Translation(SECTION_OF)
     if source is not None:
         path = find(source)
         translation.add(path.name, read_yaml(path))
     translation.add(COMMAND_LINE, parse_overrides(overrides))
     translation.finish()
-    return Loaded(config=build(translation.flat), origins=translation.origins, notes=tuple(translation.notes))
+    return LoadedConfig(
+        config=build(translation.flat), origins=translation.origins, notes=tuple(translation.notes)
+    )
 
 
 def build(flat: dict[str, Any]) -> Config:
     """A `Config` from flat keys under our own names."""
-    rooms: dict[str, dict[str, Any]] = {}
+    sections: dict[str, dict[str, Any]] = {}
     for key, value in flat.items():
-        rooms.setdefault(ROOM_OF[key], {})[key] = value
+        sections.setdefault(SECTION_OF[key], {})[key] = value
     try:
-        return Config(**rooms)  # type: ignore[arg-type]
+        return Config(**sections)  # type: ignore[arg-type]
     except ValidationError as error:
         raise UserError(_sentence(error)) from None
 
 
 def flatten(config: Config) -> dict[str, Any]:
-    """The flat form of a configuration, in the order of the rooms."""
-    return {key: value for room in config.model_dump().values() for key, value in room.items()}
+    """The flat form of a configuration, in the order of the sections."""
+    return {key: value for section in config.model_dump().values() for key, value in section.items()}
 
 
 def dump(config: Config) -> str:
@@ -79,10 +79,9 @@ def dump(config: Config) -> str:
     return yaml.safe_dump(flatten(config), sort_keys=False, allow_unicode=True, width=110)
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """': did you mean X?' or nothing."""
-    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f": did you mean '{matches[0]}'?" if matches else ""
+def is_known_key(key: str) -> bool:
+    """Whether a key is ours, or a name of another trainer that is accepted."""
+    return key in SECTION_OF or key in OTHER_NAMES
 
 
 def _sentence(error: ValidationError) -> str:
@@ -107,8 +106,8 @@ def _sentence(error: ValidationError) -> str:
 
 
 def _help(key: str) -> str:
-    room = ROOM_OF.get(key)
-    if room is None:
+    section = SECTION_OF.get(key)
+    if section is None:
         return ""
-    field = ROOM_FIELDS[room].model_fields[key]
+    field = SECTION_FIELDS[section].model_fields[key]
     return f" Its meaning: {' '.join(field.description.split())}" if field.description else ""

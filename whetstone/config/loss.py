@@ -1,14 +1,14 @@
-"""The knobs of the algorithm: losses, advantages, KL, masks, critic. docs/losses.md has the formulas."""
+"""The section of the algorithm: losses, advantages, KL, masks, critic. docs/losses.md has the formulas."""
 
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from whetstone.config.base import MAX_COUNT, MAX_STEPS, Room
+from whetstone.config.base import MAX_COUNT, MAX_STEPS, Section
 from whetstone.config.losses import LOSSES, LossType
 
 
-class LossRoom(Room):
+class LossConfig(Section):
     """The algorithm."""
 
     loss_type: LossType = "dapo"
@@ -39,22 +39,22 @@ class LossRoom(Room):
     """How sharply sapo's gate closes for bad answers."""
     beta: float = Field(default=0.0, ge=0, le=1_000)
     """Weight of the KL penalty; 0: no reference is kept."""
-    kl_target: Literal["base", "moving", "rollout"] = "base"
-    """KL against whom: the first weights, weights that follow the policy, or the policy that sampled the
-    batch (local: it restrains each update, and needs several of them per batch).
+    kl_reference: Literal["base", "moving", "rollout"] = "base"
+    """Reference of the KL penalty: the initial weights, a moving average of the policy, or the policy that
+    sampled the batch (it limits each update, and needs several updates per batch).
     """
     kl_estimator: Literal["k1", "k2", "k3", "full"] = "k3"
-    """How the KL divergence is had: estimated from the sampled tokens, or over the whole vocabulary (full; it
-    keeps tokens x vocabulary numbers).
+    """How the KL divergence is computed: estimated from the sampled tokens, or over the whole vocabulary
+    (full; it stores tokens x vocabulary numbers).
     """
     kl_in: Literal["loss", "reward"] = "loss"
     """Where the penalty goes: into the loss, or off the reward before advantages are taken."""
-    kl_target_value: float | None = Field(default=None, gt=0, le=1_000)
+    target_kl: float | None = Field(default=None, gt=0, le=1_000)
     """Let beta grow and shrink so that the KL per token stays near this; none: beta is fixed."""
     ref_model_sync_steps: int = Field(default=512, ge=1, le=MAX_STEPS)
-    """kl_target moving: the reference follows every so many steps."""
+    """kl_reference moving: the reference follows every so many steps."""
     ref_model_mixup_alpha: float = Field(default=0.6, gt=0, le=1)
-    """kl_target moving: how much of the policy the reference takes over then."""
+    """kl_reference moving: how much of the policy the reference takes over then."""
     use_bias_correction_kl: bool = True
     """Multiply the KL by the ratio, as TRL does: unbiased where a batch is used several times."""
     entropy_coef: float = Field(default=0.0, ge=-1_000, le=1_000)
@@ -70,7 +70,7 @@ class LossRoom(Room):
     entropy_coef_max: float = Field(default=1.0, ge=0, le=1_000)
     """Upper bound of the adaptive entropy_coef."""
     top_entropy_quantile: float = Field(default=1.0, gt=0, le=1)
-    """Learn only from this share of a step's tokens, the most undecided ones."""
+    """Train only on this fraction of a step's tokens, those of the highest entropy."""
     mask_truncated_completions: bool = False
     """Leave completions that were cut off at max_completion_length out of the loss."""
     off_policy_mask_threshold: float | None = Field(default=None, gt=0, le=1_000)
@@ -79,15 +79,15 @@ class LossRoom(Room):
     """
     off_policy_mask: Literal["signed", "absolute"] = "signed"
     """Whether only a fall counts as drift (TRL's rule) or a rise as well."""
-    sampler_correction: Literal[
+    importance_correction: Literal[
         "none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"
     ] = "none"
     """Importance weights for the difference between the engine's logprobs and the trainer's before the first
     update; default with async_rollouts: token_truncate.
     """
-    sampler_correction_min: float = Field(default=0.0, ge=0, le=MAX_COUNT)
+    importance_correction_min: float = Field(default=0.0, ge=0, le=MAX_COUNT)
     """Lower bound of these weights."""
-    sampler_correction_max: float = Field(default=3.0, gt=0, le=MAX_COUNT)
+    importance_correction_max: float = Field(default=3.0, gt=0, le=MAX_COUNT)
     """Upper bound of these weights; beyond the bounds a weight is cut (truncate) or becomes 0 (mask)."""
 
     @property
@@ -113,10 +113,8 @@ class LossRoom(Room):
                 f"epsilon_high is {self.upper_epsilon}, but {self.loss_type} takes it for the largest weight "
                 "itself, which must be at least 1: set it to 5 or so"
             )
-        if self.kl_target_value is not None and self.beta == 0:
-            raise ValueError(
-                "kl_target_value adapts beta, which is 0: give it a first value, such as beta: 0.01"
-            )
+        if self.target_kl is not None and self.beta == 0:
+            raise ValueError("target_kl adapts beta, which is 0: give it a first value, such as beta: 0.01")
         if self.kl_in == "reward" and self.kl_estimator == "full":
             raise ValueError(
                 "kl_in: reward takes one number per sampled token: set kl_estimator to k1, k2 or k3"
@@ -129,7 +127,7 @@ class LossRoom(Room):
         return self
 
 
-class CriticRoom(Room):
+class CriticConfig(Section):
     """The value model beside the policy, where `advantage` is gae."""
 
     critic: Literal["head", "model"] = "head"

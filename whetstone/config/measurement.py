@@ -1,11 +1,11 @@
-"""The knobs of measuring a run's speed. They change no number that training depends on."""
+"""The section of speed measurement. It does not affect training."""
 
 from pydantic import Field
 
-from whetstone.config.base import Room
+from whetstone.config.base import Section
 
 
-class MeasureRoom(Room):
+class MeasurementConfig(Section):
     """What the device could do, for those that this package does not know."""
 
     peak_tflops: float | None = Field(default=None, gt=0, le=1_000_000)

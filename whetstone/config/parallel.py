@@ -1,4 +1,4 @@
-"""The knobs of several devices and machines: how weights are spread, and how a lost rank is noticed.
+"""The section of several devices and machines: how weights are spread, and how a lost rank is noticed.
 
 How many processes there are is the launcher's to say (torchrun and its like), not the configuration's.
 """
@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from whetstone.config.base import MAX_SECONDS, Room
+from whetstone.config.base import MAX_SECONDS, Section
 
 
-class ParallelRoom(Room):
+class ParallelConfig(Section):
     """How the ranks that a launcher started share the work: ddp_size x shards x tp_size of them."""
 
     tp_size: int = Field(default=1, ge=1, le=1_024)

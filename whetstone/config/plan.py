@@ -74,7 +74,7 @@ class Plan:
         if config.rollout.async_rollouts:
             lines.append(
                 "Each batch is sampled while the update learns from the one before, by weights one batch old "
-                f"(async_rollouts; sampler_correction: {config.loss.sampler_correction})"
+                f"(async_rollouts; importance_correction: {config.loss.importance_correction})"
             )
         return lines
 
@@ -139,7 +139,7 @@ def _times_seen(repeats: float) -> str:
 
 
 def _every(steps: float, num_steps: int, to_steps: int = 1) -> int:
-    """Optimizer steps between two events; a number below 1 is a share of all steps, as in TRL."""
+    """Optimizer steps between two events; a number below 1 is a fraction of all steps, as in TRL."""
     return math.ceil(steps * num_steps) if 0 < steps < 1 else math.ceil(steps / to_steps)
 
 
@@ -161,14 +161,14 @@ def _check_size(completions: int) -> None:
         )
 
 
-def without_effect(config: Config, plan: Plan) -> list[str]:
+def ineffective_settings(config: Config, plan: Plan) -> list[str]:
     """Settings that do nothing as the plan stands, and what would give them effect."""
     loss, notes = config.loss, []
     once = "while each batch is used for one update: set num_iterations or steps_per_generation higher"
     ahead = config.rollout.async_rollouts > 0
     if plan.updates_per_batch == 1:
-        if loss.beta > 0 and loss.kl_target == "rollout":
-            notes.append(f"kl_target: rollout has no effect (KL and its gradient are 0) {once}.")
+        if loss.beta > 0 and loss.kl_reference == "rollout":
+            notes.append(f"kl_reference: rollout has no effect (KL and its gradient are 0) {once}.")
         if loss.off_policy_mask_threshold is not None and not ahead:
             notes.append(f"off_policy_mask_threshold has no effect {once}.")
     if ahead and plan.num_batches == 1:
@@ -177,8 +177,8 @@ def without_effect(config: Config, plan: Plan) -> list[str]:
         notes.append("sequence_parallel has no effect while tp_size is 1.")
     if config.model.torch_compile is True and config.parallel.tp_size > 1:
         notes.append("torch_compile has no effect while tp_size is above 1: split layers can't be compiled.")
-    if loss.beta == 0 and (loss.kl_target != "base" or loss.kl_in != "loss"):
-        notes.append("kl_target and kl_in have no effect while beta is 0.")
+    if loss.beta == 0 and (loss.kl_reference != "base" or loss.kl_in != "loss"):
+        notes.append("kl_reference and kl_in have no effect while beta is 0.")
     traits = engine_traits(config.rollout.rollout_engine)
     if not traits.has_servers and config.engines.addresses:
         notes.append(

@@ -1,23 +1,23 @@
-"""Knobs of programs as answers: what a program is paid, and the sandbox that it runs in."""
+"""The section of code tasks: the reward of a program, and the sandbox that it runs in."""
 
 from typing import Literal
 
 from pydantic import Field
 
-from whetstone.config.base import MAX_COUNT, Name, Room
+from whetstone.config.base import MAX_COUNT, Name, Section
 
 
-class ProgramsRoom(Room):
+class ProgramsConfig(Section):
     """Code tasks: what is paid for a program that runs, and how it is kept from doing harm."""
 
     use_reasoning_format: bool = False
     """Ask for `<reasoning>...</reasoning><answer>...</answer>`; false: the program directly."""
     base_reward_weight: float = Field(default=1.0, ge=0, le=MAX_COUNT)
-    """What the share of passed tests is worth (all of it or nothing with test_reward: all)."""
+    """Reward for the fraction of passed tests (all or nothing with test_reward: all)."""
     perfect_reward_weight: float = Field(default=1.0, ge=0, le=MAX_COUNT)
     """What is paid on top for passing every test."""
-    test_reward: Literal["share", "all"] = "share"
-    """`share`: base_reward_weight x share of tests passed; `all`: base_reward_weight only if all of them
+    test_reward: Literal["partial", "all"] = "partial"
+    """`partial`: base_reward_weight x fraction of tests passed; `all`: base_reward_weight only if all of them
     pass.
     """
     max_tests_per_problem: int = Field(default=3, ge=0, le=MAX_COUNT)

@@ -1,29 +1,28 @@
-"""Every knob: typed, bounded, documented. One frozen model per room, each owning its own keys.
+"""The sections of the configuration: one frozen model each, with typed, bounded and documented keys.
 
-The algorithm's are in `loss.py`, the update's in `update.py`, those of several devices in `parallel.py`, of
-measuring in `measure.py`. A YAML file is flat; `load.py` sorts its keys into these rooms. The text under a
-field is its help in `whet config`. Checks that concern one room live here; batch arithmetic is in `plan.py`.
-No torch here, and nothing is read from disk.
+Other sections are in `tasks.py`, `loss.py`, `update.py`, `engines.py`, `parallel.py`, `programs.py` and
+`measurement.py`. A YAML file is flat; `load.py` sorts its keys into the sections. The text under a field is
+its help in `whet config`. Checks of one section are here; batch arithmetic is in `plan.py`.
 """
 
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from whetstone.config.base import MAX_COUNT, MAX_STEPS, Name, Room, Seed, Steps, Text
-from whetstone.config.curriculum import CurriculumSpec
+from whetstone.config.base import MAX_COUNT, MAX_STEPS, Name, Section, Seed, Steps, Text
 from whetstone.config.engine_traits import EngineName, engine_traits
-from whetstone.config.engines import EnginesRoom
-from whetstone.config.loss import CriticRoom, LossRoom
-from whetstone.config.measurement import MeasureRoom
-from whetstone.config.parallel import ParallelRoom
+from whetstone.config.engines import EnginesConfig
+from whetstone.config.loss import CriticConfig, LossConfig
+from whetstone.config.measurement import MeasurementConfig
+from whetstone.config.parallel import ParallelConfig
 from whetstone.config.paths import as_texts, check_run_name, check_sinks
 from whetstone.config.plugins import PluginSpec
-from whetstone.config.programs import ProgramsRoom
-from whetstone.config.update import UpdateRoom
+from whetstone.config.programs import ProgramsConfig
+from whetstone.config.tasks import TasksConfig
+from whetstone.config.update import UpdateConfig
 
 
-class ModelRoom(Room):
+class ModelConfig(Section):
     """Which model, in which precision, with which adapter."""
 
     model_name_or_path: Name = "pebble"
@@ -34,8 +33,6 @@ class ModelRoom(Room):
     """Weights and activations in bfloat16, trained as float32 (docs/update.md). A CPU runs in float32 all the
     same: it is faster there.
     """
-    fp16: bool = False
-    """Taken for bf16, which needs no loss scaling."""
     attn_implementation: Name | None = None
     """Attention of the `hf` engine's generate. The update and the native engine bring their own packed
     attention.
@@ -71,7 +68,7 @@ class ModelRoom(Room):
     step.\\n<think>`.
     """
 
-    @field_validator("bf16", "fp16", "chat_template_kwargs", mode="before")
+    @field_validator("bf16", "chat_template_kwargs", mode="before")
     @classmethod
     def _none_is_the_default(cls, value: Any, info: ValidationInfo) -> Any:
         return ({} if info.field_name == "chat_template_kwargs" else False) if value is None else value
@@ -83,145 +80,10 @@ class ModelRoom(Room):
         )
         if taken:
             raise ValueError(f"chat_template_kwargs sets {', '.join(sorted(taken))}: leave it out")
-        if self.fp16:
-            raise ValueError("fp16 training needs loss scaling, which is not here: set bf16: true or neither")
         return self
 
 
-class TaskSpec(Room):
-    """One entry of `datasets`: its share of the mixture, the task's own settings, and how they get harder."""
-
-    weight: float = Field(default=1.0, ge=0, le=MAX_COUNT)
-    config: dict[str, Any] = Field(default_factory=dict)
-    curriculum: CurriculumSpec | None = None
-
-    @field_validator("curriculum", mode="before")
-    @classmethod
-    def _a_switch_will_do(cls, value: Any) -> Any:
-        return {True: {}, False: None}[value] if isinstance(value, bool) else value
-
-
-_WITHOUT_TAGS = frozenset({"math", "code", "rows"})  # tasks whose own prompts ask for no <answer> tags
-_PROMPTS_WITH_TAGS = frozenset({"DeepSeekZero", "default", "simple", "direct", "chain_of_draft"})
-
-
-class TasksRoom(Room):
-    """Which problems, and what is paid for their answers."""
-
-    datasets: dict[str, TaskSpec] = Field(default_factory=dict)
-    """Tasks to train on: `{name: {weight, config, curriculum}}`, as a mapping or JSON text. With
-    `curriculum: true` (or `{start, top, up, down, window}`) a task of reasoning-gym gets harder as accuracy
-    rises.
-    """
-    eval_datasets: dict[str, TaskSpec] = Field(default_factory=dict)
-    """Tasks to evaluate on; empty: the training tasks (on other problems)."""
-    dataset_size: int = Field(default=10_000, ge=1, le=10_000_000)
-    """How many training problems there are before they come round again (generated tasks)."""
-    dataset_seed: Seed = 1
-    """Seed of the training problems."""
-    eval_dataset_seed: Seed = 2
-    """Seed of the evaluation problems."""
-    developer_prompt: Text | None = None
-    """System message: one of reasoning-gym's names (DeepSeekZero, default, simple, direct, chain_of_draft) or
-    a text.
-    """
-    developer_role: Name = "system"
-    """Role under which the developer prompt is given; `user` puts it in front of the question."""
-    reward_funcs: list[Name] = Field(default_factory=lambda: ["accuracy", "format"])
-    """What is paid for: a built-in reward (rewards/builtin.py: `accuracy`, `format`, `length`), or your own
-    `my_rewards.py:function` with TRL's signature. Default: accuracy, and format where the prompts ask for
-    tags (reasoning-gym, countdown).
-    """
-    reward_weights: list[Annotated[float, Field(ge=-MAX_COUNT, le=MAX_COUNT)]] | None = None
-    """One weight per entry of reward_funcs; all 1 by default."""
-    reward_correct: float = Field(default=1.0, ge=-MAX_COUNT, le=MAX_COUNT)
-    """Math and rows: accuracy reward of a right answer."""
-    reward_wrong: float = Field(default=-1.0, ge=-MAX_COUNT, le=MAX_COUNT)
-    """Math and rows: accuracy reward of a wrong answer; 0 by default where all tasks are rows."""
-    reward_no_answer: float = Field(default=-0.5, ge=-MAX_COUNT, le=MAX_COUNT)
-    """Math and rows: accuracy reward where no answer is found; 0 by default where all tasks are rows."""
-    overlong_buffer_length: int = Field(default=0, ge=0, le=16_777_216)
-    """The `length` reward falls from 0 to -1 over the last so many tokens before max_completion_length."""
-    reward_timeout_s: float = Field(default=10.0, gt=0, le=86_400)
-    """Hard time limit for scoring one answer; one that takes longer earns nothing and is counted."""
-    reward_workers: int = Field(default=0, ge=0, le=256)
-    """Processes that score answers (of each rank); 0: one per two cores, at least one and at most 16."""
-    max_reward_failure_share: float = Field(default=0.2, ge=0, le=1)
-    """The run stops when scoring fails (hangs, crashes, raises) on more than this share of a step's
-    answers.
-    """
-
-    @model_validator(mode="before")
-    @classmethod
-    def _rows_pay_0_or_1(cls, values: Any) -> Any:
-        """Rows of the user's own pay 1 for a right answer and 0 for all others, unless somebody chose."""
-        datasets = values.get("datasets") if isinstance(values, dict) else None
-        if isinstance(datasets, dict) and datasets and all(str(n).split("/")[0] == "rows" for n in datasets):
-            pays = {"reward_wrong": 0.0, "reward_no_answer": 0.0}
-            return {**pays, **values}
-        return values
-
-    @field_validator("datasets", "eval_datasets", mode="before")
-    @classmethod
-    def _specs(cls, value: Any) -> Any:
-        import json
-
-        if isinstance(value, str) and (value.lstrip().startswith("{") or not value.strip()):
-            try:
-                value = json.loads(value) if value.strip() else {}
-            except (json.JSONDecodeError, RecursionError) as error:
-                raise ValueError(f"this JSON text can't be read ({error})") from None
-        if value is None:
-            return {}
-        if not isinstance(value, dict):
-            raise ValueError(
-                "give a mapping of task names, such as {chain_sum: {weight: 1.0, config: {max_terms: 3}}}"
-            )
-        return {name: {} if spec is None else spec for name, spec in value.items()}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _default_rewards(cls, values: Any) -> Any:
-        """The format reward is for tasks whose prompt asks for tags: math alone pays for the answer alone."""
-        if not isinstance(values, dict) or "reward_funcs" in values or not values.get("datasets"):
-            return values
-        try:
-            names = cls._specs(values["datasets"])
-        except ValueError:  # the field's own check says what is wrong with it
-            return values
-        prompt = str(values.get("developer_prompt") or "")
-        asks = "<answer>" in prompt or prompt.strip() in _PROMPTS_WITH_TAGS
-        if asks or any(
-            str(name).split("/")[0] not in _WITHOUT_TAGS and ":" not in str(name) for name in names
-        ):
-            return values
-        return {**values, "reward_funcs": ["accuracy"]}
-
-    @field_validator("reward_funcs", mode="before")
-    @classmethod
-    def _one_or_many(cls, value: Any) -> Any:
-        return [value] if isinstance(value, str) else value
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if not self.reward_funcs:
-            raise ValueError("reward_funcs is empty: name at least `accuracy`")
-        fixed = next((name for name, spec in self.eval_datasets.items() if spec.curriculum), None)
-        if fixed is not None:
-            raise ValueError(
-                f"eval_datasets gives {fixed} a curriculum, but the evaluation's problems never change: move "
-                "it to datasets"
-            )
-        if self.reward_weights is not None and len(self.reward_weights) != len(self.reward_funcs):
-            raise ValueError(
-                f"reward_weights has {len(self.reward_weights)} entries for {len(self.reward_funcs)} "
-                "reward_funcs "
-                f"({', '.join(self.reward_funcs)}): give one weight for each"
-            )
-        return self
-
-
-class RolloutRoom(Room):
+class RolloutConfig(Section):
     """How many completions, how long, and how they are sampled."""
 
     num_generations: int = Field(default=8, ge=1, le=65_536)
@@ -271,10 +133,10 @@ class RolloutRoom(Room):
     native and hf engines then sample from a copy of the weights.
     """
     rollout_quantization: Literal["none", "fp8"] = "none"
-    """fp8: the native engine on a GPU decodes with 8-bit copies of the MLPs' matrices: faster, from a model
-    that is not quite the one that trains, so `sampler_correction` is then token_truncate unless you choose.
+    """fp8: the native engine on a GPU decodes with 8-bit copies of the MLPs' matrices: faster, but
+    not exactly the model that trains, so `importance_correction` is then token_truncate unless you choose.
     """
-    max_slots: int | None = Field(default=None, ge=1, le=65_536)
+    max_num_seqs: int | None = Field(default=None, ge=1, le=65_536)
     """Sequences decoded at once; more wait for a free slot. Default: 1,024 on a GPU, 256 elsewhere."""
 
     @model_validator(mode="before")
@@ -304,11 +166,11 @@ class RolloutRoom(Room):
         return self
 
 
-class EvaluationRoom(Room):
+class EvaluationConfig(Section):
     """The fixed problems that progress is measured on."""
 
     fixed_eval_steps: Steps = 0
-    """Evaluate every so many steps, beside step 0 and the end; 0: only those two; below 1: a share of all
+    """Evaluate every so many steps, beside step 0 and the end; 0: only those two; below 1: a fraction of all
     steps.
     """
     eval_num_samples: int = Field(default=100, ge=0, le=100_000)
@@ -322,14 +184,14 @@ class EvaluationRoom(Room):
     eval_num_examples_to_print: int = Field(default=3, ge=0, le=100_000)
     """Examples shown in the terminal at every evaluation."""
     per_device_eval_batch_size: int | None = Field(default=None, ge=1, le=MAX_COUNT)
-    """Completions sampled at once in evaluation; default: max_slots."""
+    """Completions sampled at once in evaluation; default: max_num_seqs."""
     eval_only: bool = False
     """Evaluate and stop."""
     checkpoint_path: Name | None = None
     """Model folder or checkpoint to evaluate; default: model_name_or_path."""
 
 
-class RunRoom(Room):
+class RunConfig(Section):
     """Where things go, how often, and how a run is found again."""
 
     output_dir: Name = "outputs"
@@ -355,7 +217,7 @@ class RunRoom(Room):
     logging_first_step: bool = True
     """Show the first step whatever logging_steps says."""
     log_reward_variance: bool = True
-    """Log the shares of prompts whose rewards, and whose answers, differ."""
+    """Log the fractions of prompts whose rewards, and whose answers, differ."""
     verbose_variance_logging: bool = False
     """Print the completions of every prompt whose answers differ."""
     log_completions_steps: int = Field(default=10, ge=0, le=MAX_STEPS)
@@ -363,7 +225,7 @@ class RunRoom(Room):
     save_strategy: Literal["steps", "epoch", "no"] = "steps"
     """When checkpoints are written."""
     save_steps: Steps = Field(default=500, gt=0)
-    """Steps between checkpoints; below 1: a share of all steps."""
+    """Steps between checkpoints; below 1: a fraction of all steps."""
     save_total_limit: int | None = Field(default=None, ge=1, le=MAX_COUNT)
     """Keep only so many newest checkpoints."""
     auto_resume: bool = False
@@ -375,7 +237,7 @@ class RunRoom(Room):
 
     @field_validator("save_strategy", mode="before")
     @classmethod
-    def _no_is_a_word(cls, value: Any) -> Any:
+    def _yaml_no(cls, value: Any) -> Any:
         return "no" if value is False else value  # YAML reads a bare `no` as false
 
     _run_name = field_validator("run_name", mode="before")(check_run_name)
@@ -383,35 +245,33 @@ class RunRoom(Room):
     _tags = field_validator("wandb_tags", mode="before")(as_texts)
 
 
-class Config(Room):
-    """A whole run, room by room."""
+class Config(Section):
+    """All sections of a run."""
 
     @model_validator(mode="before")
     @classmethod
-    def _weigh_samples(cls, rooms: Any) -> Any:
-        """Samples that are one batch old, or of rounded weights, are weighed by the difference, unless
-        somebody chose.
-        """
-        flat = rooms if isinstance(rooms, dict) else {}
+    def _default_importance_correction(cls, sections: Any) -> Any:
+        """Stale samples, and samples of quantized weights, get importance weights unless the user chose."""
+        flat = sections if isinstance(sections, dict) else {}
         rollout, loss = flat.get("rollout"), flat.get("loss", {})
         if not isinstance(rollout, dict) or not isinstance(loss, dict):
-            return rooms
+            return sections
         if rollout.get("async_rollouts") or rollout.get("rollout_quantization", "none") != "none":
-            return {**flat, "loss": {"sampler_correction": "token_truncate", **loss}}
-        return rooms
+            return {**flat, "loss": {"importance_correction": "token_truncate", **loss}}
+        return sections
 
-    model: ModelRoom = ModelRoom()
-    tasks: TasksRoom = TasksRoom()
-    programs: ProgramsRoom = ProgramsRoom()
-    rollout: RolloutRoom = RolloutRoom()
-    engines: EnginesRoom = EnginesRoom()
-    update: UpdateRoom = UpdateRoom()
-    loss: LossRoom = LossRoom()
-    critic: CriticRoom = CriticRoom()
-    evaluation: EvaluationRoom = EvaluationRoom()
-    run: RunRoom = RunRoom()
-    parallel: ParallelRoom = ParallelRoom()
-    measure: MeasureRoom = MeasureRoom()
+    model: ModelConfig = ModelConfig()
+    tasks: TasksConfig = TasksConfig()
+    programs: ProgramsConfig = ProgramsConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    engines: EnginesConfig = EnginesConfig()
+    update: UpdateConfig = UpdateConfig()
+    loss: LossConfig = LossConfig()
+    critic: CriticConfig = CriticConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    run: RunConfig = RunConfig()
+    parallel: ParallelConfig = ParallelConfig()
+    measure: MeasurementConfig = MeasurementConfig()
 
     @model_validator(mode="after")
     def _check(self) -> Self:

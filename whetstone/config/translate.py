@@ -1,7 +1,7 @@
 """Layers of keys as users write them -> our own flat keys: sections laid flat, dotted keys, other trainers'
 names and values, data keys. Gathers notes of what was understood, and complaints about what was not.
 
-Knows names only; values are checked by the sections of the configuration (`rooms.py`).
+Knows names only; values are checked by the sections of the configuration (`sections.py`).
 """
 
 import math
@@ -28,6 +28,7 @@ from whetstone.config.unknown import Complaints
 from whetstone.config.yaml_text import shorten
 from whetstone.errors import UserError
 
+OTHER_NAMES = frozenset().union(RENAMED, CONVERTED, WITHOUT_EFFECT, REFUSED, DATA_KEYS)
 MAPPINGS = ("datasets", "eval_datasets", "lr_scheduler_kwargs", "chat_template_kwargs", *SECTIONS)
 
 
@@ -51,8 +52,7 @@ class Translation:
         values = _lay_flat(values, origin, self.notes)
         if origin != COMMAND_LINE:  # there the last one wins
             _refuse_two_names(values, origin)
-        others = self._keys.union(RENAMED, CONVERTED, WITHOUT_EFFECT, REFUSED, DATA_KEYS)
-        values = place_settings(values, {**self._written, **self.flat}, others)
+        values = place_settings(values, {**self._written, **self.flat}, self._keys | OTHER_NAMES)
         self._written.update(values)
         ours = self._plain(values, origin)
         ours |= self._converted(values, ours, origin)
@@ -72,8 +72,7 @@ class Translation:
         """Complain about all that was not understood; note what would be missed in the run."""
         self._complaints.raise_all()
         self.notes += self._data.finish()
-        self._half_precision()
-        self._logging_share()
+        self._logging_fraction()
         self._warmup_of_schedule()
         self._adapter()
         self._batch_size()
@@ -138,26 +137,18 @@ class Translation:
             self.flat.pop("rollout_engine", None)
             self.origins.pop("rollout_engine", None)
 
-    def _half_precision(self) -> None:
-        if self.flat.get("fp16") is True:
-            self.flat.update(fp16=False, bf16=True)
-            self.notes.append(
-                f"fp16 ({self.origins['fp16']}) is taken for bf16: as fast and as small, and it needs no "
-                "loss scaling."
-            )
-
-    def _logging_share(self) -> None:
-        """`logging_steps` below 1 is TRL's share of all steps."""
-        share, steps = self.flat.get("logging_steps"), self.flat.get("max_steps")
-        if not isinstance(share, float) or not 0 < share < 1:
+    def _logging_fraction(self) -> None:
+        """`logging_steps` below 1 is TRL's fraction of all steps."""
+        fraction, steps = self.flat.get("logging_steps"), self.flat.get("max_steps")
+        if not isinstance(fraction, float) or not 0 < fraction < 1:
             return
         every, meaning = 1, "every step is shown"
         if isinstance(steps, int) and not isinstance(steps, bool) and steps > 0:
-            every = math.ceil(share * steps)
+            every = math.ceil(fraction * steps)
             meaning = f"{every} of {steps}"
         self.flat["logging_steps"] = every
-        told = f"logging_steps: {share} ({self.origins['logging_steps']})"
-        self.notes.append(f"{told} is a share of all steps: {meaning}.")
+        value = f"logging_steps: {fraction} ({self.origins['logging_steps']})"
+        self.notes.append(f"{value} is a fraction of all steps: {meaning}.")
 
     def _warmup_of_schedule(self) -> None:
         """`num_warmup_steps` inside `lr_scheduler_kwargs` is what `warmup_steps` says."""

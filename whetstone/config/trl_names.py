@@ -8,7 +8,7 @@
 - `REFUSED`: nothing here can do it, and why; accepted where the value asks for nothing.
 
 `tests/unit/test_trl_names.py` reads TRL's own classes and fails if a name has no decision. Other trainers'
-names are in `names.py`. Imports nothing of TRL.
+names are in `aliases.py`. Imports nothing of TRL.
 """
 
 from collections.abc import Callable
@@ -26,11 +26,9 @@ SAME = _names("""
     per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps num_train_epochs
     max_steps num_iterations num_generations generation_batch_size steps_per_generation
     learning_rate lr_scheduler_type lr_scheduler_kwargs optim weight_decay adam_beta1 adam_beta2 adam_epsilon
-    max_grad_norm bf16 fp16 gradient_checkpointing torch_compile
+    max_grad_norm bf16 gradient_checkpointing torch_compile
     max_completion_length temperature top_p top_k min_p chat_template_kwargs
-    use_vllm vllm_mode vllm_enable_sleep_mode vllm_server_base_url vllm_server_host vllm_server_port
-    vllm_server_timeout vllm_group_port vllm_gpu_memory_utilization vllm_max_model_length
-    vllm_tensor_parallel_size
+    use_vllm vllm_mode
     beta epsilon epsilon_high delta sapo_temperature_neg sapo_temperature_pos importance_sampling_level
     reward_weights scale_rewards loss_type mask_truncated_completions ref_model_mixup_alpha
     ref_model_sync_steps top_entropy_quantile entropy_coef entropy_coef_min entropy_coef_max
@@ -41,10 +39,19 @@ SAME = _names("""
 
 RENAMED: dict[str, str] = {
     "num_generations_eval": "eval_samples_per_problem",
-    "vllm_importance_sampling_mode": "sampler_correction",
-    "vllm_importance_sampling_clip_min": "sampler_correction_min",
-    "vllm_importance_sampling_clip_max": "sampler_correction_max",
-    "vllm_importance_sampling_cap": "sampler_correction_max",
+    "vllm_importance_sampling_mode": "importance_correction",
+    "vllm_importance_sampling_clip_min": "importance_correction_min",
+    "vllm_importance_sampling_clip_max": "importance_correction_max",
+    "vllm_importance_sampling_cap": "importance_correction_max",
+    "vllm_server_base_url": "server_base_url",
+    "vllm_server_host": "server_host",
+    "vllm_server_port": "server_port",
+    "vllm_server_timeout": "server_timeout_s",
+    "vllm_group_port": "server_group_port",
+    "vllm_gpu_memory_utilization": "server_gpu_memory_utilization",
+    "vllm_max_model_length": "server_max_model_length",
+    "vllm_tensor_parallel_size": "server_tensor_parallel_size",
+    "vllm_enable_sleep_mode": "server_enable_sleep_mode",
     "project": "wandb_project",
     "eval_steps": "fixed_eval_steps",
     "data_seed": "dataset_seed",
@@ -64,6 +71,13 @@ def _dtype(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
     if name not in known:
         raise ValueError(f"'{value}' is not a precision to train in: write bfloat16 or float32")
     return {"bf16": known[name]}
+
+
+def _fp16(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
+    """bf16 has the same size and speed and needs no loss scaling."""
+    if not isinstance(value, bool | None):
+        raise ValueError(f"'{value}' is not true or false")
+    return {"bf16": True} if value else {}
 
 
 def _model_init_kwargs(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
@@ -98,7 +112,7 @@ def _only(given: dict[str, Any], harmless: set[str], where: str) -> dict[str, An
 
 
 def _sync_ref_model(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
-    return {"kl_target": "moving"} if value else {}
+    return {"kl_reference": "moving"} if value else {}
 
 
 def _adaptive_entropy(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
@@ -106,11 +120,11 @@ def _adaptive_entropy(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
     return {"entropy_target": (0.2 if target is None else target) if value else None}
 
 
-def _sampler_correction(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
+def _importance_correction(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
     if not value:
-        return {"sampler_correction": "none"}
+        return {"importance_correction": "none"}
     uses_vllm = flat.get("use_vllm") is True or flat.get("rollout_engine") == "vllm"
-    return {"sampler_correction": flat.get("sampler_correction", "sequence_mask")} if uses_vllm else {}
+    return {"importance_correction": flat.get("importance_correction", "sequence_mask")} if uses_vllm else {}
 
 
 def eval_strategy(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
@@ -137,11 +151,12 @@ def _use_cpu(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
 
 CONVERTED: dict[str, Converter] = {
     "dtype": _dtype,
+    "fp16": _fp16,
     "model_init_kwargs": _model_init_kwargs,
     "generation_kwargs": _generation_kwargs,
     "sync_ref_model": _sync_ref_model,
     "use_adaptive_entropy": _adaptive_entropy,
-    "vllm_importance_sampling_correction": _sampler_correction,
+    "vllm_importance_sampling_correction": _importance_correction,
     "eval_strategy": eval_strategy,
     "warmup_steps": _warmup_steps,
     "use_cpu": _use_cpu,

@@ -35,7 +35,7 @@ _MEANT: dict[str, str] = {
     "max_completion_length": "max_tokens response_length max_response_length generation_length "
     "max_gen_length max_generated_tokens max_output_tokens completion_length max_completion_tokens",
     "max_prompt_length": "prompt_length max_prompt_tokens max_input_length",
-    "vllm_max_model_length": "max_seq_length max_seq_len max_length context_length seq_len sequence_length",
+    "server_max_model_length": "max_seq_length max_seq_len max_length context_length seq_len sequence_length",
     "num_train_epochs": "epochs n_epochs num_epoch train_epochs total_epochs max_epochs",
     "max_steps": "steps total_steps num_steps train_steps training_steps num_train_steps "
     "total_training_steps num_training_steps max_train_steps",

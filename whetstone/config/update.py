@@ -1,13 +1,13 @@
-"""The knobs of the update: how long, at which rate, by which optimiser, how much at once."""
+"""The section of the update: how long, at which rate, by which optimiser, how much at once."""
 
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from whetstone.config.base import MAX_STEPS, Name, Room
+from whetstone.config.base import MAX_STEPS, Name, Section
 
 
-class UpdateRoom(Room):
+class UpdateConfig(Section):
     """How the weights move."""
 
     max_steps: int = Field(default=-1, ge=-1, le=MAX_STEPS)
@@ -43,7 +43,7 @@ class UpdateRoom(Room):
     max_grad_norm: float = Field(default=1.0, ge=0, le=1_000_000_000)
     """Gradients are scaled down to this norm; 0: never."""
     micro_batch_tokens: Annotated[int, Field(ge=1, le=16_777_216)] | Literal["auto"] = "auto"
-    """Tokens (prompts included) in one packed forward and backward pass: the knob for memory. `auto`: as many
+    """Tokens (prompts included) in one packed forward and backward pass; it governs memory. `auto`: as many
     as pay and fit, found at the start on a GPU (on several, what fits on each of them); 8192 elsewhere.
     """
     max_skipped_steps: int = Field(default=3, ge=1, le=MAX_STEPS)

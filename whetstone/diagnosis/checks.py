@@ -1,38 +1,39 @@
 """The single checks behind `whet explain`: each looks at a run's numbers for one known trouble.
 
-A check is a function Story -> Verdict | None, pure. `explain.py` calls them all and puts them in order.
+A check is a pure function RunHistory -> Diagnosis | None. `explain.py` calls and sorts them all.
 """
 
 from statistics import median
 
-from whetstone.diagnosis.verdicts import Fall, Severity, Story, Verdict, percent
+from whetstone.diagnosis.history import Diagnosis, Drop, RunHistory, Severity, percent
 
 LITTLE_VARIANCE = 0.2  # share of prompts with differing rewards below which hardly anything is learnt
 SOLVED = 0.95  # accuracy in training from which missing variance means that all answers are right
 FORM_REWARDS = frozenset({"format", "length"})  # what pays for the form of an answer, whatever it says
 
 
-def is_solved(story: Story) -> bool:
+def is_solved(history: RunHistory) -> bool:
     """Whether rewards no longer differ because nearly all answers are right."""
-    little = story.late_or("reward_variance_share", 1.0) < LITTLE_VARIANCE
-    return little and story.late_or("accuracy", 0.0) >= SOLVED
+    variance = history.reward_variance
+    little = variance is not None and variance < LITTLE_VARIANCE
+    return little and history.late_or("accuracy", 0.0) >= SOLVED
 
 
-def no_variance(story: Story) -> Verdict | None:
+def no_variance(history: RunHistory) -> Diagnosis | None:
     """Why is my loss 0: groups whose completions all earn the same have no gradient."""
-    share = story.late("reward_variance_share")
-    if share is None or share >= LITTLE_VARIANCE or is_solved(story):
+    share = history.reward_variance
+    if share is None or share >= LITTLE_VARIANCE or is_solved(history):
         return None
-    accuracy = story.late_or("accuracy", 0.0)
-    title, remedy = _why_no_variance(story, accuracy)
+    accuracy = history.late_or("accuracy", 0.0)
+    title, remedy = _why_no_variance(history, accuracy)
     evidence = (
         f"Only {percent(share)} of the recent prompts had completions of differing reward, and only these "
         f"have a gradient: the advantage is the reward minus the mean of its group. Recent accuracy in "
-        f"training {percent(accuracy)}, reward {story.late_or('reward', 0.0):.3g} with a standard deviation "
-        f"of {story.late_or('reward_std', 0.0):.2g}, loss {story.late_or('loss', 0.0):.2g}, gradient norm "
-        f"{story.late_or('grad_norm', 0.0):.2g}."
+        f"training {percent(accuracy)}, reward {history.late_or('reward', 0.0):.3g} with a standard "
+        f"deviation of {history.late_or('reward_std', 0.0):.2g}, loss {history.late_or('loss', 0.0):.2g}, "
+        f"gradient norm {history.late_or('grad_norm', 0.0):.2g}."
     )
-    unread = story.evals[-1].get("no_answer_share") if story.evals else None
+    unread = history.evals[-1].get("no_answer_ratio") if history.evals else None
     if accuracy <= 0.05 and unread is not None and unread > 0.5:
         evidence += (
             f" In {percent(unread)} of the newest evaluation's completions no answer was found at all."
@@ -41,17 +42,17 @@ def no_variance(story: Story) -> Verdict | None:
             "First teach it the form of an answer (a short supervised warm-up, a clearer developer_prompt or "
             "reward_funcs: [accuracy, format]). " + remedy
         )
-    return Verdict(title=title, evidence=evidence, remedy=remedy, severity=Severity.GRAVE)
+    return Diagnosis(title=title, evidence=evidence, remedy=remedy, severity=Severity.GRAVE)
 
 
-def _why_no_variance(story: Story, accuracy: float) -> tuple[str, str]:
+def _why_no_variance(history: RunHistory, accuracy: float) -> tuple[str, str]:
     if accuracy <= 0.05:
         return (
             "No reward variance: all answers are wrong",
             "Make the problems easier (the settings under datasets) until some answers are right, raise "
             "num_generations so that a rare right one is met, or begin from a stronger model_name_or_path.",
         )
-    if story.late_or("reward_std", 1.0) == 0:
+    if history.late_or("reward_std", 1.0) == 0:
         return (
             "No reward variance: every answer is paid the same",
             "Right and wrong answers both occur, but reward_funcs pays them alike: add `accuracy`, or let "
@@ -64,46 +65,46 @@ def _why_no_variance(story: Story, accuracy: float) -> tuple[str, str]:
     )
 
 
-def only_form_is_paid(story: Story) -> Verdict | None:
+def only_form_is_paid(history: RunHistory) -> Diagnosis | None:
     """Format only: the reward rises by its form while the answers do not get better."""
-    names = set(story.config.get("reward_funcs") or ["accuracy", "format"])
-    formed = {name: story.late(f"reward/{name}") for name in sorted(names & FORM_REWARDS)}
+    names = set(history.config.get("reward_funcs") or ["accuracy", "format"])
+    formed = {name: history.late(f"rewards/{name}/mean") for name in sorted(names & FORM_REWARDS)}
     parts = ", ".join(f"{name} {value:.2g}" for name, value in formed.items() if value is not None)
-    accuracy = f"accuracy {percent(story.accuracy)}"
+    accuracy = f"accuracy {percent(history.accuracy)}"
     if names <= FORM_REWARDS:
-        return Verdict(
+        return Diagnosis(
             title="Format only: nothing is paid for right answers",
             evidence=f"reward_funcs is {sorted(names)}; recent parts of the reward: {parts}; {accuracy}.",
             remedy="Add accuracy: reward_funcs=[accuracy,format].",
             severity=Severity.GRAVE,
         )
-    early, late = story.early("reward/format"), story.late("reward/format")
-    if "format" not in names or early is None or late is None or story.gain is None:
+    early, late = history.early("rewards/format/mean"), history.late("rewards/format/mean")
+    if "format" not in names or early is None or late is None or history.gain is None:
         return None
-    if late - early < 0.1 or story.rose or story.gain >= (late - early) / 2:
+    if late - early < 0.1 or history.rose or history.gain >= (late - early) / 2:
         return None
-    return Verdict(
+    return Diagnosis(
         title="Format only: the reward rises, the answers do not get better",
         evidence=f"The format part of the reward rose from {early:.2g} to {late:.2g}, accuracy by "
-        f"{100 * story.gain:+.1f} points to {percent(story.accuracy)}.",
+        f"{100 * history.gain:+.1f} points to {percent(history.accuracy)}.",
         remedy="It learns what is easiest first. Go on if that was recent; else lower the weight of format "
         "(reward_weights=[1,0.1] for reward_funcs=[accuracy,format]) or make the problems easier.",
         severity=Severity.WARNING,
     )
 
 
-def truncated(story: Story) -> Verdict | None:
+def truncated(history: RunHistory) -> Diagnosis | None:
     """Everything truncated: an answer that is cut off earns nothing."""
-    share = story.late_or("truncated_share", 0.0)
+    share = history.late_or("completions/clipped_ratio", 0.0)
     if share <= 0.1:
         return None
-    limit = story.config.get("max_completion_length")
+    limit = history.config.get("max_completion_length")
     most = share > 0.5
-    return Verdict(
+    return Diagnosis(
         title="Most completions are cut off" if most else "Many completions are cut off",
         evidence=f"{percent(share)} of the recent completions reached max_completion_length ({limit}) before "
-        f"they ended; mean length {story.late_or('length_mean', 0.0):.0f}, longest "
-        f"{story.late_or('length_max', 0.0):.0f} tokens. An answer that is cut off is usually lost.",
+        f"they ended; mean length {history.late_or('completions/mean_length', 0.0):.0f}, longest "
+        f"{history.late_or('completions/max_length', 0.0):.0f} tokens. A truncated answer is usually wrong.",
         remedy="Raise max_completion_length. Where it can't be, keep cut completions out of the loss "
         "(mask_truncated_completions=true) or pay for brevity (reward_funcs=[accuracy,length] with "
         "overlong_buffer_length).",
@@ -111,86 +112,87 @@ def truncated(story: Story) -> Verdict | None:
     )
 
 
-def clipped(story: Story) -> Verdict | None:
+def clipped(history: RunHistory) -> Diagnosis | None:
     """Everything clipped: tokens outside the clip have no gradient."""
-    share = story.late_or("clip_share", 0.0)
+    share = history.late_or("clip_ratio/region_mean", 0.0)
     if share <= 0.3:
         return None
-    return Verdict(
+    return Diagnosis(
         title="Most of the update is clipped",
         evidence=f"{percent(share)} of the recent tokens had a ratio outside the clip (epsilon "
-        f"{story.config.get('epsilon')}, epsilon_high {story.config.get('epsilon_high')}) and gave no "
-        f"gradient, at {story.updates_per_batch} updates a batch.",
+        f"{history.config.get('epsilon')}, epsilon_high {history.config.get('epsilon_high')}) and gave no "
+        f"gradient, at {history.updates_per_batch} updates a batch.",
         remedy="The policy moves too far within a batch: lower learning_rate, num_iterations or "
         "steps_per_generation; or widen epsilon and epsilon_high.",
         severity=Severity.GRAVE if share > 0.8 else Severity.WARNING,
     )
 
 
-def removed(story: Story) -> Verdict | None:
+def removed(history: RunHistory) -> Diagnosis | None:
     """Everything masked: some mechanism leaves hardly a token to learn from."""
     settings = {
-        "truncated_masked_share": "mask_truncated_completions",
-        "off_policy_removed_share": "off_policy_mask_threshold",
-        "sampler_removed_share": "sampler_correction",
+        "masked_ratio/truncated_completions": "mask_truncated_completions",
+        "masked_ratio/off_policy": "off_policy_mask_threshold",
+        "masked_ratio/importance_correction": "importance_correction",
     }
-    share, metric = max((story.late_or(metric, 0.0), metric) for metric in settings)
+    share, metric = max((history.late_or(metric, 0.0), metric) for metric in settings)
     if share <= 0.5:
         return None
-    return Verdict(
+    return Diagnosis(
         title="Most tokens are left out of the loss",
         evidence=f"{settings[metric]} removed {percent(share)} of the recent tokens ({metric}).",
         remedy={
-            "truncated_masked_share": "Raise max_completion_length, or set mask_truncated_completions=false.",
-            "off_policy_removed_share": "Raise off_policy_mask_threshold, or make fewer updates a batch.",
-            "sampler_removed_share": "Engine and trainer disagree: see that both use the same precision, and "
-            "that sampler_correction_max is not too near 1.",
+            "masked_ratio/truncated_completions": "Raise max_completion_length, or set "
+            "mask_truncated_completions=false.",
+            "masked_ratio/off_policy": "Raise off_policy_mask_threshold, or make fewer updates a batch.",
+            "masked_ratio/importance_correction": "Engine and trainer disagree: see that both use the same "
+            "precision, and that importance_correction_max is not too near 1.",
         }[metric],
         severity=Severity.GRAVE if share > 0.9 else Severity.WARNING,
     )
 
 
-def entropy_gone(story: Story) -> Verdict | None:
+def entropy_gone(history: RunHistory) -> Diagnosis | None:
     """The policy stopped exploring before it was good."""
-    early, late = story.column("entropy")[:1], story.late("entropy")
-    if not early or late is None or len(story.rows) < 5 or story.accuracy > 0.8 or late > 0.1 * early[0]:
+    early, late = history.column("entropy")[:1], history.late("entropy")
+    if not early or late is None or len(history.rows) < 5 or history.accuracy > 0.8 or late > 0.1 * early[0]:
         return None
-    return Verdict(
+    return Diagnosis(
         title="Entropy is gone: the policy has stopped exploring",
         evidence=f"Entropy per token fell from {early[0]:.2g} to {late:.2g} while accuracy is "
-        f"{percent(story.accuracy)}: it gives the same answers again and again.",
+        f"{percent(history.accuracy)}: it gives the same answers again and again.",
         remedy="Lower learning_rate, raise epsilon_high (0.28), add entropy_coef=0.001 or a KL penalty "
         "(beta=0.01), and begin anew or from a checkpoint before the fall: entropy seldom comes back.",
         severity=Severity.GRAVE,
     )
 
 
-def learning_rate_too_low(story: Story) -> Verdict | None:
+def learning_rate_too_low(history: RunHistory) -> Diagnosis | None:
     """Rewards differ, accuracy is flat, and nothing about the policy moved."""
-    rates = story.column("learning_rate")
-    if not rates or (max(rates) > 0 and story.late_or("reward_variance_share", 0.0) < LITTLE_VARIANCE):
+    rates = history.column("learning_rate")
+    if not rates or (max(rates) > 0 and (history.reward_variance or 0.0) < LITTLE_VARIANCE):
         return None  # without variance there is no gradient: no learning rate would help
-    moved = {name: _relative_change(story, name) for name in ("entropy", "length_mean")}
+    moved = {name: _relative_change(history, name) for name in ("entropy", "completions/mean_length")}
     still = all(change is not None and abs(change) < 0.05 for change in moved.values())
-    if max(rates) > 0 and (len(rates) < 8 or story.rose or not still or story.late_or("kl", 0.0) > 1e-3):
+    if max(rates) > 0 and (len(rates) < 8 or history.rose or not still or history.late_or("kl", 0.0) > 1e-3):
         return None
     changes = ", ".join(
         f"{name} by {100 * change:+.1f} %" for name, change in moved.items() if change is not None
     )
-    kl = story.late("kl")
+    kl = history.late("kl")
     distance = "" if kl is None else f", KL to the reference {kl:.2g}"
     if max(rates) == 0:
-        return Verdict(
+        return Diagnosis(
             title="The learning rate is 0",
             evidence=f"It was 0 in all {len(rates)} rows (gradient norm "
-            f"{story.late_or('grad_norm', 0.0):.2g}): the weights never moved.",
+            f"{history.late_or('grad_norm', 0.0):.2g}): the weights never moved.",
             remedy="Set learning_rate above 0; look also at warmup_steps and lr_scheduler_type.",
             severity=Severity.GRAVE,
         )
-    return Verdict(
+    return Diagnosis(
         title="The learning rate is too low",
-        evidence=f"Rewards differ within {percent(story.late_or('reward_variance_share', 0.0))} of the "
-        f"recent prompts, so there is a gradient (norm {story.late_or('grad_norm', 0.0):.2g}), but with a "
+        evidence=f"Rewards differ within {percent(history.reward_variance or 0.0)} of the "
+        f"recent prompts, so there is a gradient (norm {history.late_or('grad_norm', 0.0):.2g}), but with a "
         f"learning rate of at most {max(rates):.2g} over {len(rates)} rows the policy hardly moved: "
         f"{changes}{distance}.",
         remedy="Raise learning_rate: 1e-6 to 5e-6 is usual for all weights of a model of 1 to 7 billion "
@@ -200,31 +202,31 @@ def learning_rate_too_low(story: Story) -> Verdict | None:
     )
 
 
-def learning_rate_too_high(story: Story) -> Verdict | None:
+def learning_rate_too_high(history: RunHistory) -> Diagnosis | None:
     """Accuracy fell while gradients, KL or whole steps went wild."""
-    norms, skipped = story.column("grad_norm"), story.total("skipped_steps")
+    norms, skipped = history.column("grad_norm"), history.total("skipped_steps")
     usual = median(norms) if norms else 0.0
     signs = []
     if skipped:
         signs.append(f"{skipped:.0f} steps had a loss or gradient that was not finite and were skipped")
     if usual > 0 and max(norms) > 10 * usual:
         signs.append(f"the gradient norm reached {max(norms):.3g}, usually {usual:.2g}")
-    if story.late_or("kl", 0.0) > 1:
-        signs.append(f"KL to the reference is {story.late_or('kl', 0.0):.3g} a token")
-    early, late = story.column("entropy")[:1], story.late("entropy")
+    if history.late_or("kl", 0.0) > 1:
+        signs.append(f"KL to the reference is {history.late_or('kl', 0.0):.3g} a token")
+    early, late = history.column("entropy")[:1], history.late("entropy")
     if early and late is not None and late > max(1.0, 3 * early[0]):
         signs.append(f"entropy rose from {early[0]:.2g} to {late:.2g}: the answers have become noise")
-    fall = story.fall()
-    if fall is not None and _fell_at_once(story, fall):
+    fall = history.fall()
+    if fall is not None and _fell_at_once(history, fall):
         signs.append(
             f"accuracy fell from {percent(fall.best)} at step {fall.best_step} to {percent(fall.last)} by "
             f"step {fall.fell_step}"
         )
     if not skipped and (not signs or fall is None):
         return None
-    rate = max(story.column("learning_rate"), default=0.0)
+    rate = max(history.column("learning_rate"), default=0.0)
     lower = f" ({rate / 10:.2g} instead of {rate:.2g})" if rate else ""
-    return Verdict(
+    return Diagnosis(
         title="The learning rate is too high",
         evidence=f"{signs[0][0].upper()}{'; '.join(signs)[1:]}.",
         remedy=f"Lower learning_rate tenfold{lower}, give it warmup_steps, and keep max_grad_norm at 1 or "
@@ -233,31 +235,33 @@ def learning_rate_too_high(story: Story) -> Verdict | None:
     )
 
 
-def _fell_at_once(story: Story, fall: Fall) -> bool:
+def _fell_at_once(history: RunHistory, fall: Drop) -> bool:
     """Whether it took few updates: a slow decline has other causes."""
-    return fall.fell_step - fall.best_step <= max(5 * story.updates_per_batch, len(story.rows) // 10)
+    return fall.fell_step - fall.best_step <= max(5 * history.updates_per_batch, len(history.rows) // 10)
 
 
-def collapse(story: Story) -> Verdict | None:
+def collapse(history: RunHistory) -> Diagnosis | None:
     """Why did it collapse: when, and what else changed about then."""
-    fall = story.fall()
+    fall = history.fall()
     if fall is None:
         return None
     around = []
     for key, name in (
         ("entropy", "entropy"),
-        ("length_mean", "length"),
+        ("completions/mean_length", "length"),
         ("grad_norm", "gradient norm"),
         ("kl", "KL"),
-        ("truncated_share", "truncated share"),
+        ("completions/clipped_ratio", "truncated fraction"),
     ):
         before = [
-            row[key] for row in story.rows if row["step"] <= fall.best_step + 1 and row.get(key) is not None
+            row[key] for row in history.rows if row["step"] <= fall.best_step + 1 and row.get(key) is not None
         ]
-        after = [row[key] for row in story.rows if row["step"] <= fall.fell_step and row.get(key) is not None]
+        after = [
+            row[key] for row in history.rows if row["step"] <= fall.fell_step and row.get(key) is not None
+        ]
         if before and after:
             around.append(f"{name} {before[-1]:.3g} -> {after[-1]:.3g}")
-    return Verdict(
+    return Diagnosis(
         title="It collapsed",
         evidence=f"{fall.of_what.capitalize()} was {percent(fall.best)} at step {fall.best_step} and is "
         f"{percent(fall.last)} now; half of that was lost by step {fall.fell_step}. On the way there: "
@@ -269,13 +273,13 @@ def collapse(story: Story) -> Verdict | None:
     )
 
 
-def scoring_failed(story: Story) -> Verdict | None:
+def scoring_failed(history: RunHistory) -> Diagnosis | None:
     """Answers that could not be scored earn nothing, right or not."""
-    count = story.total("scoring_failures")
+    count = history.total("scoring_failures")
     if not count:
         return None
-    share = count / max(1, story.completions_per_row * len(story.rows))
-    return Verdict(
+    share = count / max(1, history.completions_per_row * len(history.rows))
+    return Diagnosis(
         title="Scoring failed on some answers",
         evidence=f"Scoring hung, crashed or raised on {count:.0f} answers in training ({percent(share)}), "
         "which earned nothing even if they were right.",
@@ -285,42 +289,42 @@ def scoring_failed(story: Story) -> Verdict | None:
     )
 
 
-def sampler_differs(story: Story) -> Verdict | None:
+def sampler_differs(history: RunHistory) -> Diagnosis | None:
     """The engine sampled from other probabilities than the trainer computes."""
-    late = story.late_or("sampler_logprob_difference", 0.0)
-    if late < 0.02 or story.config.get("async_rollouts"):  # samples one batch old differ by what was learnt
+    late = history.late_or("sampling/sampling_logp_difference/mean", 0.0)
+    if late < 0.02 or history.config.get("async_rollouts"):  # samples one batch old differ by what was learnt
         return None
-    return Verdict(
+    return Diagnosis(
         title="Engine and trainer disagree about logprobs",
         evidence=f"They differ by {late:.2g} a token on average (rounding alone: below 0.001 in float32, "
         "about 0.01 in bf16), which spoils the ratio that the loss is built on.",
-        remedy="Set sampler_correction=token_truncate to weigh it out; look for the cause in precision "
+        remedy="Set importance_correction=token_truncate to weigh it out; look for the cause in precision "
         "(bf16), in the engine's weights being old, or in top_p, top_k and min_p; "
         "rollout_engine=native has none of it.",
         severity=Severity.GRAVE if late > 0.1 else Severity.WARNING,
     )
 
 
-def loss_near_zero(story: Story) -> Verdict | None:
+def loss_near_zero(history: RunHistory) -> Diagnosis | None:
     """A loss near 0 is no trouble where every batch is used once."""
-    losses = story.column("loss")
-    if not losses or story.updates_per_batch > 1 or story.late_or("grad_norm", 0.0) == 0:
+    losses = history.column("loss")
+    if not losses or history.updates_per_batch > 1 or history.late_or("grad_norm", 0.0) == 0:
         return None
     mean = sum(abs(loss) for loss in losses) / len(losses)
     if mean > 0.05:
         return None
-    return Verdict(
+    return Diagnosis(
         title="A loss near 0 is normal here",
-        evidence=f"Mean |loss| {mean:.2g}, recent gradient norm {story.late_or('grad_norm', 0.0):.2g}. With "
-        "one update a batch the ratio is 1 and the loss is minus the mean advantage, which is 0 in every "
-        "group; its gradient is not 0.",
+        evidence=f"Mean |loss| {mean:.2g}, recent gradient norm {history.late_or('grad_norm', 0.0):.2g}. "
+        "With one update a batch the ratio is 1 and the loss is minus the mean advantage, which is 0 in "
+        "every group; its gradient is not 0.",
         remedy="Nothing to change: watch accuracy, reward and grad_norm instead of the loss.",
         severity=Severity.NOTE,
     )
 
 
-def _relative_change(story: Story, key: str) -> float | None:
-    early, late = story.early(key), story.late(key)
+def _relative_change(history: RunHistory, key: str) -> float | None:
+    early, late = history.early(key), history.late(key)
     return None if not early or late is None else late / early - 1
 
 

@@ -1,25 +1,25 @@
 """Checks behind `whet explain` for what not every run has: a critic, adaptive coefficients, a local KL,
 dynamic sampling, rollouts one batch behind, a curriculum.
 
-Each is a function Story -> Verdict | None, pure, as in `checks.py`, which has the general ones.
+Each is a function RunHistory -> Diagnosis | None, pure, as in `checks.py`, which has the general ones.
 """
 
-from whetstone.diagnosis.verdicts import Severity, Story, Verdict, percent
+from whetstone.diagnosis.history import Diagnosis, RunHistory, Severity, percent
 
 ENOUGH_ROWS = 10  # fewer say nothing about whether something learns or is stuck
 
 
-def critic_harms(story: Story) -> Verdict | None:
+def critic_harms(history: RunHistory) -> Diagnosis | None:
     """The critic's values are worse than a constant, or it does not learn."""
-    losses, explained = story.column("value_loss"), story.late("explained_variance")
+    losses, explained = history.column("value_loss"), history.late("explained_variance")
     if len(losses) < ENOUGH_ROWS or explained is None:
         return None
-    early, late = story.early("value_loss") or 0.0, story.late("value_loss") or 0.0
+    early, late = history.early("value_loss") or 0.0, history.late("value_loss") or 0.0
     if explained >= 0 and (late < 0.9 * early or explained > 0.1):
         return None
-    rate = story.config.get("critic_learning_rate")
+    rate = history.config.get("critic_learning_rate")
     worse = explained < 0
-    return Verdict(
+    return Diagnosis(
         title="The critic harms: it is worse than a constant" if worse else "The critic does not learn",
         evidence=f"It explains {percent(explained)} of the variance of the recent returns"
         f"{' (below 0 %: a constant would be nearer)' if worse else ''}; its loss went from {early:.3g} to "
@@ -31,15 +31,15 @@ def critic_harms(story: Story) -> Verdict | None:
     )
 
 
-def dynamic_sampling_wastes(story: Story) -> Verdict | None:
+def dynamic_sampling_wastes(history: RunHistory) -> Diagnosis | None:
     """Most of what is sampled is thrown away."""
-    extra = story.late_or("dynamic_sampling_extra", 0.0)
+    extra = history.late_or("dynamic_sampling/resample_ratio", 0.0)
     wasted = extra / (1 + extra)
     if wasted <= 0.5:
         return None
-    accuracy = story.late_or("accuracy", 0.0)
+    accuracy = history.late_or("accuracy", 0.0)
     direction = "harder" if accuracy > 0.5 else "easier"
-    return Verdict(
+    return Diagnosis(
         title="Dynamic sampling throws most samples away",
         evidence=f"{extra:.2g} prompts were sampled again for each that is learnt from: {percent(wasted)} of "
         f"all samples taught nothing, at an accuracy in training of {percent(accuracy)} among those kept.",
@@ -49,37 +49,37 @@ def dynamic_sampling_wastes(story: Story) -> Verdict | None:
     )
 
 
-def local_kl_idle(story: Story) -> Verdict | None:
+def local_kl_idle(history: RunHistory) -> Diagnosis | None:
     """A KL against the policy that sampled is 0 at the first update of a batch."""
-    config = story.config
-    if not config.get("beta") or config.get("kl_target") != "rollout":
+    config = history.config
+    if not config.get("beta") or config.get("kl_reference") != "rollout":
         return None
-    kl = story.late_or("kl", 0.0)
-    if story.updates_per_batch > 1 and kl > 1e-6:
+    kl = history.late_or("kl", 0.0)
+    if history.updates_per_batch > 1 and kl > 1e-6:
         return None
     why = (
         "each batch is used for one update, before which the policy is the one it is compared with"
-        if story.updates_per_batch == 1
+        if history.updates_per_batch == 1
         else "the policy hardly moves within a batch"
     )
-    return Verdict(
+    return Diagnosis(
         title="The local KL has no effect",
-        evidence=f"kl_target is rollout and beta {config['beta']}, but the recent KL is {kl:.2g}: {why}.",
-        remedy="Set num_iterations or steps_per_generation higher, or kl_target=base for a pull towards the "
+        evidence=f"kl_reference is rollout and beta {config['beta']}, but the recent KL is {kl:.2g}: {why}.",
+        remedy="Set num_iterations or steps_per_generation higher, or kl_reference=base to stay near the "
         "first weights; with beta=0 nothing would change now.",
         severity=Severity.WARNING,
     )
 
 
-def entropy_bonus_pinned(story: Story) -> Verdict | None:
+def entropy_bonus_pinned(history: RunHistory) -> Diagnosis | None:
     """The adaptive bonus has come to its end, and the entropy has not reached its target."""
-    coef, entropy = story.late("entropy_coef"), story.late("entropy")
-    most, target = story.config.get("entropy_coef_max"), story.config.get("entropy_target")
+    coef, entropy = history.late("entropy_coef"), history.late("entropy")
+    most, target = history.config.get("entropy_coef_max"), history.config.get("entropy_target")
     if coef is None or entropy is None or most is None or target is None:
         return None
     if coef < 0.999 * float(most) or entropy >= float(target):
         return None
-    return Verdict(
+    return Diagnosis(
         title="The entropy bonus is at its bound",
         evidence=f"entropy_coef has risen to its maximum, {float(most):g}, and the entropy is {entropy:.3g}, "
         f"still below entropy_target {float(target):g}.",
@@ -89,37 +89,37 @@ def entropy_bonus_pinned(story: Story) -> Verdict | None:
     )
 
 
-def beta_overrun(story: Story) -> Verdict | None:
+def beta_overrun(history: RunHistory) -> Diagnosis | None:
     """The adaptive beta grows and grows, and the KL stays beyond its target."""
-    beta, kl = story.late("beta"), story.late("kl")
-    wanted, first = story.config.get("kl_target_value"), float(story.config.get("beta") or 0.0)
-    if beta is None or kl is None or wanted is None or len(story.rows) < ENOUGH_ROWS:
+    beta, kl = history.late("beta"), history.late("kl")
+    wanted, first = history.config.get("target_kl"), float(history.config.get("beta") or 0.0)
+    if beta is None or kl is None or wanted is None or len(history.rows) < ENOUGH_ROWS:
         return None
     if kl <= 2 * float(wanted) or beta <= 2 * first:
         return None
-    return Verdict(
+    return Diagnosis(
         title="The adaptive beta can't hold the KL",
         evidence=f"beta has grown from {first:g} to {beta:.3g}, and the KL is {kl:.3g}, over twice "
-        f"kl_target_value ({float(wanted):g}).",
-        remedy="Begin with a larger beta, lower learning_rate, or allow more with a larger kl_target_value.",
+        f"target_kl ({float(wanted):g}).",
+        remedy="Begin with a larger beta, lower learning_rate, or allow more with a larger target_kl.",
         severity=Severity.WARNING,
     )
 
 
-def samples_too_old(story: Story) -> Verdict | None:
+def samples_too_old(history: RunHistory) -> Diagnosis | None:
     """One batch of updates moves the policy so far that the importance weights are cut."""
-    if not story.config.get("async_rollouts"):
+    if not history.config.get("async_rollouts"):
         return None
-    names = ("sampler_truncated_share", "sampler_removed_share")
-    share = max(story.late_or(name, 0.0) for name in names)
-    difference = story.late_or("sampler_logprob_difference", 0.0)
+    names = ("sampling/importance_sampling_clipped_ratio", "masked_ratio/importance_correction")
+    share = max(history.late_or(name, 0.0) for name in names)
+    difference = history.late_or("sampling/sampling_logp_difference/mean", 0.0)
     if share <= 0.2 and difference < 0.5:
         return None
-    return Verdict(
+    return Diagnosis(
         title="The samples are too old for the update",
         evidence=f"They are one batch behind (async_rollouts). {percent(share)} of the recent tokens had an "
-        f"importance weight beyond sampler_correction_max "
-        f"({story.config.get('sampler_correction_max')}); logprobs moved by {difference:.2g} a token on "
+        f"importance weight beyond importance_correction_max "
+        f"({history.config.get('importance_correction_max')}); logprobs moved by {difference:.2g} a token on "
         "average from one batch to the next.",
         remedy="The policy moves too far in a batch: lower learning_rate, num_iterations or "
         "steps_per_generation; or set async_rollouts=0, which samples with the newest weights.",
@@ -127,24 +127,24 @@ def samples_too_old(story: Story) -> Verdict | None:
     )
 
 
-def curriculum_stuck(story: Story) -> Verdict | None:
+def curriculum_stuck(history: RunHistory) -> Diagnosis | None:
     """A task stays at its level although it has been tried often enough."""
-    datasets = story.config.get("datasets")
+    datasets = history.config.get("datasets")
     stuck = []
     for task, spec in (datasets if isinstance(datasets, dict) else {}).items():
         ladder = spec.get("curriculum") if isinstance(spec, dict) else None
-        levels, accuracy = story.column(f"curriculum/{task}/level"), story.late(f"accuracy/{task}")
+        levels, accuracy = history.column(f"curriculum/{task}/level"), history.late(f"accuracy/{task}")
         if not isinstance(ladder, dict) or not levels or accuracy is None:
             continue
         same = next((n for n, level in enumerate(reversed(levels)) if level != levels[-1]), len(levels))
-        seen = same * story.completions_per_row / max(1, len(datasets or {}))
+        seen = same * history.completions_per_row / max(1, len(datasets or {}))
         if same >= ENOUGH_ROWS and seen >= 3 * ladder["window"] and accuracy < ladder["up"]:
             stuck.append((accuracy, task, levels[-1], same, ladder))
     if not stuck:
         return None
     accuracy, task, level, same, ladder = min(stuck, key=lambda entry: entry[0])
     hard = accuracy < 0.1
-    return Verdict(
+    return Diagnosis(
         title="The curriculum is stuck",
         evidence=f"{task} has been at level {level:g} for {same} steps; {percent(accuracy)} of its recent "
         f"answers are right, and {percent(ladder['up'])} (up) would take it higher.",

@@ -1,7 +1,7 @@
 """`whet explain RUN`: why the loss is 0, why the reward does not rise, why it collapsed, in plain words from
 the run's own metrics, with the setting to change.
 
-`diagnose` is pure; `read_story` reads config.yaml, metrics.jsonl and eval_results; `explain` prints. Never
+`diagnose` is pure; `load_history` reads config.yaml, metrics.jsonl and eval_results; `explain` prints. Never
 trains and loads no model. The single checks are in `checks.py` and `checks_algorithm.py`.
 """
 
@@ -18,7 +18,7 @@ from rich.text import Text
 
 from whetstone.diagnosis.checks import CHECKS, CONSEQUENCES, SOLVED, is_solved
 from whetstone.diagnosis.checks_algorithm import ALGORITHM_CHECKS
-from whetstone.diagnosis.verdicts import Severity, Story, Verdict, percent
+from whetstone.diagnosis.history import Diagnosis, RunHistory, Severity, percent
 from whetstone.errors import UserError
 from whetstone.run.metrics import read_rows
 
@@ -27,26 +27,26 @@ STYLES = {Severity.GRAVE: "bold red", Severity.WARNING: "bold yellow", Severity.
 
 def diagnose(
     rows: Sequence[Mapping[str, Any]], evals: Sequence[Mapping[str, Any]], config: Mapping[str, Any]
-) -> list[Verdict]:
+) -> list[Diagnosis]:
     """Every verdict on a run, the gravest first; one that finds nothing wrong where there is none.
 
     `rows` and `evals` are the training and the evaluation rows of metrics.jsonl, `config` the flat keys. An
-    evaluation may hold `no_answer_share`, the share of its completions in which no answer was found.
+    evaluation may hold `no_answer_ratio`, the fraction of its completions in which no answer was found.
     """
-    story = Story(rows, evals, config)
+    history = RunHistory(rows, evals, config)
     checks = (*CHECKS, *ALGORITHM_CHECKS)
-    verdicts = [verdict for check in checks if (verdict := check(story)) is not None]
-    fall = story.fall()
+    verdicts = [verdict for check in checks if (verdict := check(history)) is not None]
+    fall = history.fall()
     if fall is not None:
-        before = Story([row for row in rows if row["step"] < fall.fell_step], evals, config)
-        later = [v for check in CONSEQUENCES if (v := check(story)) is not None and check(before) is None]
+        before = RunHistory([row for row in rows if row["step"] < fall.fell_step], evals, config)
+        later = [v for check in CONSEQUENCES if (v := check(history)) is not None and check(before) is None]
         verdicts = [_as_consequence(verdict) if verdict in later else verdict for verdict in verdicts]
-    if is_solved(story) or all(verdict.severity is Severity.NOTE for verdict in verdicts):
-        verdicts = [_outcome(story), *verdicts]  # the first of the notes
+    if is_solved(history) or all(verdict.severity is Severity.NOTE for verdict in verdicts):
+        verdicts = [_outcome(history), *verdicts]  # the first of the notes
     return sorted(verdicts, key=lambda verdict: verdict.severity)  # stable: checks stand in order of weight
 
 
-def _as_consequence(verdict: Verdict) -> Verdict:
+def _as_consequence(verdict: Diagnosis) -> Diagnosis:
     return replace(
         verdict,
         title=f"{verdict.title}, since the collapse",
@@ -55,34 +55,34 @@ def _as_consequence(verdict: Verdict) -> Verdict:
     )
 
 
-def _outcome(story: Story) -> Verdict:
+def _outcome(history: RunHistory) -> Diagnosis:
     """What came of a run in which nothing is wrong."""
-    where = "the evaluation problems" if len(story.evals) > 1 else "its training problems"
-    gain = "" if story.gain is None else f", {100 * story.gain:+.1f} points since the start"
-    share = story.late("reward_variance_share")
+    where = "the evaluation problems" if len(history.evals) > 1 else "its training problems"
+    gain = "" if history.gain is None else f", {100 * history.gain:+.1f} points since the start"
+    share = history.reward_variance
     learns = "" if share is None else f" {percent(share)} of the recent prompts had differing rewards."
-    if is_solved(story):
-        learns += f" Recent accuracy in training {percent(story.late_or('accuracy', 0.0))}."
+    if is_solved(history):
+        learns += f" Recent accuracy in training {percent(history.late_or('accuracy', 0.0))}."
     evidence = (
-        f"Accuracy on {where} is {percent(story.accuracy)}{gain}, at step {_newest_step(story)}.{learns}"
+        f"Accuracy on {where} is {percent(history.accuracy)}{gain}, at step {_newest_step(history)}.{learns}"
     )
-    title, remedy = _title_and_remedy(story)
-    return Verdict(title=title, evidence=evidence, remedy=remedy, severity=Severity.NOTE)
+    title, remedy = _title_and_remedy(history)
+    return Diagnosis(title=title, evidence=evidence, remedy=remedy, severity=Severity.NOTE)
 
 
-def _title_and_remedy(story: Story) -> tuple[str, str]:
-    if is_solved(story) and story.accuracy < SOLVED - 0.1:
+def _title_and_remedy(history: RunHistory) -> tuple[str, str]:
+    if is_solved(history) and history.accuracy < SOLVED - 0.1:
         return (
             "The training problems are solved, those of the evaluation are not",
             "Hardly a gradient is left in training: make datasets harder, or more like eval_datasets.",
         )
-    if is_solved(story):
+    if is_solved(history):
         return (
-            "It learned to solve these problems" if story.rose else "These problems are solved",
+            "It learned to solve these problems" if history.rose else "These problems are solved",
             "Nothing to change. Nearly all answers are right, so there is hardly a gradient left: stop here, "
             "or make the problems harder (the settings under datasets, or a curriculum).",
         )
-    if story.rose:
+    if history.rose:
         return "Healthy: it learns", "Nothing to change; more steps may bring more."
     return (
         "Nothing is wrong, but no gain beyond chance yet",
@@ -91,11 +91,11 @@ def _title_and_remedy(story: Story) -> tuple[str, str]:
     )
 
 
-def _newest_step(story: Story) -> int:
-    return max(row["step"] for row in (*story.rows, *story.evals))
+def _newest_step(history: RunHistory) -> int:
+    return max(row["step"] for row in (*history.rows, *history.evals))
 
 
-def read_story(run: str | Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:
+def load_history(run: str | Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:
     """What `diagnose` takes, from the folder of a run, finished or not."""
     folder = Path(run)
     if not folder.is_dir():
@@ -130,12 +130,12 @@ def _of_completions(folder: Path, step: int) -> dict[str, float]:
         found = [completion["answer"] is None for completion in completions]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}
-    return {"no_answer_share": sum(found) / len(found)} if found else {}
+    return {"no_answer_ratio": sum(found) / len(found)} if found else {}
 
 
-def explain(run: str | Path) -> list[Verdict]:
+def explain(run: str | Path) -> list[Diagnosis]:
     """Read a run, print what there is to say about it, and return it."""
-    verdicts = diagnose(*read_story(run))
+    verdicts = diagnose(*load_history(run))
     console = rich.get_console()
     for number, verdict in enumerate(verdicts, start=1):
         console.print(Text.assemble(f"{number}. ", (verdict.title, STYLES[verdict.severity])))

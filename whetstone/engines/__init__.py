@@ -59,13 +59,13 @@ def _native(config: "Config", policy: "Policy") -> "Engine":
             "async_rollouts=1 is not supported by the native engine on a GPU: no other thread may use the "
             "GPU while it captures CUDA graphs: set async_rollouts=0, or rollout_engine=hf."
         )
-    return NativeEngine(policy, config.rollout.max_slots, fp8=config.rollout.rollout_quantization == "fp8")
+    return NativeEngine(policy, config.rollout.max_num_seqs, fp8=config.rollout.rollout_quantization == "fp8")
 
 
 def _hf(config: "Config", policy: "Policy") -> "Engine":
     from whetstone.engines.hf import HFEngine
 
-    return HFEngine(policy, config.rollout.max_slots or 256, config.model.attn_implementation)
+    return HFEngine(policy, config.rollout.max_num_seqs or 256, config.model.attn_implementation)
 
 
 def _vllm(config: "Config", policy: "Policy") -> "Engine":

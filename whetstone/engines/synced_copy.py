@@ -27,7 +27,7 @@ def copy_weights(policy: Policy, copy: Policy) -> Callable[[], None]:
 
     @torch.no_grad()
     def refresh() -> None:
-        for weight, newest in zip(copy.parameters, policy.parameters, strict=True):
+        for weight, newest in zip(copy.parameters(), policy.parameters(), strict=True):
             weight.copy_(newest)
 
     return refresh

@@ -53,10 +53,10 @@ def headline(result: EvalResult) -> str:
         parts.append(
             ", ".join(f"pass@{k} {100 * value:.1f} %" for k, value in result.pass_at_k.items() if k > 1)
         )
-    if result.versus_start is not None:
-        parts.append(format_delta(result.versus_start))
-    if result.truncated_share > 0:
-        parts.append(f"{100 * result.truncated_share:.1f} % truncated")
+    if result.delta_vs_step0 is not None:
+        parts.append(format_delta(result.delta_vs_step0))
+    if result.clipped_ratio > 0:
+        parts.append(f"{100 * result.clipped_ratio:.1f} % truncated")
     if result.num_failures:
         failures = counted(result.num_failures, "answer")
         parts.append(f"{failures} could not be scored: counted as wrong")
@@ -84,13 +84,13 @@ def _task_table(result: EvalResult) -> TerminalTable:
     table = TerminalTable(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("task")
     columns = ["problems", "accuracy %", "95 %"]
-    columns += ["since step 0"] if result.versus_start is not None else []
+    columns += ["since step 0"] if result.delta_vs_step0 is not None else []
     has_constants = any(task.constant for task in result.per_task.values())
     columns += ["a constant %"] if has_constants else []
     for name in (*columns, "tokens"):
         table.add_column(name, justify="right")
     for name, task in result.per_task.items():
-        share, versus = task.accuracy, task.versus_start
+        share, versus = task.accuracy, task.delta_vs_step0
         table.add_row(
             Text(escape_controls(name)),
             str(share.num_problems),
@@ -98,7 +98,7 @@ def _task_table(result: EvalResult) -> TerminalTable:
             Text(f"[{100 * share.low:.1f}, {100 * share.high:.1f}]"),
             *([f"{100 * versus.difference:+.1f}"] if versus is not None else []),
             *([f"{100 * task.constant:.0f}" if task.constant else ""] if has_constants else []),
-            f"{task.length_mean:.0f}",
+            f"{task.mean_length:.0f}",
         )
     return table
 

@@ -62,9 +62,9 @@ class TaskResult:
     """One task's share of an evaluation."""
 
     accuracy: Accuracy
-    length_mean: float
-    truncated_share: float
-    versus_start: Difference | None
+    mean_length: float
+    clipped_ratio: float
+    delta_vs_step0: Difference | None
     constant: float | None = None  # what the best constant answer earns, where that was measured
 
 
@@ -79,10 +79,10 @@ class EvalResult:
     greedy_accuracy: Accuracy | None
     pass_at_k: dict[int, float]
     per_task: dict[str, TaskResult]
-    length_mean: float
-    truncated_share: float
+    mean_length: float
+    clipped_ratio: float
     num_failures: int  # answers whose scoring failed
-    versus_start: Difference | None  # None at step 0, and where step 0 was not the same evaluation
+    delta_vs_step0: Difference | None  # None at step 0, and where step 0 was not the same evaluation
     completions: tuple[EvalRecord, ...]
     greedy_completions: tuple[EvalRecord, ...]
     reward: Accuracy  # mean and interval of the reward
@@ -100,13 +100,16 @@ class EvalResult:
         """The numbers as one row of metrics."""
         row = {"reward": self.reward.mean, "reward_low": self.reward.low, "reward_high": self.reward.high}
         if not self.is_judged:
-            return row | {"length_mean": self.length_mean, "truncated_share": self.truncated_share}
+            return row | {
+                "completions/mean_length": self.mean_length,
+                "completions/clipped_ratio": self.clipped_ratio,
+            }
         row |= {
             "accuracy": self.accuracy.mean,
             "accuracy_low": self.accuracy.low,
             "accuracy_high": self.accuracy.high,
-            "length_mean": self.length_mean,
-            "truncated_share": self.truncated_share,
+            "completions/mean_length": self.mean_length,
+            "completions/clipped_ratio": self.clipped_ratio,
             "scoring_failures": float(self.num_failures),
         }
         if self.greedy_accuracy is not None:
@@ -115,8 +118,11 @@ class EvalResult:
             row |= {f"pass@{k}": value for k, value in self.pass_at_k.items()}
         if len(self.per_task) > 1:
             row |= {f"accuracy/{name}": task.accuracy.mean for name, task in self.per_task.items()}
-        if self.versus_start is not None:
-            row |= {"versus_start": self.versus_start.difference, "versus_start_p": self.versus_start.p_value}
+        if self.delta_vs_step0 is not None:
+            row |= {
+                "delta_vs_step0": self.delta_vs_step0.difference,
+                "delta_vs_step0_p": self.delta_vs_step0.p_value,
+            }
         return row
 
 
@@ -291,9 +297,9 @@ def _summarize(
         before = None if start is None else [record for record in start if record.task == name]
         per_task[name] = TaskResult(
             accuracy=accuracy(_correctness(of_task)),
-            length_mean=_mean(a.length for a in of_task),
-            truncated_share=_mean(a.finish == Finish.LENGTH for a in of_task),
-            versus_start=None if before is None else paired(_correctness(before), _correctness(of_task)),
+            mean_length=_mean(a.length for a in of_task),
+            clipped_ratio=_mean(a.finish == Finish.LENGTH for a in of_task),
+            delta_vs_step0=None if before is None else paired(_correctness(before), _correctness(of_task)),
             constant=constants.get(name),
         )
     return EvalResult(
@@ -304,10 +310,10 @@ def _summarize(
         greedy_accuracy=accuracy(_correctness(greedy_completions)) if greedy_completions else None,
         pass_at_k=pass_at_k_table(table),
         per_task=per_task,
-        length_mean=_mean(a.length for a in completions),
-        truncated_share=_mean(a.finish == Finish.LENGTH for a in completions),
+        mean_length=_mean(a.length for a in completions),
+        clipped_ratio=_mean(a.finish == Finish.LENGTH for a in completions),
         num_failures=sum(a.failure is not None for a in completions),
-        versus_start=None if start is None or not is_judged else paired(_correctness(start), table),
+        delta_vs_step0=None if start is None or not is_judged else paired(_correctness(start), table),
         completions=tuple(completions),
         greedy_completions=tuple(greedy_completions),
         reward=mean_interval(_by_problem(completions, lambda record: record.reward)),

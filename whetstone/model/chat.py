@@ -8,7 +8,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from whetstone.config.sections import ModelRoom
+from whetstone.config.sections import ModelConfig
 from whetstone.errors import UserError
 from whetstone.model import templates
 from whetstone.types import Problem
@@ -17,7 +17,7 @@ logger = logging.getLogger("whetstone")
 
 
 class Chat:
-    def __init__(self, tokenizer: Any, config: ModelRoom):
+    def __init__(self, tokenizer: Any, config: ModelConfig):
         self.tokenizer = tokenizer
         self.config = config
         if config.chat_template is not None:

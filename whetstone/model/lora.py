@@ -3,12 +3,12 @@
 import warnings
 from typing import Any
 
-from whetstone.config.sections import ModelRoom
+from whetstone.config.sections import ModelConfig
 from whetstone.errors import UserError
 from whetstone.model.loading import guarded
 
 
-def add_lora(model: Any, config: ModelRoom, adapter: str | None) -> Any:
+def add_lora(model: Any, config: ModelConfig, adapter: str | None) -> Any:
     """Wrap `model` with a trainable adapter; `adapter` names a folder to read one from."""
     from peft import LoraConfig, get_peft_model
 
@@ -36,7 +36,7 @@ def add_lora(model: Any, config: ModelRoom, adapter: str | None) -> Any:
         ) from None
 
 
-def check_rank(config: ModelRoom, adapter: str) -> None:
+def check_rank(config: ModelConfig, adapter: str) -> None:
     """Whoever goes by the configuration (a vLLM server, a resumed run) must find the adapter's own shape."""
     from peft import PeftConfig
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from whetstone.config.sections import ModelRoom
+from whetstone.config.sections import ModelConfig
 from whetstone.errors import UserError
 from whetstone.model.attention import (
     NAME,
@@ -299,7 +299,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def load_policy(
-    config: ModelRoom, weights: str | Path | None = None, device: torch.device | None = None
+    config: ModelConfig, weights: str | Path | None = None, device: torch.device | None = None
 ) -> Policy:
     """The policy of a configuration, whole on one device; `weights` names a checkpoint folder to take the
     weights (or the adapter) from. A model that is itself an adapter goes on with it under use_peft, and is
@@ -333,7 +333,7 @@ def load_policy(
     return policy
 
 
-def _adapted(model: Any, config: ModelRoom, checkpoint: str | None, start: str | None) -> Any:
+def _adapted(model: Any, config: ModelConfig, checkpoint: str | None, start: str | None) -> Any:
     """`model` with the adapter of a checkpoint, of the folder that the run begins from, or a new one."""
     from whetstone.model.lora import add_lora, check_rank, merge_lora
 
@@ -346,7 +346,7 @@ def _adapted(model: Any, config: ModelRoom, checkpoint: str | None, start: str |
     return add_lora(model, config, start)
 
 
-def should_compile(config: ModelRoom, policy: Policy) -> bool:
+def should_compile(config: ModelConfig, policy: Policy) -> bool:
     """`auto`: on a GPU, where the model is large enough for a compiler's half minute to come back. Layers
     that are split among tensor-parallel ranks run as they are written: torch's compiler does not get through
     their distributed tensors with lengths that vary.
@@ -359,11 +359,11 @@ def should_compile(config: ModelRoom, policy: Policy) -> bool:
     return policy.device.type == "cuda" and size >= COMPILED_FROM
 
 
-def compute_dtype(config: ModelRoom, device: torch.device) -> torch.dtype:
+def compute_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if config.bf16 and device.type == "cuda" else torch.float32
 
 
-def enable_checkpointing(model: Any, config: ModelRoom) -> None:
+def enable_checkpointing(model: Any, config: ModelConfig) -> None:
     """All layers, where the configuration says so; `auto` is decided later (update/micro_batch_size)."""
     if config.gradient_checkpointing is True:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

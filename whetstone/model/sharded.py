@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whetstone.config.parallel import ParallelRoom
-from whetstone.config.sections import ModelRoom
+from whetstone.config.parallel import ParallelConfig
+from whetstone.config.sections import ModelConfig
 from whetstone.model.card import finish_adapter
 from whetstone.model.policy import Policy, choose_device, compute_dtype, enable_checkpointing, load_policy
 from whetstone.model.sharding import Sharding
@@ -24,7 +24,7 @@ from whetstone.parallel.mesh import Ranks
 
 
 def load_sharded(
-    config: ModelRoom, parallel: ParallelRoom, ranks: Ranks, weights: str | Path | None = None
+    config: ModelConfig, parallel: ParallelConfig, ranks: Ranks, weights: str | Path | None = None
 ) -> Policy:
     """The policy of a configuration on all ranks; unsharded in a single process."""
     if ranks.mesh is None:
@@ -37,7 +37,7 @@ def load_sharded(
 
 
 def shard_policy(
-    source: Policy | None, config: ModelRoom, parallel: ParallelRoom, ranks: Ranks, device: torch.device
+    source: Policy | None, config: ModelConfig, parallel: ParallelConfig, ranks: Ranks, device: torch.device
 ) -> Policy:
     """Shard `source`, which only the first rank has, over all ranks."""
     metadata = run_on_main(ranks, lambda: _metadata(source), to_all=True)
@@ -128,7 +128,7 @@ def _metadata(source: Policy | None) -> dict[str, Any]:
     }
 
 
-def _build_meta(metadata: dict[str, Any], config: ModelRoom, compute: torch.dtype) -> Any:
+def _build_meta(metadata: dict[str, Any], config: ModelConfig, compute: torch.dtype) -> Any:
     """The model on the meta device. Trainable weights are float32, frozen ones in the compute dtype."""
     from transformers import AutoModelForCausalLM
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whetstone.config.update import UpdateRoom
+from whetstone.config.update import UpdateConfig
 from whetstone.errors import UserError
 from whetstone.optimizer.adamw import AdamWStep
 from whetstone.optimizer.compact import CompactAdamW
@@ -30,7 +30,7 @@ class Optimizer:
     def __init__(
         self,
         parameters: list[nn.Parameter],
-        config: UpdateRoom,
+        config: UpdateConfig,
         *,
         num_steps: int,
         warmup_steps: int,
@@ -171,7 +171,7 @@ class Optimizer:
 
 
 def _make_adam(
-    parameters: list[nn.Parameter], config: UpdateRoom, offload: bool
+    parameters: list[nn.Parameter], config: UpdateConfig, offload: bool
 ) -> TorchAdamW | CompactAdamW:
     parts = [local(parameter) for parameter in parameters]
     coded = config.optim == "adamw_8bit"
@@ -194,7 +194,7 @@ def _norms(gradients: list[Tensor]) -> list[Tensor]:
 
 
 def make_schedule(
-    adam: torch.optim.Optimizer, config: UpdateRoom, *, num_steps: int, warmup_steps: int
+    adam: torch.optim.Optimizer, config: UpdateConfig, *, num_steps: int, warmup_steps: int
 ) -> Any:
     from transformers.optimization import get_scheduler
     from transformers.trainer_utils import SchedulerType

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from whetstone.config.parallel import ParallelRoom
+from whetstone.config.parallel import ParallelConfig
 from whetstone.errors import UserError
 
 
@@ -75,7 +75,7 @@ def restarts() -> int:
 
 
 @contextlib.contextmanager
-def start(config: ParallelRoom, device_type: str) -> Iterator[Ranks]:
+def start(config: ParallelConfig, device_type: str) -> Iterator[Ranks]:
     """Join the other ranks of the launch; `SINGLE` where there are none."""
     # Weights that rest in the memory of the CPU are FSDP's business, on one GPU as well.
     needs_group = is_launched() or (config.cpu_offload == "all" and device_type == "cuda")
@@ -116,7 +116,7 @@ def silence_warnings() -> None:
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
 
 
-def make_ranks(config: ParallelRoom, device_type: str, local_rank: int = 0) -> Ranks:
+def make_ranks(config: ParallelConfig, device_type: str, local_rank: int = 0) -> Ranks:
     """The mesh over a process group that exists."""
     world_size, rank = dist.get_world_size(), dist.get_rank()
     shards = world_size // (config.ddp_size * config.tp_size)
@@ -149,7 +149,7 @@ def check_launcher(environment: Mapping[str, str]) -> None:
         )
 
 
-def check_sizes(config: ParallelRoom, world_size: int) -> None:
+def check_sizes(config: ParallelConfig, world_size: int) -> None:
     """Refuse sizes that do not divide the ranks there are, with the remedy."""
     sizes = config.ddp_size * config.tp_size
     if world_size % sizes == 0:

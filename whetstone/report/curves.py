@@ -19,7 +19,7 @@ class Curve:
 _CURVES = (
     Curve(
         name="length",
-        series=(("length_mean", "mean"),),
+        series=(("completions/mean_length", "mean"),),
         title="Completion length",
         text="Tokens in a completion, on average.",
     ),
@@ -37,21 +37,21 @@ _CURVES = (
     ),
     Curve(
         name="variance",
-        series=(("reward_variance_share", "rewards differ"), ("answer_variance_share", "answers differ")),
-        title="Prompts that teach",
-        text="Share of prompts whose completions differ; others teach nothing.",
+        series=(("frac_reward_zero_std", "equal rewards"), ("frac_answers_identical", "equal answers")),
+        title="Prompts without signal",
+        text="Fraction of prompts whose completions have equal rewards (zero advantage) or equal answers.",
         percent=True,
     ),
     Curve(
         name="truncated",
-        series=(("truncated_share", "truncated"),),
+        series=(("completions/clipped_ratio", "truncated"),),
         title="Truncated",
         text="Share of completions cut off at max_completion_length.",
         percent=True,
     ),
     Curve(
         name="clip",
-        series=(("clip_share", "clipped"),),
+        series=(("clip_ratio/region_mean", "clipped"),),
         title="Clip share",
         text="Share of tokens whose ratio was clipped.",
         percent=True,
@@ -59,7 +59,7 @@ _CURVES = (
     Curve(name="grad", series=(("grad_norm", "norm"),), title="Gradient norm", text="Before it is clipped."),
     Curve(
         name="sampler",
-        series=(("sampler_logprob_difference", "difference"),),
+        series=(("sampling/sampling_logp_difference/mean", "difference"),),
         title="Sampler against trainer",
         text="How far the engine's logprobs are from the update's: near 0 is healthy, unless async_rollouts.",
     ),

@@ -6,8 +6,8 @@ nothing wrong. Only the state of the run and of its evaluations is judged in thi
 
 from dataclasses import dataclass
 
-from whetstone.diagnosis.explain import diagnose, read_story
-from whetstone.diagnosis.verdicts import Severity
+from whetstone.diagnosis.explain import diagnose, load_history
+from whetstone.diagnosis.history import Severity
 from whetstone.report.read import Run
 
 
@@ -27,7 +27,7 @@ def findings(run: Run) -> list[Finding]:
 
 
 def _troubles(run: Run) -> list[Finding]:
-    verdicts = diagnose(*read_story(run.folder)) if run.rows else []
+    verdicts = diagnose(*load_history(run.folder)) if run.rows else []
     return [
         Finding(title=verdict.title, text=f"{verdict.evidence} {verdict.remedy}")
         for verdict in verdicts
@@ -65,7 +65,7 @@ def _no_evaluation(run: Run) -> Finding | None:
 
 
 def _within_chance(run: Run) -> Finding | None:
-    versus = run.last.summary.get("versus_start") if run.last else None
+    versus = run.last.summary.get("delta_vs_step0") if run.last else None
     if versus is None or versus["p_value"] < 0.05:
         return None
     return Finding(

@@ -115,7 +115,7 @@ def _number(label: str, evaluation: Evaluation, kind: str) -> str:
 
 
 def _verdict(last: Evaluation) -> str:
-    versus = last.summary.get("versus_start")
+    versus = last.summary.get("delta_vs_step0")
     if versus is None:
         return ""
     sure = versus["p_value"] < 0.05
@@ -221,15 +221,18 @@ def _progress(run: Run) -> str:
 def _reward_series(run: Run) -> list[tuple[str, str]]:
     """The reward, and its parts where there is more than one; "correct" is the accuracy curve already."""
     keys = dict.fromkeys(
-        key for row in run.rows for key in row if key.startswith("reward/") and key != "reward/correct"
+        key
+        for row in run.rows
+        for key in row
+        if key.startswith("rewards/") and key.endswith("/mean") and key != "rewards/correct/mean"
     )
-    parts = [(key, key.removeprefix("reward/")) for key in keys][:4]
+    parts = [(key, key.removeprefix("rewards/").removesuffix("/mean")) for key in keys][:4]
     return [("reward", "reward"), *(parts if len(parts) > 1 else [])]
 
 
 def _time_text(run: Run) -> str:
     totals = {key.removeprefix("time/"): sum(run.column(key)[1]) for key in plots.time_stages(run)}
-    whole = sum(run.column("time/step")[1]) or sum(totals.values())
+    whole = sum(run.column("step_time")[1]) or sum(totals.values())
     shares = ", ".join(f"{name} {100 * seconds / whole:.0f} %" for name, seconds in totals.items())
     return f"Seconds of each step. In all: {shares}.{_use_text(run)}"
 
@@ -268,12 +271,12 @@ def _task_row(name: str, first: Evaluation, last: Evaluation | None) -> str:
     ends = [e.summary["per_task"].get(name) for e in (first, last) if e is not None]
     told = ["" if end is None else f"{100 * end['accuracy']['mean']:.1f} %" for end in ends]
     newest = ends[-1]  # the names are those of the newest evaluation
-    versus = newest["versus_start"]
+    versus = newest["delta_vs_step0"]
     change = ("", "") if last else ()
     if versus is not None:
         p_value = _p_value(versus["p_value"]).removeprefix("p ").removeprefix("= ")
         change = (f"{100 * versus['difference']:+.1f}", p_value)
-    lengths = " → ".join(f"{end['length_mean']:.0f}" for end in ends if end is not None)
+    lengths = " → ".join(f"{end['mean_length']:.0f}" for end in ends if end is not None)
     constant = newest.get("constant")
     label = esc(name) + (f" <small>(a constant earns {100 * constant:.0f} %)</small>" if constant else "")
     cells = (label, newest["accuracy"]["num_problems"], *told, *change, lengths)

@@ -160,7 +160,7 @@ def curve(
 
 def time_stages(run: Run) -> list[str]:
     """The stages whose time was measured and is worth a colour (half a per cent), the longest first."""
-    keys = {key for row in run.rows for key in row if key.startswith("time/") and key != "time/step"}
+    keys = {key for row in run.rows for key in row if key.startswith("time/") and key != "step_time"}
     totals = {key: sum(run.column(key)[1]) for key in keys}
     least = 0.005 * sum(totals.values())
     return [key for key in sorted(totals, key=lambda key: -totals[key]) if totals[key] > least]
@@ -174,7 +174,7 @@ def time_areas(run: Run) -> str | None:
     steps = [row["step"] for row in run.rows]
     stages = {key.removeprefix("time/"): [float(row.get(key) or 0.0) for row in run.rows] for key in keys}
     known = [sum(values) for values in zip(*stages.values(), strict=True)]
-    whole = [float(row.get("time/step") or 0.0) for row in run.rows]
+    whole = [float(row.get("step_time") or 0.0) for row in run.rows]
     rest = [max(0.0, a - b) for a, b in zip(whole, known, strict=True)]
     if sum(rest) > 0.01 * sum(known):
         stages["other"] = rest

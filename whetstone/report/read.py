@@ -58,7 +58,7 @@ class Run:
     def seconds(self) -> float | None:
         if self.results is not None and self.results.get("seconds") is not None:
             return float(self.results["seconds"])
-        times = self.column("time/step")[1]
+        times = self.column("step_time")[1]
         return sum(times) if times else None
 
     def column(self, key: str) -> tuple[list[int], list[float]]:

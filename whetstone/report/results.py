@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from whetstone.diagnosis.explain import diagnose, read_story
+from whetstone.diagnosis.explain import diagnose, load_history
 from whetstone.evaluation.display import format_accuracy, format_mean
 from whetstone.evaluation.evaluator import EvalResult, read_summary
 from whetstone.evaluation.statistics import Accuracy
@@ -36,7 +36,7 @@ def write_results(folder: Path, after: EvalResult | None, *, steps: int, seconds
             "reward_before": before.get("reward"),
             "reward_after": summary["reward"],
             "is_judged": after.is_judged,
-            "versus_start": summary["versus_start"],
+            "delta_vs_step0": summary["delta_vs_step0"],
         }
     atomic_write(folder / "train_results.json", json.dumps(results, indent=1))
     write_final_card(folder, results)
@@ -80,8 +80,8 @@ def _print_summary(folder: Path, results: dict[str, Any], report: Path) -> None:
     for line in failed_scores(rows):
         logger.info(line)
     if rows:
-        verdict = diagnose(*read_story(folder))[0]
-        logger.info(f"Verdict: {verdict.title}. {verdict.remedy}")
+        verdict = diagnose(*load_history(folder))[0]
+        logger.info(f"Diagnosis: {verdict.title}. {verdict.remedy}")
     logger.info("Next:")
     run, model = shlex.quote(str(folder)), shlex.quote(str(folder / "final_model"))
     logger.info(f"  whet explain {run}")

@@ -14,9 +14,9 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from whetstone.config import Config, nearest
+from whetstone.config import Config
 from whetstone.config.plugins import check_object, is_plugin
-from whetstone.errors import UserError
+from whetstone.errors import UserError, did_you_mean
 from whetstone.rewards import custom
 from whetstone.rewards.builtin import REWARDS
 
@@ -37,7 +37,9 @@ def check_reward_funcs(config: Config) -> None:
         elif is_plugin(name):
             check_object(name, "reward_funcs")
         else:
-            hint = nearest(name, REWARDS) or f": write {', '.join(REWARDS)} or my_rewards.py:my_function."
+            hint = (
+                did_you_mean(name, REWARDS) or f": write {', '.join(REWARDS)} or my_rewards.py:my_function."
+            )
             raise UserError(f"There is no reward function '{name}'{hint}")
 
 

@@ -2,7 +2,7 @@
 
 Used with `async_rollouts: 1`. `sync_weights(t)` waits for batch t, which the weights of t - 1 sampled, and
 transfers the weights of t. `next_batch(t)` returns batch t and starts batch t + 1. A checkpoint holds the
-pending batch, so a resumed run trains on the same samples. `sampler_correction` weighs stale samples.
+pending batch, so a resumed run trains on the same samples. `importance_correction` weighs stale samples.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor, wait

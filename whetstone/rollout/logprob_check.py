@@ -1,6 +1,6 @@
 """Check that the engine samples from the trainer's weights: its logprobs must match the trainer's.
 
-The update computes the metric `sampler_logprob_difference`, a mean over tokens. This module has the bound.
+The update computes `sampling/sampling_logp_difference/mean`. This module has the bound.
 """
 
 import math
@@ -23,7 +23,7 @@ def check_logprob_difference(metrics: Mapping[str, float], config: Config, stale
         return
     if staleness and engine_traits(config.rollout.rollout_engine).in_process:
         return  # an in-process copy can't miss an update
-    difference = metrics["sampler_logprob_difference"]
+    difference = metrics["sampling/sampling_logp_difference/mean"]
     allowed = config.engines.max_logprob_difference * (STALE_FACTOR if staleness else 1)
     bound = allowed - math.log(config.rollout.top_p)
     if difference <= bound:
@@ -34,5 +34,5 @@ def check_logprob_difference(metrics: Mapping[str, float], config: Config, stale
         f"most {bound:.3g} is allowed, see max_logprob_difference): it does not sample "
         "from the trainer's weights, and this step should not count. Go on from the last checkpoint with "
         "weight_transfer=disk or rollout_engine=native; if the engine merely computes this model less "
-        "exactly, raise max_logprob_difference and set sampler_correction=token_truncate."
+        "exactly, raise max_logprob_difference and set importance_correction=token_truncate."
     )

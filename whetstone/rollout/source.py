@@ -39,7 +39,7 @@ class RolloutSource:
         self._tasks = tasks
         self._config = config
         self._plan = plan
-        self._curriculum = Curriculum(tasks.ladders)
+        self._curriculum = Curriculum(tasks.curricula)
         self._engine_version: int | None = None  # of the weights that the engine has
         self._sync_s = 0.0  # of the last `sync_weights`
 
@@ -77,8 +77,8 @@ class RolloutSource:
         groups = self._collect(step, 0, indices)
         if self._config.rollout.dynamic_sampling:
             num_resampled = self._resample_zero_variance(step, groups, indices)
-            metrics["dynamic_sampling_extra"] = num_resampled / size
-        metrics |= {"prompts_cut": float(collector.num_truncated_prompts), **collector.custom_metrics}
+            metrics["dynamic_sampling/resample_ratio"] = num_resampled / size
+        metrics |= {"prompts_truncated": float(collector.num_truncated_prompts), **collector.custom_metrics}
         self._curriculum.observe(groups)
         return RolloutBatch(
             groups=groups,

@@ -61,7 +61,7 @@ class Checkpoint:
                 raise
             raise UserError(
                 f"The state of {self.folder} does not fit these settings, or can't be read "
-                f"({error_reason(error)}): set optim, advantage, critic and kl_target as they were, or "
+                f"({error_reason(error)}): set optim, advantage, critic and kl_reference as they were, or "
                 "resume from another checkpoint (resume_from_checkpoint)."
             ) from None
 

@@ -5,7 +5,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from whetstone.config import Loaded
+from whetstone.config import LoadedConfig
 from whetstone.errors import UserError
 from whetstone.evaluation.display import print_result
 from whetstone.evaluation.evaluator import Evaluator
@@ -22,7 +22,7 @@ from whetstone.terminal.stages import stage
 logger = logging.getLogger("whetstone")
 
 
-def evaluate_only(loaded: Loaded) -> dict[str, Any]:
+def evaluate_only(loaded: LoadedConfig) -> dict[str, Any]:
     """Evaluate on the fixed problems; returns the summary of the result."""
     config = loaded.config
     problems = eval_problems(config)
@@ -38,7 +38,7 @@ def evaluate_only(loaded: Loaded) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         ranks = init_distributed(config, stack)
         folder = evaluation_folder(config) if ranks.is_main else stack.enter_context(scratch_folder())
-        setup_logging(folder, speaks=ranks.is_main, name="evaluation.log")
+        setup_logging(folder, is_main=ranks.is_main, name="evaluation.log")
         stack.push(log_ending)
         record_session(folder, num_ranks=ranks.world_size)
         for note in loaded.notes:

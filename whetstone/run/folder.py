@@ -12,9 +12,9 @@ from typing import Any
 import yaml
 
 from whetstone.config import Config, Plan, dump, flatten
-from whetstone.config.engines import EnginesRoom
-from whetstone.config.measurement import MeasureRoom
-from whetstone.config.parallel import ParallelRoom
+from whetstone.config.engines import EnginesConfig
+from whetstone.config.measurement import MeasurementConfig
+from whetstone.config.parallel import ParallelConfig
 from whetstone.errors import UserError
 from whetstone.files import atomic_write
 from whetstone.parallel.collectives import run_on_main
@@ -62,12 +62,12 @@ RESUME_SAFE_KEYS = frozenset(
         "num_train_epochs",
         "fixed_eval_steps",
         "micro_batch_tokens",
-        "max_slots",
+        "max_num_seqs",
         "reward_workers",
         "gradient_checkpointing",
-        *EnginesRoom.model_fields,
-        *ParallelRoom.model_fields,
-        *MeasureRoom.model_fields,
+        *EnginesConfig.model_fields,
+        *ParallelConfig.model_fields,
+        *MeasurementConfig.model_fields,
     ]
 )
 

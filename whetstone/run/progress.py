@@ -97,8 +97,8 @@ class Progress:
         if len(self._marks) >= 2:
             (first_time, first_step), (last_time, last_step) = self._marks[0], self._marks[-1]
             per_step = (last_time - first_time) / max(1, last_step - first_step)
-        elif "time/step" in row:
-            per_step = row["time/step"]
+        elif "step_time" in row:
+            per_step = row["step_time"]
         else:
             return None
         return per_step * (self._num_steps - step)
@@ -107,7 +107,7 @@ class Progress:
         self._stack.close()
 
     def __enter__(self) -> Self:
-        shown = self._stack.enter_context(display(speaks=not self._console.quiet, console=self._console))
+        shown = self._stack.enter_context(display(is_main=not self._console.quiet, console=self._console))
         shown.surroundings = self
         self._stack.callback(setattr, shown, "surroundings", None)
         return self

@@ -13,7 +13,7 @@ import rich
 import torch
 
 from whetstone.algorithm.losses import find_loss
-from whetstone.config import Config, Loaded, Plan, flatten, make_plan, without_effect
+from whetstone.config import Config, LoadedConfig, Plan, flatten, ineffective_settings, make_plan
 from whetstone.config.engine_traits import engine_traits
 from whetstone.engines import make_engine
 from whetstone.errors import UserError
@@ -88,13 +88,13 @@ def init_distributed(config: Config, stack: contextlib.ExitStack) -> Ranks:
 
 
 def build(
-    loaded: Loaded, ranks: Ranks, stack: contextlib.ExitStack
+    loaded: LoadedConfig, ranks: Ranks, stack: contextlib.ExitStack
 ) -> tuple[TrainingRun, Checkpoint | None, float]:
     """The run, the checkpoint that it resumes from, and the seconds that it had run before."""
     config = loaded.config
     folder, checkpoint, notes = open_run(config, ranks, is_restart=mesh.restarts() > 0, say=rich.print)
     folder = folder if ranks.is_main else stack.enter_context(scratch_folder())
-    setup_logging(folder, speaks=ranks.is_main)
+    setup_logging(folder, is_main=ranks.is_main)
     stack.push(log_ending)
     start_step = None if checkpoint is None else checkpoint.step
     record_session(folder, resumed_from=start_step, num_ranks=ranks.world_size)
@@ -106,7 +106,7 @@ def build(
     scalars = {} if checkpoint is None else checkpoint.scalars()
     if checkpoint is not None:
         check_plan(checkpoint, scalars, plan)
-    for line in (*describe_ranks(ranks), *without_effect(config, plan), *prepare_tasks(tasks)):
+    for line in (*describe_ranks(ranks), *ineffective_settings(config, plan), *prepare_tasks(tasks)):
         logger.info(line)
     scorer = stack.enter_context(make_scorer(config, ranks))  # its processes start while the model loads
     with stage("loading the model"):
@@ -160,9 +160,9 @@ def restore(updater: Updater, checkpoint: Checkpoint, scalars: dict[str, Any]) -
 def make_reference(config: Config, policy: Policy, checkpoint: Checkpoint | None) -> Reference | None:
     """The reference policy of the KL. A resumed run needs the initial weights, not its checkpoint's."""
     loss = config.loss
-    if loss.beta == 0 or loss.kl_target == "rollout":
+    if loss.beta == 0 or loss.kl_reference == "rollout":
         return None
-    moving = loss.kl_target == "moving"  # its weights are in the checkpoint
+    moving = loss.kl_reference == "moving"  # its weights are in the checkpoint
     reload = checkpoint is not None and not moving and not policy.is_lora
     initial = load_sharded(config.model, config.parallel, policy.ranks) if reload else policy
     offload = config.parallel.cpu_offload != "none" and policy.device.type == "cuda"
@@ -217,7 +217,7 @@ def few_problems(config: Config, num_problems: int) -> list[str]:
     asked = config.evaluation.eval_num_samples
     remedy = f"set eval_num_samples to {2 * FEW_PROBLEMS} or more"
     if num_problems < asked:  # rows are only so many
-        remedy = "give more rows, a larger eval_share, or an eval_path of their own"
+        remedy = "give more rows, a larger eval_fraction, or an eval_path of their own"
     plural = "problem" if num_problems == 1 else "problems"
     return [
         f"The evaluation has {num_problems} {plural} only, so a measured 50 % may be anything from "

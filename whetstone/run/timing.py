@@ -72,10 +72,11 @@ class StageTimer:
         waited = self.seconds["rollout"]
         sync = min(rollouts.sync_s, waited)
         score = min(rollouts.scoring_s, waited - sync)
-        seconds = {**self.seconds, "rollout": waited - sync - score, "score": score, "sync": sync}
+        seconds = {**self.seconds, "rollout": waited - sync - score}
+        seconds |= {"reward_wait": score, "weight_sync": sync}
         return {
             **{f"time/{stage}": value for stage, value in seconds.items()},
-            "time/step": time.monotonic() - self.started,
+            "step_time": time.monotonic() - self.started,
             "tokens_per_s": num_tokens / (waited + self.seconds["update"]),
             "rollout_tokens_per_s": num_tokens / (rollouts.seconds - rollouts.scoring_s),
         }

@@ -27,7 +27,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
-from whetstone.config.sections import Config, TaskSpec
+from whetstone.config import Config, TaskSpec
 from whetstone.seeds import seed
 from whetstone.tasks.prompts import build_messages, developer_prompt
 from whetstone.types import Problem, TaskScore

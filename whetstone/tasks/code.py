@@ -12,10 +12,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from whetstone.config import nearest
+from whetstone.config import Config, TaskSpec
 from whetstone.config.row_settings import ROW_SETTINGS
-from whetstone.config.sections import Config, TaskSpec
-from whetstone.errors import UserError
+from whetstone.errors import UserError, did_you_mean
 from whetstone.rewards.programs import ProgramTest, extract_program, read_tests, run_tests
 from whetstone.sandbox import languages
 from whetstone.sandbox.languages import Language
@@ -156,7 +155,7 @@ class CodeTask(Task):
         passed_fraction = result.passed / len(result.tests)
         all_passed = float(result.passed == len(result.tests))
         reward = programs.base_reward_weight * (
-            passed_fraction if programs.test_reward == "share" else all_passed
+            passed_fraction if programs.test_reward == "partial" else all_passed
         )
         reward += programs.perfect_reward_weight * all_passed
         return TaskScore(
@@ -276,7 +275,7 @@ def _language(name: str, task: str, installed: bool = True) -> Language:
         known = list(languages.LANGUAGES)
         raise UserError(
             f"The task {task} is in {rows.short_repr(name)}, which is no language we know"
-            f"{nearest(str(name), known) or '.'} "
+            f"{did_you_mean(str(name), known) or '.'} "
             f"Choose from {', '.join(known)}."
         ) from None
     reason = languages.missing(language.name) if installed else None

@@ -9,7 +9,7 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any
 
-from whetstone.config.sections import TaskSpec
+from whetstone.config import TaskSpec
 from whetstone.tasks.gym import gym_name
 
 TABLE = "gym_constants.json"

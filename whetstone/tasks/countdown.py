@@ -17,10 +17,9 @@ from typing import Any
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
-from whetstone.config import nearest
+from whetstone.config import Config, TaskSpec
 from whetstone.config.row_settings import ROW_SETTINGS
-from whetstone.config.sections import Config, TaskSpec
-from whetstone.errors import UserError
+from whetstone.errors import UserError, did_you_mean
 from whetstone.rewards.answers import extract_tag
 from whetstone.rewards.equations import check_equation
 from whetstone.seeds import seed
@@ -178,7 +177,7 @@ def _check(settings: dict[str, Any], task: str) -> Settings:
         if key not in _KEYS:
             known = ", ".join(_KEYS)
             raise UserError(
-                f"The task {task} has no setting '{key}'{nearest(key, _KEYS) or '.'} Its settings are: "
+                f"The task {task} has no setting '{key}'{did_you_mean(key, _KEYS) or '.'} Its settings are: "
                 f"{known}, or path for rows."
             )
     try:

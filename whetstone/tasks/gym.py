@@ -20,9 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from whetstone.config import nearest
-from whetstone.config.sections import Config, TaskSpec
-from whetstone.errors import UserError
+from whetstone.config import Config, TaskSpec
+from whetstone.errors import UserError, did_you_mean
 from whetstone.rewards.answers import extract_tag
 from whetstone.sandbox.evaluator import EvaluationFailed, evaluate
 from whetstone.seeds import seed
@@ -183,7 +182,7 @@ def check_settings(task: str, settings: dict[str, Any]) -> dict[str, Any]:
         if key not in fields and (task, key) not in _FIXED_SETTINGS:
             known = ", ".join(fields) or "none"
             raise UserError(
-                f"The task {task} has no setting '{key}'{nearest(key, fields) or '.'} Its settings are: "
+                f"The task {task} has no setting '{key}'{did_you_mean(key, fields) or '.'} Its settings are: "
                 f"{known}."
             )
     return {key: value for key, value in settings.items() if key in fields}

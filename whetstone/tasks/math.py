@@ -8,9 +8,9 @@ import logging
 from functools import cached_property
 from typing import Any
 
+from whetstone.config import Config, TaskSpec
 from whetstone.config.plugins import is_plugin
 from whetstone.config.row_settings import ROW_SETTINGS
-from whetstone.config.sections import Config, TaskSpec
 from whetstone.errors import UserError
 from whetstone.rewards.answers import extract_math, final_answer, math_equal
 from whetstone.tasks import rows

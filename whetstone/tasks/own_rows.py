@@ -9,11 +9,10 @@ import logging
 from functools import cached_property
 from typing import Any
 
-from whetstone.config import nearest
+from whetstone.config import Config, TaskSpec
 from whetstone.config.plugins import is_plugin
 from whetstone.config.row_settings import ROW_SETTINGS
-from whetstone.config.sections import Config, TaskSpec
-from whetstone.errors import UserError
+from whetstone.errors import UserError, did_you_mean
 from whetstone.rewards import matching
 from whetstone.rewards.answers import final_answer, math_equal
 from whetstone.tasks import rows
@@ -48,7 +47,8 @@ class RowsTask(Task):
         if match is not None and match not in matching.MATCHES:
             raise UserError(
                 f"The task {name} has match {rows.short_repr(match)}"
-                f"{nearest(str(match), matching.MATCHES) or '.'} Choose from {', '.join(matching.MATCHES)}."
+                f"{did_you_mean(str(match), matching.MATCHES) or '.'} "
+                f"Choose from {', '.join(matching.MATCHES)}."
             )
         self.failure_reward = min(0.0, config.tasks.reward_wrong, config.tasks.reward_no_answer)
 

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from string import Formatter
 from typing import Any
 
-from whetstone.config import nearest
-from whetstone.config.sections import TasksRoom
-from whetstone.errors import UserError
+from whetstone.config.tasks import TasksConfig
+from whetstone.errors import UserError, did_you_mean
 
 
-def developer_prompt(tasks: TasksRoom) -> str | None:
+def developer_prompt(tasks: TasksConfig) -> str | None:
     """The text of the developer prompt: a name of reasoning-gym's is looked up, anything else is a text
     already.
     """
@@ -25,7 +24,7 @@ def developer_prompt(tasks: TasksRoom) -> str | None:
     if prompt.strip() not in SYSTEM_PROMPTS:
         raise UserError(
             f"developer_prompt is '{prompt}', which is no prompt of "
-            f"reasoning-gym{nearest(prompt, SYSTEM_PROMPTS)} "
+            f"reasoning-gym{did_you_mean(prompt, SYSTEM_PROMPTS)} "
             f"Choose from {', '.join(SYSTEM_PROMPTS)}, or write the prompt itself, in more than one word."
         )
     return SYSTEM_PROMPTS[prompt.strip()]

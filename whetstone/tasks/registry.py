@@ -9,10 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from whetstone.config import nearest
+from whetstone.config import Config, TaskSpec
 from whetstone.config.plugins import describe_error, is_plugin, load_object
-from whetstone.config.sections import Config, TaskSpec
-from whetstone.errors import UserError
+from whetstone.errors import UserError, did_you_mean
 from whetstone.tasks import gym, gym_levels, rows
 from whetstone.tasks.base import Task
 from whetstone.tasks.code import CodeTask
@@ -73,8 +72,8 @@ def task_class(name: str) -> type[Task]:
         )
     if task not in known:
         raise UserError(
-            f"There is no task '{name}'{nearest(name, [*known, *TASKS]) or '.'} `whet tasks` lists them all. "
-            "A task of your own is my_task.py:MyTask."
+            f"There is no task '{name}'{did_you_mean(name, [*known, *TASKS]) or '.'} `whet tasks` lists them "
+            "all. A task of your own is my_task.py:MyTask."
         )
     return gym.GymTask
 

@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from whetstone.config import nearest
 from whetstone.config.row_settings import SOURCE_KEYS
-from whetstone.errors import UserError
+from whetstone.errors import UserError, did_you_mean
 from whetstone.seeds import seed
 from whetstone.tasks.prompts import conversation
 from whetstone.tasks.row_files import SUFFIXES, Row, check_rows, read_file, read_folder, short_repr
 
 __all__ = ["SOURCE_KEYS", "Row", "short_repr"]
-DEFAULT_EVAL_SHARE = 0.05
+DEFAULT_EVAL_FRACTION = 0.05
 PROMPT_COLUMNS = ("question", "problem", "prompt", "messages", "query", "instruction", "input")
 ANSWER_COLUMNS = ("ground_truth", "answer", "solution", "final_answer", "target", "label")
 logger = logging.getLogger(__name__)
@@ -143,7 +142,7 @@ def check_settings(settings: dict[str, Any], known: tuple[str, ...], task: str) 
     for key in settings:
         if key not in known:
             raise UserError(
-                f"The task {task} has no setting '{key}'{nearest(key, known) or '.'} Its settings are: "
+                f"The task {task} has no setting '{key}'{did_you_mean(key, known) or '.'} Its settings are: "
                 f"{', '.join(known)}."
             )
     if not settings.get("path") and not settings.get("dataset"):
@@ -159,11 +158,11 @@ def check_settings(settings: dict[str, Any], known: tuple[str, ...], task: str) 
     for key, value in settings.items():
         if key.endswith("_column") and value is not None and not isinstance(value, str):
             raise UserError(f"The task {task} has {key} {short_repr(value)}: give the name of a column.")
-    share = settings.get("eval_share", DEFAULT_EVAL_SHARE)
+    share = settings.get("eval_fraction", DEFAULT_EVAL_FRACTION)
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1:
         raise UserError(
-            f"The task {task} has eval_share {short_repr(share)}: give a number between 0 and 1, such as "
-            f"{DEFAULT_EVAL_SHARE}."
+            f"The task {task} has eval_fraction {short_repr(share)}: give a number between 0 and 1, such as "
+            f"{DEFAULT_EVAL_FRACTION}."
         )
     limit = settings.get("max_samples")
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
@@ -180,7 +179,7 @@ def split_rows(
     """One side's rows: all, or its part of a source that training and evaluation share."""
     if not shared:
         return rows
-    indices = hold_out(questions, settings.get("eval_share", DEFAULT_EVAL_SHARE), split)
+    indices = hold_out(questions, settings.get("eval_fraction", DEFAULT_EVAL_FRACTION), split)
     if not indices:
         raise UserError(
             f"{where} has too few different questions to train and evaluate on: give more rows, or an "

@@ -11,7 +11,7 @@ from whetstone.tasks.registry import task_class
 # A default is None where a column is found by its name or a row source is chosen.
 _ROW_DEFAULTS: dict[str, Any] = {
     "split": "train",
-    "eval_share": rows.DEFAULT_EVAL_SHARE,
+    "eval_fraction": rows.DEFAULT_EVAL_FRACTION,
     "continue_starter": False,
 }
 

@@ -19,6 +19,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from whetstone import __version__
+from whetstone.terminal.environment import check_proc, is_main_rank
 from whetstone.terminal.stages import Stage, active
 from whetstone.terminal.text import duration, escape_controls, wrap
 
@@ -120,10 +122,10 @@ _current: Display | None = None
 
 
 @contextlib.contextmanager
-def display(*, speaks: bool = True, console: Console | None = None) -> Iterator[Display]:
-    """The display of this process; inside another one, that one. A rank that does not speak shows nothing."""
+def display(*, is_main: bool = True, console: Console | None = None) -> Iterator[Display]:
+    """The display of this process; nested calls share it. Other ranks than the main one show nothing."""
     global _current
-    if _current is not None or not speaks:
+    if _current is not None or not is_main:
         yield _current or Display(Console(quiet=True))
         return
     with Display(console) as _current:
@@ -131,6 +133,16 @@ def display(*, speaks: bool = True, console: Console | None = None) -> Iterator[
             yield _current
         finally:
             _current = None
+
+
+@contextlib.contextmanager
+def long_command(name: str, source: str) -> Iterator[None]:
+    """For a command that takes minutes: print its first line at once, then show progress."""
+    if is_main_rank():
+        print(escape_controls(f"whetstone {__version__}: {name} {source}".rstrip()), flush=True)
+    check_proc()
+    with display(is_main=is_main_rank()):
+        yield
 
 
 def say(text: str, *, style: str | None = None, console: Console | None = None) -> None:

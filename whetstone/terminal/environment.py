@@ -1,7 +1,6 @@
-"""What the machine can do to a command, in sentences: a full disk, a limit on the size of files, a working
-directory that is gone, an output that can't be written.
+"""Errors of the machine as sentences: full disk, file-size limit, missing working directory or /proc.
 
-Recognises errors that others raised; changes nothing.
+Recognizes errors that other code raised; changes nothing.
 """
 
 import errno
@@ -15,6 +14,11 @@ REQUIRED = frozenset(
     {"torch", "transformers", "peft", "reasoning_gym", "math_verify", "pydantic", "datasets", "numpy"}
     | {"safetensors", "gguf", "yaml", "rich", "matplotlib"}
 )
+
+
+def is_main_rank() -> bool:
+    """Whether this is the rank that prints for all (set by torchrun before torch is imported)."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def check_working_directory() -> None:

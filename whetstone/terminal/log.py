@@ -28,13 +28,13 @@ LIBRARIES = ("transformers", "huggingface_hub", "httpx", "datasets", "accelerate
 
 
 def setup_logging(
-    run_folder: str | os.PathLike[str], *, speaks: bool = True, name: str = "training.log"
+    run_folder: str | os.PathLike[str], *, is_main: bool = True, name: str = "training.log"
 ) -> logging.Logger:
     """Send the package's log to the file `name` (time stamped, appended) and to the terminal (as it is).
 
     A rank that does not speak leaves the terminal, all of it, to the one that does.
     """
-    rich.get_console().quiet = not speaks
+    rich.get_console().quiet = not is_main
     folder = Path(run_folder)
     folder.mkdir(parents=True, exist_ok=True)
     for handler in [*logger.handlers]:

@@ -66,8 +66,8 @@ METRIC_NAMES = {
     "kl": "kl",
     "entropy": "entropy",
     "entropy_coef": "entropy_coef",
-    "clip_ratio/region_mean": "clip_share",
-    "cispo_clip_ratio": "clip_share",
+    "clip_ratio/region_mean": "clip_ratio/region_mean",
+    "cispo_clip_ratio": "clip_ratio/region_mean",
 }
 
 
@@ -146,11 +146,11 @@ class TrlCallback(TrainerCallback):
         now, rollout_s = time.monotonic(), rewards.begun - self.step_started
         return {
             "time/rollout": rollout_s,
-            "time/score": rewards.ended - rewards.begun,
-            "time/sync": 0.0,  # it samples from the weights that it trains
+            "time/reward_wait": rewards.ended - rewards.begun,
+            "time/weight_sync": 0.0,  # it samples from the weights that it trains
             "time/update": self.updated - rewards.ended,
             "time/eval": now - self.updated,
-            "time/step": now - self.step_started,
+            "step_time": now - self.step_started,
             "tokens_per_s": tokens / (self.updated - self.step_started),
             "rollout_tokens_per_s": tokens / rollout_s,
             "peak_memory_gb": peak_memory_gb(self.run.policy.device),

@@ -1,7 +1,7 @@
-"""What becomes of each key of the configuration under TRL: handed over, worked out, done by us, or refused.
+"""Each key of the configuration under TRL: passed on, converted, handled here, or refused.
 
-Every key belongs to one of these; one that nobody has thought of is refused as soon as it is not at its
-default, so nothing is ever ignored silently. Imports nothing of TRL and trains nothing.
+A key in none of these tables is refused unless it is at its default, so none is ignored silently. Imports
+nothing of TRL.
 """
 
 from pathlib import Path
@@ -21,7 +21,7 @@ def _words(text: str) -> frozenset[str]:
 
 
 # Handed to GRPOConfig under the same name.
-SAME = _words("""
+PASSED = _words("""
     learning_rate lr_scheduler_type weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm
     num_iterations num_generations max_completion_length temperature top_p min_p beta epsilon delta
     sapo_temperature_pos sapo_temperature_neg ref_model_sync_steps ref_model_mixup_alpha
@@ -30,21 +30,21 @@ SAME = _words("""
     save_total_limit
 """)
 # Worked out first (`trl_arguments`).
-SHAPED = _words("""
+CONVERTED = _words("""
     bf16 prompts_per_step per_device_train_batch_size gradient_accumulation_steps steps_per_generation
     gradient_checkpointing torch_compile micro_batch_tokens max_steps num_train_epochs
     batch_counts_as_step warmup_ratio warmup_steps top_k
-    lr_scheduler_kwargs loss_type importance_sampling_level epsilon_high kl_target entropy_target
+    lr_scheduler_kwargs loss_type importance_sampling_level epsilon_high kl_reference entropy_target
     generation_batch_size
 """)
 # Done by this package whoever trains.
-OURS = _words("""
+HANDLED = _words("""
     model_name_or_path device attn_implementation use_peft lora_r lora_alpha lora_dropout
     lora_target_modules apply_chat_template chat_template chat_template_kwargs prompt_template
-    assistant_prefix max_prompt_length max_slots vllm_mode
+    assistant_prefix max_prompt_length max_num_seqs vllm_mode
     datasets eval_datasets dataset_size dataset_seed eval_dataset_seed developer_prompt developer_role
     reward_funcs reward_weights reward_correct reward_wrong reward_no_answer overlong_buffer_length
-    reward_timeout_s reward_workers max_reward_failure_share
+    reward_timeout_s reward_workers max_reward_failure_fraction
     fixed_eval_steps eval_num_samples eval_samples_per_problem eval_temperature eval_greedy
     eval_num_examples_to_print per_device_eval_batch_size eval_only checkpoint_path
     output_dir run_name trainer report_to wandb_project wandb_name wandb_entity wandb_tags logging_steps
@@ -56,9 +56,9 @@ REFUSED = {
     "advantage": "TRL takes its advantages against the mean of the group only",
     "kl_estimator": "TRL has no KL estimator but k3",
     "kl_in": "TRL puts the KL into the loss only",
-    "kl_target_value": "TRL's beta is fixed",
+    "target_kl": "TRL's beta is fixed",
     "off_policy_mask": "TRL's off-policy mask is the signed one",
-    "sampler_correction": "TRL corrects for another sampler only where vLLM samples",
+    "importance_correction": "TRL corrects for another sampler only where vLLM samples",
     "rollout_engine": "TRL samples by itself",
     "async_rollouts": "TRL's GRPOTrainer samples and learns in turn",
     "use_vllm": "here TRL samples with transformers' generate",
@@ -68,8 +68,8 @@ REFUSED = {
 
 
 def kind_of(key: str) -> str:
-    """`same`, `shaped` or `ours`; everything else is `refused`."""
-    kinds = {"same": SAME, "shaped": SHAPED, "ours": OURS}
+    """`passed`, `converted` or `handled`; everything else is `refused`."""
+    kinds = {"passed": PASSED, "converted": CONVERTED, "handled": HANDLED}
     return next((kind for kind, keys in kinds.items() if key in keys), "refused")
 
 
@@ -88,10 +88,12 @@ def check_keys(config: Config) -> None:
     loss = config.loss
     if loss.loss_type not in LOSSES or LOSSES[loss.loss_type].trl is None:
         raise _refusal("loss_type", loss.loss_type, "TRL has no such loss", "dapo")
-    if loss.kl_target == "rollout":
-        raise _refusal("kl_target", "rollout", "TRL has no KL against the policy that sampled", "base")
-    if loss.kl_target == "moving" and config.model.use_peft:
-        raise _refusal("kl_target", "moving", "TRL keeps no moving reference beside a LoRA adapter", "base")
+    if loss.kl_reference == "rollout":
+        raise _refusal("kl_reference", "rollout", "TRL has no KL against the policy that sampled", "base")
+    if loss.kl_reference == "moving" and config.model.use_peft:
+        raise _refusal(
+            "kl_reference", "moving", "TRL keeps no moving reference beside a LoRA adapter", "base"
+        )
     if config.rollout.num_generations < 2:
         raise _refusal("num_generations", 1, "TRL needs at least two completions of a prompt", 8)
 
@@ -110,7 +112,7 @@ def trl_arguments(config: Config, plan: Plan, folder: Path, device: torch.device
     flat, loss, is_cpu = flatten(config), config.loss, device.type == "cpu"
     per_device, accumulation = _batch_sizes(config, plan)
     return {
-        **{key: flat[key] for key in SAME},
+        **{key: flat[key] for key in PASSED},
         "output_dir": str(folder),
         "per_device_train_batch_size": per_device,
         "gradient_accumulation_steps": accumulation,
@@ -122,7 +124,7 @@ def trl_arguments(config: Config, plan: Plan, folder: Path, device: torch.device
         "loss_type": LOSSES[loss.loss_type].trl,
         "importance_sampling_level": ratio_level(loss),
         "epsilon_high": loss.upper_epsilon,
-        "sync_ref_model": loss.beta > 0 and loss.kl_target == "moving",
+        "sync_ref_model": loss.beta > 0 and loss.kl_reference == "moving",
         "use_adaptive_entropy": loss.entropy_target is not None,
         **({} if loss.entropy_target is None else {"entropy_target": loss.entropy_target}),
         "use_cpu": is_cpu,

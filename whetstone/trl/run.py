@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import PrinterCallback
 
-from whetstone.config import Config, Loaded
+from whetstone.config import Config, LoadedConfig
 from whetstone.errors import UserError
 from whetstone.evaluation.evaluator import Evaluator
 from whetstone.model.chat import Chat
@@ -33,7 +33,7 @@ from whetstone.trl.problems import Problems, Rewards
 logger = logging.getLogger("whetstone")
 
 
-def train_with_trl(loaded: Loaded) -> dict[str, Any]:
+def train_with_trl(loaded: LoadedConfig) -> dict[str, Any]:
     """Run a configuration to its end, or to a stop that was asked for; returns what train_results.json
     holds.
     """
@@ -151,8 +151,8 @@ def _check_resume(config: Config, checkpoint: Checkpoint) -> None:
             f"{checkpoint.folder} was not written by TRL, so TRL can't resume it: set trainer=whetstone, or "
             "choose another run_name."
         )
-    if config.loss.beta > 0 and config.loss.kl_target == "moving":
+    if config.loss.beta > 0 and config.loss.kl_reference == "moving":
         raise UserError(
-            "kl_target: moving can't be resumed with trainer: trl, since TRL's checkpoints do not hold the "
+            "kl_reference: moving can't be resumed with trainer: trl, since TRL's checkpoints lack the "
             "reference: begin anew under another run_name, or set trainer=whetstone."
         )

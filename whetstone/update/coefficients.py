@@ -3,13 +3,13 @@
 Updated after every optimizer step; part of a checkpoint.
 """
 
-from whetstone.config.sections import LossRoom
+from whetstone.config.sections import LossConfig
 
 BETA_RATE = 0.1  # largest relative change of beta per step
 
 
 class Coefficients:
-    def __init__(self, config: LossRoom):
+    def __init__(self, config: LossConfig):
         self._config = config
         self.beta = config.beta
         self._entropy_coef = config.entropy_coef
@@ -25,8 +25,8 @@ class Coefficients:
     def adapt(self, means: dict[str, float]) -> None:
         """Adapt to the metrics of the last step."""
         config = self._config
-        if config.kl_target_value is not None and "kl" in means:
-            error = max(-1.0, min(1.0, means["kl"] / config.kl_target_value - 1))
+        if config.target_kl is not None and "kl" in means:
+            error = max(-1.0, min(1.0, means["kl"] / config.target_kl - 1))
             self.beta *= 1 + BETA_RATE * error
         if config.entropy_target is not None:
             self._last_entropy = means["entropy"]
@@ -36,7 +36,7 @@ class Coefficients:
 
     def metrics(self) -> dict[str, float]:
         """The coefficients that adapt."""
-        beta = {} if self._config.kl_target_value is None else {"beta": self.beta}
+        beta = {} if self._config.target_kl is None else {"beta": self.beta}
         return beta if self._config.entropy_target is None else {**beta, "entropy_coef": self._entropy_coef}
 
     def state(self) -> dict[str, float | None]:
@@ -45,7 +45,7 @@ class Coefficients:
     def load_state(self, state: dict[str, float | None]) -> None:
         beta, coef = state["beta"], state["entropy_coef"]
         assert beta is not None and coef is not None
-        if self._config.kl_target_value is not None:  # a resumed run may change a fixed one
+        if self._config.target_kl is not None:  # a resumed run may change a fixed one
             self.beta = beta
         if self._config.entropy_target is not None:
             self._entropy_coef = coef

@@ -80,7 +80,7 @@ class ExperienceBuilder:
 
     @property
     def _kl_to_sampler(self) -> bool:
-        return self.config.loss.beta > 0 and self.config.loss.kl_target == "rollout"
+        return self.config.loss.beta > 0 and self.config.loss.kl_reference == "rollout"
 
     def _with_logprobs(self, batch: Batch, needs_old: bool) -> Experience:
         """Old logprobs where needed, and the critic's values; advantages are not known yet."""

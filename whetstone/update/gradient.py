@@ -117,7 +117,7 @@ class GradientAccumulator:
         loss = (outputs.loss * weights_S[batch.sequence_ids]).sum()
         if self.coefficients.entropy:
             # A mean over the tokens it acts on, whatever the averaging of the loss type (as in TRL).
-            mask = batch.sequence_mask[batch.sequence_ids] * multipliers.get("high_entropy", 1.0)
+            mask = batch.sequence_mask[batch.sequence_ids] * multipliers.get("low_entropy", 1.0)
             bonus = self.coefficients.entropy * (now.entropy * mask).sum() / normalizers.num_entropy_tokens
             loss = loss - bonus
         total = loss
@@ -144,12 +144,16 @@ class GradientAccumulator:
         token_means.add(
             len(batch.targets),
             entropy=entropy,
-            clip_share=outputs.clipped,
             kl=outputs.kl,
-            sampler_logprob_difference=difference.abs(),
-            truncated_masked_share=1 - batch.sequence_mask[batch.sequence_ids],
-            **{f"{name}_removed_share": (value == 0).float() for name, value in multipliers.items()},
-            sampler_truncated_share=self._truncated(multipliers.get("sampler")),
+            **{
+                "clip_ratio/region_mean": outputs.clipped,
+                "sampling/sampling_logp_difference/mean": difference.abs(),
+                "masked_ratio/truncated_completions": 1 - batch.sequence_mask[batch.sequence_ids],
+                **{f"masked_ratio/{name}": (value == 0).float() for name, value in multipliers.items()},
+                "sampling/importance_sampling_clipped_ratio": self._truncated(
+                    multipliers.get("importance_correction")
+                ),
+            },
         )
 
     def _value_error(self, experience: Experience, hidden: Tensor) -> Tensor:
@@ -172,22 +176,22 @@ class GradientAccumulator:
             threshold = config.off_policy_mask_threshold
             keep = off_policy_keep(advantages, drift, threshold, config.off_policy_mask)
             multipliers["off_policy"] = keep[batch.sequence_ids]
-        if config.sampler_correction != "none":
+        if config.importance_correction != "none":
             assert experience.old_logprobs is not None
             difference = experience.old_logprobs - batch.sampler_logprobs
-            multipliers["sampler"] = sampler_weights(
+            multipliers["importance_correction"] = sampler_weights(
                 difference, batch.sequence_ids, batch.num_sequences, config
             )
         if normalizers.entropy_threshold is not None:
-            multipliers["high_entropy"] = high_entropy(entropy, normalizers.entropy_threshold)
+            multipliers["low_entropy"] = high_entropy(entropy, normalizers.entropy_threshold)
         return multipliers
 
     def _truncated(self, weights: Tensor | None) -> Tensor | None:
         """1 for tokens whose importance weight was truncated at a bound; None without truncation."""
         config = self.config.loss
-        if weights is None or not config.sampler_correction.endswith("truncate"):
+        if weights is None or not config.importance_correction.endswith("truncate"):
             return None
-        low, high = config.sampler_correction_min, config.sampler_correction_max
+        low, high = config.importance_correction_min, config.importance_correction_max
         return ((weights >= high) | ((weights <= low) & (low > 0))).float()
 
     @torch.no_grad()

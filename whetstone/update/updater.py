@@ -142,7 +142,7 @@ class Updater:
         self.steps_done += 1
         self.coefficients.adapt(means)
         is_due = self.steps_done % self.config.loss.ref_model_sync_steps == 0
-        if self.reference is not None and self.config.loss.kl_target == "moving" and is_due:
+        if self.reference is not None and self.config.loss.kl_reference == "moving" and is_due:
             self.reference.ema_update(self.config.loss.ref_model_mixup_alpha)
         return metrics
 
@@ -181,7 +181,7 @@ class Updater:
         state: dict[str, Any] = {"optimizer": self.optimizer.state_tensors()}
         if self.critic is not None:
             state["critic_optimizer"] = self.critic_optimizer.state_tensors()
-        if self.reference is not None and self.config.loss.kl_target == "moving":
+        if self.reference is not None and self.config.loss.kl_reference == "moving":
             state["reference"] = self.reference.state()
         return state
 

@@ -1,7 +1,6 @@
-"""`whet compare`: a grid of variants and seeds, one training run per cell, each a process of its own.
+"""The grid of `whet compare`: one `whet train` process for each variant and seed.
 
-Reads the grid, runs what is not done yet, and goes on where it stopped. Numbers and table are made by
-`compare_results.py`, the picture by `compare_plot.py`; training itself is `whet train`, unchanged.
+Parses the grid and runs the cells that are not finished. results.py computes the table, plot.py draws it.
 
     FOLDER/grid.json              what is compared
     FOLDER/runs/CELL/             a run folder each
@@ -37,8 +36,8 @@ from whetstone.run.folder import RESUME_SAFE_KEYS
 from whetstone.run.signals import StopRequest
 
 # `RESUME_SAFE_KEYS` do not change what a run computes, but these change where it ends or what is measured.
-TELLING = frozenset({"max_steps", "num_train_epochs", "fixed_eval_steps"})
-OUR_OWN = ("output_dir", "run_name", "auto_resume", "overwrite_output_dir", "resume_from_checkpoint")
+RESULT_KEYS = frozenset({"max_steps", "num_train_epochs", "fixed_eval_steps"})
+MANAGED_KEYS = ("output_dir", "run_name", "auto_resume", "overwrite_output_dir", "resume_from_checkpoint")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,16 +50,16 @@ class Grid:
 
 
 @dataclass
-class Going:
+class RunningCell:
     """A cell whose process is running."""
 
     cell: Cell
     process: subprocess.Popen[bytes]
     log: IO[bytes]
-    begun: float = field(default_factory=time.monotonic)
+    started_at: float = field(default_factory=time.monotonic)
 
 
-# ---- the grid from words -----------------------------------------------------------------------------------
+# ---- the grid from arguments -------------------------------------------------------------------------------
 
 
 def split_top(text: str, separator: str) -> list[str]:
@@ -95,7 +94,7 @@ def parse_grid(source: str, words: Sequence[str]) -> Grid:
             axes[key] = [_variant(entry) for entry in split_top(text, ";") if entry]
             continue
         values = split_top(text, ",")
-        if key in OUR_OWN and len(values) > 1:
+        if key in MANAGED_KEYS and len(values) > 1:
             raise UserError(f"{key} can't differ between the runs of a comparison: give one value.")
         if key == "run_name":
             name = load(None, [f"run_name={text}"]).config.run.run_name or name
@@ -156,24 +155,15 @@ def _cells(
 # ---- running it --------------------------------------------------------------------------------------------
 
 
-def compare(words: Sequence[str]) -> dict:
-    """The verb: run the grid (or read one with --table), write and print the table; returns the results."""
-    words, jobs, table = _flags(list(words))
-    if table is not None:
-        if words:
-            raise UserError(f"--table reads a folder and takes nothing else: leave out {' '.join(words)}.")
-        return write_table(read_grid(Path(table)), failed={})
-    if not words or "=" in words[0]:
-        raise UserError(
-            "Name a configuration first: `whet compare quickstart loss_type=grpo,dapo seed=1,2,3`."
-        )
-    grid = parse_grid(words[0], words[1:])
+def compare(source: str, settings: Sequence[str], *, jobs: int = 1) -> dict:
+    """Run the grid, write and print the table; returns the results."""
+    grid = parse_grid(source, settings)
     document = {"source": grid.source, "cells": [asdict(cell) for cell in grid.cells]}
     atomic_write(grid.folder / "grid.json", json.dumps(document, indent=1))
     failed, stopped = run_cells(grid, jobs)
     results = write_table(grid, failed)
     if stopped:
-        rich.get_console().print("Stopped. The same command goes on from here.", highlight=False)
+        rich.get_console().print("Stopped. The same command continues from here.", highlight=False)
         raise KeyboardInterrupt
     if failed:
         raise UserError(
@@ -181,27 +171,6 @@ def compare(words: Sequence[str]) -> dict:
             f"{grid.folder / 'logs'}; the same command runs only what is missing."
         )
     return results
-
-
-def _flags(words: list[str]) -> tuple[list[str], int, str | None]:
-    """(the other words, --jobs, --table)"""
-    values: dict[str, str] = {}
-    rest = []
-    while words:
-        word = words.pop(0)
-        flag, equals, value = word.partition("=")
-        if flag in ("--jobs", "--table"):
-            if not equals and not words:
-                raise UserError(
-                    f"{flag} needs a value: {flag} {'2' if flag == '--jobs' else 'outputs/compare'}."
-                )
-            values[flag] = value if equals else words.pop(0)
-        else:
-            rest.append(word)
-    jobs = values.get("--jobs", "1")
-    if not jobs.isdecimal() or int(jobs) < 1:
-        raise UserError(f"--jobs is {jobs}: give a number of runs at once, at least 1.")
-    return rest, int(jobs), values.get("--table")
 
 
 def read_grid(folder: Path) -> Grid:
@@ -219,40 +188,40 @@ def run_cells(grid: Grid, jobs: int) -> tuple[dict[str, str], bool]:
     """Run what is not done, `jobs` at once. Returns the failed cells with the last line of their log, and
     whether a stop was asked for.
     """
-    say = Progress(grid.source, grid.cells, grid.folder / "runs", jobs)
+    progress = Progress(grid.source, grid.cells, grid.folder / "runs", jobs)
     waiting = [cell for cell in grid.cells if not is_done(grid, cell)]
-    say.begin(len(waiting))
+    progress.begin(len(waiting))
     for cell in grid.cells:
         if cell not in waiting:
-            say.finished(cell, None)
+            progress.finished(cell, None)
     failed: dict[str, str] = {}
-    going: list[Going] = []
+    running: list[RunningCell] = []
     with StopRequest() as stop:
-        told = False
+        is_signaled = False
         try:
-            while going or (waiting and not stop.requested):
-                while waiting and len(going) < jobs and not stop.requested:
-                    going.append(_start(grid, waiting.pop(0), jobs))
-                if stop.requested and not told:
-                    told = True  # each saves its step and ends; a later command goes on from there
-                    for one in going:
-                        one.process.send_signal(signal.SIGINT)
+            while running or (waiting and not stop.requested):
+                while waiting and len(running) < jobs and not stop.requested:
+                    running.append(_start(grid, waiting.pop(0), jobs))
+                if stop.requested and not is_signaled:
+                    is_signaled = True  # each saves its step and ends; a later command resumes there
+                    for entry in running:
+                        entry.process.send_signal(signal.SIGINT)
                 time.sleep(0.05)
-                say.look([(one.cell, one.begun) for one in going])
-                for one in [one for one in going if one.process.poll() is not None]:
-                    going.remove(one)
-                    one.log.close()
-                    if one.process.returncode == 0:
-                        say.finished(one.cell, time.monotonic() - one.begun)
+                progress.look([(entry.cell, entry.started_at) for entry in running])
+                for entry in [entry for entry in running if entry.process.poll() is not None]:
+                    running.remove(entry)
+                    entry.log.close()
+                    if entry.process.returncode == 0:
+                        progress.finished(entry.cell, time.monotonic() - entry.started_at)
                     elif not stop.requested:
-                        failed[one.cell.name] = last_line(log_path(grid, one.cell))
-                        say.failed(one.cell, failed[one.cell.name])
+                        failed[entry.cell.name] = last_line(log_path(grid, entry.cell))
+                        progress.failed(entry.cell, failed[entry.cell.name])
         finally:
-            say.end()
-            for one in going:  # only after a second Ctrl-C or an error of ours
-                one.process.kill()
-                one.process.wait()
-                one.log.close()
+            progress.end()
+            for entry in running:  # only after a second Ctrl-C or an error of ours
+                entry.process.kill()
+                entry.process.wait()
+                entry.log.close()
     return failed, stop.requested
 
 
@@ -270,22 +239,22 @@ def _is_same(grid: Grid, cell: Cell) -> bool:
         flatten(load(grid.source, cell.words).config),
     )
     return all(
-        key in before and before[key] == now[key] for key in now if key not in RESUME_SAFE_KEYS - TELLING
+        key in before and before[key] == now[key] for key in now if key not in RESUME_SAFE_KEYS - RESULT_KEYS
     )
 
 
-def _start(grid: Grid, cell: Cell, jobs: int) -> Going:
-    # A run begun with the same configuration goes on; one of another configuration is moved aside.
-    how = "auto_resume=true" if _is_same(grid, cell) else "auto_resume=false"
+def _start(grid: Grid, cell: Cell, jobs: int) -> RunningCell:
+    # A run of the same configuration is resumed; one of another configuration is moved aside.
+    resume = "auto_resume=true" if _is_same(grid, cell) else "auto_resume=false"
     # Quoted, since values are read as YAML: a cell may be called 1 or true.
-    place = [f"output_dir={json.dumps(str(grid.folder / 'runs'))}", f"run_name={json.dumps(cell.name)}"]
+    folders = [f"output_dir={json.dumps(str(grid.folder / 'runs'))}", f"run_name={json.dumps(cell.name)}"]
     path = log_path(grid, cell)
     path.parent.mkdir(parents=True, exist_ok=True)
     log = path.open("ab")
     environment = dict(os.environ)
     if jobs > 1:  # runs that each take every core only wait for one another
         environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
-    command = [sys.executable, "-m", "whetstone", "train", grid.source, *cell.words, *place, how]
+    command = [sys.executable, "-m", "whetstone", "train", grid.source, *cell.words, *folders, resume]
     process = subprocess.Popen(
         [*command, "overwrite_output_dir=true"],
         stdin=subprocess.DEVNULL,
@@ -294,7 +263,7 @@ def _start(grid: Grid, cell: Cell, jobs: int) -> Going:
         env=environment,
         start_new_session=True,  # Ctrl-C reaches them through us, once
     )
-    return Going(cell=cell, process=process, log=log)
+    return RunningCell(cell=cell, process=process, log=log)
 
 
 def run_path(grid: Grid, cell: Cell) -> Path:
@@ -311,7 +280,7 @@ def last_line(path: Path) -> str:
     return next((line for line in reversed(lines) if line), "it wrote nothing")
 
 
-# ---- what comes of it --------------------------------------------------------------------------------------
+# ---- the results -------------------------------------------------------------------------------------------
 
 
 def write_table(grid: Grid, failed: dict[str, str]) -> dict:

@@ -1,45 +1,64 @@
-"""`whet launch --ray`: the ranks of a training run and its rollout servers as Ray actors in one placement
-group. Nothing else needs Ray.
+"""`whet launch --ray`: training ranks and rollout servers as Ray actors in one placement group.
 
-words.py: the command line; cluster.py: room on the cluster; servers.py, ranks.py: the actors. Training itself
-knows nothing of Ray: a rank is an ordinary `whet train` process that is told the addresses of the servers. A
-run that fails is started again from its last checkpoint, as often as `--max-restarts` says; its servers stay.
-Does not start a cluster: it joins the one that is there, or runs on this machine.
+args.py: the command line; cluster.py: the placement group; servers.py, ranks.py: the actors. A rank is an
+ordinary `whet train` process that gets the addresses of the servers. A run that fails is restarted from its
+last checkpoint up to `--max-restarts` times; its servers keep running.
 """
 
+import argparse
 import signal
 
-from whetstone.commands.launch.args import parse, read_config, settle_servers
-from whetstone.commands.launch.cluster import connect, place
-from whetstone.commands.launch.ranks import run_once
-from whetstone.commands.launch.servers import Servers
-from whetstone.run.folder import ensure_unused
+from whetstone.commands.launch import args as launch_arguments
+from whetstone.commands.launch.args import LaunchArgs, launch_args, read_config, resolve_servers
+from whetstone.commands.parser import CommandParser
 
-NOT_AGAIN = (0, 2, 130)  # done, something the user must put right, stopped
+SUMMARY = "train on a Ray cluster"
+DESCRIPTION = """
+Place N ranks and M rollout servers in one placement group of the Ray cluster at RAY_ADDRESS (or on this
+machine) and train on them. The arguments after `train` are those of whet train. A run that fails resumes
+from its last checkpoint; a server that dies is restarted.
+Without Ray: torchrun --nproc_per_node=8 -m whetstone train CONFIG (docs/scale.md).
+"""
+EXAMPLES = """
+whet launch --ray --ranks 16 --max-restarts 3 train config/grpo.yaml tp_size=2
+whet launch --ray --ranks 6 --servers 2 train config/grpo.yaml rollout_engine=vllm
+whet launch --ray --ranks 2 --gpus-per-rank 0 train quickstart          on CPUs
+"""
+FINAL_CODES = (0, 2, 130)  # success, an error that the user must correct, Ctrl-C: no restart
 
 
-def launch(words: list[str]) -> int:
-    """Place the ranks and servers, run them, and start them again where that was asked for; returns the exit
-    code.
-    """
-    asked = parse(words)
-    config = read_config(asked.words)
-    asked = settle_servers(asked, config)
-    ensure_unused(config)  # now, not when everything has been placed and started
+def add_arguments(parser: CommandParser) -> None:
+    launch_arguments.add_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    return launch(launch_args(args))
+
+
+def launch(args: LaunchArgs) -> int:
+    """Place the ranks and servers, run them with restarts, and return the exit code."""
+    from whetstone.commands.launch.cluster import connect, place
+    from whetstone.commands.launch.ranks import run_once
+    from whetstone.commands.launch.servers import Servers
+    from whetstone.run.folder import ensure_unused
+
+    config = read_config(args.train_args)
+    args = resolve_servers(args, config)
+    ensure_unused(config)  # before everything is placed and started
     ray = connect()
     for number in (signal.SIGINT, signal.SIGTERM):  # after Ray has set its own: ranks save before they end
         signal.signal(number, signal.default_int_handler)
-    group = place(ray, asked)
-    servers = Servers(ray, group, asked)
+    group = place(ray, args)
+    servers = Servers(ray, group, args)
     code = 1
     try:
         servers.start()
-        for attempt in range(asked.max_restarts + 1):
-            code = run_once(ray, group, asked, servers, attempt)
-            if code in NOT_AGAIN:
+        for attempt in range(args.max_restarts + 1):
+            code = run_once(ray, group, args, servers, attempt)
+            if code in FINAL_CODES:
                 break
             print(
-                f"whet: attempt {attempt + 1} of {asked.max_restarts + 1} ended with exit code {code}.",
+                f"whet: attempt {attempt + 1} of {args.max_restarts + 1} ended with exit code {code}.",
                 flush=True,
             )
     finally:

@@ -1,17 +1,17 @@
-"""Room on a Ray cluster: one placement group for all ranks and servers, or a sentence why there is none.
+"""The placement group of a run on a Ray cluster, or a sentence that names the missing resources.
 
-Joins the cluster at RAY_ADDRESS, or one on this machine, or starts Ray here. Runs nothing on it.
+Joins the cluster at RAY_ADDRESS, or one on this machine, or starts Ray here.
 """
 
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from whetstone.commands.launch.args import Launch
+from whetstone.commands.launch.args import LaunchArgs
 from whetstone.errors import UserError
 
 Resources = Mapping[str, float]
-AT_ONCE_S = 5.0  # a cluster with room answers sooner
+FIRST_WAIT_S = 5.0  # a cluster with room answers sooner
 
 
 def connect() -> Any:
@@ -33,45 +33,45 @@ def connect() -> Any:
     return ray
 
 
-def place(ray: Any, asked: Launch) -> Any:
+def place(ray: Any, args: LaunchArgs) -> Any:
     """A placement group with a bundle for each rank and then for each server."""
-    group = ray.util.placement_group(asked.bundles, strategy="PACK")
-    if group.wait(min(AT_ONCE_S, asked.wait_s)):
+    group = ray.util.placement_group(args.bundles, strategy="PACK")
+    if group.wait(min(FIRST_WAIT_S, args.wait_s)):
         return group
-    if asked.wait_s > AT_ONCE_S:
-        print(f"whet: {_lack(ray, asked)} Waiting {asked.wait_s:g} s for room (--wait).", flush=True)
-        if group.wait(asked.wait_s - AT_ONCE_S):
+    if args.wait_s > FIRST_WAIT_S:
+        print(f"whet: {_shortage(ray, args)} Waiting {args.wait_s:g} s for room (--wait).", flush=True)
+        if group.wait(args.wait_s - FIRST_WAIT_S):
             return group
     ray.util.remove_placement_group(group)
     raise UserError(
-        f"{_lack(ray, asked)} Lower --ranks or --servers, or what each needs: --cpus-per-rank, "
+        f"{_shortage(ray, args)} Lower --ranks or --servers, or what each needs: --cpus-per-rank, "
         "--cpus-per-server (0.5 is possible), --gpus-per-rank and --gpus-per-server (0: CPUs only)."
     )
 
 
-def _lack(ray: Any, asked: Launch) -> str:
+def _shortage(ray: Any, args: LaunchArgs) -> str:
     machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    return lack(asked, ray.cluster_resources(), ray.available_resources(), machines)
+    return explain_shortage(args, ray.cluster_resources(), ray.available_resources(), machines)
 
 
-def lack(asked: Launch, has: Resources, free: Resources, machines: Sequence[Resources]) -> str:
-    """What the cluster has too little of, in sentences."""
-    wanted = f"{asked.ranks} ranks with {_words(asked.rank_bundle)} each"
-    if asked.servers:
-        wanted += f" and {asked.servers} servers with {_words(asked.server_bundle)} each"
-    sums = {name: sum(bundle.get(name, 0) for bundle in asked.bundles) for name in ("CPU", "GPU")}
+def explain_shortage(args: LaunchArgs, has: Resources, free: Resources, machines: Sequence[Resources]) -> str:
+    """The resources that the cluster lacks, in sentences."""
+    wanted = f"{args.ranks} ranks with {_describe(args.rank_bundle)} each"
+    if args.servers:
+        wanted += f" and {args.servers} servers with {_describe(args.server_bundle)} each"
+    sums = {name: sum(bundle.get(name, 0) for bundle in args.bundles) for name in ("CPU", "GPU")}
     parts = [
         f"{total:g} {name}s (it has {has.get(name, 0):g}, {free.get(name, 0):g} of them free)"
         for name, total in sums.items()
         if total
     ]
     text = f"The Ray cluster has no room for {wanted}: that is {' and '.join(parts)}."
-    for who, bundle in (("rank", asked.rank_bundle), ("server", asked.server_bundle)):
+    for who, bundle in (("rank", args.rank_bundle), ("server", args.server_bundle)):
         alone = [machine for machine in machines if all(machine.get(k, 0) >= v for k, v in bundle.items())]
-        if not alone and machines and (who == "rank" or asked.servers):
-            text += f" No machine of it is large enough for one {who} with {_words(bundle)}."
+        if not alone and machines and (who == "rank" or args.servers):
+            text += f" No machine of it is large enough for one {who} with {_describe(bundle)}."
     return text
 
 
-def _words(bundle: Resources) -> str:
+def _describe(bundle: Resources) -> str:
     return " and ".join(f"{count:g} {name}" for name, count in bundle.items())

@@ -1,9 +1,8 @@
-"""The rollout servers of a run as Ray actors on bundles of their own: started as `whet serve` starts them,
-waited for, started again where they die, stopped at the end.
+"""Rollout servers as Ray actors on their own bundles: started as `whet serve` does, restarted, stopped.
 
-`EngineServer` runs inside an actor and keeps one server up; `Servers` is the launcher's side. A server that
-dies comes back under its address, and so does one whose actor died; the ranks' pool (engines/servers/pool.py)
-redoes what was lost and sends it the weights. Samples nothing.
+`EngineServer` runs inside an actor and keeps a server up; `Servers` is the launcher's side. A server that
+dies is restarted at its address, and so is one whose actor died. The ranks' server pool
+(engines/servers/pool.py) then redoes what was lost and sends it the weights.
 """
 
 import os
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from whetstone.commands.launch.args import Launch
+from whetstone.commands.launch.args import LaunchArgs
 from whetstone.engines.servers.process import RESTARTS, STOP_S, ServerProcess
 from whetstone.errors import UserError
 
@@ -22,11 +21,11 @@ SLACK_S = 30.0  # for Ray, beside what the server itself may take
 
 
 @dataclass(frozen=True, kw_only=True)
-class News:
-    """What an actor tells of its server."""
+class ServerStatus:
+    """What an actor reports of its server."""
 
     url: str
-    said: str | None = None  # for the user
+    message: str | None = None  # for the user
     is_up: bool = False
     failure: str | None = None  # it can't be brought up
 
@@ -34,17 +33,17 @@ class News:
 class EngineServer:
     """Runs inside a Ray actor: one server on the GPUs that Ray gave to it."""
 
-    def __init__(self, words: list[str], number: int, has_gpus: bool) -> None:
+    def __init__(self, train_args: list[str], number: int, has_gpus: bool) -> None:
         from whetstone.commands.launch.args import read_config
 
-        self._config = read_config(words)
+        self._config = read_config(train_args)
         self._number = number
         self._devices = os.environ["CUDA_VISIBLE_DEVICES"] if has_gpus else None  # which Ray has set
         self._process: ServerProcess | None = None
         self._stopped = False
         self._lock = threading.Lock()  # a stop and a look must not cross
 
-    def begin(self, is_local: bool, before: str | None) -> News:
+    def begin(self, is_local: bool, before: str | None) -> ServerStatus:
         """Start it. `is_local`: everybody is on this machine, so nobody else need reach it. `before`: the
         address that it had until it was lost.
         """
@@ -61,23 +60,23 @@ class EngineServer:
                 self._config, self._number, devices=self._devices, host=host, port=port
             )
         except UserError as error:
-            return News(url="", failure=str(error))
+            return ServerStatus(url="", failure=str(error))
         if before is not None:
             self._process.restarts = 1  # so that its return is told
-        return News(url=self._process.command.url)
+        return ServerStatus(url=self._process.command.url)
 
-    def wait_until_up(self) -> News:
+    def wait_until_up(self) -> ServerStatus:
         from whetstone.engines.servers.setup import is_up
 
         process = self._process
         assert process is not None
         try:
-            process.wait_until_up(lambda: is_up(process), self._config.engines.vllm_server_timeout)
+            process.wait_until_up(lambda: is_up(process), self._config.engines.server_timeout_s)
         except UserError as error:
-            return News(url=process.command.url, failure=str(error))
-        return News(url=process.command.url)
+            return ServerStatus(url=process.command.url, failure=str(error))
+        return ServerStatus(url=process.command.url)
 
-    def look(self) -> News:
+    def look(self) -> ServerStatus:
         """After a moment: start it again if it has died."""
         from whetstone.engines.servers.setup import is_up
 
@@ -86,13 +85,13 @@ class EngineServer:
         assert process is not None
         with self._lock:
             if self._stopped:
-                return News(url=process.command.url)
+                return ServerStatus(url=process.command.url)
             try:
                 is_back = process.restart_if_dead(lambda: is_up(process))
-                said = f"Up again: {process.command.url}." if is_back else None
-                return News(url=process.command.url, said=said, is_up=process.restarts == 0)
+                message = f"Up again: {process.command.url}." if is_back else None
+                return ServerStatus(url=process.command.url, message=message, is_up=process.restarts == 0)
             except UserError as error:
-                return News(url=process.command.url, failure=str(error))
+                return ServerStatus(url=process.command.url, failure=str(error))
 
     def stop(self) -> None:
         with self._lock:
@@ -102,8 +101,8 @@ class EngineServer:
 
 
 @dataclass
-class Placed:
-    """A server as the launcher knows it."""
+class ServerActor:
+    """A server and its actor, on the launcher's side."""
 
     number: int
     actor: Any
@@ -115,116 +114,120 @@ class Placed:
 class Servers:
     """All servers of a run; none where it needs none."""
 
-    def __init__(self, ray: Any, group: Any, asked: Launch):
+    def __init__(self, ray: Any, group: Any, args: LaunchArgs):
         self._ray = ray
         self._group = group
-        self._asked = asked
-        self._placed: list[Placed] = []
+        self._args = args
+        self._actors: list[ServerActor] = []
         table = ray.util.placement_group_table(group)
         self._is_local = len(set(table["bundles_to_node_id"].values())) == 1
 
     @property
-    def words(self) -> list[str]:
-        """What the ranks are told."""
-        urls = [one.url for one in self._placed if one.answer is not None]
+    def settings(self) -> list[str]:
+        """The settings that tell the ranks the addresses."""
+        urls = [server.url for server in self._actors if server.answer is not None]
         return [f"rollout_servers={','.join(urls)}"] if urls else []
 
     def start(self) -> None:
         """Start all and wait until they answer; `UserError` with the reason of the first that can't."""
-        for number in range(self._asked.servers or 0):
-            self._placed.append(Placed(number=number, actor=self._actor(number)))
-        if not self._placed:
+        for number in range(self._args.servers or 0):
+            self._actors.append(ServerActor(number=number, actor=self._actor(number)))
+        if not self._actors:
             return
-        for one in self._placed:
-            one.answer = one.actor.begin.remote(self._is_local, None)
+        for server in self._actors:
+            server.answer = server.actor.begin.remote(self._is_local, None)
         self._await_all()
-        print(f"whet: starting {', '.join(one.url for one in self._placed)}.", flush=True)
-        for one in self._placed:
-            one.answer = one.actor.wait_until_up.remote()
+        print(f"whet: starting {', '.join(server.url for server in self._actors)}.", flush=True)
+        for server in self._actors:
+            server.answer = server.actor.wait_until_up.remote()
         self._await_all()
         print("whet: all rollout servers are up.", flush=True)
-        for one in self._placed:
-            one.answer = one.actor.look.remote()
+        for server in self._actors:
+            server.answer = server.actor.look.remote()
 
     def _await_all(self) -> None:
         """As they come, so that a failure is known at once."""
-        waiting = {one.answer: one for one in self._placed}
+        waiting = {server.answer: server for server in self._actors}
         while waiting:
             (ready, *_), _ = self._ray.wait(list(waiting), num_returns=1)
-            one = waiting.pop(ready)
+            server = waiting.pop(ready)
             try:
-                news = self._ray.get(ready)
+                status = self._ray.get(ready)
             except self._ray.exceptions.RayActorError as error:
                 raise UserError(
-                    f"The actor of rollout server {one.number} died while it started ({_line(error)}): look "
-                    "into Ray's logs; a machine that ran out of memory is the commonest reason."
+                    f"The actor of rollout server {server.number} died while it started "
+                    f"({_first_line(error)}): look into Ray's logs; a "
+                    "machine that ran out of memory is the commonest reason."
                 ) from None
-            if news.failure is not None:
-                raise UserError(f"Rollout server {one.number}: {news.failure}")
-            one.url = news.url
+            if status.failure is not None:
+                raise UserError(f"Rollout server {server.number}: {status.failure}")
+            server.url = status.url
 
     def look_after(self) -> bool:
         """Start again whatever died, and say so. True: one came back under another address, which ranks
         learn only when they are started anew. `UserError` once none can be brought up any more.
         """
-        awaited = {one.answer: one for one in self._placed if one.answer is not None}
+        awaited = {server.answer: server for server in self._actors if server.answer is not None}
         if not awaited:
             return False
         ready, _ = self._ray.wait(list(awaited), num_returns=len(awaited), timeout=0)
-        moved = [one for one in (awaited[answer] for answer in ready) if self._take(one)]
+        moved = [server for server in (awaited[answer] for answer in ready) if self._handle(server)]
         return bool(moved)
 
-    def _take(self, one: Placed) -> bool:
+    def _handle(self, server: ServerActor) -> bool:
         try:
-            news = self._ray.get(one.answer)
+            status = self._ray.get(server.answer)
         except self._ray.exceptions.RayActorError as error:
-            if one.losses < RESTARTS:
-                self._renew(one)
+            if server.losses < RESTARTS:
+                self._restart(server)
                 return False
-            news = News(url=one.url, failure=f"The Ray actor of {one.url} dies each time ({_line(error)}).")
-        if news.failure is not None:
-            one.answer = None
-            if all(other.answer is None for other in self._placed):
-                raise UserError(news.failure)
-            print(f"whet: {news.failure} Going on without it.", flush=True)
+            status = ServerStatus(
+                url=server.url,
+                failure=f"The Ray actor of {server.url} dies each time ({_first_line(error)}).",
+            )
+        if status.failure is not None:
+            server.answer = None
+            if all(other.answer is None for other in self._actors):
+                raise UserError(status.failure)
+            print(f"whet: {status.failure} Going on without it.", flush=True)
             return False
-        if news.said is not None:
-            print(f"whet: {news.said}", flush=True)
-        one.losses = 0 if news.is_up else one.losses
-        moved, one.url = news.url != one.url, news.url
+        if status.message is not None:
+            print(f"whet: {status.message}", flush=True)
+        server.losses = 0 if status.is_up else server.losses
+        moved, server.url = status.url != server.url, status.url
         if moved:
-            print(f"whet: a server came back as {one.url}: the ranks must start anew.", flush=True)
-        one.answer = one.actor.look.remote()
+            print(f"whet: a server came back as {server.url}: the ranks must start anew.", flush=True)
+        server.answer = server.actor.look.remote()
         return moved
 
-    def _renew(self, one: Placed) -> None:
-        print(f"whet: the Ray actor of the server {one.url} died: starting both again.", flush=True)
-        one.losses += 1
-        one.actor = self._actor(one.number)
-        one.answer = one.actor.begin.remote(self._is_local, one.url)
+    def _restart(self, server: ServerActor) -> None:
+        print(f"whet: the Ray actor of the server {server.url} died: starting both again.", flush=True)
+        server.losses += 1
+        server.actor = self._actor(server.number)
+        server.answer = server.actor.begin.remote(self._is_local, server.url)
 
     def _actor(self, number: int) -> Any:
-        asked = self._asked
-        place = on_bundle(self._group, asked.ranks + number)
-        options = {"num_cpus": asked.cpus_per_server, "num_gpus": asked.gpus_per_server or 0}
-        made = self._ray.remote(EngineServer).options(**options, **place, max_concurrency=3)
-        return made.remote(asked.words, number, bool(asked.gpus_per_server))
+        args = self._args
+        bundle = on_bundle(self._group, args.ranks + number)
+        options = {"num_cpus": args.cpus_per_server, "num_gpus": args.gpus_per_server or 0}
+        actor = self._ray.remote(EngineServer).options(**options, **bundle, max_concurrency=3)
+        return actor.remote(args.train_args, number, bool(args.gpus_per_server))
 
     def stop(self) -> None:
-        ends = [one.actor.stop.remote() for one in self._placed]
+        ends = [server.actor.stop.remote() for server in self._actors]
         if ends:
             self._ray.wait(ends, num_returns=len(ends), timeout=STOP_S + SLACK_S)
-        for one in self._placed:
-            self._ray.kill(one.actor)
+        for server in self._actors:
+            self._ray.kill(server.actor)
 
 
 def on_bundle(group: Any, number: int) -> dict[str, Any]:
     """Options that put an actor on a bundle of the placement group."""
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # pyright: ignore
 
-    place = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=number)
-    return {"scheduling_strategy": place}
+    strategy = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=number)
+    return {"scheduling_strategy": strategy}
 
 
-def _line(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return " ".join(str(error).split())[:200]

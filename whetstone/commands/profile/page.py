@@ -9,12 +9,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from whetstone.commands.profile.trace import IDLE, KINDS, Spent
+from whetstone.commands.profile.trace import IDLE, KINDS, TimeBreakdown
 from whetstone.config import Config
 from whetstone.config.engine_traits import engine_traits
 from whetstone.files import atomic_write
 
-STAGES = ("sync", "rollout", "score", "update")
+STAGES = ("weight_sync", "rollout", "reward_wait", "update")
 PARTS = ("prepare", "forward", "head", "backward", "optimiser", "other")
 COLOURS = {
     "matrix products": "#1f6f78", "attention": "#6a7fb5", "elementwise": "#c8793a", "optimiser": "#a05f8a",
@@ -37,13 +37,13 @@ class Profile:
     rows: list[dict[str, float]]  # of the timed steps
     peaks_gb: list[dict[str, float]]  # of the same, by stage
     profiled: dict[str, float]  # the row of the step under the profiler
-    spent: Spent
+    spent: TimeBreakdown
 
     def mean(self, key: str) -> float:
         return fmean(row[key] for row in self.rows)
 
     def share(self, stage: str) -> float:
-        return self.mean(f"time/{stage}") / self.mean("time/step")
+        return self.mean(f"time/{stage}") / self.mean("step_time")
 
     def peak_gb(self, stage: str) -> float:
         return max(peaks[stage] for peaks in self.peaks_gb)
@@ -95,7 +95,7 @@ def _table(heads: list[str], rows: list[list[str]]) -> str:
 
 def _speed(found: Profile) -> str:
     text = (
-        f"**{found.mean('time/step'):.2f} s a step**: {found.mean('rollout_tokens_per_s'):,.0f} tokens/s "
+        f"**{found.mean('step_time'):.2f} s a step**: {found.mean('rollout_tokens_per_s'):,.0f} tokens/s "
         f"sampled, {found.mean('update_tokens_per_s'):,.0f} tokens/s in the update"
     )
     if found.peak_flops is not None:
@@ -105,7 +105,7 @@ def _speed(found: Profile) -> str:
 
 
 def _stages(found: Profile) -> str:
-    whole, rows = found.mean("time/step"), []
+    whole, rows = found.mean("step_time"), []
     for stage in STAGES:
         seconds = found.mean(f"time/{stage}")
         peak = f"{found.peak_gb(stage):.2f}" if stage in found.peaks_gb[0] else ""
@@ -130,7 +130,7 @@ def _kinds(found: Profile, picture: str) -> str:
             f"{one:.3f} ({100 * found.kinds(s)[kind]:.0f} %)" for s, one in zip(stages, seconds, strict=True)
         ]
         rows.append([kind, *cells])
-    step = found.profiled["time/step"]
+    step = found.profiled["step_time"]
     what = "kernels and copies" if found.spent.on_gpu else "operators, each without those inside it"
     idle = (
         "the device waited for the host" if found.spent.on_gpu else "Python ran between operators, or waited"
@@ -173,15 +173,15 @@ def advice(found: Profile) -> str | None:
     for stage, find in (("rollout", _of_rollout), ("update", _of_update)):
         if found.share(stage) > 0.3:
             told += [(found.share(stage), sentence) for sentence in find(found)]
-    if found.share("score") > 0.15:
+    if found.share("reward_wait") > 0.15:
         sentence = (
             f"Scores are waited for ({100 * found.share('score'):.0f} % of a step): more reward_workers, or "
         )
-        told.append((found.share("score"), sentence + "a quicker reward function."))
-    if found.share("sync") > 0.15:
+        told.append((found.share("reward_wait"), sentence + "a quicker reward function."))
+    if found.share("weight_sync") > 0.15:
         sentence = f"Handing weights to the engine takes {100 * found.share('sync'):.0f} % of a step: "
         sentence += "rollout_engine=native samples from the policy's own, or weight_transfer by nccl or ipc."
-        told.append((found.share("sync"), sentence))
+        told.append((found.share("weight_sync"), sentence))
     return max(told, key=lambda entry: entry[0])[1] if told else None
 
 

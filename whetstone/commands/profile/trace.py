@@ -73,7 +73,7 @@ class Work:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spent:
+class TimeBreakdown:
     """Where the time of one profiled step went, in seconds."""
 
     stages: dict[str, float]  # rollout, update: as the clock on the wall has it
@@ -92,7 +92,7 @@ def read_events(path: Path) -> list[dict[str, Any]]:
         return json.load(file)["traceEvents"]
 
 
-def analyse(events: Iterable[dict[str, Any]], *, num_longest: int = 12) -> Spent:
+def analyse(events: Iterable[dict[str, Any]], *, num_longest: int = 12) -> TimeBreakdown:
     """The numbers of a trace."""
     whole = [event for event in events if event.get("ph") == "X"]
     marks = [_span(e) for e in whole if e.get("cat") == "user_annotation" and e["name"].startswith(PREFIX)]
@@ -124,7 +124,7 @@ def analyse(events: Iterable[dict[str, Any]], *, num_longest: int = 12) -> Spent
     for stage in stages:
         walls[stage.name] += stage.seconds
     names = sorted(seconds, key=lambda name: -seconds[name])[:num_longest]
-    return Spent(
+    return TimeBreakdown(
         stages=dict(walls),
         kinds={stage: dict(found) for stage, found in kinds.items()},
         parts=dict(by_part),

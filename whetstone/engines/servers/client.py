@@ -15,7 +15,7 @@ from whetstone.engines.servers.weights import WeightUpdate
 from whetstone.errors import UserError
 from whetstone.types import Finish
 
-MAX_SLOTS = 256  # concurrent requests of a server, if max_slots is not set
+MAX_SLOTS = 256  # concurrent requests of a server, if max_num_seqs is not set
 HEALTH_TIMEOUT_S = 2.0
 CONTROL_TIMEOUT_S = 60.0  # short requests
 PUSH_TIMEOUT_S = 1800.0  # a large model over a slow disk

@@ -358,7 +358,7 @@ class ServerPool:
             raise UserError(
                 f"No rollout server is up, and none has come up within {self.timeout_s:g} s: {names}. Start "
                 "one with `whet serve CONFIG`, name running ones with rollout_servers, or raise "
-                "vllm_server_timeout; a run that had begun goes on with auto_resume=true."
+                "server_timeout_s; a run that had begun goes on with auto_resume=true."
             )
 
     def _wait_until(self, condition: Callable[[], bool]) -> None:

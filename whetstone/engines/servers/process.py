@@ -91,7 +91,7 @@ class ServerProcess:
             if time.monotonic() - started_at > timeout_s:
                 self.stop()
                 raise UserError(
-                    f"The server was not up after {timeout_s:g} s: raise vllm_server_timeout, or look into "
+                    f"The server was not up after {timeout_s:g} s: raise server_timeout_s, or look into "
                     f"{self.log}, which ends with: {self.log_tail()}"
                 )
             time.sleep(0.5)

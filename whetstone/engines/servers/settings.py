@@ -15,8 +15,8 @@ def model_folder(config: Config) -> str:
 
 
 def max_model_length(config: Config) -> int | None:
-    if config.engines.vllm_max_model_length is not None:
-        return config.engines.vllm_max_model_length
+    if config.engines.server_max_model_length is not None:
+        return config.engines.server_max_model_length
     prompt = config.rollout.max_prompt_length
     return None if prompt is None else prompt + config.rollout.max_completion_length
 
@@ -26,4 +26,4 @@ def lora_rank(config: Config) -> int:
 
 
 def memory_fraction(config: Config, *, alone: bool) -> float:
-    return config.engines.vllm_gpu_memory_utilization or (0.9 if alone else 0.3)
+    return config.engines.server_gpu_memory_utilization or (0.9 if alone else 0.3)

@@ -39,8 +39,8 @@ def build_server_pool(config: Config, policy: Policy, sharing: ServerSharing | N
     return ServerPool(
         handles,
         policy,
-        max_in_flight=config.rollout.max_slots or MAX_SLOTS,
-        timeout_s=engines.vllm_server_timeout,
+        max_in_flight=config.rollout.max_num_seqs or MAX_SLOTS,
+        timeout_s=engines.server_timeout_s,
         weight_dir=engines.weight_transfer_dir,
         trains_meanwhile=config.rollout.async_rollouts > 0,
         sharing=sharing,
@@ -68,7 +68,7 @@ def _start_and_wait(config: Config) -> list[ServerProcess]:
         for process in processes:
             stack.callback(process.stop)
         for process in processes:
-            process.wait_until_up(lambda process=process: is_up(process), config.engines.vllm_server_timeout)
+            process.wait_until_up(lambda process=process: is_up(process), config.engines.server_timeout_s)
         stack.pop_all()
     return processes
 
@@ -84,14 +84,14 @@ def client_factory(
     engines, client_class = config.engines, CLIENTS[config.rollout.rollout_engine]
 
     def make_client(url: str, index: int) -> Server:
-        port = None if engines.vllm_group_port is None else engines.vllm_group_port + index
+        port = None if engines.server_group_port is None else engines.server_group_port + index
         return client_class(
             url,
             stops=policy.stop_token_ids,
             max_tokens=config.rollout.max_completion_length,
             weight_transfer=engines.weight_transfer,
             group_port=port,
-            request_timeout_s=engines.server_request_timeout,
+            request_timeout_s=engines.server_request_timeout_s,
             is_shared=is_shared,
         )
 

@@ -230,15 +230,15 @@ def command(config: Config, *, devices: str | None, host: str, port: int) -> Ser
     args = [sys.executable, "-P", "-m", "sglang.launch_server", "--model-path", model_folder(config)]
     args += ["--host", host, "--port", str(port), "--random-seed", str(config.run.seed % SEEDS)]
     args += ["--dtype", "bfloat16" if config.model.bf16 else "float32"]
-    args += ["--max-running-requests", str(config.rollout.max_slots or MAX_SLOTS)]
+    args += ["--max-running-requests", str(config.rollout.max_num_seqs or MAX_SLOTS)]
     args += ["--mem-fraction-static", f"{memory_fraction(config, alone=devices is not None):g}"]
-    args += ["--tp-size", str(config.engines.vllm_tensor_parallel_size)]
+    args += ["--tp-size", str(config.engines.server_tensor_parallel_size)]
     if (length := max_model_length(config)) is not None:
         args += ["--context-length", str(length)]
     if config.model.use_peft:
         args += ["--enable-lora", "--max-loras-per-batch", "2", "--max-lora-rank", str(lora_rank(config))]
         args += ["--lora-target-modules", "all"]
-    if devices is None and config.engines.vllm_enable_sleep_mode:
+    if devices is None and config.engines.server_enable_sleep_mode:
         args += ["--enable-memory-saver", "--enable-weights-cpu-backup"]
     environment = {} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}
     reach = "127.0.0.1" if host == "0.0.0.0" else host

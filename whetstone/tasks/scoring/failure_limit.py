@@ -1,9 +1,9 @@
-"""Stops a run whose scoring fails on more answers than `max_reward_failure_share` allows."""
+"""Stops a run whose scoring fails on more answers than `max_reward_failure_fraction` allows."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from whetstone.config.sections import TasksRoom
+from whetstone.config.sections import TasksConfig
 from whetstone.errors import UserError
 from whetstone.tasks.scoring.process import ScoringRequest
 
@@ -14,7 +14,7 @@ _WINDOW = 10  # batches whose failures count together, so that small steps can't
 class FailureLimit:
     """Counts the failures of recent batches."""
 
-    def __init__(self, tasks: TasksRoom) -> None:
+    def __init__(self, tasks: TasksConfig) -> None:
         self._tasks = tasks
         self._recent: deque[tuple[int, int]] = deque(maxlen=_WINDOW)  # (failures, answers) of past batches
 
@@ -27,7 +27,7 @@ class FailureLimit:
             return
         count = len(failures) + sum(failed for failed, _ in self._recent)
         total = len(requests) + sum(answers for _, answers in self._recent)
-        now, share = len(failures), self._tasks.max_reward_failure_share
+        now, share = len(failures), self._tasks.max_reward_failure_fraction
         is_many_now = now >= _MIN_FAILURES and now > share * len(requests)
         if not is_many_now and (count < _MIN_FAILURES or count <= share * total):
             return
@@ -36,7 +36,7 @@ class FailureLimit:
         number, reason = next(iter(failures.items()))
         request = requests[number]
         raise UserError(
-            f"Scoring failed on {count} of {total} answers, more than max_reward_failure_share "
+            f"Scoring failed on {count} of {total} answers, more than max_reward_failure_fraction "
             f"({share:g}) allows. The first was {request.problem.id} "
             f"with '{reason}', on the text "
             f"{request.text[-200:]!r}: mend the reward, or raise reward_timeout_s "

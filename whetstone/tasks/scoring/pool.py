@@ -3,7 +3,7 @@
 `submit` starts the scoring of an answer; `gather` returns all scores in the order of submission. Isolated
 workers score text; open workers run programs, and reward functions and tasks of the user's own (`worker.py`).
 A worker that hangs is killed and one that dies is replaced: that answer has no score and counts in
-`failures`. More failures than `max_reward_failure_share` allows stop the run. There is no thread: `submit`
+`failures`. More failures than `max_reward_failure_fraction` allows stop the run. There is no thread: `submit`
 and `gather` poll the workers.
 """
 

@@ -17,7 +17,7 @@ class MicroBatchSize:
 
     def metrics(self) -> dict[str, float]:
         layers = self.checkpointed_layers
-        checkpointing = {} if layers is None else {"layers_run_again": float(layers)}
+        checkpointing = {} if layers is None else {"checkpointed_layers": float(layers)}
         return {"micro_batch_tokens": float(self.tokens), **checkpointing}
 
 

@@ -23,10 +23,10 @@ from whetstone.types import Completion
 class ColocatedVLLM:
     def __init__(self, config: Config, policy: Policy):
         require_vllm("vllm_mode: colocate")
-        if config.engines.vllm_tensor_parallel_size > 1:
+        if config.engines.server_tensor_parallel_size > 1:
             raise UserError(
                 "vllm_mode: colocate runs vLLM on the GPU of this process alone: set "
-                "vllm_tensor_parallel_size: 1, or vllm_mode: server."
+                "server_tensor_parallel_size: 1, or vllm_mode: server."
             )
         self.policy = policy
         self.policy_version = 0
@@ -34,7 +34,7 @@ class ColocatedVLLM:
         self.num_requests = 0
         self.asleep: list[str] = []  # which parts of its memory
         on_gpu = policy.device.type == "cuda"
-        self.can_sleep = on_gpu and config.engines.vllm_enable_sleep_mode
+        self.can_sleep = on_gpu and config.engines.server_enable_sleep_mode
         self.folders = WeightFolders(config.engines.weight_transfer_dir) if policy.is_lora else None
         # In this very process, so that tensors are handed over as they are.
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -154,7 +154,7 @@ def _make(config: Config, policy: Policy, on_gpu: bool, can_sleep: bool) -> Any:
     settings: dict[str, Any] = {
         "model": model_folder(config),
         "dtype": str(policy.lm.dtype).removeprefix("torch."),
-        "max_num_seqs": config.rollout.max_slots or MAX_SLOTS,
+        "max_num_seqs": config.rollout.max_num_seqs or MAX_SLOTS,
         "logprobs_mode": "processed_logprobs",
         "generation_config": "vllm",
         "seed": config.run.seed % 2**32,
@@ -174,6 +174,6 @@ def _make(config: Config, policy: Policy, on_gpu: bool, can_sleep: bool) -> Any:
     except (ValueError, RuntimeError) as error:
         reason = error_lines(str(error) or type(error).__name__)
         raise UserError(
-            f"vLLM could not start in this process ({reason}): lower vllm_gpu_memory_utilization or "
-            "vllm_max_model_length, or set rollout_engine: native."
+            f"vLLM could not start in this process ({reason}): lower server_gpu_memory_utilization or "
+            "server_max_model_length, or set rollout_engine: native."
         ) from None

@@ -26,7 +26,7 @@ def command(config: Config, *, devices: str | None, host: str, port: int) -> Ser
     args += ["--served-model-name", NAME, "--host", host, "--port", str(port)]
     args += ["--dtype", "bfloat16" if config.model.bf16 and on_gpu else "float32"]
     args += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
-    args += ["--max-num-seqs", str(config.rollout.max_slots or MAX_SLOTS)]
+    args += ["--max-num-seqs", str(config.rollout.max_num_seqs or MAX_SLOTS)]
     args += ["--seed", str(config.run.seed % 2**32)]
     if (length := max_model_length(config)) is not None:
         args += ["--max-model-len", str(length)]
@@ -37,13 +37,13 @@ def command(config: Config, *, devices: str | None, host: str, port: int) -> Ser
         environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     if on_gpu:
         args += ["--gpu-memory-utilization", f"{memory_fraction(config, alone=devices is not None):g}"]
-        args += ["--tensor-parallel-size", str(config.engines.vllm_tensor_parallel_size)]
+        args += ["--tensor-parallel-size", str(config.engines.server_tensor_parallel_size)]
         backend = transfer_backend(config, alone=devices is not None)
         if backend is not None:
             args += ["--weight-transfer-config", json.dumps({"backend": backend})]
         if backend == "ipc":
             environment["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # the handles travel pickled
-        if devices is None and config.engines.vllm_enable_sleep_mode:
+        if devices is None and config.engines.server_enable_sleep_mode:
             args += ["--enable-sleep-mode"]
         if devices is not None:
             environment["CUDA_VISIBLE_DEVICES"] = devices

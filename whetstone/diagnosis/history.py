@@ -1,4 +1,4 @@
-"""What the checks of a run look at (`Story`) and what they answer (`Verdict`). No judgement in here.
+"""What the checks of a run look at (`RunHistory`) and what they answer (`Diagnosis`). No judgement in here.
 
 Early and late are means over the first and the last fifth of the rows, at least three of them: one step of a
 few prompts says little.
@@ -20,7 +20,7 @@ class Severity(IntEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class Diagnosis:
     """One thing that the metrics say: what, by which numbers, and the setting to change."""
 
     title: str
@@ -30,7 +30,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fall:
+class Drop:
     """An accuracy that was clearly better before."""
 
     of_what: str
@@ -40,7 +40,7 @@ class Fall:
     fell_step: int  # the first step at which half of what was lost was gone
 
 
-class Story:
+class RunHistory:
     """The metrics of one run, with the few ways of looking at them that the checks share."""
 
     def __init__(
@@ -71,6 +71,12 @@ class Story:
 
     def _window(self, key: str) -> int:
         return max(3, len(self.column(key)) // 5)
+
+    @property
+    def reward_variance(self) -> float | None:
+        """The fraction of recent prompts whose completions have different rewards; None where not logged."""
+        zero_std = self.late("frac_reward_zero_std")
+        return None if zero_std is None else 1 - zero_std
 
     @property
     def completions_per_row(self) -> int:
@@ -108,18 +114,18 @@ class Story:
         """Whether accuracy rose by more than chance explains."""
         if len(self.evals) > 1:
             last = self.evals[-1]
-            p_value = last.get("versus_start_p")
+            p_value = last.get("delta_vs_step0_p")
             if p_value is not None:
-                return float(last["versus_start"]) > 0 and float(p_value) < 0.05
+                return float(last["delta_vs_step0"]) > 0 and float(p_value) < 0.05
             return float(last["accuracy_low"]) > float(self.evals[0]["accuracy_high"])
         gain = self.gain
         return gain is not None and gain > 3 * self._noise(self.accuracy, 3)
 
-    def fall(self) -> Fall | None:
+    def fall(self) -> Drop | None:
         """The clearest fall of accuracy from its best, beyond chance: in evaluations, else in training."""
         return self._fall_of_evals() or self._fall_of_training()
 
-    def _fall_of_evals(self) -> Fall | None:
+    def _fall_of_evals(self) -> Drop | None:
         if len(self.evals) < 2:
             return None
         best = max(self.evals, key=lambda row: row["accuracy"])
@@ -130,7 +136,7 @@ class Story:
         fall = _fall("accuracy on the evaluation problems", pairs, best["step"])
         return replace(fall, fell_step=self._fell_in_training(fall))
 
-    def _fell_in_training(self, fall: Fall) -> int:
+    def _fell_in_training(self, fall: Drop) -> int:
         """Evaluations are far apart: training rows between them tell more closely when it fell."""
         fell = fall.fell_step
         between = [row for row in self.rows if fall.best_step < row["step"] <= fall.fell_step]
@@ -140,7 +146,7 @@ class Story:
             fell = row["step"]
         return fell
 
-    def _fall_of_training(self) -> Fall | None:
+    def _fall_of_training(self) -> Drop | None:
         num = max(1, len(self.rows) // 10)
         values = self.column("accuracy")
         if len(values) < 6 or len(values) != len(self.rows):
@@ -160,12 +166,12 @@ class Story:
         return math.sqrt(share * (1 - share) / num)
 
 
-def _fall(of_what: str, pairs: list[tuple[int, float]], best_step: int) -> Fall:
+def _fall(of_what: str, pairs: list[tuple[int, float]], best_step: int) -> Drop:
     best = max(value for step, value in pairs if step == best_step)
     last = pairs[-1][1]
     half = (best + last) / 2
     fell = next(step for step, value in pairs if step > best_step and value <= half)
-    return Fall(of_what=of_what, best=best, best_step=best_step, last=last, fell_step=fell)
+    return Drop(of_what=of_what, best=best, best_step=best_step, last=last, fell_step=fell)
 
 
 def _mean(values: Sequence[float]) -> float | None:

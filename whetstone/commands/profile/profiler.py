@@ -19,7 +19,7 @@ import torch
 
 from whetstone.commands.profile.page import Profile, draw, show_page, write_page
 from whetstone.commands.profile.trace import analyse, read_events
-from whetstone.config import Config, Loaded, make_plan
+from whetstone.config import Config, LoadedConfig, make_plan
 from whetstone.errors import UserError
 from whetstone.run.folder import run_dir, scratch_folder
 from whetstone.run.setup import build, describe_model, init_distributed
@@ -31,12 +31,10 @@ logger = logging.getLogger("whetstone")
 TRACE, PAGE, PICTURE = "trace.json.gz", "profile.md", "profile.png"
 
 
-def profile(loaded: Loaded, *, num_timed: int = 2) -> Path:
+def profile(loaded: LoadedConfig, *, num_timed: int = 2) -> Path:
     """Profile a configuration; returns the folder with trace, page and picture."""
     if loaded.config.run.trainer != "whetstone":
         raise UserError("whet profile looks into whetstone's own loop: set trainer=whetstone.")
-    if num_timed < 1:
-        raise UserError("whet profile needs at least one step to time: leave --steps out, or set it to 2.")
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own chatter
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(scratch_folder())
@@ -88,8 +86,8 @@ def shorten(config: Config, scratch: Path, num_timed: int) -> tuple[Config, list
     return _changed(config, "run", **quiet, **alone), notes
 
 
-def _changed(config: Config, room: str, **values: Any) -> Config:
-    return config.model_copy(update={room: dict(config)[room].model_copy(update=values)})
+def _changed(config: Config, section: str, **values: Any) -> Config:
+    return config.model_copy(update={section: dict(config)[section].model_copy(update=values)})
 
 
 @dataclass

@@ -1,0 +1,90 @@
+"""The Python API: a short run with a reward function of a notebook, and the files written for one."""
+
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import whetstone
+from whetstone.errors import UserError
+from whetstone.rewards.source import spec_of
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = {
+    "max_steps": 2, "prompts_per_step": 2, "num_generations": 2, "max_completion_length": 16,
+    "reward_workers": 1, "eval_num_samples": 2,
+}  # fmt: skip
+SCRIPT = """
+import math as mathematics
+from statistics import fmean
+
+SCALE = [2.0]
+
+
+def half(length: int) -> float:
+    return mathematics.floor(length) / SCALE[0]
+
+
+def scored(completions: "list[str]", weight=SCALE, **kwargs):
+    return [fmean([half(len(text))]) for text in completions]
+
+
+def stuck(completions, **kwargs):
+    return [handle.fileno() for _ in completions]
+
+
+handle = open(__file__)
+"""
+
+
+def constant(completions, **kwargs):
+    return [0.5 * position for position, _ in enumerate(completions)]
+
+
+def main_function(folder: Path, name: str):
+    """A function as a script or notebook has it: its module is `__main__`."""
+    path = folder / "script.py"
+    path.write_text(SCRIPT)
+    return runpy.run_path(str(path), run_name="__main__")[name]
+
+
+def test_a_function_of_a_script_is_written_with_what_it_uses(tmp_path: Path) -> None:
+    path, _, name = spec_of(main_function(tmp_path, "scored"), tmp_path / "out").rpartition(":")
+    assert runpy.run_path(path)[name](["abcd", "ab"]) == [2.0, 1.0]
+    assert spec_of(main_function(tmp_path, "scored"), tmp_path / "out") == f"{path}:{name}"
+
+
+def test_a_function_of_a_module_is_named_by_its_file(tmp_path: Path) -> None:
+    assert spec_of(constant, tmp_path) == f"{Path(__file__)}:constant"
+
+
+def test_functions_that_cannot_be_sent_are_refused(tmp_path: Path) -> None:
+    for function in (lambda completions: [], main_function(tmp_path, "stuck"), len):
+        with pytest.raises(UserError, match="reward_funcs"):
+            spec_of(function, tmp_path)
+
+
+def test_importing_the_package_imports_nothing_else() -> None:
+    code = "import sys, whetstone; sys.exit('torch' in sys.modules or 'pydantic' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+    with pytest.raises(AttributeError):
+        whetstone.no_such_name  # noqa: B018
+
+
+def test_train_and_evaluate(tmp_path: Path) -> None:
+    run = whetstone.train(
+        "quickstart", output_dir=tmp_path, run_name="a", reward_funcs=["accuracy", constant], **SMALL
+    )
+    steps = [row for row in run.metrics if row["kind"] == "train"]
+    assert len(steps) == 2 and "rewards/constant/mean" in steps[0]
+    assert run.folder == tmp_path / "a" and run.report.is_file()
+    assert sum(parameter.numel() for parameter in run.model().parameters()) > 1_000_000
+    summary = whetstone.evaluate(
+        "quickstart", checkpoint_path=run.folder / "final_model", output_dir=tmp_path, **SMALL
+    )
+    assert 0 <= summary["accuracy"]["mean"] <= 1
+    assert whetstone.load_config("quickstart", max_steps=7).update.max_steps == 7
+    with pytest.raises(UserError, match="max_steps"):
+        whetstone.load_config("quickstart", max_step=7)

@@ -1,0 +1,181 @@
+"""`whet tasks`: list the tasks, or show sample problems of one: prompt, gold answer, score.
+
+Loads a tokenizer to show a prompt, never weights.
+"""
+
+import argparse
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from whetstone.commands.config import yaml_value
+from whetstone.commands.parser import CommandParser, add_settings, source_and_settings
+from whetstone.config import Config, TaskSpec, load
+from whetstone.config.aliases import CONVERTED, REFUSED, RENAMED, WITHOUT_EFFECT
+from whetstone.config.load import SECTION_OF, parse_overrides
+from whetstone.errors import UserError
+
+if TYPE_CHECKING:
+    from whetstone.model.chat import Chat
+    from whetstone.types import Problem, Score, TaskScore
+
+SUMMARY = "list every task, or show sample problems of one"
+DESCRIPTION = """
+Without NAME: every task, a line each.
+With NAME: sample problems, the prompt as the model sees it, the gold answer and its score.
+key=value sets the task's own settings, or any key of `whet config`, such as model_name_or_path.
+"""
+EXAMPLES = """
+whet tasks
+whet tasks chain_sum
+whet tasks chain_sum max_terms=3 max_digits=2
+whet tasks syllogism developer_prompt=DeepSeekZero model_name_or_path=smollm2-135m
+whet tasks math path=data/train.json question_column=question answer_column=ground_truth
+whet tasks math path=data/train.json --answer 'The answer is \\boxed{42}'
+"""
+NUM_SAMPLES = 3  # problems that `whet tasks NAME` shows
+
+
+def add_arguments(parser: CommandParser) -> None:
+    add_settings(parser, "NAME")
+    parser.add_argument("--answer", metavar="TEXT", help="score this text on the sample problems")
+
+
+def run(args: argparse.Namespace) -> None:
+    name, settings = source_and_settings(args)
+    if name is not None:
+        print_task(name, settings, args.answer)
+    elif settings or args.answer is not None:
+        raise UserError("Name the task first: `whet tasks chain_sum key=value`; `whet tasks` lists them all.")
+    else:
+        print_tasks()
+
+
+def print_tasks() -> None:
+    """Every task, a line each."""
+    from whetstone.tasks.registry import list_tasks
+
+    tasks = list_tasks()
+    category = None
+    for task in sorted(tasks, key=lambda task: (task.category != "whetstone", task.category)):
+        if task.category != category:
+            category = task.category
+            print(f"{'' if task is tasks[0] else chr(10)}{category}")
+        print(f"  {task.name:<30} {' '.join(task.description.split())}")
+    print(f"\n{len(tasks)} tasks. `whet tasks NAME` shows problems of one.")
+    without = ", ".join(sorted(task.name for task in tasks if not task.levels))
+    print(f"All have a curriculum (datasets: {{NAME: {{curriculum: true}}}}) but {without}.")
+
+
+def print_task(name: str, settings: list[str], answer: str | None = None) -> None:
+    """Sample problems of a task: prompt, gold answer (or `answer`) and score."""
+    from whetstone.tasks.constants import describe_constant
+    from whetstone.tasks.registry import make_task, task_levels
+
+    config = config_for_task(name, parse_overrides(settings))
+    _print_settings(name, config.tasks.datasets[name].config)
+    task = make_task(config, name, config.tasks.datasets[name], "train")
+    chat, note = _chat(config)
+    print(f"{name}: the first problems of training, {note}")
+    levels = task_levels(name, config.tasks.datasets[name].config)
+    print(f"curriculum: {levels or 'none'}")
+    if constant := describe_constant(name):
+        print(f"best constant answer: {constant} of problems (default settings)")
+    for note in task.notes():
+        print(note)
+    for index in range(min(NUM_SAMPLES, len(task))):
+        _print_problem(config, task, task.problem(index), chat, answer)
+
+
+def _print_problem(
+    config: Config, task: Any, problem: "Problem", chat: "Chat | None", answer: str | None
+) -> None:
+    print(f"\n{f' {problem.id} ':-^80}")
+    if chat is None:
+        print("\n".join(f"{message['role']}: {message['content']}" for message in problem.messages))
+    else:
+        print(chat.prompt(problem))
+    gold = task.gold(problem)
+    print(f"{' no gold answer is known ':-^80}" if gold is None else f"{' gold answer ':-^80}\n{gold}")
+    if gold is not None and answer is None:
+        print(f"{' its score ':-^80}\n{_format_parts(task.score(problem, gold))}")
+    if answer is not None:
+        score = _score_answer(config, problem, answer)
+        extracted = "no answer found" if score.answer is None else f"taken for the answer: {score.answer}"
+        failure = f"\nscoring failed: {score.failure}" if score.failure else ""
+        print(f"{' your answer ':-^80}\n{answer}")
+        print(f"{' its score ':-^80}\n{extracted}\n{_format_parts(score)}{failure}")
+
+
+def _score_answer(config: Config, problem: "Problem", answer: str) -> "Score":
+    """Score an untrusted text in an isolated process, as in training."""
+    from whetstone.tasks.scoring.pool import Scorer
+    from whetstone.tasks.scoring.process import ScoringRequest
+
+    tasks = config.tasks.model_copy(
+        update={"reward_workers": 1, "reward_funcs": ["accuracy"], "reward_weights": None}
+    )
+    with Scorer(config.model_copy(update={"tasks": tasks})) as scorer:
+        scorer.submit(ScoringRequest(problem=problem, text=answer, completion_ids=(), truncated=False))
+        return scorer.gather()[0]
+
+
+def _print_settings(name: str, values: dict[str, Any]) -> None:
+    """Every setting of a task with its default, and the value where it was changed."""
+    from whetstone.tasks.settings import settings_of
+
+    settings = settings_of(name)
+    if not settings:
+        return
+    print(f"{name}: settings and their defaults (key=value here; config: {{key: value}} in datasets)")
+    width = max(len(key) for key in settings)
+    for key, default in settings.items():
+        changed = f"  (now {yaml_value(values[key])})" if key in values and values[key] != default else ""
+        print(f"  {key:<{width}}  {_shorten_default(default)}{changed}")
+    print()
+
+
+def _shorten_default(value: Any, width: int = 90) -> str:
+    """One line of a default; reasoning-gym has long lists and enumerations among them."""
+    text = yaml_value(_plain_value(value))
+    return text if len(text) <= width else f"{text[: width - 4]} ..."
+
+
+def _plain_value(value: Any) -> Any:
+    """A default as it is written in a configuration file."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain_value(entry) for entry in value]
+    return value if isinstance(value, str | int | float | dict | None) else str(value)
+
+
+def _format_parts(score: "Score | TaskScore") -> str:
+    parts = ", ".join(f"{part} {value:g}" for part, value in score.parts.items())
+    return parts or "not judged: the reward comes from reward_funcs of your own"
+
+
+def config_for_task(name: str, values: dict[str, Any]) -> Config:
+    """A configuration with one task: known keys are the configuration's, all others the task's settings."""
+    data_keys = ("data_path", "dataset_name", "max_samples")  # columns are the task's own settings
+    known_tables = (SECTION_OF, RENAMED, CONVERTED, WITHOUT_EFFECT, REFUSED, data_keys)
+    own = {key: value for key, value in values.items() if not any(key in table for table in known_tables)}
+    datasets = {name: TaskSpec(weight=1.0, config=own).model_dump()}
+    ours = {**{key: value for key, value in values.items() if key not in own}, "datasets": datasets}
+    return load(None, [f"{key}={yaml_value(value)}" for key, value in ours.items()]).config
+
+
+def _chat(config: Config) -> "tuple[Chat | None, str]":
+    """The chat format and a note; None where the model's tokenizer cannot be loaded."""
+    from transformers import AutoTokenizer
+
+    from whetstone.model.chat import Chat
+    from whetstone.model.hub import resolve
+
+    model = config.model.model_name_or_path
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(resolve(model), trust_remote_code=False)
+    except UserError:
+        raise
+    except Exception:  # tokenizers raises plain exceptions for broken files
+        return None, f"as messages (the tokenizer of {model} can't be loaded here)"
+    return Chat(tokenizer, config.model), f"as {model} sees them"

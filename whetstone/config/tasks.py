@@ -1,0 +1,139 @@
+"""The section of the tasks: which problems, and their rewards."""
+
+import json
+from typing import Annotated, Any, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from whetstone.config.base import MAX_COUNT, Name, Section, Seed, Text
+from whetstone.config.curriculum import CurriculumSpec
+
+
+class TaskSpec(Section):
+    """One entry of `datasets`: its share of the mixture, the task's own settings, and how they get harder."""
+
+    weight: float = Field(default=1.0, ge=0, le=MAX_COUNT)
+    config: dict[str, Any] = Field(default_factory=dict)
+    curriculum: CurriculumSpec | None = None
+
+    @field_validator("curriculum", mode="before")
+    @classmethod
+    def _bool_to_spec(cls, value: Any) -> Any:
+        return {True: {}, False: None}[value] if isinstance(value, bool) else value
+
+
+_WITHOUT_TAGS = frozenset({"math", "code", "rows"})  # tasks whose own prompts ask for no <answer> tags
+_PROMPTS_WITH_TAGS = frozenset({"DeepSeekZero", "default", "simple", "direct", "chain_of_draft"})
+
+
+class TasksConfig(Section):
+    """Which problems, and what is paid for their answers."""
+
+    datasets: dict[str, TaskSpec] = Field(default_factory=dict)
+    """Tasks to train on: `{name: {weight, config, curriculum}}`, as a mapping or JSON text. With
+    `curriculum: true` (or `{start, top, up, down, window}`) a task of reasoning-gym gets harder as accuracy
+    rises.
+    """
+    eval_datasets: dict[str, TaskSpec] = Field(default_factory=dict)
+    """Tasks to evaluate on; empty: the training tasks (on other problems)."""
+    dataset_size: int = Field(default=10_000, ge=1, le=10_000_000)
+    """How many training problems there are before they come round again (generated tasks)."""
+    dataset_seed: Seed = 1
+    """Seed of the training problems."""
+    eval_dataset_seed: Seed = 2
+    """Seed of the evaluation problems."""
+    developer_prompt: Text | None = None
+    """System message: one of reasoning-gym's names (DeepSeekZero, default, simple, direct, chain_of_draft) or
+    a text.
+    """
+    developer_role: Name = "system"
+    """Role under which the developer prompt is given; `user` puts it in front of the question."""
+    reward_funcs: list[Name] = Field(default_factory=lambda: ["accuracy", "format"])
+    """What is paid for: `accuracy`, `format`, `length`, or your own `my_rewards.py:function` with TRL's
+    signature. Default: accuracy, and format where the prompts ask for tags (reasoning-gym, countdown).
+    """
+    reward_weights: list[Annotated[float, Field(ge=-MAX_COUNT, le=MAX_COUNT)]] | None = None
+    """One weight per entry of reward_funcs; all 1 by default."""
+    reward_correct: float = Field(default=1.0, ge=-MAX_COUNT, le=MAX_COUNT)
+    """Math and rows: accuracy reward of a right answer."""
+    reward_wrong: float = Field(default=-1.0, ge=-MAX_COUNT, le=MAX_COUNT)
+    """Math and rows: accuracy reward of a wrong answer; 0 by default where all tasks are rows."""
+    reward_no_answer: float = Field(default=-0.5, ge=-MAX_COUNT, le=MAX_COUNT)
+    """Math and rows: accuracy reward where no answer is found; 0 by default where all tasks are rows."""
+    overlong_buffer_length: int = Field(default=0, ge=0, le=16_777_216)
+    """The `length` reward falls from 0 to -1 over the last so many tokens before max_completion_length."""
+    reward_timeout_s: float = Field(default=10.0, gt=0, le=86_400)
+    """Hard time limit for scoring one answer; one that takes longer earns nothing and is counted."""
+    reward_workers: int = Field(default=0, ge=0, le=256)
+    """Processes that score answers (of each rank); 0: one per two cores, at least one and at most 16."""
+    max_reward_failure_fraction: float = Field(default=0.2, ge=0, le=1)
+    """The run stops when scoring fails (hangs, crashes, raises) on more than this share of a step's
+    answers.
+    """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rows_pay_0_or_1(cls, values: Any) -> Any:
+        """Rows of the user's own pay 1 for a right answer and 0 for all others, unless somebody chose."""
+        datasets = values.get("datasets") if isinstance(values, dict) else None
+        if isinstance(datasets, dict) and datasets and all(str(n).split("/")[0] == "rows" for n in datasets):
+            pays = {"reward_wrong": 0.0, "reward_no_answer": 0.0}
+            return {**pays, **values}
+        return values
+
+    @field_validator("datasets", "eval_datasets", mode="before")
+    @classmethod
+    def _specs(cls, value: Any) -> Any:
+        if isinstance(value, str) and (value.lstrip().startswith("{") or not value.strip()):
+            try:
+                value = json.loads(value) if value.strip() else {}
+            except (json.JSONDecodeError, RecursionError) as error:
+                raise ValueError(f"this JSON text can't be read ({error})") from None
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            raise ValueError(
+                "give a mapping of task names, such as {chain_sum: {weight: 1.0, config: {max_terms: 3}}}"
+            )
+        return {name: {} if spec is None else spec for name, spec in value.items()}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_rewards(cls, values: Any) -> Any:
+        """The format reward is for tasks whose prompt asks for tags: math alone pays for the answer alone."""
+        if not isinstance(values, dict) or "reward_funcs" in values or not values.get("datasets"):
+            return values
+        try:
+            names = cls._specs(values["datasets"])
+        except ValueError:  # the field's own check says what is wrong with it
+            return values
+        prompt = str(values.get("developer_prompt") or "")
+        asks = "<answer>" in prompt or prompt.strip() in _PROMPTS_WITH_TAGS
+        if asks or any(
+            str(name).split("/")[0] not in _WITHOUT_TAGS and ":" not in str(name) for name in names
+        ):
+            return values
+        return {**values, "reward_funcs": ["accuracy"]}
+
+    @field_validator("reward_funcs", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.reward_funcs:
+            raise ValueError("reward_funcs is empty: name at least `accuracy`")
+        fixed = next((name for name, spec in self.eval_datasets.items() if spec.curriculum), None)
+        if fixed is not None:
+            raise ValueError(
+                f"eval_datasets gives {fixed} a curriculum, but the evaluation's problems never change: move "
+                "it to datasets"
+            )
+        if self.reward_weights is not None and len(self.reward_weights) != len(self.reward_funcs):
+            raise ValueError(
+                f"reward_weights has {len(self.reward_weights)} entries for {len(self.reward_funcs)} "
+                "reward_funcs "
+                f"({', '.join(self.reward_funcs)}): give one weight for each"
+            )
+        return self
