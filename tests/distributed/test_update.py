@@ -237,7 +237,9 @@ def sliced_vocabulary() -> float:
     assert torch.equal(vocabulary.gather(part.detach()), logits)
     errors = [(a - b).abs().max().item() for a, b in zip(values, parts, strict=True)]
     errors.append((gradient[:, mine] - slice_gradient).abs().max().item())
-    errors.append((UNSHARDED.logprobs(logits)[:, mine] - vocabulary.logprobs(logits[:, mine])).abs().max().item())
+    errors.append(
+        (UNSHARDED.logprobs(logits)[:, mine] - vocabulary.logprobs(logits[:, mine])).abs().max().item()
+    )
     return max(errors)
 
 
