@@ -133,5 +133,5 @@ def test_another_shape_of_batches_is_refused(source):
         check_plan(found, numbers, plan(max_steps=4, num_generations=4, num_iterations=2))
     with pytest.raises(UserError, match=r"is at step 3, beyond the 2 that max_steps asks for"):
         check_plan(found, numbers, plan(max_steps=2, num_generations=4))
-    with pytest.raises(UserError, match=r"numbers\.pt lacks what a run needs"):
+    with pytest.raises(UserError, match=r"scalars\.pt lacks what a run needs"):
         check_plan(found, {"seconds": 1.0}, plan(max_steps=3, num_generations=4))
