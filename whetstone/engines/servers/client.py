@@ -106,6 +106,7 @@ class Server(ABC):
 
     def close(self) -> None:  # noqa: B027 (most servers have nothing to disconnect)
         """Disconnect; the server runs on."""
+        self.http.cancel_all()
 
     def _post(self, path: str, body: Any, timeout_s: float = CONTROL_TIMEOUT_S) -> Any:
         return self.http.post(path, body, timeout_s=timeout_s)

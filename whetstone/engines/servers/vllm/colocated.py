@@ -84,7 +84,7 @@ class ColocatedVLLM:
     def _completed(self, output: Any, job: tuple[int, int], sampling: SamplingParams) -> GenerationOutput:
         (sequence,) = output.outputs
         token_ids = list(sequence.token_ids)
-        logprobs = [place[token].logprob for token, place in zip(token_ids, sequence.logprobs, strict=True)]
+        logprobs = [entry[token].logprob for token, entry in zip(token_ids, sequence.logprobs, strict=True)]
         stops = set() if sampling.ignore_eos else set(self.policy.stop_token_ids)
         try:
             reply = parse_reply(

@@ -111,10 +111,10 @@ class IPCTransfer:
     def _send_bucket(self, bucket: list[tuple[str, Tensor]]) -> None:
         from torch.multiprocessing.reductions import reduce_tensor
 
-        kept = [(name, tensor.contiguous()) for name, tensor in bucket]  # alive until the answer
-        handles = [{self.gpu: reduce_tensor(tensor)[1]} for _, tensor in kept]
+        tensors = [(name, tensor.contiguous()) for name, tensor in bucket]  # alive until the answer
+        handles = [{self.gpu: reduce_tensor(tensor)[1]} for _, tensor in tensors]
         pickled = base64.b64encode(pickle.dumps(handles)).decode("ascii")
-        _announce(self.http, kept, {"ipc_handles_pickled": pickled})
+        _announce(self.http, tensors, {"ipc_handles_pickled": pickled})
         torch.cuda.ipc_collect()
 
 
