@@ -13,6 +13,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.ticker import PercentFormatter
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PICTURE = ROOT / "benchmarks" / "results" / "learning", ROOT / "docs" / "results.png"
@@ -65,7 +66,7 @@ def draw(runs: dict[str, dict[str, Any]]) -> None:
             "s", color=color, markerfacecolor="white", label=f"{name}, greedy",
         )  # fmt: skip
     axes.set(xlabel="minutes of training", ylabel="accuracy", ylim=(0.35, 0.85))
-    axes.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0))
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right", fontsize=8)
     figure.savefig(PICTURE, dpi=110)

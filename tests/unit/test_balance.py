@@ -73,7 +73,9 @@ def test_all_ranks_have_equally_many_micro_batches_and_idle_ones_hold_nothing(nu
     places = sorted(place for part in parts for batch in part for place in batch.batch_index.tolist())
     assert places == list(range(6))
     idle = [batch for part in parts for batch in part if batch.num_sequences == 0]
-    assert all(len(batch.token_ids) == 2 and len(batch.rows) == len(batch.targets) == 0 for batch in idle)
+    assert all(
+        len(batch.token_ids) == 2 and len(batch.logit_positions) == len(batch.targets) == 0 for batch in idle
+    )
     assert idle or num_ranks < 7
 
 

@@ -9,6 +9,7 @@ config/losses.py. `loss_type: my_loss.py:function` uses a function of the user's
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor

@@ -104,7 +104,7 @@ class Server(ABC):
             self._resume(tag)
             self.asleep.remove(tag)
 
-    def close(self) -> None:  # noqa: B027 (most servers have nothing to disconnect)
+    def close(self) -> None:
         """Disconnect; the server runs on."""
         self.http.cancel_all()
 
