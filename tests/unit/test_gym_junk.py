@@ -26,7 +26,7 @@ NAMES = known_names()
 
 def paid(one: GymTask, problem: Problem, answer: str) -> float:
     score = one.score(problem, f"<answer>{answer}</answer>")
-    assert math.isfinite(score.reward) and 0.0 <= score.reward <= 1.0
+    assert score.reward is not None and math.isfinite(score.reward) and 0.0 <= score.reward <= 1.0
     assert score.parts["correct"] == float(score.reward >= 1.0)
     return score.reward
 

@@ -35,7 +35,7 @@ def test_programs_run_on_a_ray_cluster() -> None:
         assert [result.stdout for result in pool.run(program, Limits()).results] == ["8\n", "10\n"]
         hangs = Program(language="python", source="while True: pass")
         assert pool.run(hangs, Limits(seconds=0.3)).results[0].timed_out
-        ray.kill(pool._host)  # a machine goes away
+        ray.kill(pool._actor_handle)  # a machine goes away
         assert [result.stdout for result in pool.run(program, Limits()).results] == ["8\n", "10\n"]
         config = load(None, ["sandbox_pool=ray", "ray_address=local"]).config
         task = CodeTask(

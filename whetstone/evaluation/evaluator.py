@@ -22,7 +22,7 @@ from whetstone.evaluation.statistics import (
     pass_at_k_table,
 )
 from whetstone.files import atomic_write, json_safe
-from whetstone.rollout.collector import CollectorProtocol, sampling_params
+from whetstone.rollout.collector import GroupCollector, sampling_params
 from whetstone.tasks.constants import constant_rates
 from whetstone.terminal.stages import advance, stage
 from whetstone.types import Finish, Group, Problem
@@ -133,7 +133,7 @@ class Evaluator:
         self,
         config: Config,
         problems: Sequence[Problem],
-        collector: CollectorProtocol,
+        collector: GroupCollector,
         run_folder: str | Path,
     ) -> None:
         assert problems, "an evaluation without problems: leave it out instead"

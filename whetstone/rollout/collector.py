@@ -28,7 +28,20 @@ class RolloutCancelled(Exception):
     """Sampling was cancelled because the run ends."""
 
 
-class CollectorProtocol(Protocol):
+class GroupCollector(Protocol):
+    """What evaluation needs of a collector."""
+
+    def collect(
+        self,
+        problems: list[Problem],
+        *,
+        num_samples: int,
+        sampling: SamplingParams,
+        seed_parts: tuple[int | str, ...],
+    ) -> list[Group]: ...
+
+
+class CollectorProtocol(GroupCollector, Protocol):
     """The interface of `Collector` and `DistributedCollector`."""
 
     engine: Engine
@@ -42,15 +55,6 @@ class CollectorProtocol(Protocol):
     def cancelled(self, value: bool) -> None: ...
     @property
     def custom_metrics(self) -> dict[str, float]: ...
-
-    def collect(
-        self,
-        problems: list[Problem],
-        *,
-        num_samples: int,
-        sampling: SamplingParams,
-        seed_parts: tuple[int | str, ...],
-    ) -> list[Group]: ...
 
 
 class Collector:
