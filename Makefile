@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help train test torture test-slow test-gpu test-vllm test-hosts check wheel clean
+.PHONY: help train test torture test-slow test-gpu test-vllm test-hosts lint check wheel clean
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -44,9 +44,11 @@ test-hosts: $(VENV)/.installed-dev ## two hosts on one machine, a cable that is 
 torture: $(VENV)/.installed-dev ## kills, faults, bad input, hostile text: about an hour on 2 cores; ARGS=--resume goes on
 	@$(BIN)/python -m tests.torture --docs docs/torture.md $(ARGS)
 
-check: $(VENV)/.installed-dev ## ruff and pyright
+lint: $(VENV)/.installed-dev ## ruff and its formatter
 	@$(BIN)/python -m ruff check .
 	@$(BIN)/python -m ruff format --check .
+
+check: lint ## ruff and pyright
 	@$(BIN)/python -m pyright
 
 wheel: $(VENV)/.installed ## build the wheel into dist/

@@ -260,7 +260,8 @@ def test_when_it_collapsed_and_what_happened_on_the_way() -> None:
 
 
 def test_verdicts_stand_in_the_order_of_their_weight() -> None:
-    made = rows(loss=0.0, **{"completions/clipped_ratio": 0.3, "frac_reward_zero_std": 1.0, "accuracy": 0.0})
+    changes: dict[str, Any] = {"completions/clipped_ratio": 0.3, "frac_reward_zero_std": 1.0, "accuracy": 0.0}
+    made = rows(loss=0.0, **changes)
     verdicts = diagnose(made, evals(0.0, 0.0, p_value=1.0), CONFIG)
     assert [verdict.severity for verdict in verdicts] == sorted(verdict.severity for verdict in verdicts)
     assert titles(verdicts)[:2] == [
