@@ -5,12 +5,10 @@ files do: rewards/source.py writes the source of a notebook's function to output
 """
 
 import json
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from whetstone.config import Config, LoadedConfig, load
@@ -81,12 +79,3 @@ def _load(source: str | None, settings: dict[str, Any]) -> LoadedConfig:
     loaded = load(source, [f"{key}={json.dumps(value, default=str)}" for key, value in settings.items()])
     check_packages(loaded.config)
     return loaded
-
-
-class _CallableModule(ModuleType):
-    """`whetstone.train` is the module of the training loop; calling it trains."""
-
-    __call__ = staticmethod(train)
-
-
-sys.modules["whetstone.train"].__class__ = _CallableModule

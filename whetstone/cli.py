@@ -12,7 +12,7 @@ from types import ModuleType
 
 from whetstone import __version__
 from whetstone.commands import COMMANDS
-from whetstone.commands.parser import CommandParser
+from whetstone.commands.parser import DEFAULT_RECIPE, CommandParser
 from whetstone.errors import UserError, did_you_mean
 from whetstone.terminal.environment import check_working_directory, is_main_rank, sentence_of
 from whetstone.terminal.streams import open_missing, steady_streams
@@ -24,6 +24,7 @@ BUG = (
 )
 # Commands whose result is more than what they print: they succeed even where the output is lost.
 WITH_RESULTS = ("train", "eval", "profile", "compare", "serve", "launch")
+WITH_FIRST_LINE = ("train", "eval", "profile", "compare", "serve", "doctor")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -83,13 +84,24 @@ def _dispatch(argv: list[str]) -> int:
         print(f"whetstone {__version__}")
         return 0
     name, *arguments = argv[1:] if argv[0] == "help" else argv
+    wants_help = argv[0] == "help" or any(argument in ("-h", "--help") for argument in arguments)
+    if name in WITH_FIRST_LINE and not wants_help and is_main_rank():
+        print(escape_controls(_first_line(name, arguments)), flush=True)
     command = import_command(name)
     parser = CommandParser(name, command)
-    if argv[0] == "help" or any(argument in ("-h", "--help") for argument in arguments):
+    if wants_help:
         print(parser.format_help(), end="")
         return 0
     _check_platform(sys.platform)
     return command.run(parser.parse(arguments)) or 0
+
+
+def _first_line(name: str, arguments: list[str]) -> str:
+    """Printed before anything heavy is imported."""
+    named = [argument for argument in arguments if "=" not in argument and not argument.startswith("-")]
+    named += [argument for argument in arguments if argument.startswith("checkpoint_path=")]
+    source = named[0] if named else DEFAULT_RECIPE if name != "doctor" else ""
+    return f"whetstone {__version__}: {name} {source}".rstrip()
 
 
 def _check_platform(platform: str) -> None:

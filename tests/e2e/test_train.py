@@ -95,7 +95,14 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 def rows(folder: Path, kind: str) -> list[dict]:
     lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
-    timed = ("time/", "tokens_per_s", "rollout_tokens_per_s", "update_tokens_per_s", "peak_memory_gb")
+    timed = (
+        "time/",
+        "step_time",
+        "tokens_per_s",
+        "rollout_tokens_per_s",
+        "update_tokens_per_s",
+        "peak_memory_gb",
+    )
     return [
         {key: value for key, value in line.items() if not key.startswith(timed)}
         for line in lines

@@ -8,7 +8,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-TIMED = ("time/", "tokens_per_s", "rollout_tokens_per_s", "update_tokens_per_s", "peak_memory_gb")
+TIMED = (
+    "time/",
+    "step_time",
+    "tokens_per_s",
+    "rollout_tokens_per_s",
+    "update_tokens_per_s",
+    "peak_memory_gb",
+)
 TIMED_KEYS = frozenset(["seconds", "tokens_per_s", "date", "started", "duration_s"])
 
 

@@ -43,6 +43,7 @@ QUICK = {
     "whet config": "",
     "whet config FILE": "whet config quickstart",
     "whet config YOUR.yaml": "whet config theirs.yaml",
+    "whet config --markdown": "",
     "whet config CONFIG": "whet config grpo",
     "whet config [CONFIG]": "whet config grpo",
     "whet config config/multi_tasks.yaml": "",
@@ -50,6 +51,7 @@ QUICK = {
     "whet launch --help": "",
     "whet tasks": "",
     "whet tasks NAME": "whet tasks gcd",
+    "whet tasks NAME --answer TEXT": "whet tasks gcd --answer 3",
     "whet tasks NAME --answer 'TEXT'": "whet tasks gcd --answer 'The answer is 3'",
     "whet tasks NAME key=value": "whet tasks chain_sum max_terms=3",
     "whet tasks NAME model_name_or_path=... apply_chat_template=false": (
@@ -159,7 +161,7 @@ NOT_RUN = {
     "whet launch --ray": RAY,
     "whet launch --ray --max-restarts 3": RAY,
     "whet launch --ray --ranks 16 --servers 4 train config/grpo.yaml rollout_engine=vllm "
-    "vllm_tensor_parallel_size=4 weight_transfer_dir=/shared/weights": RAY,
+    "server_tensor_parallel_size=4 weight_transfer_dir=/shared/weights": RAY,
     "whet launch --ray --ranks 32 --max-restarts 3 train config/grpo.yaml ddp_size=4": RAY,
     "whet launch --ray --ranks 6 --servers 2 train ...": RAY,
     "whet launch --ray --ranks 8 train CONFIG": RAY,

@@ -108,7 +108,12 @@ def test_whet_tasks_shows_problems_of_a_file(folder: Path, capsys: pytest.Captur
 def test_it_is_scored_where_it_says(folder: Path, name: str, sees_environment: float) -> None:
     task = f"my_task.py:{name}"
     config = build(
-        {"datasets": {task: {}}, "reward_workers": 1, "max_reward_failure_share": 0.9, "eval_num_samples": 2}
+        {
+            "datasets": {task: {}},
+            "reward_workers": 1,
+            "max_reward_failure_fraction": 0.9,
+            "eval_num_samples": 2,
+        }
     )
     assert config.tasks.reward_funcs == ["accuracy"]  # no format: its prompts ask for no tags
     mixture = build_tasks(config, "train")

@@ -93,10 +93,8 @@ def updater_for(policy, reference=None, **flat) -> Any:
     plan = replace(make_plan(config, num_problems=100), num_generations=1)  # any number of samples
     updater: Any = Updater(policy, config, plan, reference)
     if config.loss.advantage == "group":  # here rewards are the advantages themselves
-        prepare = updater.prepare
-        updater.prepare = lambda minibatches: [
-            [replace(e, advantages=e.batch.rewards[e.batch.sequence_ids]) for e in minibatch]
-            for minibatch in prepare(minibatches)
+        updater.experience_builder._with_baseline = lambda flat, *_: [
+            replace(e, advantages=e.batch.rewards[e.batch.sequence_ids]) for e in flat
         ]
     return updater
 

@@ -26,8 +26,7 @@ def run(args: argparse.Namespace) -> None:
     from whetstone.terminal.display import long_command
 
     source, settings = source_and_settings(args)
-    checkpoint = next((entry for entry in settings if entry.startswith("checkpoint_path=")), DEFAULT_RECIPE)
-    with long_command("eval", source or checkpoint):
+    with long_command():
         from whetstone.config import load
         from whetstone.engines.packages import check_packages
         from whetstone.terminal.stages import stage

@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> None:
 
     source, settings = source_and_settings(args)
     source = source or DEFAULT_RECIPE
-    with long_command("train", source):
+    with long_command():
         from whetstone.config import load
         from whetstone.engines.packages import check_packages
         from whetstone.terminal.environment import is_main_rank

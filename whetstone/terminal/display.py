@@ -19,7 +19,6 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from whetstone import __version__
 from whetstone.terminal.environment import check_proc, is_main_rank
 from whetstone.terminal.stages import Stage, active
 from whetstone.terminal.text import duration, escape_controls, wrap
@@ -136,10 +135,8 @@ def display(*, is_main: bool = True, console: Console | None = None) -> Iterator
 
 
 @contextlib.contextmanager
-def long_command(name: str, source: str) -> Iterator[None]:
-    """For a command that takes minutes: print its first line at once, then show progress."""
-    if is_main_rank():
-        print(escape_controls(f"whetstone {__version__}: {name} {source}".rstrip()), flush=True)
+def long_command() -> Iterator[None]:
+    """For a command that takes minutes: show progress."""
     check_proc()
     with display(is_main=is_main_rank()):
         yield

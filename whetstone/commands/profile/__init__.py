@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> None:
     from whetstone.terminal.display import long_command
 
     source, settings = source_and_settings(args)
-    with long_command("profile", source or DEFAULT_RECIPE):
+    with long_command():
         loaded = load(source or DEFAULT_RECIPE, settings)
         check_packages(loaded.config)
         from whetstone.commands.profile.profiler import profile
