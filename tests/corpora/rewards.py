@@ -108,6 +108,8 @@ _IMPORTS: dict[str, str | bytes] = {
 }
 # fails on every answer
 _ALWAYS: dict[str, str | bytes] = {
+    "returns large values": _returns("[(-1.0) ** i * 1e30 for i in range(len(completions))]"),
+    "returns None for some": _returns("[None if i % 2 else 1.0 for i in range(len(completions))]"),
     "raises": _does("raise KeyError('no such thing')"),
     "raises without a text": _does("raise ValueError"),
     "raises a text of many lines": _does("raise ValueError('a\\n' * 1000)"),
@@ -181,8 +183,6 @@ _SOMETIMES: dict[str, str | bytes] = {
     "returns booleans": _returns("[True] * len(completions)"),
     "returns a tuple": _returns("(1.0,) * len(completions)"),
     "returns an array": _returns("numpy.ones(len(completions))", "import numpy"),
-    "returns large values": _returns("[(-1.0) ** i * 1e30 for i in range(len(completions))]"),
-    "returns None for some": _returns("[None if i % 2 else 1.0 for i in range(len(completions))]"),
     "logs what it likes": (
         "def reward(completions, log_extra, log_metric, **columns):\n"
         "    log_metric('a/b', 1)\n    log_extra('x', [None] * len(completions))\n"

@@ -156,7 +156,12 @@ def _resume_damaged(name: str, setting: Setting) -> Outcome:
     ]
     outcome.losses += [f"{kept} is gone" for kept in damaged.kept if not list(folder.glob(kept))]
     if code == 0 and damaged.outcome == "resumed":
-        outcome.losses += [one for one in differences(whole, folder) if one.startswith("final_model")]
+        # The model card quotes the first evaluation, which may be what is damaged.
+        outcome.losses += [
+            loss
+            for loss in differences(whole, folder)
+            if loss.startswith("final_model") and not loss.startswith("final_model/README.md")
+        ]
     if list(setting.folder.rglob(_corpus("run_folders").PROOF)):
         outcome.losses.append("something was executed")
     outcome.losses += [f"left running: {command}" for command in forks.left_behind(15)]
