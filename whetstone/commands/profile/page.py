@@ -174,7 +174,8 @@ def advice(found: Profile) -> str | None:
         if found.share(stage) > 0.3:
             told += [(found.share(stage), sentence) for sentence in find(found)]
     if found.share("reward_wait") > 0.15:
-        sentence = f"Scores are waited for ({100 * found.share('reward_wait'):.0f} % of a step): more reward_workers, or "
+        sentence = f"Scores are waited for ({100 * found.share('reward_wait'):.0f} % of a step): "
+            "more reward_workers, or "
         told.append((found.share("reward_wait"), sentence + "a quicker reward function."))
     if found.share("weight_sync") > 0.15:
         sentence = f"Handing weights to the engine takes {100 * found.share('sync'):.0f} % of a step: "
