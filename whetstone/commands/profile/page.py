@@ -174,11 +174,12 @@ def advice(found: Profile) -> str | None:
         if found.share(stage) > 0.3:
             told += [(found.share(stage), sentence) for sentence in find(found)]
     if found.share("reward_wait") > 0.15:
-        sentence = f"Scores are waited for ({100 * found.share('reward_wait'):.0f} % of a step): "
-            "more reward_workers, or "
-        told.append((found.share("reward_wait"), sentence + "a quicker reward function."))
+        percent = 100 * found.share("reward_wait")
+        sentence = f"Scores are waited for ({percent:.0f} % of a step): "
+        sentence += "more reward_workers, or a quicker reward function."
+        told.append((found.share("reward_wait"), sentence))
     if found.share("weight_sync") > 0.15:
-        sentence = f"Handing weights to the engine takes {100 * found.share('sync'):.0f} % of a step: "
+        sentence = f"Handing weights to the engine takes {100 * found.share('weight_sync'):.0f} % of a step: "
         sentence += "rollout_engine=native samples from the policy's own, or weight_transfer by nccl or ipc."
         told.append((found.share("weight_sync"), sentence))
     return max(told, key=lambda entry: entry[0])[1] if told else None
