@@ -15,14 +15,15 @@ SMALL = [
     "eval_num_samples=0", "save_strategy=no",
 ]  # fmt: skip
 RUNS = {
-    "grpo": ["eval_num_samples=2", "eval_samples_per_problem=2", "fixed_eval_steps=1", "peak_tflops=1"],
+    "grpo": [
+        "eval_num_samples=2", "eval_samples_per_problem=2", "fixed_eval_steps=1", "peak_tflops=1",
+        "dynamic_sampling=true", "async_rollouts=1",
+    ],
     "kl": [
         "beta=0.1", "target_kl=0.1", "entropy_target=0.5", "off_policy_mask_threshold=0.5",
         "mask_truncated_completions=true", "top_entropy_quantile=0.5",
     ],
     "critic": ["advantage=gae", "datasets={chain_sum: {curriculum: true}}"],
-    "dynamic_sampling": ["dynamic_sampling=true"],
-    "async": ["async_rollouts=1"],
 }  # fmt: skip
 # Of code tasks, and of an automatic choice on a GPU.
 ELSEWHERE = {"programs/<outcome>_ratio", "checkpointed_layers"}

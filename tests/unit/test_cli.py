@@ -316,11 +316,11 @@ def test_what_argparse_rejects_is_one_sentence(
 # --- completion ---
 
 
-def completions(*words: str) -> list[str]:
+def completions(script: Path, *words: str) -> list[str]:
     """What bash offers for the last of `words`."""
     typed = " ".join(f"'{word}'" for word in words)
     code = (
-        f"source <({sys.executable} -m whetstone completion bash); compopt() {{ :; }}; "
+        f"source {script}; compopt() {{ :; }}; "
         f"COMP_WORDS=({typed}); COMP_CWORD={len(words) - 1}; _whet; "
         'printf "%s\\n" "${COMPREPLY[@]}"'
     )
@@ -329,12 +329,14 @@ def completions(*words: str) -> list[str]:
     return done.stdout.split()
 
 
-def test_bash_completes_commands_options_recipes_and_keys() -> None:
-    assert completions("whet", "pro") == ["profile"]
-    assert completions("whet", "train", "quick") == ["quickstart"]
-    assert completions("whet", "train", "max_st") == ["max_steps="]
-    assert completions("whet", "profile", "--st") == ["--steps"]
-    assert completions("whet", "completion", "z") == ["zsh"]
+def test_bash_completes_commands_options_recipes_and_keys(tmp_path: Path) -> None:
+    script = tmp_path / "completion.bash"
+    script.write_text(whet("completion", "bash").stdout)
+    assert completions(script, "whet", "pro") == ["profile"]
+    assert completions(script, "whet", "train", "quick") == ["quickstart"]
+    assert completions(script, "whet", "train", "max_st") == ["max_steps="]
+    assert completions(script, "whet", "profile", "--st") == ["--steps"]
+    assert completions(script, "whet", "completion", "z") == ["zsh"]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
