@@ -5,7 +5,8 @@ files do: rewards/source.py writes the source of a notebook's function to output
 """
 
 import json
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,43 +14,54 @@ from typing import Any
 
 from whetstone.config import Config, LoadedConfig, load
 from whetstone.engines.packages import check_packages
+from whetstone.errors import UserError
 from whetstone.report import write_report
 from whetstone.rewards.source import spec_of
 from whetstone.run.folder import run_dir
 from whetstone.run.metrics import read_rows
-from whetstone.train import evaluate_only
+from whetstone.train import Step, evaluate_only, finish, loop, open_training, save
 from whetstone.train import train as run_training
 
 RewardFunc = str | Callable[..., Any]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Run:
-    """A finished training run."""
+    """A finished training run: `Run("outputs/quickstart")`."""
 
-    folder: Path
-    results: dict[str, Any]  # train_results.json: accuracy before and after
+    folder: str | Path
+
+    @cached_property
+    def results(self) -> dict[str, Any]:
+        """train_results.json: accuracy before and after."""
+        return json.loads(self._file("train_results.json").read_text(encoding="utf-8"))
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl: `kind` is train or eval. docs/metrics.md explains the names."""
-        return read_rows(self.folder / "metrics.jsonl")
+        return read_rows(self._file("metrics.jsonl"))
 
     @cached_property
     def report(self) -> Path:
         """The path of the HTML report."""
-        return write_report(self.folder)
+        return write_report(Path(self.folder))
 
     def model(self) -> Any:
         """The trained model, loaded with transformers."""
         from transformers import AutoModelForCausalLM
 
-        return AutoModelForCausalLM.from_pretrained(self.folder / "final_model")
+        return AutoModelForCausalLM.from_pretrained(self._file("final_model"))
 
     def tokenizer(self) -> Any:
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(self.folder / "final_model")
+        return AutoTokenizer.from_pretrained(self._file("final_model"))
+
+    def _file(self, name: str) -> Path:
+        path = Path(self.folder) / name
+        if not path.exists():
+            raise UserError(f"There is no {name} in {self.folder}: give the folder of a finished run.")
+        return path
 
 
 def load_config(source: str | None = None, **settings: Any) -> Config:
@@ -61,13 +73,29 @@ def train(
     source: str = "quickstart", *, reward_funcs: Sequence[RewardFunc] | None = None, **settings: Any
 ) -> Run:
     """Train like `whet train source key=value ...`. `UserError` for input that cannot work."""
-    if reward_funcs is not None:
-        folder = Path(_load(source, settings).config.run.output_dir) / "reward_funcs"
-        settings["reward_funcs"] = [
-            entry if isinstance(entry, str) else spec_of(entry, folder) for entry in reward_funcs
-        ]
-    loaded = _load(source, settings)
-    return Run(folder=run_dir(loaded.config), results=run_training(loaded))
+    loaded = _load(source, settings, reward_funcs)
+    run_training(loaded)
+    return Run(run_dir(loaded.config))
+
+
+def steps(
+    source: str = "quickstart", *, reward_funcs: Sequence[RewardFunc] | None = None, **settings: Any
+) -> Iterator[Step]:
+    """Train step by step: `for step in steps(...)`. Leaving the loop early saves a checkpoint."""
+    loaded = _load(source, settings, reward_funcs)
+    if loaded.config.run.trainer != "whetstone" or loaded.config.evaluation.eval_only:
+        raise UserError(
+            "whetstone.steps goes through our own training: set trainer=whetstone, eval_only=false."
+        )
+    with open_training(loaded) as (run, step, started_at):
+        try:
+            for done in loop(run, step, started_at):
+                step = done.step
+                yield done
+        except GeneratorExit:
+            save(run, step, time.monotonic() - started_at)
+            raise
+        finish(run, step, time.monotonic() - started_at)
 
 
 def evaluate(source: str = "quickstart", **settings: Any) -> dict[str, Any]:
@@ -75,7 +103,13 @@ def evaluate(source: str = "quickstart", **settings: Any) -> dict[str, Any]:
     return evaluate_only(_load(source, {**settings, "eval_only": True}))
 
 
-def _load(source: str | None, settings: dict[str, Any]) -> LoadedConfig:
+def _load(
+    source: str | None, settings: dict[str, Any], reward_funcs: Sequence[RewardFunc] | None = None
+) -> LoadedConfig:
+    if reward_funcs is not None:
+        folder = Path(_load(source, settings).config.run.output_dir) / "reward_funcs"
+        specs = [entry if isinstance(entry, str) else spec_of(entry, folder) for entry in reward_funcs]
+        settings = {**settings, "reward_funcs": specs}
     loaded = load(source, [f"{key}={json.dumps(value, default=str)}" for key, value in settings.items()])
     check_packages(loaded.config)
     return loaded

@@ -7,6 +7,8 @@ of a launch run this file; only the first prints and writes to the run folder.
 import contextlib
 import logging
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from whetstone import seeds
@@ -28,6 +30,7 @@ from whetstone.run.progress import Progress
 from whetstone.run.setup import TrainingRun, build, init_distributed
 from whetstone.run.signals import StopRequest
 from whetstone.terminal.stages import stage
+from whetstone.types import Group
 
 logger = logging.getLogger("whetstone")
 
@@ -41,21 +44,34 @@ def train(loaded: LoadedConfig) -> dict[str, Any]:
         from whetstone.trl import train_with_trl
 
         return train_with_trl(loaded)
+    with open_training(loaded) as (run, step, started_at):
+        for done in loop(run, step, started_at):
+            step = done.step
+        return finish(run, step, time.monotonic() - started_at)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """What an iteration of the loop leaves to look at."""
+
+    step: int  # optimizer steps so far
+    metrics: dict[str, float]  # its row of metrics.jsonl
+    groups: list[Group]  # the rollouts that it trained on, by problem
+
+
+@contextlib.contextmanager
+def open_training(loaded: LoadedConfig) -> Iterator[tuple[TrainingRun, int, float]]:
+    """The run, the step that it starts at, and when it would have started without interruptions."""
     with contextlib.ExitStack() as stack:
-        run, checkpoint, seconds_before = build(loaded, init_distributed(config, stack), stack)
+        run, checkpoint, seconds_before = build(loaded, init_distributed(loaded.config, stack), stack)
         started_at = time.monotonic() - seconds_before
         if checkpoint is None:
             evaluate(run, 0)
-        step = loop(run, 0 if checkpoint is None else checkpoint.step, started_at)
-        run.saver.finish()
-        if step < run.plan.num_steps:
-            logger.info(f"Stopped at step {step}, saved. Go on with the same command and auto_resume=true.")
-            raise KeyboardInterrupt
-        return _finish(run, time.monotonic() - started_at)
+        yield run, 0 if checkpoint is None else checkpoint.step, started_at
 
 
-def loop(run: TrainingRun, step: int, started_at: float) -> int:
-    """The algorithm. Returns the optimizer step at which it ended."""
+def loop(run: TrainingRun, step: int, started_at: float) -> Iterator[Step]:
+    """The algorithm, from optimizer step `step` on."""
     config, plan = run.config, run.plan
     progress = Progress(
         plan.num_steps,
@@ -82,11 +98,12 @@ def loop(run: TrainingRun, step: int, started_at: float) -> int:
             with timer("eval"):
                 if plan.is_due(plan.eval_every, step) and step < plan.num_steps:
                     evaluate(run, step)
-            run.metrics.log(step, metrics | run.throughput.metrics(rollouts, batches))
+            metrics |= run.throughput.metrics(rollouts, batches)
+            run.metrics.log(step, metrics)
             stopping = any_rank(run.ranks, stop.requested)
             if plan.is_due(plan.save_every, step) or stopping:
                 save(run, step, time.monotonic() - started_at)
-    return step
+            yield Step(step=step, metrics=metrics, groups=rollouts.groups)
 
 
 def log_rollouts(run: TrainingRun, step: int, rollouts: RolloutBatch) -> dict[str, float]:
@@ -134,8 +151,12 @@ def save(run: TrainingRun, step: int, seconds: float) -> None:
         )
 
 
-def _finish(run: TrainingRun, seconds: float) -> dict[str, Any]:
+def finish(run: TrainingRun, step: int, seconds: float) -> dict[str, Any]:
     """The last evaluation, the final model, train_results.json and the report."""
+    run.saver.finish()
+    if step < run.plan.num_steps:
+        logger.info(f"Stopped at step {step}, saved. Go on with the same command and auto_resume=true.")
+        raise KeyboardInterrupt
     result = evaluate(run, run.plan.num_steps)
     if run.config.run.save_strategy != "no":
         save(run, run.plan.num_steps, seconds)

@@ -1,6 +1,6 @@
-"""One type per stage of the corridor: problem -> completion -> score -> rollout -> group.
+"""One type per stage of the data flow: problem -> completion -> score -> rollout -> group.
 
-Frozen and complete when made: a value that is known later belongs to the next type. No torch here.
+Frozen and complete when created: a value that is known later belongs to the next type. No torch here.
 """
 
 from collections.abc import Mapping
@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 class Finish(StrEnum):
     """Why a completion ended."""
 
-    STOP = "stop"  # the model said a stop token
+    STOP = "stop"  # the model sampled a stop token
     LENGTH = "length"  # max_completion_length was reached: truncated
-    ABORT = "abort"  # the engine gave up on it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,15 +62,11 @@ class TaskScore:
 class Score:
     """What a completion is worth. Evaluation reads `parts["correct"]`, never the shaped reward."""
 
-    reward: float  # what training maximises
+    reward: float  # what training maximizes
     parts: Mapping[str, float]  # "correct", "accuracy", "format", ... each unweighted
     answer: str | None  # what was taken for the answer, None where there was none
-    failure: str | None = (
-        None  # why scoring failed ("timeout", "crash", "error: ..."), None when it went well
-    )
-    outcome: str | None = (
-        None  # how a program fared: passed, wrong, compile_error, timeout, crash, no_program
-    )
+    failure: str | None = None  # why scoring failed: "timeout", "crash", "error: ..."
+    outcome: str | None = None  # of a program: passed, wrong, compile_error, timeout, crash, no_program
     tests: tuple[str, ...] = ()  # the same for each of its tests
     extra: Mapping[str, Any] = field(default_factory=dict)  # what reward functions gave to `log_extra`
 

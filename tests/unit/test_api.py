@@ -88,3 +88,28 @@ def test_train_and_evaluate(tmp_path: Path) -> None:
     assert whetstone.load_config("quickstart", max_steps=7).update.max_steps == 7
     with pytest.raises(UserError, match="max_steps"):
         whetstone.load_config("quickstart", max_step=7)
+
+
+def test_steps_can_be_left_and_resumed(tmp_path: Path) -> None:
+    settings = {**SMALL, "output_dir": tmp_path, "eval_strategy": "no"}
+    whole = list(whetstone.steps("quickstart", run_name="whole", **settings))
+    assert [step.step for step in whole] == [1, 2]
+    sampled = [rollout for step in whole for group in step.groups for rollout in group.rollouts]
+    assert len(sampled) == 2 * 2 * 2
+    num_tokens = sum(len(rollout.prompt_ids) + len(rollout.completion.token_ids) for rollout in sampled)
+    assert whole[-1].metrics["num_tokens"] == num_tokens
+
+    for step in whetstone.steps("quickstart", run_name="left", **settings):
+        assert step.step == 1
+        break
+    resumed = list(whetstone.steps("quickstart", run_name="left", auto_resume=True, **settings))
+    assert [step.step for step in resumed] == [2]
+    assert resumed[0].groups == whole[1].groups
+    for name in ("loss", "grad_norm", "num_tokens", "clip_ratio/low_mean", "clip_ratio/high_mean"):
+        assert resumed[0].metrics[name] == whole[1].metrics[name]
+    rows = whetstone.Run(tmp_path / "left").metrics
+    assert [row["step"] for row in rows if row["kind"] == "train"] == [1, 2]
+    with pytest.raises(UserError):
+        next(whetstone.steps("quickstart", eval_only=True))
+    with pytest.raises(UserError):
+        whetstone.Run(tmp_path).metrics  # noqa: B018

@@ -59,6 +59,7 @@ QUICK = {
     ),
     "whet tasks [NAME]": "whet tasks maze",
     "whet tasks chain_sum": "",
+    "whet tasks examples/extending/task.py:Remainders": "",
     "whet tasks countdown ...": "whet tasks countdown apply_chat_template=false prompt_template='{question}'",
     "whet tasks code path=problems language=klong": "",
     r"whet tasks math path=rows.json --answer 'The answer is \boxed{42}'": "",
@@ -122,6 +123,7 @@ SLOW = {
         "whet train gsm8k data_path=rows.json eval_path=rows.json"
     ),
     "whet train course_cpu run_name=accuracy_only 'reward_funcs=[accuracy]'": "",
+    "whet train examples/extending/config.yaml": "",
     "whet train datasets='{gcd: {}}'": "",
     "whet train grpo model_name_or_path=outputs/grpo_trained/final_model run_name=second": "",
     "whet train math model_path=M data_path=rows.json": (
@@ -230,7 +232,7 @@ def test_commands_are_found_in_blocks_and_sentences(tmp_path: Path) -> None:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the files that the commands name."""
     folder = tmp_path_factory.mktemp("docs")
-    for name in ("config", "train_grpo.py", "rl_trainer.py"):
+    for name in ("config", "examples", "train_grpo.py", "rl_trainer.py"):
         (folder / name).symlink_to(ROOT / name)
     sums = [{"question": f"What is {a} + 5?", "answer": str(a + 5)} for a in range(40)]
     (folder / "rows.json").write_text(json.dumps(sums), encoding="utf-8")

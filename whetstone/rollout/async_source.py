@@ -34,7 +34,7 @@ class AsyncRolloutSource(RolloutSource):
         if self._pending is None:
             rollouts = super().next_batch(step)
         else:
-            rollouts = self._with_staleness(self._pending.result(), step)
+            rollouts = self._observe(self._pending.result(), step)
         next_step = step + self._plan.updates_per_batch
         self._pending = None
         if next_step < self._plan.num_steps:

@@ -42,6 +42,7 @@ class RolloutSource:
         self._curriculum = Curriculum(tasks.curricula)
         self._engine_version: int | None = None  # of the weights that the engine has
         self._sync_s = 0.0  # of the last `sync_weights`
+        self._num_tokens = 0  # prompts and completions of all batches returned
 
     def sync_weights(self, step: int) -> None:
         """Give the engine the policy's weights, version `step`. The engine is idle when this returns."""
@@ -54,14 +55,15 @@ class RolloutSource:
 
     def next_batch(self, step: int) -> RolloutBatch:
         """The batch of optimizer step `step`. Call `sync_weights(step)` first."""
-        return self._with_staleness(self.sample(step), step)
+        return self._observe(self.sample(step), step)
 
     def state(self) -> dict[str, Any]:
         """Plain data that a resumed run needs besides the step."""
-        return {"curriculum": self._curriculum.state()}
+        return {"curriculum": self._curriculum.state(), "num_tokens": self._num_tokens}
 
     def load_state(self, state: dict[str, Any]) -> None:
         self._curriculum.load_state(state["curriculum"])
+        self._num_tokens = state["num_tokens"]
 
     def close(self) -> None: ...
 
@@ -105,9 +107,11 @@ class RolloutSource:
             num_resampled += len(slots)
         return num_resampled
 
-    def _with_staleness(self, rollouts: RolloutBatch, step: int) -> RolloutBatch:
-        """Add the metric `staleness`: batches between the weights that sampled and the policy of now."""
-        versions = [r.completion.policy_version for group in rollouts.groups for r in group.rollouts]
+    def _observe(self, batch: RolloutBatch, step: int) -> RolloutBatch:
+        """Add the metrics `num_tokens` and `staleness` (the age of the sampling policy in batches)."""
+        rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
+        self._num_tokens += sum(len(r.prompt_ids) + len(r.completion.token_ids) for r in rollouts)
+        versions = [rollout.completion.policy_version for rollout in rollouts]
         ages = [(step - version) / self._plan.updates_per_batch for version in versions]
         allowed = self._config.rollout.async_rollouts
         if not 0 <= min(ages) <= max(ages) <= allowed:
@@ -116,8 +120,8 @@ class RolloutSource:
                 f"but at most {allowed} batch behind is allowed (async_rollouts): its weights are not being "
                 "updated; restart it, or set rollout_engine=native."
             )
-        metrics = {**rollouts.metrics, "staleness": fmean(ages)}
-        return replace(rollouts, metrics=metrics, sync_s=self._sync_s)
+        metrics = {**batch.metrics, "num_tokens": float(self._num_tokens), "staleness": fmean(ages)}
+        return replace(batch, metrics=metrics, sync_s=self._sync_s)
 
     def _collect(self, step: int, attempt: int, indices: list[int]) -> list[Group]:
         return self._collector.collect(

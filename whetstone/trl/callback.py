@@ -67,6 +67,9 @@ METRIC_NAMES = {
     "entropy": "entropy",
     "entropy_coef": "entropy_coef",
     "clip_ratio/region_mean": "clip_ratio/region_mean",
+    "clip_ratio/low_mean": "clip_ratio/low_mean",
+    "clip_ratio/high_mean": "clip_ratio/high_mean",
+    "num_tokens": "num_tokens",
     "cispo_clip_ratio": "clip_ratio/region_mean",
 }
 

@@ -147,6 +147,8 @@ class GradientAccumulator:
             kl=outputs.kl,
             **{
                 "clip_ratio/region_mean": outputs.clipped,
+                "clip_ratio/low_mean": outputs.clipped * (experience.advantages < 0),
+                "clip_ratio/high_mean": outputs.clipped * (experience.advantages > 0),
                 "sampling/sampling_logp_difference/mean": difference.abs(),
                 "masked_ratio/truncated_completions": 1 - batch.sequence_mask[batch.sequence_ids],
                 **{f"masked_ratio/{name}": (value == 0).float() for name, value in multipliers.items()},

@@ -44,7 +44,8 @@ def profile(loaded: LoadedConfig, *, num_timed: int = 2) -> Path:
         run, _, _ = build(short, ranks, stack)
         run.throughput.exact = True
         recorder = Recorder(meter=run.throughput, num_timed=num_timed, trace=scratch / TRACE)
-        loop(replace(run, metrics=recorder), 0, 0.0)  # type: ignore[arg-type]
+        for _ in loop(replace(run, metrics=recorder), 0, 0.0):  # type: ignore[arg-type]
+            pass
         if not ranks.is_main:
             return scratch
         folder = free_folder(run_dir(loaded.config) / "profile")

@@ -1,0 +1,53 @@
+"""docs/extending.md and examples/extending: the page has the files, and a run uses all of them."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+import whetstone
+from examples.extending.loss import reinforce
+from scripts.make_extending import PAGE, insert_files
+from whetstone.algorithm.losses import LossInputs
+from whetstone.config import Config
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_page_has_the_files_as_they_are() -> None:
+    page = PAGE.read_text()
+    assert insert_files(page) == page
+    assert all(
+        f"<!-- examples/extending/{path.name} -->" in page for path in PAGE.parent.glob("../examples/*/*.*")
+    )
+
+
+def test_the_loss_by_hand() -> None:
+    logprobs = torch.tensor([-1.0, -2.0, -0.5], requires_grad=True)
+    inputs = LossInputs(
+        logprobs=logprobs,
+        old_logprobs=torch.tensor([-1.0, -3.0, -0.5 + math.log(2)]),
+        advantages=torch.tensor([1.0, 2.0, -1.0]),
+        ratio=torch.tensor([1.0, math.e, 0.5]),
+        sequence_ids=torch.tensor([0, 0, 1]),
+        num_sequences=2,
+    )
+    outputs = reinforce(inputs, Config().loss)
+    outputs.loss.sum().backward()
+    assert outputs.loss.tolist() == [1.0, 8.0, -0.25]
+    assert logprobs.grad is not None and logprobs.grad.tolist() == [-1.0, -4.0, 0.5]
+    assert outputs.clipped.tolist() == [False, True, False]
+
+
+def test_a_run_with_every_extension(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    run = whetstone.train("examples/extending/config.yaml", output_dir=tmp_path, reward_workers=1)
+    steps = [row for row in run.metrics if row["kind"] == "train"]
+    assert [row["step"] for row in steps] == [1, 2]
+    for row in steps:
+        assert 0 <= row["off_by_one_ratio"] <= 1
+        assert row["rewards/is_number/mean"] > 0
+        assert math.isclose(row["reward"], row["accuracy"] + row["rewards/is_number/mean"], abs_tol=1e-6)
+        assert row["sampling/sampling_logp_difference/mean"] < 1e-5
+    assert "accuracy/examples/extending/task.py:Remainders" in steps[0]
