@@ -36,8 +36,8 @@ MAY_IMPORT: dict[str, str] = {
     "diagnosis": "errors run",
     "report": "errors files terminal model evaluation run diagnosis",
     "trl": "errors types terminal config tasks algorithm model rollout update evaluation run report",
-    "train": "seeds terminal config parallel model rollout evaluation run report trl",
-    "api": "config engines report rewards run train",
+    "train": "types seeds terminal config parallel model rollout evaluation run report trl",
+    "api": "errors config engines report rewards run train",
     "commands": "errors types files terminal config sandbox tasks model engines update evaluation run "
     "diagnosis report train",
     "cli": "errors terminal commands",
