@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from whetstone.model.lora import is_plain_lora
+
 TILE, ALIGNMENT = 128, 8  # of cuBLAS kernels; in elements
 MAX_ROWS, MAX_SPLITS, MIN_SPLIT_DEPTH = 256, 4, 1024
 
@@ -154,11 +156,7 @@ def _lora_factors(layer: Any) -> list[tuple[Tensor, Tensor, float]]:
 
 def is_linear_or_lora(layer: Any) -> bool:
     """Whether the layer is an `nn.Linear`, possibly with plain LoRA (no DoRA, no LoRA bias)."""
-    if isinstance(layer, nn.Linear):
-        return True
-    from peft.tuners.lora import Linear
-
-    return type(layer) is Linear and not layer.lora_variant and not any(layer.lora_bias.values())
+    return isinstance(layer, nn.Linear) or is_plain_lora(layer)
 
 
 def lora_copy_bytes(layers: list[Any]) -> int:
