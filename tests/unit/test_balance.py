@@ -2,19 +2,13 @@
 twice.
 """
 
-import json
-from pathlib import Path
-
 import pytest
 
 from tests.conftest import make_policy
 from tests.unit.test_update import make_samples
-from whetstone.commands.plan.cost_model import H200, MEASURED, MODELS, Layout, Work, measured, memory, predict
 from whetstone.config import build
 from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score
 from whetstone.update.packing import Sample, balance, pack_minibatches
-
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
 def group(number: int, lengths: list[int]) -> Group:
@@ -77,57 +71,3 @@ def test_all_ranks_have_equally_many_micro_batches_and_idle_ones_hold_nothing(nu
         len(batch.token_ids) == 2 and len(batch.logit_positions) == len(batch.targets) == 0 for batch in idle
     )
     assert idle or num_ranks < 7
-
-
-def test_the_cost_model_is_near_what_was_measured():
-    for what, predicted, seen in measured():
-        assert 0.9 < predicted / seen < 1.1, what
-
-
-def test_what_the_cost_model_is_held_to_are_the_rows_that_were_kept():
-    def rows(name, **wanted):
-        kept = json.loads((RESULTS / f"{name}.json").read_text())["rows"]
-        [row] = [row for row in kept if all(row.get(key) == value for key, value in wanted.items())]
-        return row
-
-    for (what, name, sequences), figure in MEASURED.items():
-        size = name.lower()
-        if what == "decode":
-            row = rows("rollout", who="native", size=size, num_sequences=sequences, shape="full")
-            assert row["tokens_per_s"] == figure
-        elif what == "step":
-            assert rows("step", who="ours", size=size)["total_s"] == pytest.approx(figure, rel=1e-3)
-        else:
-            row = rows("update", who="ours", size=size, setting="defaults", shape="ragged")
-            found = row["tokens_run"] / row["seconds"] if what == "update" else row["peak_gb"]
-            assert found == pytest.approx(figure, rel=2e-3)
-
-
-def test_the_cost_model_by_hand():
-    """1.5 B on one GPU without checkpointing: 6 N flops a token at 72.5 % of the peak, a little for each
-    token beside them, and 28 N bytes for Adam.
-    """
-    work = Work(prompts=1, group=1, prompt_tokens=1000, new_tokens=1000, checkpointing=False)
-    cost = predict(H200, MODELS["1.5B"], work, Layout(gpus=1))
-    assert cost.update_s == pytest.approx(
-        2000 * (6 * 1.54e9 / (791e12 * 0.725) + 4.2e-6) + 28 * 1.54e9 / 4.3e12
-    )
-    assert cost.gather_s == cost.exchange_s == 0
-    eight = predict(H200, MODELS["1.5B"], work, Layout(gpus=8))
-    assert eight.gather_s == pytest.approx(2 * 1.54e9 * 7 / 8 / 350e9)
-    assert eight.memory < cost.memory
-
-
-@pytest.mark.parametrize(
-    "layout, bytes_each",
-    [
-        (Layout(gpus=1), 2 + 2 + 8 + 4),  # upper halves, lower halves, moments, gradients
-        (Layout(gpus=1, optim="adamw_8bit"), 2 + 2 + 2 + 8 / 256 + 4),
-        (Layout(gpus=1, offload=True), 2 + 4),
-        (Layout(gpus=4), (4 + 8 + 4) / 4 + 2 + 2 * 2 / 28),  # shards, the sampling copy, one layer twice
-    ],
-)
-def test_bytes_of_a_parameter_in_the_cost_model(layout, bytes_each):
-    work = Work(prompts=1, group=1, prompt_tokens=1, new_tokens=1, micro_batch_tokens=0)
-    buckets = 2 * 64 * 2**20 if layout.offload else 0
-    assert memory(MODELS["1.5B"], work, layout) == pytest.approx(bytes_each * 1.54e9 + buckets)

@@ -59,19 +59,3 @@ def test_the_recipes_for_q_fit_their_gpus(name: str) -> None:
         own = -(-plan.prompts_per_batch // data) * plan.num_generations
         caches = own * (work.prompt_tokens + work.new_tokens) * model.kv_bytes / parallel.tp_size
     assert memory(model, work, layout) + caches < 0.9 * 80 * 2**30
-
-
-@pytest.mark.parametrize("name", Q)
-def test_the_recipes_for_q_have_the_settings_that_were_asked_for(name: str) -> None:
-    config = load(name).config
-    assert config.update.learning_rate == 2e-6
-    assert config.rollout.temperature == 0.8
-    evaluation = config.evaluation
-    assert (
-        evaluation.fixed_eval_steps,
-        evaluation.eval_num_samples,
-        evaluation.eval_samples_per_problem,
-    ) == (25, 15, 4)
-    assert config.programs.use_reasoning_format == (name in ("q/14b", "q/32b"))
-    context = (config.rollout.max_prompt_length or 0) + config.rollout.max_completion_length
-    assert context == {"q/32b": 8192, "q/14b": 6144}.get(name, 4096)
