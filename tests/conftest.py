@@ -1,12 +1,19 @@
 """Tiny real models and a character tokenizer, shared by the tests: random weights, real architectures."""
 
+import os
+
+# One thread for each of several workers: threads of small products would wait for each other. For the
+# processes that tests start, too; before torch reads it.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 import torch
 import transformers
 
 from whetstone.model.policy import Policy
 
-torch.set_num_threads(2)
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -64,9 +71,8 @@ def make_policy(architecture: str = "llama", seed: int = 0, **changes) -> Policy
     config = getattr(transformers, name)(**{**TINY, **settings, **changes})
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config)
-    with (
-        torch.no_grad()
-    ):  # larger weights, so that logits differ clearly between tokens and attention matters
+    # Larger weights, so that logits differ clearly between tokens and attention matters.
+    with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.mul_(4)
