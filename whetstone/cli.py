@@ -23,8 +23,8 @@ BUG = (
     "and config.yaml, training.log and run.json of the run folder."
 )
 # Commands whose result is more than what they print: they succeed even where the output is lost.
-WITH_RESULTS = ("train", "eval", "profile", "compare", "serve", "launch")
-WITH_FIRST_LINE = ("train", "eval", "profile", "compare", "serve", "doctor")
+WITH_RESULTS = ("train", "sft", "eval", "profile", "compare", "serve", "launch")
+WITH_FIRST_LINE = ("train", "sft", "eval", "profile", "compare", "serve", "doctor")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

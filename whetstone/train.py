@@ -20,7 +20,7 @@ from whetstone.parallel import mesh
 from whetstone.parallel.collectives import any_rank
 from whetstone.report.results import write_results
 from whetstone.rollout.logprob_check import check_logprob_difference
-from whetstone.rollout.metrics import rollout_metrics, variance_metrics
+from whetstone.rollout.metrics import length_metrics, rollout_metrics, variance_metrics
 from whetstone.rollout.source import RolloutBatch
 from whetstone.run.checkpoint import CheckpointData, save_model
 from whetstone.run.completions import show_variance, write_completions
@@ -113,6 +113,8 @@ def log_rollouts(run: TrainingRun, step: int, rollouts: RolloutBatch) -> dict[st
         write_completions(run.folder, step, groups)
     if config.verbose_variance_logging:
         show_variance(groups)
+    if run.config.loss.is_supervised:
+        return {**length_metrics([r for group in groups for r in group.rollouts]), **rollouts.metrics}
     run.learning_signal.observe(groups)
     variance = variance_metrics(groups) if config.log_reward_variance else {}
     return {**rollout_metrics(groups), **variance, **rollouts.metrics}

@@ -161,3 +161,8 @@ def sapo(inputs: LossInputs, config: LossConfig) -> LossOutputs:
 def reinforce(inputs: LossInputs, config: LossConfig) -> LossOutputs:
     """-A log p: no ratio, no clipping; for batches that are used once."""
     return LossOutputs(loss=-inputs.advantages * inputs.logprobs, clipped=torch.zeros_like(inputs.ratio))
+
+
+def negative_log_likelihood(inputs: LossInputs, config: LossConfig) -> LossOutputs:
+    """-log p: supervised fine-tuning on solutions."""
+    return LossOutputs(loss=-inputs.logprobs, clipped=torch.zeros_like(inputs.ratio))

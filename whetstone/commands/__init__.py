@@ -6,6 +6,7 @@ inside `run`, so that help answers at once. `COMMANDS` lists them without import
 
 COMMANDS: dict[str, str] = {
     "train": "train a model",
+    "sft": "fine-tune on solutions: the supervised start before RL",
     "eval": "evaluate a model or a checkpoint",
     "config": "list every key, or show the resolved configuration of a file",
     "tasks": "list every task, or show sample problems of one",

@@ -24,9 +24,13 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    run_settings(*source_and_settings(args))
+
+
+def run_settings(source: str | None, settings: list[str]) -> None:
+    """Load a configuration and train."""
     from whetstone.terminal.display import long_command, say
 
-    source, settings = source_and_settings(args)
     source = source or DEFAULT_RECIPE
     with long_command():
         from whetstone.config import load

@@ -98,6 +98,11 @@ class LossConfig(Section):
         return 5.0 if self._bounds_weight else self.epsilon
 
     @property
+    def is_supervised(self) -> bool:
+        """Whether it imitates solutions instead of reinforcing samples."""
+        return self.loss_type in LOSSES and LOSSES[self.loss_type].supervised
+
+    @property
     def _bounds_weight(self) -> bool:
         return self.loss_type in LOSSES and LOSSES[self.loss_type].bounds_weight
 

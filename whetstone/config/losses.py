@@ -24,6 +24,7 @@ class Loss:
     average: Literal["sequence", "token", "constant"]
     ratio: Literal["token", "sequence"] | None = None  # None: importance_sampling_level
     trl: str | None = None  # TRL's loss_type; None: TRL has no such loss
+    supervised: bool = False  # imitates solutions: no advantages, no sampling logprobs
     bounds_weight: bool = False  # epsilon_high bounds the importance weight itself, not weight - 1
 
 
@@ -36,6 +37,7 @@ LOSSES: dict[str, Loss] = {
     "gspo": Loss(function="clipped_surrogate", average="sequence", ratio="sequence", trl="grpo"),
     "sapo": Loss(function="sapo", average="sequence", trl="sapo"),
     "reinforce": Loss(function="reinforce", average="token"),
+    "sft": Loss(function="negative_log_likelihood", average="token", supervised=True),
 }
 
 

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from whetstone.config.engine_traits import SERVER_ENGINES, engine_traits
-from whetstone.config.sections import Config
+from whetstone.config.sections import Config, RolloutConfig
 from whetstone.errors import UserError
 from whetstone.terminal.text import counted
 
@@ -70,7 +70,13 @@ class Plan:
         names = config.tasks.reward_funcs
         weights = config.tasks.reward_weights or [1.0] * len(names)
         paid = (f"{name} ({weight})" for name, weight in zip(names, weights, strict=True))
-        lines.append(f"rewards: {', '.join(paid)}")
+        if config.loss.is_supervised:
+            samples = (
+                "correct samples of the policy" if config.rollout.rejection_sampling else "given solutions"
+            )
+            lines.append(f"supervised: the loss is the negative log-likelihood of {samples}")
+        else:
+            lines.append(f"rewards: {', '.join(paid)}")
         if config.rollout.async_rollouts:
             lines.append(
                 "Each batch is sampled while the update learns from the one before, by weights one batch old "
@@ -82,7 +88,9 @@ class Plan:
 def make_plan(config: Config, *, num_problems: int, world_size: int = 1) -> Plan:
     """Work the arithmetic out, or say why it cannot be."""
     rollout, update = config.rollout, config.update
-    if rollout.num_generations == 1 and config.loss.advantage in ("group", "rloo"):
+    if config.loss.is_supervised and not rollout.rejection_sampling:
+        rollout = rollout.model_copy(update={"num_generations": 1})  # one solution for each problem
+    elif rollout.num_generations == 1 and config.loss.advantage in ("group", "rloo"):
         raise UserError(
             "num_generations is 1, and a completion that is compared with itself alone has no advantage: set "
             "num_generations to 2 or more, or advantage to gae or reinforce_pp."
@@ -95,7 +103,7 @@ def make_plan(config: Config, *, num_problems: int, world_size: int = 1) -> Plan
             f"steps_per_generation ({per_generation}) is not a multiple of gradient_accumulation_steps "
             f"({accumulation}): set it to {good}."
         )
-    per_step = rollout.prompts_per_step or _prompts_from_batch_size(config, world_size)
+    per_step = rollout.prompts_per_step or _prompts_from_batch_size(rollout, world_size)
     minibatches = per_generation // accumulation
     if rollout.generation_batch_size is not None:
         minibatches = _minibatches(rollout.generation_batch_size, per_step * rollout.num_generations)
@@ -193,8 +201,7 @@ def ineffective_settings(config: Config, plan: Plan) -> list[str]:
     return notes
 
 
-def _prompts_from_batch_size(config: Config, world_size: int) -> int:
-    rollout = config.rollout
+def _prompts_from_batch_size(rollout: RolloutConfig, world_size: int) -> int:
     completions = rollout.per_device_train_batch_size * rollout.gradient_accumulation_steps * world_size
     if completions % rollout.num_generations:
         unit = rollout.num_generations // math.gcd(

@@ -11,7 +11,7 @@ from typing import Any
 from whetstone.errors import UserError
 
 SOURCE_KEYS = ("path", "dataset", "name", "split", "eval_path", "eval_split", "eval_fraction", "max_samples")
-QUESTION_KEYS = ("question_column", "prompt_column", "answer_column")
+QUESTION_KEYS = ("question_column", "prompt_column", "answer_column", "solution_column")
 # kind of task -> its settings
 ROW_SETTINGS: dict[str, tuple[str, ...]] = {
     "math": (*SOURCE_KEYS, *QUESTION_KEYS),

@@ -132,6 +132,8 @@ class RolloutConfig(Section):
     """1: the next batch is sampled while the update learns from this one, by weights one batch old. The
     native and hf engines then sample from a copy of the weights.
     """
+    rejection_sampling: bool = False
+    """With loss_type: sft, train on correct completions of the policy instead of given solutions (STaR)."""
     rollout_quantization: Literal["none", "fp8"] = "none"
     """fp8: the native engine on a GPU decodes with 8-bit copies of the MLPs' matrices: faster, but
     not exactly the model that trains, so `importance_correction` is then token_truncate unless you choose.
@@ -272,6 +274,33 @@ class Config(Section):
     run: RunConfig = RunConfig()
     parallel: ParallelConfig = ParallelConfig()
     measure: MeasurementConfig = MeasurementConfig()
+
+    @property
+    def training_temperature(self) -> float:
+        """The temperature of the logprobs in the loss: that of sampling, 1 for given solutions."""
+        return 1.0 if self.loss.is_supervised else self.rollout.temperature
+
+    @model_validator(mode="after")
+    def _check_supervised(self) -> Self:
+        if self.rollout.rejection_sampling and not self.loss.is_supervised:
+            raise ValueError(
+                "rejection_sampling is for supervised training: use `whet sft`, or loss_type: sft"
+            )
+        if not self.loss.is_supervised:
+            return self
+        has_curriculum = any(spec.curriculum for spec in self.tasks.datasets.values())
+        for key, is_set in (
+            ("advantage: gae", self.loss.advantage == "gae"),
+            ("async_rollouts", self.rollout.async_rollouts > 0),
+            ("importance_correction", self.loss.importance_correction != "none"),
+            ("off_policy_mask_threshold", self.loss.off_policy_mask_threshold is not None),
+            ("dynamic_sampling", self.rollout.dynamic_sampling),
+            ("trainer: trl", self.run.trainer == "trl"),
+            ("curriculum", has_curriculum),
+        ):
+            if is_set:
+                raise ValueError(f"{key} is for RL, and loss_type is sft: leave it out")
+        return self
 
     @model_validator(mode="after")
     def _check(self) -> Self:

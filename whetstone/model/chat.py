@@ -4,6 +4,7 @@ Base models without a template get `prompt_template`. `assistant_prefix` begins 
 belongs to the prompt.
 """
 
+import functools
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from whetstone.errors import UserError
 from whetstone.model import templates
 from whetstone.types import Problem
 
+ANSWER = "whetstoneanswer"  # found again in a rendered conversation
 logger = logging.getLogger("whetstone")
 
 
@@ -70,6 +72,25 @@ class Chat:
                 "input_ids"
             ]
         )
+
+    def encode_solution(self, problem: Problem, solution: str) -> tuple[int, ...]:
+        """The tokens of the assistant's turn behind the prompt, with the token that ends it."""
+        text = solution.removeprefix(self.config.assistant_prefix)
+        return (*self.tokenizer(text, add_special_tokens=False)["input_ids"], *self._end_of_turn)
+
+    @functools.cached_property
+    def _end_of_turn(self) -> tuple[int, ...]:
+        """What the chat template writes behind an assistant's message, up to its first special token."""
+        if self.config.apply_chat_template:
+            messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": ANSWER}]
+            where, options = self.config.model_name_or_path, self.config.chat_template_kwargs
+            text = templates.render(self.tokenizer, messages, where, add_generation_prompt=False, **options)
+            ids = self.tokenizer(text.rpartition(ANSWER)[2], add_special_tokens=False)["input_ids"]
+            special = set(self.tokenizer.all_special_ids)
+            end = next((i + 1 for i, token in enumerate(ids) if token in special), None)
+            if end is not None:
+                return tuple(ids[:end])
+        return (self.tokenizer.eos_token_id,)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return self.tokenizer.decode(list(token_ids), skip_special_tokens=True)

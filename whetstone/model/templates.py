@@ -85,14 +85,21 @@ def merge_system(messages: Sequence[Mapping[str, str]]) -> Messages:
     return others
 
 
-def render(tokenizer: Any, messages: Sequence[Mapping[str, str]], where: str, **options: Any) -> str:
+def render(
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, str]],
+    where: str,
+    *,
+    add_generation_prompt: bool = True,
+    **options: Any,
+) -> str:
     """The prompt, by transformers, within `RENDER_S` and `MAX_TEXT`; `options` are the template's own."""
     try:
         with _stopped_after(RENDER_S):
             text = tokenizer.apply_chat_template(
                 [dict(message) for message in messages],
                 tokenize=False,
-                add_generation_prompt=True,
+                add_generation_prompt=add_generation_prompt,
                 **options,
             )
     except RanTooLong:

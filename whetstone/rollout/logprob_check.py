@@ -19,7 +19,7 @@ def check_logprob_difference(metrics: Mapping[str, float], config: Config, stale
     top_p raises the engine's logprobs by at most -log(top_p) per token. top_k and min_p have no bound: with
     them nothing is checked.
     """
-    if config.rollout.top_k or config.rollout.min_p:
+    if config.loss.is_supervised or config.rollout.top_k or config.rollout.min_p:
         return
     if staleness and engine_traits(config.rollout.rollout_engine).in_process:
         return  # an in-process copy can't miss an update

@@ -20,7 +20,7 @@ def rollout_metrics(groups: Iterable[Group]) -> dict[str, float]:
         "reward": fmean(rewards),
         "reward_std": pstdev(rewards),
         **_accuracy("accuracy", rollouts),
-        **_length_metrics(rollouts),
+        **length_metrics(rollouts),
         "scoring_failures": float(sum(rollout.score.failure is not None for rollout in rollouts)),
     }
     for part in reward_parts:
@@ -35,7 +35,7 @@ def rollout_metrics(groups: Iterable[Group]) -> dict[str, float]:
     return metrics
 
 
-def _length_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+def length_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """TRL's metrics of lengths in tokens; `terminated`: of completions that were not truncated, 0 if none."""
     lengths = [len(rollout.completion.token_ids) for rollout in rollouts]
     is_truncated = [rollout.completion.finish is Finish.LENGTH for rollout in rollouts]

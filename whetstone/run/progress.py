@@ -82,7 +82,8 @@ class Progress:
         known.
         """
         parts = [f"step {step}/{self._num_steps}"]
-        parts += [f"{key} {row[key]:.2f}" for key in ("reward", "accuracy") if key in row]
+        shown = ("reward", "accuracy") if "reward" in row else ("loss",)
+        parts += [f"{key} {row[key]:.2f}" for key in shown if key in row]
         if "tokens_per_s" in row:
             parts.append(f"{row['tokens_per_s']:,.0f} tokens/s")
         if "mfu" in row:

@@ -33,6 +33,7 @@ from whetstone.rollout.collector import Collector
 from whetstone.rollout.distributed import DistributedCollector, NullScorer
 from whetstone.rollout.learning_signal import LearningSignal
 from whetstone.rollout.source import RolloutSource
+from whetstone.rollout.supervised import RejectionSampledSource, SupervisedSource
 from whetstone.run.checkpoint import Checkpoint, Saver
 from whetstone.run.folder import check_plan, open_run, run_dir, scratch_folder
 from whetstone.run.metrics import MetricsLog
@@ -118,8 +119,7 @@ def build(
             restore(updater, checkpoint, scalars)
     with stage(f"starting the engine {config.rollout.rollout_engine}"):
         collector = make_collector(config, policy, scorer, stack)
-    source_type = AsyncRolloutSource if config.rollout.async_rollouts else RolloutSource
-    source = source_type(collector, tasks, config, plan)
+    source = make_source(collector, tasks, config, plan, Chat(policy.tokenizer, config.model))
     stack.callback(source.close)
     if checkpoint is not None:
         source.load_state(scalars["source"])
@@ -141,6 +141,18 @@ def build(
     )
     stack.callback(run.saver.finish)
     return run, checkpoint, scalars.get("seconds", 0.0)
+
+
+def make_source(
+    collector: DistributedCollector, tasks: Mixture, config: Config, plan: Plan, chat: Chat
+) -> RolloutSource:
+    """Where the batches come from: samples of this step, samples one step ahead, or solutions."""
+    if config.loss.is_supervised and not config.rollout.rejection_sampling:
+        return SupervisedSource(collector, tasks, config, plan, chat)
+    if config.loss.is_supervised:
+        return RejectionSampledSource(collector, tasks, config, plan)
+    source_type = AsyncRolloutSource if config.rollout.async_rollouts else RolloutSource
+    return source_type(collector, tasks, config, plan)
 
 
 def make_saver(config: Config, ranks: Ranks, checkpoint: Checkpoint | None) -> Saver:

@@ -70,6 +70,10 @@ class Task(ABC):
         """A completion that earns full marks, for the check before step 1 and `whet tasks`; None: unknown."""
         return None
 
+    def solution(self, problem: Problem) -> str | None:
+        """The completion that supervised fine-tuning imitates: of rows their own solution; None: unknown."""
+        return self.gold(problem)
+
     def columns(self, problem: Problem) -> dict[str, Any]:
         """What reward functions of the user's own get by name, beside prompts and completions."""
         return {"answer": problem.answer}

@@ -63,6 +63,7 @@ class MathTask(Task):
                 "messages": conversation(row[question]),
                 "truth": final_answer(rows.question_text(row[answer])),
                 "columns": row,
+                "solution": rows.solution_text(row, self.settings, question, answer),
             }
             for row in filled
         ]
@@ -75,6 +76,8 @@ class MathTask(Task):
     def problem(self, index: int) -> Problem:
         row = self._rows[index]
         answer = {"answer": row["truth"]}
+        if self.config.loss.is_supervised:
+            answer["solution"] = row["solution"]
         if any(map(is_plugin, self.config.tasks.reward_funcs)):  # nobody else reads the other columns
             answer["columns"] = row["columns"]
         return self.make_problem(index, row["question"], answer, row["messages"])
@@ -94,6 +97,9 @@ class MathTask(Task):
 
     def gold(self, problem: Problem) -> str:
         return f"<think>\n</think>\n<answer>\\boxed{{{problem.answer['answer']}}}</answer>"
+
+    def solution(self, problem: Problem) -> str | None:
+        return problem.answer.get("solution") or self.gold(problem)
 
     def columns(self, problem: Problem) -> dict[str, Any]:
         return {**problem.answer.get("columns", {}), "answer": problem.answer["answer"]}

@@ -161,6 +161,9 @@ class RowsTask(Task):
     def problem(self, index: int) -> Problem:
         row = self._rows[index]
         answer = {"answer": row["truth"], "match": self.match}
+        if self.config.loss.is_supervised:
+            columns = (self._prompt_column, self._answer_column)
+            answer["solution"] = rows.solution_text(row["columns"], self.settings, *columns)
         if any(map(is_plugin, self.config.tasks.reward_funcs)):  # nobody else reads the other columns
             answer["columns"] = row["columns"]
         return self.make_problem(index, row["messages"][-1]["content"], answer, row["messages"])
@@ -189,6 +192,9 @@ class RowsTask(Task):
         if problem.answer["match"] == "none" or truth is None or "answer>" in truth or "\\boxed" in truth:
             return None
         return f"<think>\n</think>\n<answer>{truth}</answer>"
+
+    def solution(self, problem: Problem) -> str | None:
+        return problem.answer.get("solution") or self.gold(problem)
 
     def columns(self, problem: Problem) -> dict[str, Any]:
         return {"answer": problem.answer["answer"], **problem.answer.get("columns", {})}

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from whetstone.config.row_settings import SOURCE_KEYS
 from whetstone.errors import UserError, did_you_mean
+from whetstone.rewards.answers import final_answer
 from whetstone.seeds import seed
 from whetstone.tasks.prompts import conversation
 from whetstone.tasks.row_files import SUFFIXES, Row, check_rows, read_file, read_folder, short_repr
@@ -21,6 +22,7 @@ from whetstone.tasks.row_files import SUFFIXES, Row, check_rows, read_file, read
 __all__ = ["SOURCE_KEYS", "Row", "short_repr"]
 DEFAULT_EVAL_FRACTION = 0.05
 PROMPT_COLUMNS = ("question", "problem", "prompt", "messages", "query", "instruction", "input")
+SOLUTION_COLUMNS = ("completion", "solution", "response", "output", "chosen")
 ANSWER_COLUMNS = ("ground_truth", "answer", "solution", "final_answer", "target", "label")
 logger = logging.getLogger(__name__)
 
@@ -200,6 +202,33 @@ def hold_out(questions: Sequence[str], share: float, side: str) -> list[int]:
         for i, question in enumerate(questions)
         if (hashes[question] < threshold or hashes[question] == first) == (side == "eval")
     ]
+
+
+def solution_text(row: Row, settings: dict[str, Any], prompt: str, answer: str | None) -> str | None:
+    """What the assistant says in a row: `solution_column`, the end of its messages, a completion, a solution,
+    or an answer with its working. None where there is none.
+    """
+    column = settings.get("solution_column")
+    for name in (column,) if column else (prompt, *SOLUTION_COLUMNS, answer):
+        text = _assistant_text(row.get(name), is_messages=name == prompt)
+        if text and (name != answer or final_answer(text) != text):
+            return _with_boxed_answer(text)
+    return None
+
+
+def _assistant_text(value: Any, *, is_messages: bool) -> str:
+    if isinstance(value, list) and value and isinstance(value[-1], dict):
+        value = value[-1].get("content") if value[-1].get("role") == "assistant" else None
+    elif is_messages:
+        value = None
+    return value.strip() if isinstance(value, str) else ""
+
+
+def _with_boxed_answer(text: str) -> str:
+    """A worked solution of GSM8K's form (`<<1+1=2>>`, `#### 2`) without annotations, its answer boxed."""
+    text = re.sub(r"<<[^<>\n]*>>", "", text)
+    match = re.search(r"\s*####\s*([^\n]+)$", text)
+    return text if match is None else f"{text[: match.start()]}\n\\boxed{{{match[1].strip()}}}"
 
 
 def question_text(value: Any) -> str:

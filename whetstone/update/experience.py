@@ -55,7 +55,7 @@ class ExperienceBuilder:
         self.reference = reference
         self.critic = critic
         self.config = config
-        self.temperature = config.rollout.temperature
+        self.temperature = config.training_temperature
 
     @torch.no_grad()
     def build(
@@ -71,7 +71,9 @@ class ExperienceBuilder:
         if self.reference is not None and not self._kl_to_sampler:
             with self.reference.swapped_in():  # once for all: its weights may be offloaded
                 flat = [replace(e, reference_logprobs=self._reference_logprobs(e.batch)) for e in flat]
-        if self.critic is not None:
+        if self.config.loss.is_supervised:
+            pass  # solutions have no advantages
+        elif self.critic is not None:
             flat = self._with_gae(flat, beta)
         else:
             flat = self._with_baseline(flat, num_generations, beta)

@@ -85,7 +85,7 @@ class GradientAccumulator:
             hidden = self.policy.completion_hidden(batch)
         with profile_range("head"):
             now = self.policy.token_statistics(
-                hidden, batch, self.config.rollout.temperature, reference if is_full_kl else None
+                hidden, batch, self.config.training_temperature, reference if is_full_kl else None
             )
         if experience.old_logprobs is None:
             experience = replace(experience, old_logprobs=now.logprobs.detach())
@@ -139,6 +139,8 @@ class GradientAccumulator:
         multipliers: dict[str, Tensor],
     ) -> None:
         batch = experience.batch
+        if self.config.loss.is_supervised:
+            return token_means.add(len(batch.targets), entropy=entropy, kl=outputs.kl)
         assert experience.old_logprobs is not None
         difference = batch.sampler_logprobs - experience.old_logprobs
         token_means.add(
@@ -199,4 +201,4 @@ class GradientAccumulator:
     @torch.no_grad()
     def _entropy(self, batch: Batch) -> Tensor:
         hidden = self.policy.completion_hidden(batch)
-        return self.policy.token_statistics(hidden, batch, self.config.rollout.temperature).entropy
+        return self.policy.token_statistics(hidden, batch, self.config.training_temperature).entropy

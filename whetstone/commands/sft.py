@@ -1,0 +1,42 @@
+"""`whet sft`: supervised fine-tuning on the solutions of the tasks, by the same loop as `whet train`."""
+
+import argparse
+
+from whetstone.commands import train
+from whetstone.commands.parser import CommandParser, add_settings, source_and_settings
+
+SUMMARY = "fine-tune on solutions: the supervised start before RL"
+DESCRIPTION = """
+Fine-tune on solutions with CONFIG: a YAML file or the name of a shipped recipe, as for `whet train`.
+Rows bring a solution (columns messages, completion or solution); other tasks imitate their own answers.
+The loss is the negative log-likelihood of the completion. The evaluation is the one of `whet train`.
+Defaults: run_name=sft, num_train_epochs=1, learning_rate=1e-5 (with LoRA 1e-4); the file may set others.
+rejection_sampling=true trains on correct completions of the model itself.
+"""
+EXAMPLES = """
+whet sft math data_path=rows.jsonl
+whet sft my_rows.yaml use_peft=true num_train_epochs=2
+whet train my_rows.yaml model_name_or_path=outputs/sft/final_model
+whet sft config/gsm8k.yaml rejection_sampling=true
+"""
+
+
+def add_arguments(parser: CommandParser) -> None:
+    add_settings(parser)
+
+
+def run(args: argparse.Namespace) -> None:
+    source, settings = source_and_settings(args)
+    train.run_settings(source, supervised(source, settings))
+
+
+def supervised(source: str | None, settings: list[str]) -> list[str]:
+    """The settings of a supervised run: those of the user after the defaults."""
+    from whetstone.commands.parser import DEFAULT_RECIPE
+    from whetstone.config import load
+
+    loaded = load(source or DEFAULT_RECIPE, ["loss_type=sft", "run_name=sft", *settings])
+    defaults = ["loss_type=sft", "run_name=sft"]
+    if "learning_rate" not in loaded.origins:
+        defaults.append(f"learning_rate={1e-4 if loaded.config.model.use_peft else 1e-5}")
+    return [*defaults, *settings]

@@ -1,0 +1,99 @@
+"""Supervised fine-tuning as a source of batches: solutions of the tasks in the place of sampled completions.
+
+Used with `loss_type: sft`. The loop, packing, update, evaluation and checkpoints are those of RL: a solution
+is a completion without sampling logprobs and without a score. `rejection_sampling` (STaR) instead samples
+completions from the policy and keeps the correct ones.
+"""
+
+from dataclasses import replace
+from typing import Protocol
+
+from whetstone.config import Config, Plan
+from whetstone.errors import UserError
+from whetstone.rollout.collector import CollectorProtocol
+from whetstone.rollout.source import RolloutBatch, RolloutSource
+from whetstone.tasks.mixture import Mixture
+from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score
+
+NO_SCORE = Score(reward=0.0, parts={}, answer=None)
+MAX_ROUNDS = 8  # of sampling, until one answer of a batch is correct
+
+
+class SolutionCodec(Protocol):
+    """`model.chat.Chat`."""
+
+    def encode(self, problem: Problem) -> tuple[int, ...]: ...
+    def encode_solution(self, problem: Problem, solution: str) -> tuple[int, ...]: ...
+
+
+class SupervisedSource(RolloutSource):
+    """Batches of problems with their solutions."""
+
+    def __init__(
+        self, collector: CollectorProtocol, tasks: Mixture, config: Config, plan: Plan, codec: SolutionCodec
+    ):
+        super().__init__(collector, tasks, config, plan)
+        self._codec = codec
+
+    def sync_weights(self, step: int) -> None:
+        """Only evaluations sample: the engine needs the weights of no other step."""
+        plan = self._plan
+        if step in (0, plan.num_steps) or plan.is_due(plan.eval_every, step):
+            super().sync_weights(step)
+
+    def _collect(self, step: int, attempt: int, indices: list[int]) -> list[Group]:
+        problems = [self._tasks.problem(index, self._curriculum.levels) for index in indices]
+        return [Group(problem=problem, rollouts=(self._rollout(problem, step),)) for problem in problems]
+
+    def _rollout(self, problem: Problem, step: int) -> Rollout:
+        solution = self._tasks.tasks[problem.task].solution(problem)
+        if solution is None:
+            raise UserError(
+                f"{problem.id} has no solution to imitate: give rows with a column completion, solution or "
+                "messages, set solution_column, or set rejection_sampling=true to train on correct samples."
+            )
+        rollout = self._config.rollout
+        prompt = self._codec.encode(problem)
+        if rollout.max_prompt_length is not None:
+            prompt = prompt[-rollout.max_prompt_length :]
+        tokens = self._codec.encode_solution(problem, solution)
+        limit = rollout.max_completion_length
+        completion = Completion(
+            token_ids=tokens[:limit],
+            logprobs=(0.0,) * min(limit, len(tokens)),
+            finish=Finish.LENGTH if len(tokens) > limit else Finish.STOP,
+            policy_version=step,
+        )
+        return Rollout(prompt_ids=prompt, completion=completion, text=solution, score=NO_SCORE)
+
+
+class RejectionSampledSource(RolloutSource):
+    """Batches of the policy's own correct completions; a prompt without any contributes nothing."""
+
+    _accept_ratio = 0.0
+
+    def sample(self, step: int) -> RolloutBatch:
+        batch = super().sample(step)
+        return replace(
+            batch, metrics={**batch.metrics, "rejection_sampling/accept_ratio": self._accept_ratio}
+        )
+
+    def _collect(self, step: int, attempt: int, indices: list[int]) -> list[Group]:
+        for round_number in range(MAX_ROUNDS):
+            groups = super()._collect(step, attempt + round_number * MAX_ROUNDS, indices)
+            accepted = [_correct(group) for group in groups]
+            num_samples = sum(len(group.rollouts) for group in groups)
+            self._accept_ratio = sum(len(group.rollouts) for group in accepted) / num_samples
+            if self._accept_ratio > 0:
+                return [group for group in accepted if group.rollouts]
+        raise UserError(
+            f"No completion was correct in {MAX_ROUNDS} rounds over {len(indices)} problems, so there is "
+            "nothing to train on: make the problems easier, raise num_generations, or give solutions."
+        )
+
+
+def _correct(group: Group) -> Group:
+    """The different correct completions of a group."""
+    different = {rollout.completion.token_ids: rollout for rollout in reversed(group.rollouts)}
+    correct = [rollout for rollout in different.values() if rollout.score.parts.get("correct") == 1.0]
+    return Group(problem=group.problem, rollouts=tuple(reversed(correct)))
