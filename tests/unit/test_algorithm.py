@@ -151,6 +151,8 @@ def test_at_ratio_one_every_loss_has_the_gradient_of_reinforce(loss_type):
     )
     if loss_type == "gspo":  # the mean over a sequence: (1 - 1) / 2 and (2 - 1) / 2 for both of its tokens
         assert near(gradient, [0.0, 0.0, -0.5, -0.5])
+    elif loss_type == "sft":  # without advantages
+        assert near(gradient, [-1.0, -1.0, -1.0, -1.0])
     else:
         assert near(gradient, (-ADVANTAGES).tolist())
 
