@@ -49,8 +49,8 @@ is right on {fewest} % of the problems.
 - Scorers of reasoning-gym that pay wrong answers or junk are repaired (`whetstone/tasks/gym_repairs.py`).
 - An answer without the form that its task asks for earns nothing (`whetstone/tasks/gym_forms.py`).
 - An answer longer than 1,000 characters plus four times the gold answer earns nothing.
-- In propositional_logic a conclusion must need at least two premises. Problems with contradictory premises are
-  left out.
+- In propositional_logic a conclusion must need at least two premises. Problems with contradictory premises
+  are left out.
 
 | Task | Category | What it is | Best constant answer | Right on |
 |---|---|---|---|---|
