@@ -142,7 +142,7 @@ def table(rows: list[Row], columns: tuple[str, ...]) -> str:
     return "\n".join(lines)
 
 
-def into_docs(name: str, text: str, path: Path = HERE.parent / "docs" / "update.md") -> None:
+def into_docs(name: str, text: str, path: Path = HERE.parent / "docs" / "lab" / "update.md") -> None:
     """Put a table between the two comments that keep its place."""
     before, rest = path.read_text().split(f"<!-- {name} -->\n", 1)
     after = rest.split("<!-- end -->", 1)[1]

@@ -90,7 +90,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--models", type=Path, default=Path(tempfile.gettempdir()) / "whetstone-models")
     parser.add_argument("--cpu", action="store_true", help="pebble and SmolLM2-135M on a CPU")
     parser.add_argument("--table", action="store_true", help="print what was kept, and stop")
-    parser.add_argument("--docs", action="store_true", help="with --table: put it into docs/update.md")
+    parser.add_argument("--docs", action="store_true", help="with --table: put it into docs/lab/update.md")
     args = parser.parse_args(words)
     out = args.out or (CPU_RESULTS if args.cpu else RESULTS)
     if args.table:

@@ -66,7 +66,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--models", type=Path, default=Path(tempfile.gettempdir()) / "whetstone-models")
     parser.add_argument("--cpu", action="store_true", help="the embedded model on a CPU, small")
     parser.add_argument("--table", action="store_true", help="print what was kept, and stop")
-    parser.add_argument("--docs", action="store_true", help="with --table: put it into docs/update.md")
+    parser.add_argument("--docs", action="store_true", help="with --table: put it into docs/lab/update.md")
     args = parser.parse_args(words)
     if args.table:
         text = table(fastest(json.loads(args.out.read_text())["rows"]), COLUMNS)

@@ -34,21 +34,23 @@ DOCS = ROOT / "docs" / "tasks.md"
 
 HEAD = """# Tasks of reasoning-gym
 
-Every task of reasoning-gym is there by its name: `whet train datasets='{gcd: {}}'`. `whet tasks NAME` shows
-problems of one, with its settings and levels.
+Reference: every task of reasoning-gym, and what a constant answer earns on it. `scripts/measure_constants.py`
+writes this page.
 
-The **best constant answer** is what a policy earns that does not read the question: the one answer that is
-right on most problems, among the gold answers of other problems and a corpus of junk. Read an accuracy beside
-it: on a task with two answers, 70 % may be nothing. Measured on training problems with default settings
+`whet train datasets='{gcd: {}}'` trains on a task by its name. `whet tasks NAME` shows its problems, settings
+and levels.
+
+The **best constant answer** is the answer that is right on most problems, without reading the question. The
+candidates are the gold answers of other problems and a corpus of junk. Compare an accuracy with it: on a task
+with two answers, 70 % may mean nothing. It was measured on training problems with default settings
 (reasoning-gym {gym}, {problems} problems a task; fewer where a problem takes seconds). A dash: no constant
 is right on {fewest} % of the problems.
 
-Scorers of reasoning-gym that pay wrong answers or junk are repaired (`whetstone/tasks/gym_repairs.py`). An
-answer without the form that its task asks for earns nothing, nor does one that is longer than 1,000
-characters plus four times the gold answer (`gym_forms.py`). A conclusion in propositional_logic must need at
-least two premises; problems whose premises contradict each other are left out.
-
-This page is written by `scripts/measure_constants.py`.
+- Scorers of reasoning-gym that pay wrong answers or junk are repaired (`whetstone/tasks/gym_repairs.py`).
+- An answer without the form that its task asks for earns nothing (`whetstone/tasks/gym_forms.py`).
+- An answer longer than 1,000 characters plus four times the gold answer earns nothing.
+- In propositional_logic a conclusion must need at least two premises. Problems with contradictory premises
+  are left out.
 
 | Task | Category | What it is | Best constant answer | Right on |
 |---|---|---|---|---|

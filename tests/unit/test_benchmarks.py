@@ -86,7 +86,7 @@ def test_speedups_are_over_trls_best_row_of_the_same_model():
 def test_the_tables_of_the_docs_are_made_of_the_kept_rows(script, words, capsys):
     module = importlib.import_module(script)
     kept = module.CPU_RESULTS if "--cpu" in words else module.RESULTS
-    page = (BENCHMARKS.parent / "docs" / "update.md").read_text()
+    page = (BENCHMARKS.parent / "docs" / "lab" / "update.md").read_text()
     place = page.split(f"<!-- {kept.name} -->\n", 1)[1].split("<!-- end -->")[0]
     if not kept.is_file():
         assert not place.strip(), "a table without rows"

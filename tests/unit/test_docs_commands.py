@@ -25,7 +25,7 @@ import train_grpo  # noqa: E402
 
 PAGES = [
     ROOT / "README.md",
-    *(page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "log.md"),
+    *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.name != "log.md"),
 ]
 PROGRAM = r"(?:whet(?![\w:])|python (?:-m whetstone(?![.\w])|train_grpo\.py|rl_trainer\.py))"
 LAUNCHER = r"(?:torchrun|accelerate launch)[^`\n]*(?:whetstone|train_grpo\.py|rl_trainer\.py)"
@@ -108,6 +108,13 @@ SLOW = {
     "whet profile quickstart micro_batch_tokens=4096 --steps 4": "",
     "whet report RUN": "whet report outputs/grpo_trained",
     "whet report outputs/RUN": "whet report outputs/grpo_trained",
+    "whet sft": "whet sft quickstart",
+    "whet sft CONFIG": "whet sft quickstart",
+    "whet sft math data_path=rows.json model_name_or_path=pebble use_peft=false": "",
+    "whet sft quickstart rejection_sampling=true": "",
+    "whet train math data_path=rows.json model_name_or_path=outputs/sft/final_model use_peft=false": (
+        "whet train math data_path=rows.json model_name_or_path=pebble use_peft=false"
+    ),
     "whet train": "",
     "whet train --config YOUR.yaml": "whet train --config theirs.yaml",
     "whet train NAME": "whet train syllogism_toy",
@@ -172,7 +179,7 @@ NOT_RUN = {
     "whet train | head -1": "its output ends early; tests/e2e/test_train.py closes it after one line",
 }
 
-# The table of docs/losses.md: 15 variants, each a process of its own; one seed is enough here.
+# The table of docs/lab/losses.md: 15 variants, each a process of its own; one seed is enough here.
 LOSSES = re.compile(r"whet compare quickstart variant=.* seed=1,2,3 max_steps=20 .* --jobs 8")
 
 

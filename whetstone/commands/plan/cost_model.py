@@ -1,10 +1,10 @@
 """What a step costs on some number of GPUs: seconds and memory from flops, bytes and link speeds.
 Arithmetic only.
 
-Its constants are fitted to measurements on one H200 (docs/scale.md has them side by side): the share of
+Its constants are fitted to measurements on one H200 (docs/lab/scale.md has them side by side): the share of
 the peak that the update and a decode step reach, and the time that a decode step takes per layer and the
 update per token beside that. Everything beyond one GPU is prediction.
-`python -m whetstone.commands.plan.cost_model` prints the tables of docs/scale.md.
+`python -m whetstone.commands.plan.cost_model` prints the tables of docs/scale.md and docs/lab/scale.md.
 """
 
 from dataclasses import dataclass, replace
