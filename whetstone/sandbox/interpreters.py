@@ -134,6 +134,19 @@ def _run_exit_handlers() -> int:
     return 0
 
 
+# What programs import most often; `random` seeds itself anew after every fork.
+_PYTHON_MODULES = (
+    "bisect",
+    "collections",
+    "functools",
+    "heapq",
+    "itertools",
+    "math",
+    "re",
+    "string",
+    "typing",
+)
+_PRELOADED = {"sql": ("sqlite3",), "python": _PYTHON_MODULES}
 _klong: Any = None
 _own_modules: dict[str, types.ModuleType] = {}  # modules that are no business of a program
 
@@ -150,18 +163,8 @@ def preload(runner: str) -> None:
 
         _klong = KlongInterpreter()
         _klong("{x+y}(1;2)")
-    elif runner == "sql":
-        import sqlite3  # noqa: F401
-    elif runner == "python":  # what programs import most often; `random` seeds itself anew after every fork
-        import bisect  # noqa: F401
-        import collections  # noqa: F401
-        import functools  # noqa: F401
-        import heapq  # noqa: F401
-        import itertools  # noqa: F401
-        import math  # noqa: F401
-        import re  # noqa: F401
-        import string  # noqa: F401
-        import typing  # noqa: F401
+    for name in _PRELOADED.get(runner, ()):
+        __import__(name)
 
 
 def _run_klong(source: str, call: tuple[str, list[Any]] | None, after_compile: CompileCallback) -> int:

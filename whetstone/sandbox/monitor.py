@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 
 from whetstone.sandbox.layers import SandboxEnv
-from whetstone.sandbox.restrict import RunLimits
+from whetstone.sandbox.program import Limits
 
 _MEMORY_POLL_S = 0.05  # between two looks at the memory of all processes of a program
 _CHUNK = 1 << 16
@@ -33,14 +33,13 @@ class PoolClosed(Exception):
 class Monitor:
     """Reads what a program prints, and looks at its time and memory."""
 
-    def __init__(self, host: HostInfo, pipes: list[int], run_limits: RunLimits, max_output: int) -> None:
+    def __init__(self, host: HostInfo, pipes: list[int], limits: Limits) -> None:
         self.outputs = [b"" for _ in pipes]
         self.timed_out = False
         self.exceeded_limit: str | None = None
-        self.peak_memory = 0
         self._host, self._pipes = host, pipes
-        self._max_memory = run_limits.memory_mb << 20
-        self._limits = [max_output, max_output, 1]
+        self._max_memory = limits.memory_mb << 20
+        self._max_output = [limits.output_kb << 10, limits.output_kb << 10, 1]
         for pipe in pipes:
             os.set_blocking(pipe, False)
 
@@ -90,7 +89,7 @@ class Monitor:
             piece = os.read(self._pipes[number], _CHUNK)
         except BlockingIOError:
             return False
-        space = self._limits[number] - len(self.outputs[number])
+        space = self._max_output[number] - len(self.outputs[number])
         self.outputs[number] += piece[:space]
         if len(piece) > space:
             self.exceeded_limit = self.exceeded_limit or "output"
@@ -100,9 +99,7 @@ class Monitor:
     def _check_memory(self) -> None:
         host = self._host
         processes = descendants(host.env, host.zygote) if host.env.has_proc else []
-        memory = sum(_memory_of(process) for process in processes)
-        self.peak_memory = max(self.peak_memory, memory)
-        if memory > self._max_memory:
+        if sum(map(_memory_of, processes)) > self._max_memory:
             self.exceeded_limit = "memory"
 
 

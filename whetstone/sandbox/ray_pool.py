@@ -8,8 +8,8 @@ actor is replaced.
 from typing import Any
 
 from whetstone.errors import UserError
-from whetstone.sandbox.pool import LocalPool, lost_result
-from whetstone.sandbox.program import Limits, Outcome, Program
+from whetstone.sandbox.pool import LocalPool
+from whetstone.sandbox.program import LOST, Limits, Outcome, Program
 
 _NAMESPACE = "whetstone"
 
@@ -31,7 +31,7 @@ class _SandboxActor:
 class RayPool:
     """A sandbox somewhere on a Ray cluster, for the process that asks; Ray decides where."""
 
-    def __init__(self, *, address: str = "auto", isolation: str = "auto", num_cpus: float = 1.0) -> None:
+    def __init__(self, *, address: str = "auto", isolation: str = "auto") -> None:
         """`address`: of a running cluster, `auto` to find it, `local` to start one on this machine."""
         try:
             import ray  # pyright: ignore[reportMissingImports]
@@ -54,7 +54,6 @@ class RayPool:
                     "address as ray_address, or set ray_address: local or sandbox_pool: local."
                 ) from None
         self._isolation = isolation
-        self._num_cpus = num_cpus
         self._statement: str | None = None
         self._actor_handle: Any = None
 
@@ -65,7 +64,7 @@ class RayPool:
                 return self._ray.get(self._actor().run.remote(program, limits), timeout=patience_s)
             except (self._ray.exceptions.RayActorError, self._ray.exceptions.GetTimeoutError):
                 self.close()
-        return Outcome(results=(lost_result(),) * len(program.inputs))
+        return Outcome(results=(LOST,) * len(program.inputs))
 
     def start(self, language: str) -> None:
         try:
@@ -88,6 +87,5 @@ class RayPool:
 
     def _actor(self) -> Any:
         if self._actor_handle is None:
-            remote = self._ray.remote(num_cpus=self._num_cpus)(_SandboxActor)
-            self._actor_handle = remote.remote(self._isolation)
+            self._actor_handle = self._ray.remote(num_cpus=1)(_SandboxActor).remote(self._isolation)
         return self._actor_handle

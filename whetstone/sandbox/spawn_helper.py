@@ -10,6 +10,9 @@ import shutil
 import subprocess
 import tempfile
 from functools import cache
+from pathlib import Path
+
+from whetstone.sandbox import protocol
 
 _SOURCE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "spawn_helper.c")
 _COMPILERS = (  # the quickest result first: a static program needs no loader
@@ -33,8 +36,9 @@ def descriptor() -> int | None:
                 and _compiles([path, *options, "-o", binary, _SOURCE])
                 and _works(binary, folder)
             ):
-                with open(binary, "rb") as file:
-                    return _hold(file.read())
+                file = os.memfd_create("start")
+                protocol.write_all(file, Path(binary).read_bytes())
+                return file
     return None
 
 
@@ -48,10 +52,3 @@ def _works(binary: str, folder: str) -> bool:
         command = [binary, folder, "-1", "0", "/bin/echo", "here"]
         return subprocess.run(command, capture_output=True, check=False, timeout=60).stdout == b"here\n"
     return False
-
-
-def _hold(content: bytes) -> int:
-    file = os.memfd_create("start")
-    while content:
-        content = content[os.write(file, content) :]
-    return file
