@@ -120,8 +120,7 @@ def _serve(calls: int, numbers: int) -> None:
                 function, arguments = pickle.loads(data)
             refusals = code_guard.num_refused
             value = float(function(*arguments))
-            protocol.write_all(
-                numbers, _NUMBER.pack(value if code_guard.num_refused == refusals else math.nan)
-            )
+            value = value if code_guard.num_refused == refusals else math.nan
+            protocol.write_all(numbers, _NUMBER.pack(value))
     finally:  # the pipe ended, or the function raised: the other side sees that there is no number
         os._exit(1)

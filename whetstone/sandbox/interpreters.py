@@ -135,18 +135,10 @@ def _run_exit_handlers() -> int:
 
 
 # What programs import most often; `random` seeds itself anew after every fork.
-_PYTHON_MODULES = (
-    "bisect",
-    "collections",
-    "functools",
-    "heapq",
-    "itertools",
-    "math",
-    "re",
-    "string",
-    "typing",
-)
-_PRELOADED = {"sql": ("sqlite3",), "python": _PYTHON_MODULES}
+_PRELOADED = {
+    "python": "bisect collections functools heapq itertools math re string typing",
+    "sql": "sqlite3",
+}
 _klong: Any = None
 _own_modules: dict[str, types.ModuleType] = {}  # modules that are no business of a program
 
@@ -155,15 +147,15 @@ def preload(runner: str) -> None:
     """Import, once and before any fork, what programs of this kind need."""
     global _klong
     # Held here, so that forgetting them after the fork does not take them apart, page by page.
-    _own_modules.update(
-        {name: it for name, it in sys.modules.items() if name.partition(".")[0] == "whetstone"}
-    )
+    for name, module in sys.modules.items():
+        if name.partition(".")[0] == "whetstone":
+            _own_modules[name] = module
     if runner == "klong":
         from klongpy import KlongInterpreter
 
         _klong = KlongInterpreter()
         _klong("{x+y}(1;2)")
-    for name in _PRELOADED.get(runner, ()):
+    for name in _PRELOADED.get(runner, "").split():
         __import__(name)
 
 
@@ -222,9 +214,7 @@ def from_klong(value: Any) -> Any:
 
 
 def _sql(source: str, call: tuple[str, list[Any]] | None, after_compile: CompileCallback) -> int:
-    """stdin holds the tables, as SQL; the rows of the program's last query are printed, columns joined by
-    |.
-    """
+    """stdin holds the tables, as SQL; prints the rows of the last query, columns joined by |."""
     import sqlite3
 
     after_compile(False)

@@ -1,8 +1,7 @@
 """Isolates the current process. Scoring workers call this before they score text that a model wrote.
 
-A worker imports what it needs, calls `isolate`, and then serves requests. With namespaces it continues as a
-new process that sees the interpreter's folders read-only and nothing else. With filters it stays in place,
-behind Landlock and seccomp. No network, no writing, no other process, no capabilities.
+With namespaces it continues as a new process that sees the interpreter's folders read-only and nothing else.
+With filters it stays in place, behind Landlock and seccomp. No network, writing, other process, capabilities.
 """
 
 import importlib.util
@@ -50,11 +49,7 @@ def isolate(kind: str, packages: Iterable[str], *, memory_mb: int, user_number: 
 def visible_folders(packages: Iterable[str]) -> tuple[str, ...]:
     """The folders of the interpreter's own library and of the packages that are named."""
     paths = sysconfig.get_paths()
-    folders = [
-        sys.base_prefix,
-        os.path.realpath(sys.base_prefix),
-        *(paths[key] for key in ("purelib", "platlib")),
-    ]
+    folders = [sys.base_prefix, os.path.realpath(sys.base_prefix), paths["purelib"], paths["platlib"]]
     for name in packages:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.origin:
@@ -69,11 +64,8 @@ def _hidden(visible: Iterable[str]) -> list[str]:
 
 
 def _limit(memory_mb: int, processes: int | None = None) -> None:
-    rlimits = {
-        resource.RLIMIT_CORE: (0, 0),
-        resource.RLIMIT_NOFILE: (256, 256),
-        resource.RLIMIT_FSIZE: (0, 0),
-    }
+    rlimits = {resource.RLIMIT_CORE: (0, 0), resource.RLIMIT_FSIZE: (0, 0)}
+    rlimits[resource.RLIMIT_NOFILE] = (256, 256)
     if sys.platform == "linux":  # macOS does not know this limit
         rlimits[resource.RLIMIT_AS] = (memory_mb << 20, memory_mb << 20)
     if processes is not None:

@@ -84,9 +84,7 @@ def q_literal(value: Any) -> str:
         keys = "`" + "`".join(str(key) for key in value)
         entries = ";".join(q_literal(entry) for entry in value.values())
         return f"((enlist {keys})!enlist {entries})" if len(value) == 1 else f"({keys}!({entries}))"
-    raise UserError(
-        f"A test holds {value!r}, which q has no way to write: use numbers, text, lists and dictionaries."
-    )
+    raise UserError(f"A test holds {value!r}, which q cannot write: use numbers, text, lists, dictionaries.")
 
 
 def _print_q(function: str, arguments: tuple[Any, ...]) -> str:

@@ -1,8 +1,7 @@
 """Enters the sandbox at the requested isolation level and describes it as a `SandboxEnv`.
 
-`namespaces`: new namespaces and a new root (`namespaces.py`). `filters` and `limits`: a folder, with the
-restrictions of `restrict.py`. Raises `OSError` where the machine does not allow the level; the pool then
-tries the next one.
+`namespaces`: new namespaces and a new root. `filters` and `limits`: a folder, with the restrictions of
+`restrict.py`. Raises `OSError` where the machine does not allow the level; the pool then tries the next one.
 """
 
 import contextlib
@@ -33,9 +32,7 @@ class SandboxEnv:
 
 
 def enter_sandbox(settings: dict[str, Any], outside: Callable[[int], NoReturn]) -> SandboxEnv:
-    """Enter the isolation level `settings["kind"]`; returns in a new process. The present one calls
-    `outside(child)` and never returns.
-    """
+    """Enter `settings["kind"]` and return in a new process; the present one ends in `outside(child)`."""
     landlock = 0 if "landlock" in settings["without"] else syscalls.landlock_version()
     has_namespaces = settings["kind"] == "namespaces"
     if has_namespaces:
@@ -55,21 +52,15 @@ def _enter_namespaces(
     settings: dict[str, Any], landlock: int, outside: Callable[[int], NoReturn]
 ) -> SandboxEnv:
     helper = _content(settings["spawn_helper"])
-    info = namespaces.enter(
-        settings["visible"],
-        settings["hidden"],
-        settings["disk_mb"],
-        settings["outside_user"],
-        helper,
-        outside,
-    )
+    visible, hidden, disk_mb = settings["visible"], settings["hidden"], settings["disk_mb"]
+    info = namespaces.enter(visible, hidden, disk_mb, settings["outside_user"], helper, outside)
     spaces = "process, mount, network, ipc, host name" + (", user" if info.has_user_namespace else "")
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)  # a program of the same user can't look into us
     restrictions = make_restrictions(
         info.user,
         landlock,
         seccomp.is_supported(),
-        (*settings["visible"], namespaces.BUILD_DIR, "/proc", "/etc", namespaces.SPAWN_HELPER),
+        (*visible, namespaces.BUILD_DIR, "/proc", "/etc", namespaces.SPAWN_HELPER),
         (namespaces.WORK_PARENT, *DEVICES, "/dev/full"),
         has_namespaces=True,
     )
@@ -133,7 +124,6 @@ def make_restrictions(
         readable=(*namespaces.SYSTEM, *namespaces.SYSTEM_FILES, *readable),
         writable=tuple(writable),
         other_processes=0 if has_namespaces or user is not None else threads_of_user(),
-        already_applied=has_namespaces,
         supervisor_address_space=_address_space(),
     )
 

@@ -1,8 +1,7 @@
-"""Runs programs on warm supervisor processes, one per language.
+"""Runs programs on warm supervisor processes, one per language. Each scoring process has its own pool.
 
 The pool tries isolation levels from strong to weak and keeps the first that works; `layers` and `statement`
-describe it. A supervisor that dies or does not answer is replaced. Expected values never come here. Each
-scoring process has its own pool.
+describe it. A supervisor that dies or does not answer is replaced. Expected values never come here.
 """
 
 import atexit
@@ -87,7 +86,8 @@ class SupervisorProcess:
             "without": without,
             "folder": self.folder,
             "visible": tools(language).visible,
-            "hidden": _hidden(),
+            # Covered where they lie beneath visible ones: our package, with its answers, and where we work.
+            "hidden": [_PACKAGE, os.path.join(os.path.dirname(_PACKAGE), "config"), os.getcwd()],
             "disk_mb": limits.disk_mb + 1,
             "spawn_helper": helper,
             "outside_user": free_user_number(),
@@ -138,11 +138,6 @@ def _clean_environment() -> dict[str, str]:
     }
 
 
-def _hidden() -> list[str]:
-    """Folders that are covered beneath visible ones: our own, with its answers, and the working directory."""
-    return [_PACKAGE, os.path.join(os.path.dirname(_PACKAGE), "config"), os.getcwd()]
-
-
 class LocalPool:
     """Runs one program at a time on this machine."""
 
@@ -152,10 +147,7 @@ class LocalPool:
         """`without`: layers to leave out ("landlock", "cgroup"), to see what the others hold."""
         assert isolation in ("auto", *KINDS), isolation
         if sys.platform != "linux":
-            raise UserError(
-                "Programs can only be run safely on Linux, by its namespaces and seccomp: use a Linux "
-                "machine or container."
-            )
+            raise UserError("Programs can only be run safely on Linux: use a Linux machine or container.")
         self._without = without
         self.kind: str | None = None if isolation == "auto" else isolation
         self.layers: tuple[str, ...] = ()

@@ -22,7 +22,7 @@ class Limits:
     processes: int = 32  # and threads
     compile_seconds: float = 20.0
     compile_memory_mb: int = 1536
-    total_seconds: float = 60.0  # for the compilation and all runs together; later ones are not begun
+    total_seconds: float = 60.0  # for the compilation and all runs together; later ones are not started
     limit_address_space: bool = True  # off for those who reserve far more than they use (node, java)
 
 
@@ -48,7 +48,7 @@ class Program:
 class Result:
     """How one run went."""
 
-    exit_code: int | None = None  # None: ended by a signal, or never begun
+    exit_code: int | None = None  # None: ended by a signal, or never started
     stdout: str = ""
     stderr: str
     timed_out: bool = False
@@ -97,5 +97,5 @@ def job_from(plain: Mapping[str, Any]) -> Job:
     return Job(**{**plain, "limits": Limits(**plain["limits"])})
 
 
-NOT_STARTED = Result(stderr="not begun: the time for the whole program was spent", timed_out=True)
+NOT_STARTED = Result(stderr="not started: the time for the whole program was spent", timed_out=True)
 LOST = Result(stderr="the sandbox died or did not answer, twice")

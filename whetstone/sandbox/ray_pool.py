@@ -1,8 +1,6 @@
-"""The pool on a Ray cluster: one sandbox actor per scoring process, placed by Ray.
+"""The pool on a Ray cluster: one sandbox actor per scoring process, placed by Ray, replaced when it dies.
 
-Each actor has a `LocalPool` and determines the isolation level of its machine. Programs and inputs go to the
-actor and outputs come back; expected values stay here. Ray is imported when a pool is constructed. A dead
-actor is replaced.
+Each actor has a `LocalPool` and determines the isolation level of its machine. Expected values stay here.
 """
 
 from typing import Any
@@ -36,9 +34,7 @@ class RayPool:
         try:
             import ray  # pyright: ignore[reportMissingImports]
         except ImportError:
-            raise UserError(
-                "sandbox_pool: ray needs Ray: pip install ray, or set sandbox_pool: local."
-            ) from None
+            raise UserError("Ray is not installed: pip install ray, or set sandbox_pool: local.") from None
         self._ray = ray
         if not ray.is_initialized():
             try:

@@ -1,5 +1,4 @@
-"""Restrictions that a process applies to itself before a program runs: rlimits, user, capabilities, Landlock,
-seccomp.
+"""Restrictions that a process applies to itself: rlimits, user, capabilities, Landlock, seccomp.
 
 Runs in the child, between fork and the program; none of it can be undone. `layers.py` decides which
 restrictions there are; this module applies them in the order that the kernel requires.
@@ -34,21 +33,20 @@ class Restrictions:
     readable: tuple[str, ...]  # for Landlock
     writable: tuple[str, ...]
     other_processes: int  # threads of the same user outside, which RLIMIT_NPROC counts too
-    already_applied: bool  # by the zygote: its children inherit them
     supervisor_address_space: int  # bytes of address space that the zygote itself uses
 
 
 def apply(restrictions: Restrictions, limits: Limits) -> None:
-    """Apply every restriction that is not in effect yet."""
+    """Apply what is not in effect yet: in namespaces children inherit the rest from the zygote."""
     set_limits(limits_of(restrictions, limits))
     if restrictions.user is None:
         syscalls.drop_capabilities()
     else:  # which takes the capabilities away as well
-        if not restrictions.already_applied:
+        if not restrictions.has_pid_namespace:
             drop_groups(restrictions.user)
         os.setresuid(restrictions.user, restrictions.user, restrictions.user)
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)  # its own /proc/self belongs to it
-    if not restrictions.already_applied:
+    if not restrictions.has_pid_namespace:
         apply_irrevocable(restrictions)
 
 
@@ -101,12 +99,9 @@ def set_limits(rlimits: Mapping[int, tuple[int, int]]) -> None:
             resource.setrlimit(limit, (min(soft, current_hard), min(hard, current_hard)))
 
 
-def all_rights(version: int) -> int:
-    return _ALL_BY_VERSION[max(known for known in _ALL_BY_VERSION if known <= version)]
-
-
 def _landlock(restrictions: Restrictions) -> None:
-    rights, version = all_rights(restrictions.landlock), restrictions.landlock
+    version = restrictions.landlock
+    rights = _ALL_BY_VERSION[max(known for known in _ALL_BY_VERSION if known <= version)]
     attributes = struct.pack("Q", rights)
     if version >= 4:
         attributes += struct.pack("Q", _BIND_AND_CONNECT_TCP)

@@ -1,8 +1,7 @@
 """The supervisor process of a pool: writes a program's files, monitors it and reads its output.
 
 The zygote, another process behind the sandbox's layers, starts the programs and has nothing of any program in
-its memory. Neither ever sees an expected value. A supervisor serves one program at a time and carries nothing
-from one to the next. `pool.py` starts it with a clean environment.
+its memory. Neither ever sees an expected value. A supervisor carries nothing from one program to the next.
 """
 
 import contextlib
@@ -18,7 +17,7 @@ from typing import Any, NoReturn
 
 from whetstone.sandbox import interpreters, protocol, syscalls, workspace, zygote
 from whetstone.sandbox.layers import SandboxEnv, enter_sandbox
-from whetstone.sandbox.monitor import HostInfo, Monitor, PoolClosed
+from whetstone.sandbox.monitor import Monitor, PoolClosed
 from whetstone.sandbox.program import NOT_STARTED, Job, Limits, Result, job_from
 from whetstone.sandbox.restrict import Restrictions
 from whetstone.sandbox.zygote import Link
@@ -66,14 +65,12 @@ def _supervise(channel: int, link: Link, child: int, settings: dict[str, Any]) -
         if "refused" in answer:
             protocol.send(channel, answer)
         else:
-            env = _env_from(answer["env"])
-            host = HostInfo(
-                env=env, channel=channel, zygote=1 if env.restrictions.has_pid_namespace else child
-            )
-            protocol.send(channel, {"ready": list(env.layers)})  # a run that failed meanwhile has hung up
+            restrictions = Restrictions(**answer["env"].pop("restrictions"))
+            env = SandboxEnv(**answer["env"], restrictions=restrictions)
+            supervisor = Supervisor(env, 1 if restrictions.has_pid_namespace else child, channel, link)
+            protocol.send(channel, {"ready": env.layers})  # a run that failed meanwhile has hung up
             while True:
-                job = job_from(protocol.receive(channel))
-                protocol.send(channel, Supervisor(host, link).serve(job))
+                protocol.send(channel, supervisor.serve(job_from(protocol.receive(channel))))
     except (EOFError, BrokenPipeError, ConnectionResetError, PoolClosed):
         pass
     link.close()  # the zygote ends what runs, and itself
@@ -85,21 +82,11 @@ def _supervise(channel: int, link: Link, child: int, settings: dict[str, Any]) -
     os._exit(0)
 
 
-def _env_from(plain: Mapping[str, Any]) -> SandboxEnv:
-    restrictions = Restrictions(
-        **{
-            **plain["restrictions"],
-            **{name: tuple(plain["restrictions"][name]) for name in ("readable", "writable")},
-        }
-    )
-    return SandboxEnv(**{**plain, "restrictions": restrictions, "layers": tuple(plain["layers"])})
-
-
 class Supervisor:
-    """Runs one job."""
+    """Runs jobs."""
 
-    def __init__(self, host: HostInfo, link: Link) -> None:
-        self._host, self._env, self._link = host, host.env, link
+    def __init__(self, env: SandboxEnv, zygote: int, channel: int, link: Link) -> None:
+        self._env, self._zygote, self._channel, self._link = env, zygote, channel, link
 
     def serve(self, job: Job) -> dict[str, Any]:
         """Compile once, run every input; the next compiler has a try where the first fails or is too slow."""
@@ -196,7 +183,7 @@ class Supervisor:
         for file in files:
             os.close(file)
         _, (exited,) = self._link.receive()
-        monitor = Monitor(self._host, [own_end for own_end, _ in pipes], limits)
+        monitor = Monitor(self._env, self._zygote, self._channel, [end for end, _ in pipes], limits)
         monitor.wait_for_exit(exited, started_at + limits.seconds)
         self._link.send({"do": "end"})
         ended, _ = self._link.receive()
