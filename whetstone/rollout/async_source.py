@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from whetstone.config import Config, Plan
-from whetstone.rollout.collector import CollectorProtocol
+from whetstone.rollout.collector import Collector
 from whetstone.rollout.source import RolloutBatch, RolloutSource
 from whetstone.tasks.mixture import Mixture
 from whetstone.types import Completion, Finish, Group, Rollout, Score
@@ -18,7 +18,7 @@ CLOSE_TIMEOUT_S = 10.0  # for other ranks to cancel as well
 
 
 class AsyncRolloutSource(RolloutSource):
-    def __init__(self, collector: CollectorProtocol, tasks: Mixture, config: Config, plan: Plan):
+    def __init__(self, collector: Collector, tasks: Mixture, config: Config, plan: Plan):
         super().__init__(collector, tasks, config, plan)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rollout")
         self._pending: Future[RolloutBatch] | None = None  # the batch after the one returned last

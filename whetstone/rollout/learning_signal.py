@@ -1,7 +1,4 @@
-"""A warning when the gradient is 0: several batches in a row whose rewards do not differ.
-
-`whet explain` diagnoses a whole run from its metrics.
-"""
+"""A warning when the gradient is 0: several batches in a row whose rewards do not differ."""
 
 import logging
 from collections.abc import Sequence
@@ -56,16 +53,10 @@ class LearningSignal:
         if right == len(rollouts):
             return f"all {number} were right. Make the problems harder (datasets, or curriculum), or stop."
         if failed > len(rollouts) / 2:
-            return (
-                f"{failed:,} of {number} could not be scored. See the reason in completions/, and mend the "
-                "reward function."
-            )
+            return f"{failed:,} of {number} could not be scored. See completions/ and mend the reward."
         if right == 0 and cut > len(rollouts) / 2:
             limit = self._config.rollout.max_completion_length
-            return (
-                f"{cut:,} of {number} were cut off at max_completion_length ({limit}) and none was right. "
-                "Raise max_completion_length."
-            )
+            return f"{cut:,} of {number} reached max_completion_length ({limit}), none was right. Raise it."
         if right == 0 and unread > len(rollouts) / 2:
             return (
                 f"no answer was found in {unread:,} of {number}. Ask for the form of the answer "

@@ -64,7 +64,5 @@ def variance_metrics(groups: Iterable[Group]) -> dict[str, float]:
     groups = list(groups)
     return {
         "frac_reward_zero_std": fmean(not has_reward_variance(group) for group in groups),
-        "frac_answers_identical": fmean(
-            len({r.score.answer for r in group.rollouts}) == 1 for group in groups
-        ),
+        "frac_answers_identical": fmean(len({r.score.answer for r in g.rollouts}) == 1 for g in groups),
     }
