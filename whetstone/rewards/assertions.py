@@ -32,7 +32,7 @@ class Assertion:
 
 
 def split_assertions(code: str, entry_point: str | None = None) -> list[Assertion]:
-    """The assertions of a piece of test code; raises `NotTakenApart`."""
+    """The assertions of a piece of test code; raises `UnsupportedTest`."""
     try:
         body = ast.parse(code).body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -99,17 +99,16 @@ def _defined_names(statement: ast.stmt) -> set[str]:
         return {(alias.asname or alias.name).partition(".")[0] for alias in statement.names}
     if isinstance(statement, ast.FunctionDef):
         return {statement.name}
-    return {
-        node.id
-        for node in ast.walk(statement)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    }
+    return _names(statement, ast.Store)
 
 
 def _loaded_names(node: ast.AST) -> set[str]:
-    inner = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    inner |= {n.arg for n in ast.walk(node) if isinstance(n, ast.arg)}
-    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)} - inner
+    arguments = {n.arg for n in ast.walk(node) if isinstance(n, ast.arg)}
+    return _names(node, ast.Load) - _names(node, ast.Store) - arguments
+
+
+def _names(node: ast.AST, context: type[ast.expr_context]) -> set[str]:
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, context)}
 
 
 def _uses_foreign(node: ast.AST, known: set[str], foreign: set[str]) -> bool:

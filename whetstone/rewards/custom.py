@@ -1,11 +1,9 @@
-"""Reward functions of the user's own (`my_rewards.py:close_enough`, `package.module:function`), called as TRL
-calls them.
+"""Reward functions of the user's own (`my_rewards.py:close_enough`), called as TRL calls them.
 
 `f(prompts=, completions=, completion_ids=, **columns) -> list of float or None`, plain or async.
 `trainer_state`, `log_extra` and `log_metric` are passed where the function takes them. A function of one
-answer, such as `f(generated_text, ground_truth)` or `f(output, ground_truth_ans, nums)` -> float or (float,
-details), is called once per answer. Has no time limit: the scoring pool has one. `verify.py` tries the import
-before a run.
+answer, such as `f(generated_text, ground_truth)` -> float or (float, details), is called once per answer.
+The scoring pool has the time limit; `verify.py` tries the import before a run.
 """
 
 import asyncio
@@ -73,9 +71,7 @@ def call(
 
 
 def text_parameter(parameters: Mapping[str, inspect.Parameter]) -> str | None:
-    """The parameter that takes the text of one answer; None where the function takes whole lists, as TRL's
-    do.
-    """
+    """The parameter that takes the text of one answer; None where the function takes whole lists."""
     if _LISTS & set(parameters):
         return None
     return next((name for name in _TEXTS if name in parameters), None)
@@ -117,9 +113,7 @@ def _checked(values: Any, count: int) -> list[float | str | None]:
     if not isinstance(values, list | tuple) and hasattr(values, "tolist"):  # an array or a tensor
         values = values.tolist()
     if not isinstance(values, list | tuple):
-        raise WrongReturn(
-            f"returned a {type(values).__name__}, not a list with a number or None for each completion"
-        )
+        raise WrongReturn(f"returned a {type(values).__name__}, not a list with one value per completion")
     if len(values) != count:
         raise WrongReturn(f"returned {len(values)} values for {count} completions")
     return [None if value is None else _number(value) for value in values]

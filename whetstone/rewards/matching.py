@@ -80,9 +80,7 @@ def _same_text(answer: str, truth: str) -> bool:
 
 
 def normalize(text: str) -> str:
-    """Text without case, articles, punctuation and superfluous space: "The  Eiffel Tower." is "eiffel
-    tower". A text of nothing else is left as it is.
-    """
+    """Text without case, articles and punctuation: "The  Eiffel Tower." is "eiffel tower"."""
     text = unicodedata.normalize("NFKC", text).casefold()
     text = "".join(letter for letter in text if unicodedata.category(letter) != "Cf").strip()
     plain = re.sub(r"(?<=\w)[-\N{HYPHEN}-\N{EM DASH}](?=[^\W\d])", " ", text)

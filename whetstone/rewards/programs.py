@@ -39,10 +39,9 @@ class ProgramTest:
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramResult:
-    """How a program fared: each test's outcome, and the worst of them that explains it."""
+    """Each test's outcome, and the worst of them."""
 
     tests: tuple[str, ...]
-    stderr: str = ""
 
     @property
     def passed(self) -> int:
@@ -53,9 +52,6 @@ class ProgramResult:
         if self.tests and self.passed == len(self.tests):
             return "passed"
         return next((name for name in reversed(OUTCOMES) if name in self.tests), "wrong")
-
-
-# ---- out of the text ---------------------------------------------------------------------------------------
 
 
 def extract_program(text: str, language: Language, use_reasoning_format: bool) -> str | None:
@@ -75,9 +71,6 @@ def extract_program(text: str, language: Language, use_reasoning_format: bool) -
         head, _, rest = text.partition(" ")
         text = rest if head.lower() in language.fences else text
     return text if text.strip() else None
-
-
-# ---- tests out of rows -------------------------------------------------------------------------------------
 
 
 def read_tests(raw: Any, language: Language, function: str | None, where: str) -> tuple[ProgramTest, ...]:
@@ -120,16 +113,12 @@ def _read(entry: Any, language: Language, function: str | None, where: str) -> l
                 f"{where} calls a function without a name: give `call`, or `function` in the row."
             )
         if not language.takes_calls:
-            raise UserError(
-                f"{where} calls a function, which {language.name} can't be asked to: use stdin and stdout."
-            )
+            raise UserError(f"{where} calls a function, which {language.name} can't: use stdin and stdout.")
         if "expected" not in entry:
             raise UserError(f"{where} has no `expected`: give the value that the call must have.")
         args = entry.get("args", [])
         if not isinstance(args, list | tuple):
-            raise UserError(
-                f"{where} has {ascii(args)[:60]} as `args`: write a list of arguments, such as [3, 4]."
-            )
+            raise UserError(f"{where} has {ascii(args)[:60]} as `args`: write a list, such as [3, 4].")
         if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")):
             raise UserError(f"{where} calls {ascii(name)[:60]}: give the name of a function.")
         return [ProgramTest(call=(name, tuple(args)), expected=entry["expected"])]
@@ -137,24 +126,14 @@ def _read(entry: Any, language: Language, function: str | None, where: str) -> l
     if stdout is None:
         raise UserError(f"{where} says not what is expected: give `stdout`, `expected` or `assert`.")
     if entry.get("code") and not language.takes_code:
-        raise UserError(
-            f"{where} has code, which can't be put behind a program in {language.name}: use stdin and stdout."
-        )
-    return [
-        ProgramTest(
-            stdin=str(entry.get("stdin", entry.get("input", "")) or ""),
-            stdout=str(stdout),
-            code=str(entry.get("code", "")),
-        )
-    ]
+        raise UserError(f"{where} has code, which {language.name} does not take: use stdin and stdout.")
+    stdin = str(entry.get("stdin", entry.get("input", "")) or "")
+    return [ProgramTest(stdin=stdin, stdout=str(stdout), code=str(entry.get("code", "")))]
 
 
 def _assertions(code: str, language: Language, function: str | None, where: str) -> list[ProgramTest]:
     if language.name != "python":
-        raise UserError(
-            f"{where} is assertion code, which works for Python only: use calls or stdout for "
-            f"{language.name}."
-        )
+        raise UserError(f"{where} is assertion code, which is for Python alone: use calls or stdout.")
     try:
         return [ProgramTest(assertion=assertion) for assertion in split_assertions(code, function)]
     except UnsupportedTest as error:
@@ -162,9 +141,6 @@ def _assertions(code: str, language: Language, function: str | None, where: str)
             f"{where} can't be checked outside the program's process: {error}. Write plain assertions, or "
             "calls with `expected`."
         ) from None
-
-
-# ---- running and comparing ---------------------------------------------------------------------------------
 
 
 def run_tests(
@@ -180,16 +156,13 @@ def run_tests(
             ]
         else:
             inputs.append(Input(stdin=test.stdin, code=test.code, call=test.call))
-    results = list(
-        pool.run(Program(language=language.name, source=source, inputs=tuple(inputs)), limits).results
-    )
-    stderr = next((result.stderr[-2000:] for result in results if not result.ok), "")
-    outcomes = []
+    program = Program(language=language.name, source=source, inputs=tuple(inputs))
+    results, outcomes = list(pool.run(program, limits).results), []
     for test in tests:
         count = len(test.assertion.expressions) if test.assertion else 1
         own, results = results[:count], results[count:]
         outcomes.append(_outcome(pool, test, own, language, limits))
-    return ProgramResult(tests=tuple(outcomes), stderr=stderr)
+    return ProgramResult(tests=tuple(outcomes))
 
 
 def _outcome(pool: Pool, test: ProgramTest, results: list[Result], language: Language, limits: Limits) -> str:
@@ -241,7 +214,7 @@ def _lines(text: str) -> list[str]:
 
 
 def same_value(value: Any, expected: Any, has_booleans: bool = True) -> bool:
-    """Equal plain data; numbers with a fraction within a tolerance. Without `has_truth` 1 is true."""
+    """Equal plain data; numbers with a fraction within a tolerance. Without `has_booleans` 1 is true."""
     if isinstance(value, bool) or isinstance(expected, bool):
         if has_booleans:
             return isinstance(value, bool) and isinstance(expected, bool) and value == expected

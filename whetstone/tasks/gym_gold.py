@@ -1,11 +1,11 @@
 """Right answers for the five reasoning-gym tasks that give none: from the entry's metadata, or by search.
 
-boxnet, graph_color, propositional_logic, rubiks_cube and rush_hour have many right answers and put None
-under `answer`. intermediate_integration leaves some integrals unevaluated: these are computed. For every
-other task the gold answer is the entry's own.
+intermediate_integration leaves some integrals unevaluated: these are computed. For every other task the gold
+answer is the entry's own.
 """
 
 import json
+import math
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -45,33 +45,24 @@ def _boxnet(metadata: dict[str, Any]) -> str:
         tuple(float(part) for part in key.split("_")): list(items)
         for key, items in metadata["initial_state"].items()
     }
-    targets = {
-        item: [square for square, items in state.items() for name in items if name == item]
-        for item in _kinds(state, "target_")
-    }
+    targets: dict[str, list[tuple[float, ...]]] = {}
+    for square, items in state.items():
+        for item in items:
+            targets.setdefault(item, []).append(square)
     plan: list[dict[str, str]] = []
     for square, items in state.items():
         for box in [item for item in items if item.startswith("box_")]:
             row, column = square
             goal = targets["target_" + box[4:]].pop()
             while (row, column) != goal:
-                step = (
-                    (row + _sign(goal[0] - row), column)
-                    if row != goal[0]
-                    else (row, column + _sign(goal[1] - column))
-                )
+                if row != goal[0]:
+                    step = (row + math.copysign(1, goal[0] - row), column)
+                else:
+                    step = (row, column + math.copysign(1, goal[1] - column))
                 plan.append({f"Agent[{row}, {column}]": f"move({box}, square[{step[0]}, {step[1]}])"})
                 row, column = step
             plan.append({f"Agent[{row}, {column}]": f"move({box}, target_{box[4:]})"})
     return json.dumps(plan)
-
-
-def _kinds(state: dict[Any, list[str]], prefix: str) -> set[str]:
-    return {item for items in state.values() for item in items if item.startswith(prefix)}
-
-
-def _sign(value: float) -> float:
-    return 1.0 if value > 0 else -1.0
 
 
 def _rubiks_cube(metadata: dict[str, Any]) -> str:
@@ -80,16 +71,13 @@ def _rubiks_cube(metadata: dict[str, Any]) -> str:
 
 
 def _undo(move: str) -> str:
-    """One turn back, in moves that begin with no digit: the scorer ignores those that do (large cubes have
-    them).
-    """
+    """One turn back, in moves without a digit in front, which the scorer ignores (large cubes have them)."""
     back = "" if move.endswith("'") else "'"
     face = move.rstrip("'")
     if face[0] == "1":  # 1Bw: the outer layer alone
         face = face[1]
-    elif face[0] == "2" and not face.endswith(
-        "w"
-    ):  # 2B: the second layer alone is both layers less the outer one
+    elif face[0] == "2" and not face.endswith("w"):
+        # 2B: the second layer alone is both layers less the outer one.
         return f"{face[1]}w' {face[1]}" if back else f"{face[1]}w {face[1]}'"
     return face.removeprefix("2") + back
 

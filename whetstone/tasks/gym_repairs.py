@@ -99,16 +99,6 @@ def _equation(answer: str, entry: Entry, target: int) -> float:
     return _USES_NUMBERS if sorted(used) == sorted(numbers) else _WELL_FORMED
 
 
-def _puzzle24(answer: str, entry: Entry) -> float:
-    """reasoning-gym takes any four numbers of the range: 6*4*1*1 would be right for every problem."""
-    return _equation(answer, entry, 24)
-
-
-def _countdown(answer: str, entry: Entry) -> float:
-    """By our own parser, in exact fractions; reasoning-gym hands the text to sympy."""
-    return _equation(answer, entry, entry["metadata"]["target"])
-
-
 def _propositional_logic(answer: str, entry: Entry) -> float:
     """reasoning-gym takes any conclusion that follows: (P or Q) is right on four problems of five."""
     variables = entry["metadata"]["variables"]
@@ -141,10 +131,6 @@ def _length(row: Any) -> int:
     return len(row) if isinstance(row, list) else -1
 
 
-def _game_of_life_halting(answer: str, entry: Entry) -> float:
-    return float(answer.strip().lower() == str(entry["answer"]).lower())
-
-
 def _coin_flip(answer: str, entry: Entry) -> float:
     """Part credit for leading decimals; the zero before the point, which all share, is none of them."""
     value, gold = Fraction(answer.strip().replace(",", "")), Fraction(entry["answer"])
@@ -165,10 +151,6 @@ def _gsm_symbolic(answer: str, entry: Entry) -> float:
     if number is None:
         return 0.0
     return 1.0 if float(number[1].replace(",", "")) == float(entry["answer"]) else _WELL_FORMED
-
-
-def _spell_backward(answer: str, entry: Entry, value: float) -> float:
-    return _matching_letters(answer.lower(), entry["answer"].lower())
 
 
 def _figlet_font(answer: str, entry: Entry, value: float) -> float:
@@ -210,18 +192,22 @@ def _letter_jumble(answer: str, entry: Entry, value: float) -> float:
 # Own scorers, which take the place of reasoning-gym's.
 _SCORERS: dict[str, Callable[[str, Entry], float]] = {
     "coin_flip": _coin_flip,
-    "countdown": _countdown,
+    # By our own parser, in exact fractions; reasoning-gym hands the text to sympy.
+    "countdown": lambda answer, entry: _equation(answer, entry, entry["metadata"]["target"]),
     "game_of_life": _game_of_life,
-    "game_of_life_halting": _game_of_life_halting,
+    "game_of_life_halting": lambda answer, entry: float(
+        answer.strip().lower() == str(entry["answer"]).lower()
+    ),
     "gsm_symbolic": _gsm_symbolic,
     "propositional_logic": _propositional_logic,
-    "puzzle24": _puzzle24,
+    # reasoning-gym takes any four numbers of the range: 6*4*1*1 would be right for every problem.
+    "puzzle24": lambda answer, entry: _equation(answer, entry, 24),
 }
 # Corrections of reasoning-gym's score.
 _REPAIRS: dict[str, Callable[[str, Entry, float], float]] = {
     "figlet_font": _figlet_font,
     "letter_jumble": _letter_jumble,
     "number_sorting": _number_sorting,
-    "spell_backward": _spell_backward,
+    "spell_backward": lambda answer, entry, _: _matching_letters(answer.lower(), entry["answer"].lower()),
     "word_sorting": _word_sorting,
 }

@@ -1,10 +1,9 @@
 """The scoring pool: answers in, scores out, in worker processes with a hard time limit per answer.
 
-`submit` starts the scoring of an answer; `gather` returns all scores in the order of submission. Isolated
-workers score text; open workers run programs, and reward functions and tasks of the user's own (`worker.py`).
-A worker that hangs is killed and one that dies is replaced: that answer has no score and counts in
-`failures`. More failures than `max_reward_failure_fraction` allows stop the run. There is no thread: `submit`
-and `gather` poll the workers.
+Isolated workers score text; open workers run programs, and reward functions and tasks of the user's own
+(`worker.py`). A worker that hangs is killed and one that dies is replaced: that answer has no score and
+counts in `failures`. More failures than `max_reward_failure_fraction` allows stop the run. There is no
+thread: `submit` and `gather` poll the workers.
 """
 
 import math
@@ -14,18 +13,15 @@ import weakref
 from collections import deque
 from collections.abc import Mapping
 from multiprocessing.connection import wait
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from whetstone.config.plugins import is_plugin
 from whetstone.config.sections import Config
 from whetstone.errors import UserError
-from whetstone.rewards.builtin import TASK_REWARD
-from whetstone.rewards.combine import combine, part_names
+from whetstone.rewards.builtin import TASK_REWARD, combine, part_names
 from whetstone.rewards.verify import check_reward_funcs
 from whetstone.tasks.registry import task_class
 from whetstone.tasks.scoring.custom_calls import CustomCalls
-from whetstone.tasks.scoring.failure_limit import FailureLimit
 from whetstone.tasks.scoring.process import Job, ScoringProcess, ScoringRequest, split_of
 from whetstone.terminal.stages import reach
 from whetstone.types import Score
@@ -34,6 +30,8 @@ _MAX_WORKERS = 16
 _MAX_CHUNK = 16  # answers sent to a worker at once: few enough that workers share the work evenly
 _MAX_CALL_S = 300.0  # for a whole list of answers given to a function of the user's own
 _MAX_FAILED_STARTS = 3
+_MIN_FAILURES = 3  # fewer never stop a run, whatever their share
+_WINDOW = 10  # batches whose failures count together, so that small steps can't hide them
 
 
 class _Details(NamedTuple):
@@ -59,7 +57,7 @@ class Scorer:
         self._failure_rewards: dict[tuple[str, str], float] = {}
         self._failed_starts = 0
         self.failures = 0
-        self._failure_limit = FailureLimit(config.tasks)
+        self._recent: deque[tuple[int, int]] = deque(maxlen=_WINDOW)  # (failures, answers) of past batches
         self.custom_metrics: dict[str, float] = {}
         self._workers = [
             ScoringProcess(config, isolated=isolated)
@@ -101,12 +99,12 @@ class Scorer:
         try:
             while len(self._details) < len(self._requests) or self._custom.pending:
                 self._poll(1.0)
-                self._failure_limit.check(self._failed, self._requests)
+                self._check_failures()
                 reach(len(self._details))
             self._fail_without_reward()
-            self._failure_limit.check(self._failed, self._requests)
+            self._check_failures()
             self.failures = len(self._failed)
-            self._failure_limit.record(self.failures, len(numbers))
+            self._recent.append((self.failures, len(numbers)))
             self.custom_metrics = self._custom.metrics
             return [self._final_score(number) for number in numbers]
         finally:
@@ -120,12 +118,8 @@ class Scorer:
     def __enter__(self) -> "Scorer":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-    # ---- workers -------------------------------------------------------------------------------------------
 
     def _poll(self, timeout_s: float) -> None:
         """Send jobs to idle workers, read messages, replace workers that hang or have died."""
@@ -169,10 +163,8 @@ class Scorer:
             payload: Any = [(number, r.problem, r.text, len(r.completion_ids)) for number, r in rows]
         else:
             limit_s = min(self._limit_s * len(requests), max(self._limit_s, _MAX_CALL_S))
-            payload = (
-                job.spec,
-                [(r.problem, r.text, tuple(r.completion_ids), r.truncated) for r in requests],
-            )
+            answers = [(r.problem, r.text, tuple(r.completion_ids), r.truncated) for r in requests]
+            payload = (job.spec, answers)
         try:
             worker.send_job(job, limit_s, payload, self._round)
         except OSError:  # it died while it was idle: no answer is to blame
@@ -217,9 +209,7 @@ class Scorer:
             worker.job = None
 
     def _replace(self, index: int, failure: str) -> None:
-        """Replace a worker that hangs or has died. The answer that it was scoring fails; the rest goes to
-        other workers.
-        """
+        """Replace a worker that hangs or died. The answer in work fails; the rest goes to other workers."""
         worker = self._workers[index]
         worker.process.close()
         if not worker.ready:
@@ -227,9 +217,8 @@ class Scorer:
             if self._failed_starts >= _MAX_FAILED_STARTS:
                 raise UserError(
                     "The processes that score answers end at once (exit code "
-                    f"{worker.process.process.returncode}): "
-                    "see what they printed above; most often memory is short, or a reward file ends the "
-                    "process."
+                    f"{worker.process.process.returncode}): see what they printed above; most often memory "
+                    "is short, or a reward file ends the process."
                 )
         self._workers[index] = ScoringProcess(self._config, isolated=worker.isolated)
         if worker.job is None or worker.round != self._round:
@@ -257,8 +246,6 @@ class Scorer:
                 worker.process.close()
                 self._workers[index] = ScoringProcess(self._config, isolated=worker.isolated)
 
-    # ---- scores --------------------------------------------------------------------------------------------
-
     def _record(self, number: int, parts: dict[str, float], details: _Details, failure: str | None) -> None:
         if failure:
             problem = self._requests[number].problem
@@ -273,6 +260,24 @@ class Scorer:
         for number, parts in self._parts.items():
             if number not in self._failed and not any(name in parts for name in self._names):
                 self._failed[number] = "no reward function returned a number"
+
+    def _check_failures(self) -> None:
+        """Raise where this batch, alone or with the recent ones, has more failures than allowed."""
+        if not self._failed:
+            return
+        share = self._config.tasks.max_reward_failure_fraction
+        now = (len(self._failed), len(self._requests))
+        for batches in ([now], [now, *self._recent]):
+            count, total = (sum(numbers) for numbers in zip(*batches, strict=True))
+            if count >= _MIN_FAILURES and count > share * total:
+                number, reason = next(iter(self._failed.items()))
+                request = self._requests[number]
+                raise UserError(
+                    f"Scoring failed on {count} of {total} answers, more than max_reward_failure_fraction "
+                    f"({share:g}) allows. The first was {request.problem.id} with '{reason}', on the text "
+                    f"{request.text[-200:]!r}: mend the reward, or raise reward_timeout_s "
+                    f"({self._limit_s:g} s) or that share."
+                )
 
     def _final_score(self, number: int) -> Score:
         parts, failure = self._parts[number], self._failed.get(number)
