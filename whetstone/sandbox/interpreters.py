@@ -165,14 +165,12 @@ def _run_klong(source: str, call: tuple[str, list[Any]] | None, after_compile: C
     if call is None:
         return 0
     function, arguments = call
-    names = []
-    for number, argument in enumerate(arguments):
-        names.append(f"whetArgument{'abcdefgh'[number]}")
-        _klong[names[-1]] = to_klong(argument)
-    value = _klong(f"{function}({';'.join(names)})") if names else _klong(f"{function}()")
+    names = [f"whetArgument{'abcdefgh'[number]}" for number in range(len(arguments))]
+    for name, argument in zip(names, arguments, strict=True):
+        _klong[name] = to_klong(argument)
+    value = _klong(f"{function}({';'.join(names)})")
     sys.stdout.flush()
-    data = f"{VALUE_MARKER}{json.dumps(plain(from_klong(value)))}\n".encode()
-    os.write(1, data)
+    os.write(1, f"{VALUE_MARKER}{json.dumps(plain(from_klong(value)))}\n".encode())
     return 0
 
 

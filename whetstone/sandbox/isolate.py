@@ -19,9 +19,7 @@ _PROCESSES = 4  # this one, its forks
 
 
 def isolate(kind: str, packages: Iterable[str], *, memory_mb: int, user_number: int) -> tuple[str, ...]:
-    """Go as far in as `kind` says ("namespaces", "filters", "limits"); which layers that gave. `packages` are
-    importable afterwards too. Raises `OSError` where the machine does not allow it.
-    """
+    """Enter the layers of `kind` and name them; `packages` stay importable. `OSError` where not allowed."""
     if kind == "limits":
         _limit(memory_mb)
         return ("rlimits",)
@@ -30,7 +28,10 @@ def isolate(kind: str, packages: Iterable[str], *, memory_mb: int, user_number: 
     visible, landlock = visible_folders(packages), syscalls.landlock_version()
     has_namespaces = kind == "namespaces"
     if has_namespaces:
-        user = namespaces.enter(visible, _hidden(visible), 1, user_number, None).user
+        # Our own package, where it is installed among the others, holds answers.
+        package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        hidden = [package] if any(package.startswith(folder + os.sep) for folder in visible) else []
+        user = namespaces.enter(visible, hidden, 1, user_number, None).user
     else:
         user = other_user(visible, landlock, user_number)
     readable = (*visible, "/proc", "/etc") if has_namespaces else visible
@@ -55,12 +56,6 @@ def visible_folders(packages: Iterable[str]) -> tuple[str, ...]:
         if spec is not None and spec.origin:
             folders.append(os.path.dirname(os.path.dirname(spec.origin)))
     return tuple(dict.fromkeys(folders))
-
-
-def _hidden(visible: Iterable[str]) -> list[str]:
-    """Our own package, where it is installed among the others: it holds answers."""
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    return [package] if any(package.startswith(folder + os.sep) for folder in visible) else []
 
 
 def _limit(memory_mb: int, processes: int | None = None) -> None:

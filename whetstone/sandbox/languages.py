@@ -52,9 +52,8 @@ class Language:
 
 def _print_javascript(function: str, arguments: tuple[Any, ...]) -> str:
     args = ", ".join(json.dumps(argument) for argument in arguments)
-    return (
-        f"\n;process.stdout.write({json.dumps(VALUE_MARKER)} + JSON.stringify({function}({args})) + '\\n');\n"
-    )
+    value = f"JSON.stringify({function}({args}))"
+    return f"\n;process.stdout.write({json.dumps(VALUE_MARKER)} + {value} + '\\n');\n"
 
 
 def q_literal(value: Any) -> str:
@@ -312,7 +311,6 @@ def _package_folders(*names: str) -> tuple[str, ...]:
 
 
 def job_of(program: Program, limits: Limits) -> Job:
-    """The job of a supervisor for a program."""
     row, here = LANGUAGES[program.language], tools(program.language)
     inputs = []
     for run_input in program.inputs:

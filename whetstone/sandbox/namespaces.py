@@ -26,8 +26,6 @@ PROGRAM_USER = 1  # inside the user namespace of a supervisor that root started
 
 @dataclass(frozen=True, kw_only=True)
 class NamespaceInfo:
-    """What `enter` obtained from the kernel."""
-
     user: int | None  # the user that programs become
     has_user_namespace: bool
     has_proc: bool

@@ -28,8 +28,6 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Input:
-    """One run: what is read, and what is called."""
-
     stdin: str = ""
     call: tuple[str, tuple[Any, ...]] | None = None  # (function, arguments), plain data
     code: str = ""  # in the program's language, put behind the program
@@ -46,8 +44,6 @@ class Program:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """How one run went."""
-
     exit_code: int | None = None  # None: ended by a signal, or never started
     stdout: str = ""
     stderr: str
@@ -89,7 +85,6 @@ class Job:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def plain(self) -> dict[str, Any]:
-        """As JSON takes it."""
         return {**vars(self), "limits": vars(self.limits), "environment": dict(self.environment)}
 
 

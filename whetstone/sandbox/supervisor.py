@@ -83,8 +83,6 @@ def _supervise(channel: int, link: Link, child: int, settings: dict[str, Any]) -
 
 
 class Supervisor:
-    """Runs jobs."""
-
     def __init__(self, env: SandboxEnv, zygote: int, channel: int, link: Link) -> None:
         self._env, self._zygote, self._channel, self._link = env, zygote, channel, link
 
@@ -166,11 +164,7 @@ class Supervisor:
         os.chmod(path, 0o644)
 
     def _run(
-        self,
-        request: dict[str, Any],
-        program: Mapping[str, Any] | None,
-        stdin: bytes,
-        limits: Limits,
+        self, request: dict[str, Any], program: Mapping[str, Any] | None, stdin: bytes, limits: Limits
     ) -> Result:
         """Have it started, watch it, have everything ended that it started. `program`: what a fork runs."""
         files = [_anonymous_file(self._env.build_dir, stdin)]

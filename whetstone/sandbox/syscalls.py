@@ -79,7 +79,6 @@ def prctl(option: int, value: int) -> None:
 
 
 def drop_capabilities() -> None:
-    """Give up every capability of this process."""
     header = struct.pack("Ii", 0x20080522, 0)
     _call("capset", ctypes.create_string_buffer(header), ctypes.create_string_buffer(24))
 

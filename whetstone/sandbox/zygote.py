@@ -101,9 +101,7 @@ def _start(env: SandboxEnv, request: Mapping[str, Any], files: list[int]) -> int
 def _spawn(
     env: SandboxEnv, spawn_helper: str, request: Mapping[str, Any], files: list[int], limits: Limits
 ) -> int:
-    """In a process that has nothing of this one: `spawn_helper.c` does what `_child_main` would do. Copying
-    this process and giving the copy up again costs more than most programs take.
-    """
+    """By `spawn_helper.c`, which does what `_child_main` does: a fork costs more than most programs."""
     rlimits = restrict.limits_of(env.restrictions, limits)
     user = -1 if env.restrictions.user is None else env.restrictions.user
     first = [spawn_helper, env.work_dir, str(user), str(len(rlimits))]
@@ -131,7 +129,9 @@ def _child_main(env: SandboxEnv, request: Mapping[str, Any], files: list[int], l
         restrict.apply(env.restrictions, limits)
         gc.enable()
         if program is None:
-            _exec(request["argv"], request["environment"])
+            for number in IGNORED_BY_PYTHON:
+                _signal.signal(number, 0)  # the default; `signal.signal` takes longer, for its named numbers
+            os.execve(request["argv"][0], request["argv"], request["environment"])
         else:
             _run_program(request["runner"], program, compile_pipe)
     except BaseException as error:
@@ -152,12 +152,6 @@ def _run_program(runner: str, file: int, compile_pipe: int) -> None:
         os.close(compile_pipe)
 
     interpreters.run(runner, program["source"], program["call"], report)
-
-
-def _exec(argv: list[str], environment: Mapping[str, str]) -> None:
-    for number in IGNORED_BY_PYTHON:
-        _signal.signal(number, 0)  # the default; `signal.signal` takes longer, for its named numbers
-    os.execve(argv[0], argv, environment)
 
 
 def kill_all(env: SandboxEnv, child: int) -> int:
