@@ -64,10 +64,7 @@ def extract_tag(text: str) -> str | None:
 
 
 def extract_boxed(text: str) -> str | None:
-    r"""The content of the last closed `\boxed{...}` (nested braces counted); None without one.
-
-    `\boxed{1} and \boxed{-2}` are one answer, `1, -2`.
-    """
+    r"""The last closed `\boxed{...}`, else None; `\boxed{1} and \boxed{-2}` are one answer, `1, -2`."""
     match = _last_boxed(text)
     return None if match is None else match[1]
 
@@ -226,10 +223,7 @@ def is_percent(text: str) -> bool:
 
 
 def percent_equals(percentage: Fraction | None, truth: Fraction | None) -> bool:
-    """Whether a percentage stands for a truth that has no percent sign: 50 % for 1/2, but not for 50.
-
-    Nor 4200 % for 42: only a truth between 0 and 1 is asked for as a share.
-    """
+    """50 % stands for 1/2, but not for 50, nor 4200 % for 42: only a truth up to 1 can be a share."""
     return percentage is not None and truth is not None and 0 < abs(truth) <= 1 and percentage == 100 * truth
 
 

@@ -18,10 +18,7 @@ _INVISIBLE = ("Cc", "Cf", "Cn", "Cs", "Mn", "Zl", "Zp", "Zs")  # controls, zero 
 
 
 def format_reward(text: str) -> float:
-    """A quarter for each of the four tags that occurs exactly once and stands after those before it.
-
-    A pair of tags with nothing visible between them earns nothing.
-    """
+    """A quarter for each tag that occurs once and in order; an empty pair earns nothing."""
     positions: dict[str, int] = {}
     last_position = -1
     for tag in FORMAT_TAGS:

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 from whetstone.errors import UserError
@@ -36,6 +37,13 @@ class ProgramTest:
     expected: Any = None
     assertion: Assertion | None = None
 
+    @property
+    def inputs(self) -> list[Input]:
+        if self.assertion is None:
+            return [Input(stdin=self.stdin, code=self.code, call=self.call)]
+        setup, expressions = self.assertion.setup, self.assertion.expressions
+        return [Input(code=setup, call=("=" + expression, ())) for expression in expressions]
+
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramResult:
@@ -55,8 +63,8 @@ class ProgramResult:
 
 
 def extract_program(text: str, language: Language, use_reasoning_format: bool) -> str | None:
-    """The program in an answer: the last `<answer>`, the last fenced block, or all of it; None where the
-    reasoning format was asked for and there is no `<answer>`, or where there is nothing.
+    """The program in an answer: the last `<answer>` (required in the reasoning format), the last fenced block
+    in it, or all of it; None where there is nothing.
     """
     answer = extract_tag(text)
     if answer is None and use_reasoning_format:
@@ -146,23 +154,11 @@ def _assertions(code: str, language: Language, function: str | None, where: str)
 def run_tests(
     pool: Pool, language: Language, source: str, tests: Sequence[ProgramTest], limits: Limits
 ) -> ProgramResult:
-    """Run the program on every test and compare."""
-    inputs: list[Input] = []
-    for test in tests:
-        if test.assertion is not None:
-            inputs += [
-                Input(code=test.assertion.setup, call=("=" + expression, ()))
-                for expression in test.assertion.expressions
-            ]
-        else:
-            inputs.append(Input(stdin=test.stdin, code=test.code, call=test.call))
-    program = Program(language=language.name, source=source, inputs=tuple(inputs))
-    results, outcomes = list(pool.run(program, limits).results), []
-    for test in tests:
-        count = len(test.assertion.expressions) if test.assertion else 1
-        own, results = results[:count], results[count:]
-        outcomes.append(_outcome(pool, test, own, language, limits))
-    return ProgramResult(tests=tuple(outcomes))
+    inputs = tuple(run_input for test in tests for run_input in test.inputs)
+    program = Program(language=language.name, source=source, inputs=inputs)
+    results = iter(pool.run(program, limits).results)
+    own = [(test, list(islice(results, len(test.inputs)))) for test in tests]
+    return ProgramResult(tests=tuple(_outcome(pool, *pair, language, limits) for pair in own))
 
 
 def _outcome(pool: Pool, test: ProgramTest, results: list[Result], language: Language, limits: Limits) -> str:

@@ -66,9 +66,8 @@ def _verify(spec: str, timeout_s: float) -> None:
         )
         code = None
         try:
-            code = process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            pass
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = process.wait(timeout_s)
         finally:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)  # also what it has started
