@@ -59,8 +59,6 @@ class EvalRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskResult:
-    """One task's share of an evaluation."""
-
     accuracy: Accuracy
     mean_length: float
     clipped_ratio: float
@@ -94,7 +92,6 @@ class EvalResult:
         return {key: value for key, value in asdict(self).items() if key not in left_out}
 
     def metrics(self) -> dict[str, float]:
-        """The numbers as one row of metrics."""
         row = {
             "reward": self.reward.mean,
             "reward_low": self.reward.low,

@@ -101,10 +101,7 @@ def sign_test(num_better: int, num_worse: int) -> float:
 
 
 def _bonett_price(changes: Sequence[float]) -> tuple[float, float]:
-    """Interval of a paired difference: Wald's, after adding a problem that got better and one that got worse.
-
-    (Bonett and Price 2012.) Unlike plain Wald it does not shrink to nothing where all problems moved alike.
-    """
+    """Bonett and Price (2012): Wald's with a better and a worse problem added, so that it never vanishes."""
     changes = [*changes, 1.0, -1.0]
     num = len(changes)
     mean = math.fsum(changes) / num

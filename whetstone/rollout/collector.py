@@ -59,8 +59,6 @@ class NullScorer:
 
 
 class Collector:
-    """Turns problems into scored groups in this process."""
-
     is_collective = False  # whether `collect` waits for all ranks
 
     def __init__(

@@ -14,8 +14,6 @@ from whetstone.types import Group, Problem
 
 
 class DistributedCollector(Collector):
-    """The collectors of all ranks as one."""
-
     def __init__(self, *args: Any, ranks: Ranks, side_group: Any, **kwargs: Any):
         """`side_group`: a second process group, for a thread that samples during the update."""
         super().__init__(*args, **kwargs)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from whetstone.config import Config
 from whetstone.terminal.text import counted
-from whetstone.types import Finish, Group, Rollout
+from whetstone.types import Finish, Group
 
 logger = logging.getLogger("whetstone")
 
@@ -46,8 +46,9 @@ class LearningSignal:
         """Why, and what to change, in two sentences."""
         rollouts = [rollout for group in self._groups for rollout in group.rollouts]
         number = counted(len(rollouts), "completion")
-        right = sum(rollout.score.parts["correct"] >= 1 for rollout in rollouts if _is_scored(rollout))
-        failed = sum(not _is_scored(rollout) for rollout in rollouts)
+        scored = [rollout for rollout in rollouts if rollout.score.failure is None]
+        right = sum(rollout.score.parts["correct"] >= 1 for rollout in scored)
+        failed = len(rollouts) - len(scored)
         cut = sum(rollout.completion.finish is Finish.LENGTH for rollout in rollouts)
         unread = sum(rollout.score.answer is None for rollout in rollouts)
         if right == len(rollouts):
@@ -71,7 +72,3 @@ class LearningSignal:
             f"{right:,} of {number} were right, but those compared with each other were all paid the same. "
             "Raise temperature or num_generations, set dynamic_sampling=true, and see what reward_funcs pays."
         )
-
-
-def _is_scored(rollout: Rollout) -> bool:
-    return rollout.score.failure is None

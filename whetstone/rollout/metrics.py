@@ -11,7 +11,6 @@ def has_reward_variance(group: Group) -> bool:
 
 
 def rollout_metrics(groups: Iterable[Group]) -> dict[str, float]:
-    """The metrics that every step logs."""
     groups = list(groups)
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     rewards = [rollout.score.reward for rollout in rollouts]

@@ -115,14 +115,12 @@ class CodeTask(rows.RowTask):
         continues = bool(self.settings.get("continue_starter"))
         starter = f"\nBegin with:\n{row['starter']}\n" if row["starter"] and not continues else ""
         answer_format = _REASONED if programs.use_reasoning_format else _DIRECT
-        question = str(self.settings.get("prompt") or _PROMPT).format_map(
-            {
-                "statement": row["statement"],
-                "signature": signature,
-                "starter": row["starter"] if self.settings.get("prompt") else starter,
-                "language": title,
-                "format": answer_format.format(language=title),
-            }
+        question = str(self.settings.get("prompt") or _PROMPT).format(
+            statement=row["statement"],
+            signature=signature,
+            starter=row["starter"] if self.settings.get("prompt") else starter,
+            language=title,
+            format=answer_format.format(language=title),
         )
         return self.make_problem(index, question, {**row, "before": row["starter"] if continues else ""})
 
@@ -230,7 +228,6 @@ def _renamed(tests: Any, fields: dict[str, str | None]) -> Any:
 
 
 def _seconds(value: Any, where: str) -> float | None:
-    """A time limit of a row, or a complaint."""
     if value is None or value == "":
         return None
     try:
@@ -269,5 +266,4 @@ def _in_language(solution: Any, language: Language) -> str | None:
 
 
 def shipped_problems() -> Path:
-    """The problems that come with the package."""
     return Path(__file__).resolve().parent / "problems.jsonl"

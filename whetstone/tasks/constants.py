@@ -16,10 +16,7 @@ TABLE = "gym_constants.json"
 
 
 def best_constant(task: str) -> tuple[str, float] | None:
-    """The answer that is right on most problems of a task with its default settings, and that share.
-
-    None for a task that was not measured, or has no constant worth naming.
-    """
+    """The answer right on most problems with default settings, and that share; None where not measured."""
     row = measured()["tasks"].get(gym_name(task))
     return None if row is None or row["answer"] is None else (row["answer"], row["rate"])
 

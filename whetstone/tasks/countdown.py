@@ -58,8 +58,6 @@ logger = logging.getLogger(__name__)
 
 
 class CountdownTask(rows.RowTask):
-    """One mixture entry of countdown problems."""
-
     description = (
         "Makes a target from given numbers, generated or from rows (reasoning-gym's own is "
         "reasoning_gym/countdown)"

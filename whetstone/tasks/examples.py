@@ -67,7 +67,6 @@ _STRINGS = [
 
 
 def make_expressions(count: int = NUM_EXPRESSIONS) -> list[dict[str, Any]]:
-    """So many different problems."""
     dice = random.Random(5)
     rows: dict[str, dict[str, Any]] = {}
     while len(rows) < count:

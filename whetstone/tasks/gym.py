@@ -52,8 +52,6 @@ _FIXED_SETTINGS = {("syllogism", "num_premises"): 2}  # settings that are writte
 
 
 class GymTask(Task):
-    """One task of reasoning-gym."""
-
     generated = True
     isolated = True
     has_curriculum = True
@@ -170,9 +168,7 @@ def default_settings(task: str) -> dict[str, Any]:
 
 
 def make_entry(task: str, settings: dict[str, Any], base: int, index: int) -> dict[str, Any]:
-    """Entry `index` of a task: question, answer, metadata. An index that the generator fails on, or a problem
-    without an answer of its own, is replaced by one far away.
-    """
+    """Entry `index`; another, far away, where the generator fails or the problem is flawed."""
     problem = "no problem with an answer of its own"
     for attempt in range(20):
         position = index + attempt * _RETRY_STRIDE

@@ -40,8 +40,9 @@ def score_answer(task: str, dataset: Any, answer: str, entry: Entry) -> float:
         value = float(dataset.score_answer(answer, entry))
         if task in _REPAIRS:
             value = _REPAIRS[task](answer, entry, value)
-        elif task == "rubiks_cube":
-            value = _progress(value, float(dataset.score_answer("", entry)))
+        elif task == "rubiks_cube" and value < 1.0:  # how much was put right; turning nothing earns nothing
+            before = float(dataset.score_answer("", entry))
+            value = max(0.0, (value - before) / (1.0 - before))
         elif 0.0 < value < 1.0 and _is_by_containment(task, dataset):
             value = value if _stands_alone(str(entry["answer"]), answer) else 0.0
     if not math.isfinite(value) or not 0.0 <= value <= 1.0:
@@ -50,9 +51,7 @@ def score_answer(task: str, dataset: Any, answer: str, entry: Entry) -> float:
 
 
 def is_flawed(task: str, entry: Entry) -> bool:
-    """Whether a problem has no answer that could be told from another: from premises that contradict each
-    other everything follows, and from tautologies nothing.
-    """
+    """Whether everything follows from the premises (they contradict each other) or nothing (tautologies)."""
     if task != "propositional_logic":
         return False
     variables = entry["metadata"]["variables"]
@@ -81,11 +80,6 @@ def _stands_alone(gold: str, answer: str) -> bool:
     if gold.lower() in _CHOICES and _CHOICES & set(re.findall(r"\w+", rest)):
         return False
     return re.search(rf"(?<![\w.+-]){re.escape(gold)}(?!\w|[.,]\d)", answer, re.IGNORECASE) is not None
-
-
-def _progress(value: float, before: float) -> float:
-    """How much of what was wrong before an answer put right; turning nothing earns nothing."""
-    return value if value >= 1.0 else max(0.0, (value - before) / (1.0 - before))
 
 
 def _equation(answer: str, entry: Entry, target: int) -> float:

@@ -15,8 +15,6 @@ ANSWER_COLUMNS = ("ground_truth", "answer", "solution", "final_answer", "target"
 
 
 class MathTask(RowsTask):
-    """Questions with a known final answer."""
-
     default_settings = row_settings("math")
     description = (
         "Questions with a final answer, from a JSON, JSONL, CSV or parquet file or a hub data set (path=FILE "

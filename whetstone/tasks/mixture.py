@@ -107,10 +107,8 @@ def eval_problems(config: Config) -> list[Problem]:
     mixture = build_tasks(config, "eval")
     specs = task_specs(config, "eval")
     counts = apportion(total, [Fraction(str(specs[name].weight)) for name in mixture.tasks])
-    per_task = [
-        _distinct(task, count, mixture._seed)
-        for task, count in zip(mixture.tasks.values(), counts, strict=True)
-    ]
+    pairs = zip(mixture.tasks.values(), counts, strict=True)
+    per_task = [_distinct(task, count, mixture._seed) for task, count in pairs]
     turns = interleave([len(problems) for problems in per_task])
     return [per_task[int(task_index)][int(turn)] for task_index, turn in turns]
 

@@ -24,14 +24,11 @@ _COMPARISONS = {
     "normalized": "compared as text, without case, punctuation and articles",
     "numeric": "compared as numbers",
     "math": "compared as mathematics",
-    "none": "not compared",
 }
 logger = logging.getLogger(__name__)
 
 
 class RowsTask(rows.RowTask):
-    """One mixture entry of the user's own rows."""
-
     default_settings = rows.row_settings("rows")
     description = (
         "Your own rows: a prompt, and an answer or a reward function of your own (docs/data.md; path=FILE or "

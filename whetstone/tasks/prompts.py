@@ -29,10 +29,7 @@ def developer_prompt(tasks: TasksConfig) -> str | None:
 
 
 def build_messages(prompt: str | None, role: str, question: str, row_messages: Messages) -> Messages:
-    """The developer prompt under its role, then the question; the role `user` makes it one message.
-
-    `row_messages` stand in for the question; a developer prompt takes the place of their system message.
-    """
+    """The developer prompt (in place of the row's), then the row's messages or the question."""
     if prompt is None:
         return row_messages or ({"role": "user", "content": question},)
     turns = tuple(turn for turn in row_messages if turn["role"] not in ("system", "developer"))

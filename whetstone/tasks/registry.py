@@ -64,7 +64,6 @@ def settings_of(name: str) -> dict[str, Any]:
 
 
 def task_class(name: str) -> type[Task]:
-    """The class of the task called `name`."""
     kind = name.split("/")[0]
     if kind in TASKS:
         return TASKS[kind]
@@ -97,7 +96,6 @@ def _load_class(name: str, path: str, mtime: int) -> type[Task]:
 
 
 def make_task(config: Config, name: str, spec: TaskSpec, split: str) -> Task:
-    """The task called `name`, for one split."""
     kind = task_class(name)
     if spec.curriculum is not None and not kind.has_curriculum:
         raise UserError(
@@ -113,9 +111,7 @@ def make_task(config: Config, name: str, spec: TaskSpec, split: str) -> Task:
 
 
 def make_tasks(config: Config, split: str, *, isolated: bool | None = None) -> dict[str, Task]:
-    """The tasks of one split by name, without those of weight 0. Reads no rows and makes no problems.
-    `isolated`: only those that are scored in isolated workers.
-    """
+    """The tasks of one split without those of weight 0; `isolated`: only those scored in isolation."""
     specs = task_specs(config, split)
     if not specs:
         raise UserError("No task is given: set datasets={chain_sum: {weight: 1.0}}; `whet tasks` lists all.")

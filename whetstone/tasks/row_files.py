@@ -140,7 +140,10 @@ def _read_csv(path: Path) -> list[Row]:
         reader = csv.reader(_lines(file), delimiter="\t" if tab else ",", strict=True)
         try:
             filled = filter(None, reader)
-            header = _header(next(filled, []))
+            header = next(filled, [])
+            twice = next((name for name in header if header.count(name) > 1), None)
+            if twice is not None:
+                raise ValueError(f"its header names the column {short_repr(twice)} twice")
             for cells in filled:
                 if len(cells) > len(header):
                     raise ValueError(
@@ -159,13 +162,6 @@ def _lines(file: Any) -> Iterator[str]:
         if "\0" in line:
             raise ValueError(f"line {number} holds a NUL byte: it is no text file, or not UTF-8")
         yield line
-
-
-def _header(cells: list[str]) -> list[str]:
-    twice = next((cell for cell in cells if cells.count(cell) > 1), None)
-    if twice is not None:
-        raise ValueError(f"its header names the column {short_repr(twice)} twice")
-    return cells
 
 
 def _read_parquet(path: Path) -> list[Row]:

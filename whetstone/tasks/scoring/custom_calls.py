@@ -72,9 +72,7 @@ class CustomCalls:
             self.extra.setdefault(number, {})[column] = entry
 
     def on_failure(self, job: Job, failure: str) -> None:
-        """Retry one answer at a time, to find the one at fault. Where each of the first ends its process or
-        takes all of its time, the others are not tried.
-        """
+        """Retry one answer at a time to find the one at fault; stop where each of the first hangs or dies."""
         self.pending.remove((job.spec, job.numbers))
         if len(job.numbers) > 1:
             for number in job.numbers:

@@ -43,9 +43,7 @@ class _Details(NamedTuple):
 
 
 class Scorer:
-    """Scores answers in worker processes. `failures` counts those of the last `gather` that could not be
-    scored; `custom_metrics` has what the user's functions gave to `log_metric` in it.
-    """
+    """Scores answers in worker processes."""
 
     def __init__(self, config: Config) -> None:
         check_reward_funcs(config)
@@ -56,24 +54,17 @@ class Scorer:
         self._is_isolated = {name: task_class(name).isolated for name in names}
         self._failure_rewards: dict[tuple[str, str], float] = {}
         self._failed_starts = 0
-        self.failures = 0
+        self.failures = 0  # answers of the last `gather` that could not be scored
         self._recent: deque[tuple[int, int]] = deque(maxlen=_WINDOW)  # (failures, answers) of past batches
-        self.custom_metrics: dict[str, float] = {}
-        self._workers = [
-            ScoringProcess(config, isolated=isolated)
-            for isolated in self._worker_kinds()
-            for _ in range(_num_workers(config))
-        ]
+        self.custom_metrics: dict[str, float] = {}  # from the user's `log_metric` in the last `gather`
+        kinds = set(self._is_isolated.values()) or {True}
+        if any(map(is_plugin, config.tasks.reward_funcs)):
+            kinds.add(False)
+        kinds_of_workers = sorted(kinds, reverse=True) * _num_workers(config)
+        self._workers = [ScoringProcess(config, isolated=isolated) for isolated in kinds_of_workers]
         self._finalizer = weakref.finalize(self, _close_all, self._workers)  # also at exit
         self._round = 0  # results of an earlier batch that was given up are ignored
         self._reset()
-
-    def _worker_kinds(self) -> list[bool]:
-        """Which kinds of workers the configuration needs: isolated (True), open (False)."""
-        kinds = set(self._is_isolated.values()) or {True}
-        if any(map(is_plugin, self._config.tasks.reward_funcs)):
-            kinds.add(False)
-        return sorted(kinds, reverse=True)
 
     def _reset(self) -> None:
         self._round += 1
@@ -87,7 +78,6 @@ class Scorer:
         self._custom = CustomCalls(funcs, self._parts, self._failed)
 
     def submit(self, request: ScoringRequest) -> None:
-        """Start scoring an answer."""
         self._unsent[self._is_isolated[request.problem.task]].append(len(self._requests))
         self._requests.append(request)
         self._poll(0.0)
@@ -108,7 +98,9 @@ class Scorer:
             self.custom_metrics = self._custom.metrics
             return [self._final_score(number) for number in numbers]
         finally:
-            self._restart_busy()  # only after an error: otherwise no worker is
+            for index, worker in enumerate(self._workers):
+                if worker.job is not None:  # only after an error
+                    self._restart(index)
             self._reset()
 
     def close(self) -> None:
@@ -220,7 +212,7 @@ class Scorer:
                     f"{worker.process.process.returncode}): see what they printed above; most often memory "
                     "is short, or a reward file ends the process."
                 )
-        self._workers[index] = ScoringProcess(self._config, isolated=worker.isolated)
+        self._restart(index)
         if worker.job is None or worker.round != self._round:
             return
         if worker.job.kind == "custom":
@@ -240,11 +232,9 @@ class Scorer:
         else:
             self._custom.jobs.appendleft(job)
 
-    def _restart_busy(self) -> None:
-        for index, worker in enumerate(self._workers):
-            if worker.job is not None:
-                worker.process.close()
-                self._workers[index] = ScoringProcess(self._config, isolated=worker.isolated)
+    def _restart(self, index: int) -> None:
+        self._workers[index].process.close()
+        self._workers[index] = ScoringProcess(self._config, isolated=self._workers[index].isolated)
 
     def _record(self, number: int, parts: dict[str, float], details: _Details, failure: str | None) -> None:
         if failure:

@@ -30,8 +30,6 @@ _LENGTH = struct.Struct("<I")
 
 @dataclass(frozen=True)
 class Job:
-    """What a process is asked to do."""
-
     kind: str  # "score": answers one by one; "custom": one of the user's functions on a list of answers
     numbers: tuple[int, ...]
     spec: str = ""
@@ -39,8 +37,6 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringRequest:
-    """A completion to be scored."""
-
     problem: Problem
     text: str
     completion_ids: Sequence[int]

@@ -78,19 +78,16 @@ class RewardWorker:
         self, spec: str, answers: Sequence[tuple[Problem, str, Sequence[int], bool]]
     ) -> tuple[list[float | str | None], custom.Logged]:
         """The values of one of the user's functions for whole lists of answers."""
-        problems = [problem for problem, _, _, _ in answers]
-        texts = [text for _, text, _, _ in answers]
+        problems, texts, completion_ids, truncated = map(list, zip(*answers, strict=True))
         chat = self._config.model.apply_chat_template
         rows = [self._columns(problem) for problem in problems]
         names = dict.fromkeys(name for row in rows for name in row)
         arguments = {
             **{name: [row.get(name) for row in rows] for name in names},
-            "truncated": [truncated for _, _, _, truncated in answers],
-            "prompts": [
-                list(problem.messages) if chat else self._bare_prompt(problem) for problem in problems
-            ],
+            "truncated": truncated,
+            "prompts": [list(p.messages) if chat else self._bare_prompt(p) for p in problems],
             "completions": [custom.conversational(text) for text in texts] if chat else texts,
-            "completion_ids": [list(ids) for _, _, ids, _ in answers],
+            "completion_ids": [list(ids) for ids in completion_ids],
         }
         return custom.call(self._custom[spec], arguments, len(answers))
 
@@ -132,11 +129,9 @@ def _serve(connection: Connection, make: Callable[[], RewardWorker]) -> None:
     process = os.getpid()
     try:
         worker = make()
-    except UserError as error:
-        _send(connection, {"kind": "refused", "reason": str(error)}, process)
-        return
-    except OSError as error:
-        _send(connection, {"kind": "not_isolated", "reason": str(error)}, process)
+    except (UserError, OSError) as error:
+        kind = "refused" if isinstance(error, UserError) else "not_isolated"
+        _send(connection, {"kind": kind, "reason": str(error)}, process)
         return
     process = os.getpid()  # another one where namespaces were entered
     _send(connection, {"kind": "ready", "failure_rewards": worker.failure_rewards}, process)

@@ -42,7 +42,6 @@ class WorkerProcess:
 
 
 def main() -> None:
-    """The worker's side."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C: it saves, then ends us
     module, function = sys.argv[1].split(":")
     connection = Connection(int(sys.argv[2]))
