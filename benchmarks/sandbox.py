@@ -26,7 +26,9 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from whetstone.sandbox.pool import LocalPool
@@ -55,13 +57,16 @@ def expected(k: int, given: str) -> str:
     return f"{k + sum(i * i for i in range(int(given)))}\n"
 
 
-def ours(pool: LocalPool, language: str, source: str, k: int, tests: int) -> None:
+def ours(pools: SimpleQueue[LocalPool], language: str, source: str, k: int, tests: int) -> None:
     """One program, all its tests, in the sandbox."""
     given = inputs(tests)
     program = Program(
         language=language, source=source.format(k=k), inputs=tuple(Input(stdin=text) for text in given)
     )
-    for text, result in zip(given, pool.run(program, LIMITS).results, strict=True):
+    pool = pools.get()
+    results = pool.run(program, LIMITS).results
+    pools.put(pool)
+    for text, result in zip(given, results, strict=True):
         assert result.stdout == expected(k, text), result
 
 
@@ -164,14 +169,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     cores = len(os.sched_getaffinity(0))
-    with LocalPool(size=cores) as pool, ThreadPoolExecutor(cores) as threads:
+    pools: SimpleQueue[LocalPool] = SimpleQueue()
+    with ExitStack() as stack, ThreadPoolExecutor(cores) as threads:
+        for _ in range(cores):
+            pools.put(stack.enter_context(LocalPool()))
         sides: dict[str, Callable[[int], None]] = {
-            "python, sandbox": lambda k: ours(pool, "python", PYTHON, k, given.tests),
+            "python, sandbox": lambda k: ours(pools, "python", PYTHON, k, given.tests),
             "python, subprocess.run per test": lambda k: plain_python(k, given.tests),
         }
         if shutil.which("gcc"):
             sides |= {
-                "c, sandbox": lambda k: ours(pool, "c", C, k, given.tests),
+                "c, sandbox": lambda k: ours(pools, "c", C, k, given.tests),
                 "c, gcc and subprocess.run per test": lambda k: plain_c(k, given.tests, compile_each=True),
                 "c, gcc once, subprocess.run per test": lambda k: plain_c(k, given.tests, compile_each=False),
             }
@@ -188,7 +196,7 @@ def main() -> None:
                 for name, (rate, cost) in seen.items():
                     rates[name].append(rate)
                     processor[name].append(cost)
-        statement = pool.statement
+        statement = pools.get().statement
     facts = {"machine": platform.platform(), "cores": cores, "tests": given.tests, "isolation": statement}
     facts |= {"share_of_others": shares, "rounds_measured_again": number - len(shares)}
     show(rates, processor, facts)

@@ -373,7 +373,7 @@ def measure(model, tokenizer, problems: list[Problem]) -> dict[str, dict[str, An
 
     def is_right(texts: list[str]) -> list[float]:
         pairs = zip(problems, texts, strict=True)
-        return [judge.score(problem, text).parts["correct"] for problem, text in pairs]
+        return [judge.tasks[problem.task].score(problem, text).parts["correct"] for problem, text in pairs]
 
     sampled = complete(model, tokenizer, problems, "", sample=True)
     columns = {

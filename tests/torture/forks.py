@@ -1,8 +1,8 @@
 """Real runs without Python's start: a process that has imported everything forks a child for each command.
 
-The importing process never computes with torch, so no thread pool is lost in a fork. A child is what a
-shell would start: a session of its own, its own standard files, `whetstone.cli.run`, the exit code and
-traceback that a fresh interpreter would give. Knows nothing of what is tried.
+The importing process never computes with torch and sets no number of threads (OMP_NUM_THREADS does), so no
+thread pool is lost in a fork. A child is what a shell would start: a session of its own, its own standard
+files, `whetstone.cli.run`, the exit code and traceback that a fresh interpreter would give.
 """
 
 import atexit
@@ -32,8 +32,7 @@ def import_everything() -> None:
     import matplotlib.pyplot  # noqa: F401
     import peft  # noqa: F401
     import reasoning_gym  # noqa: F401
-    import torch
-    import torch.distributed.checkpoint
+    import torch.distributed.checkpoint  # noqa: F401
     import transformers.models.llama.modeling_llama  # noqa: F401
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401
 
@@ -43,8 +42,6 @@ def import_everything() -> None:
     import whetstone.report
     import whetstone.rollout.async_source
     import whetstone.train  # noqa: F401
-
-    torch.set_num_threads(1)  # for the children: two of them share two cores
 
 
 def adopt_orphans() -> None:

@@ -12,7 +12,7 @@ from scripts import measure_constants
 from tests.corpora import answers
 from tests.unit.test_tasks_gym import SMALLER, task
 from whetstone.rewards.propositions import everything, is_inference, truth_table
-from whetstone.tasks.constants import FEWEST, best_constant, describe_constant, measured
+from whetstone.tasks.constants import best_constant, describe_constant, measured
 from whetstone.tasks.gym import GymTask, known_names
 from whetstone.tasks.gym_forms import is_plain_expression
 from whetstone.tasks.gym_gold import gold_answer
@@ -253,5 +253,5 @@ def test_the_table_of_constants_covers_all_tasks_and_holds():
     assert table["tasks"]["puzzle24"]["rate"] < 0.05 and best_constant("no_such_task") is None
     assert describe_constant("syllogism").startswith("'Yes', right on ")
     named = [row["rate"] for row in table["tasks"].values() if row["answer"] is not None]
-    assert min(named) >= FEWEST and max(named) == table["tasks"]["syllogism"]["rate"]
+    assert min(named) >= measure_constants.FEWEST and max(named) == table["tasks"]["syllogism"]["rate"]
     assert json.loads(measure_constants.TABLE.read_text(encoding="utf-8")) == table

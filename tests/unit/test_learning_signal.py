@@ -36,14 +36,14 @@ WRONG, RIGHT = (0.0, 0.0), (1.0, 1.0)
         ([group(*RIGHT)], "all 6 completions were right", "harder"),
         (
             [group(*WRONG, finish=Finish.LENGTH)],
-            "6 of 6 completions were cut off at max_completion_length (128)",
-            "Raise max_completion_length",
+            "6 of 6 completions reached max_completion_length (128)",
+            "Raise it",
         ),
         ([group(*WRONG, answer=None)], "no answer was found in 6 of 6 completions", "developer_prompt"),
         (
             [group(*WRONG, answer=None, failure="ValueError")],
             "6 of 6 completions could not be scored",
-            "reward function",
+            "completions/",
         ),
         ([group(*WRONG), group(*RIGHT)], "6 of 12 completions were right, but", "temperature"),
     ],

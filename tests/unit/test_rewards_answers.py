@@ -12,7 +12,7 @@ from whetstone.rewards.answers import (
     extract_tag,
     final_answer,
     math_equal,
-    normalise,
+    normalize,
 )
 
 
@@ -103,7 +103,7 @@ def test_truth_is_taken_out_of_full_solutions(solution: str, expected: str):
     ],
 )
 def test_normalisation(text: str, expected: str):
-    assert normalise(text) == expected
+    assert normalize(text) == expected
 
 
 def test_exact_numbers():

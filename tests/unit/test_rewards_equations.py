@@ -69,30 +69,28 @@ def test_what_is_no_arithmetic_is_malformed(text: str):
 
 def test_division_by_zero_is_wrong_but_well_formed():
     verdict = check_equation("5 / (3 - 3)", [5, 3, 3], 0)
-    assert verdict.well_formed and not verdict.correct and verdict.reason == "divides by zero"
+    assert verdict.well_formed and not verdict.correct
 
 
 @pytest.mark.parametrize(
-    ("text", "exactly_once", "correct", "reason"),
+    ("text", "exactly_once", "correct"),
     [
-        ("42 + 19 + 4 - 1 = 64", True, True, ""),  # 64, with all of 1, 4, 42, 19
-        ("42 + 19 + 4 * 1 = 64", True, False, "makes 65, not 64"),
-        ("64", False, False, "uses 64, which is not given or used too often"),
-        ("42 + 19 + 4 - 1 + 4 - 4", False, False, "uses 4, which is not given or used too often"),
-        ("(19 - 1 - 4) * 4 + 42", False, False, "uses 4, which is not given or used too often"),
-        ("42 + 19 + 4", False, False, "makes 65, not 64"),
+        ("42 + 19 + 4 - 1 = 64", True, True),  # 64, with all of 1, 4, 42, 19
+        ("42 + 19 + 4 * 1 = 64", True, False),  # 65
+        ("64", False, False),
+        ("42 + 19 + 4 - 1 + 4 - 4", False, False),  # 4 is used twice
+        ("(19 - 1 - 4) * 4 + 42", False, False),  # 4 is used twice
+        ("42 + 19 + 4", False, False),  # 65
     ],
 )
-def test_given_numbers_are_used_at_most_or_exactly_once(
-    text: str, exactly_once: bool, correct: bool, reason: str
-):
+def test_given_numbers_are_used_at_most_or_exactly_once(text: str, exactly_once: bool, correct: bool):
     verdict = check_equation(text, [1, 4, 42, 19], 64, exactly_once)
-    assert (verdict.correct, verdict.reason, verdict.well_formed) == (correct, reason, True)
+    assert (verdict.correct, verdict.well_formed) == (correct, True)
 
 
 def test_the_switch_decides_whether_numbers_may_be_left_over():
     assert check_equation("60 + 4", [60, 4, 7], 64).correct
-    assert check_equation("60 + 4", [60, 4, 7], 64, exactly_once=True).reason == "does not use 7"
+    assert not check_equation("60 + 4", [60, 4, 7], 64, exactly_once=True).correct
 
 
 def test_a_number_given_twice_may_be_used_twice():
@@ -101,5 +99,5 @@ def test_a_number_given_twice_may_be_used_twice():
 
 
 def test_operators_can_be_restricted():
-    assert check_equation("6 * 2", [6, 2], 12, operators="+-").reason == "uses *, which is not allowed"
+    assert not check_equation("6 * 2", [6, 2], 12, operators="+-").correct
     assert check_equation("6 + 2", [6, 2], 8, operators="+-").correct

@@ -2,8 +2,7 @@
 
 import pytest
 
-from whetstone.rewards.builtin import format_reward, overlong_penalty
-from whetstone.rewards.combine import combine, part_names
+from whetstone.rewards.builtin import combine, format_reward, overlong_penalty, part_names
 
 
 @pytest.mark.parametrize(
@@ -33,11 +32,11 @@ def test_a_quarter_for_each_tag_once_and_in_order(text: str, reward: float):
 
 def test_the_assistant_prefix_counts_as_written():
     prefix = "Let me solve this step by step.\n<think>"
-    assert format_reward("a</think><answer>b</answer>", prefix) == 1.0
+    assert format_reward(prefix + "a</think><answer>b</answer>") == 1.0
     assert (
-        format_reward("<think>a</think><answer>b</answer>", prefix) == 0.75
+        format_reward(prefix + "<think>a</think><answer>b</answer>") == 0.75
     )  # now <think> stands there twice
-    assert format_reward("</think><answer>b</answer>", prefix) == 0.5  # nothing was thought
+    assert format_reward(prefix + "</think><answer>b</answer>") == 0.5  # nothing was thought
 
 
 @pytest.mark.parametrize(

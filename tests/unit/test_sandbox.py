@@ -68,7 +68,6 @@ def test_every_language_reads_and_prints(box: LocalPool, name: str) -> None:
     for result in box.run(program).results:
         assert (result.stdout, result.exit_code, result.outcome) == ("42\n", 0, "ok"), result
         assert 0 < result.seconds < LIMITS.seconds
-        assert 1 < result.peak_memory_mb < 256
 
 
 @pytest.mark.parametrize("name", BROKEN)
@@ -243,7 +242,7 @@ def test_limits_alone_is_only_for_those_who_ask(box: LocalPool) -> None:
 def test_a_supervisor_that_dies_is_replaced(box: LocalPool) -> None:
     program = Program(language="python", source="print(7)")
     box.run(program)
-    supervisor = box._idle["python"][-1]
+    supervisor = box._supervisors["python"]
     supervisor.process.kill()
     supervisor.process.wait()
     assert box.run(program).results[0].stdout == "7\n"
@@ -253,7 +252,7 @@ def test_a_supervisor_ends_when_its_pool_is_killed() -> None:
     code = (
         "import os, signal\nfrom whetstone.sandbox.pool import LocalPool\nfrom whetstone.sandbox.program import Program\n"
         "p = LocalPool(); p.run(Program(language='python', source='print(1)'))\n"
-        "print(p._idle['python'][0].process.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)\n"
+        "print(p._supervisors['python'].process.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert wait_until_gone(int(done.stdout))

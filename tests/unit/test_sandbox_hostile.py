@@ -167,7 +167,7 @@ def test_the_pool_serves_on_at_full_speed_after_all_that(pool: LocalPool) -> Non
 
     with LocalPool(isolation=pool.kind or "auto", limits=LIMITS) as fresh:
         fresh.run(program, LIMITS)
-        supervisor = fresh._idle["python"][0].process.pid
+        supervisor = fresh._supervisors["python"].process.pid
     before = speed()
     for source in attack:
         pool.run(Program(language="python", source=source), LIMITS)
@@ -185,7 +185,7 @@ def test_closing_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Monke
             pool.run(
                 Program(language="python", source="open('x', 'w').write('x'); import os; os.fork()"), LIMITS
             )
-            idle = [supervisor for entries in pool._idle.values() for supervisor in entries]
+            idle = list(pool._supervisors.values())
             supervisors = [supervisor.process.pid for supervisor in idle]
             groups = [folder for supervisor in idle for folder in supervisor.cgroup or ()]
         assert all(wait_until_gone(process) for process in supervisors)

@@ -6,8 +6,7 @@ import pytest
 
 from whetstone.cli import run
 from whetstone.commands.tasks import _shorten_default, config_for_task
-from whetstone.tasks.registry import list_tasks, make_task
-from whetstone.tasks.settings import settings_of
+from whetstone.tasks.registry import list_tasks, make_task, settings_of
 
 
 def listed(text: str) -> dict[str, str]:

@@ -121,7 +121,7 @@ def test_an_answer_may_go_on_from_the_starter_code(tmp_path: Path) -> None:
 def test_a_time_limit_in_the_row_wins(tmp_path: Path) -> None:
     row = {**ROWS[0], "time_limit_s": 0.2}
     task = make(tmp_path, [row])
-    assert task._limits(task.problem(0).answer, 4).seconds == 0.2
+    assert task._limits(task.problem(0).answer).seconds == 0.2
 
 
 @pytest.mark.parametrize(

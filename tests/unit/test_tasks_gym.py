@@ -140,7 +140,7 @@ def test_scorers_that_raise_score_nothing():
         ("chain_sum", {"seed": 3}, "set dataset_seed"),
         ("chain_sum", {"min_terms": 5, "max_terms": 2}, "does not accept its config: max_terms must be"),
         ("chain_sums", {}, "no task 'chain_sums': did you mean 'chain_sum'"),
-        ("composite", {}, "name those tasks"),
+        ("composite", {}, "name its tasks"),
     ],
 )
 def test_what_is_wrong_in_a_config_is_named(name: str, settings: dict, complaint: str):

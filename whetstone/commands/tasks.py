@@ -121,7 +121,7 @@ def _score_answer(config: Config, problem: "Problem", answer: str) -> "Score":
 
 def _print_settings(name: str, values: dict[str, Any]) -> None:
     """Every setting of a task with its default, and the value where it was changed."""
-    from whetstone.tasks.settings import settings_of
+    from whetstone.tasks.registry import settings_of
 
     settings = settings_of(name)
     if not settings:

@@ -35,11 +35,9 @@ def print_result(
 
 def headline(result: EvalResult) -> str:
     """`accuracy 61.5 % [54.6, 68.0] on 200 problems at temperature 1; greedy ...; +27.0 points since ...`"""
-    quality = (
-        f"accuracy {format_accuracy(result.accuracy)}"
-        if result.is_judged
-        else f"reward {format_mean(result.reward)}"
-    )
+    quality = f"reward {format_mean(result.reward)}"
+    if result.is_judged:
+        quality = f"accuracy {format_accuracy(result.accuracy)}"
     constants = [task.constant for task in result.per_task.values()]
     if result.is_judged and len(constants) == 1 and constants[0]:  # several have a table of their own
         quality += f" (a constant earns {100 * constants[0]:.0f} %)"
@@ -50,16 +48,14 @@ def headline(result: EvalResult) -> str:
     if result.greedy_accuracy is not None and result.temperature > 0 and result.is_judged:
         parts.append(f"greedy {format_accuracy(result.greedy_accuracy)}")
     if result.samples_per_problem > 1 and result.is_judged:
-        parts.append(
-            ", ".join(f"pass@{k} {100 * value:.1f} %" for k, value in result.pass_at_k.items() if k > 1)
-        )
+        rates = (f"pass@{k} {100 * value:.1f} %" for k, value in result.pass_at_k.items() if k > 1)
+        parts.append(", ".join(rates))
     if result.delta_vs_step0 is not None:
         parts.append(format_delta(result.delta_vs_step0))
     if result.clipped_ratio > 0:
         parts.append(f"{100 * result.clipped_ratio:.1f} % truncated")
     if result.num_failures:
-        failures = counted(result.num_failures, "answer")
-        parts.append(f"{failures} could not be scored: counted as wrong")
+        parts.append(f"{counted(result.num_failures, 'answer')} could not be scored: counted as wrong")
     return "; ".join(parts)
 
 

@@ -1,8 +1,7 @@
 """The fixed evaluation: sample, count correct answers, compare with step 0, write eval_results/.
 
 Problems and seeds are the same at every step, so two evaluations differ by the policy alone and are compared
-in pairs. Accuracy counts `parts["correct"]`, never the reward. `eval_results/eval_step_N.json` has every
-completion.
+in pairs. Accuracy counts `parts["correct"]`, never the reward.
 """
 
 import json
@@ -10,6 +9,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from whetstone.config.sections import Config
@@ -59,8 +59,6 @@ class EvalRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskResult:
-    """One task's share of an evaluation."""
-
     accuracy: Accuracy
     mean_length: float
     clipped_ratio: float
@@ -90,26 +88,23 @@ class EvalResult:
 
     def summary(self) -> dict[str, Any]:
         """The numbers alone, as plain data."""
-        return {
-            key: value
-            for key, value in asdict(self).items()
-            if key not in ("completions", "greedy_completions")
-        }
+        left_out = ("completions", "greedy_completions")
+        return {key: value for key, value in asdict(self).items() if key not in left_out}
 
     def metrics(self) -> dict[str, float]:
-        """The numbers as one row of metrics."""
-        row = {"reward": self.reward.mean, "reward_low": self.reward.low, "reward_high": self.reward.high}
+        row = {
+            "reward": self.reward.mean,
+            "reward_low": self.reward.low,
+            "reward_high": self.reward.high,
+            "completions/mean_length": self.mean_length,
+            "completions/clipped_ratio": self.clipped_ratio,
+        }
         if not self.is_judged:
-            return row | {
-                "completions/mean_length": self.mean_length,
-                "completions/clipped_ratio": self.clipped_ratio,
-            }
+            return row
         row |= {
             "accuracy": self.accuracy.mean,
             "accuracy_low": self.accuracy.low,
             "accuracy_high": self.accuracy.high,
-            "completions/mean_length": self.mean_length,
-            "completions/clipped_ratio": self.clipped_ratio,
             "scoring_failures": float(self.num_failures),
         }
         if self.greedy_accuracy is not None:
@@ -130,11 +125,7 @@ class Evaluator:
     """Evaluates the policy behind `collector` on `problems`, as often as it is asked to."""
 
     def __init__(
-        self,
-        config: Config,
-        problems: Sequence[Problem],
-        collector: GroupCollector,
-        run_folder: str | Path,
+        self, config: Config, problems: Sequence[Problem], collector: GroupCollector, run_folder: str | Path
     ) -> None:
         assert problems, "an evaluation without problems: leave it out instead"
         self._config = config
@@ -148,23 +139,14 @@ class Evaluator:
 
     def run(self, step: int, *, greedy: bool) -> EvalResult:
         """Sample, count and write `eval_step_N.json`; `greedy` adds a pass at temperature 0."""
-        completions = self._sample_records(
-            f"evaluation at step {step}", self.temperature, self.samples_per_problem
-        )
+        name = f"evaluation at step {step}"
+        completions = self._sample_records(name, self.temperature, self.samples_per_problem)
         greedy_completions: list[EvalRecord] = []
-        if greedy and self.temperature > 0:
-            greedy_completions = self._sample_records("greedy evaluation", 0.0, 1)
         if self.temperature == 0:  # the evaluation is the greedy pass
             greedy_completions = completions
-        start = None if step == 0 else self._start_records()
-        result = _summarize(
-            step=step,
-            temperature=self.temperature,
-            completions=completions,
-            greedy_completions=greedy_completions,
-            start=start,
-            constants=constant_rates(self._config.tasks.eval_datasets or self._config.tasks.datasets),
-        )
+        elif greedy:
+            greedy_completions = self._sample_records("greedy evaluation", 0.0, 1)
+        result = self._summarize(step, completions, greedy_completions)
         document = {
             "step": step,
             "summary": result.summary(),
@@ -174,6 +156,44 @@ class Evaluator:
         atomic_write(self._file(step), json.dumps(json_safe(document), ensure_ascii=False, indent=1))
         return result
 
+    def _summarize(
+        self, step: int, completions: list[EvalRecord], greedy_completions: list[EvalRecord]
+    ) -> EvalResult:
+        start = None if step == 0 else self._start_records()
+        constants = constant_rates(self._config.tasks.eval_datasets or self._config.tasks.datasets)
+        table = _correctness(completions)
+        is_judged = any(record.is_judged for record in completions if record.failure is None)
+        is_judged = is_judged or all(record.failure is not None for record in completions)
+        per_task = {}
+        for name in dict.fromkeys(record.task for record in completions):
+            of_task = [record for record in completions if record.task == name]
+            before = None if start is None else [record for record in start if record.task == name]
+            delta = None if before is None else paired(_correctness(before), _correctness(of_task))
+            per_task[name] = TaskResult(
+                accuracy=accuracy(_correctness(of_task)),
+                mean_length=fmean(a.length for a in of_task),
+                clipped_ratio=fmean(a.finish == Finish.LENGTH for a in of_task),
+                delta_vs_step0=delta,
+                constant=constants.get(name),
+            )
+        return EvalResult(
+            step=step,
+            temperature=self.temperature,
+            samples_per_problem=len(table[0]),
+            accuracy=accuracy(table),
+            greedy_accuracy=accuracy(_correctness(greedy_completions)) if greedy_completions else None,
+            pass_at_k=pass_at_k_table(table),
+            per_task=per_task,
+            mean_length=fmean(a.length for a in completions),
+            clipped_ratio=fmean(a.finish == Finish.LENGTH for a in completions),
+            num_failures=sum(a.failure is not None for a in completions),
+            delta_vs_step0=None if start is None or not is_judged else paired(_correctness(start), table),
+            completions=tuple(completions),
+            greedy_completions=tuple(greedy_completions),
+            reward=mean_interval(_by_problem(completions, lambda record: record.reward)),
+            is_judged=is_judged,
+        )
+
     def _file(self, step: int) -> Path:
         return self._folder / f"eval_step_{step}.json"
 
@@ -182,14 +202,12 @@ class Evaluator:
         at_once = self._config.evaluation.per_device_eval_batch_size
         size = max(1, at_once // num_samples) if at_once else len(self._problems)
         records: list[EvalRecord] = []
-        parts = [self._problems[i : i + size] for i in range(0, len(self._problems), size)]
-        with stage(name, total=len(parts)):
-            for part in parts:
+        batches = [self._problems[i : i + size] for i in range(0, len(self._problems), size)]
+        seed_parts = (self._config.run.seed, "eval")
+        with stage(name, total=len(batches)):
+            for batch in batches:
                 groups = self._collector.collect(
-                    part,
-                    num_samples=num_samples,
-                    sampling=sampling,
-                    seed_parts=(self._config.run.seed, "eval"),
+                    batch, num_samples=num_samples, sampling=sampling, seed_parts=seed_parts
                 )
                 records += [record for group in groups for record in _records(group)]
                 advance()
@@ -205,15 +223,12 @@ class Evaluator:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            logger.warning("%s can't be read: there is no comparison with step 0.", path)
+            logger.warning("%s can't be read: no comparison with step 0.", path)
             return None
-        here = [
-            (problem.id, sample) for problem in self._problems for sample in range(self.samples_per_problem)
-        ]
+        samples = range(self.samples_per_problem)
+        here = [(problem.id, sample) for problem in self._problems for sample in samples]
         if [(a.problem, a.sample) for a in records] != here or temperature != self.temperature:
-            logger.warning(
-                "%s holds other problems or another temperature: there is no comparison with step 0.", path
-            )
+            logger.warning("%s has other problems or another temperature: no comparison with step 0.", path)
             return None
         return records
 
@@ -234,7 +249,6 @@ def read_summary(path: Path) -> dict[str, Any] | None:
 
 
 def _records(group: Group) -> list[EvalRecord]:
-    """A scored group as records."""
     problem = group.problem
     return [
         EvalRecord(
@@ -244,17 +258,11 @@ def _records(group: Group) -> list[EvalRecord]:
             messages=tuple(dict(message) for message in problem.messages),
             gold=plain_answer(problem.answer),
             completion=rollout.text,
-            answer=rollout.score.answer,
             # Where scoring failed there may be no verdict: such an answer is not right.
             correct=(rollout.score.parts.get("correct", 0.0) if rollout.score.failure is None else 0.0) >= 1,
-            parts=dict(rollout.score.parts),
             length=len(rollout.completion.token_ids),
             finish=str(rollout.completion.finish),
-            failure=rollout.score.failure,
-            outcome=rollout.score.outcome,
-            tests=rollout.score.tests,
-            reward=rollout.score.reward,
-            extra=dict(rollout.score.extra),
+            **vars(rollout.score),
         )
         for i, rollout in enumerate(group.rollouts)
     ]
@@ -277,50 +285,3 @@ def _by_problem(records: Sequence[EvalRecord], value: Callable[[EvalRecord], Any
     for record in records:
         rows.setdefault(record.problem, []).append(value(record))
     return list(rows.values())
-
-
-def _summarize(
-    *,
-    step: int,
-    temperature: float,
-    completions: list[EvalRecord],
-    greedy_completions: list[EvalRecord],
-    start: list[EvalRecord] | None,
-    constants: Mapping[str, float],
-) -> EvalResult:
-    table = _correctness(completions)
-    is_judged = any(record.is_judged for record in completions if record.failure is None)
-    is_judged = is_judged or all(record.failure is not None for record in completions)
-    per_task = {}
-    for name in dict.fromkeys(record.task for record in completions):
-        of_task = [record for record in completions if record.task == name]
-        before = None if start is None else [record for record in start if record.task == name]
-        per_task[name] = TaskResult(
-            accuracy=accuracy(_correctness(of_task)),
-            mean_length=_mean(a.length for a in of_task),
-            clipped_ratio=_mean(a.finish == Finish.LENGTH for a in of_task),
-            delta_vs_step0=None if before is None else paired(_correctness(before), _correctness(of_task)),
-            constant=constants.get(name),
-        )
-    return EvalResult(
-        step=step,
-        temperature=temperature,
-        samples_per_problem=len(table[0]),
-        accuracy=accuracy(table),
-        greedy_accuracy=accuracy(_correctness(greedy_completions)) if greedy_completions else None,
-        pass_at_k=pass_at_k_table(table),
-        per_task=per_task,
-        mean_length=_mean(a.length for a in completions),
-        clipped_ratio=_mean(a.finish == Finish.LENGTH for a in completions),
-        num_failures=sum(a.failure is not None for a in completions),
-        delta_vs_step0=None if start is None or not is_judged else paired(_correctness(start), table),
-        completions=tuple(completions),
-        greedy_completions=tuple(greedy_completions),
-        reward=mean_interval(_by_problem(completions, lambda record: record.reward)),
-        is_judged=is_judged,
-    )
-
-
-def _mean(values: Any) -> float:
-    values = list(values)
-    return sum(values) / len(values)

@@ -22,13 +22,12 @@ def evaluation_folder(config: Config) -> Path:
     candidates = [own / "evaluations" / name]
     if weights is not None and (Path(weights).parent / "config.yaml").is_file():
         candidates.insert(0, Path(weights).parent / "evaluations" / name)
-    reasons = []
+    reason = None
     for candidate in candidates:
         reason = _why_not(candidate)
         if reason is None:
             return candidate
-        reasons.append(f"{candidate} may not be written ({reason})")
-    raise UserError(f"{reasons[-1]}: set output_dir to a place you may write to.")
+    raise UserError(f"{candidates[-1]} may not be written ({reason}): set output_dir to another folder.")
 
 
 def title_of(config: Config) -> str:

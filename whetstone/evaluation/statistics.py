@@ -1,9 +1,8 @@
 """How sure an evaluation can be: intervals, pass@k and a paired test. Pure numbers in, pure numbers out.
 
 A *table* is one row per problem, holding whether each of its samples was right. Problems are independent,
-samples of one problem are not: every interval here is over problems. One sample a problem: Wilson's
-interval and McNemar's exact test. Several: Student's t on the means of the problems. All intervals are 95
-%. Knows nothing of runs, files or models.
+samples of one problem are not: every 95 % interval here is over problems. One sample a problem: Wilson's
+interval and McNemar's exact test. Several: Student's t on the means of the problems.
 """
 
 import math
@@ -59,10 +58,10 @@ def mean_interval(table: Sequence[Sequence[float]]) -> Accuracy:
 
 def wilson(share: float, num: int) -> tuple[float, float]:
     """Wilson's score interval of a share observed in `num` independent trials."""
-    centre = (share + Z**2 / (2 * num)) / (1 + Z**2 / num)
+    center = (share + Z**2 / (2 * num)) / (1 + Z**2 / num)
     half = Z / (1 + Z**2 / num) * math.sqrt(share * (1 - share) / num + Z**2 / (4 * num**2))
     # At 0 and 1 the bound is exact by algebra; rounding would miss it by 1e-17.
-    return (0.0 if share == 0 else max(0.0, centre - half)), (1.0 if share == 1 else min(1.0, centre + half))
+    return (0.0 if share == 0 else max(0.0, center - half)), (1.0 if share == 1 else min(1.0, center + half))
 
 
 def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
@@ -102,10 +101,7 @@ def sign_test(num_better: int, num_worse: int) -> float:
 
 
 def _bonett_price(changes: Sequence[float]) -> tuple[float, float]:
-    """Interval of a paired difference: Wald's, after adding a problem that got better and one that got worse.
-
-    (Bonett and Price 2012.) Unlike plain Wald it does not shrink to nothing where all problems moved alike.
-    """
+    """Bonett and Price (2012): Wald's with a better and a worse problem added, so that it never vanishes."""
     changes = [*changes, 1.0, -1.0]
     num = len(changes)
     mean = math.fsum(changes) / num

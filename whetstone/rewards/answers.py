@@ -2,15 +2,14 @@ r"""Extraction of a model's answer, and equality of mathematical answers.
 
 The answer is the last closed `<answer>...</answer>` or the last closed `\boxed{...}`; boxes separated only by
 a comma, `and` or `or` are one answer. Equality is tested from cheap to expensive: signs that only the answer
-has (`notation.py`), normalized text, exact numbers, math-verify. Nothing here raises on what a model wrote,
-but math-verify may hang on a hostile expression: the scoring pool has the time limit.
+has (`\neq 42`, `42...` and `42&43` are not 42), normalized text, exact numbers, math-verify. Nothing here
+raises on what a model wrote, but math-verify may hang: the scoring pool has the time limit.
 """
 
 import logging
 import re
 from fractions import Fraction
 
-from whetstone.rewards.notation import is_percent, names_another_variable, percent_equals, says_more
 from whetstone.sandbox.evaluator import evaluate
 
 _LONGEST_FOR_SYMBOLIC = 400  # characters; no honest answer is longer, and a symbolic parser's time grows fast
@@ -32,8 +31,30 @@ _TRAILING_UNIT = re.compile(
     r"(?<=[\d})])\s*(?:\b(?:" + _UNITS + r")\b\.?(?:\s*\^\s*\{?[23]\}?)?\s*)+$", re.IGNORECASE
 )
 _TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
+_TRAILING_TEXT = re.compile(r"(?<=[\d})])\s*" + _TEXT.pattern + r"(?:\s*\^\s*\{?[23]\}?)?\s*$")
 _VARIABLE = re.compile(r"^\\?[A-Za-z]\w?\s*(?:=|\\in\b)\s*")
 _MIXED = re.compile(r"^(-?)(\d+)\s+(\d+)/(\d+)$")
+# Kind of sign -> how it is written. An answer may lack what the truth has, but not add to it.
+_SIGNS = {
+    kind: re.compile(pattern)
+    for kind, pattern in {
+        "not": r"\\neq?(?![A-Za-z])|\\not(?![A-Za-z])|\\not(?=in\b)|≠|∉|!=|<>",
+        "empty set": r"\\emptyset|\\varnothing|∅",
+        "dots": r"\\[lcdv]?dots(?![A-Za-z])|\\dots[a-z]?(?![A-Za-z])|\.\s*\.|…|⋯",
+        "columns": r"^(?!.*\\begin)(?:.*[^\\])?&|^(?!.*\\begin).*\\\\\s*\S",
+        "about": r"\\(?:approx|sim|simeq|cong|propto|asymp)(?![A-Za-z])|≈",
+        "relation without a left side": (
+            r"^\s*(?:\\(?:leq?|geq?|lt|gt|ll|gg|leqslant|geqslant)(?![A-Za-z])|[<>≤≥])"
+        ),
+        "doubt": r"[?#@`]",
+        "bar": r"\d\s*(?:\||\\mid(?![A-Za-z]))\s*\d",
+        "base": r"[\d)}]\s*_",  # 42_5 is 22
+    }.items()
+}
+_LISTS = re.compile(r"\b(?:and|or|nor|not|but|either)\b", re.IGNORECASE)
+_HAS_SEVERAL = re.compile(r"[,;±\u222a]|\\pm|\\cup|\\mp|\b(?:and|or|nor|not|but|either)\b", re.IGNORECASE)
+_LETTER_BEFORE_EQUALS = re.compile(r"^\s*(\\?[A-Za-z]\w?)\s*(?:=|\\in\b)")
+_PERCENT = re.compile(r"\\?%|\bpercent\b")
 
 
 def extract_tag(text: str) -> str | None:
@@ -43,10 +64,7 @@ def extract_tag(text: str) -> str | None:
 
 
 def extract_boxed(text: str) -> str | None:
-    r"""The content of the last closed `\boxed{...}` (nested braces counted); None without one.
-
-    `\boxed{1} and \boxed{-2}` are one answer, `1, -2`.
-    """
+    r"""The last closed `\boxed{...}`, else None; `\boxed{1} and \boxed{-2}` are one answer, `1, -2`."""
     match = _last_boxed(text)
     return None if match is None else match[1]
 
@@ -102,9 +120,8 @@ def _closed_boxes(text: str) -> list[tuple[int, int, int]]:
     starts = {match.end() - 1: match.start() for match in _BOXED.finditer(text)}
     boxes: list[tuple[int, int, int]] = []
     open_braces: list[int] = []
-    for brace in (
-        re.finditer(r"[{}]", text) if starts else ()
-    ):  # one pass, so that a thousand open boxes cost no more than one
+    # One pass, so that a thousand open boxes cost no more than one.
+    for brace in re.finditer(r"[{}]", text) if starts else ():
         if brace.group() == "{":
             open_braces.append(brace.start())
         elif open_braces and (opening := open_braces.pop()) in starts:
@@ -112,17 +129,10 @@ def _closed_boxes(text: str) -> list[tuple[int, int, int]]:
     return boxes
 
 
-def normalise(answer: str) -> str:
-    """One spelling for many: without dollars, spacing, sizes, units, thousands' commas, percent signs and
-    trailing dots.
-    """
+def normalize(answer: str) -> str:
+    """One spelling: without dollars, spacing, sizes, units, thousands' commas, percent signs, final dots."""
     text = answer.strip().strip("$").strip()
-    text = (
-        text.replace("\N{MINUS SIGN}", "-")
-        .replace("\\dfrac", "\\frac")
-        .replace("\\tfrac", "\\frac")
-        .replace("\\cfrac", "\\frac")
-    )
+    text = re.sub(r"\\[dtc]frac", r"\\frac", text.replace("\N{MINUS SIGN}", "-"))
     text = re.sub(r"\\left\s*\\?(?=[({\[|.])|\\right\s*\\?(?=[)}\]|.])", "", text)
     text = re.sub(r"\\[!,;: ]|\\q?quad\b|~", " ", text)
     text = text.replace("\\$", "").replace("$", "").replace("\\%", "").replace("%", "")
@@ -137,23 +147,19 @@ def normalise(answer: str) -> str:
     text = text.strip().rstrip(".").strip()
     mixed = _MIXED.match(text)
     if mixed:  # "1 1/2" would become "11/2" when the spaces go
-        return (
-            "{}{}+{}/{}".format(*mixed.groups())
-            if not mixed.group(1)
-            else "-({}+{}/{})".format(*mixed.groups()[1:])
-        )
+        form = "{}{}+{}/{}" if not mixed.group(1) else "{}({}+{}/{})"
+        return form.format(*mixed.groups())
     text = re.sub(r"(?<!\d)\s+|\s+(?!\d|\s)", "", text)  # "1 2" is not 12
     return text.lower() if text.isalpha() and len(text) > 1 else text
 
 
 def _strip_text(text: str) -> str:
     r"""`5\text{ cm}` is 5, `2\text{ and }3` keeps its words."""
-    trailing = re.compile(r"(?<=[\d})])\s*" + _TEXT.pattern + r"(?:\s*\^\s*\{?[23]\}?)?\s*$")
-    return _TEXT.sub(r"\1", trailing.sub("", text))
+    return _TEXT.sub(r"\1", _TRAILING_TEXT.sub("", text))
 
 
 def as_number(text: str) -> Fraction | None:
-    r"""The exact value of a normalised `12`, `-.5`, `3/4`, `\frac{3}{4}`, `1+1/2`, `1.5e3`; else None."""
+    r"""The exact value of a normalized `12`, `-.5`, `3/4`, `\frac{3}{4}`, `1+1/2`, `1.5e3`; else None."""
     if len(text) > _LONGEST_NUMBER:
         return None
     text = re.sub(r"^(-?)\\frac\{(-?[\d.]+)\}\{(-?[\d.]+)\}$", r"\1(\2)/(\3)", text)
@@ -173,7 +179,7 @@ def as_number(text: str) -> Fraction | None:
 
 def math_equal(answer: str, truth: str) -> bool:
     """Whether an answer means the same as the truth."""
-    normal_answer, normal_truth = normalise(answer), normalise(truth)
+    normal_answer, normal_truth = normalize(answer), normalize(truth)
     if not normal_answer or says_more(answer, truth) or names_another_variable(answer, truth):
         return False
     number, true_number = as_number(normal_answer), as_number(normal_truth)
@@ -199,20 +205,37 @@ def _is_consistent(text: str) -> bool:
     return len(numbers) == 1 or None in numbers or len(set(numbers)) == 1
 
 
+def says_more(answer: str, truth: str) -> bool:
+    """Whether an answer has a sign that the truth has not, so that it can't say the same."""
+    if any(sign.search(answer) and not sign.search(truth) for sign in _SIGNS.values()):
+        return True
+    return bool(_LISTS.search(answer)) and not _HAS_SEVERAL.search(truth)
+
+
+def names_another_variable(answer: str, truth: str) -> bool:
+    """`x=5` for `y=5`; a bare 5 names none."""
+    name, true_name = (_LETTER_BEFORE_EQUALS.match(text.strip().strip("$")) for text in (answer, truth))
+    return name is not None and true_name is not None and name[1] != true_name[1]
+
+
+def is_percent(text: str) -> bool:
+    return _PERCENT.search(text) is not None
+
+
+def percent_equals(percentage: Fraction | None, truth: Fraction | None) -> bool:
+    """50 % stands for 1/2, but not for 50, nor 4200 % for 42: only a truth up to 1 can be a share."""
+    return percentage is not None and truth is not None and 0 < abs(truth) <= 1 and percentage == 100 * truth
+
+
 def _math_verify(answer: str, truth: str) -> bool:
-    """math-verify's word. Its own time limit is off: it works by signals, and the pool's limit is hard
-    anyway.
-    """
+    """math-verify's verdict. Its own time limit works by signals and is off: the pool's limit is hard."""
     from math_verify import parse, verify
 
-    logging.getLogger("math_verify").setLevel(
-        logging.CRITICAL
-    )  # it warns that its time limit is off, and about every odd text
+    # It warns that its time limit is off, and about every odd text.
+    logging.getLogger("math_verify").setLevel(logging.CRITICAL)
     try:
         gold = parse(f"${truth.strip().strip('$')}$", parsing_timeout=None)  # type: ignore[arg-type]
         candidate = parse(f"${answer.strip().strip('$')}$", parsing_timeout=None)  # type: ignore[arg-type]
         return bool(gold and candidate and verify(gold, candidate, timeout_seconds=None))
-    except (
-        Exception
-    ):  # a third-party parser on arbitrary text: whatever it raises, the answer is not shown to be right
+    except Exception:  # a parser on arbitrary text: whatever it raises, the answer is not shown to be right
         return False

@@ -10,6 +10,7 @@ import builtins
 from dataclasses import dataclass
 
 _VALUE = "whetstone_value_{}"
+_ALLOWED = (ast.Assign, ast.AnnAssign, ast.Expr, ast.Import, ast.ImportFrom, ast.FunctionDef)
 
 
 class UnsupportedTest(ValueError):
@@ -32,7 +33,7 @@ class Assertion:
 
 
 def split_assertions(code: str, entry_point: str | None = None) -> list[Assertion]:
-    """The assertions of a piece of test code; raises `NotTakenApart`."""
+    """The assertions of a piece of test code; raises `UnsupportedTest`."""
     try:
         body = ast.parse(code).body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -51,9 +52,7 @@ def _assertions(body: list[ast.stmt]) -> list[Assertion]:
         if isinstance(statement, ast.Assert):
             assertions.append(_assertion(statement, statements, known, foreign))
             continue
-        if not isinstance(
-            statement, ast.Assign | ast.AnnAssign | ast.Expr | ast.Import | ast.ImportFrom | ast.FunctionDef
-        ):
+        if not isinstance(statement, _ALLOWED):
             raise UnsupportedTest(f"line {statement.lineno} holds {type(statement).__name__.lower()}")
         if any(isinstance(node, ast.Assert) for node in ast.walk(statement)):
             raise UnsupportedTest(f"line {statement.lineno} holds an assertion inside something else")
@@ -76,8 +75,7 @@ def _unwrap_check(body: list[ast.stmt], entry_point: str | None) -> list[ast.stm
             if entry_point is None:
                 raise UnsupportedTest("it has check(candidate), but the row names no entry_point")
             candidate = statement.args.args[0].arg
-            for inner in statement.body:
-                statements.append(_Rename(candidate, entry_point).visit(inner))
+            statements += [_Rename(candidate, entry_point).visit(inner) for inner in statement.body]
         elif isinstance(statement, ast.Expr) and ast.unparse(statement).startswith("check("):
             continue
         else:
@@ -94,22 +92,20 @@ class _Rename(ast.NodeTransformer):
 
 
 def _defined_names(statement: ast.stmt) -> set[str]:
-    """Names that a statement defines."""
     if isinstance(statement, ast.Import | ast.ImportFrom):
         return {(alias.asname or alias.name).partition(".")[0] for alias in statement.names}
     if isinstance(statement, ast.FunctionDef):
         return {statement.name}
-    return {
-        node.id
-        for node in ast.walk(statement)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    }
+    return _names(statement, ast.Store)
 
 
 def _loaded_names(node: ast.AST) -> set[str]:
-    inner = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    inner |= {n.arg for n in ast.walk(node) if isinstance(n, ast.arg)}
-    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)} - inner
+    arguments = {n.arg for n in ast.walk(node) if isinstance(n, ast.arg)}
+    return _names(node, ast.Load) - _names(node, ast.Store) - arguments
+
+
+def _names(node: ast.AST, context: type[ast.expr_context]) -> set[str]:
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, context)}
 
 
 def _uses_foreign(node: ast.AST, known: set[str], foreign: set[str]) -> bool:
@@ -137,9 +133,7 @@ def _assertion(
     check = ast.unparse(ast.fix_missing_locations(ExtractCalls().visit(ast.parse(ast.unparse(statement)))))
     if not expressions:
         raise UnsupportedTest(f"line {statement.lineno} asserts nothing about the program")
-    setup = _needed(
-        statements, set().union(*(_loaded_names(ast.parse(expression)) for expression in expressions))
-    )
+    setup = _needed(statements, set().union(*(_loaded_names(ast.parse(text)) for text in expressions)))
     mine = [s for s in statements if not _uses_foreign(s, known, foreign)]
     return Assertion(
         setup="\n".join(ast.unparse(s) for s in setup),
@@ -153,16 +147,13 @@ def _needed(statements: list[ast.stmt], names: set[str]) -> list[ast.stmt]:
     """The earlier statements that matter for `names`, and no others: they may hold what is expected."""
     chosen: set[int] = set()
     while True:
-        more = {
-            i
-            for i, statement in enumerate(statements)
-            if i not in chosen
-            and (
-                _defined_names(statement) & names
-                or (isinstance(statement, ast.Expr) and _loaded_names(statement) & names)
-            )
-        }
+        more = {i for i, statement in enumerate(statements) if i not in chosen and _touches(statement, names)}
         if not more:
             return [statements[i] for i in sorted(chosen)]
         chosen |= more
         names = names | set().union(*(_loaded_names(statements[i]) for i in more))
+
+
+def _touches(statement: ast.stmt, names: set[str]) -> bool:
+    is_call = isinstance(statement, ast.Expr)  # which may change what it uses
+    return bool(_defined_names(statement) & names or (is_call and _loaded_names(statement) & names))

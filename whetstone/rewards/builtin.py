@@ -1,11 +1,11 @@
-"""The built-in reward functions: the table `REWARDS`, and the rewards for format and length.
+"""The built-in reward functions: the table `REWARDS`, the rewards for format and length, the weighted sum.
 
 A new built-in reward is a function of `RewardContext` in this file and an entry in `REWARDS`. It returns a
 number, or None where it does not apply to a completion.
 """
 
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from whetstone.config.sections import Config
@@ -17,22 +17,17 @@ _BLANK_LETTERS = "\u115f\u1160\u2800\u3164\uffa0"  # drawn as nothing, though Un
 _INVISIBLE = ("Cc", "Cf", "Cn", "Cs", "Mn", "Zl", "Zp", "Zs")  # controls, zero width, accents alone, spaces
 
 
-def format_reward(text: str, assistant_prefix: str = "") -> float:
-    """A quarter for each of the four tags that occurs exactly once and stands after those before it.
-
-    A pair of tags with nothing visible between them earns nothing.
-    `assistant_prefix` is what the prompt put into the assistant's mouth ("...<think>"): it counts as written.
-    """
-    full_text = assistant_prefix + text
+def format_reward(text: str) -> float:
+    """A quarter for each tag that occurs once and in order; an empty pair earns nothing."""
     positions: dict[str, int] = {}
     last_position = -1
     for tag in FORMAT_TAGS:
-        position = full_text.find(tag)
-        if position > last_position and full_text.count(tag) == 1:
+        position = text.find(tag)
+        if position > last_position and text.count(tag) == 1:
             positions[tag] = last_position = position
     for opening, closing in (FORMAT_TAGS[:2], FORMAT_TAGS[2:]):
-        start, end = full_text.find(opening), full_text.find(closing)
-        if 0 <= start < end and not has_content(full_text[start + len(opening) : end]):
+        start, end = text.find(opening), text.find(closing)
+        if 0 <= start < end and not has_content(text[start + len(opening) : end]):
             positions.pop(opening, None)
             positions.pop(closing, None)
     return 0.25 * len(positions)
@@ -44,9 +39,7 @@ def has_content(text: str) -> bool:
 
 
 def overlong_penalty(num_tokens: int, max_tokens: int, buffer: int) -> float:
-    """DAPO's soft overlong punishment: 0 up to max_tokens - buffer, then linearly down to -1 at
-    max_tokens.
-    """
+    """DAPO's soft overlong punishment: 0 up to max_tokens - buffer, then linear to -1 at max_tokens."""
     if buffer <= 0:
         return 0.0
     return max(-1.0, min(0.0, (max_tokens - buffer - num_tokens) / buffer))
@@ -81,8 +74,7 @@ def _check_overlong(config: Config) -> None:
     if not 0 < buffer <= longest:
         raise UserError(
             "The length reward needs overlong_buffer_length between 1 and max_completion_length "
-            f"({longest}), but it is {buffer}: "
-            f"set it to {max(1, longest // 4)}, say."
+            f"({longest}), but it is {buffer}: set it to {max(1, longest // 4)}, say."
         )
 
 
@@ -92,3 +84,19 @@ REWARDS: Mapping[str, Reward] = {
     "format": Reward(function=lambda context: format_reward(context.text)),
     "length": Reward(function=_overlong, check=_check_overlong),
 }
+
+
+def part_names(reward_funcs: Sequence[str]) -> tuple[str, ...]:
+    """The name of each part: the function's own name, or the whole spec where two share that name."""
+    short_names = [name.rsplit(":", 1)[-1] for name in reward_funcs]
+    return tuple(
+        name if short_names.count(name) == 1 else spec
+        for name, spec in zip(short_names, reward_funcs, strict=True)
+    )
+
+
+def combine(parts: Mapping[str, float], names: Sequence[str], weights: Sequence[float] | None) -> float:
+    """The sum of weight x part over the named parts; a part that is absent does not apply and is left out."""
+    weights = [1.0] * len(names) if weights is None else weights
+    pairs = zip(names, weights, strict=True)
+    return float(sum(weight * parts[name] for name, weight in pairs if name in parts))

@@ -1,17 +1,15 @@
-"""Reward functions of the user's own (`my_rewards.py:close_enough`, `package.module:function`), called as TRL
-calls them.
+"""Reward functions of the user's own (`my_rewards.py:close_enough`), called as TRL calls them.
 
 `f(prompts=, completions=, completion_ids=, **columns) -> list of float or None`, plain or async.
 `trainer_state`, `log_extra` and `log_metric` are passed where the function takes them. A function of one
-answer, such as `f(generated_text, ground_truth)` or `f(output, ground_truth_ans, nums)` -> float or (float,
-details), is called once per answer. Has no time limit: the scoring pool has one. `verify.py` tries the import
-before a run.
+answer, such as `f(generated_text, ground_truth)` -> float or (float, details), is called once per answer.
+The scoring pool has the time limit; `verify.py` tries the import before a run.
 """
 
 import asyncio
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,23 +57,19 @@ def call(
         "log_metric": lambda name, value: logged.metrics.__setitem__(str(name), float(value)),
     }
     parameters = inspect.signature(function).parameters
-    if text_parameter(parameters) is not None:
-        return _checked(_call_each(function, arguments, parameters), count), logged
+    text_name = text_parameter(parameters)
+    if text_name is not None:
+        return _checked(_call_each(function, arguments, parameters, text_name), count), logged
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     kwargs = {**offered, **arguments}
     # TRL raises a TypeError for a parameter that is not taken; such a parameter is left out here.
     if not takes_all:
         kwargs = {name: value for name, value in kwargs.items() if name in parameters}
-    values = function(**kwargs)
-    if inspect.isawaitable(values):
-        values = asyncio.run(_await(values))
-    return _checked(values, count), logged
+    return _checked(_awaited(function(**kwargs)), count), logged
 
 
 def text_parameter(parameters: Mapping[str, inspect.Parameter]) -> str | None:
-    """The parameter that takes the text of one answer; None where the function takes whole lists, as TRL's
-    do.
-    """
+    """The parameter that takes the text of one answer; None where the function takes whole lists."""
     if _LISTS & set(parameters):
         return None
     return next((name for name in _TEXTS if name in parameters), None)
@@ -87,39 +81,35 @@ def takes_completions(parameters: Mapping[str, inspect.Parameter]) -> bool:
 
 
 def _call_each(
-    function: Callable[..., Any], arguments: dict[str, Any], parameters: Mapping[str, inspect.Parameter]
+    function: Callable[..., Any], arguments: dict[str, Any], parameters: Container[str], text_name: str
 ) -> list[Any]:
     """The values of a function of one answer; of (value, details) the value."""
     values = []
-    text_name = text_parameter(parameters)
-    assert text_name is not None
-    for source, completion in enumerate(arguments["completions"]):
-        columns = {name: column[source] for name, column in arguments.items()}
+    for index, completion in enumerate(arguments["completions"]):
+        columns = {name: column[index] for name, column in arguments.items()}
         row = {name: value for name, value in columns.items() if name in parameters}
         for name, candidates in _TRUTHS.items():
             if name in parameters:
-                row[name] = next(
-                    (columns[entry] for entry in candidates if columns.get(entry) is not None), None
-                )
+                truths = (columns.get(candidate) for candidate in candidates)
+                row[name] = next((truth for truth in truths if truth is not None), None)
         row[text_name] = completion if isinstance(completion, str) else completion[-1]["content"]
-        value = function(**row)
-        if inspect.isawaitable(value):
-            value = asyncio.run(_await(value))
+        value = _awaited(function(**row))
         values.append(value[0] if isinstance(value, tuple) and value else value)
     return values
 
 
-async def _await(awaitable: Any) -> Any:
-    return await awaitable
+def _awaited(value: Any) -> Any:
+    async def wait() -> Any:
+        return await value
+
+    return asyncio.run(wait()) if inspect.isawaitable(value) else value
 
 
 def _checked(values: Any, count: int) -> list[float | str | None]:
     if not isinstance(values, list | tuple) and hasattr(values, "tolist"):  # an array or a tensor
         values = values.tolist()
     if not isinstance(values, list | tuple):
-        raise WrongReturn(
-            f"returned a {type(values).__name__}, not a list with a number or None for each completion"
-        )
+        raise WrongReturn(f"returned a {type(values).__name__}, not a list with one value per completion")
     if len(values) != count:
         raise WrongReturn(f"returned {len(values)} values for {count} completions")
     return [None if value is None else _number(value) for value in values]

@@ -6,9 +6,10 @@ long or too deep, is reported as not well formed.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from operator import add, mul, sub, truediv
 
 LONGEST = 400  # characters
 DEEPEST = 40  # nested parentheses and minus signs
@@ -24,6 +25,7 @@ _SPELLINGS = {
     "\\cdot": "*",
     "\\div": "/",
 }
+_OPERATIONS = {"+": add, "-": sub, "*": mul, "/": truediv}
 
 
 class InvalidExpression(Exception):
@@ -32,8 +34,6 @@ class InvalidExpression(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Expression:
-    """What an expression comes to and what it is made of."""
-
     value: Fraction | None  # None: a division by zero
     numbers: tuple[Fraction, ...]
     operators: frozenset[str]
@@ -41,11 +41,8 @@ class Expression:
 
 @dataclass(frozen=True, kw_only=True)
 class Equation:
-    """The verdict on an equation."""
-
     correct: bool
     well_formed: bool
-    reason: str  # why it is not correct; empty when it is
 
 
 def check_equation(
@@ -55,35 +52,19 @@ def check_equation(
     exactly_once: bool = False,
     operators: str = "+-*/",
 ) -> Equation:
-    """Whether what stands left of `=` makes `target` from `numbers`, each used at most once (or exactly
-    once).
-    """
+    """Whether the text left of `=` makes `target` from `numbers`, each used at most (or exactly) once."""
     try:
         result = evaluate(text.split("=", 1)[0])
-    except InvalidExpression as error:
-        return Equation(correct=False, well_formed=False, reason=str(error))
-    reason = _error(result, numbers, target, exactly_once, operators)
-    return Equation(correct=not reason, well_formed=True, reason=reason)
-
-
-def _error(
-    result: Expression, numbers: Sequence[int], target: int | Fraction, exactly_once: bool, operators: str
-) -> str:
+    except InvalidExpression:
+        return Equation(correct=False, well_formed=False)
     used, available = Counter(result.numbers), Counter(Fraction(number) for number in numbers)
-    extra, unused = used - available, available - used
-    if extra:
-        return f"uses {next(iter(extra))}, which is not given or used too often"
-    if exactly_once and unused:
-        return f"does not use {next(iter(unused))}"
-    if not result.operators <= set(operators):
-        return f"uses {min(result.operators - set(operators))}, which is not allowed"
-    if result.value is None:
-        return "divides by zero"
-    return "" if result.value == target else f"makes {result.value}, not {target}"
+    uses_numbers = used == available if exactly_once else used <= available
+    is_allowed = uses_numbers and result.operators <= set(operators)
+    return Equation(correct=is_allowed and result.value == target, well_formed=True)
 
 
 def evaluate(text: str) -> Expression:
-    """The exact value of an expression; raises `Malformed`."""
+    """The exact value of an expression; raises `InvalidExpression`."""
     for spelling, plain in _SPELLINGS.items():
         text = text.replace(spelling, plain)
     if len(text) > LONGEST:
@@ -92,9 +73,7 @@ def evaluate(text: str) -> Expression:
 
 
 class _Parser:
-    """Recursive descent: sum = product {(+|-) product}; product = factor {(*|/) factor}; factor = number |
-    -factor | (sum).
-    """
+    """sum = product {(+|-) product}; product = factor {(*|/) factor}; factor = number | -factor | (sum)."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -122,25 +101,20 @@ class _Parser:
         return character
 
     def sum(self) -> Fraction | None:
-        value = self.product()
-        while operator := self.accept("+-"):
-            self.operators.add(operator)
-            right = self.product()
-            if value is None or right is None:
-                value = None
-            else:
-                value = value + right if operator == "+" else value - right
-        return value
+        return self.chain("+-", self.product)
 
     def product(self) -> Fraction | None:
-        value = self.factor()
-        while operator := self.accept("*/"):
+        return self.chain("*/", self.factor)
+
+    def chain(self, operators: str, operand: Callable[[], Fraction | None]) -> Fraction | None:
+        value = operand()
+        while operator := self.accept(operators):
             self.operators.add(operator)
-            right = self.factor()
+            right = operand()
             if value is None or right is None or (operator == "/" and right == 0):
                 value = None  # nothing is equal to a division by zero, but the rest must still be well formed
             else:
-                value = value * right if operator == "*" else value / right
+                value = _OPERATIONS[operator](value, right)
         return value
 
     def factor(self) -> Fraction | None:

@@ -7,13 +7,12 @@ what follows the last `####`; without that, the last number (`numeric`) or the l
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
 from whetstone.rewards.answers import extract_math, math_equal
 
-MATCHES = ("exact", "normalized", "numeric", "math", "none")
 _TOLERANCE = Fraction(1, 10**6)  # relative, of numbers with a fraction
 _LONGEST_NUMBER = 60
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+"
@@ -61,15 +60,8 @@ def _outside_thoughts(text: str) -> str:
 
 
 def same(answer: str, truth: str, match: str) -> bool:
-    """Whether an answer equals the truth, by one of `MATCHES`."""
-    if match == "exact":
-        return answer.strip() == truth.strip()
-    if match == "numeric":
-        return _same_number(answer, truth)
-    if match == "math":
-        return math_equal(answer, truth)
-    assert match == "normalized", match
-    return _same_text(answer, truth)
+    """Whether an answer equals the truth, by one of `MATCHES` but "none"."""
+    return _COMPARISONS[match](answer, truth)
 
 
 def _same_text(answer: str, truth: str) -> bool:
@@ -80,9 +72,7 @@ def _same_text(answer: str, truth: str) -> bool:
 
 
 def normalize(text: str) -> str:
-    """Text without case, articles, punctuation and superfluous space: "The  Eiffel Tower." is "eiffel
-    tower". A text of nothing else is left as it is.
-    """
+    """Text without case, articles and punctuation: "The  Eiffel Tower." is "eiffel tower"."""
     text = unicodedata.normalize("NFKC", text).casefold()
     text = "".join(letter for letter in text if unicodedata.category(letter) != "Cf").strip()
     plain = re.sub(r"(?<=\w)[-\N{HYPHEN}-\N{EM DASH}](?=[^\W\d])", " ", text)
@@ -137,3 +127,12 @@ def match_for(truths: Sequence[str]) -> str:
     not_numbers = [truth for truth in truths if parse_number(truth) is None]
     formulas = sum(bool(_FORMULA.search(truth)) for truth in not_numbers)
     return "math" if 2 * formulas > len(not_numbers) else "normalized"
+
+
+_COMPARISONS: dict[str, Callable[[str, str], bool]] = {
+    "exact": lambda answer, truth: answer.strip() == truth.strip(),
+    "normalized": _same_text,
+    "numeric": _same_number,
+    "math": math_equal,
+}
+MATCHES = (*_COMPARISONS, "none")

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 from whetstone.errors import UserError
@@ -36,13 +37,19 @@ class ProgramTest:
     expected: Any = None
     assertion: Assertion | None = None
 
+    @property
+    def inputs(self) -> list[Input]:
+        if self.assertion is None:
+            return [Input(stdin=self.stdin, code=self.code, call=self.call)]
+        setup, expressions = self.assertion.setup, self.assertion.expressions
+        return [Input(code=setup, call=("=" + expression, ())) for expression in expressions]
+
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramResult:
-    """How a program fared: each test's outcome, and the worst of them that explains it."""
+    """Each test's outcome, and the worst of them."""
 
     tests: tuple[str, ...]
-    stderr: str = ""
 
     @property
     def passed(self) -> int:
@@ -55,12 +62,9 @@ class ProgramResult:
         return next((name for name in reversed(OUTCOMES) if name in self.tests), "wrong")
 
 
-# ---- out of the text ---------------------------------------------------------------------------------------
-
-
 def extract_program(text: str, language: Language, use_reasoning_format: bool) -> str | None:
-    """The program in an answer: the last `<answer>`, the last fenced block, or all of it; None where the
-    reasoning format was asked for and there is no `<answer>`, or where there is nothing.
+    """The program in an answer: the last `<answer>` (required in the reasoning format), the last fenced block
+    in it, or all of it; None where there is nothing.
     """
     answer = extract_tag(text)
     if answer is None and use_reasoning_format:
@@ -75,9 +79,6 @@ def extract_program(text: str, language: Language, use_reasoning_format: bool) -
         head, _, rest = text.partition(" ")
         text = rest if head.lower() in language.fences else text
     return text if text.strip() else None
-
-
-# ---- tests out of rows -------------------------------------------------------------------------------------
 
 
 def read_tests(raw: Any, language: Language, function: str | None, where: str) -> tuple[ProgramTest, ...]:
@@ -120,16 +121,12 @@ def _read(entry: Any, language: Language, function: str | None, where: str) -> l
                 f"{where} calls a function without a name: give `call`, or `function` in the row."
             )
         if not language.takes_calls:
-            raise UserError(
-                f"{where} calls a function, which {language.name} can't be asked to: use stdin and stdout."
-            )
+            raise UserError(f"{where} calls a function, which {language.name} can't: use stdin and stdout.")
         if "expected" not in entry:
             raise UserError(f"{where} has no `expected`: give the value that the call must have.")
         args = entry.get("args", [])
         if not isinstance(args, list | tuple):
-            raise UserError(
-                f"{where} has {ascii(args)[:60]} as `args`: write a list of arguments, such as [3, 4]."
-            )
+            raise UserError(f"{where} has {ascii(args)[:60]} as `args`: write a list, such as [3, 4].")
         if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")):
             raise UserError(f"{where} calls {ascii(name)[:60]}: give the name of a function.")
         return [ProgramTest(call=(name, tuple(args)), expected=entry["expected"])]
@@ -137,24 +134,14 @@ def _read(entry: Any, language: Language, function: str | None, where: str) -> l
     if stdout is None:
         raise UserError(f"{where} says not what is expected: give `stdout`, `expected` or `assert`.")
     if entry.get("code") and not language.takes_code:
-        raise UserError(
-            f"{where} has code, which can't be put behind a program in {language.name}: use stdin and stdout."
-        )
-    return [
-        ProgramTest(
-            stdin=str(entry.get("stdin", entry.get("input", "")) or ""),
-            stdout=str(stdout),
-            code=str(entry.get("code", "")),
-        )
-    ]
+        raise UserError(f"{where} has code, which {language.name} does not take: use stdin and stdout.")
+    stdin = str(entry.get("stdin", entry.get("input", "")) or "")
+    return [ProgramTest(stdin=stdin, stdout=str(stdout), code=str(entry.get("code", "")))]
 
 
 def _assertions(code: str, language: Language, function: str | None, where: str) -> list[ProgramTest]:
     if language.name != "python":
-        raise UserError(
-            f"{where} is assertion code, which works for Python only: use calls or stdout for "
-            f"{language.name}."
-        )
+        raise UserError(f"{where} is assertion code, which is for Python alone: use calls or stdout.")
     try:
         return [ProgramTest(assertion=assertion) for assertion in split_assertions(code, function)]
     except UnsupportedTest as error:
@@ -164,32 +151,14 @@ def _assertions(code: str, language: Language, function: str | None, where: str)
         ) from None
 
 
-# ---- running and comparing ---------------------------------------------------------------------------------
-
-
 def run_tests(
     pool: Pool, language: Language, source: str, tests: Sequence[ProgramTest], limits: Limits
 ) -> ProgramResult:
-    """Run the program on every test and compare."""
-    inputs: list[Input] = []
-    for test in tests:
-        if test.assertion is not None:
-            inputs += [
-                Input(code=test.assertion.setup, call=("=" + expression, ()))
-                for expression in test.assertion.expressions
-            ]
-        else:
-            inputs.append(Input(stdin=test.stdin, code=test.code, call=test.call))
-    results = list(
-        pool.run(Program(language=language.name, source=source, inputs=tuple(inputs)), limits).results
-    )
-    stderr = next((result.stderr[-2000:] for result in results if not result.ok), "")
-    outcomes = []
-    for test in tests:
-        count = len(test.assertion.expressions) if test.assertion else 1
-        own, results = results[:count], results[count:]
-        outcomes.append(_outcome(pool, test, own, language, limits))
-    return ProgramResult(tests=tuple(outcomes), stderr=stderr)
+    inputs = tuple(run_input for test in tests for run_input in test.inputs)
+    program = Program(language=language.name, source=source, inputs=inputs)
+    results = iter(pool.run(program, limits).results)
+    own = [(test, list(islice(results, len(test.inputs)))) for test in tests]
+    return ProgramResult(tests=tuple(_outcome(pool, *pair, language, limits) for pair in own))
 
 
 def _outcome(pool: Pool, test: ProgramTest, results: list[Result], language: Language, limits: Limits) -> str:
@@ -241,7 +210,7 @@ def _lines(text: str) -> list[str]:
 
 
 def same_value(value: Any, expected: Any, has_booleans: bool = True) -> bool:
-    """Equal plain data; numbers with a fraction within a tolerance. Without `has_truth` 1 is true."""
+    """Equal plain data; numbers with a fraction within a tolerance. Without `has_booleans` 1 is true."""
     if isinstance(value, bool) or isinstance(expected, bool):
         if has_booleans:
             return isinstance(value, bool) and isinstance(expected, bool) and value == expected

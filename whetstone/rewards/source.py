@@ -1,8 +1,7 @@
 """A Python function as `file.py:function`, which scoring processes can import.
 
-A function of an imported module is named by its file. One of a notebook or script is written into a file of
-its own, with the modules, functions and constants that it uses: a script must not be imported again, for it
-would start its own training.
+A function of a notebook or script is written into a file of its own, with the modules, functions and
+constants that it uses: a script must not be imported again, for it would start its own training.
 """
 
 import ast

@@ -22,6 +22,7 @@ from whetstone.rewards.builtin import REWARDS
 
 LONGEST_IMPORT_S = 120.0  # importing torch takes a while on a busy machine
 _SUCCESS = "imported"
+_REMEDY = "write def reward(completions, **columns)"
 
 
 def check_reward_funcs(config: Config) -> None:
@@ -29,24 +30,18 @@ def check_reward_funcs(config: Config) -> None:
     names = config.tasks.reward_funcs
     for name in names:
         if names.count(name) > 1:
-            raise UserError(
-                f"reward_funcs names '{name}' twice: name it once and give it a weight in reward_weights."
-            )
+            raise UserError(f"reward_funcs names '{name}' twice: set its weight in reward_weights.")
         if name in REWARDS:
             REWARDS[name].check(config)
         elif is_plugin(name):
             check_object(name, "reward_funcs")
         else:
-            hint = (
-                did_you_mean(name, REWARDS) or f": write {', '.join(REWARDS)} or my_rewards.py:my_function."
-            )
-            raise UserError(f"There is no reward function '{name}'{hint}")
+            known = f": write {', '.join(REWARDS)} or my_rewards.py:my_function."
+            raise UserError(f"There is no reward function '{name}'{did_you_mean(name, REWARDS) or known}")
 
 
 def verify(specs: Iterable[str], timeout_s: float = LONGEST_IMPORT_S) -> None:
-    """Complain about a reward function that can't be imported within the time limit; built-in ones need no
-    import.
-    """
+    """Raise on a reward function that cannot be imported within the time limit."""
     for spec in specs:
         if spec not in REWARDS:
             check_object(spec, "reward_funcs")
@@ -71,9 +66,8 @@ def _verify(spec: str, timeout_s: float) -> None:
         )
         code = None
         try:
-            code = process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            pass
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = process.wait(timeout_s)
         finally:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)  # also what it has started
@@ -108,20 +102,14 @@ def _check_parameters(function: object, spec: str) -> None:
     try:
         parameters = inspect.signature(function).parameters  # type: ignore[arg-type]
     except (TypeError, ValueError):
-        raise UserError(
-            f"reward_funcs names '{spec}', whose parameters can't be seen: wrap it in a function, "
-            "def reward(completions, **columns)."
-        ) from None
+        raise UserError(f"reward_funcs names '{spec}', whose parameters are unknown: {_REMEDY}.") from None
     takes_all = any(entry.kind is entry.VAR_KEYWORD for entry in parameters.values())
     positional_only = [name for name, entry in parameters.items() if entry.kind is entry.POSITIONAL_ONLY]
     if positional_only or not (parameters or takes_all):
         what = f"{positional_only[0]} can't be given by name" if positional_only else "it takes no arguments"
-        raise UserError(f"reward_funcs names '{spec}', but {what}: write def reward(completions, **columns).")
+        raise UserError(f"reward_funcs names '{spec}', but {what}: {_REMEDY}.")
     if not takes_all and not custom.takes_completions(parameters):
-        raise UserError(
-            f"reward_funcs names '{spec}', which takes no completions: write "
-            "def reward(completions, **columns)."
-        )
+        raise UserError(f"reward_funcs names '{spec}', which takes no completions: {_REMEDY}.")
 
 
 if __name__ == "__main__":

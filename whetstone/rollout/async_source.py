@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from whetstone.config import Config, Plan
-from whetstone.rollout.collector import CollectorProtocol
+from whetstone.rollout.collector import Collector
 from whetstone.rollout.source import RolloutBatch, RolloutSource
 from whetstone.tasks.mixture import Mixture
 from whetstone.types import Completion, Finish, Group, Rollout, Score
@@ -18,7 +18,7 @@ CLOSE_TIMEOUT_S = 10.0  # for other ranks to cancel as well
 
 
 class AsyncRolloutSource(RolloutSource):
-    def __init__(self, collector: CollectorProtocol, tasks: Mixture, config: Config, plan: Plan):
+    def __init__(self, collector: Collector, tasks: Mixture, config: Config, plan: Plan):
         super().__init__(collector, tasks, config, plan)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rollout")
         self._pending: Future[RolloutBatch] | None = None  # the batch after the one returned last
@@ -54,10 +54,7 @@ class AsyncRolloutSource(RolloutSource):
             self._pending.set_result(from_plain(state["pending"], self._tasks))
 
     def close(self) -> None:
-        """Cancel sampling: the thread ends at its next sample.
-
-        A thread that waits for a failed rank is left behind; the heartbeat ends the process.
-        """
+        """Cancel sampling at its next sample; a thread that waits for a failed rank is left behind."""
         self._collector.cancelled = True
         if self._pending is not None:
             wait([self._pending], timeout=CLOSE_TIMEOUT_S if self._collector.is_collective else None)
@@ -80,13 +77,9 @@ def _plain_rollout(rollout: Rollout) -> dict[str, Any]:
 
 def from_plain(state: dict[str, Any], tasks: Mixture) -> RolloutBatch:
     """The inverse of `to_plain`."""
-    groups = [
-        Group(
-            problem=tasks.problem(index, state["levels"]),
-            rollouts=tuple(_rollout(rollout) for rollout in rollouts),
-        )
-        for index, rollouts in zip(state["indices"], state["groups"], strict=True)
-    ]
+    problems = [tasks.problem(index, state["levels"]) for index in state["indices"]]
+    pairs = zip(problems, state["groups"], strict=True)
+    groups = [Group(problem=problem, rollouts=tuple(map(_rollout, group))) for problem, group in pairs]
     return RolloutBatch(**{**state, "groups": groups})
 
 

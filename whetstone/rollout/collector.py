@@ -1,7 +1,4 @@
-"""Problems -> scored groups: encode prompts, sample completions, score each as it finishes.
-
-Used by training and evaluation.
-"""
+"""Problems -> scored groups: encode prompts, sample completions, score each as it finishes."""
 
 import time
 from collections.abc import Sequence
@@ -14,7 +11,7 @@ from whetstone.errors import UserError
 from whetstone.tasks.scoring.pool import Scorer
 from whetstone.tasks.scoring.process import ScoringRequest
 from whetstone.terminal.stages import advance, stage
-from whetstone.types import Finish, Group, Problem, Rollout
+from whetstone.types import Finish, Group, Problem, Rollout, Score
 
 
 class Codec(Protocol):
@@ -41,43 +38,45 @@ class GroupCollector(Protocol):
     ) -> list[Group]: ...
 
 
-class CollectorProtocol(GroupCollector, Protocol):
-    """The interface of `Collector` and `DistributedCollector`."""
+class NullScorer:
+    """Scores nothing: for tensor-parallel ranks whose first rank scores the same tokens."""
 
-    engine: Engine
-    num_truncated_prompts: int  # the caller resets these two
-    scoring_s: float
-    is_collective: bool  # `collect` waits for all ranks
+    def __init__(self) -> None:
+        self._count = 0
+        self.custom_metrics: dict[str, float] = {}
 
-    @property
-    def cancelled(self) -> bool: ...
-    @cancelled.setter
-    def cancelled(self, value: bool) -> None: ...
-    @property
-    def custom_metrics(self) -> dict[str, float]: ...
+    def submit(self, request: ScoringRequest) -> None:
+        self._count += 1
+
+    def gather(self) -> list[Score]:
+        count, self._count = self._count, 0
+        return [Score(reward=0.0, parts={"correct": 0.0}, answer=None)] * count
+
+    def __enter__(self) -> "NullScorer":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
 
 
 class Collector:
-    """Turns problems into scored groups in this process."""
+    is_collective = False  # whether `collect` waits for all ranks
 
     def __init__(
         self,
         engine: Engine,
-        scorer: Scorer,
+        scorer: Scorer | NullScorer,
         codec: Codec,
         *,
         max_prompt_length: int | None,
         max_length: int | None,
     ):
-        self.engine = engine
-        self.scorer = scorer
-        self.codec = codec
-        self.is_collective = False
+        self.engine, self.scorer, self.codec = engine, scorer, codec
         self.max_prompt_length = max_prompt_length  # longer prompts are truncated on the left
         self.max_length = max_length  # of prompt plus completion, as the model allows
         self.num_truncated_prompts = 0  # since the caller last reset these two
         self.scoring_s = 0.0  # waiting for scores after the last sample
         self.cancelled = False  # set from another thread: stop at the next sample
+        self.custom_metrics: dict[str, float] = {}  # from the user's reward functions in the last `collect`
 
     def collect(
         self,
@@ -103,14 +102,13 @@ class Collector:
                 if self.cancelled:
                     raise RolloutCancelled
                 text = self.codec.decode(output.completion.token_ids)
-                truncated = output.completion.finish is Finish.LENGTH
-                answer = ScoringRequest(
+                request = ScoringRequest(
                     problem=problems[output.request],
                     text=text,
                     completion_ids=output.completion.token_ids,
-                    truncated=truncated,
+                    truncated=output.completion.finish is Finish.LENGTH,
                 )
-                self.scorer.submit(answer)  # scoring overlaps with sampling
+                self.scorer.submit(request)  # scoring overlaps with sampling
                 outputs.append(output)
                 texts.append(text)
                 advance()
@@ -119,6 +117,7 @@ class Collector:
         with stage("scoring", total=len(outputs)):
             scores = self.scorer.gather()
         self.scoring_s += time.monotonic() - started
+        self.custom_metrics = self.scorer.custom_metrics
         rollouts = {
             (output.request, output.sample): Rollout(
                 prompt_ids=prompts[output.request], completion=output.completion, text=text, score=score
@@ -130,11 +129,6 @@ class Collector:
             for p, problem in enumerate(problems)
         ]
 
-    @property
-    def custom_metrics(self) -> dict[str, float]:
-        """Metrics that the user's reward functions logged in the last `collect`."""
-        return self.scorer.custom_metrics
-
     def _encode(self, problem: Problem, max_tokens: int) -> tuple[int, ...]:
         prompt = self.codec.encode(problem)
         if self.max_prompt_length is not None and len(prompt) > self.max_prompt_length:
@@ -143,9 +137,8 @@ class Collector:
         if self.max_length is not None and len(prompt) + max_tokens > self.max_length:
             raise UserError(
                 f"The prompt of {problem.id} has {len(prompt)} tokens, which with {max_tokens} new ones "
-                f"exceeds the {self.max_length} "
-                "that the model allows: lower max_completion_length, make the task's problems or "
-                "developer_prompt shorter (developer_prompt=null leaves it out), or set max_prompt_length."
+                f"exceeds the {self.max_length} that the model allows: lower max_completion_length, shorten "
+                "the problems or developer_prompt (null leaves it out), or set max_prompt_length."
             )
         return prompt
 

@@ -4,6 +4,7 @@ The state is the level and the newest answers at that level; a checkpoint holds 
 defines the levels. Evaluation problems have none.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -26,15 +27,14 @@ class Curriculum:
                 self._answers[task] += [r.score.parts["correct"] >= 1 for r in group.rollouts]
         for task, (spec, top) in self._curricula.items():
             newest = self._answers[task] = self._answers[task][-spec.window :]
-            share = sum(newest) / len(newest) if len(newest) == spec.window else None
-            if share is not None and share >= spec.up and self.levels[task] < top:
-                self._move(task, +1)
-            elif share is not None and spec.down is not None and share <= spec.down and self.levels[task] > 0:
-                self._move(task, -1)
-
-    def _move(self, task: str, by: int) -> None:
-        self.levels[task] += by
-        self._answers[task] = []
+            accuracy = sum(newest) / spec.window if len(newest) == spec.window else math.nan
+            if accuracy >= spec.up and self.levels[task] < top:
+                self.levels[task] += 1
+            elif spec.down is not None and accuracy <= spec.down and self.levels[task] > 0:
+                self.levels[task] -= 1
+            else:
+                continue
+            self._answers[task] = []
 
     def metrics(self) -> dict[str, float]:
         return {f"curriculum/{task}/level": float(level) for task, level in self.levels.items()}

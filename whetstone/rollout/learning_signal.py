@@ -1,14 +1,11 @@
-"""A warning when the gradient is 0: several batches in a row whose rewards do not differ.
-
-`whet explain` diagnoses a whole run from its metrics.
-"""
+"""A warning when the gradient is 0: several batches in a row whose rewards do not differ."""
 
 import logging
 from collections.abc import Sequence
 
 from whetstone.config import Config
 from whetstone.terminal.text import counted
-from whetstone.types import Finish, Group, Rollout
+from whetstone.types import Finish, Group
 
 logger = logging.getLogger("whetstone")
 
@@ -49,23 +46,18 @@ class LearningSignal:
         """Why, and what to change, in two sentences."""
         rollouts = [rollout for group in self._groups for rollout in group.rollouts]
         number = counted(len(rollouts), "completion")
-        right = sum(rollout.score.parts["correct"] >= 1 for rollout in rollouts if _is_scored(rollout))
-        failed = sum(not _is_scored(rollout) for rollout in rollouts)
+        scored = [rollout for rollout in rollouts if rollout.score.failure is None]
+        right = sum(rollout.score.parts["correct"] >= 1 for rollout in scored)
+        failed = len(rollouts) - len(scored)
         cut = sum(rollout.completion.finish is Finish.LENGTH for rollout in rollouts)
         unread = sum(rollout.score.answer is None for rollout in rollouts)
         if right == len(rollouts):
             return f"all {number} were right. Make the problems harder (datasets, or curriculum), or stop."
         if failed > len(rollouts) / 2:
-            return (
-                f"{failed:,} of {number} could not be scored. See the reason in completions/, and mend the "
-                "reward function."
-            )
+            return f"{failed:,} of {number} could not be scored. See completions/ and mend the reward."
         if right == 0 and cut > len(rollouts) / 2:
             limit = self._config.rollout.max_completion_length
-            return (
-                f"{cut:,} of {number} were cut off at max_completion_length ({limit}) and none was right. "
-                "Raise max_completion_length."
-            )
+            return f"{cut:,} of {number} reached max_completion_length ({limit}), none was right. Raise it."
         if right == 0 and unread > len(rollouts) / 2:
             return (
                 f"no answer was found in {unread:,} of {number}. Ask for the form of the answer "
@@ -80,7 +72,3 @@ class LearningSignal:
             f"{right:,} of {number} were right, but those compared with each other were all paid the same. "
             "Raise temperature or num_generations, set dynamic_sampling=true, and see what reward_funcs pays."
         )
-
-
-def _is_scored(rollout: Rollout) -> bool:
-    return rollout.score.failure is None

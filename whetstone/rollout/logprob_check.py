@@ -1,7 +1,4 @@
-"""Check that the engine samples from the trainer's weights: its logprobs must match the trainer's.
-
-The update computes `sampling/sampling_logp_difference/mean`. This module has the bound.
-"""
+"""Check that the engine samples from the trainer's weights: its logprobs must match the trainer's."""
 
 import math
 from collections.abc import Mapping

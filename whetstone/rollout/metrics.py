@@ -11,7 +11,6 @@ def has_reward_variance(group: Group) -> bool:
 
 
 def rollout_metrics(groups: Iterable[Group]) -> dict[str, float]:
-    """The metrics that every step logs."""
     groups = list(groups)
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     rewards = [rollout.score.reward for rollout in rollouts]
@@ -64,7 +63,5 @@ def variance_metrics(groups: Iterable[Group]) -> dict[str, float]:
     groups = list(groups)
     return {
         "frac_reward_zero_std": fmean(not has_reward_variance(group) for group in groups),
-        "frac_answers_identical": fmean(
-            len({r.score.answer for r in group.rollouts}) == 1 for group in groups
-        ),
+        "frac_answers_identical": fmean(len({r.score.answer for r in g.rollouts}) == 1 for g in groups),
     }

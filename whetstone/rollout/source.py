@@ -1,7 +1,4 @@
-"""Which groups of rollouts each step trains on: problems of the step, curriculum, dynamic sampling.
-
-`AsyncRolloutSource` (async_source.py) samples one batch ahead of the update.
-"""
+"""Which groups of rollouts each step trains on: problems of the step, curriculum, dynamic sampling."""
 
 import time
 from dataclasses import dataclass, replace
@@ -10,7 +7,7 @@ from typing import Any
 
 from whetstone.config import Config, Plan
 from whetstone.errors import UserError
-from whetstone.rollout.collector import CollectorProtocol, sampling_params
+from whetstone.rollout.collector import Collector, sampling_params
 from whetstone.rollout.curriculum import Curriculum
 from whetstone.rollout.metrics import has_reward_variance
 from whetstone.tasks.mixture import Mixture
@@ -34,7 +31,7 @@ class RolloutBatch:
 class RolloutSource:
     """The rollouts of each batch: a pure function of seeds, step and weights."""
 
-    def __init__(self, collector: CollectorProtocol, tasks: Mixture, config: Config, plan: Plan):
+    def __init__(self, collector: Collector, tasks: Mixture, config: Config, plan: Plan):
         self._collector = collector
         self._tasks = tasks
         self._config = config

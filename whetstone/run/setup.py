@@ -29,8 +29,8 @@ from whetstone.parallel.heartbeat import Heartbeat
 from whetstone.parallel.mesh import SINGLE, Ranks
 from whetstone.rewards.verify import check_reward_funcs, verify
 from whetstone.rollout.async_source import AsyncRolloutSource
-from whetstone.rollout.collector import Collector
-from whetstone.rollout.distributed import DistributedCollector, NullScorer
+from whetstone.rollout.collector import NullScorer
+from whetstone.rollout.distributed import DistributedCollector
 from whetstone.rollout.learning_signal import LearningSignal
 from whetstone.rollout.source import RolloutSource
 from whetstone.rollout.supervised import RejectionSampledSource, SupervisedSource
@@ -253,16 +253,17 @@ def make_collector(
     """The collector of all ranks, with the configured engine."""
     engine = make_engine(config, policy)
     stack.callback(engine.close)
-    collector = Collector(
+    is_async = config.rollout.async_rollouts > 0
+    side_group = new_gloo_group(policy.ranks, config.parallel.collective_timeout_s) if is_async else None
+    return DistributedCollector(
         engine,
         scorer,
         Chat(policy.tokenizer, config.model),
         max_prompt_length=config.rollout.max_prompt_length,
         max_length=policy.max_length,
+        ranks=policy.ranks,
+        side_group=side_group,
     )
-    is_async = config.rollout.async_rollouts > 0
-    side_group = new_gloo_group(policy.ranks, config.parallel.collective_timeout_s) if is_async else None
-    return DistributedCollector(collector, policy.ranks, side_group)
 
 
 def open_metrics(

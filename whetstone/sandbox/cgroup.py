@@ -7,6 +7,7 @@ delegation, most containers) there is none; rlimits and the supervisor's memory 
 import contextlib
 import os
 import time
+from pathlib import Path
 
 _ROOT = "/sys/fs/cgroup"
 
@@ -27,9 +28,9 @@ def join(process: int, memory_mb: int, processes: int) -> tuple[str, ...] | None
             if not present:
                 raise OSError(38, f"no {controller} controller")
             for name in present:
-                _write(f"{folder}/{name}", str(files[name]))
+                Path(folder, name).write_text(str(files[name]))
         for folder in folders:
-            _write(f"{folder}/cgroup.procs", str(process))
+            Path(folder, "cgroup.procs").write_text(str(process))
     except OSError:
         leave(tuple(folders))
         return None
@@ -60,8 +61,3 @@ def _folder(controller: str, process: int) -> str:
             if not controllers:
                 own_path = path.rstrip("/")
     return f"{_ROOT}{own_path}/{name}"
-
-
-def _write(path: str, text: str) -> None:
-    with open(path, "w", encoding="ascii") as file:
-        file.write(text)

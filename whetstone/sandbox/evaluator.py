@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from whetstone.sandbox import code_guard
+from whetstone.sandbox import code_guard, protocol
 
 _NUMBER = struct.Struct("<d")
 _LENGTH = struct.Struct("<I")
@@ -48,7 +48,7 @@ class _Fork:
         data = pickle.dumps((function, arguments))
         deadline = time.monotonic() + limit_s
         try:
-            _write(self.calls, _LENGTH.pack(len(data)) + data)
+            protocol.write_all(self.calls, _LENGTH.pack(len(data)) + data)
             answer = b""
             while len(answer) < _NUMBER.size:
                 remaining_s = deadline - time.monotonic()
@@ -90,9 +90,7 @@ def renew() -> None:
 
 
 def evaluate(function: Callable[..., float], *arguments: Any) -> float:
-    """The number that the function gives; `EvaluationFailed` where it hangs or dies. The function is named by
-    its module, and its arguments are plain data.
-    """
+    """Its number; `EvaluationFailed` where it hangs or dies. Function and arguments are pickled."""
     global _fork
     if _limit_s is None:
         return float(function(*arguments))
@@ -116,31 +114,13 @@ def _serve(calls: int, numbers: int) -> None:
     """The fork's side: ends with the pipe."""
     try:
         while True:
-            (length,) = _LENGTH.unpack(_read(calls, _LENGTH.size))
-            data = _read(calls, length)
+            (length,) = _LENGTH.unpack(protocol.read_exactly(calls, _LENGTH.size))
+            data = protocol.read_exactly(calls, length)
             with code_guard.trusted():
                 function, arguments = pickle.loads(data)
             refusals = code_guard.num_refused
             value = float(function(*arguments))
-            _write(numbers, _NUMBER.pack(value if code_guard.num_refused == refusals else math.nan))
-    # The pipe ended, or the function raised: the other side sees that there is no number.
-    except BaseException:
+            value = value if code_guard.num_refused == refusals else math.nan
+            protocol.write_all(numbers, _NUMBER.pack(value))
+    finally:  # the pipe ended, or the function raised: the other side sees that there is no number
         os._exit(1)
-    finally:
-        os._exit(1)
-
-
-def _write(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
-
-
-def _read(descriptor: int, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        piece = os.read(descriptor, count - len(data))
-        if not piece:
-            raise EOFError
-        data += piece
-    return data

@@ -134,6 +134,11 @@ def _run_exit_handlers() -> int:
     return 0
 
 
+# What programs import most often; `random` seeds itself anew after every fork.
+_PRELOADED = {
+    "python": "bisect collections functools heapq itertools math re string typing",
+    "sql": "sqlite3",
+}
 _klong: Any = None
 _own_modules: dict[str, types.ModuleType] = {}  # modules that are no business of a program
 
@@ -142,26 +147,16 @@ def preload(runner: str) -> None:
     """Import, once and before any fork, what programs of this kind need."""
     global _klong
     # Held here, so that forgetting them after the fork does not take them apart, page by page.
-    _own_modules.update(
-        {name: it for name, it in sys.modules.items() if name.partition(".")[0] == "whetstone"}
-    )
+    for name, module in sys.modules.items():
+        if name.partition(".")[0] == "whetstone":
+            _own_modules[name] = module
     if runner == "klong":
         from klongpy import KlongInterpreter
 
         _klong = KlongInterpreter()
         _klong("{x+y}(1;2)")
-    elif runner == "sql":
-        import sqlite3  # noqa: F401
-    elif runner == "python":  # what programs import most often; `random` seeds itself anew after every fork
-        import bisect  # noqa: F401
-        import collections  # noqa: F401
-        import functools  # noqa: F401
-        import heapq  # noqa: F401
-        import itertools  # noqa: F401
-        import math  # noqa: F401
-        import re  # noqa: F401
-        import string  # noqa: F401
-        import typing  # noqa: F401
+    for name in _PRELOADED.get(runner, "").split():
+        __import__(name)
 
 
 def _run_klong(source: str, call: tuple[str, list[Any]] | None, after_compile: CompileCallback) -> int:
@@ -170,14 +165,12 @@ def _run_klong(source: str, call: tuple[str, list[Any]] | None, after_compile: C
     if call is None:
         return 0
     function, arguments = call
-    names = []
-    for number, argument in enumerate(arguments):
-        names.append(f"whetArgument{'abcdefgh'[number]}")
-        _klong[names[-1]] = to_klong(argument)
-    value = _klong(f"{function}({';'.join(names)})") if names else _klong(f"{function}()")
+    names = [f"whetArgument{'abcdefgh'[number]}" for number in range(len(arguments))]
+    for name, argument in zip(names, arguments, strict=True):
+        _klong[name] = to_klong(argument)
+    value = _klong(f"{function}({';'.join(names)})")
     sys.stdout.flush()
-    data = f"{VALUE_MARKER}{json.dumps(plain(from_klong(value)))}\n".encode()
-    os.write(1, data)
+    os.write(1, f"{VALUE_MARKER}{json.dumps(plain(from_klong(value)))}\n".encode())
     return 0
 
 
@@ -219,9 +212,7 @@ def from_klong(value: Any) -> Any:
 
 
 def _sql(source: str, call: tuple[str, list[Any]] | None, after_compile: CompileCallback) -> int:
-    """stdin holds the tables, as SQL; the rows of the program's last query are printed, columns joined by
-    |.
-    """
+    """stdin holds the tables, as SQL; prints the rows of the last query, columns joined by |."""
     import sqlite3
 
     after_compile(False)

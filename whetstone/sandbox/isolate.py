@@ -1,8 +1,7 @@
 """Isolates the current process. Scoring workers call this before they score text that a model wrote.
 
-A worker imports what it needs, calls `isolate`, and then serves requests. With namespaces it continues as a
-new process that sees the interpreter's folders read-only and nothing else. With filters it stays in place,
-behind Landlock and seccomp. No network, no writing, no other process, no capabilities.
+With namespaces it continues as a new process that sees the interpreter's folders read-only and nothing else.
+With filters it stays in place, behind Landlock and seccomp. No network, writing, other process, capabilities.
 """
 
 import importlib.util
@@ -14,69 +13,44 @@ import sysconfig
 from collections.abc import Iterable
 
 from whetstone.sandbox import namespaces, restrict, seccomp, syscalls
-from whetstone.sandbox.layers import other_user, threads_of_user
-from whetstone.sandbox.restrict import Restrictions
+from whetstone.sandbox.layers import DEVICES, layer_names, make_restrictions, other_user
 
-_DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 _PROCESSES = 4  # this one, its forks
 
 
 def isolate(kind: str, packages: Iterable[str], *, memory_mb: int, user_number: int) -> tuple[str, ...]:
-    """Go as far in as `kind` says ("namespaces", "filters", "limits"); which layers that gave. `packages` are
-    importable afterwards too. Raises `OSError` where the machine does not allow it.
-    """
-    visible = visible_folders(packages)
+    """Enter the layers of `kind` and name them; `packages` stay importable. `OSError` where not allowed."""
     if kind == "limits":
-        _limit(memory_mb, resource.RLIM_INFINITY)
+        _limit(memory_mb)
         return ("rlimits",)
     if not seccomp.is_supported():
         raise OSError(38, "this machine does not support seccomp")
-    landlock = syscalls.landlock_version()
-    layers: list[str] = []
+    visible, landlock = visible_folders(packages), syscalls.landlock_version()
     has_namespaces = kind == "namespaces"
     if has_namespaces:
-        info = namespaces.enter(visible, _hidden(visible), 1, user_number, None)
-        user, elsewhere = info.user, 0
-        layers.append("namespaces")
+        # Our own package, where it is installed among the others, holds answers.
+        package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        hidden = [package] if any(package.startswith(folder + os.sep) for folder in visible) else []
+        user = namespaces.enter(visible, hidden, 1, user_number, None).user
     else:
         user = other_user(visible, landlock, user_number)
-        elsewhere = 0 if user is not None else threads_of_user()
-    restrictions = Restrictions(
-        user=user,
-        has_pid_namespace=has_namespaces,
-        landlock=landlock,
-        seccomp=True,
-        readable=(
-            *namespaces.SYSTEM,
-            *namespaces.SYSTEM_FILES,
-            *visible,
-            *(("/proc", "/etc") if has_namespaces else ()),
-        ),
-        writable=_DEVICES,
-        other_processes=elsewhere,
-        already_applied=False,
-        supervisor_address_space=0,
-    )
-    _limit(memory_mb, _PROCESSES + elsewhere)
+    readable = (*visible, "/proc", "/etc") if has_namespaces else visible
+    restrictions = make_restrictions(user, landlock, True, readable, DEVICES, has_namespaces=has_namespaces)
+    _limit(memory_mb, _PROCESSES + restrictions.other_processes)
     if user is None:
         syscalls.drop_capabilities()
     else:
         restrict.drop_groups(user)
         os.setresuid(user, user, user)
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of user has cleared it
-    restrict.apply_irrevocable(restrictions, restrictions.writable)
-    layers += [f"Landlock {landlock}"] if landlock else []
-    return (*layers, "seccomp", *(("a user of its own",) if user is not None else ()), "rlimits")
+    restrict.apply_irrevocable(restrictions)
+    return (*(("namespaces",) if has_namespaces else ()), *layer_names(restrictions))
 
 
 def visible_folders(packages: Iterable[str]) -> tuple[str, ...]:
     """The folders of the interpreter's own library and of the packages that are named."""
     paths = sysconfig.get_paths()
-    folders = [
-        sys.base_prefix,
-        os.path.realpath(sys.base_prefix),
-        *(paths[key] for key in ("purelib", "platlib")),
-    ]
+    folders = [sys.base_prefix, os.path.realpath(sys.base_prefix), paths["purelib"], paths["platlib"]]
     for name in packages:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.origin:
@@ -84,20 +58,11 @@ def visible_folders(packages: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(folders))
 
 
-def _hidden(visible: Iterable[str]) -> list[str]:
-    """Our own package, where it is installed among the others: it holds answers."""
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    return [package] if any(package.startswith(folder + os.sep) for folder in visible) else []
-
-
-def _limit(memory_mb: int, processes: int) -> None:
-    rlimits = {
-        resource.RLIMIT_CORE: (0, 0),
-        resource.RLIMIT_NOFILE: (256, 256),
-        resource.RLIMIT_FSIZE: (0, 0),
-    }
+def _limit(memory_mb: int, processes: int | None = None) -> None:
+    rlimits = {resource.RLIMIT_CORE: (0, 0), resource.RLIMIT_FSIZE: (0, 0)}
+    rlimits[resource.RLIMIT_NOFILE] = (256, 256)
     if sys.platform == "linux":  # macOS does not know this limit
         rlimits[resource.RLIMIT_AS] = (memory_mb << 20, memory_mb << 20)
-    if processes != resource.RLIM_INFINITY:
+    if processes is not None:
         rlimits[resource.RLIMIT_NPROC] = (processes, processes)
     restrict.set_limits(rlimits)

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -29,17 +29,21 @@ class Language:
     name: str
     title: str
     fences: tuple[str, ...]  # what stands behind ``` in a model's answer
-    runner: str
+    runner: str = "exec"
     file: str
     install_hint: str
-    compilers: tuple[tuple[str, ...], ...] = ()  # the quickest first; the next where it fails
-    command: tuple[str, ...] = ()
+    compilers: tuple[str, ...] = ()  # the quickest first; the next where it fails
+    command: str = "{build_dir}/main"
     print_call: Callable[[str, tuple[Any, ...]], str] | None = None  # code that prints a call's value
-    takes_code: bool = True  # tests may put code behind the program
     syntax_error: str | None = None  # what stderr says where the program could not be read at all
     has_booleans: bool = True  # its truth values are not just 1 and 0
     limit_address_space: bool = True
     environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def takes_code(self) -> bool:
+        """Whether tests may put code behind the program."""
+        return not self.compilers and self.runner != "sql"
 
     @property
     def takes_calls(self) -> bool:
@@ -48,9 +52,8 @@ class Language:
 
 def _print_javascript(function: str, arguments: tuple[Any, ...]) -> str:
     args = ", ".join(json.dumps(argument) for argument in arguments)
-    return (
-        f"\n;process.stdout.write({json.dumps(VALUE_MARKER)} + JSON.stringify({function}({args})) + '\\n');\n"
-    )
+    value = f"JSON.stringify({function}({args}))"
+    return f"\n;process.stdout.write({json.dumps(VALUE_MARKER)} + {value} + '\\n');\n"
 
 
 def q_literal(value: Any) -> str:
@@ -80,9 +83,7 @@ def q_literal(value: Any) -> str:
         keys = "`" + "`".join(str(key) for key in value)
         entries = ";".join(q_literal(entry) for entry in value.values())
         return f"((enlist {keys})!enlist {entries})" if len(value) == 1 else f"({keys}!({entries}))"
-    raise UserError(
-        f"A test holds {value!r}, which q has no way to write: use numbers, text, lists and dictionaries."
-    )
+    raise UserError(f"A test holds {value!r}, which q cannot write: use numbers, text, lists, dictionaries.")
 
 
 def _print_q(function: str, arguments: tuple[Any, ...]) -> str:
@@ -91,7 +92,6 @@ def _print_q(function: str, arguments: tuple[Any, ...]) -> str:
     return f'\n-1 "{mark}",.j.j {function}[{args}];\n'
 
 
-_RUST = "https://rustup.rs"
 LANGUAGES: dict[str, Language] = {
     language.name: language
     for language in (
@@ -116,11 +116,10 @@ LANGUAGES: dict[str, Language] = {
             name="q",
             title="q (kdb+)",
             fences=("q", "kdb", "kdb+"),
-            runner="exec",
             file="main.q",
             install_hint="install kdb+ from kx.com (the personal edition is free) and put `q` on the PATH, "
             "or pip install pykx and set up its licence: PyKX without a licence can't evaluate q",
-            command=("q", "main.q", "-q"),
+            command="q main.q -q",
             print_call=_print_q,
             environment={"QINIT": "/dev/null"},
         ),
@@ -132,16 +131,14 @@ LANGUAGES: dict[str, Language] = {
             file="main.sql",
             install_hint="Python's sqlite3 module, which most builds of Python have",
             syntax_error=r"OperationalError: near |incomplete input|syntax error",
-            takes_code=False,
         ),
         Language(
             name="javascript",
             title="JavaScript",
             fences=("javascript", "js", "node"),
-            runner="exec",
             file="main.js",
             install_hint="install node (apt install nodejs)",
-            command=("node", "--max-old-space-size=256", "main.js"),
+            command="node --max-old-space-size=256 main.js",
             print_call=_print_javascript,
             syntax_error=r"^SyntaxError:",
             limit_address_space=False,
@@ -151,81 +148,53 @@ LANGUAGES: dict[str, Language] = {
             name="bash",
             title="Bash",
             fences=("bash", "sh", "shell"),
-            runner="exec",
             file="main.sh",
             install_hint="install bash",
-            command=("bash", "main.sh"),
+            command="bash main.sh",
             syntax_error=r"syntax error",
         ),
         Language(
             name="c",
             title="C",
             fences=("c",),
-            runner="exec",
             file="main.c",
             install_hint="install gcc, clang or tcc (apt install gcc)",
             compilers=(
-                ("tcc", "-o", "main", "main.c", "-lm"),
-                ("gcc", "-O2", "-w", "-o", "main", "main.c", "-lm"),
-                ("clang", "-O2", "-w", "-o", "main", "main.c", "-lm"),
+                "tcc -o main main.c -lm",
+                "gcc -O2 -w -o main main.c -lm",
+                "clang -O2 -w -o main main.c -lm",
             ),
-            command=("{build_dir}/main",),
-            takes_code=False,
         ),
         Language(
             name="cpp",
             title="C++",
             fences=("cpp", "c++", "cxx"),
-            runner="exec",
             file="main.cpp",
             install_hint="install g++ or clang++ (apt install g++)",
             compilers=(
-                ("g++", "-O1", "-w", "-std=c++17", "-o", "main", "main.cpp"),
-                ("clang++", "-O1", "-w", "-std=c++17", "-o", "main", "main.cpp"),
+                "g++ -O1 -w -std=c++17 -o main main.cpp",
+                "clang++ -O1 -w -std=c++17 -o main main.cpp",
             ),
-            command=("{build_dir}/main",),
-            takes_code=False,
         ),
         Language(
             name="rust",
             title="Rust",
             fences=("rust", "rs"),
-            runner="exec",
             file="main.rs",
-            install_hint=f"install rustc ({_RUST}) and a C compiler to link with",
-            compilers=(("rustc", "-O", "--edition=2021", "-Awarnings", "-o", "main", "main.rs"),),
-            command=("{build_dir}/main",),
-            takes_code=False,
+            install_hint="install rustc (https://rustup.rs) and a C compiler to link with",
+            compilers=("rustc -O --edition=2021 -Awarnings -o main main.rs",),
         ),
         Language(
             name="java",
             title="Java (class Main)",
             fences=("java",),
-            runner="exec",
             file="Main.java",
             install_hint="install a JDK (apt install default-jdk-headless)",
             compilers=(
-                (
-                    "javac",
-                    "-J-XX:TieredStopAtLevel=1",
-                    "-J-XX:-UsePerfData",
-                    "-J-Xshare:auto",
-                    "-proc:none",
-                    "Main.java",
-                ),
+                "javac -J-XX:TieredStopAtLevel=1 -J-XX:-UsePerfData -J-Xshare:auto -proc:none Main.java",
             ),
-            command=(
-                "java",
-                "-XX:TieredStopAtLevel=1",
-                "-XX:-UsePerfData",
-                "-XX:+UseSerialGC",
-                "-Xmx256m",
-                "-Xshare:auto",
-                "-cp",
-                "{build_dir}",
-                "Main",
-            ),
-            takes_code=False,
+            command="java -XX:TieredStopAtLevel=1 -XX:-UsePerfData -XX:+UseSerialGC -Xmx256m -Xshare:auto "
+            "-cp {build_dir} Main",
             limit_address_space=False,
         ),
     )
@@ -272,7 +241,7 @@ def tools(name: str) -> Tools:
         packages = _package_folders("klongpy", "numpy") if row.runner == "klong" else ()
         return Tools(compilers=(), command=(), visible=(*_python_folders(), *packages))
     compilers = tuple(resolved for entry in row.compilers if (resolved := _resolve(entry)) is not None)
-    command = row.command if row.command[0].startswith("{") else _resolve(row.command)
+    command = _resolve(row.command)
     environment: dict[str, str] = {}
     visible = [folder for argv in (*compilers, command) if argv for folder in _home(argv[0])]
     if name == "q":
@@ -293,15 +262,18 @@ def tools(name: str) -> Tools:
     )
 
 
-def _resolve(command: tuple[str, ...]) -> tuple[str, ...] | None:
-    path = shutil.which(command[0])
+def _resolve(command: str) -> tuple[str, ...] | None:
+    program, *options = command.split()
+    if program.startswith("{build_dir}"):
+        return (program,)
+    path = shutil.which(program)
     if path is None:
         return None
-    if command[0] == "rustc":  # rustup's is only a door, which looks for the real one in the home folder
+    if program == "rustc":  # rustup's is only a door, which looks for the real one in the home folder
         sysroot = subprocess.run([path, "--print", "sysroot"], capture_output=True, text=True, check=False)
         real = os.path.join(sysroot.stdout.strip(), "bin", "rustc")
         path = real if os.path.exists(real) else path
-    return (os.path.realpath(path) if command[0] in ("java", "javac") else path, *command[1:])
+    return (os.path.realpath(path) if program in ("java", "javac") else path, *options)
 
 
 def _home(program: str) -> list[str]:
@@ -339,7 +311,6 @@ def _package_folders(*names: str) -> tuple[str, ...]:
 
 
 def job_of(program: Program, limits: Limits) -> Job:
-    """The job of a supervisor for a program."""
     row, here = LANGUAGES[program.language], tools(program.language)
     inputs = []
     for run_input in program.inputs:
@@ -360,10 +331,9 @@ def job_of(program: Program, limits: Limits) -> Job:
         runner=row.runner,
         file=row.file,
         inputs=tuple(inputs),
-        limits=limits,
+        limits=replace(limits, limit_address_space=row.limit_address_space),
         compilers=here.compilers,
         command=here.command,
-        limit_address_space=row.limit_address_space,
         environment={**row.environment, **dict(here.environment)},
     )
 

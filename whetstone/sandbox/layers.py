@@ -1,8 +1,7 @@
 """Enters the sandbox at the requested isolation level and describes it as a `SandboxEnv`.
 
-`namespaces`: new namespaces and a new root (`namespaces.py`). `filters` and `limits`: a folder, with the
-restrictions of `restrict.py`. Raises `OSError` where the machine does not allow the level; the pool then
-tries the next one.
+`namespaces`: new namespaces and a new root. `filters` and `limits`: a folder, with the restrictions of
+`restrict.py`. Raises `OSError` where the machine does not allow the level; the pool then tries the next one.
 """
 
 import contextlib
@@ -15,6 +14,8 @@ from typing import Any, NoReturn
 
 from whetstone.sandbox import namespaces, restrict, seccomp, syscalls
 from whetstone.sandbox.restrict import Restrictions
+
+DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +32,7 @@ class SandboxEnv:
 
 
 def enter_sandbox(settings: dict[str, Any], outside: Callable[[int], NoReturn]) -> SandboxEnv:
-    """Enter the isolation level `settings["kind"]`; returns in a new process. The present one calls
-    `outside(child)` and never returns.
-    """
+    """Enter `settings["kind"]` and return in a new process; the present one ends in `outside(child)`."""
     landlock = 0 if "landlock" in settings["without"] else syscalls.landlock_version()
     has_namespaces = settings["kind"] == "namespaces"
     if has_namespaces:
@@ -45,7 +44,7 @@ def enter_sandbox(settings: dict[str, Any], outside: Callable[[int], NoReturn]) 
         if env.restrictions.user is not None:
             restrict.drop_groups(env.restrictions.user)
         # Children inherit these restrictions, so that none of them has to apply its own.
-        restrict.apply_irrevocable(env.restrictions, env.restrictions.writable)
+        restrict.apply_irrevocable(env.restrictions)
     return env
 
 
@@ -53,22 +52,16 @@ def _enter_namespaces(
     settings: dict[str, Any], landlock: int, outside: Callable[[int], NoReturn]
 ) -> SandboxEnv:
     helper = _content(settings["spawn_helper"])
-    info = namespaces.enter(
-        settings["visible"],
-        settings["hidden"],
-        settings["disk_mb"],
-        settings["outside_user"],
-        helper,
-        outside,
-    )
+    visible, hidden, disk_mb = settings["visible"], settings["hidden"], settings["disk_mb"]
+    info = namespaces.enter(visible, hidden, disk_mb, settings["outside_user"], helper, outside)
     spaces = "process, mount, network, ipc, host name" + (", user" if info.has_user_namespace else "")
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)  # a program of the same user can't look into us
-    restrictions = _restrictions(
+    restrictions = make_restrictions(
         info.user,
         landlock,
         seccomp.is_supported(),
-        (*settings["visible"], namespaces.BUILD_DIR, "/proc", "/etc", namespaces.SPAWN_HELPER),
-        namespaces.WORK_PARENT,
+        (*visible, namespaces.BUILD_DIR, "/proc", "/etc", namespaces.SPAWN_HELPER),
+        (namespaces.WORK_PARENT, *DEVICES, "/dev/full"),
         has_namespaces=True,
     )
     return SandboxEnv(
@@ -76,7 +69,7 @@ def _enter_namespaces(
         work_dir=namespaces.WORK_DIR,
         build_dir=namespaces.BUILD_DIR,
         restrictions=restrictions,
-        layers=(f"namespaces ({spaces})", "read-only root", *_layer_names(restrictions)),
+        layers=(f"namespaces ({spaces})", "read-only root", *layer_names(restrictions)),
         has_proc=info.has_proc,
         spawn_helper=namespaces.SPAWN_HELPER if helper is not None else None,
     )
@@ -95,26 +88,31 @@ def _enter_folder(settings: dict[str, Any], landlock: int, outside: Callable[[in
     if settings["kind"] == "limits":
         landlock, has_seccomp = 0, False
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)  # a program of the same user can't look into us
-    restrictions = _restrictions(
-        user, landlock, has_seccomp, (*settings["visible"], build_dir), parent, has_namespaces=False
+    restrictions = make_restrictions(
+        user,
+        landlock,
+        has_seccomp,
+        (*settings["visible"], build_dir),
+        (parent, *DEVICES, "/dev/full"),
+        has_namespaces=False,
     )
     return SandboxEnv(
         parent=parent,
         work_dir=os.path.join(parent, "home"),
         build_dir=build_dir,
         restrictions=restrictions,
-        layers=_layer_names(restrictions),
+        layers=layer_names(restrictions),
         has_proc=True,
         spawn_helper=None,
     )
 
 
-def _restrictions(
+def make_restrictions(
     user: int | None,
     landlock: int,
     has_seccomp: bool,
-    readable: tuple[str, ...],
-    parent: str,
+    readable: Sequence[str],
+    writable: Sequence[str],
     *,
     has_namespaces: bool,
 ) -> Restrictions:
@@ -124,14 +122,13 @@ def _restrictions(
         landlock=landlock,
         seccomp=has_seccomp,
         readable=(*namespaces.SYSTEM, *namespaces.SYSTEM_FILES, *readable),
-        writable=(parent, "/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"),
+        writable=tuple(writable),
         other_processes=0 if has_namespaces or user is not None else threads_of_user(),
-        already_applied=has_namespaces,
         supervisor_address_space=_address_space(),
     )
 
 
-def _layer_names(restrictions: Restrictions) -> tuple[str, ...]:
+def layer_names(restrictions: Restrictions) -> tuple[str, ...]:
     names = [f"Landlock {restrictions.landlock}"] if restrictions.landlock else []
     names += ["seccomp"] if restrictions.seccomp else []
     names += ["a user of its own"] if restrictions.user is not None else []
@@ -148,18 +145,14 @@ def _content(descriptor: int | None) -> bytes | None:
 
 
 def other_user(visible: Sequence[str], landlock: int, user_number: int) -> int | None:
-    """The user that programs become without a namespace: only root can choose, and only one who can still
-    reach the interpreter.
-    """
+    """The user that programs become without a namespace: root's choice, one who can reach the interpreter."""
     if os.geteuid() != 0:
         return None
     for path in visible:
         while path != "/":
             if os.path.exists(path) and not os.stat(path).st_mode & stat.S_IXOTH:
                 if not landlock:
-                    raise OSError(
-                        13, f"{path} is closed to other users, so programs would have to run as root"
-                    )
+                    raise OSError(13, f"{path} is closed to other users: programs would have to run as root")
                 return None
             path = os.path.dirname(path)
     return user_number

@@ -1,29 +1,16 @@
-"""Monitors a running program: reads its output and checks the wall clock and the memory of all its processes.
-
-Kills nothing: the zygote does.
-"""
+"""Monitors a running program: output, wall clock, memory of all its processes. The zygote kills."""
 
 import os
 import resource
 import select
 import time
-from dataclasses import dataclass
 
 from whetstone.sandbox.layers import SandboxEnv
-from whetstone.sandbox.restrict import RunLimits
+from whetstone.sandbox.program import Limits
 
 _MEMORY_POLL_S = 0.05  # between two looks at the memory of all processes of a program
 _CHUNK = 1 << 16
 _FAST_EXIT_MS = 20
-
-
-@dataclass(frozen=True, kw_only=True)
-class HostInfo:
-    """What a supervisor knows of its environment."""
-
-    env: SandboxEnv
-    channel: int  # to the pool
-    zygote: int  # as /proc shows it
 
 
 class PoolClosed(Exception):
@@ -33,14 +20,14 @@ class PoolClosed(Exception):
 class Monitor:
     """Reads what a program prints, and looks at its time and memory."""
 
-    def __init__(self, host: HostInfo, pipes: list[int], run_limits: RunLimits, max_output: int) -> None:
+    def __init__(self, env: SandboxEnv, zygote: int, channel: int, pipes: list[int], limits: Limits) -> None:
+        """`zygote`: its process as /proc shows it. `channel`: to the pool."""
         self.outputs = [b"" for _ in pipes]
         self.timed_out = False
         self.exceeded_limit: str | None = None
-        self.peak_memory = 0
-        self._host, self._pipes = host, pipes
-        self._max_memory = run_limits.memory_mb << 20
-        self._limits = [max_output, max_output, 1]
+        self._env, self._zygote, self._channel, self._pipes = env, zygote, channel, pipes
+        self._max_memory = limits.memory_mb << 20
+        self._max_output = [limits.output_kb << 10, limits.output_kb << 10, 1]
         for pipe in pipes:
             os.set_blocking(pipe, False)
 
@@ -54,7 +41,7 @@ class Monitor:
             return
         for pipe in self._pipes:
             poll.register(pipe, select.POLLIN)
-        poll.register(self._host.channel, 0)  # tells only that the other side has hung up
+        poll.register(self._channel, 0)  # tells only that the other side has hung up
         next_check = time.monotonic() + _MEMORY_POLL_S
         try:
             while True:
@@ -65,7 +52,7 @@ class Monitor:
                 for pipe, event in poll.poll(max(1, int(1000 * (min(deadline, next_check) - now)) + 1)):
                     if pipe == exited:
                         return
-                    if pipe == self._host.channel:
+                    if pipe == self._channel:
                         raise PoolClosed
                     if event & select.POLLIN:
                         self._read(self._pipes.index(pipe))
@@ -90,7 +77,7 @@ class Monitor:
             piece = os.read(self._pipes[number], _CHUNK)
         except BlockingIOError:
             return False
-        space = self._limits[number] - len(self.outputs[number])
+        space = self._max_output[number] - len(self.outputs[number])
         self.outputs[number] += piece[:space]
         if len(piece) > space:
             self.exceeded_limit = self.exceeded_limit or "output"
@@ -98,11 +85,8 @@ class Monitor:
         return bool(piece)
 
     def _check_memory(self) -> None:
-        host = self._host
-        processes = descendants(host.env, host.zygote) if host.env.has_proc else []
-        memory = sum(_memory_of(process) for process in processes)
-        self.peak_memory = max(self.peak_memory, memory)
-        if memory > self._max_memory:
+        processes = descendants(self._env, self._zygote) if self._env.has_proc else []
+        if sum(map(_memory_of, processes)) > self._max_memory:
             self.exceeded_limit = "memory"
 
 

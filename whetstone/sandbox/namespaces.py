@@ -13,23 +13,12 @@ from typing import NoReturn
 from whetstone.sandbox import syscalls
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
-SYSTEM_FILES = (
-    "/etc/ld.so.cache",
-    "/etc/ld.so.conf",
-    "/etc/ld.so.conf.d",
-    "/etc/alternatives",
-    "/etc/localtime",
+SYSTEM_FILES = tuple(
+    f"/etc/{name}" for name in ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "localtime")
 )
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 # Where the new root can be assembled, hidden from others.
 _MOUNT_POINTS = ("/mnt", "/media", "/srv", "/sys")
-_NAMESPACES = (
-    syscalls.CLONE_NEWNS
-    | syscalls.CLONE_NEWPID
-    | syscalls.CLONE_NEWNET
-    | syscalls.CLONE_NEWIPC
-    | syscalls.CLONE_NEWUTS
-)
 WORK_PARENT, BUILD_DIR, SPAWN_HELPER = "/box", "/built", "/start"
 WORK_DIR = f"{WORK_PARENT}/home"  # created for every run: nothing of the previous run is left
 PROGRAM_USER = 1  # inside the user namespace of a supervisor that root started
@@ -37,8 +26,6 @@ PROGRAM_USER = 1  # inside the user namespace of a supervisor that root started
 
 @dataclass(frozen=True, kw_only=True)
 class NamespaceInfo:
-    """What `enter` obtained from the kernel."""
-
     user: int | None  # the user that programs become
     has_user_namespace: bool
     has_proc: bool
@@ -82,7 +69,7 @@ def _unshare(is_root: bool, outside_user: int) -> bool:
     """New namespaces, with a new user namespace if that is allowed; root may do without one."""
     user, group, own_pid = os.geteuid(), os.getegid(), os.getpid()
     if not is_root:
-        syscalls.unshare(_NAMESPACES | syscalls.CLONE_NEWUSER)
+        syscalls.unshare(syscalls.NEW_NAMESPACES | syscalls.CLONE_NEWUSER)
         _write("/proc/self/setgroups", "deny")
         _write("/proc/self/uid_map", f"1000 {user} 1")
         _write("/proc/self/gid_map", f"1000 {group} 1")
@@ -106,7 +93,7 @@ def _unshare(is_root: bool, outside_user: int) -> bool:
     except OSError:
         os.close(notify)
         os.waitpid(mapper, 0)
-        syscalls.unshare(_NAMESPACES)
+        syscalls.unshare(syscalls.NEW_NAMESPACES)
         return False
     os.write(notify, b"1")
     os.close(notify)
@@ -115,7 +102,7 @@ def _unshare(is_root: bool, outside_user: int) -> bool:
         raise OSError(1, "the users of a new namespace could not be written")
     os.setresgid(0, 0, 0)
     os.setresuid(0, 0, 0)
-    syscalls.unshare(_NAMESPACES)
+    syscalls.unshare(syscalls.NEW_NAMESPACES)
     return True
 
 

@@ -1,8 +1,7 @@
-"""Runs programs on warm supervisor processes: `run(program, limits)` for one, `LocalPool` for many.
+"""Runs programs on warm supervisor processes, one per language. Each scoring process has its own pool.
 
 The pool tries isolation levels from strong to weak and keeps the first that works; `layers` and `statement`
-describe it. A supervisor serves one program at a time; one that dies or does not answer is replaced. Expected
-values never come here. Pools are not shared: each scoring process has its own, one supervisor per language.
+describe it. A supervisor that dies or does not answer is replaced. Expected values never come here.
 """
 
 import atexit
@@ -13,14 +12,14 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
+from dataclasses import replace
 from functools import cache
 from typing import Any, Protocol
 
 from whetstone.errors import UserError
 from whetstone.sandbox import cgroup, protocol, spawn_helper
 from whetstone.sandbox.languages import LANGUAGES, is_syntax_error, job_of, tools
-from whetstone.sandbox.program import Job, Limits, Outcome, Program, Result
+from whetstone.sandbox.program import LOST, Limits, Outcome, Program, Result
 
 KINDS = ("namespaces", "filters", "limits")  # strongest first
 MISSING = {
@@ -33,6 +32,7 @@ MISSING = {
 }
 _GRACE_S = 15.0  # beyond its limits, before a supervisor counts as dead
 _START_S = 60.0
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _FIRST_USER = 0x30000000  # numbers that no system gives to a person
 _user_numbers = iter(range(1 << 30))
 
@@ -65,7 +65,6 @@ class SupervisorProcess:
                 os.chmod(os.path.join(self.folder, name), 0o755)
         own_end, other_end = socket.socketpair()
         helper = spawn_helper.descriptor() if runner == "exec" and kind == "namespaces" else None
-        package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-s", "-m", "whetstone.sandbox.supervisor", str(other_end.fileno())],
             pass_fds=[other_end.fileno(), *([] if helper is None else [helper])],
@@ -73,21 +72,22 @@ class SupervisorProcess:
             stdout=subprocess.DEVNULL,
             cwd="/",
             start_new_session=True,  # Ctrl-C in the terminal is the pool's business
-            env=_clean_environment(package),
+            env=_clean_environment(),
         )
         other_end.close()
         self._socket = own_end
         memory_mb = max(limits.memory_mb, limits.compile_memory_mb) + 2 * limits.disk_mb + 256
-        self.cgroup = None
-        if "cgroup" not in without:
-            self.cgroup = cgroup.join(self.process.pid, memory_mb, limits.processes + 96)
+        self.cgroup = (
+            None if "cgroup" in without else cgroup.join(self.process.pid, memory_mb, limits.processes + 96)
+        )
         settings = {
             "kind": kind,
             "runner": runner,
             "without": without,
             "folder": self.folder,
             "visible": tools(language).visible,
-            "hidden": _hidden(),
+            # Covered where they lie beneath visible ones: our package, with its answers, and where we work.
+            "hidden": [_PACKAGE, os.path.join(os.path.dirname(_PACKAGE), "config"), os.getcwd()],
             "disk_mb": limits.disk_mb + 1,
             "spawn_helper": helper,
             "outside_user": free_user_number(),
@@ -125,11 +125,11 @@ class SupervisorProcess:
             self.cgroup = None
 
 
-def _clean_environment(package: str) -> dict[str, str]:
+def _clean_environment() -> dict[str, str]:
     return {
         "PATH": "/usr/local/bin:/usr/bin:/bin",
         "LANG": "C.UTF-8",
-        "PYTHONPATH": package,
+        "PYTHONPATH": os.path.dirname(_PACKAGE),
         "PYTHONHASHSEED": "0",  # sets of text come in the same order every time
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONIOENCODING": "utf-8:replace",
@@ -138,65 +138,58 @@ def _clean_environment(package: str) -> dict[str, str]:
     }
 
 
-def _hidden() -> list[str]:
-    """Folders that are covered where they lie beneath a visible one: our own, with its answers, and where we
-    work.
-    """
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    return [package, os.path.join(os.path.dirname(package), "config"), os.getcwd()]
-
-
 class LocalPool:
-    """At most `size` programs at a time, on this machine; usable from several threads."""
+    """Runs one program at a time on this machine."""
 
     def __init__(
-        self,
-        *,
-        isolation: str = "auto",
-        size: int = 1,
-        limits: Limits | None = None,
-        without: tuple[str, ...] = (),
+        self, *, isolation: str = "auto", limits: Limits | None = None, without: tuple[str, ...] = ()
     ) -> None:
         """`without`: layers to leave out ("landlock", "cgroup"), to see what the others hold."""
         assert isolation in ("auto", *KINDS), isolation
         if sys.platform != "linux":
-            raise UserError(
-                "Programs can only be run safely on Linux, by its namespaces and seccomp: use a Linux "
-                "machine or container."
-            )
+            raise UserError("Programs can only be run safely on Linux: use a Linux machine or container.")
         self._without = without
         self.kind: str | None = None if isolation == "auto" else isolation
         self.layers: tuple[str, ...] = ()
         self._failures: list[str] = []  # what stronger kinds said
         self._limits = limits or Limits()
-        self._idle: dict[str, list[SupervisorProcess]] = {}
-        self._lock = threading.Lock()
-        self._slots = threading.BoundedSemaphore(size)
+        self._supervisors: dict[str, SupervisorProcess] = {}  # by language
         atexit.register(self.close)
 
     def run(self, program: Program, limits: Limits | None = None) -> Outcome:
         """Every run of the program, each in a process of its own."""
         limits = limits or self._limits
         job = job_of(program, limits)
-        with self._slots:
-            for _ in range(2):
-                supervisor = self._acquire(program.language)
-                try:
-                    patience = limits.total_seconds + limits.seconds + limits.compile_seconds + _GRACE_S
-                    answer = supervisor.request(job.plain(), patience)
-                except (EOFError, TimeoutError, OSError):
-                    supervisor.close()
-                    continue
-                with self._lock:
-                    self._idle.setdefault(program.language, []).append(supervisor)
-                return _outcome(program.language, answer, job)
-        return Outcome(results=(lost_result(),) * len(program.inputs))
+        patience_s = limits.total_seconds + limits.seconds + limits.compile_seconds + _GRACE_S
+        for _ in range(2):
+            self.start(program.language)
+            try:
+                answer = self._supervisors[program.language].request(job.plain(), patience_s)
+            except (EOFError, TimeoutError, OSError):
+                self._supervisors.pop(program.language).close()
+                continue
+            assert len(answer["results"]) == len(job.inputs)
+            results = (_with_syntax_error(Result(**entry), program.language) for entry in answer["results"])
+            return Outcome(results=tuple(results))
+        return Outcome(results=(LOST,) * len(program.inputs))
 
     def start(self, language: str) -> None:
-        """Start a supervisor and determine the isolation level."""
-        supervisor = self._acquire(language)
-        with self._lock:
-            self._idle.setdefault(language, []).append(supervisor)
+        """Start the supervisor of a language; the first one determines the isolation level."""
+        if language in self._supervisors:
+            return
+        for kind in (self.kind,) if self.kind else KINDS[:-1]:
+            try:
+                supervisor = SupervisorProcess(kind, language, self._limits, self._without)
+            except IsolationUnavailable as error:
+                self._failures.append(f"{kind}: {error}")
+                continue
+            self.kind, self.layers = kind, supervisor.layers
+            self._supervisors[language] = supervisor
+            return
+        raise UserError(
+            f"No safe way to run programs was found on this machine ({'; '.join(self._failures)}): allow "
+            "user namespaces or seccomp, or accept the risk with sandbox_isolation: limits."
+        )
 
     @property
     def statement(self) -> str:
@@ -212,11 +205,8 @@ class LocalPool:
 
     def close(self) -> None:
         """End all supervisors. May be called twice."""
-        with self._lock:
-            supervisors = [supervisor for idle in self._idle.values() for supervisor in idle]
-            self._idle.clear()
-        for supervisor in supervisors:
-            supervisor.close()
+        while self._supervisors:
+            self._supervisors.popitem()[1].close()
 
     def __enter__(self) -> "LocalPool":
         return self
@@ -225,48 +215,10 @@ class LocalPool:
         self.close()
         atexit.unregister(self.close)
 
-    def _acquire(self, language: str) -> SupervisorProcess:
-        with self._lock:
-            if self._idle.get(language):
-                return self._idle[language].pop()
-        kinds = (self.kind,) if self.kind else KINDS[:-1]
-        for kind in kinds:
-            try:
-                supervisor = SupervisorProcess(kind, language, self._limits, self._without)
-            except IsolationUnavailable as error:
-                self._failures.append(f"{kind}: {error}")
-                continue
-            self.kind, self.layers = kind, supervisor.layers
-            return supervisor
-        raise UserError(
-            f"No safe way to run programs was found on this machine ({'; '.join(self._failures)}): allow "
-            "user namespaces or seccomp, or accept the risk with sandbox_isolation: limits."
-        )
 
-
-def _outcome(language: str, answer: Any, job: Job) -> Outcome:
-    results = [Result(**entry) for entry in answer["results"]]
-    marked = [
-        Result(**{**vars(result), "compile_error": True})
-        if result.outcome == "crash" and is_syntax_error(language, result.stderr)
-        else result
-        for result in results
-    ]
-    assert len(marked) == len(job.inputs)
-    return Outcome(results=tuple(marked), compile_s=answer["compile_s"])
-
-
-def lost_result() -> Result:
-    return Result(
-        exit_code=None,
-        signal=None,
-        stdout="",
-        stderr="the sandbox died or did not answer, twice",
-        timed_out=False,
-        exceeded_limit=None,
-        seconds=0.0,
-        peak_memory_mb=0.0,
-    )
+def _with_syntax_error(result: Result, language: str) -> Result:
+    is_error = result.outcome == "crash" and is_syntax_error(language, result.stderr)
+    return replace(result, compile_error=True) if is_error else result
 
 
 def free_user_number() -> int:
@@ -275,7 +227,7 @@ def free_user_number() -> int:
 
 
 @cache
-def strongest_kind(isolation: str = "auto") -> str:
+def strongest_kind(isolation: str) -> str:
     """The kind of isolation that works on this machine, found by trying; `UserError` where none does."""
     if isolation == "limits":
         return "limits"
@@ -288,13 +240,8 @@ def strongest_kind(isolation: str = "auto") -> str:
 _shared: dict[str, LocalPool] = {}
 
 
-def shared_pool(isolation: str = "auto", limits: Limits | None = None) -> LocalPool:
-    """This process's own pool of one program at a time; it ends with the process."""
+def shared_pool(isolation: str) -> LocalPool:
+    """This process's own pool; it ends with the process."""
     if isolation not in _shared:
-        _shared[isolation] = LocalPool(isolation=isolation, limits=limits)
+        _shared[isolation] = LocalPool(isolation=isolation)
     return _shared[isolation]
-
-
-def run(program: Program, limits: Limits | None = None) -> Outcome:
-    """Run one program in this process's own pool."""
-    return shared_pool().run(program, limits)

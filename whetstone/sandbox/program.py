@@ -22,13 +22,12 @@ class Limits:
     processes: int = 32  # and threads
     compile_seconds: float = 20.0
     compile_memory_mb: int = 1536
-    total_seconds: float = 60.0  # for the compilation and all runs together; later ones are not begun
+    total_seconds: float = 60.0  # for the compilation and all runs together; later ones are not started
+    limit_address_space: bool = True  # off for those who reserve far more than they use (node, java)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Input:
-    """One run: what is read, and what is called."""
-
     stdin: str = ""
     call: tuple[str, tuple[Any, ...]] | None = None  # (function, arguments), plain data
     code: str = ""  # in the program's language, put behind the program
@@ -45,16 +44,12 @@ class Program:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """How one run went."""
-
-    exit_code: int | None  # None: ended by a signal, or never begun
-    signal: int | None
-    stdout: str
+    exit_code: int | None = None  # None: ended by a signal, or never started
+    stdout: str = ""
     stderr: str
-    timed_out: bool
-    exceeded_limit: str | None  # "output", "memory": which limit ended it
-    seconds: float
-    peak_memory_mb: float
+    timed_out: bool = False
+    exceeded_limit: str | None = None  # "output", "memory": which limit ended it
+    seconds: float = 0.0
     compile_error: bool = False
 
     @property
@@ -75,7 +70,6 @@ class Outcome:
     """All runs of a program, in the order of its inputs."""
 
     results: tuple[Result, ...]
-    compile_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,11 +82,9 @@ class Job:
     limits: Limits
     compilers: tuple[tuple[str, ...], ...] = ()  # tried in turn until one succeeds
     command: tuple[str, ...] = ()
-    limit_address_space: bool = True  # off for those who reserve far more than they use (node, java)
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def plain(self) -> dict[str, Any]:
-        """As JSON takes it."""
         return {**vars(self), "limits": vars(self.limits), "environment": dict(self.environment)}
 
 
@@ -100,13 +92,5 @@ def job_from(plain: Mapping[str, Any]) -> Job:
     return Job(**{**plain, "limits": Limits(**plain["limits"])})
 
 
-NOT_STARTED = Result(
-    exit_code=None,
-    signal=None,
-    stdout="",
-    stderr="not begun: the time for the whole program was spent",
-    timed_out=True,
-    exceeded_limit=None,
-    seconds=0.0,
-    peak_memory_mb=0.0,
-)
+NOT_STARTED = Result(stderr="not started: the time for the whole program was spent", timed_out=True)
+LOST = Result(stderr="the sandbox died or did not answer, twice")

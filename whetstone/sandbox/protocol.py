@@ -15,20 +15,24 @@ def encode(message: Any) -> bytes:
 def send(descriptor: int, message: Any) -> None:
     """Write one message; blocks until the other side has taken it."""
     text = encode(message)
-    data = memoryview(struct.pack("<I", len(text)) + text)
-    while data:
-        data = data[os.write(descriptor, data) :]
+    write_all(descriptor, struct.pack("<I", len(text)) + text)
 
 
 def receive(descriptor: int) -> Any:
     """Read one message; `EOFError` where the other side is gone."""
-    (length,) = struct.unpack("<I", _exactly(descriptor, 4))
+    (length,) = struct.unpack("<I", read_exactly(descriptor, 4))
     if length > LONGEST:
         raise EOFError(f"a message of {length} bytes")
-    return json.loads(_exactly(descriptor, length))
+    return json.loads(read_exactly(descriptor, length))
 
 
-def _exactly(descriptor: int, count: int) -> bytes:
+def write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def read_exactly(descriptor: int, count: int) -> bytes:
     pieces = []
     while count:
         piece = os.read(descriptor, min(count, 1 << 20))

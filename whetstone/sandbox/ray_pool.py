@@ -1,15 +1,13 @@
-"""The pool on a Ray cluster: one sandbox actor per scoring process, placed by Ray.
+"""The pool on a Ray cluster: one sandbox actor per scoring process, placed by Ray, replaced when it dies.
 
-Each actor has a `LocalPool` and determines the isolation level of its machine. Programs and inputs go to the
-actor and outputs come back; expected values stay here. Ray is imported when a pool is constructed. A dead
-actor is replaced.
+Each actor has a `LocalPool` and determines the isolation level of its machine. Expected values stay here.
 """
 
 from typing import Any
 
 from whetstone.errors import UserError
-from whetstone.sandbox.pool import LocalPool, lost_result
-from whetstone.sandbox.program import Limits, Outcome, Program
+from whetstone.sandbox.pool import LocalPool
+from whetstone.sandbox.program import LOST, Limits, Outcome, Program
 
 _NAMESPACE = "whetstone"
 
@@ -31,14 +29,12 @@ class _SandboxActor:
 class RayPool:
     """A sandbox somewhere on a Ray cluster, for the process that asks; Ray decides where."""
 
-    def __init__(self, *, address: str = "auto", isolation: str = "auto", num_cpus: float = 1.0) -> None:
+    def __init__(self, *, address: str = "auto", isolation: str = "auto") -> None:
         """`address`: of a running cluster, `auto` to find it, `local` to start one on this machine."""
         try:
             import ray  # pyright: ignore[reportMissingImports]
         except ImportError:
-            raise UserError(
-                "sandbox_pool: ray needs Ray: pip install ray, or set sandbox_pool: local."
-            ) from None
+            raise UserError("Ray is not installed: pip install ray, or set sandbox_pool: local.") from None
         self._ray = ray
         if not ray.is_initialized():
             try:
@@ -54,7 +50,6 @@ class RayPool:
                     "address as ray_address, or set ray_address: local or sandbox_pool: local."
                 ) from None
         self._isolation = isolation
-        self._num_cpus = num_cpus
         self._statement: str | None = None
         self._actor_handle: Any = None
 
@@ -65,7 +60,7 @@ class RayPool:
                 return self._ray.get(self._actor().run.remote(program, limits), timeout=patience_s)
             except (self._ray.exceptions.RayActorError, self._ray.exceptions.GetTimeoutError):
                 self.close()
-        return Outcome(results=(lost_result(),) * len(program.inputs))
+        return Outcome(results=(LOST,) * len(program.inputs))
 
     def start(self, language: str) -> None:
         try:
@@ -88,6 +83,5 @@ class RayPool:
 
     def _actor(self) -> Any:
         if self._actor_handle is None:
-            remote = self._ray.remote(num_cpus=self._num_cpus)(_SandboxActor)
-            self._actor_handle = remote.remote(self._isolation)
+            self._actor_handle = self._ray.remote(num_cpus=1)(_SandboxActor).remote(self._isolation)
         return self._actor_handle

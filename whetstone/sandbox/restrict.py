@@ -1,5 +1,4 @@
-"""Restrictions that a process applies to itself before a program runs: rlimits, user, capabilities, Landlock,
-seccomp.
+"""Restrictions that a process applies to itself: rlimits, user, capabilities, Landlock, seccomp.
 
 Runs in the child, between fork and the program; none of it can be undone. `layers.py` decides which
 restrictions there are; this module applies them in the order that the kernel requires.
@@ -13,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from whetstone.sandbox import seccomp, syscalls
+from whetstone.sandbox.program import Limits
 
 # Landlock's rights on files, by the version that introduced them.
 _EXECUTE, _WRITE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
@@ -33,33 +33,21 @@ class Restrictions:
     readable: tuple[str, ...]  # for Landlock
     writable: tuple[str, ...]
     other_processes: int  # threads of the same user outside, which RLIMIT_NPROC counts too
-    already_applied: bool  # by the zygote: its children inherit them
     supervisor_address_space: int  # bytes of address space that the zygote itself uses
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunLimits:
-    """The limits of one run."""
-
-    seconds: float
-    memory_mb: int
-    disk_mb: int
-    processes: int
-    limit_address_space: bool
-
-
-def apply(restrictions: Restrictions, run_limits: RunLimits) -> None:
-    """Apply every restriction that is not in effect yet."""
-    set_limits(limits_of(restrictions, run_limits))
+def apply(restrictions: Restrictions, limits: Limits) -> None:
+    """Apply what is not in effect yet: in namespaces children inherit the rest from the zygote."""
+    set_limits(limits_of(restrictions, limits))
     if restrictions.user is None:
         syscalls.drop_capabilities()
     else:  # which takes the capabilities away as well
-        if not restrictions.already_applied:
+        if not restrictions.has_pid_namespace:
             drop_groups(restrictions.user)
         os.setresuid(restrictions.user, restrictions.user, restrictions.user)
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)  # its own /proc/self belongs to it
-    if not restrictions.already_applied:
-        apply_irrevocable(restrictions, restrictions.writable)
+    if not restrictions.has_pid_namespace:
+        apply_irrevocable(restrictions)
 
 
 def drop_groups(user: int) -> None:
@@ -68,11 +56,11 @@ def drop_groups(user: int) -> None:
     os.setresgid(user, user, user)
 
 
-def apply_irrevocable(restrictions: Restrictions, writable: Sequence[str]) -> None:
+def apply_irrevocable(restrictions: Restrictions) -> None:
     """Apply what children inherit: no new privileges, Landlock, seccomp."""
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
     if restrictions.landlock:
-        _landlock(restrictions, writable)
+        _landlock(restrictions)
     if restrictions.seccomp:
         if restrictions.has_pid_namespace:
             program = _FILTER
@@ -87,18 +75,17 @@ _FILTER = seccomp.build() if seccomp.is_supported() else b""
 _FILTER_ALONE = seccomp.build(unix_sockets=False) if seccomp.is_supported() else b""  # without namespaces
 
 
-def limits_of(restrictions: Restrictions, run_limits: RunLimits) -> dict[int, tuple[int, int]]:
+def limits_of(restrictions: Restrictions, limits: Limits) -> dict[int, tuple[int, int]]:
     """The rlimits of one run: which, soft, hard."""
-    cpu = max(1, int(run_limits.seconds + 1.5))
+    cpu = max(1, int(limits.seconds + 1.5))
     rlimits = {
         resource.RLIMIT_CPU: (cpu, cpu + 1),
-        resource.RLIMIT_FSIZE: (run_limits.disk_mb << 20,) * 2,
-        resource.RLIMIT_NPROC: (run_limits.processes + restrictions.other_processes,) * 2,
+        resource.RLIMIT_FSIZE: (limits.disk_mb << 20,) * 2,
+        resource.RLIMIT_NPROC: (limits.processes + restrictions.other_processes,) * 2,
     }
-    if run_limits.limit_address_space:
-        rlimits[resource.RLIMIT_AS] = (
-            (run_limits.memory_mb << 20) + restrictions.supervisor_address_space,
-        ) * 2
+    if limits.limit_address_space:
+        size = (limits.memory_mb << 20) + restrictions.supervisor_address_space
+        rlimits[resource.RLIMIT_AS] = (size, size)
     return rlimits
 
 
@@ -112,12 +99,9 @@ def set_limits(rlimits: Mapping[int, tuple[int, int]]) -> None:
             resource.setrlimit(limit, (min(soft, current_hard), min(hard, current_hard)))
 
 
-def all_rights(version: int) -> int:
-    return _ALL_BY_VERSION[max(known for known in _ALL_BY_VERSION if known <= version)]
-
-
-def _landlock(restrictions: Restrictions, writable: Sequence[str]) -> None:
-    rights, version = all_rights(restrictions.landlock), restrictions.landlock
+def _landlock(restrictions: Restrictions) -> None:
+    version = restrictions.landlock
+    rights = _ALL_BY_VERSION[max(known for known in _ALL_BY_VERSION if known <= version)]
     attributes = struct.pack("Q", rights)
     if version >= 4:
         attributes += struct.pack("Q", _BIND_AND_CONNECT_TCP)
@@ -126,7 +110,7 @@ def _landlock(restrictions: Restrictions, writable: Sequence[str]) -> None:
     ruleset = syscalls.landlock_ruleset(attributes)
     try:
         _allow(ruleset, restrictions.readable, _EXECUTE | _READ_FILE | _READ_DIR)
-        _allow(ruleset, writable, rights)
+        _allow(ruleset, restrictions.writable, rights)
         syscalls.landlock_restrict(ruleset)
     finally:
         os.close(ruleset)

@@ -6,6 +6,7 @@ signals. Needs no libseccomp.
 
 import errno
 import os
+import re
 import struct
 
 _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
@@ -15,78 +16,37 @@ _NR, _ARCH, _ARG0, _ARG1 = 0, 4, 16, 24
 _NEW_NAMESPACES = 0x7E020000 | 0x80  # CLONE_NEW*, and CLONE_NEWTIME
 _AF_UNIX = 1
 
-# name -> (x86_64, aarch64); None: the architecture has no such call.
+# Name and numbers on x86_64 and aarch64; "-": the architecture has no such call. Landlock does not keep a
+# program from watching the host's folders: hence inotify.
+_TABLE = """
+    ptrace 101 117                  process_vm_readv 310 270        process_vm_writev 311 271
+    process_madvise 440 440         kcmp 312 272                    pidfd_getfd 438 438
+    mount 165 40                    umount2 166 39                  pivot_root 155 41
+    chroot 161 51                   unshare 272 97                  setns 308 268
+    open_tree 428 428               move_mount 429 429              fsopen 430 430
+    fsconfig 431 431                fsmount 432 432                 fspick 433 433
+    mount_setattr 442 442           name_to_handle_at 303 264       open_by_handle_at 304 265
+    bpf 321 280                     perf_event_open 298 241         userfaultfd 323 282
+    io_uring_setup 425 425          io_uring_enter 426 426          io_uring_register 427 427
+    keyctl 250 219                  add_key 248 217                 request_key 249 218
+    memfd_create 319 279            memfd_secret 447 447            kexec_load 246 104
+    kexec_file_load 320 294         init_module 175 105             finit_module 313 273
+    delete_module 176 106           reboot 169 142                  swapon 167 224
+    swapoff 168 225                 sethostname 170 161             setdomainname 171 162
+    settimeofday 164 170            clock_settime 227 112           adjtimex 159 171
+    clock_adjtime 305 266           acct 163 89                     quotactl 179 60
+    quotactl_fd 443 443             syslog 103 116                  vhangup 153 58
+    fanotify_init 300 262           inotify_init 253 -              inotify_init1 294 26
+    inotify_add_watch 254 27        setpriority 141 140             sched_setscheduler 144 119
+    sched_setparam 142 118          sched_setattr 314 274           ioprio_set 251 30
+    migrate_pages 256 238           move_pages 279 239              personality 135 92
+    shmget 29 194                   msgget 68 186                   semget 64 190
+    mq_open 240 180                 iopl 172 -                      ioperm 173 -
+    modify_ldt 154 -
+"""
 REFUSED: dict[str, tuple[int | None, int | None]] = {
-    "ptrace": (101, 117),
-    "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271),
-    "process_madvise": (440, 440),
-    "kcmp": (312, 272),
-    "pidfd_getfd": (438, 438),
-    "mount": (165, 40),
-    "umount2": (166, 39),
-    "pivot_root": (155, 41),
-    "chroot": (161, 51),
-    "unshare": (272, 97),
-    "setns": (308, 268),
-    "open_tree": (428, 428),
-    "move_mount": (429, 429),
-    "fsopen": (430, 430),
-    "fsconfig": (431, 431),
-    "fsmount": (432, 432),
-    "fspick": (433, 433),
-    "mount_setattr": (442, 442),
-    "name_to_handle_at": (303, 264),
-    "open_by_handle_at": (304, 265),
-    "bpf": (321, 280),
-    "perf_event_open": (298, 241),
-    "userfaultfd": (323, 282),
-    "io_uring_setup": (425, 425),
-    "io_uring_enter": (426, 426),
-    "io_uring_register": (427, 427),
-    "keyctl": (250, 219),
-    "add_key": (248, 217),
-    "request_key": (249, 218),
-    "memfd_create": (319, 279),
-    "memfd_secret": (447, 447),
-    "kexec_load": (246, 104),
-    "kexec_file_load": (320, 294),
-    "init_module": (175, 105),
-    "finit_module": (313, 273),
-    "delete_module": (176, 106),
-    "reboot": (169, 142),
-    "swapon": (167, 224),
-    "swapoff": (168, 225),
-    "sethostname": (170, 161),
-    "setdomainname": (171, 162),
-    "settimeofday": (164, 170),
-    "clock_settime": (227, 112),
-    "adjtimex": (159, 171),
-    "clock_adjtime": (305, 266),
-    "acct": (163, 89),
-    "quotactl": (179, 60),
-    "quotactl_fd": (443, 443),
-    "syslog": (103, 116),
-    "vhangup": (153, 58),
-    "fanotify_init": (300, 262),
-    "inotify_init": (253, None),  # Landlock does not keep a program from watching the host's folders
-    "inotify_init1": (294, 26),
-    "inotify_add_watch": (254, 27),
-    "setpriority": (141, 140),
-    "sched_setscheduler": (144, 119),
-    "sched_setparam": (142, 118),
-    "sched_setattr": (314, 274),
-    "ioprio_set": (251, 30),
-    "migrate_pages": (256, 238),
-    "move_pages": (279, 239),
-    "personality": (135, 92),
-    "shmget": (29, 194),
-    "msgget": (68, 186),
-    "semget": (64, 190),
-    "mq_open": (240, 180),
-    "iopl": (172, None),
-    "ioperm": (173, None),
-    "modify_ldt": (154, None),
+    name: (int(x86_64), None if aarch64 == "-" else int(aarch64))
+    for name, x86_64, aarch64 in map(str.split, re.split(r"\s{2,}", _TABLE.strip()))
 }
 _CLONE, _CLONE3, _SOCKET, _PRLIMIT = (56, 220), (435, 435), (41, 198), (302, 261)
 _SOCKETPAIR = (53, 199)

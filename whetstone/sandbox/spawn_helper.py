@@ -1,7 +1,6 @@
 """Compiles `spawn_helper.c` once per process that has a pool; supervisors get it as an open file.
 
-Safety does not depend on it: without a C compiler supervisors fork and take the same steps in Python, at
-twice the cost.
+Safety does not depend on it: without it supervisors fork and do the same in Python, at twice the cost.
 """
 
 import contextlib
@@ -10,6 +9,9 @@ import shutil
 import subprocess
 import tempfile
 from functools import cache
+from pathlib import Path
+
+from whetstone.sandbox import protocol
 
 _SOURCE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "spawn_helper.c")
 _COMPILERS = (  # the quickest result first: a static program needs no loader
@@ -28,30 +30,18 @@ def descriptor() -> int | None:
         binary = os.path.join(folder, "start")
         for compiler, *options in _COMPILERS:
             path = shutil.which(compiler)
-            if (
-                path is not None
-                and _compiles([path, *options, "-o", binary, _SOURCE])
-                and _works(binary, folder)
-            ):
-                with open(binary, "rb") as file:
-                    return _hold(file.read())
+            if path is None or _output([path, *options, "-o", binary, _SOURCE]) is None:
+                continue
+            if _output([binary, folder, "-1", "0", "/bin/echo", "here"]) == b"here\n":
+                file = os.memfd_create("start")
+                protocol.write_all(file, Path(binary).read_bytes())
+                return file
     return None
 
 
-def _compiles(command: list[str]) -> bool:
-    process = subprocess.run(command, capture_output=True, check=False, timeout=60)
-    return process.returncode == 0
-
-
-def _works(binary: str, folder: str) -> bool:
+def _output(command: list[str]) -> bytes | None:
+    """What a command prints; None where it fails or can't be started."""
     with contextlib.suppress(OSError):
-        command = [binary, folder, "-1", "0", "/bin/echo", "here"]
-        return subprocess.run(command, capture_output=True, check=False, timeout=60).stdout == b"here\n"
-    return False
-
-
-def _hold(content: bytes) -> int:
-    file = os.memfd_create("start")
-    while content:
-        content = content[os.write(file, content) :]
-    return file
+        process = subprocess.run(command, capture_output=True, check=False, timeout=60)
+        return process.stdout if process.returncode == 0 else None
+    return None

@@ -1,8 +1,7 @@
 """The supervisor process of a pool: writes a program's files, monitors it and reads its output.
 
 The zygote, another process behind the sandbox's layers, starts the programs and has nothing of any program in
-its memory. Neither ever sees an expected value. A supervisor serves one program at a time and carries nothing
-from one to the next. `pool.py` starts it with a clean environment.
+its memory. Neither ever sees an expected value. A supervisor carries nothing from one program to the next.
 """
 
 import contextlib
@@ -13,14 +12,14 @@ import stat
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, NoReturn
 
 from whetstone.sandbox import interpreters, protocol, syscalls, workspace, zygote
 from whetstone.sandbox.layers import SandboxEnv, enter_sandbox
-from whetstone.sandbox.monitor import HostInfo, Monitor, PoolClosed
+from whetstone.sandbox.monitor import Monitor, PoolClosed
 from whetstone.sandbox.program import NOT_STARTED, Job, Limits, Result, job_from
-from whetstone.sandbox.restrict import Restrictions, RunLimits
+from whetstone.sandbox.restrict import Restrictions
 from whetstone.sandbox.zygote import Link
 
 _ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
@@ -66,14 +65,12 @@ def _supervise(channel: int, link: Link, child: int, settings: dict[str, Any]) -
         if "refused" in answer:
             protocol.send(channel, answer)
         else:
-            env = _env_from(answer["env"])
-            host = HostInfo(
-                env=env, channel=channel, zygote=1 if env.restrictions.has_pid_namespace else child
-            )
-            protocol.send(channel, {"ready": list(env.layers)})  # a run that failed meanwhile has hung up
+            restrictions = Restrictions(**answer["env"].pop("restrictions"))
+            env = SandboxEnv(**answer["env"], restrictions=restrictions)
+            supervisor = Supervisor(env, 1 if restrictions.has_pid_namespace else child, channel, link)
+            protocol.send(channel, {"ready": env.layers})  # a run that failed meanwhile has hung up
             while True:
-                job = job_from(protocol.receive(channel))
-                protocol.send(channel, Supervisor(host, link).serve(job))
+                protocol.send(channel, supervisor.serve(job_from(protocol.receive(channel))))
     except (EOFError, BrokenPipeError, ConnectionResetError, PoolClosed):
         pass
     link.close()  # the zygote ends what runs, and itself
@@ -85,35 +82,20 @@ def _supervise(channel: int, link: Link, child: int, settings: dict[str, Any]) -
     os._exit(0)
 
 
-def _env_from(plain: Mapping[str, Any]) -> SandboxEnv:
-    restrictions = Restrictions(
-        **{
-            **plain["restrictions"],
-            **{name: tuple(plain["restrictions"][name]) for name in ("readable", "writable")},
-        }
-    )
-    return SandboxEnv(**{**plain, "restrictions": restrictions, "layers": tuple(plain["layers"])})
-
-
 class Supervisor:
-    """Runs one job."""
-
-    def __init__(self, host: HostInfo, link: Link) -> None:
-        self._host, self._env, self._link = host, host.env, link
+    def __init__(self, env: SandboxEnv, zygote: int, channel: int, link: Link) -> None:
+        self._env, self._zygote, self._channel, self._link = env, zygote, channel, link
 
     def serve(self, job: Job) -> dict[str, Any]:
         """Compile once, run every input; the next compiler has a try where the first fails or is too slow."""
         started_at = time.monotonic()
         remaining = lambda: job.limits.total_seconds - (time.monotonic() - started_at)  # noqa: E731
         results: list[Result] = []
-        compile_s = 0.0
         for compiler in job.compilers or (None,):
             if compiler is not None:
                 compiled = self._compile(job, compiler, remaining())
-                compile_s += compiled.seconds
                 if not compiled.ok:
-                    failed = Result(**{**asdict(compiled), "compile_error": True, "stdout": ""})
-                    results = results or [failed] * len(job.inputs)
+                    results = results or [replace(compiled, compile_error=True, stdout="")] * len(job.inputs)
                     continue
             results = [self._run_input(job, run_input, remaining()) for run_input in job.inputs]
             if not any(result.timed_out for result in results):
@@ -121,21 +103,20 @@ class Supervisor:
         workspace.clear(self._env)
         if job.compilers:
             workspace.empty(self._env.build_dir)
-        return {"results": [vars(result) for result in results], "compile_s": compile_s}
+        return {"results": [vars(result) for result in results]}
 
     def _compile(self, job: Job, command: Sequence[str], remaining_s: float) -> Result:
         workspace.renew(self._env)
         workspace.empty(self._env.build_dir)
         self._write_source(job.file, job.inputs[0]["source"])
-        limits = job.limits
-        run_limits = RunLimits(
-            seconds=min(limits.compile_seconds, max(0.1, remaining_s)),
-            memory_mb=limits.compile_memory_mb,
-            disk_mb=limits.disk_mb,
-            processes=max(64, limits.processes),
-            limit_address_space=False,  # compilers reserve much; the watch looks at what they use
+        limits = replace(
+            job.limits,
+            seconds=min(job.limits.compile_seconds, max(0.1, remaining_s)),
+            memory_mb=job.limits.compile_memory_mb,
+            processes=max(64, job.limits.processes),
+            limit_address_space=False,  # compilers reserve much; the monitor looks at what they use
         )
-        compiled = self._run(self._command(command, job.environment), None, b"", run_limits, limits)
+        compiled = self._run(self._command(command, job.environment), None, b"", limits)
         if compiled.ok:
             self._save_build()
         return compiled
@@ -157,14 +138,7 @@ class Supervisor:
         if remaining_s <= 0:
             return NOT_STARTED
         workspace.renew(self._env)
-        limits = job.limits
-        run_limits = RunLimits(
-            seconds=min(limits.seconds, remaining_s),
-            memory_mb=limits.memory_mb,
-            disk_mb=limits.disk_mb,
-            processes=limits.processes,
-            limit_address_space=job.limit_address_space,
-        )
+        limits = replace(job.limits, seconds=min(job.limits.seconds, remaining_s))
         program = None
         if job.runner == "exec":
             if not job.compilers:
@@ -173,7 +147,7 @@ class Supervisor:
         else:
             request = {"do": "fork", "runner": job.runner}
             program = {"source": run_input["source"], "call": run_input["call"]}
-        return self._run(request, program, run_input["stdin"].encode("utf-8", "replace"), run_limits, limits)
+        return self._run(request, program, run_input["stdin"].encode("utf-8", "replace"), limits)
 
     def _command(self, command: Sequence[str], extra: Mapping[str, str]) -> dict[str, Any]:
         work_dir = self._env.work_dir
@@ -190,12 +164,7 @@ class Supervisor:
         os.chmod(path, 0o644)
 
     def _run(
-        self,
-        request: dict[str, Any],
-        program: Mapping[str, Any] | None,
-        stdin: bytes,
-        run_limits: RunLimits,
-        limits: Limits,
+        self, request: dict[str, Any], program: Mapping[str, Any] | None, stdin: bytes, limits: Limits
     ) -> Result:
         """Have it started, watch it, have everything ended that it started. `program`: what a fork runs."""
         files = [_anonymous_file(self._env.build_dir, stdin)]
@@ -204,12 +173,12 @@ class Supervisor:
         if program is not None:
             files.append(_anonymous_file(self._env.build_dir, protocol.encode(program)))
         started_at = time.monotonic()
-        self._link.send({**request, "run_limits": vars(run_limits)}, files)
+        self._link.send({**request, "limits": vars(limits)}, files)
         for file in files:
             os.close(file)
         _, (exited,) = self._link.receive()
-        monitor = Monitor(self._host, [own_end for own_end, _ in pipes], run_limits, limits.output_kb << 10)
-        monitor.wait_for_exit(exited, started_at + run_limits.seconds)
+        monitor = Monitor(self._env, self._zygote, self._channel, [end for end, _ in pipes], limits)
+        monitor.wait_for_exit(exited, started_at + limits.seconds)
         self._link.send({"do": "end"})
         ended, _ = self._link.receive()
         seconds = time.monotonic() - started_at
@@ -219,13 +188,11 @@ class Supervisor:
         code = os.waitstatus_to_exitcode(ended["status"])
         return Result(
             exit_code=code if code >= 0 else None,
-            signal=-code if code < 0 else None,
             stdout=monitor.outputs[0].decode("utf-8", "replace"),
             stderr=monitor.outputs[1].decode("utf-8", "replace"),
             timed_out=monitor.timed_out or code == -signal.SIGXCPU,
             exceeded_limit=monitor.exceeded_limit,
             seconds=seconds,
-            peak_memory_mb=max(ended["peak_kb"] / 1024, monitor.peak_memory / 2**20),
             compile_error=monitor.outputs[2] == b"!",
         )
 
@@ -236,8 +203,7 @@ def _anonymous_file(folder: str, content: bytes) -> int:
         return os.open(os.devnull, os.O_RDONLY)
     file = os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600)
     os.fchmod(file, 0o444)  # a program may open it once more, by /dev/stdin
-    while content:
-        content = content[os.write(file, content) :]
+    protocol.write_all(file, content)
     os.lseek(file, 0, os.SEEK_SET)
     return file
 

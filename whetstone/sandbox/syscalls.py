@@ -1,7 +1,6 @@
 """Linux system calls that Python's `os` lacks: namespaces, mounts, capabilities, Landlock, seccomp.
 
-Thin wrappers: numbers and structures of the kernel interface, errors as `OSError`. `namespaces.py` and
-`restrict.py` decide what to call. Seccomp numbers exist for x86_64 and aarch64 only.
+Thin wrappers; errors are `OSError`. `namespaces.py` and `restrict.py` decide what to call.
 """
 
 import ctypes
@@ -9,8 +8,9 @@ import os
 import struct
 import sys
 
-CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS = 0x00020000, 0x02000000, 0x04000000
+CLONE_NEWNS, CLONE_NEWUTS = 0x00020000, 0x04000000
 CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x08000000, 0x10000000, 0x20000000, 0x40000000
+NEW_NAMESPACES = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 MNT_DETACH = 2
@@ -45,14 +45,8 @@ def unshare(flags: int) -> None:
 
 
 def mount(source: str, target: str, kind: str | None, flags: int, data: str = "") -> None:
-    _call(
-        "mount",
-        source.encode(),
-        target.encode(),
-        kind.encode() if kind else None,
-        ctypes.c_ulong(flags),
-        data.encode() if data else None,
-    )
+    texts = [text.encode() if text else None for text in (source, target, kind, data)]
+    _call("mount", *texts[:3], ctypes.c_ulong(flags), texts[3])
 
 
 def bind_read_only(source: str, target: str) -> None:
@@ -72,15 +66,11 @@ def make_read_only(target: str, *, recursive: bool) -> None:
         mount("none", target, None, MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | required)
 
 
-def unmount(target: str) -> None:
-    _call("umount2", target.encode(), MNT_DETACH)
-
-
 def pivot_root(new: str) -> None:
     """Make `new` the root and let the old one go."""
     os.chdir(new)
     _syscall({"x86_64": 155, "aarch64": 41}[os.uname().machine], b".", b".")
-    unmount(".")
+    _call("umount2", b".", MNT_DETACH)
     os.chdir("/")
 
 
@@ -89,7 +79,6 @@ def prctl(option: int, value: int) -> None:
 
 
 def drop_capabilities() -> None:
-    """Give up every capability of this process."""
     header = struct.pack("Ii", 0x20080522, 0)
     _call("capset", ctypes.create_string_buffer(header), ctypes.create_string_buffer(24))
 

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from whetstone.sandbox import interpreters, restrict
 from whetstone.sandbox.layers import SandboxEnv
 from whetstone.sandbox.monitor import descendants
-from whetstone.sandbox.restrict import RunLimits
+from whetstone.sandbox.program import Limits
 
 IGNORED_BY_PYTHON = (int(signal.SIGPIPE), int(signal.SIGXFSZ))
 _LONGEST = 1 << 16
@@ -74,9 +74,8 @@ def serve(env: SandboxEnv, link: Link) -> None:
         while True:
             request, files = link.receive()
             if request["do"] == "end":
-                status, peak_kb = kill_all(env, child)
-                child = 0
-                link.send({"status": status, "peak_kb": peak_kb})
+                status, child = kill_all(env, child), 0
+                link.send({"status": status})
                 continue
             child = _start(env, request, files)
             for file in files:
@@ -90,25 +89,23 @@ def serve(env: SandboxEnv, link: Link) -> None:
 
 
 def _start(env: SandboxEnv, request: Mapping[str, Any], files: list[int]) -> int:
-    run_limits = RunLimits(**request["run_limits"])
+    limits = Limits(**request["limits"])
     if request["do"] == "spawn" and env.spawn_helper is not None:
-        return _spawn(env, env.spawn_helper, request, files, run_limits)
+        return _spawn(env, env.spawn_helper, request, files, limits)
     child = os.fork()
     if child == 0:
-        _child_main(env, request, files, run_limits)
+        _child_main(env, request, files, limits)
     return child
 
 
 def _spawn(
-    env: SandboxEnv, spawn_helper: str, request: Mapping[str, Any], files: list[int], run_limits: RunLimits
+    env: SandboxEnv, spawn_helper: str, request: Mapping[str, Any], files: list[int], limits: Limits
 ) -> int:
-    """In a process that has nothing of this one: `spawn_helper.c` does what `_be_the_child` would do. Copying
-    this process and giving the copy up again costs more than most programs take.
-    """
-    limits = restrict.limits_of(env.restrictions, run_limits)
+    """By `spawn_helper.c`, which does what `_child_main` does: a fork costs more than most programs."""
+    rlimits = restrict.limits_of(env.restrictions, limits)
     user = -1 if env.restrictions.user is None else env.restrictions.user
-    first = [spawn_helper, env.work_dir, str(user), str(len(limits))]
-    numbers = [str(number) for limit, values in limits.items() for number in (int(limit), *values)]
+    first = [spawn_helper, env.work_dir, str(user), str(len(rlimits))]
+    numbers = [str(number) for limit, values in rlimits.items() for number in (int(limit), *values)]
     streams = [(os.POSIX_SPAWN_DUP2, file, target) for target, file in enumerate(files[:3])]
     return os.posix_spawn(
         spawn_helper,
@@ -119,9 +116,7 @@ def _spawn(
     )
 
 
-def _child_main(
-    env: SandboxEnv, request: Mapping[str, Any], files: list[int], run_limits: RunLimits
-) -> NoReturn:
+def _child_main(env: SandboxEnv, request: Mapping[str, Any], files: list[int], limits: Limits) -> NoReturn:
     try:
         os.setsid()
         compile_pipe = os.dup2(files[3], 200, inheritable=False)
@@ -131,10 +126,12 @@ def _child_main(
         os.closerange(3, compile_pipe)
         os.closerange(202, 4096)
         os.chdir(env.work_dir)
-        restrict.apply(env.restrictions, run_limits)
+        restrict.apply(env.restrictions, limits)
         gc.enable()
         if program is None:
-            _exec(request["argv"], request["environment"])
+            for number in IGNORED_BY_PYTHON:
+                _signal.signal(number, 0)  # the default; `signal.signal` takes longer, for its named numbers
+            os.execve(request["argv"][0], request["argv"], request["environment"])
         else:
             _run_program(request["runner"], program, compile_pipe)
     except BaseException as error:
@@ -157,25 +154,18 @@ def _run_program(runner: str, file: int, compile_pipe: int) -> None:
     interpreters.run(runner, program["source"], program["call"], report)
 
 
-def _exec(argv: list[str], environment: Mapping[str, str]) -> None:
-    for number in IGNORED_BY_PYTHON:
-        _signal.signal(number, 0)  # the default; `signal.signal` takes longer, for its named numbers
-    os.execve(argv[0], argv, environment)
-
-
-def kill_all(env: SandboxEnv, child: int) -> tuple[int, int]:
-    """Kill what is left, until there is nothing; the child's own status, and its peak memory in KiB."""
-    child_result: tuple[int, int] | None = None
+def kill_all(env: SandboxEnv, child: int) -> int:
+    """Kill what is left, until there is nothing; the child's own status."""
+    child_status: int | None = None
     deadline = time.monotonic() + 5
     all_killed = False
     while True:
         try:
-            process, status, usage = os.wait4(-1, os.WNOHANG if not all_killed else 0)
+            process, status = os.waitpid(-1, os.WNOHANG if not all_killed else 0)
         except ChildProcessError:
             break
         if process == child:
-            child_result = (status, usage.ru_maxrss)
-            continue
+            child_status = status
         if process:
             continue
         _kill(env)
@@ -184,8 +174,8 @@ def kill_all(env: SandboxEnv, child: int) -> tuple[int, int]:
             time.sleep(0.001)
             if time.monotonic() > deadline:
                 raise OSError(16, "processes that can't be ended")  # the pool replaces us
-    assert child_result is not None
-    return child_result
+    assert child_status is not None
+    return child_status
 
 
 def _kill(env: SandboxEnv) -> None:

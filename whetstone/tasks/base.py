@@ -24,12 +24,13 @@ treat the text as data.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from whetstone.config import Config, TaskSpec
+from whetstone.errors import UserError, did_you_mean
 from whetstone.seeds import seed
-from whetstone.tasks.prompts import build_messages, developer_prompt
+from whetstone.tasks.prompts import Messages, build_messages, developer_prompt
 from whetstone.types import Problem, TaskScore
 
 
@@ -45,9 +46,7 @@ class Task(ABC):
     max_level: int | None = None  # the highest level of the curriculum, in training with one
 
     def __init__(self, config: Config, name: str, spec: TaskSpec, split: str, shared: bool) -> None:
-        """`spec.config` holds the task's settings. `shared`: training and evaluation read the same rows, so
-        that each must keep to its side of them.
-        """
+        """`shared`: training and evaluation read the same rows, and each must keep to its side of them."""
         self.config, self.name, self.split, self.shared = config, name, split, shared
         self.settings: dict[str, Any] = spec.config
         base = config.tasks.eval_dataset_seed if split == "eval" else config.tasks.dataset_seed
@@ -92,9 +91,7 @@ class Task(ABC):
         return None
 
     def warm_up(self) -> None:
-        """Called in a scoring worker before its first answer, and before isolation: import what `score`
-        imports late.
-        """
+        """Called in a scoring worker before isolation: import what `score` imports late."""
         return None
 
     def notes(self) -> list[str]:
@@ -102,12 +99,7 @@ class Task(ABC):
         return []
 
     def make_problem(
-        self,
-        index: int,
-        question: str,
-        answer: Any,
-        messages: tuple[dict[str, str], ...] = (),
-        label: str = "",
+        self, index: int, question: str, answer: Any, messages: Messages = (), label: str = ""
     ) -> Problem:
         """A problem with its id and with the developer prompt of the run. `answer` is plain data for `score`;
         `messages` replace the question where a row has its own; `label` ends the id.
@@ -119,3 +111,13 @@ class Task(ABC):
             messages=build_messages(self._prompt, role, question, messages),
             answer=answer,
         )
+
+
+def check_setting_names(settings: Iterable[str], known: Sequence[str], task: str) -> None:
+    """Raise on a setting that the task does not have."""
+    for key in settings:
+        if key not in known:
+            raise UserError(
+                f"The task {task} has no setting '{key}'{did_you_mean(key, known) or '.'} Its settings are: "
+                f"{', '.join(known) or 'none'}."
+            )

@@ -1,8 +1,6 @@
 """Programming problems from rows: a statement and tests. A program is paid by the tests that it passes.
 
-Every row is checked when it is read: its language is installed, its tests are usable. `rewards/programs.py`
-runs and compares; the sandbox belongs to the process that scores, one for all code tasks. Rows are read at
-first use, never by a scoring worker.
+Every row is checked when it is read. `rewards/programs.py` runs and compares.
 """
 
 import json
@@ -13,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from whetstone.config import Config, TaskSpec
-from whetstone.config.row_settings import ROW_SETTINGS
 from whetstone.errors import UserError, did_you_mean
 from whetstone.rewards.programs import ProgramTest, extract_program, read_tests, run_tests
 from whetstone.sandbox import languages
@@ -22,7 +19,6 @@ from whetstone.sandbox.pool import Pool, shared_pool
 from whetstone.sandbox.program import Limits
 from whetstone.seeds import seed
 from whetstone.tasks import examples, rows
-from whetstone.tasks.base import Task
 from whetstone.tasks.prompts import check_template
 from whetstone.tasks.rows import question_text
 from whetstone.types import Problem, TaskScore
@@ -36,22 +32,24 @@ _REASONED = (
 # What the tests of other projects call the fields of ours.
 _TEST_FIELDS = {"test_code": "code", "expected_output": "stdout"}
 _LONGEST_TIME_LIMIT_S = 3600.0
+STATEMENT_COLUMNS = ("statement", "description", "question", "problem", "prompt")
 _PROMPT = "{statement}\n{signature}{starter}\n{format}"
 
 
-class CodeTask(Task):
+class CodeTask(rows.RowTask):
     """One mixture entry of programming problems. `score` runs the programs in the sandbox."""
 
     description = (
         "Programs that are run against tests, in Python, q, Klong, C, ... (config: {path: problems, "
         "language: python} for the set that ships)"
     )
+    default_settings = rows.row_settings("code")
 
     def __init__(self, config: Config, name: str, spec: TaskSpec, split: str, shared: bool) -> None:
         super().__init__(config, name, spec, split, shared)
-        self.settings = dict(rows.check_settings(spec.config, ROW_SETTINGS["code"], name))
+        rows.check_settings(spec.config, self.default_settings, name)
         if self.settings.get("path") == PROBLEMS:
-            self.settings["path"] = str(shipped_problems())
+            self.settings = {**self.settings, "path": str(shipped_problems())}
         self._language = _language(spec.config["language"], name) if spec.config.get("language") else None
         if self.settings.get("prompt"):
             known = ("statement", "signature", "starter", "language", "format")
@@ -65,33 +63,23 @@ class CodeTask(Task):
                 "raise the latter."
             )
 
-    def __len__(self) -> int:
-        return len(self._rows)
+    @cached_property
+    def _raw(self) -> list[rows.Row]:
+        example_rows = examples.EXAMPLES.get(str(self.settings.get("path")))
+        return example_rows() if example_rows else rows.read(self.settings, self.split, self.name)
 
     @cached_property
     def _rows(self) -> list[dict[str, Any]]:
-        settings = self.settings
-        where = f"The data set {rows.source(settings, self.split)[0]} of task {self.name}"
-        example_rows = examples.EXAMPLES.get(str(settings.get("path")))
-        raw = example_rows() if example_rows else rows.read(settings, self.split, self.name)
-        statement = rows.pick_column(
-            raw,
-            settings.get("statement_column"),
-            ("statement", "description", "question", "problem", "prompt"),
-            "statement_column",
-            where,
-        )
-        tests = rows.pick_column(
-            raw, settings.get("tests_column"), ("tests", "test_list", "test"), "tests_column", where
-        )
-        problem_rows = [self._row(row, statement, tests, f"{where}, row {i}") for i, row in enumerate(raw, 1)]
+        statement = self._column("statement_column", STATEMENT_COLUMNS)
+        tests = self._column("tests_column", ("tests", "test_list", "test"))
+        numbered = enumerate(self._raw, 1)
+        problem_rows = [self._row(row, statement, tests, f"{self._where}, row {i}") for i, row in numbered]
         problem_rows = [row for row in problem_rows if row is not None]
         if not problem_rows:
-            raise UserError(
-                f"{where} has no problem in {self._language.name if self._language else 'any language'}."
-            )
-        statements = [row["statement"] for row in problem_rows]
-        return rows.split_rows(problem_rows, statements, settings, self.split, self.shared, where)
+            language = self._language.name if self._language else "any language"
+            raise UserError(f"{self._where} has no problem in {language}.")
+        del self._raw  # tests may be large
+        return self._own_side(problem_rows, [row["statement"] for row in problem_rows])
 
     def _row(self, row: dict[str, Any], statement: str, tests: str, where: str) -> dict[str, Any] | None:
         """One row in the form that problems are made of; None where it is not for this language."""
@@ -127,14 +115,12 @@ class CodeTask(Task):
         continues = bool(self.settings.get("continue_starter"))
         starter = f"\nBegin with:\n{row['starter']}\n" if row["starter"] and not continues else ""
         answer_format = _REASONED if programs.use_reasoning_format else _DIRECT
-        question = str(self.settings.get("prompt") or _PROMPT).format_map(
-            {
-                "statement": row["statement"],
-                "signature": signature,
-                "starter": row["starter"] if self.settings.get("prompt") else starter,
-                "language": title,
-                "format": answer_format.format(language=title),
-            }
+        question = str(self.settings.get("prompt") or _PROMPT).format(
+            statement=row["statement"],
+            signature=signature,
+            starter=row["starter"] if self.settings.get("prompt") else starter,
+            language=title,
+            format=answer_format.format(language=title),
         )
         return self.make_problem(index, question, {**row, "before": row["starter"] if continues else ""})
 
@@ -145,22 +131,14 @@ class CodeTask(Task):
         if program is None:
             return TaskScore(correct=False, reward=0.0, outcome="no_program")
         tests = read_tests(row["tests"], language, row["function"], problem.id)
-        result = run_tests(
-            self._pool,
-            language,
-            row["before"] + program,
-            self._select_tests(tests, problem),
-            self._limits(row, len(tests)),
-        )
+        selected, source = self._select_tests(tests, problem), row["before"] + program
+        result = run_tests(self._pool, language, source, selected, self._limits(row))
         passed_fraction = result.passed / len(result.tests)
         all_passed = float(result.passed == len(result.tests))
-        reward = programs.base_reward_weight * (
-            passed_fraction if programs.test_reward == "partial" else all_passed
-        )
-        reward += programs.perfect_reward_weight * all_passed
+        base = passed_fraction if programs.test_reward == "partial" else all_passed
         return TaskScore(
             correct=bool(all_passed),
-            reward=reward,
+            reward=programs.base_reward_weight * base + programs.perfect_reward_weight * all_passed,
             answer=program,
             outcome=result.outcome,
             tests=result.tests,
@@ -174,7 +152,7 @@ class CodeTask(Task):
         order = random.Random(seed(self.config.tasks.dataset_seed, "tests", problem.question))
         return [tests[i] for i in sorted(order.sample(range(len(tests)), max_tests))]
 
-    def _limits(self, row: dict[str, Any], num_tests: int) -> Limits:
+    def _limits(self, row: dict[str, Any]) -> Limits:
         programs, total_s = self.config.programs, self.config.tasks.reward_timeout_s
         # Scoring must end before the scorer loses patience, or a slow program would count as a broken reward.
         return Limits(
@@ -221,9 +199,7 @@ class CodeTask(Task):
 def _check_fields(fields: Any, task: str) -> dict[str, str | None]:
     """`test_fields`: field of a row's tests -> ours, or null where it has no meaning."""
     fields = {} if fields is None else fields
-    if not isinstance(fields, dict) or any(
-        value is not None and not isinstance(value, str) for value in fields.values()
-    ):
+    if not isinstance(fields, dict) or not all(isinstance(value, str | None) for value in fields.values()):
         raise UserError(
             f"The task {task} has test_fields {rows.short_repr(fields)}: give a mapping from the names in "
             "your rows to ours, such as {test_code: code, expected_output: stdout, comment: null}."
@@ -252,7 +228,6 @@ def _renamed(tests: Any, fields: dict[str, str | None]) -> Any:
 
 
 def _seconds(value: Any, where: str) -> float | None:
-    """A time limit of a row, or a complaint."""
     if value is None or value == "":
         return None
     try:
@@ -274,15 +249,12 @@ def _language(name: str, task: str, installed: bool = True) -> Language:
     except UserError:
         known = list(languages.LANGUAGES)
         raise UserError(
-            f"The task {task} is in {rows.short_repr(name)}, which is no language we know"
-            f"{did_you_mean(str(name), known) or '.'} "
-            f"Choose from {', '.join(known)}."
+            f"The task {task} is in {rows.short_repr(name)}, which is no language we "
+            f"know{did_you_mean(str(name), known) or '.'} Choose from {', '.join(known)}."
         ) from None
     reason = languages.missing(language.name) if installed else None
     if reason is not None:
-        raise UserError(
-            f"The task {task} can't be trained on here. {reason} `whet doctor` tells what is there."
-        )
+        raise UserError(f"The task {task} can't be trained on here. {reason} `whet doctor` lists the others.")
     return language
 
 
@@ -294,5 +266,4 @@ def _in_language(solution: Any, language: Language) -> str | None:
 
 
 def shipped_problems() -> Path:
-    """The problems that come with the package."""
     return Path(__file__).resolve().parent / "problems.jsonl"

@@ -13,22 +13,18 @@ from whetstone.config import TaskSpec
 from whetstone.tasks.gym import gym_name
 
 TABLE = "gym_constants.json"
-FEWEST = 0.02  # below this share a task has so many answers that no constant is worth a word
 
 
 def best_constant(task: str) -> tuple[str, float] | None:
-    """The answer that is right on most problems of a task with its default settings, and that share.
-
-    None for a task that was not measured, or has no constant worth naming.
-    """
+    """The answer right on most problems with default settings, and that share; None where not measured."""
     row = measured()["tasks"].get(gym_name(task))
     return None if row is None or row["answer"] is None else (row["answer"], row["rate"])
 
 
 def constant_rates(specs: Mapping[str, TaskSpec]) -> dict[str, float]:
     """What the best constant answer earns, for the tasks where that is known: those with default settings."""
-    best = {name: best_constant(name) for name, spec in specs.items() if not spec.config}
-    return {name: found[1] for name, found in best.items() if found is not None}
+    names = [name for name, spec in specs.items() if not spec.config]
+    return {name: best[1] for name in names if (best := best_constant(name)) is not None}
 
 
 def describe_constant(task: str) -> str:

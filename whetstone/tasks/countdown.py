@@ -1,5 +1,4 @@
-"""Countdown: make the target from the numbers with + - * /, each number at most once (or exactly once, by a
-setting).
+"""Countdown: make the target from the numbers with + - * /, each at most once (or exactly, by a setting).
 
 Generated problems are solvable by construction: the target is the value of a random expression over all the
 numbers. Rows have numbers and target, and optionally messages as their own prompt. The answer is the text
@@ -19,23 +18,22 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from whetstone.config import Config, TaskSpec
 from whetstone.config.row_settings import ROW_SETTINGS
-from whetstone.errors import UserError, did_you_mean
+from whetstone.errors import UserError
 from whetstone.rewards.answers import extract_tag
 from whetstone.rewards.equations import check_equation
 from whetstone.seeds import seed
 from whetstone.tasks import rows
-from whetstone.tasks.base import Task
+from whetstone.tasks.base import check_setting_names
 from whetstone.tasks.prompts import conversation
 from whetstone.types import Problem, TaskScore
 
 QUESTION = (
     "Using the numbers {numbers}, create an equation that equals {target}. You can use basic arithmetic "
-    "operations ({operators}) and each "
-    "number {rule}. Show your work in <think> </think> tags. And return the final answer in <answer> "
-    "</answer> tags, "
-    "for example <answer> {example} </answer>."
+    "operations ({operators}) and each number {rule}. Show your work in <think> </think> tags. And return "
+    "the final answer in <answer> </answer> tags, for example <answer> {example} </answer>."
 )
 _MAX_NUMBERS = 20  # in a row
+_SEARCH_BUDGET = 300_000
 _EXAMPLES = {"/": "(1 + 2) / 3", "*": "(1 + 2) * 3", "-": "1 + 2 - 3", "+": "1 + 2 + 3"}
 
 
@@ -54,35 +52,33 @@ class Settings:
     base_reward: float = Field(default=0.1, ge=0, lt=1)
 
 
-_KEYS = tuple(Settings.__dataclass_fields__)
-_GENERATED = tuple(key for key in _KEYS if key not in ROW_SETTINGS["countdown"])  # mean nothing to rows
+_DEFAULTS = {name: getattr(Settings(), name) for name in Settings.__dataclass_fields__}
+_GENERATED = tuple(key for key in _DEFAULTS if key not in ROW_SETTINGS["countdown"])  # mean nothing to rows
 logger = logging.getLogger(__name__)
 
 
-class CountdownTask(Task):
-    """One mixture entry of countdown problems."""
-
+class CountdownTask(rows.RowTask):
     description = (
         "Makes a target from given numbers, generated or from rows (reasoning-gym's own is "
         "reasoning_gym/countdown)"
     )
+    default_settings = _DEFAULTS | rows.row_settings("countdown") | _DEFAULTS  # in this order
     isolated = True
 
     def __init__(self, config: Config, name: str, spec: TaskSpec, split: str, shared: bool) -> None:
         super().__init__(config, name, spec, split, shared)
         self.generated = not (spec.config.get("path") or spec.config.get("dataset"))
         if not self.generated:
-            rows.check_settings(spec.config, (*ROW_SETTINGS["countdown"], *_GENERATED), name)
+            rows.check_settings(spec.config, self.default_settings, name)
             unused = [key for key in spec.config if key in _GENERATED]
             if unused and split == "train":
                 logger.info("%s reads rows, so %s has no effect.", name, ", ".join(unused))
-        self._source = spec.config
         self._settings = _check(
-            {key: value for key, value in spec.config.items() if self.generated or key in _KEYS}, name
+            {key: value for key, value in spec.config.items() if self.generated or key in _DEFAULTS}, name
         )
 
     def __len__(self) -> int:
-        return self.config.tasks.dataset_size if self.generated else len(self._rows)
+        return self.config.tasks.dataset_size if self.generated else super().__len__()
 
     def problem(self, index: int) -> Problem:
         entry = self._generate(index) if self.generated else self._rows[index]
@@ -141,45 +137,31 @@ class CountdownTask(Task):
             return {"numbers": tuple(numbers), "target": term.value, "solution": term.text}
         raise UserError(
             f"The task {self.name} finds no target from {settings.min_target} to {settings.max_target} with "
-            f"{settings.min_numbers} to "
-            f"{settings.max_numbers} numbers from {settings.min_value} to {settings.max_value}: widen its "
-            "config."
+            f"{settings.min_numbers} to {settings.max_numbers} numbers from {settings.min_value} to "
+            f"{settings.max_value}: widen its config."
         )
 
     @cached_property
     def _rows(self) -> list[dict[str, Any]]:
-        where = f"The data set {rows.source(self._source, self.split)[0]} of task {self.name}"
-        raw = rows.read(self._source, self.split, self.name)
-        numbers = rows.pick_column(
-            raw, self._source.get("numbers_column"), ("nums", "numbers"), "numbers_column", where
-        )
-        target = rows.pick_column(
-            raw, self._source.get("target_column"), ("target", "answer"), "target_column", where
-        )
-        default_column = "messages" if "messages" in rows.columns_of(raw) else None
-        messages = self._source.get("messages_column") or default_column
+        numbers = self._column("numbers_column", ("nums", "numbers"))
+        target = self._column("target_column", ("target", "answer"))
+        default_column = "messages" if "messages" in rows.columns_of(self._raw) else None
+        messages = self.settings.get("messages_column") or default_column
         if messages is not None:
-            rows.pick_column(raw, messages, (), "messages_column", where)
+            self._column("messages_column", (messages,))
         entries = [
             {
-                "numbers": _integers(row.get(numbers), where, i, numbers),
-                "target": _integer(row.get(target), where, i, target),
+                "numbers": _integers(row.get(numbers), f"{self._where}, row {i},", numbers),
+                "target": _integer(row.get(target), f"{self._where}, row {i},", target),
                 "messages": conversation(row.get(messages)) if messages is not None else (),
             }
-            for i, row in enumerate(raw, 1)
+            for i, row in enumerate(self._raw, 1)
         ]
-        keys = [f"{sorted(row['numbers'])} {row['target']}" for row in entries]
-        return rows.split_rows(entries, keys, self._source, self.split, self.shared, where)
+        return self._own_side(entries, [f"{sorted(row['numbers'])} {row['target']}" for row in entries])
 
 
 def _check(settings: dict[str, Any], task: str) -> Settings:
-    for key in settings:
-        if key not in _KEYS:
-            known = ", ".join(_KEYS)
-            raise UserError(
-                f"The task {task} has no setting '{key}'{did_you_mean(key, _KEYS) or '.'} Its settings are: "
-                f"{known}, or path for rows."
-            )
+    check_setting_names(settings, (*_DEFAULTS, "path"), task)
     try:
         valid = TypeAdapter(Settings).validate_python(settings)
     except ValidationError as error:
@@ -188,43 +170,35 @@ def _check(settings: dict[str, Any], task: str) -> Settings:
         raise UserError(
             f"The task {task} has {name} {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}."
         ) from None
-    for low, high in (
-        ("min_numbers", "max_numbers"),
-        ("min_value", "max_value"),
-        ("min_target", "max_target"),
-    ):
-        if getattr(valid, low) > getattr(valid, high):
-            raise UserError(
-                f"The task {task} has {low} {getattr(valid, low)} above {high} {getattr(valid, high)}: swap "
-                "or change them."
-            )
+    for name in ("numbers", "value", "target"):
+        low, high = getattr(valid, f"min_{name}"), getattr(valid, f"max_{name}")
+        if low > high:
+            raise UserError(f"The task {task} has min_{name} {low} above max_{name} {high}: swap them.")
     if not valid.operators or any(operator not in _EXAMPLES for operator in valid.operators):
         raise UserError(f"The task {task} has operators {list(valid.operators)}: choose from + - * /.")
     return valid
 
 
-def _integer(value: Any, where: str, row: int, column: str) -> int:
+def _integer(value: Any, where: str, column: str) -> int:
     if value is None:
-        raise UserError(f"{where} has no {column} in row {row}: give it, or leave the row out.")
+        raise UserError(f"{where} has no {column}: give it, or leave the row out.")
     text = str(value).strip()
     if isinstance(value, bool) or not re.fullmatch(r"[-+]?\d{1,15}(\.0*)?", text):
-        raise UserError(
-            f"{where} has {rows.short_repr(value)} as {column} in row {row}, where a whole number should be."
-        )
+        raise UserError(f"{where} has {rows.short_repr(value)} as {column}, where a whole number should be.")
     return int(text.split(".")[0])
 
 
-def _integers(value: Any, where: str, row: int, column: str) -> tuple[int, ...]:
+def _integers(value: Any, where: str, column: str) -> tuple[int, ...]:
     if isinstance(value, str):  # a CSV cell: "[1, 2, 3]" or "1 2 3"
         value = value.strip("[]() ").replace(",", " ").split()
     if value is None:
-        raise UserError(f"{where} has no {column} in row {row}: give it, or leave the row out.")
+        raise UserError(f"{where} has no {column}: give it, or leave the row out.")
     if not isinstance(value, list | tuple) or not 0 < len(value) <= _MAX_NUMBERS:
         raise UserError(
-            f"{where} has {rows.short_repr(value)} as {column} in row {row}, where a list of numbers "
-            f"(1 to {_MAX_NUMBERS}) should be."
+            f"{where} has {rows.short_repr(value)} as {column}, where a list of numbers should "
+            f"be, 1 to {_MAX_NUMBERS}."
         )
-    return tuple(_integer(entry, where, row, column) for entry in value)
+    return tuple(_integer(entry, where, column) for entry in value)
 
 
 @dataclass(frozen=True)
@@ -237,9 +211,7 @@ class _Term:
 def _combine(
     generator: random.Random, terms: list[_Term], operators: tuple[str, ...], limit: int
 ) -> _Term | None:
-    """One expression over all the terms, with whole positive results no larger than `limit`; None where the
-    dice fail.
-    """
+    """A random expression over all terms, with whole positive results up to `limit`; None where it fails."""
     while len(terms) > 1:
         right = terms.pop(generator.randrange(len(terms)))
         left = terms.pop(generator.randrange(len(terms)))
@@ -255,19 +227,10 @@ def _combine(
 
 
 def _apply(left: _Term, right: _Term, operator: str) -> _Term | None:
-    if operator in "+*":
-        value = left.value + right.value if operator == "+" else left.value * right.value
-    elif operator == "-":
-        value = left.value - right.value
-        if value <= 0:
-            return None
-    else:
-        if left.value % right.value:
-            return None
-        value = left.value // right.value
-    return _Term(
-        value, f"{_inside(left, operator, False)} {operator} {_inside(right, operator, True)}", operator
-    )
+    a, b = left.value, right.value
+    value = {"+": a + b, "-": a - b, "*": a * b, "/": 0 if a % b else a // b}[operator]
+    text = f"{_inside(left, operator, False)} {operator} {_inside(right, operator, True)}"
+    return _Term(value, text, operator) if value > 0 else None
 
 
 def _inside(term: _Term, operator: str, is_right: bool) -> str:
@@ -282,11 +245,9 @@ def _inside(term: _Term, operator: str, is_right: bool) -> str:
     return term.text if bare else f"({term.text})"
 
 
-def solve(numbers: tuple[int, ...], target: int, settings: Settings, budget: int = 300_000) -> str | None:
-    """An expression that makes the target from given numbers, by search; None where none was found within
-    the budget.
-    """
-    remaining = budget
+def solve(numbers: tuple[int, ...], target: int, settings: Settings) -> str | None:
+    """An expression that makes the target, by search; None where `_SEARCH_BUDGET` steps find none."""
+    remaining = _SEARCH_BUDGET
 
     def search(terms: list[tuple[Fraction, str]]) -> str | None:
         nonlocal remaining

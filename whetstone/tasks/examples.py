@@ -1,8 +1,7 @@
 """Two small programming tasks that ship as recipes: `expressions` and `sums`, as `path` of the code task.
 
 A row of `expressions` is a sentence ("add 7 to x, then multiply the result by 3"), calls of f with their
-values, and the expression as reference solution. Values come from running the solutions; a sentence whose
-solution fails on one of its inputs is dropped. `sums` is for pebble, which knows no Python: the answer
+values, and the expression as reference solution. `sums` is for pebble, which knows no Python: the answer
 continues `def f(): return` with the value of a sum. The rows are always the same.
 """
 
@@ -68,7 +67,6 @@ _STRINGS = [
 
 
 def make_expressions(count: int = NUM_EXPRESSIONS) -> list[dict[str, Any]]:
-    """So many different problems."""
     dice = random.Random(5)
     rows: dict[str, dict[str, Any]] = {}
     while len(rows) < count:
@@ -90,9 +88,7 @@ def make_expressions(count: int = NUM_EXPRESSIONS) -> list[dict[str, Any]]:
 
 
 def make_sums() -> list[dict[str, Any]]:
-    """The different ones of 1,600 sums as the quickstart asks for them; the answer goes on from the starter
-    code.
-    """
+    """1,600 sums as in the quickstart, without repetitions; the answer continues the starter code."""
     import reasoning_gym
 
     settings = {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 2}
@@ -126,25 +122,20 @@ def _number(dice: random.Random) -> _Draw:
     return sentence, expression, lambda: dice.randint(-20, 40)
 
 
-def _list(dice: random.Random) -> _Draw:
-    phrase, code = dice.choice(_LISTS)
+def _filled(dice: random.Random, phrases: list[tuple[str, str]], draw: Callable[[], Any]) -> _Draw:
+    phrase, code = dice.choice(phrases)
     number = str(dice.randint(2, 9))
-    return (
-        phrase.replace("K", number),
-        code.replace("K", number),
-        lambda: [dice.randint(0, 12) for _ in range(dice.randint(10, 14))],
-    )
+    return phrase.replace("K", number), code.replace("K", number), draw
+
+
+def _list(dice: random.Random) -> _Draw:
+    return _filled(dice, _LISTS, lambda: [dice.randint(0, 12) for _ in range(dice.randint(10, 14))])
 
 
 def _word(dice: random.Random) -> _Draw:
-    phrase, code = dice.choice(_STRINGS)
-    number = str(dice.randint(2, 9))
     letters = "abcdeghilmnoprst"
-    return (
-        phrase.replace("K", number),
-        code.replace("K", number),
-        lambda: "".join(dice.choice(letters) for _ in range(dice.randint(10, 14))),
-    )
+    draw = lambda: "".join(dice.choice(letters) for _ in range(dice.randint(10, 14)))  # noqa: E731
+    return _filled(dice, _STRINGS, draw)
 
 
 # name as `path` -> its rows

@@ -7,7 +7,6 @@ makes both. Some generators use the global random state: it is seeded, and resto
 """
 
 import atexit
-import dataclasses
 import os
 import random
 import sys
@@ -21,11 +20,11 @@ from typing import Any
 import numpy as np
 
 from whetstone.config import Config, TaskSpec
-from whetstone.errors import UserError, did_you_mean
+from whetstone.errors import UserError
 from whetstone.rewards.answers import extract_tag
-from whetstone.sandbox.evaluator import EvaluationFailed, evaluate
+from whetstone.sandbox.evaluator import evaluate
 from whetstone.seeds import seed
-from whetstone.tasks.base import Task
+from whetstone.tasks.base import Task, check_setting_names
 from whetstone.tasks.gym_gold import gold_answer
 from whetstone.tasks.gym_levels import check_levels, settings_at
 from whetstone.tasks.gym_repairs import is_flawed, score_answer
@@ -34,9 +33,8 @@ from whetstone.types import Problem, TaskScore
 
 PREFIX = "reasoning_gym/"
 _BLOCK = 2_000  # problems of a bounded data set before the next one is made
-_BOUNDED = frozenset(
-    {"acre", "gsm_symbolic", "list_functions", "word_ladder"}
-)  # raise IndexError from `size` on
+# These raise IndexError from `size` on.
+_BOUNDED = frozenset({"acre", "gsm_symbolic", "list_functions", "word_ladder"})
 _IN_WORKER = frozenset(
     {"bf", "codeio", "isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note"}
     | {"word_ladder"}
@@ -54,40 +52,33 @@ _FIXED_SETTINGS = {("syllogism", "num_premises"): 2}  # settings that are writte
 
 
 class GymTask(Task):
-    """One task of reasoning-gym."""
-
     generated = True
     isolated = True
     has_curriculum = True
 
-    def __init__(
-        self,
-        config: Config,
-        name: str,
-        spec: TaskSpec,
-        split: str,
-        shared: bool = False,
-        level: int | None = None,
-    ) -> None:
-        """`level` of its curriculum; None: `spec.config` as it is."""
+    level: int | None = None  # of its curriculum; None: `spec.config` as it is
+
+    def __init__(self, config: Config, name: str, spec: TaskSpec, split: str, shared: bool = False) -> None:
         super().__init__(config, name, spec, split, shared)
-        self.level = level
         self._spec = spec
         self._levels: dict[int, GymTask] = {}
         self.task = gym_name(name)
         self.settings = check_settings(self.task, self.settings)
         self._seed = self.seed & 0x7FFF_FFFF
         # Made now, so that bad settings are found before anything is trained.
-        self._dataset = _dataset(self.task, _frozen(self.settings), self._seed)
-        if level is None and split == "train" and spec.curriculum is not None:
-            curriculum = spec.curriculum
-            self.max_level = check_levels(self.task, self.settings, curriculum.start, curriculum.top)
+        self._dataset = _dataset(self.task, _CacheKey(self.settings), self._seed)
+        if split == "train" and spec.curriculum is not None:
+            self.max_level = check_levels(
+                self.task, self.settings, spec.curriculum.start, spec.curriculum.top
+            )
 
     def at_level(self, level: int) -> "GymTask":
         """The same task at a level of its curriculum: its problems are functions of (seed, index, level)."""
         if level not in self._levels:
-            spec = self._spec.model_copy(update={"config": settings_at(self.task, level, self.settings)})
-            self._levels[level] = GymTask(self.config, self.name, spec, self.split, level=level)
+            config = settings_at(self.task, level, self.settings)
+            spec = self._spec.model_copy(update={"config": config, "curriculum": None})
+            self._levels[level] = GymTask(self.config, self.name, spec, self.split)
+            self._levels[level].level = level
         return self._levels[level]
 
     def problem(self, index: int) -> Problem:
@@ -103,20 +94,13 @@ class GymTask(Task):
         level = problem.answer.get("level")
         if level != self.level:  # some scorers look at their own settings
             return self.at_level(level).score(problem, text)
-        answer = extract_tag(text)
-        value = 0.0
-        if answer is not None:
-            entry = problem.answer
-            try:
-                if self.task in _SYMBOLIC:  # slow, and it may hang
-                    value = evaluate(_score_entry, self.task, self.settings, self._seed, answer, entry)
-                else:
-                    value = score_answer(self.task, self._dataset, answer, entry)
-            except EvaluationFailed:
-                raise
-            # Some scorers raise on text that is not of the form they expect: that is a wrong answer.
-            except Exception:
-                value = 0.0
+        answer, entry = extract_tag(text), problem.answer
+        if answer is None:
+            value = 0.0
+        elif self.task in _SYMBOLIC:  # slow, and it may hang
+            value = evaluate(_score_in_fork, self.task, self.settings, self._seed, answer, entry)
+        else:
+            value = _score(self.task, self._dataset, answer, entry)
         return TaskScore(correct=value >= 1.0, reward=value, answer=answer)
 
     @property
@@ -138,9 +122,7 @@ class GymTask(Task):
 
 
 def known_names() -> list[str]:
-    """The tasks there are. `composite` is left out: it is reasoning-gym's own mixture, and `datasets` is
-    ours.
-    """
+    """The tasks there are, without `composite`, reasoning-gym's own mixture: `datasets` is ours."""
     from reasoning_gym.factory import DATASETS
 
     return sorted(name for name in DATASETS if name != "composite")
@@ -164,54 +146,36 @@ def describe(task: str) -> tuple[str, str]:
 
 def check_settings(task: str, settings: dict[str, Any]) -> dict[str, Any]:
     """The task's settings (without those that are always so), or a complaint that names the wrong one."""
-    from reasoning_gym.factory import DATASETS
-
-    fields = [
-        field.name for field in dataclasses.fields(DATASETS[task][1]) if field.name not in _RUN_SETTINGS
-    ]
+    known = default_settings(task)
     for key, value in settings.items():
-        if (task, key) in _FIXED_SETTINGS and value != _FIXED_SETTINGS[task, key]:
+        if value != _FIXED_SETTINGS.get((task, key), value):
             raise UserError(
                 f"The task {task} has {key} {value}, but in reasoning-gym it is always "
                 f"{_FIXED_SETTINGS[task, key]}: leave it out."
             )
         if key in _RUN_SETTINGS:
-            raise UserError(
-                f"The config of task {task} sets '{key}': set {_RUN_SETTINGS[key]} for the whole run instead."
-            )
-        if key not in fields and (task, key) not in _FIXED_SETTINGS:
-            known = ", ".join(fields) or "none"
-            raise UserError(
-                f"The task {task} has no setting '{key}'{did_you_mean(key, fields) or '.'} Its settings are: "
-                f"{known}."
-            )
-    return {key: value for key, value in settings.items() if key in fields}
+            raise UserError(f"The config of task {task} sets '{key}': set {_RUN_SETTINGS[key]} for the run.")
+    check_setting_names([key for key in settings if (task, key) not in _FIXED_SETTINGS], list(known), task)
+    return {key: value for key, value in settings.items() if key in known}
 
 
 def default_settings(task: str) -> dict[str, Any]:
     """Setting -> default of a task of reasoning-gym; empty where there is no such task."""
     from reasoning_gym.factory import DATASETS
 
-    if task not in DATASETS:
-        return {}
-    defaults = DATASETS[task][1]()
-    names = [field.name for field in dataclasses.fields(defaults) if field.name not in _RUN_SETTINGS]
-    return {name: getattr(defaults, name) for name in names}
+    defaults = vars(DATASETS[task][1]()) if task in DATASETS else {}
+    return {name: value for name, value in defaults.items() if name not in _RUN_SETTINGS}
 
 
 def make_entry(task: str, settings: dict[str, Any], base: int, index: int) -> dict[str, Any]:
-    """Entry `index` of a task: question, answer, metadata. The odd index a generator fails on is replaced
-    by one far away, and so is a problem without an answer of its own.
-    """
+    """Entry `index`; another, far away, where the generator fails or the problem is flawed."""
     problem = "no problem with an answer of its own"
     for attempt in range(20):
         position = index + attempt * _RETRY_STRIDE
         block, offset = divmod(position, _BLOCK) if task in _BOUNDED else (0, position)
         block_seed = base if block == 0 else seed(base, "block", block) & 0x7FFF_FFFF
-        dataset = _dataset(task, _frozen(settings), block_seed)
-        dataset.size = (
-            _BLOCK  # word_ladder shortens itself on failure: later problems would depend on earlier
-        )
+        dataset = _dataset(task, _CacheKey(settings), block_seed)
+        dataset.size = _BLOCK  # word_ladder shortens itself on failure: later problems must not depend on it
         with _seeded(block_seed + offset):
             try:
                 entry = dataset[offset]
@@ -222,12 +186,18 @@ def make_entry(task: str, settings: dict[str, Any], base: int, index: int) -> di
     raise UserError(f"The task {task} makes no problem with its settings ({problem}): change its config.")
 
 
-def _score_entry(task: str, settings: dict[str, Any], base: int, answer: str, entry: dict[str, Any]) -> float:
-    """In a fork, where an exception would count as a crash: on text of another form it is a wrong answer."""
+def _score(task: str, dataset: Any, answer: str, entry: dict[str, Any]) -> float:
+    """Some scorers raise on text that is not of the form they expect: that is a wrong answer."""
     try:
-        return score_answer(task, _dataset(task, _frozen(settings), base), answer, entry)
+        return score_answer(task, dataset, answer, entry)
     except Exception:
         return 0.0
+
+
+def _score_in_fork(
+    task: str, settings: dict[str, Any], base: int, answer: str, entry: dict[str, Any]
+) -> float:
+    return _score(task, _dataset(task, _CacheKey(settings), base), answer, entry)
 
 
 @contextmanager
@@ -243,39 +213,25 @@ def _seeded(value: int) -> Iterator[None]:
         np.random.set_state(numpy_state)
 
 
+class _CacheKey(dict[str, Any]):
+    """Settings as a key of a cache, compared by their text."""
+
+    def __hash__(self) -> int:
+        return hash(repr(sorted(self.items())))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _CacheKey) and repr(sorted(other.items())) == repr(sorted(self.items()))
+
+
 @lru_cache(maxsize=64)
-def _dataset(task: str, settings: tuple[tuple[str, Any], ...], base: int) -> Any:
+def _dataset(task: str, settings: _CacheKey, base: int) -> Any:
     import reasoning_gym
 
     try:
-        return reasoning_gym.create_dataset(
-            task, seed=base, size=_BLOCK, **{key: _Frozen.thaw(value) for key, value in settings}
-        )
+        return reasoning_gym.create_dataset(task, seed=base, size=_BLOCK, **settings)
     except (AssertionError, ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-        raise UserError(
-            f"The task {task} does not accept its config: {str(error) or type(error).__name__}."
-        ) from None
-
-
-class _Frozen:
-    """A setting of any kind as a key of a cache: compared by its text, handed out as it was."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Frozen) and repr(other.value) == repr(self.value)
-
-    def __hash__(self) -> int:
-        return hash(repr(self.value))
-
-    @staticmethod
-    def thaw(frozen: "_Frozen") -> Any:
-        return frozen.value
-
-
-def _frozen(settings: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
-    return tuple((key, _Frozen(value)) for key, value in sorted(settings.items()))
+        reason = str(error) or type(error).__name__
+        raise UserError(f"The task {task} does not accept its config: {reason}.") from None
 
 
 @lru_cache(maxsize=1)
@@ -294,16 +250,15 @@ def _ask_worker(task: str, settings: dict[str, Any], base: int, index: int) -> d
         entry = worker.connection.recv()
     except EOFError:
         _worker.cache_clear()
-        raise RuntimeError(
-            f"the process that makes problems of {task} ended with {worker.process.wait()}"
-        ) from None
+        code = worker.process.wait()
+        raise RuntimeError(f"the process that makes problems of {task} ended with {code}") from None
     if isinstance(entry, UserError):
         raise entry
     return entry
 
 
 def serve_entries(connection: Connection) -> None:
-    """The child's side of `_ask_child`."""
+    """The worker's side of `_ask_worker`."""
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115  codeio prints what it runs
     while True:
         task, settings, base, index = connection.recv()

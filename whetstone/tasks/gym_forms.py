@@ -79,10 +79,6 @@ def _integral(text: str, entry: dict[str, Any]) -> bool:
     return is_plain_expression(text, frozenset({entry["metadata"]["variable"], "C", "pi", "E"}), _FUNCTIONS)
 
 
-def _polynomial(text: str, entry: dict[str, Any]) -> bool:
-    return is_plain_expression(text, _LETTERS, frozenset())
-
-
 def _cube(text: str, entry: dict[str, Any]) -> bool:
     """The scorer repeats `R9` nine times."""
     turns = sum(int(move[-1]) if move[-1].isdigit() else 1 for move in text.split())
@@ -108,7 +104,7 @@ def _tower(text: str, entry: dict[str, Any]) -> bool:
 _CHECKS = {
     "intermediate_integration": _integral,
     "knights_knaves": _knights,
-    "polynomial_multiplication": _polynomial,
+    "polynomial_multiplication": lambda text, _: is_plain_expression(text, _LETTERS, frozenset()),
     "rubiks_cube": _cube,
     "simple_integration": _integral,
     "tower_of_hanoi": _tower,

@@ -1,11 +1,11 @@
 """Right answers for the five reasoning-gym tasks that give none: from the entry's metadata, or by search.
 
-boxnet, graph_color, propositional_logic, rubiks_cube and rush_hour have many right answers and put None
-under `answer`. intermediate_integration leaves some integrals unevaluated: these are computed. For every
-other task the gold answer is the entry's own.
+intermediate_integration leaves some integrals unevaluated: these are computed. For every other task the gold
+answer is the entry's own.
 """
 
 import json
+import math
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -16,17 +16,13 @@ from whetstone.rewards.propositions import everything, is_inference, truth_table
 def gold_answer(task: str, entry: dict[str, Any]) -> str:
     """An answer that the task's scorer must accept in full."""
     if task == "intermediate_integration" and "Integral" in entry["answer"]:
-        return _integrated(entry["answer"])
+        import sympy
+
+        # Its own answer with the integrals worked out: `Integral(f, x)` would answer any problem.
+        return str(sympy.parse_expr(entry["answer"], local_dict={"C": sympy.Symbol("C")}).doit())
     if entry["answer"] is not None:
         return str(entry["answer"])
     return _SOLVERS[task](entry["metadata"])
-
-
-def _integrated(answer: str) -> str:
-    """reasoning-gym's own answer with its integrals worked out: `Integral(f, x)` would answer any problem."""
-    import sympy
-
-    return str(sympy.parse_expr(answer, local_dict={"C": sympy.Symbol("C")}).doit())
 
 
 def _propositional_logic(metadata: dict[str, Any]) -> str:
@@ -45,51 +41,34 @@ def _boxnet(metadata: dict[str, Any]) -> str:
         tuple(float(part) for part in key.split("_")): list(items)
         for key, items in metadata["initial_state"].items()
     }
-    targets = {
-        item: [square for square, items in state.items() for name in items if name == item]
-        for item in _kinds(state, "target_")
-    }
+    targets: dict[str, list[tuple[float, ...]]] = {}
+    for square, items in state.items():
+        for item in items:
+            targets.setdefault(item, []).append(square)
     plan: list[dict[str, str]] = []
     for square, items in state.items():
         for box in [item for item in items if item.startswith("box_")]:
             row, column = square
             goal = targets["target_" + box[4:]].pop()
             while (row, column) != goal:
-                step = (
-                    (row + _sign(goal[0] - row), column)
-                    if row != goal[0]
-                    else (row, column + _sign(goal[1] - column))
-                )
+                if row != goal[0]:
+                    step = (row + math.copysign(1, goal[0] - row), column)
+                else:
+                    step = (row, column + math.copysign(1, goal[1] - column))
                 plan.append({f"Agent[{row}, {column}]": f"move({box}, square[{step[0]}, {step[1]}])"})
                 row, column = step
             plan.append({f"Agent[{row}, {column}]": f"move({box}, target_{box[4:]})"})
     return json.dumps(plan)
 
 
-def _kinds(state: dict[Any, list[str]], prefix: str) -> set[str]:
-    return {item for items in state.values() for item in items if item.startswith(prefix)}
-
-
-def _sign(value: float) -> float:
-    return 1.0 if value > 0 else -1.0
-
-
-def _rubiks_cube(metadata: dict[str, Any]) -> str:
-    """The scramble backwards, each turn the other way."""
-    return " ".join(_undo(move) for move in reversed(metadata["scramble_moves"].split()))
-
-
 def _undo(move: str) -> str:
-    """One turn back, in moves that begin with no digit: the scorer ignores those that do (large cubes have
-    them).
-    """
+    """One turn back, in moves without a digit in front, which the scorer ignores (large cubes have them)."""
     back = "" if move.endswith("'") else "'"
     face = move.rstrip("'")
     if face[0] == "1":  # 1Bw: the outer layer alone
         face = face[1]
-    elif face[0] == "2" and not face.endswith(
-        "w"
-    ):  # 2B: the second layer alone is both layers less the outer one
+    elif face[0] == "2" and not face.endswith("w"):
+        # 2B: the second layer alone is both layers less the outer one.
         return f"{face[1]}w' {face[1]}" if back else f"{face[1]}w {face[1]}'"
     return face.removeprefix("2") + back
 
@@ -152,6 +131,6 @@ _SOLVERS = {
     "boxnet": _boxnet,
     "graph_color": lambda metadata: json.dumps(metadata["possible_answer"]),
     "propositional_logic": _propositional_logic,
-    "rubiks_cube": _rubiks_cube,
+    "rubiks_cube": lambda metadata: " ".join(map(_undo, reversed(metadata["scramble_moves"].split()))),
     "rush_hour": _rush_hour,
 }

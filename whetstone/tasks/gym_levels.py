@@ -46,10 +46,7 @@ def check_levels(task: str, settings: dict[str, Any], start: int, top: int | Non
         )
     for name, value in (("start", start), ("top", top)):
         if value is not None and value > highest:
-            raise UserError(
-                f"The curriculum of task {task} has the levels 0 to {highest}, but its {name} is {value}: "
-                "lower it."
-            )
+            raise UserError(f"Task {task} has levels 0 to {highest}, but its {name} is {value}: lower it.")
     return highest if top is None else top
 
 

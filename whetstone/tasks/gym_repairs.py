@@ -40,8 +40,9 @@ def score_answer(task: str, dataset: Any, answer: str, entry: Entry) -> float:
         value = float(dataset.score_answer(answer, entry))
         if task in _REPAIRS:
             value = _REPAIRS[task](answer, entry, value)
-        elif task == "rubiks_cube":
-            value = _progress(value, float(dataset.score_answer("", entry)))
+        elif task == "rubiks_cube" and value < 1.0:  # how much was put right; turning nothing earns nothing
+            before = float(dataset.score_answer("", entry))
+            value = max(0.0, (value - before) / (1.0 - before))
         elif 0.0 < value < 1.0 and _is_by_containment(task, dataset):
             value = value if _stands_alone(str(entry["answer"]), answer) else 0.0
     if not math.isfinite(value) or not 0.0 <= value <= 1.0:
@@ -50,9 +51,7 @@ def score_answer(task: str, dataset: Any, answer: str, entry: Entry) -> float:
 
 
 def is_flawed(task: str, entry: Entry) -> bool:
-    """Whether a problem has no answer that could be told from another: from premises that contradict each
-    other everything follows, and from tautologies nothing.
-    """
+    """Whether everything follows from the premises (they contradict each other) or nothing (tautologies)."""
     if task != "propositional_logic":
         return False
     variables = entry["metadata"]["variables"]
@@ -83,11 +82,6 @@ def _stands_alone(gold: str, answer: str) -> bool:
     return re.search(rf"(?<![\w.+-]){re.escape(gold)}(?!\w|[.,]\d)", answer, re.IGNORECASE) is not None
 
 
-def _progress(value: float, before: float) -> float:
-    """How much of what was wrong before an answer put right; turning nothing earns nothing."""
-    return value if value >= 1.0 else max(0.0, (value - before) / (1.0 - before))
-
-
 def _equation(answer: str, entry: Entry, target: int) -> float:
     numbers = entry["metadata"]["numbers"]
     if "=" in answer:
@@ -97,16 +91,6 @@ def _equation(answer: str, entry: Entry, target: int) -> float:
         return float(verdict.correct)
     used = [int(number) for number in re.findall(r"\d+", answer)]
     return _USES_NUMBERS if sorted(used) == sorted(numbers) else _WELL_FORMED
-
-
-def _puzzle24(answer: str, entry: Entry) -> float:
-    """reasoning-gym takes any four numbers of the range: 6*4*1*1 would be right for every problem."""
-    return _equation(answer, entry, 24)
-
-
-def _countdown(answer: str, entry: Entry) -> float:
-    """By our own parser, in exact fractions; reasoning-gym hands the text to sympy."""
-    return _equation(answer, entry, entry["metadata"]["target"])
 
 
 def _propositional_logic(answer: str, entry: Entry) -> float:
@@ -141,10 +125,6 @@ def _length(row: Any) -> int:
     return len(row) if isinstance(row, list) else -1
 
 
-def _game_of_life_halting(answer: str, entry: Entry) -> float:
-    return float(answer.strip().lower() == str(entry["answer"]).lower())
-
-
 def _coin_flip(answer: str, entry: Entry) -> float:
     """Part credit for leading decimals; the zero before the point, which all share, is none of them."""
     value, gold = Fraction(answer.strip().replace(",", "")), Fraction(entry["answer"])
@@ -165,10 +145,6 @@ def _gsm_symbolic(answer: str, entry: Entry) -> float:
     if number is None:
         return 0.0
     return 1.0 if float(number[1].replace(",", "")) == float(entry["answer"]) else _WELL_FORMED
-
-
-def _spell_backward(answer: str, entry: Entry, value: float) -> float:
-    return _matching_letters(answer.lower(), entry["answer"].lower())
 
 
 def _figlet_font(answer: str, entry: Entry, value: float) -> float:
@@ -210,18 +186,22 @@ def _letter_jumble(answer: str, entry: Entry, value: float) -> float:
 # Own scorers, which take the place of reasoning-gym's.
 _SCORERS: dict[str, Callable[[str, Entry], float]] = {
     "coin_flip": _coin_flip,
-    "countdown": _countdown,
+    # By our own parser, in exact fractions; reasoning-gym hands the text to sympy.
+    "countdown": lambda answer, entry: _equation(answer, entry, entry["metadata"]["target"]),
     "game_of_life": _game_of_life,
-    "game_of_life_halting": _game_of_life_halting,
+    "game_of_life_halting": lambda answer, entry: float(
+        answer.strip().lower() == str(entry["answer"]).lower()
+    ),
     "gsm_symbolic": _gsm_symbolic,
     "propositional_logic": _propositional_logic,
-    "puzzle24": _puzzle24,
+    # reasoning-gym takes any four numbers of the range: 6*4*1*1 would be right for every problem.
+    "puzzle24": lambda answer, entry: _equation(answer, entry, 24),
 }
 # Corrections of reasoning-gym's score.
 _REPAIRS: dict[str, Callable[[str, Entry, float], float]] = {
     "figlet_font": _figlet_font,
     "letter_jumble": _letter_jumble,
     "number_sorting": _number_sorting,
-    "spell_backward": _spell_backward,
+    "spell_backward": lambda answer, entry, _: _matching_letters(answer.lower(), entry["answer"].lower()),
     "word_sorting": _word_sorting,
 }

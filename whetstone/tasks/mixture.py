@@ -19,7 +19,7 @@ from whetstone.errors import UserError
 from whetstone.seeds import seed
 from whetstone.tasks.base import Task
 from whetstone.tasks.registry import make_tasks, task_specs
-from whetstone.types import Problem, TaskScore
+from whetstone.types import Problem
 
 _STRIDE = 1_000_003  # between an evaluation problem and its replacement
 _TRIES = 200
@@ -41,11 +41,10 @@ class Mixture:
         self._rows = {
             name: self._allowed_rows(task) for name, task in self.tasks.items() if not task.generated
         }
-        self._length = _epoch_length(
-            weights,
-            [len(self._rows[n]) if n in self._rows else None for n in self._names],
-            config.tasks.dataset_size,
-        )
+        # An epoch has every row; with generated tasks alone, the configured size.
+        by_name = zip(self._names, weights, strict=True)
+        needed = [math.ceil(len(self._rows[n]) * sum(weights) / w) for n, w in by_name if n in self._rows]
+        self._length = max(needed, default=config.tasks.dataset_size)
         counts = apportion(self._length, weights)
         self._turns = interleave(counts)
         self._counts = dict(zip(self._names, counts, strict=True))
@@ -59,9 +58,7 @@ class Mixture:
         return self._length
 
     def problem(self, index: int, levels: Mapping[str, int] | None = None) -> Problem:
-        """Problem `index` of the endless sequence; `levels` of those tasks that have a curriculum, where they
-        begin if not given.
-        """
+        """Problem `index`; `levels` of the tasks with a curriculum, by default where each starts."""
         epoch, position = divmod(index, self._length)
         task_index, turn = (int(value) for value in self._turns[position])
         name = self._names[task_index]
@@ -76,19 +73,12 @@ class Mixture:
             task = task.at_level(self.curricula[name][0].start if levels is None else levels[name])
         return self._replacement(task, item)
 
-    def score(self, problem: Problem, text: str) -> TaskScore:
-        """The score of the problem's own task, in this process."""
-        return self.tasks[problem.task].score(problem, text)
-
     def _allowed_rows(self, task: Task) -> list[int]:
         allowed = [
             i for i in range(len(task)) if not self._avoid or task.problem(i).question not in self._avoid
         ]
         if not allowed:
-            raise UserError(
-                f"Every row of task {task.name} is an evaluation problem too: train on other rows or set "
-                "eval_path."
-            )
+            raise UserError(f"Every row of task {task.name} is an evaluation problem too: set eval_path.")
         return allowed
 
     def _replacement(self, task: Task, index: int) -> Problem:
@@ -98,8 +88,7 @@ class Mixture:
                 return problem
         raise UserError(
             f"The task {task.name} has too few different problems beside the evaluation set: {_TRIES} tries "
-            "all gave an evaluation problem. "
-            "Widen its config or lower eval_num_samples."
+            "all gave an evaluation problem. Widen its config or lower eval_num_samples."
         )
 
 
@@ -111,43 +100,31 @@ def build_tasks(config: Config, split: str, eval_set: Iterable[Problem] | None =
 
 
 def eval_problems(config: Config) -> list[Problem]:
-    """The fixed evaluation problems: `eval_num_samples`, spread over the tasks by weight, different ones as
-    far as there are.
-    """
+    """`eval_num_samples` fixed problems, spread over the tasks by weight, distinct as far as possible."""
     total = config.evaluation.eval_num_samples
     if total == 0:
         return []
     mixture = build_tasks(config, "eval")
     specs = task_specs(config, "eval")
     counts = apportion(total, [Fraction(str(specs[name].weight)) for name in mixture.tasks])
-    per_task = [
-        _distinct(task, count, mixture._seed)
-        for task, count in zip(mixture.tasks.values(), counts, strict=True)
-    ]
+    pairs = zip(mixture.tasks.values(), counts, strict=True)
+    per_task = [_distinct(task, count, mixture._seed) for task, count in pairs]
     turns = interleave([len(problems) for problems in per_task])
     return [per_task[int(task_index)][int(turn)] for task_index, turn in turns]
 
 
 def _distinct(task: Task, count: int, base: int) -> list[Problem]:
-    """`count` problems of a task without repetition; a generated task that has too few repeats them, rows
-    are only so many.
-    """
+    """`count` problems of a task without repetition; a generated task with too few repeats some."""
     distinct: dict[str, Problem] = {}
-    if task.generated:
-        spare: list[Problem] = []
-        for index in range(10 * count + 50):
-            if len(distinct) >= count:
-                break
-            problem = task.problem(index)
-            if distinct.setdefault(problem.question, problem) is not problem:
-                spare.append(problem)
-        return [*distinct.values(), *spare][:count]
-    for index in _shuffled(len(task), seed(base, "evaluation", task.name)):
+    repeated: list[Problem] = []
+    shuffle_seed = seed(base, "evaluation", task.name)
+    for index in range(10 * count + 50) if task.generated else _shuffled(len(task), shuffle_seed):
         if len(distinct) >= count:
             break
         problem = task.problem(index)
-        distinct.setdefault(problem.question, problem)
-    return list(distinct.values())
+        if distinct.setdefault(problem.question, problem) is not problem:
+            repeated.append(problem)
+    return [*distinct.values(), *(repeated if task.generated else ())][:count]
 
 
 def prepare_tasks(mixture: Mixture) -> list[str]:
@@ -157,24 +134,16 @@ def prepare_tasks(mixture: Mixture) -> list[str]:
 
 
 def check_gold(mixture: Mixture, per_task: int = 3) -> None:
-    """Every task scores the gold answers of a few of its own problems; one that rejects them cannot be
-    trained on.
-    """
-    tasks = list(mixture.tasks.values())
-    for name, (curriculum, _) in mixture.curricula.items():
-        tasks.append(mixture.tasks[name].at_level(curriculum.start))
-    for task in tasks:
-        for index in range(min(per_task, len(task))):
-            problem = task.problem(index)
+    """Raise where a task rejects the gold answers of its own first problems: nobody could be right on it."""
+    starts = [mixture.tasks[name].at_level(spec.start) for name, (spec, _) in mixture.curricula.items()]
+    for task in (*mixture.tasks.values(), *starts):
+        for problem in map(task.problem, range(min(per_task, len(task)))):
             gold = task.gold(problem)
-            if gold is None:
-                continue
-            score = task.score(problem, gold)
-            if score.parts.get("correct") != 1.0:
+            score = None if gold is None else task.score(problem, gold)
+            if score is not None and score.parts.get("correct") != 1.0:
                 raise UserError(
                     f"The task {task.name} rejects its own gold answer of {problem.id} ({score.answer!r}), "
-                    "so no model could be right on it: "
-                    "check its config or its data."
+                    "so no model could be right on it: check its config or its data."
                 )
 
 
@@ -189,30 +158,12 @@ def apportion(total: int, weights: list[Fraction]) -> list[int]:
 
 
 def interleave(counts: list[int]) -> np.ndarray:
-    """[sum(counts), 2]: (which, its how-manieth) in an order in which every prefix holds each about in
-    proportion.
-    """
+    """[sum(counts), 2]: (which, its number), ordered so that every prefix is about in proportion."""
     task_index = np.repeat(np.arange(len(counts)), counts)
-    turn = np.concatenate([np.arange(count) for count in counts]) if counts else np.arange(0)
-    order_key = (
-        np.concatenate([(np.arange(count) + 0.5) / max(count, 1) for count in counts])
-        if counts
-        else np.arange(0.0)
-    )
+    turn = np.concatenate([np.arange(count) for count in counts])
+    order_key = np.concatenate([(np.arange(count) + 0.5) / max(count, 1) for count in counts])
     order = np.lexsort((task_index, order_key))
     return np.stack([task_index[order], turn[order]], axis=1).astype(np.int64)
-
-
-def _epoch_length(weights: list[Fraction], sizes: list[int | None], dataset_size: int) -> int:
-    """Problems in an epoch: enough that every row occurs, or the configured size where all tasks are
-    generated.
-    """
-    needed = [
-        math.ceil(size * sum(weights) / weight)
-        for size, weight in zip(sizes, weights, strict=True)
-        if size is not None
-    ]
-    return max(needed, default=dataset_size)
 
 
 @lru_cache(maxsize=64)

@@ -1,8 +1,7 @@
 """Rows of the user's own: a prompt, an optional answer, and how the two are compared.
 
 `match` is exact, normalized, numeric, math or none; by default the one that suits the answers. With `none`
-the user's own `reward_funcs` pay alone: there is no accuracy, and evaluations show the reward. All columns of
-a row reach reward functions by name, as in TRL. Rows are read at first use, never by a scoring worker.
+the user's own `reward_funcs` pay alone. All columns of a row reach reward functions by name, as in TRL.
 """
 
 import logging
@@ -11,12 +10,11 @@ from typing import Any
 
 from whetstone.config import Config, TaskSpec
 from whetstone.config.plugins import is_plugin
-from whetstone.config.row_settings import ROW_SETTINGS
 from whetstone.errors import UserError, did_you_mean
 from whetstone.rewards import matching
 from whetstone.rewards.answers import final_answer, math_equal
 from whetstone.tasks import rows
-from whetstone.tasks.base import Task
+from whetstone.tasks.prompts import Messages, without_solution
 from whetstone.types import Problem, TaskScore
 
 PROMPT_COLUMNS = ("prompt", "question", "problem", "messages", "query", "instruction", "input")
@@ -26,14 +24,12 @@ _COMPARISONS = {
     "normalized": "compared as text, without case, punctuation and articles",
     "numeric": "compared as numbers",
     "math": "compared as mathematics",
-    "none": "not compared",
 }
 logger = logging.getLogger(__name__)
 
 
-class RowsTask(Task):
-    """One mixture entry of the user's own rows."""
-
+class RowsTask(rows.RowTask):
+    default_settings = rows.row_settings("rows")
     description = (
         "Your own rows: a prompt, and an answer or a reward function of your own (docs/data.md; path=FILE or "
         "dataset=HUB_NAME)"
@@ -42,7 +38,7 @@ class RowsTask(Task):
 
     def __init__(self, config: Config, name: str, spec: TaskSpec, split: str, shared: bool) -> None:
         super().__init__(config, name, spec, split, shared)
-        rows.check_settings(self.settings, ROW_SETTINGS["rows"], name)
+        rows.check_settings(self.settings, self.default_settings, name)
         match = self.settings.get("match")
         if match is not None and match not in matching.MATCHES:
             raise UserError(
@@ -52,39 +48,28 @@ class RowsTask(Task):
             )
         self.failure_reward = min(0.0, config.tasks.reward_wrong, config.tasks.reward_no_answer)
 
-    # ---- rows ----------------------------------------------------------------------------------------------
-
-    @cached_property
-    def _where(self) -> str:
-        return f"The data set {rows.source(self.settings, self.split)[0]} of task {self.name}"
-
-    @cached_property
-    def _raw(self) -> list[rows.Row]:
-        return rows.read(self.settings, self.split, self.name)
-
     @property
     def _columns(self) -> str:
         return rows.list_columns(rows.columns_of(self._raw))
 
     @cached_property
     def _prompt_column(self) -> str:
-        wanted = self.settings.get("prompt_column") or self.settings.get("question_column")
-        there = rows.columns_of(self._raw)
-        if wanted is None and {"nums", "target"} <= set(there) and not set(PROMPT_COLUMNS) & set(there):
+        is_named = self.settings.get("prompt_column") or self.settings.get("question_column")
+        columns = set(rows.columns_of(self._raw))
+        if not is_named and {"nums", "target"} <= columns and not columns & set(PROMPT_COLUMNS):
             raise UserError(
                 f"{self._where} has numbers and a target, but no prompt: the task countdown writes one, "
                 "datasets={countdown: {}} beside the name of the data set; or set prompt_column."
             )
-        return rows.pick_column(self._raw, wanted, PROMPT_COLUMNS, "prompt_column", self._where)
+        return self._column("prompt_column", PROMPT_COLUMNS, alias="question_column")
 
     @cached_property
     def _answer_column(self) -> str | None:
         """None where no answer is needed or there is none."""
-        column, columns = self.settings.get("answer_column"), rows.columns_of(self._raw)
-        if column is not None:
-            return rows.pick_column(self._raw, column, (), "answer_column", self._where)
-        names = (name for name in ANSWER_COLUMNS if name in columns and name != self._prompt_column)
-        return next(names, None)
+        if self.settings.get("answer_column") is not None:
+            return self._column("answer_column", ())
+        columns = set(rows.columns_of(self._raw)) - {self._prompt_column}
+        return next((name for name in ANSWER_COLUMNS if name in columns), None)
 
     @cached_property
     def _usable_rows(self) -> list[dict[str, Any]]:
@@ -147,16 +132,11 @@ class RowsTask(Task):
             usable_rows = [row for row in usable_rows if row["truth"] is not None]
             self._warn_dropped(len(self._usable_rows) - len(usable_rows), f"an empty {self._answer_column}")
         questions = [row["messages"][-1]["content"] for row in usable_rows]
-        return rows.split_rows(usable_rows, questions, self.settings, self.split, self.shared, self._where)
+        return self._own_side(usable_rows, questions)
 
     def _warn_dropped(self, count: int, reason: str) -> None:
         if count:
             logger.warning("%s: %d rows with %s are left out", self._where, count, reason)
-
-    # ---- what every task offers ----------------------------------------------------------------------------
-
-    def __len__(self) -> int:
-        return len(self._rows)
 
     def problem(self, index: int) -> Problem:
         row = self._rows[index]
@@ -170,15 +150,17 @@ class RowsTask(Task):
 
     def score(self, problem: Problem, text: str) -> TaskScore:
         tasks, match = self.config.tasks, problem.answer["match"]
-        answer = matching.extract(text, match)
+        answer = self._extract(text, match)
         if match == "none":
             return TaskScore(correct=None, reward=None, answer=answer)
         if answer is None:
             return TaskScore(correct=False, reward=tasks.reward_no_answer)
         correct = matching.same(answer, problem.answer["answer"], match)
-        return TaskScore(
-            correct=correct, reward=tasks.reward_correct if correct else tasks.reward_wrong, answer=answer
-        )
+        reward = tasks.reward_correct if correct else tasks.reward_wrong
+        return TaskScore(correct=correct, reward=reward, answer=answer)
+
+    def _extract(self, text: str, match: str) -> str | None:
+        return matching.extract(text, match)
 
     @property
     def evaluates_text(self) -> bool:
@@ -200,28 +182,25 @@ class RowsTask(Task):
         return {"answer": problem.answer["answer"], **problem.answer.get("columns", {})}
 
     def notes(self) -> list[str]:
-        return [self._describe()]
-
-    def _describe(self) -> str:
         """Where the rows come from, which columns are read, how answers are compared, what is paid."""
         source, tasks = rows.source(self.settings, self.split)[0], self.config.tasks
         text = f"{self.name}: {len(self):,} rows of {source}, prompts from column {self._prompt_column}"
         if self.match == "none":
-            return f"{text}; without accuracy, the reward comes from {', '.join(tasks.reward_funcs)} alone."
+            return [f"{text}; without accuracy, the reward comes from {', '.join(tasks.reward_funcs)} alone."]
         chosen = "" if self.settings.get("match") else ", chosen by the answers"
         text += (
             f"; answers from column {self._answer_column}, {_COMPARISONS[self.match]} "
             f"(match: {self.match}{chosen})"
         )
-        if "accuracy" not in tasks.reward_funcs:
-            return f"{text}."
-        return (
-            f"{text}; accuracy pays {tasks.reward_correct:g} for a right answer, {tasks.reward_wrong:g} for "
-            f"a wrong one, {tasks.reward_no_answer:g} for none."
-        )
+        if "accuracy" in tasks.reward_funcs:
+            text += (
+                f"; accuracy pays {tasks.reward_correct:g} for a right answer, {tasks.reward_wrong:g} for a "
+                f"wrong one, {tasks.reward_no_answer:g} for none"
+            )
+        return [f"{text}."]
 
 
-def _messages(value: Any, column: str, where: str) -> tuple[dict[str, str], ...]:
+def _messages(value: Any, column: str, where: str) -> Messages:
     """A cell as the messages of a prompt: a text is one of the user's; empty where the cell is."""
     if not isinstance(value, dict | list | tuple | bytes):
         text = "" if _is_missing(value) else str(value).strip()
@@ -231,10 +210,8 @@ def _messages(value: Any, column: str, where: str) -> tuple[dict[str, str], ...]
             f"{where} has {rows.short_repr(value)} as {column}: give a text or a list of chat messages, or "
             "set prompt_column to another column."
         )
-    turns = [_turn(turn, column, where) for turn in value]
-    while turns and turns[-1]["role"] == "assistant":  # the solution of a supervised data set
-        turns.pop()
-    return tuple(turns) if any(turn["content"] for turn in turns) else ()
+    turns = without_solution([_turn(turn, column, where) for turn in value])
+    return turns if any(turn["content"] for turn in turns) else ()
 
 
 def _turn(turn: Any, column: str, where: str) -> dict[str, str]:

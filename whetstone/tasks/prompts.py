@@ -1,6 +1,4 @@
-"""Chat messages of a problem: the developer prompt (a name of reasoning-gym's, or a text), then the question
-or the row's own messages.
-"""
+"""Chat messages of a problem: the developer prompt, then the question or the row's own messages."""
 
 from collections.abc import Sequence
 from string import Formatter
@@ -9,11 +7,11 @@ from typing import Any
 from whetstone.config.tasks import TasksConfig
 from whetstone.errors import UserError, did_you_mean
 
+Messages = tuple[dict[str, str], ...]
+
 
 def developer_prompt(tasks: TasksConfig) -> str | None:
-    """The text of the developer prompt: a name of reasoning-gym's is looked up, anything else is a text
-    already.
-    """
+    """The text of the developer prompt, which may be a name of reasoning-gym's."""
     prompt = tasks.developer_prompt
     if not prompt or not prompt.strip():
         return None
@@ -30,14 +28,8 @@ def developer_prompt(tasks: TasksConfig) -> str | None:
     return SYSTEM_PROMPTS[prompt.strip()]
 
 
-def build_messages(
-    prompt: str | None, role: str, question: str, row_messages: tuple[dict[str, str], ...] = ()
-) -> tuple[dict[str, str], ...]:
-    """The developer prompt under its role, then the question; the role `user` makes it one message.
-
-    `given`: the row's own messages, which stand in for the question; a developer prompt takes the place of
-    their system message.
-    """
+def build_messages(prompt: str | None, role: str, question: str, row_messages: Messages) -> Messages:
+    """The developer prompt (in place of the row's), then the row's messages or the question."""
     if prompt is None:
         return row_messages or ({"role": "user", "content": question},)
     turns = tuple(turn for turn in row_messages if turn["role"] not in ("system", "developer"))
@@ -48,16 +40,19 @@ def build_messages(
     return ({"role": role, "content": prompt}, *turns)
 
 
-def conversation(value: Any) -> tuple[dict[str, str], ...]:
-    """A column that holds chat messages, up to the last that the model is to answer; empty where it holds
-    something else.
-    """
+def conversation(value: Any) -> Messages:
+    """A column's chat messages, up to the last that the model is to answer; empty where it holds others."""
     if not isinstance(value, list) or not value:
         return ()
     if any(not isinstance(turn, dict) or not isinstance(turn.get("content"), str) for turn in value):
         return ()
     turns = [{"role": str(turn.get("role", "user")), "content": turn["content"]} for turn in value]
-    while turns and turns[-1]["role"] == "assistant":  # the solution of a supervised data set
+    return without_solution(turns)
+
+
+def without_solution(turns: list[dict[str, str]]) -> Messages:
+    """The turns before the solution of a supervised data set."""
+    while turns and turns[-1]["role"] == "assistant":
         turns.pop()
     return tuple(turns)
 

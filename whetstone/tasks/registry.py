@@ -56,8 +56,14 @@ def task_levels(name: str, settings: dict[str, Any]) -> str:
     return gym_levels.describe_levels(gym.gym_name(name), settings)
 
 
+def settings_of(name: str) -> dict[str, Any]:
+    """Setting -> default, for `whet tasks NAME`; empty for a task that is not known."""
+    if name.split("/")[0] in TASKS or is_plugin(name):
+        return dict(task_class(name).default_settings)
+    return gym.default_settings(gym.gym_name(name))
+
+
 def task_class(name: str) -> type[Task]:
-    """The class of the task called `name`."""
     kind = name.split("/")[0]
     if kind in TASKS:
         return TASKS[kind]
@@ -66,10 +72,7 @@ def task_class(name: str) -> type[Task]:
         return _load_class(name, str(path.resolve()), path.stat().st_mtime_ns if path.is_file() else 0)
     task, known = gym.gym_name(name), gym.known_names()
     if task == "composite":
-        raise UserError(
-            "composite is reasoning-gym's own way to mix tasks: name those tasks and their weights in "
-            "`datasets` instead."
-        )
+        raise UserError("composite is reasoning-gym's own mixture: name its tasks and weights in `datasets`.")
     if task not in known:
         raise UserError(
             f"There is no task '{name}'{did_you_mean(name, [*known, *TASKS]) or '.'} `whet tasks` lists them "
@@ -93,34 +96,25 @@ def _load_class(name: str, path: str, mtime: int) -> type[Task]:
 
 
 def make_task(config: Config, name: str, spec: TaskSpec, split: str) -> Task:
-    """The task called `name`, for one split."""
     kind = task_class(name)
     if spec.curriculum is not None and not kind.has_curriculum:
         raise UserError(
             f"The task {name} has no curriculum, which only tasks of reasoning-gym have: leave `curriculum` "
             "out of its entry in datasets. `whet tasks` says at its end which tasks have one."
         )
-    shared = _is_shared(config, spec, split)
-    if not is_plugin(name):
-        return kind(config, name, spec, split, shared)
     try:
-        return kind(config, name, spec, split, shared)
-    except UserError:
-        raise
-    except Exception as error:  # code of the user's, which may raise anything
+        return kind(config, name, spec, split, _is_shared(config, spec, split))
+    except Exception as error:
+        if isinstance(error, UserError) or not is_plugin(name):
+            raise
         raise UserError(f"The task {name} could not be constructed: {describe_error(error)}.") from error
 
 
 def make_tasks(config: Config, split: str, *, isolated: bool | None = None) -> dict[str, Task]:
-    """The tasks of one split by name, without those of weight 0. Reads no rows and makes no problems.
-    `isolated`: only those that are scored in isolated workers.
-    """
+    """The tasks of one split without those of weight 0; `isolated`: only those scored in isolation."""
     specs = task_specs(config, split)
     if not specs:
-        raise UserError(
-            "No task is given: set datasets, such as datasets={chain_sum: {weight: 1.0}}; `whet tasks` lists "
-            "them all."
-        )
+        raise UserError("No task is given: set datasets={chain_sum: {weight: 1.0}}; `whet tasks` lists all.")
     used = {name: spec for name, spec in specs.items() if spec.weight > 0}
     if not used:
         raise UserError(f"All tasks ({', '.join(specs)}) have weight 0: give at least one a positive weight.")

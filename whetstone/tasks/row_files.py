@@ -1,7 +1,6 @@
 """Reads rows from JSON, JSONL, CSV, TSV and parquet files, folders of such files, and folders of `datasets`.
 
-Checks that every row is plain data: named columns, valid Unicode, limited nesting. The tasks interpret the
-columns. Every error is one sentence with the file and the line or row.
+Checks that every row is plain data: named columns, valid Unicode, limited nesting. Errors name line or row.
 """
 
 import csv
@@ -24,11 +23,11 @@ _NOT_DATA = ("dataset_info.json", "dataset_infos.json", "state.json")
 _SPLIT_NAMES = {"validation": ("validation", "valid", "val", "dev"), "test": ("test", "testing", "eval")}
 
 
-def short_repr(value: Any, length: int = 60) -> str:
+def short_repr(value: Any) -> str:
     """A value in one short line, for a sentence."""
     text = repr(value) if not isinstance(value, Path) else str(value)
     text = "".join(letter if letter.isprintable() else "?" for letter in text)
-    return text if len(text) <= length or isinstance(value, Path) else f"{text[:length]}..."
+    return text if len(text) <= 60 or isinstance(value, Path) else f"{text[:60]}..."
 
 
 def read_file(path: Path, task: str) -> list[Row]:
@@ -53,18 +52,16 @@ def read_file(path: Path, task: str) -> list[Row]:
     except MemoryError:
         raise UserError(f"The file {name} does not fit into memory: give a smaller one.") from None
     except Exception as error:  # parsers of other projects on arbitrary bytes raise whatever they like
-        reason = " ".join((str(error) or type(error).__name__).split())
-        raise UserError(
-            f"The file {name} is not readable as {path.suffix[1:]}: {reason[:300].rstrip('.')}."
-        ) from None
-    check_rows(rows, f"The file {name}")
-    return rows
+        raise UserError(f"The file {name} is not readable as {path.suffix[1:]}: {_reason(error)}.") from None
+    return check_rows(rows, f"The file {name}")
 
 
-def check_rows(rows: list[Any], where: str) -> None:
-    """Every row is an object whose text can be encoded and whose nesting ends, or a complaint that names
-    the row.
-    """
+def _reason(error: Exception) -> str:
+    return " ".join((str(error) or type(error).__name__).split())[:300].rstrip(".")
+
+
+def check_rows(rows: list[Any], where: str) -> list[Row]:
+    """The rows, where each is an object whose text can be encoded and whose nesting ends."""
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict):
             raise UserError(
@@ -74,6 +71,7 @@ def check_rows(rows: list[Any], where: str) -> None:
         fault = _fault(row, _DEEPEST)
         if fault:
             raise UserError(f"{where} has {fault} in row {number}: mend or remove that row.")
+    return rows
 
 
 def _fault(value: Any, depth: int) -> str | None:
@@ -137,21 +135,19 @@ def _read_jsonl(path: Path) -> list[Row]:
 def _read_csv(path: Path) -> list[Row]:
     csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # worked solutions are longer than 128 kB
     tab = path.suffix.lower() == ".tsv"
+    rows: list[Row] = []
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(_lines(file), delimiter="\t" if tab else ",", strict=True)
-        rows: list[Row] = []
-        header: list[str] | None = None
         try:
-            for cells in reader:
-                if not cells:
-                    continue
-                if header is None:
-                    header = _header(cells)
-                    continue
+            filled = filter(None, reader)
+            header = next(filled, [])
+            twice = next((name for name in header if header.count(name) > 1), None)
+            if twice is not None:
+                raise ValueError(f"its header names the column {short_repr(twice)} twice")
+            for cells in filled:
                 if len(cells) > len(header):
                     raise ValueError(
-                        f"line {reader.line_num} has {len(cells)} cells, but the header names {len(header)} "
-                        "columns"
+                        f"line {reader.line_num} has {len(cells)} cells for {len(header)} columns"
                     )
                 rows.append(dict(itertools.zip_longest(header, cells)))
         except csv.Error as error:
@@ -168,13 +164,6 @@ def _lines(file: Any) -> Iterator[str]:
         yield line
 
 
-def _header(cells: list[str]) -> list[str]:
-    twice = next((cell for cell in cells if cells.count(cell) > 1), None)
-    if twice is not None:
-        raise ValueError(f"its header names the column {short_repr(twice)} twice")
-    return cells
-
-
 def _read_parquet(path: Path) -> list[Row]:
     import pyarrow.parquet
 
@@ -189,9 +178,6 @@ _READERS: dict[str, Callable[[Path], list[Row]]] = {
     ".tsv": _read_csv,
     ".parquet": _read_parquet,
 }
-
-
-# ---- folders -----------------------------------------------------------------------------------------------
 
 
 def read_folder(folder: Path, split: str, task: str) -> list[Row]:
@@ -240,9 +226,7 @@ def _usual(split: str) -> str:
 
 
 def _split_of(path: Path) -> str:
-    """The split that a file's name tells: `train-00000-of-00002.parquet` is train; empty where it tells
-    none.
-    """
+    """The split in a file's name, train for `train-00000-of-00002.parquet`; empty without one."""
     name_parts = re.split(r"[^a-z]+", path.stem.lower())
     return next((_usual(word) for word in name_parts if _usual(word) in ("train", *_SPLIT_NAMES)), "")
 
@@ -258,20 +242,15 @@ def _no_split(source: Any, split: str, splits: Any, task: str) -> UserError:
 def _read_saved(folder: Path, split: str, task: str) -> list[Row]:
     import datasets
 
+    where = f"The folder {short_repr(folder)} of task {task}"
     try:
         data = datasets.load_from_disk(str(folder))
     except Exception as error:  # whatever the layers below raise on a damaged folder
-        reason = " ".join((str(error) or type(error).__name__).split())[:300]
-        raise UserError(
-            f"The folder {short_repr(folder)} of task {task} is not readable by `datasets`: "
-            f"{reason.rstrip('.')}."
-        ) from None
+        raise UserError(f"{where} is not readable by `datasets`: {_reason(error)}.") from None
     if isinstance(data, datasets.DatasetDict):
         if split not in data:
             raise _no_split(folder, split, data, task)
         data = data[split]
     elif split != "train":
         raise _no_split(folder, split, ["train"], task)
-    rows = [dict(row) for row in data]  # type: ignore[arg-type]
-    check_rows(rows, f"The folder {short_repr(folder)} of task {task}")
-    return rows
+    return check_rows([dict(row) for row in data], where)  # type: ignore[arg-type]

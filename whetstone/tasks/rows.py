@@ -1,36 +1,83 @@
-"""Rows of a data set: from a file, a folder or the hub; their columns; the fraction held out for evaluation.
-
-`row_files.py` reads files; the tasks interpret the columns. Every error is one sentence.
-"""
+"""Tasks made of rows of a data set: from a file, a folder or the hub; a fraction is held out to evaluate."""
 
 import logging
 import os
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from whetstone.config.row_settings import SOURCE_KEYS
-from whetstone.errors import UserError, did_you_mean
+from whetstone.config.row_settings import ROW_SETTINGS
+from whetstone.errors import UserError
 from whetstone.rewards.answers import final_answer
 from whetstone.seeds import seed
+from whetstone.tasks.base import Task, check_setting_names
 from whetstone.tasks.prompts import conversation
 from whetstone.tasks.row_files import SUFFIXES, Row, check_rows, read_file, read_folder, short_repr
 
-__all__ = ["SOURCE_KEYS", "Row", "short_repr"]
+__all__ = ["Row", "short_repr"]
 DEFAULT_EVAL_FRACTION = 0.05
-PROMPT_COLUMNS = ("question", "problem", "prompt", "messages", "query", "instruction", "input")
+_TEXT_KEYS = ("path", "dataset", "name", "split", "eval_path", "eval_split")
 SOLUTION_COLUMNS = ("completion", "solution", "response", "output", "chosen")
-ANSWER_COLUMNS = ("ground_truth", "answer", "solution", "final_answer", "target", "label")
 logger = logging.getLogger(__name__)
 
 
+class RowTask(Task):
+    """A task made of rows. They are read at first use, never by a scoring worker."""
+
+    @cached_property
+    def _where(self) -> str:
+        return f"The data set {source(self.settings, self.split)[0]} of task {self.name}"
+
+    @cached_property
+    def _raw(self) -> list[Row]:
+        return read(self.settings, self.split, self.name)
+
+    @cached_property
+    def _rows(self) -> list[dict[str, Any]]:
+        """The rows of this split, as `problem` needs them."""
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def _column(self, setting: str, defaults: Sequence[str], alias: str = "") -> str:
+        """The column that a setting (or its alias) names, or the first of the usual names that is there."""
+        column = self.settings.get(setting)
+        column = column if column or not alias else self.settings.get(alias)
+        return pick_column(self._raw, column, defaults, setting, self._where)
+
+    def _own_side(self, rows: list[Any], questions: list[str]) -> list[Any]:
+        """All rows, or this split's part of a source that training and evaluation share.
+
+        A question's side is decided by its hash, so that the same question is never on both.
+        """
+        if not self.shared:
+            return rows
+        hashes = [seed("hold out", " ".join(question.split())) for question in questions]
+        threshold = int(self.settings.get("eval_fraction", DEFAULT_EVAL_FRACTION) * 2**63)
+        first = min(hashes)  # at least one question is kept for evaluation
+        is_held_out = [value < threshold or value == first for value in hashes]
+        own = [row for row, out in zip(rows, is_held_out, strict=True) if out == (self.split == "eval")]
+        if not own:
+            raise UserError(
+                f"{self._where} has too few different questions to train and evaluate on: give more rows, or "
+                "an eval_path of its own."
+            )
+        return own
+
+
+def row_settings(kind: str) -> dict[str, Any]:
+    """Setting -> default; None where a column is found by its name or a source is chosen."""
+    defaults = {"split": "train", "eval_fraction": DEFAULT_EVAL_FRACTION, "continue_starter": False}
+    return {key: defaults.get(key) for key in ROW_SETTINGS[kind]}
+
+
 def source(settings: dict[str, Any], side: str) -> tuple[str, str | None, str]:
-    """Where one side's rows ("train", "eval") come from: (file or hub name, hub configuration, split). A
-    file has no splits.
-    """
+    """Where the rows of "train" or "eval" come from: (file or hub name, hub configuration, split or "")."""
     source_name = settings.get("path") or settings.get("dataset")
     split = settings.get("split") or "train"
     if side == "eval":
@@ -91,9 +138,7 @@ def _read_hub(source_name: str, name: str | None, split: str, task: str) -> list
             f"task {task} could not be loaded: "
             f"{reason.rstrip('.')}. Check its name and the network, or give a local file as `path`."
         ) from None
-    rows = [dict(row) for row in data]  # type: ignore[arg-type]
-    check_rows(rows, f"The hub data set {source_name} of task {task}")
-    return rows
+    return check_rows([dict(row) for row in data], f"The hub data set {source_name} of task {task}")  # type: ignore[arg-type]
 
 
 def _hub_resolves(endpoint: str) -> bool:
@@ -118,19 +163,12 @@ def pick_column(
     columns = columns_of(rows)
     if not columns:
         raise UserError(f"{where} has rows without any column: write one object with named columns per row.")
-    if column is None:
-        for name in defaults:
-            if name in columns:
-                return name
-        raise UserError(
-            f"{where} has no column {' or '.join(defaults)}: set {what} to one of its columns "
-            f"({list_columns(columns)})."
-        )
-    if column not in columns:
-        raise UserError(
-            f"{where} has no column '{column}': set {what} to one of its columns ({list_columns(columns)})."
-        )
-    return column
+    for name in defaults if column is None else (column,):
+        if name in columns:
+            return name
+    name = " or ".join(defaults) if column is None else f"'{column}'"
+    known = list_columns(columns)
+    raise UserError(f"{where} has no column {name}: set {what} to one of its columns ({known}).")
 
 
 def list_columns(names: list[str]) -> str:
@@ -139,69 +177,30 @@ def list_columns(names: list[str]) -> str:
     return ", ".join(shorter[:30]) + (", ..." if len(shorter) > 30 else "")
 
 
-def check_settings(settings: dict[str, Any], known: tuple[str, ...], task: str) -> dict[str, Any]:
-    """Settings of a task made of rows, or a complaint that names the wrong one."""
-    for key in settings:
-        if key not in known:
-            raise UserError(
-                f"The task {task} has no setting '{key}'{did_you_mean(key, known) or '.'} Its settings are: "
-                f"{', '.join(known)}."
-            )
+def check_settings(settings: dict[str, Any], known: Iterable[str], task: str) -> None:
+    """Raise on a setting of a task made of rows that is unknown or has a wrong value."""
+    check_setting_names(settings, tuple(known), task)
     if not settings.get("path") and not settings.get("dataset"):
         raise UserError(f"The task {task} needs rows: set path=FILE, or dataset=HUB_NAME.")
-    for key in ("path", "dataset", "name", "split", "eval_path", "eval_split"):
-        value = settings.get(key)
-        if value is not None and not isinstance(value, str | Path):
-            raise UserError(
-                f"The task {task} has {key} {short_repr(value)}: give a text, such as {key}=train."
-            )
-        if value is not None and _too_long(Path(value)):
-            raise UserError(f"The task {task} has {key} {short_repr(value)}: no file can have that name.")
     for key, value in settings.items():
-        if key.endswith("_column") and value is not None and not isinstance(value, str):
-            raise UserError(f"The task {task} has {key} {short_repr(value)}: give the name of a column.")
-    share = settings.get("eval_fraction", DEFAULT_EVAL_FRACTION)
-    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1:
-        raise UserError(
-            f"The task {task} has eval_fraction {short_repr(share)}: give a number between 0 and 1, such as "
-            f"{DEFAULT_EVAL_FRACTION}."
-        )
-    limit = settings.get("max_samples")
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
-        raise UserError(
-            f"The task {task} has max_samples {short_repr(limit)}: give a whole number of at least 1, or "
-            "leave it out."
-        )
-    return settings
+        if (value is not None or key == "eval_fraction") and (remedy := _remedy(key, value)):
+            raise UserError(f"The task {task} has {key} {short_repr(value)}: {remedy}.")
 
 
-def split_rows(
-    rows: list[Any], questions: list[str], settings: dict[str, Any], split: str, shared: bool, where: str
-) -> list[Any]:
-    """One side's rows: all, or its part of a source that training and evaluation share."""
-    if not shared:
-        return rows
-    indices = hold_out(questions, settings.get("eval_fraction", DEFAULT_EVAL_FRACTION), split)
-    if not indices:
-        raise UserError(
-            f"{where} has too few different questions to train and evaluate on: give more rows, or an "
-            "eval_path of its own."
-        )
-    return [rows[i] for i in indices]
-
-
-def hold_out(questions: Sequence[str], share: float, side: str) -> list[int]:
-    """Indices of the rows of one side. A question's side is decided by its hash, so that the same question
-    is never on both.
-    """
-    hashes = {question: seed("hold out", " ".join(question.split())) for question in questions}
-    threshold = int(share * 2**63)
-    first = min(hashes.values())  # at least one question is kept for evaluation
-    return [
-        i
-        for i, question in enumerate(questions)
-        if (hashes[question] < threshold or hashes[question] == first) == (side == "eval")
-    ]
+def _remedy(key: str, value: Any) -> str | None:
+    """What to write instead of a wrong value; None for a right one."""
+    number = value if isinstance(value, int | float) and not isinstance(value, bool) else -1
+    if key in _TEXT_KEYS and not isinstance(value, str | Path):
+        return f"give a text, such as {key}=train"
+    if key in _TEXT_KEYS and _too_long(Path(str(value))):
+        return "no file can have that name"
+    if key.endswith("_column") and not isinstance(value, str):
+        return "give the name of a column"
+    if key == "eval_fraction" and not 0 < number < 1:
+        return f"give a number between 0 and 1, such as {DEFAULT_EVAL_FRACTION}"
+    if key == "max_samples" and not (isinstance(number, int) and number >= 1):
+        return "give a whole number of at least 1, or leave it out"
+    return None
 
 
 def solution_text(row: Row, settings: dict[str, Any], prompt: str, answer: str | None) -> str | None:

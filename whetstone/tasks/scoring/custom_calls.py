@@ -1,6 +1,4 @@
-"""Calls of the user's reward functions within one batch of answers: one call per function for all answers,
-and one per answer where that fails.
-"""
+"""Calls of the user's reward functions in a batch: one per function, and one per answer where that fails."""
 
 import logging
 from collections import deque
@@ -66,21 +64,15 @@ class CustomCalls:
     def _add_extra(self, job: Job, column: str, entries: Sequence[Any]) -> None:
         if len(entries) != len(job.numbers):
             logger.warning(
-                "The reward function %s gave log_extra %d values of '%s' for %d completions: they are not "
-                "written. Give one value for each completion.",
-                job.spec,
-                len(entries),
-                column,
-                len(job.numbers),
+                f"The reward function {job.spec} gave log_extra {len(entries)} values of '{column}' for "
+                f"{len(job.numbers)} completions: they are not written. Give one value for each completion."
             )
             return
         for number, entry in zip(job.numbers, entries, strict=True):
             self.extra.setdefault(number, {})[column] = entry
 
     def on_failure(self, job: Job, failure: str) -> None:
-        """Retry one answer at a time, to find the one at fault. Where each of the first ends its process or
-        takes all of its time, the others are not tried.
-        """
+        """Retry one answer at a time to find the one at fault; stop where each of the first hangs or dies."""
         self.pending.remove((job.spec, job.numbers))
         if len(job.numbers) > 1:
             for number in job.numbers:

@@ -1,10 +1,9 @@
 """The scoring pool: answers in, scores out, in worker processes with a hard time limit per answer.
 
-`submit` starts the scoring of an answer; `gather` returns all scores in the order of submission. Isolated
-workers score text; open workers run programs, and reward functions and tasks of the user's own (`worker.py`).
-A worker that hangs is killed and one that dies is replaced: that answer has no score and counts in
-`failures`. More failures than `max_reward_failure_fraction` allows stop the run. There is no thread: `submit`
-and `gather` poll the workers.
+Isolated workers score text; open workers run programs, and reward functions and tasks of the user's own
+(`worker.py`). A worker that hangs is killed and one that dies is replaced: that answer has no score and
+counts in `failures`. More failures than `max_reward_failure_fraction` allows stop the run. There is no
+thread: `submit` and `gather` poll the workers.
 """
 
 import math
@@ -14,18 +13,15 @@ import weakref
 from collections import deque
 from collections.abc import Mapping
 from multiprocessing.connection import wait
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from whetstone.config.plugins import is_plugin
 from whetstone.config.sections import Config
 from whetstone.errors import UserError
-from whetstone.rewards.builtin import TASK_REWARD
-from whetstone.rewards.combine import combine, part_names
+from whetstone.rewards.builtin import TASK_REWARD, combine, part_names
 from whetstone.rewards.verify import check_reward_funcs
 from whetstone.tasks.registry import task_class
 from whetstone.tasks.scoring.custom_calls import CustomCalls
-from whetstone.tasks.scoring.failure_limit import FailureLimit
 from whetstone.tasks.scoring.process import Job, ScoringProcess, ScoringRequest, split_of
 from whetstone.terminal.stages import reach
 from whetstone.types import Score
@@ -34,6 +30,8 @@ _MAX_WORKERS = 16
 _MAX_CHUNK = 16  # answers sent to a worker at once: few enough that workers share the work evenly
 _MAX_CALL_S = 300.0  # for a whole list of answers given to a function of the user's own
 _MAX_FAILED_STARTS = 3
+_MIN_FAILURES = 3  # fewer never stop a run, whatever their share
+_WINDOW = 10  # batches whose failures count together, so that small steps can't hide them
 
 
 class _Details(NamedTuple):
@@ -45,9 +43,7 @@ class _Details(NamedTuple):
 
 
 class Scorer:
-    """Scores answers in worker processes. `failures` counts those of the last `gather` that could not be
-    scored; `custom_metrics` has what the user's functions gave to `log_metric` in it.
-    """
+    """Scores answers in worker processes."""
 
     def __init__(self, config: Config) -> None:
         check_reward_funcs(config)
@@ -58,24 +54,17 @@ class Scorer:
         self._is_isolated = {name: task_class(name).isolated for name in names}
         self._failure_rewards: dict[tuple[str, str], float] = {}
         self._failed_starts = 0
-        self.failures = 0
-        self._failure_limit = FailureLimit(config.tasks)
-        self.custom_metrics: dict[str, float] = {}
-        self._workers = [
-            ScoringProcess(config, isolated=isolated)
-            for isolated in self._worker_kinds()
-            for _ in range(_num_workers(config))
-        ]
+        self.failures = 0  # answers of the last `gather` that could not be scored
+        self._recent: deque[tuple[int, int]] = deque(maxlen=_WINDOW)  # (failures, answers) of past batches
+        self.custom_metrics: dict[str, float] = {}  # from the user's `log_metric` in the last `gather`
+        kinds = set(self._is_isolated.values()) or {True}
+        if any(map(is_plugin, config.tasks.reward_funcs)):
+            kinds.add(False)
+        kinds_of_workers = sorted(kinds, reverse=True) * _num_workers(config)
+        self._workers = [ScoringProcess(config, isolated=isolated) for isolated in kinds_of_workers]
         self._finalizer = weakref.finalize(self, _close_all, self._workers)  # also at exit
         self._round = 0  # results of an earlier batch that was given up are ignored
         self._reset()
-
-    def _worker_kinds(self) -> list[bool]:
-        """Which kinds of workers the configuration needs: isolated (True), open (False)."""
-        kinds = set(self._is_isolated.values()) or {True}
-        if any(map(is_plugin, self._config.tasks.reward_funcs)):
-            kinds.add(False)
-        return sorted(kinds, reverse=True)
 
     def _reset(self) -> None:
         self._round += 1
@@ -89,7 +78,6 @@ class Scorer:
         self._custom = CustomCalls(funcs, self._parts, self._failed)
 
     def submit(self, request: ScoringRequest) -> None:
-        """Start scoring an answer."""
         self._unsent[self._is_isolated[request.problem.task]].append(len(self._requests))
         self._requests.append(request)
         self._poll(0.0)
@@ -101,16 +89,18 @@ class Scorer:
         try:
             while len(self._details) < len(self._requests) or self._custom.pending:
                 self._poll(1.0)
-                self._failure_limit.check(self._failed, self._requests)
+                self._check_failures()
                 reach(len(self._details))
             self._fail_without_reward()
-            self._failure_limit.check(self._failed, self._requests)
+            self._check_failures()
             self.failures = len(self._failed)
-            self._failure_limit.record(self.failures, len(numbers))
+            self._recent.append((self.failures, len(numbers)))
             self.custom_metrics = self._custom.metrics
             return [self._final_score(number) for number in numbers]
         finally:
-            self._restart_busy()  # only after an error: otherwise no worker is
+            for index, worker in enumerate(self._workers):
+                if worker.job is not None:  # only after an error
+                    self._restart(index)
             self._reset()
 
     def close(self) -> None:
@@ -120,12 +110,8 @@ class Scorer:
     def __enter__(self) -> "Scorer":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-    # ---- workers -------------------------------------------------------------------------------------------
 
     def _poll(self, timeout_s: float) -> None:
         """Send jobs to idle workers, read messages, replace workers that hang or have died."""
@@ -169,10 +155,8 @@ class Scorer:
             payload: Any = [(number, r.problem, r.text, len(r.completion_ids)) for number, r in rows]
         else:
             limit_s = min(self._limit_s * len(requests), max(self._limit_s, _MAX_CALL_S))
-            payload = (
-                job.spec,
-                [(r.problem, r.text, tuple(r.completion_ids), r.truncated) for r in requests],
-            )
+            answers = [(r.problem, r.text, tuple(r.completion_ids), r.truncated) for r in requests]
+            payload = (job.spec, answers)
         try:
             worker.send_job(job, limit_s, payload, self._round)
         except OSError:  # it died while it was idle: no answer is to blame
@@ -217,9 +201,7 @@ class Scorer:
             worker.job = None
 
     def _replace(self, index: int, failure: str) -> None:
-        """Replace a worker that hangs or has died. The answer that it was scoring fails; the rest goes to
-        other workers.
-        """
+        """Replace a worker that hangs or died. The answer in work fails; the rest goes to other workers."""
         worker = self._workers[index]
         worker.process.close()
         if not worker.ready:
@@ -227,11 +209,10 @@ class Scorer:
             if self._failed_starts >= _MAX_FAILED_STARTS:
                 raise UserError(
                     "The processes that score answers end at once (exit code "
-                    f"{worker.process.process.returncode}): "
-                    "see what they printed above; most often memory is short, or a reward file ends the "
-                    "process."
+                    f"{worker.process.process.returncode}): see what they printed above; most often memory "
+                    "is short, or a reward file ends the process."
                 )
-        self._workers[index] = ScoringProcess(self._config, isolated=worker.isolated)
+        self._restart(index)
         if worker.job is None or worker.round != self._round:
             return
         if worker.job.kind == "custom":
@@ -251,13 +232,9 @@ class Scorer:
         else:
             self._custom.jobs.appendleft(job)
 
-    def _restart_busy(self) -> None:
-        for index, worker in enumerate(self._workers):
-            if worker.job is not None:
-                worker.process.close()
-                self._workers[index] = ScoringProcess(self._config, isolated=worker.isolated)
-
-    # ---- scores --------------------------------------------------------------------------------------------
+    def _restart(self, index: int) -> None:
+        self._workers[index].process.close()
+        self._workers[index] = ScoringProcess(self._config, isolated=self._workers[index].isolated)
 
     def _record(self, number: int, parts: dict[str, float], details: _Details, failure: str | None) -> None:
         if failure:
@@ -273,6 +250,24 @@ class Scorer:
         for number, parts in self._parts.items():
             if number not in self._failed and not any(name in parts for name in self._names):
                 self._failed[number] = "no reward function returned a number"
+
+    def _check_failures(self) -> None:
+        """Raise where this batch, alone or with the recent ones, has more failures than allowed."""
+        if not self._failed:
+            return
+        share = self._config.tasks.max_reward_failure_fraction
+        now = (len(self._failed), len(self._requests))
+        for batches in ([now], [now, *self._recent]):
+            count, total = (sum(numbers) for numbers in zip(*batches, strict=True))
+            if count >= _MIN_FAILURES and count > share * total:
+                number, reason = next(iter(self._failed.items()))
+                request = self._requests[number]
+                raise UserError(
+                    f"Scoring failed on {count} of {total} answers, more than max_reward_failure_fraction "
+                    f"({share:g}) allows. The first was {request.problem.id} with '{reason}', on the text "
+                    f"{request.text[-200:]!r}: mend the reward, or raise reward_timeout_s "
+                    f"({self._limit_s:g} s) or that share."
+                )
 
     def _final_score(self, number: int) -> Score:
         parts, failure = self._parts[number], self._failed.get(number)

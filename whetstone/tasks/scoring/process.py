@@ -22,6 +22,7 @@ from whetstone.tasks.scoring.worker_process import WorkerProcess
 from whetstone.types import Problem
 
 START_LIMIT_S = 120.0
+_WORKER = "whetstone.tasks.scoring.worker"
 _GRACE_S = 3.0  # an isolated process ends a fork that is late itself: the pool steps in after that
 _LONGEST_MESSAGE = 64 << 20
 _LENGTH = struct.Struct("<I")
@@ -29,8 +30,6 @@ _LENGTH = struct.Struct("<I")
 
 @dataclass(frozen=True)
 class Job:
-    """What a process is asked to do."""
-
     kind: str  # "score": answers one by one; "custom": one of the user's functions on a list of answers
     numbers: tuple[int, ...]
     spec: str = ""
@@ -38,8 +37,6 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringRequest:
-    """A completion to be scored."""
-
     problem: Problem
     text: str
     completion_ids: Sequence[int]
@@ -51,23 +48,17 @@ class ScoringProcess:
 
     def __init__(self, config: Config, *, isolated: bool) -> None:
         self.isolated = isolated
-        self._config = config
         self.ready = False
         self.job: Job | None = None
         self.round = 0  # of the pool's, in which it got the job
         self.waiting: deque[int] = deque()  # numbers of the job without a result yet; the first is in work
-        self._start()
-
-    def _start(self) -> None:
-        if self.isolated:
-            kind = isolation_kind(self._config)
-            self.process = WorkerProcess(
-                "whetstone.tasks.scoring.worker:serve_isolated", keep_environment=False
-            )
-            self.process.connection.send((self._config, kind, free_user_number()))
+        if isolated:
+            kind = isolation_kind(config)
+            self.process = WorkerProcess(f"{_WORKER}:serve_isolated", keep_environment=False)
+            self.process.connection.send((config, kind, free_user_number()))
         else:
-            self.process = WorkerProcess("whetstone.tasks.scoring.worker:serve")
-            self.process.connection.send(self._config)
+            self.process = WorkerProcess(f"{_WORKER}:serve")
+            self.process.connection.send(config)
         self.since, self.limit_s = time.monotonic(), START_LIMIT_S
         self._received = bytearray()
         # Connection.poll makes a new selector each time, which costs more than a score.
@@ -109,9 +100,7 @@ class ScoringProcess:
 
 
 def isolation_kind(config: Config) -> str:
-    """The isolation of scorers on this machine. Without any, tasks that evaluate answers are refused, unless
-    `sandbox_isolation: limits` accepts the risk.
-    """
+    """The isolation of scorers here. Without any, tasks that evaluate answers are refused."""
     try:
         return strongest_kind(config.programs.sandbox_isolation)
     except UserError as error:

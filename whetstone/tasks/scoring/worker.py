@@ -2,8 +2,7 @@
 
 Isolated workers score text by the tasks' scorers behind the sandbox's layers: many of those scorers are
 third-party code, and some evaluate their input. Open workers run programs (in their own sandbox) and call the
-user's reward functions and tasks with the user's rights. A worker has no time limit of its own: the pool ends
-one that takes too long. Loads no rows, no model and no torch.
+user's reward functions and tasks with the user's rights. Loads no rows, no model and no torch.
 """
 
 import math
@@ -67,11 +66,7 @@ class RewardWorker:
         full_text = self._config.model.assistant_prefix + text
         task_score = self._tasks[split_of(problem)][problem.task].score(problem, full_text)
         context = RewardContext(
-            config=self._config,
-            problem=problem,
-            text=full_text,
-            num_tokens=num_tokens,
-            task_score=task_score,
+            config=self._config, problem=problem, text=full_text, num_tokens=num_tokens, task_score=task_score
         )
         parts = {} if task_score.correct is None else {"correct": float(task_score.correct)}
         for name in self._config.tasks.reward_funcs:
@@ -83,19 +78,16 @@ class RewardWorker:
         self, spec: str, answers: Sequence[tuple[Problem, str, Sequence[int], bool]]
     ) -> tuple[list[float | str | None], custom.Logged]:
         """The values of one of the user's functions for whole lists of answers."""
-        problems = [problem for problem, _, _, _ in answers]
-        texts = [text for _, text, _, _ in answers]
+        problems, texts, completion_ids, truncated = map(list, zip(*answers, strict=True))
         chat = self._config.model.apply_chat_template
         rows = [self._columns(problem) for problem in problems]
         names = dict.fromkeys(name for row in rows for name in row)
         arguments = {
             **{name: [row.get(name) for row in rows] for name in names},
-            "truncated": [truncated for _, _, _, truncated in answers],
-            "prompts": [
-                list(problem.messages) if chat else self._bare_prompt(problem) for problem in problems
-            ],
+            "truncated": truncated,
+            "prompts": [list(p.messages) if chat else self._bare_prompt(p) for p in problems],
             "completions": [custom.conversational(text) for text in texts] if chat else texts,
-            "completion_ids": [list(ids) for _, _, ids, _ in answers],
+            "completion_ids": [list(ids) for ids in completion_ids],
         }
         return custom.call(self._custom[spec], arguments, len(answers))
 
@@ -137,11 +129,9 @@ def _serve(connection: Connection, make: Callable[[], RewardWorker]) -> None:
     process = os.getpid()
     try:
         worker = make()
-    except UserError as error:
-        _send(connection, {"kind": "refused", "reason": str(error)}, process)
-        return
-    except OSError as error:
-        _send(connection, {"kind": "not_isolated", "reason": str(error)}, process)
+    except (UserError, OSError) as error:
+        kind = "refused" if isinstance(error, UserError) else "not_isolated"
+        _send(connection, {"kind": kind, "reason": str(error)}, process)
         return
     process = os.getpid()  # another one where namespaces were entered
     _send(connection, {"kind": "ready", "failure_rewards": worker.failure_rewards}, process)
@@ -168,19 +158,16 @@ def _send(connection: Connection, message: dict[str, Any], process: int) -> None
 
 
 def _alarm(limit_s: float) -> None:
-    """Should the parent be killed while we hang, the kernel ends us too (0: no alarm). Otherwise the parent
-    is quicker.
-    """
+    """The kernel ends us where the parent was killed while we hang; otherwise the parent is quicker."""
     signal.setitimer(signal.ITIMER_REAL, 2 * limit_s + 10 if limit_s else 0)
 
 
 def _score(worker: RewardWorker, number: int, problem: Problem, text: str, num_tokens: int) -> dict[str, Any]:
     started_at = time.perf_counter()
     parts: dict[str, float] = {}
-    answer, outcome, tests, failure = None, None, (), None
+    score, failure = TaskScore(correct=None, reward=None), None
     try:
         parts, score = worker.score(problem, text, num_tokens)
-        answer, outcome, tests = score.answer, score.outcome, score.tests
     except EvaluationFailed as error:
         failure = str(error)
     except Exception as error:  # a bug in a scorer costs this answer its score and does not end the run
@@ -189,9 +176,9 @@ def _score(worker: RewardWorker, number: int, problem: Problem, text: str, num_t
         "kind": "scored",
         "number": number,
         "parts": {name: float(value) for name, value in parts.items()},
-        "answer": answer,
-        "outcome": outcome,
-        "tests": list(tests),
+        "answer": score.answer,
+        "outcome": score.outcome,
+        "tests": list(score.tests),
         "failure": failure,
         "seconds": time.perf_counter() - started_at,
     }

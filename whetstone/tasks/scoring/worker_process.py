@@ -1,8 +1,7 @@
 """A worker process with a pipe: scoring workers, and the generator of problems that need a fixed hash seed.
 
 Starts a fresh interpreter instead of `multiprocessing`, whose spawn runs the caller's main script again in
-the child: that would import torch there, and a script without a `__main__` guard would start itself. The
-worker ends when the pipe closes.
+the child: that would import torch there, and a script without a `__main__` guard would start itself.
 """
 
 import errno
@@ -15,9 +14,7 @@ from multiprocessing.connection import Connection, Pipe
 
 
 class WorkerProcess:
-    """Runs `module:function(connection)` in a new interpreter with a fixed hash seed, in `folder` or in the
-    working directory.
-    """
+    """Runs `module:function(connection)` in a new interpreter with a fixed hash seed."""
 
     def __init__(self, target: str, folder: str | None = None, *, keep_environment: bool = True) -> None:
         """`keep_environment`: whether it sees our environment variables, which may hold secrets."""
@@ -30,14 +27,7 @@ class WorkerProcess:
             "OPENBLAS_NUM_THREADS": "1",  # a process that forks has one thread
             "MPLBACKEND": "Agg",  # reasoning-gym pulls in matplotlib
         }
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            "whetstone.tasks.scoring.worker_process",
-            target,
-            str(worker_end.fileno()),
-        ]
+        command = [sys.executable, "-P", "-m", __name__, target, str(worker_end.fileno())]
         self.process = subprocess.Popen(
             command, pass_fds=[worker_end.fileno()], env=environment, cwd=folder, stdin=subprocess.DEVNULL
         )
@@ -52,7 +42,6 @@ class WorkerProcess:
 
 
 def main() -> None:
-    """The worker's side."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C: it saves, then ends us
     module, function = sys.argv[1].split(":")
     connection = Connection(int(sys.argv[2]))
