@@ -10,7 +10,7 @@ from typing import Protocol
 
 from whetstone.config import Config, Plan
 from whetstone.errors import UserError
-from whetstone.rollout.collector import CollectorProtocol
+from whetstone.rollout.collector import Collector
 from whetstone.rollout.source import RolloutBatch, RolloutSource
 from whetstone.tasks.mixture import Mixture
 from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score
@@ -30,7 +30,7 @@ class SupervisedSource(RolloutSource):
     """Batches of problems with their solutions."""
 
     def __init__(
-        self, collector: CollectorProtocol, tasks: Mixture, config: Config, plan: Plan, codec: SolutionCodec
+        self, collector: Collector, tasks: Mixture, config: Config, plan: Plan, codec: SolutionCodec
     ):
         super().__init__(collector, tasks, config, plan)
         self._codec = codec
