@@ -208,7 +208,8 @@ def solution_text(row: Row, settings: dict[str, Any], prompt: str, answer: str |
     or an answer with its working. None where there is none.
     """
     column = settings.get("solution_column")
-    for name in (column,) if column else (prompt, *SOLUTION_COLUMNS, answer):
+    names = [column] if column else [prompt, *SOLUTION_COLUMNS, *([answer] if answer else [])]
+    for name in names:
         text = _assistant_text(row.get(name), is_messages=name == prompt)
         if text and (name != answer or final_answer(text) != text):
             return _with_boxed_answer(text)
