@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.cost_tables import MEASURED, measured
 from tests.conftest import make_policy
 from tests.unit.test_update import make_samples
-from whetstone.commands.plan.cost_model import H200, MEASURED, MODELS, Layout, Work, measured, memory, predict
+from whetstone.commands.plan.cost_model import H200, MODELS, Layout, Work, memory, predict
 from whetstone.config import build
 from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score
 from whetstone.update.packing import Sample, balance, pack_minibatches

@@ -19,10 +19,9 @@ from whetstone.files import atomic_write
 from whetstone.report import write_report
 from whetstone.report.examples import pairs
 from whetstone.report.findings import findings
-from whetstone.report.page import page
+from whetstone.report.page import CSS, page
 from whetstone.report.plots import short_number, smooth
 from whetstone.report.read import read_run
-from whetstone.report.style import CSS
 from whetstone.run.metrics import MetricsLog
 from whetstone.seeds import seed, uniforms
 from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score
@@ -247,7 +246,7 @@ def test_what_has_a_picture(whole: Path):
         "Reward",
         "Completion length",
         "Entropy",
-        "Clip share",
+        "Clip ratio",
         "Gradient norm",
         "Tokens per second",
     ):
@@ -260,7 +259,7 @@ def test_what_has_a_picture(whole: Path):
     mfu = 100 * (read_run(whole).recent("mfu") or 0.0)
     assert f"The update ran 9,000 tokens/s of late, {mfu:.0f} % of what the device can compute" in text
     assert "peak memory 31.2 GB" in text or "peak memory 31.3 GB" in text
-    assert "Model flops utilisation" in text
+    assert "Model FLOPs utilization" in text
 
 
 def test_completions_cannot_inject_markup(whole: Path):

@@ -1,14 +1,13 @@
-"""The pictures of the report, as SVG text to put inside the page.
+"""The pictures of the report, as SVG text to put inside the page. Titles and explanations are the page's.
 
-Drawn by matplotlib without a display. Colours are stand-ins that are replaced by the page's CSS variables,
-and text stays text, so that the pictures follow light and dark mode. Titles and explanations are the
-page's, not in here.
+Colors are placeholders that become the page's CSS variables, and text stays text, so that the pictures follow
+light and dark mode.
 """
 
 import io
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from whetstone.report.read import Run
@@ -131,14 +130,13 @@ def accuracy_curve(run: Run) -> str:
     return draw_wide("accuracy", 3.1, paint)
 
 
-def curve(
-    run: Run, name: str, series: Sequence[tuple[str, str]], *, percent: bool = False, wide: bool = False
-) -> str | None:
-    """One or more metrics (key, label) over the steps; None where the run has none of them."""
-    columns = [(label, *run.column(key)) for key, label in series]
+def curve(run: Run, series: Mapping[str, str], *, percent: bool = False, wide: bool = False) -> str | None:
+    """One or more metrics (metric -> label) over the steps; None where the run has none of them."""
+    columns = [(label, *run.column(key)) for key, label in series.items()]
     columns = [(label, steps, values) for label, steps, values in columns if values]
     if not columns:
         return None
+    name = re.sub(r"\W", "-", next(iter(series)))
 
     def paint(axes: Any) -> None:
         for colour, (label, steps, values) in zip(SERIES, columns, strict=False):
@@ -147,8 +145,7 @@ def curve(
             axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g} %")
         else:
             axes.yaxis.set_major_formatter(lambda value, _: short_number(value))
-        lowest = min(min(values) for _, _, values in columns)
-        if lowest >= 0:
+        if min(min(values) for _, _, values in columns) >= 0:
             axes.set_ylim(bottom=0)
         axes.locator_params(axis="y", nbins=5)
         _steps_axis(axes, run)
@@ -187,13 +184,9 @@ def time_areas(run: Run) -> str | None:
                 bottom = [a + b for a, b in zip(bottom, values, strict=True)]
             axes.set_xlim(steps[0] - 1, steps[-1] + 1)
         else:
+            colors = SERIES[: len(stages)]
             axes.stackplot(
-                steps,
-                *stages.values(),
-                labels=list(stages),
-                colors=SERIES[: len(stages)],
-                alpha=0.85,
-                linewidth=0,
+                steps, *stages.values(), labels=list(stages), colors=colors, alpha=0.85, linewidth=0
             )
         axes.yaxis.set_major_formatter(lambda value, _: f"{short_number(value)} s")
         axes.locator_params(axis="y", nbins=5)
@@ -205,7 +198,7 @@ def time_areas(run: Run) -> str | None:
 
 def task_bars(run: Run) -> str | None:
     """Accuracy of each task before and after, with intervals."""
-    ends = [evaluation for evaluation in (run.first, run.last) if evaluation is not None]
+    ends = run.ends
     if not ends:
         return None
     names = list(ends[-1].summary["per_task"])
@@ -254,15 +247,8 @@ def _line(
 ) -> None:
     """A few points as they are; many as a pale line under their running mean: single steps are noisy."""
     if len(values) < 20:
-        axes.plot(
-            steps,
-            values,
-            color=colour,
-            linewidth=weight,
-            marker="o",
-            markersize=2.5 + weight / 2,
-            label=label,
-        )
+        dots = {"marker": "o", "markersize": 2.5 + weight / 2}
+        axes.plot(steps, values, color=colour, linewidth=weight, label=label, **dots)
         return
     axes.plot(steps, values, color=colour, linewidth=0.8, alpha=0.3)
     axes.plot(steps, smooth(values, max(3, len(values) // 20)), color=colour, linewidth=weight, label=label)
