@@ -225,7 +225,7 @@ def test_a_comparison_says_what_it_does(tmp_path: Path, capsys: pytest.CaptureFi
     (grid.folder / "runs" / grid.cells[1].name).mkdir()
     rows = "".join(json.dumps({"step": step, "kind": "train"}) + "\n" for step in (1, 2, 3, 4))
     (grid.folder / "runs" / grid.cells[1].name / "metrics.jsonl").write_text(rows)
-    say._seen = say._told = -1e9
+    say._looked_at = say._printed_at = -1e9
     say.look([(grid.cells[1], time.monotonic() - 30)])
     header, ended, running = capsys.readouterr().out.splitlines()
     assert header.startswith("4 runs: 2 variants x 2 seeds; 1 of them are done")

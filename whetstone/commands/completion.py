@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from whetstone.commands import COMMANDS
 from whetstone.commands.parser import CommandParser
 
-SUMMARY = "print a completion script for bash, zsh or fish"
 DESCRIPTION = """
 Print a completion script for commands, options, shipped recipes and configuration keys.
 """

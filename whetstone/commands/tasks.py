@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from whetstone.model.chat import Chat
     from whetstone.types import Problem, Score, TaskScore
 
-SUMMARY = "list every task, or show sample problems of one"
 DESCRIPTION = """
 Without NAME: every task, a line each.
 With NAME: sample problems, the prompt as the model sees it, the gold answer and its score.

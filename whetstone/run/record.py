@@ -33,8 +33,8 @@ def record_session(folder: Path, *, resumed_from: int | None = None, num_ranks: 
         "whetstone": __version__,
         "commit": commit(),
         "python": platform.python_version(),
-        "torch": _version("torch"),
-        "transformers": _version("transformers"),
+        "torch": version("torch"),
+        "transformers": version("transformers"),
         "machine": machine(),
         "num_ranks": num_ranks,
         "resumed_from_step": resumed_from,
@@ -119,7 +119,8 @@ def _git(folder: Path, *args: str) -> str | None:
     return done.stdout.strip()
 
 
-def _version(package: str) -> str | None:
+def version(package: str) -> str | None:
+    """The version of an installed package; None where it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

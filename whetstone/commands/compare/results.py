@@ -1,7 +1,6 @@
 """The numbers of a comparison: means over seeds with Student's t intervals, and the table of them.
 
-Takes what train_results.json of every run holds; runs nothing and draws nothing. The seeds of a variant are
-independent runs, so an interval over them tells what another seed would give; with one seed there is none.
+The seeds of a variant are independent runs, so an interval over them tells what another seed would give.
 """
 
 import json
@@ -50,14 +49,15 @@ def make_results(
     """results.json: every variant that has a finished run, in the order of the grid."""
     variants = []
     for name in dict.fromkeys(cell.variant for cell in cells):
-        runs = []
-        for cell in cells:
-            found = ended.get(cell.name)
-            if cell.variant == name and found is not None:
-                runs.append({"seed": cell.seed, "run": cell.name, **found})
+        members = [cell for cell in cells if cell.variant == name]
+        runs = [
+            {"seed": cell.seed, "run": cell.name, **results}
+            for cell in members
+            if (results := ended.get(cell.name)) is not None
+        ]
         if runs:
-            words = next(cell.words for cell in cells if cell.variant == name)
-            variants.append({"name": name, "settings": list(words), **_summary(runs), "seeds": runs})
+            settings = list(members[0].words)
+            variants.append({"name": name, "settings": settings, **_summary(runs), "seeds": runs})
     missing = [cell.name for cell in cells if ended.get(cell.name) is None]
     return {
         "config": source,
@@ -69,19 +69,14 @@ def make_results(
 
 
 def _summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    before = [run["accuracy_before"]["mean"] for run in runs]
-    after = [run["accuracy_after"]["mean"] for run in runs]
-    greedy = [run["greedy_after"]["mean"] for run in runs if run["greedy_after"] is not None]
-    greedy_before = [run["greedy_before"]["mean"] for run in runs if run["greedy_before"] is not None]
+    keys = ("accuracy_before", "accuracy_after", "greedy_before", "greedy_after")
+    means = {key: [run[key]["mean"] for run in runs if run[key] is not None] for key in keys}
+    before = means["accuracy_before"]
+    gains = [b - a for a, b in zip(before, means["accuracy_after"], strict=True)]
     return {
         "num_seeds": len(runs),
-        "accuracy_before": over_seeds(before),
-        "accuracy_after": over_seeds(after),
-        "gain": over_seeds(
-            [b - a for a, b in zip(before, after, strict=True)], -fmean(before), 1 - fmean(before)
-        ),
-        "greedy_before": over_seeds(greedy_before) if greedy_before else None,
-        "greedy_after": over_seeds(greedy) if greedy else None,
+        **{key: over_seeds(values) if values else None for key, values in means.items()},
+        "gain": over_seeds(gains, -fmean(before), 1 - fmean(before)),
         "seconds": fmean(run["seconds"] for run in runs),
     }
 
@@ -107,16 +102,16 @@ def table_rows(results: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 def versus_lines(results: Mapping[str, Any]) -> list[str]:
     """How each variant differs from the first, a line each; nothing where there is no pair."""
-    found = [(variant["name"], variant["versus"]) for variant in results["variants"] if variant.get("versus")]
-    if not found:
+    pairs = [(variant["name"], variant["versus"]) for variant in results["variants"] if variant.get("versus")]
+    if not pairs:
         return []
-    lines = [f"Accuracy after training, in points, against {found[0][1]['from']}:"]
-    for name, versus in found:
+    lines = [f"Accuracy after training, in points, against {pairs[0][1]['from']}:"]
+    for name, versus in pairs:
         p_value = "p < 0.001" if versus["p_value"] < 0.001 else f"p = {versus['p_value']:.3f}"
         lines.append(
             f"- {name}: {_gain(versus)}, {p_value}, paired over {versus['num_pairs']} {versus['over']}"
         )
-    if any(versus["over"] == "problems" for _, versus in found):
+    if any(versus["over"] == "problems" for _, versus in pairs):
         lines.append("Pairs of problems are of one seed: they do not tell how another seed would come out.")
     return lines
 

@@ -59,10 +59,10 @@ def _versus(
     problems = [problem for problem in tables[0] if problem in tables[1]]
     if not problems or len(problems) < max(len(table) for table in tables):
         return None  # other problems: nothing to pair
-    found = paired(*([table[problem] for problem in problems] for table in tables))
+    change = paired(*([table[problem] for problem in problems] for table in tables))
     return {
-        "from": first["name"], "over": "problems", "num_pairs": len(problems), "mean": found.difference,
-        "low": found.low, "high": found.high, "p_value": found.p_value,
+        "from": first["name"], "over": "problems", "num_pairs": len(problems), "mean": change.difference,
+        "low": change.low, "high": change.high, "p_value": change.p_value,
     }  # fmt: skip
 
 
