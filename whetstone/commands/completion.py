@@ -38,8 +38,7 @@ class Candidates:
 
 
 def candidates() -> Candidates:
-    from whetstone.config.load import SECTION_OF
-    from whetstone.config.recipes import recipe_names
+    from whetstone.config.load import SECTION_OF, recipe_names
 
     parsers = {
         name: CommandParser(name, importlib.import_module(f"whetstone.commands.{name}")) for name in COMMANDS

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from whetstone.commands.config import yaml_value
 from whetstone.commands.parser import CommandParser, add_settings, source_and_settings
 from whetstone.config import Config, TaskSpec, load
-from whetstone.config.aliases import CONVERTED, REFUSED, RENAMED, WITHOUT_EFFECT
-from whetstone.config.load import SECTION_OF, parse_overrides
+from whetstone.config.data_keys import SETTINGS
+from whetstone.config.load import is_known_key
+from whetstone.config.overrides import parse_overrides
 from whetstone.errors import UserError
 
 if TYPE_CHECKING:
@@ -155,9 +156,8 @@ def _format_parts(score: "Score | TaskScore") -> str:
 
 def config_for_task(name: str, values: dict[str, Any]) -> Config:
     """A configuration with one task: known keys are the configuration's, all others the task's settings."""
-    data_keys = ("data_path", "dataset_name", "max_samples")  # columns are the task's own settings
-    known_tables = (SECTION_OF, RENAMED, CONVERTED, WITHOUT_EFFECT, REFUSED, data_keys)
-    own = {key: value for key, value in values.items() if not any(key in table for table in known_tables)}
+    columns = SETTINGS.keys() - {"data_path", "dataset_name", "max_samples"}  # settings of the task
+    own = {key: value for key, value in values.items() if key in columns or not is_known_key(key)}
     datasets = {name: TaskSpec(weight=1.0, config=own).model_dump()}
     ours = {**{key: value for key, value in values.items() if key not in own}, "datasets": datasets}
     return load(None, [f"{key}={yaml_value(value)}" for key, value in ours.items()]).config

@@ -1,12 +1,11 @@
-"""Top-level keys of a data set (`dataset_name`, splits, columns, `data_path`, `max_samples`) -> the settings
-of a task under `datasets`.
+"""Top-level keys of a data set (`dataset_name`, splits, columns, `max_samples`) -> settings of a task.
 
 Where no task is named, `dataset_name` means the task `rows` and `data_path` the task `math`. Reads no data.
 """
 
-import json
 from typing import Any
 
+from whetstone.config.row_settings import ROW_SETTINGS
 from whetstone.errors import UserError
 
 # key -> the setting of a task that it means
@@ -35,7 +34,6 @@ COLUMNS: dict[str, dict[str, str]] = {
     "code": {"prompt_column": "statement_column", "answer_column": "tests_column"},
     "countdown": {"prompt_column": "messages_column", "answer_column": "target_column"},
 }
-TASKS_OF_ROWS = ("rows", "math", "code", "countdown")
 _SOURCES = ("path", "dataset")
 ALL = -1  # of max_samples
 
@@ -54,10 +52,9 @@ class DataKeys:
         """Our keys (`datasets`, `dataset_size`) for the data keys among `values`, and notes of what was
         understood. `before`: our keys of earlier layers; `ours`: those of this one.
         """
-        given = _settings(values)
         named = [key for key in values if key in SETTINGS]
         self._named |= {SETTINGS[key]: (key, origin) for key in named}
-        given = {**self._waiting, **given}
+        given = {**self._waiting, **_settings(values)}
         is_new = "datasets" in ours
         if not given:
             return {}, []
@@ -93,22 +90,17 @@ class DataKeys:
         old, self._limit = self._limit, self._limit if limit is None else limit
         if self._limit is None:
             return {}
+        size: dict[str, Any] = {"dataset_size": self._limit}
+        rows = self._limit
         if self._limit == ALL:
+            rows = None
             size = {"dataset_size": None} if old is not None and before.get("dataset_size") == old else {}
-            return size | ({"datasets": _limit(datasets, None)} if datasets else {})
-        return {"dataset_size": self._limit} | (
-            {"datasets": _limit(datasets, self._limit)} if datasets else {}
-        )
+        return size | ({"datasets": _limit(datasets, rows)} if datasets else {})
 
 
 def specs(flat: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """`datasets` as it was written: a mapping or JSON text."""
+    """`datasets` as it was written."""
     datasets = flat.get("datasets") or {}
-    if isinstance(datasets, str):
-        try:
-            datasets = json.loads(datasets)
-        except (ValueError, RecursionError):
-            raise UserError("datasets is a text that can't be read as JSON: write a mapping.") from None
     if not isinstance(datasets, dict):
         raise UserError("datasets is not a mapping of task names: write {chain_sum: {weight: 1.0}}.")
     if any(not isinstance(spec, dict | None) for spec in datasets.values()):
@@ -156,7 +148,7 @@ def _takes_rows(datasets: dict[str, dict[str, Any]]) -> bool:
 
 
 def _reads_rows(name: str) -> bool:
-    return name.split("/")[0] in TASKS_OF_ROWS
+    return name.split("/")[0] in ROW_SETTINGS
 
 
 def _put(

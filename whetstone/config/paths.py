@@ -1,7 +1,9 @@
-"""Checks of names that become folders and of places that metrics go to. Reads nothing from disk."""
+"""Checks of names that become folders and of sinks of metrics. Reads nothing from disk."""
 
 from pathlib import PurePosixPath
 from typing import Any
+
+from whetstone.config.yaml_text import shorten
 
 SINKS = ("wandb", "tensorboard", "trackio")
 _MAX_BYTES = 255  # of one name in a file system
@@ -20,7 +22,7 @@ def check_run_name(name: Any) -> Any:
     parts = name.split("/")
     if PurePosixPath(name).is_absolute() or {"", ".", ".."} & set(parts) or "\\" in name:
         raise ValueError(
-            f"{_short(name)!r} would leave output_dir: write a plain name, and set output_dir to where the "
+            f"{shorten(name)!r} would leave output_dir: write a plain name, and set output_dir to where the "
             "run should be"
         )
     if any(len(part.encode(errors="replace")) > _MAX_BYTES for part in parts):
@@ -29,7 +31,7 @@ def check_run_name(name: Any) -> Any:
 
 
 def check_sinks(value: Any) -> Any:
-    """`report_to` as a list of known places."""
+    """`report_to` as a list of known sinks."""
     if not isinstance(value, str | list | tuple | None):
         raise ValueError(f"write a name or a list of {', '.join(SINKS)}, or none")
     names = [] if value is None else [value] if isinstance(value, str) else list(value)
@@ -39,9 +41,7 @@ def check_sinks(value: Any) -> Any:
     names = [name for name in names if name != "none"]
     for name in names:
         if name not in SINKS:
-            raise ValueError(
-                f"'{_short(name)}' is not a place to report to: choose from {', '.join(SINKS)} or none"
-            )
+            raise ValueError(f"report_to has no '{shorten(name)}': choose from {', '.join(SINKS)} or none")
     return list(dict.fromkeys(names))
 
 
@@ -52,7 +52,3 @@ def as_texts(value: Any) -> Any:
     if not isinstance(value, list):
         return [] if value is None else value
     return [str(entry).strip() for entry in value if str(entry).strip()]
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 60 else f"{text[:60]}..."

@@ -7,7 +7,7 @@ defines the levels. Evaluation problems have none.
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from whetstone.config.curriculum import CurriculumSpec
+from whetstone.config.tasks import CurriculumSpec
 from whetstone.types import Group
 
 

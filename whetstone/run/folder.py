@@ -12,9 +12,8 @@ from typing import Any
 import yaml
 
 from whetstone.config import Config, Plan, dump, flatten
-from whetstone.config.engines import EnginesConfig
-from whetstone.config.measurement import MeasurementConfig
-from whetstone.config.parallel import ParallelConfig
+from whetstone.config.base import Resume
+from whetstone.config.load import resume_keys
 from whetstone.errors import UserError
 from whetstone.files import atomic_write
 from whetstone.parallel.collectives import run_on_main
@@ -25,52 +24,7 @@ from whetstone.run.checkpoint_search import Search, find_checkpoint
 
 logger = logging.getLogger("whetstone")
 
-# A resumed run must not change these: its checkpoint would not fit the model.
-RESUME_FIXED_KEYS = (
-    "trainer",
-    "model_name_or_path",
-    "use_peft",
-    "lora_r",
-    "lora_alpha",
-    "lora_target_modules",
-)
-# A resumed run may change these: they do not affect what it computes.
-RESUME_SAFE_KEYS = frozenset(
-    [
-        "output_dir",
-        "run_name",
-        "report_to",
-        "wandb_project",
-        "wandb_name",
-        "wandb_entity",
-        "wandb_tags",
-        "logging_steps",
-        "logging_first_step",
-        "log_reward_variance",
-        "verbose_variance_logging",
-        "log_completions_steps",
-        "save_strategy",
-        "save_steps",
-        "save_total_limit",
-        "auto_resume",
-        "resume_from_checkpoint",
-        "overwrite_output_dir",
-        "eval_num_examples_to_print",
-        "eval_only",
-        "checkpoint_path",
-        "max_steps",
-        "num_train_epochs",
-        "fixed_eval_steps",
-        "micro_batch_tokens",
-        "max_num_seqs",
-        "reward_workers",
-        "gradient_checkpointing",
-        *EnginesConfig.model_fields,
-        *ParallelConfig.model_fields,
-        *MeasurementConfig.model_fields,
-    ]
-)
-
+RESUME_FIXED_KEYS, RESUME_SAFE_KEYS = resume_keys(Resume.FIXED), resume_keys(Resume.SAFE)
 LENGTH_KEYS = ("max_steps", "num_train_epochs")
 
 
