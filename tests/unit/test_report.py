@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from whetstone.config.load import build, dump, flatten
+from whetstone.config.load import build, dump
 from whetstone.diagnosis.explain import diagnose, load_history
 from whetstone.diagnosis.history import Severity
 from whetstone.engines.base import SamplingParams
@@ -121,7 +121,7 @@ def make_run(folder: Path, *, num_steps: int = 12, evals: tuple[int, ...] | None
     )  # fmt: skip
     evals = tuple(sorted({0, num_steps // 3, 2 * num_steps // 3, num_steps})) if evals is None else evals
     atomic_write(folder / "config.yaml", dump(config))
-    log = MetricsLog(folder, report_to=[], project="p", run_name="r", config=flatten(config))
+    log = MetricsLog(folder, config)
     results: dict[int, EvalResult] = {}
     for step in range(num_steps + 1):
         if step:
@@ -402,7 +402,7 @@ def test_broken_files_beside_good_ones_are_passed_over(tmp_path: Path):
 
 def test_warnings_worth_knowing(tmp_path: Path):
     make_run(tmp_path, num_steps=0, evals=(0,))
-    log = MetricsLog(tmp_path, report_to=[], project="p", run_name="r", config={})
+    log = MetricsLog(tmp_path, build({}))
     for step in range(1, 11):
         bad = {
             "completions/clipped_ratio": 0.5,

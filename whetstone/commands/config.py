@@ -77,6 +77,8 @@ def markdown() -> str:
     """docs/config.md: every key with its default, its bounds and its meaning."""
     lines = [MARKDOWN_HEAD.strip()]
     defaults = flatten(Config())
+    wrapper = textwrap.TextWrapper(118, subsequent_indent="  ", break_long_words=False)
+    wrapper.break_on_hyphens = False
     for section, meaning, fields in sections():
         lines += ["", f"## {section}", "", meaning, ""]
         for key, field in fields.items():
@@ -84,8 +86,7 @@ def markdown() -> str:
             text = " ".join(
                 f"`{key}`: `{yaml_value(defaults[key])}`{limits}. {field.description or ''}".split()
             )
-            whole = {"break_long_words": False, "break_on_hyphens": False}
-            lines.append(textwrap.fill(f"- {text}", 118, subsequent_indent="  ", **whole))
+            lines.append(wrapper.fill(f"- {text}"))
     return "\n".join(lines) + "\n"
 
 
@@ -106,9 +107,7 @@ def bounds(field: "FieldInfo") -> str:
 
 def _limits(metadata: list[Any]) -> str:
     signs = {Gt: ("gt", ">"), Ge: ("ge", ">="), Lt: ("lt", "<"), Le: ("le", "<=")}
-    limits = {
-        type(entry): getattr(entry, signs[type(entry)][0]) for entry in metadata if type(entry) in signs
-    }
+    limits = {type(e): getattr(e, signs[type(e)][0]) for e in metadata if type(e) in signs}
     if {Ge, Le} <= limits.keys():
         return f"{_plain(limits[Ge])} to {_plain(limits[Le])}"
     return ", ".join(f"{sign} {_plain(limits[kind])}" for kind, (_, sign) in signs.items() if kind in limits)
@@ -155,9 +154,7 @@ def _print_plan(loaded: LoadedConfig) -> None:
     for line in lines:
         line = f"  {line}"
         print(wrap(line, shutil.get_terminal_size().columns) if sys.stdout.isatty() else line)
-    with_rows = [
-        name for name, spec in config.tasks.datasets.items() if {"path", "dataset"} & set(spec.config)
-    ]
+    with_rows = [n for n, spec in config.tasks.datasets.items() if {"path", "dataset"} & set(spec.config)]
     if with_rows:
         print(
             f"  ({', '.join(with_rows)}: the rows have not been read; the run counts them in place of "

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from whetstone.commands.parser import CommandParser
 from whetstone.config.engine_traits import ENGINE_TRAITS
-from whetstone.config.paths import SINKS
+from whetstone.config.sections import SINKS
 from whetstone.errors import UserError
 from whetstone.run.record import machine, version
 from whetstone.sandbox.languages import LANGUAGES, missing, tools

@@ -80,9 +80,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def _reject(self, argument: str) -> NoReturn:
         if not argument.startswith("-"):
-            raise UserError(
-                f"`{self.prog}` does not take the argument '{argument[:100]}'. Example: `{self.example}`."
-            )
+            raise UserError(f"`{self.prog}` does not take '{argument[:100]}'. Example: `{self.example}`.")
         option = argument.partition("=")[0][:100]
         match = close_match(option, self._option_string_actions)
         hint = f": did you mean '{match}'?" if match else "."

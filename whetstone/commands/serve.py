@@ -1,7 +1,6 @@
 """`whet serve`: start the rollout servers of a configuration, restart dead ones, stop them at Ctrl-C.
 
-One server for each entry of server_devices, or one. They serve any run of the same model: a run sends its
-weights before it samples.
+They serve any run of the same model: a run sends its weights before it samples.
 """
 
 import argparse

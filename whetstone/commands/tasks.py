@@ -111,9 +111,8 @@ def _score_answer(config: Config, problem: "Problem", answer: str) -> "Score":
     from whetstone.tasks.scoring.pool import Scorer
     from whetstone.tasks.scoring.process import ScoringRequest
 
-    tasks = config.tasks.model_copy(
-        update={"reward_workers": 1, "reward_funcs": ["accuracy"], "reward_weights": None}
-    )
+    only = {"reward_workers": 1, "reward_funcs": ["accuracy"], "reward_weights": None}
+    tasks = config.tasks.model_copy(update=only)
     with Scorer(config.model_copy(update={"tasks": tasks})) as scorer:
         scorer.submit(ScoringRequest(problem=problem, text=answer, completion_ids=(), truncated=False))
         return scorer.gather()[0]

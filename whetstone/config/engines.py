@@ -34,9 +34,7 @@ class EnginesConfig(Section):
     server_group_port: int | None = Field(default=None, ge=1, le=65535)
     """First port on the trainer's machine for sending weights by NCCL; default: any free one."""
     server_devices: list[Name] = Field(default_factory=list)
-    """GPUs of the servers that are started, one entry for each server: ["4", "5"], or ["4,5", "6,7"] with
-    server_tensor_parallel_size 2. Empty: one server, on the GPUs that the run sees.
-    """
+    """GPUs of each server: ["4", "5"], or ["4,5", "6,7"] with tensor parallelism. Empty: one server."""
     server_args: list[Name] = Field(default_factory=list)
     """Further arguments for the command that starts a server, as `vllm serve` or SGLang knows them."""
     weight_transfer: Literal["auto", "nccl", "ipc", "disk"] = "auto"

@@ -34,9 +34,7 @@ class LossConfig(Section):
     beta: float = Field(default=0.0, ge=0, le=1_000)
     """Weight of the KL penalty; 0: no reference is kept."""
     kl_reference: Literal["base", "moving", "rollout"] = "base"
-    """Reference of the KL penalty: the initial weights, a moving average of the policy, or the policy that
-    sampled the batch (it limits each update, and needs several updates per batch).
-    """
+    """Reference of the KL: initial weights, moving average, or the policy that sampled (per update)."""
     kl_estimator: Literal["k1", "k2", "k3", "full"] = "k3"
     """KL from the sampled tokens (k1, k2, k3) or over the vocabulary (full: tokens x vocabulary numbers)."""
     kl_in: Literal["loss", "reward"] = "loss"
@@ -97,14 +95,10 @@ class LossConfig(Section):
         if self.target_kl is not None and self.beta == 0:
             raise ValueError("target_kl adapts beta, which is 0: give it a first value, such as beta: 0.01")
         if self.kl_in == "reward" and self.kl_estimator == "full":
-            raise ValueError(
-                "kl_in: reward takes one number per sampled token: set kl_estimator to k1, k2 or k3"
-            )
-        if self.delta is not None and self.delta <= 1 + self.upper_epsilon:
-            raise ValueError(
-                f"delta is {self.delta}, but must be greater than 1 + epsilon_high "
-                f"= {1 + self.upper_epsilon:g}"
-            )
+            raise ValueError("kl_in: reward needs one number per token: set kl_estimator to k1, k2 or k3")
+        bound = 1 + self.upper_epsilon
+        if self.delta is not None and self.delta <= bound:
+            raise ValueError(f"delta is {self.delta}, but must exceed 1 + epsilon_high = {bound:g}")
         return self
 
 

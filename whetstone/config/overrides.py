@@ -25,9 +25,7 @@ def parse_overrides(arguments: Iterable[str]) -> dict[str, Any]:
         argument = rest.pop(0)
         key, equals, text = argument.removeprefix("--").partition("=")
         if not key or (not equals and not argument.startswith("--")):
-            raise UserError(
-                f"'{shorten(argument)}' is not understood: write key=value, such as max_steps=100."
-            )
+            raise UserError(f"'{shorten(argument)}' is not understood: write key=value (max_steps=100).")
         if not equals:
             follows = bool(rest) and not rest[0].startswith("--") and "=" not in rest[0]
             text = rest.pop(0) if follows else "true"

@@ -18,9 +18,7 @@ class ParallelConfig(Section):
     sequence_parallel: bool = False
     """With tp_size: also split norms and activations between layers along the tokens: less memory."""
     cpu_offload: Annotated[Literal["none", "optimizer", "all"], accept({True: "all", False: "none"})] = "none"
-    """Keep the optimiser's state and the reference's weights, or with several ranks the weights too, in the
-    memory of the CPU while they aren't used. Without effect where the CPU trains.
-    """
+    """Keep optimizer state and reference (all: sharded weights too) in CPU memory while unused. GPU only."""
     heartbeat_timeout_s: float = Field(default=30.0, ge=2, le=600)
     """A rank without a heartbeat for so long is declared dead, and all others end with that reason."""
     collective_timeout_s: float = Field(default=1800.0, ge=10, le=MAX_SECONDS)

@@ -29,9 +29,7 @@ PLAIN_KEYS = frozenset(key for keys in ROW_SETTINGS.values() for key in keys)
 def place_settings(
     values: dict[str, Any], before: Mapping[str, Any], taken: Mapping[str, Any] | frozenset[str]
 ) -> dict[str, Any]:
-    """`values` with plain settings moved into `datasets`. `before`: keys of earlier layers; `taken`: keys
-    that mean something else. Settings that fit no task stay where they are.
-    """
+    """`values` with plain settings moved into the task of `datasets` that has them, unless `taken`."""
     plain = [key for key in values if key in PLAIN_KEYS and key not in taken]
     datasets = values.get("datasets") or before.get("datasets")
     if not plain or not isinstance(datasets, Mapping):

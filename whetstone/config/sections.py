@@ -4,6 +4,7 @@ Larger sections have a file of their own. A YAML file is flat; `load.py` sorts i
 text under a field is its help in `whet config`.
 """
 
+from pathlib import PurePosixPath
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -13,11 +14,14 @@ from whetstone.config.engine_traits import EngineName, engine_traits
 from whetstone.config.engines import EnginesConfig
 from whetstone.config.loss import CriticConfig, LossConfig
 from whetstone.config.parallel import ParallelConfig
-from whetstone.config.paths import as_texts, check_run_name, check_sinks
 from whetstone.config.plugins import PluginSpec
 from whetstone.config.programs import ProgramsConfig
 from whetstone.config.tasks import TasksConfig
 from whetstone.config.update import UpdateConfig
+from whetstone.config.yaml_text import shorten
+
+SINKS = ("wandb", "tensorboard", "trackio")
+_MAX_NAME_BYTES = 255  # of one name in a file system
 
 
 class ModelConfig(Section):
@@ -32,9 +36,7 @@ class ModelConfig(Section):
     attn_implementation: Name | None = None
     """Attention of the `hf` engine's generate. Update and native engine have their own packed attention."""
     gradient_checkpointing: Annotated[bool | Literal["auto"], Resume.SAFE] = "auto"
-    """Run layers again in the backward pass instead of keeping their activations: less memory, up to a third
-    more time. `auto`: as few layers as memory asks for, found at the start on a GPU; none elsewhere.
-    """
+    """Recompute activations in the backward pass: less memory, more time. `auto`: as few layers as needed."""
     torch_compile: bool | Literal["auto"] = "auto"
     """Compile the layers for the update: about 25 % faster. `auto`: on a GPU, from 50 M parameters on."""
     use_peft: Annotated[bool, Resume.FIXED] = False
@@ -94,9 +96,7 @@ class RolloutConfig(Section):
     min_p: float | None = Field(default=None, ge=0, le=1)
     """Sample only tokens at least this likely relative to the likeliest."""
     rollout_engine: EngineName | PluginSpec = "native"
-    """The engine that samples: `native` (in this process, from the policy's own weights), `hf` (transformers'
-    generate), `vllm` or `sglang` (docs/servers.md), or a class of your own, my_engine.py:Engine.
-    """
+    """`native` (in process), `hf` (generate), `vllm`, `sglang` (docs/servers.md), or my_engine.py:Engine."""
     use_vllm: bool = False
     """TRL's way to say rollout_engine: vllm."""
     vllm_mode: Literal["server", "colocate"] = "server"
@@ -108,9 +108,7 @@ class RolloutConfig(Section):
     async_rollouts: int = Field(default=0, ge=0, le=1)
     """1: the next batch is sampled during the update, from weights one batch old (a copy, in process)."""
     rollout_quantization: Literal["none", "fp8"] = "none"
-    """fp8: the native engine on a GPU decodes with 8-bit copies of the MLPs' matrices: faster, but
-    not exactly the model that trains, so `importance_correction` is then token_truncate unless you choose.
-    """
+    """fp8: the native engine decodes with 8-bit MLPs; importance_correction is then token_truncate."""
     max_num_seqs: Annotated[int | None, Resume.SAFE] = Field(default=None, ge=1, le=65_536)
     """Sequences decoded at once; more wait for a free slot. Default: 1,024 on a GPU, 256 elsewhere."""
 
@@ -206,9 +204,39 @@ class RunConfig(Section):
     overwrite_output_dir: bool = False
     """Begin anew in a folder that holds another run, which is moved aside."""
 
-    _run_name = field_validator("run_name", mode="before")(check_run_name)
-    _sinks = field_validator("report_to", mode="before")(check_sinks)
-    _tags = field_validator("wandb_tags", mode="before")(as_texts)
+    @field_validator("run_name", mode="before")
+    @classmethod
+    def _stays_in_output_dir(cls, name: Any) -> Any:
+        if isinstance(name, int | float) and not isinstance(name, bool):
+            name = str(name)
+        if not isinstance(name, str) or name == "":
+            return name
+        if not name.isprintable() or not name.strip():
+            raise ValueError("write a name of printable characters: it becomes a folder inside output_dir")
+        folders = name.split("/")
+        if PurePosixPath(name).is_absolute() or {"", ".", ".."} & set(folders) or "\\" in name:
+            raise ValueError(f"{shorten(name)!r} would leave output_dir: write a plain name")
+        if any(len(folder.encode(errors="replace")) > _MAX_NAME_BYTES for folder in folders):
+            raise ValueError(f"the name of {len(name):,} characters is too long for a folder: shorten it")
+        return name
+
+    @field_validator("report_to", mode="before")
+    @classmethod
+    def _known_sinks(cls, value: Any) -> Any:
+        if not isinstance(value, str | list | tuple | None):
+            raise ValueError(f"write a name or a list of {', '.join(SINKS)}, or none")
+        entries = [] if value is None else [value] if isinstance(value, str) else value
+        names = [name.strip().lower() for entry in entries for name in str(entry).split(",") if name.strip()]
+        names = list(SINKS) if names == ["all"] else [name for name in names if name != "none"]
+        if unknown := next((name for name in names if name not in SINKS), None):
+            raise ValueError(f"'{shorten(unknown)}' is not known: choose from {', '.join(SINKS)} or none")
+        return list(dict.fromkeys(names))
+
+    @field_validator("wandb_tags", mode="before")
+    @classmethod
+    def _as_texts(cls, value: Any) -> Any:
+        entries = value.split(",") if isinstance(value, str) else [] if value is None else value
+        return [s for e in entries if (s := str(e).strip())] if isinstance(entries, list) else entries
 
 
 class MeasurementConfig(Section):

@@ -46,10 +46,7 @@ class TasksConfig(Section):
     """Which problems, and what is paid for their answers."""
 
     datasets: dict[str, TaskSpec] = Field(default_factory=dict)
-    """Tasks to train on: `{name: {weight, config, curriculum}}`, as a mapping or JSON text. With
-    `curriculum: true` (or `{start, top, up, down, window}`) a task of reasoning-gym gets harder as accuracy
-    rises.
-    """
+    """Tasks `{name: {weight, config, curriculum}}`; curriculum: true or {start, top, up, down, window}."""
     eval_datasets: dict[str, TaskSpec] = Field(default_factory=dict)
     """Tasks to evaluate on; empty: the training tasks (on other problems)."""
     dataset_size: int = Field(default=10_000, ge=1, le=10_000_000)
@@ -63,9 +60,7 @@ class TasksConfig(Section):
     developer_role: Name = "system"
     """Role under which the developer prompt is given; `user` puts it in front of the question."""
     reward_funcs: list[Name] = Field(default_factory=lambda: ["accuracy", "format"])
-    """What is paid for: `accuracy`, `format`, `length`, or your own `my_rewards.py:function` with TRL's
-    signature. Default: accuracy, and format where the prompts ask for tags (reasoning-gym, countdown).
-    """
+    """`accuracy`, `format` (default where prompts ask for tags), `length`, or my_rewards.py:function."""
     reward_weights: list[Annotated[float, Field(ge=-MAX_COUNT, le=MAX_COUNT)]] | None = None
     """One weight per entry of reward_funcs; all 1 by default."""
     reward_correct: float = Field(default=1.0, ge=-MAX_COUNT, le=MAX_COUNT)
@@ -98,9 +93,7 @@ class TasksConfig(Section):
         if value is None:
             return {}
         if not isinstance(value, dict):
-            raise ValueError(
-                "give a mapping of task names, such as {chain_sum: {weight: 1.0, config: {max_terms: 3}}}"
-            )
+            raise ValueError("give a mapping of tasks, such as {chain_sum: {config: {max_terms: 3}}}")
         return {name: {} if spec is None else spec for name, spec in value.items()}
 
     @model_validator(mode="before")

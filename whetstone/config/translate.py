@@ -56,8 +56,8 @@ class Translation:
         self._written.update(values)
         ours = self._plain(values, origin)
         ours |= self._converted(values, ours, origin)
-        placed, notes = self._data.place(values, self.flat, ours, origin)
-        ours |= placed
+        keys, notes = self._data.apply(values, self.flat, ours, origin)
+        ours |= keys
         self.notes += notes
         if "dataset_size" in ours and ours["dataset_size"] is None:
             for keys in (ours, self.flat, self.origins):
@@ -188,9 +188,7 @@ class Translation:
                 f"{self.flat['warmup_steps']}: leave one out."
             )
         self.origins.setdefault("warmup_steps", origin)
-        self.notes.append(
-            f"num_warmup_steps in lr_scheduler_kwargs ({origin}) is taken for warmup_steps: {warmup}."
-        )
+        self.notes.append(f"num_warmup_steps ({origin}) is taken for warmup_steps: {warmup}.")
 
     def _adapter(self) -> None:
         """LoRA settings without a switch: on in the math project's files, without effect in TRL's."""
@@ -244,9 +242,8 @@ def _lay_flat(values: dict[str, Any], origin: str, notes: list[str]) -> dict[str
                     f"{shorten(key)} is given twice ({origin}, once under {section} as "
                     f"{shorten(str(name))}): leave one out."
                 )
-        read = ", ".join(
-            key if short.get(str(key), key) == key else f"{key} as {short[key]}" for key in map(str, inside)
-        )
+        names = [(name, short.get(name, name)) for name in map(str, inside)]
+        read = ", ".join(name if name == key else f"{name} as {key}" for name, key in names)
         more = ""
         if section == "lora" and inside and "use_peft" not in {RENAMED.get(key, key) for key in flat}:
             flat["use_peft"] = True
@@ -266,6 +263,4 @@ def _refuse_two_names(values: dict[str, Any], origin: str) -> None:
         name = RENAMED.get(key, key)
         other = first.setdefault(name, key)
         if values[other] != value:
-            raise UserError(
-                f"{other} and {key} ({origin}) both mean {name}, with different values: leave one out."
-            )
+            raise UserError(f"{other} and {key} ({origin}) both mean {name}, but differ: leave one out.")

@@ -43,9 +43,7 @@ class UpdateConfig(Section):
     micro_batch_tokens: Annotated[
         Annotated[int, Field(ge=1, le=16_777_216)] | Literal["auto"], Resume.SAFE
     ] = "auto"
-    """Tokens (prompts included) in one packed forward and backward pass; it governs memory. `auto`: as many
-    as pay and fit, found at the start on a GPU (on several, what fits on each of them); 8192 elsewhere.
-    """
+    """Tokens of a forward and backward pass, prompts included. `auto`: what fits on every GPU; CPU: 8192."""
     max_skipped_steps: int = Field(default=3, ge=1, le=MAX_STEPS)
     """The run stops after so many steps in a row whose loss or gradient is not finite."""
 

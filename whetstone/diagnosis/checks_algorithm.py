@@ -1,6 +1,4 @@
-"""Checks as in `checks.py`, for what not every run has: a critic, adaptive coefficients, a local KL, dynamic
-sampling, asynchronous rollouts, a curriculum.
-"""
+"""Checks as in `checks.py`, for what not every run has: a critic, adaptive coefficients, a curriculum ..."""
 
 from whetstone.diagnosis.history import Diagnosis, RunHistory, Severity, percent
 

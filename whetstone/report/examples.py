@@ -1,5 +1,6 @@
 """Which problems the report shows: chosen by position, so that the same run always shows the same ones."""
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,10 +52,8 @@ def _take_turns(problems: list[str], answers: dict[str, dict[str, Any]], number:
     by_task: dict[str, list[str]] = {}
     for problem in problems:
         by_task.setdefault(answers[problem]["task"], []).append(problem)
-    taken: list[str] = []
-    while len(taken) < number and any(by_task.values()):
-        taken += [queue.pop(0) for queue in by_task.values() if queue]
-    return taken[:number]
+    turns = itertools.chain.from_iterable(itertools.zip_longest(*by_task.values()))
+    return [problem for problem in turns if problem is not None][:number]
 
 
 def _spread(answers: list[dict[str, Any]], number: int) -> list[dict[str, Any]]:

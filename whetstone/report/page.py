@@ -134,16 +134,13 @@ def _headline_note(ends: list[Evaluation]) -> str:
     notes = [f"{num:,} fixed problems that are not trained on{each}, sampled {how}."]
     greedy = [end.summary["greedy_accuracy"] for end in ends if end.is_judged]
     if any(greedy) and summary["temperature"] > 0:
-        shares = [
-            f"{100 * a['mean']:.1f} % [{100 * a['low']:.1f}, {100 * a['high']:.1f}]" for a in greedy if a
-        ]
-        notes.append(f"Greedy: <b>{' → '.join(shares)}</b>.")
+        shares = [[100 * share[key] for key in ("mean", "low", "high")] for share in greedy if share]
+        shown = " → ".join(f"{mean:.1f} % [{low:.1f}, {high:.1f}]" for mean, low, high in shares)
+        notes.append(f"Greedy: <b>{shown}</b>.")
     if samples > 1:
         tables = [end.summary["pass_at_k"] for end in ends]
-        pass_at = {
-            k: " → ".join(f"{100 * table[k]:.1f} %" for table in tables if k in table) for k in tables[-1]
-        }
-        notes.append(", ".join(f"pass@{k} <b>{text}</b>" for k, text in pass_at.items() if k != "1") + ".")
+        rates = {k: [f"{100 * t[k]:.1f} %" for t in tables if k in t] for k in tables[-1] if k != "1"}
+        notes.append(", ".join(f"pass@{k} <b>{' → '.join(r)}</b>" for k, r in rates.items()) + ".")
     return f'<p class="small">{" ".join(notes)}</p>'
 
 
@@ -178,16 +175,12 @@ def _progress(run: Run) -> str:
     figures = []
     if any(evaluation.is_judged for evaluation in run.evaluations) or run.column("accuracy")[1]:
         where = "; the band is the 95 % interval." if run.evaluations else " in training."
-        figures.append(
-            _figure(plots.accuracy_curve(run), "Accuracy", f"Share of right answers{where}", wide=True)
-        )
+        figures.append(_figure(plots.accuracy_curve(run), "Accuracy", f"Right answers{where}", wide=True))
     curves = curves_of(run)
     odd = len(curves) % 2 == 0  # with the reward's, an odd number: it takes the whole width
     reward = plots.curve(run, _reward_series(run), wide=odd)
     if reward is not None:
-        figures.append(
-            _figure(reward, "Reward", "What training maximises, and its unweighted parts.", wide=odd)
-        )
+        figures.append(_figure(reward, "Reward", "What is maximized, and its unweighted parts.", wide=odd))
     for curve in curves:
         svg = plots.curve(run, curve.series, percent=curve.percent)
         figures += [] if svg is None else [_figure(svg, curve.title, curve.text)]
@@ -300,9 +293,7 @@ def _config(run: Run) -> str:
     if not run.config:
         return ""
     keys = "".join(f"<div><dt>{esc(k)}</dt><dd>{esc(_value(v))}</dd></div>" for k, v in run.config.items())
-    return (
-        f'<details><summary>The resolved configuration</summary><dl class="card config">{keys}</dl></details>'
-    )
+    return f'<details><summary>Resolved configuration</summary><dl class="card config">{keys}</dl></details>'
 
 
 def _value(value: Any) -> str:

@@ -32,27 +32,35 @@ SERIES = (ACCENT, C1, C2, C3, C4, BEFORE)
 WIDE, NARROW = 9.4, 3.4
 SMALL = (4.0, 1.85)
 
+
+def chart_style(ink: str, muted: str, line: str) -> dict[Any, Any]:
+    """What the charts of this package share, for matplotlib's rc_context."""
+    return {
+        "text.color": ink,
+        "axes.edgecolor": line,
+        "axes.labelcolor": muted,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "grid.color": line,
+        "xtick.color": muted,
+        "ytick.color": muted,
+        "ytick.major.size": 0,
+        "legend.frameon": False,
+        "legend.fontsize": 8,
+    }
+
+
 _STYLE: dict[Any, Any] = {
+    **chart_style(INK, MUTED, LINE),
     "svg.fonttype": "none",
     "font.size": 8,
-    "axes.edgecolor": LINE,
-    "axes.labelcolor": MUTED,
     "axes.linewidth": 0.8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
     "axes.spines.left": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
     "axes.xmargin": 0.01,
-    "grid.color": LINE,
     "grid.linewidth": 0.6,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
     "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "text.color": INK,
-    "legend.frameon": False,
-    "legend.fontsize": 8,
     "lines.solid_capstyle": "round",
 }
 
@@ -105,17 +113,14 @@ def accuracy_curve(run: Run) -> str:
             _line(axes, steps, shares, MUTED, label="in training", weight=1.0)
         if run.evaluations:
             at = [evaluation.step for evaluation in run.evaluations]
-            found = [evaluation.summary["accuracy"] for evaluation in run.evaluations]
-            means = [share["mean"] for share in found]
-            low, high = [share["low"] for share in found], [share["high"] for share in found]
+            shares = [evaluation.summary["accuracy"] for evaluation in run.evaluations]
+            means, low, high = ([share[key] for share in shares] for key in ("mean", "low", "high"))
             axes.fill_between(at, low, high, color=ACCENT, alpha=0.16, linewidth=0)
             axes.errorbar(
                 at, means, yerr=_whiskers(means, low, high), color=ACCENT, linewidth=2, marker="o",
                 markersize=4, elinewidth=1, capsize=0, label="fixed problems",
             )  # fmt: skip
-            beside = [
-                e for e in run.evaluations if e.summary["greedy_accuracy"] and e.summary["temperature"] > 0
-            ]
+            beside = [e for e in run.evaluations if e.summary["greedy_accuracy"] and e.summary["temperature"]]
             if beside:
                 axes.plot(
                     [e.step for e in beside], [e.summary["greedy_accuracy"]["mean"] for e in beside],
@@ -208,8 +213,8 @@ def task_bars(run: Run) -> str | None:
         for i, evaluation in enumerate(ends):
             shares = [evaluation.summary["per_task"].get(name, {}).get("accuracy") for name in names]
             there = [(row, share) for row, share in enumerate(shares) if share is not None]
-            means = [share["mean"] for _, share in there]
-            whiskers = _whiskers(means, [s["low"] for _, s in there], [s["high"] for _, s in there])
+            means, low, high = ([share[key] for _, share in there] for key in ("mean", "low", "high"))
+            whiskers = _whiskers(means, low, high)
             shift = 0.0 if len(ends) == 1 else (i - 0.5) * (thickness + 0.04)
             axes.barh(
                 [row + shift for row, _ in there], means, thickness, xerr=whiskers,
@@ -237,9 +242,8 @@ def short_number(value: float) -> str:
 
 def smooth(values: Sequence[float], window: int) -> list[float]:
     """Mean of the last `window` values at each place (fewer at the beginning)."""
-    return [
-        math.fsum(values[max(0, i + 1 - window) : i + 1]) / min(window, i + 1) for i in range(len(values))
-    ]
+    windows = (values[max(0, i + 1 - window) : i + 1] for i in range(len(values)))
+    return [math.fsum(recent) / len(recent) for recent in windows]
 
 
 def _line(

@@ -63,9 +63,7 @@ def read_mapping(path: Path) -> dict[str, Any] | None:
 
 def check_run_folder(folder: Path) -> None:
     if not folder.is_dir():
-        raise UserError(
-            f"There is no run folder {folder}: give one that a run wrote, like outputs/quickstart."
-        )
+        raise UserError(f"There is no run folder {folder}: give the folder of a run (outputs/quickstart).")
 
 
 def headline(session: dict[str, Any]) -> str:
@@ -111,9 +109,8 @@ def _command() -> str:
 
 def _git(folder: Path, *args: str) -> str | None:
     try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *args], capture_output=True, text=True, timeout=10, check=True
-        )
+        command = ["git", "-C", str(folder), *args]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):  # no git, no repository, or not ours to read
         return None
     return done.stdout.strip()

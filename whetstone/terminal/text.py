@@ -44,8 +44,6 @@ def _wrap_line(line: str, width: int, indent: int | None) -> str:
         return line
     own = len(line) - len(line.lstrip())
     rest = " " * (own + 2 if indent is None else indent)
-    return "\n".join(
-        textwrap.wrap(
-            line, max(20, width), subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
-        )
-    )
+    wrapper = textwrap.TextWrapper(max(20, width), subsequent_indent=rest, break_long_words=False)
+    wrapper.break_on_hyphens = False
+    return wrapper.fill(line)

@@ -24,9 +24,7 @@ whet compare --table outputs/compare
 def add_arguments(parser: CommandParser) -> None:
     add_settings(parser)
     parser.add_argument("--jobs", type=number(int, 1), default=1, metavar="N", help="runs at the same time")
-    parser.add_argument(
-        "--table", metavar="FOLDER", help="write the table of an earlier comparison again; run nothing"
-    )
+    parser.add_argument("--table", metavar="FOLDER", help="only write the table of an earlier comparison")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -40,7 +38,5 @@ def run(args: argparse.Namespace) -> None:
         write_table(read_grid(Path(args.table)), failed={})
         return
     if source is None:
-        raise UserError(
-            "Name a configuration first: `whet compare quickstart loss_type=grpo,dapo seed=1,2,3`."
-        )
+        raise UserError("Name a configuration first: `whet compare quickstart loss_type=grpo,dapo seed=1,2`.")
     compare(source, settings, jobs=args.jobs)

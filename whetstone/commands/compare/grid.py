@@ -82,15 +82,15 @@ def split_top(text: str, separator: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def parse_grid(source: str, words: Sequence[str]) -> Grid:
-    """CONFIG and `key=value` words -> cells; every cell's configuration is checked before anything runs."""
-    axes: dict[str, list[tuple[str, list[str]]]] = {}  # key -> (its name in the variant, its words)
+def parse_grid(source: str, arguments: Sequence[str]) -> Grid:
+    """CONFIG and `key=value` arguments -> cells; every cell's configuration is checked before any runs."""
+    axes: dict[str, list[tuple[str, list[str]]]] = {}  # key -> (its name in the variant, its settings)
     common: list[str] = []
     name = "compare"
-    for word in words:
-        key, equals, text = word.removeprefix("--").partition("=")
+    for argument in arguments:
+        key, equals, text = argument.removeprefix("--").partition("=")
         if not equals:
-            raise UserError(f"'{word}' is not understood: write key=value or key=one,another.")
+            raise UserError(f"'{argument}' is not understood: write key=value or key=one,another.")
         if key == "variant":
             axes[key] = [_variant(entry) for entry in split_top(text, ";") if entry]
             continue
@@ -102,7 +102,7 @@ def parse_grid(source: str, words: Sequence[str]) -> Grid:
         elif len(values) == 1:
             common.append(f"{key}={text}")
         elif "" in values:
-            raise UserError(f"{word} has an empty value: write {key}=one,another without a comma at the end.")
+            raise UserError(f"{argument} has an empty value: write {key}=one,another without a last comma.")
         else:
             axes[key] = [(f"{key}={value}", [f"{key}={value}"]) for value in values]
     folder = Path(load(source, common).config.run.output_dir) / name
@@ -128,9 +128,7 @@ def _cells(
 ) -> list[Cell]:
     seeds = axes.pop("seed", [("", [])])
     if not axes and len(seeds) == 1:
-        raise UserError(
-            "There is nothing to compare: give a key several values, such as loss_type=grpo,dapo seed=1,2,3."
-        )
+        raise UserError("There is nothing to compare: give a key several values, such as seed=1,2,3.")
     cells = []
     for choice in itertools.product(*axes.values()):
         variant = " ".join(label for label, _ in choice) or Path(source).stem
@@ -140,9 +138,7 @@ def _cells(
             words = [*common, *settings, *seed_words]
             config = load(source, words).config
             if config.evaluation.eval_num_samples == 0 or config.evaluation.eval_only:
-                raise UserError(
-                    "A comparison trains and measures: set eval_num_samples above 0 and eval_only=false."
-                )
+                raise UserError("A comparison needs eval_num_samples above 0 and eval_only=false.")
             cells.append(Cell(name=name, variant=variant, seed=config.run.seed, words=words))
     names = [cell.name for cell in cells]
     if len(set(names)) < len(names):
@@ -174,16 +170,12 @@ def read_grid(folder: Path) -> Grid:
     try:
         document = json.loads((folder / "grid.json").read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
-        raise UserError(
-            f"{folder} holds no comparison: give the folder that `whet compare` wrote, like outputs/compare."
-        ) from None
+        raise UserError(f"{folder} holds no comparison: give the folder that `whet compare` wrote.") from None
     return Grid(source=document["source"], folder=folder, cells=[Cell(**cell) for cell in document["cells"]])
 
 
 def run_cells(grid: Grid, jobs: int) -> tuple[dict[str, str], bool]:
-    """Run what is not done, `jobs` at once. Returns failed cells -> the last line of their log, and whether
-    a stop was requested.
-    """
+    """Run what is not done, `jobs` at once; returns failed cells with the end of their log."""
     progress = Progress(grid.source, grid.cells, grid.folder / "runs", jobs)
     waiting = [cell for cell in grid.cells if not is_done(grid, cell)]
     progress.begin(len(waiting))

@@ -29,11 +29,9 @@ class Progress:
 
     def begin(self, num_waiting: int) -> None:
         """The header, before the first run is started. `num_waiting`: runs that are not done yet."""
-        variants = len({cell.variant for cell in self._cells})
-        seeds = len({cell.seed for cell in self._cells})
-        text = (
-            f"{counted(len(self._cells), 'run')}: {counted(variants, 'variant')} x {counted(seeds, 'seed')}"
-        )
+        variants = counted(len({cell.variant for cell in self._cells}), "variant")
+        seeds = counted(len({cell.seed for cell in self._cells}), "seed")
+        text = f"{counted(len(self._cells), 'run')}: {variants} x {seeds}"
         text += f", {self._jobs} at a time" if self._jobs > 1 else ""
         done = len(self._cells) - num_waiting
         text += f"; {done} of them are done" if done else ""

@@ -108,9 +108,8 @@ def versus_lines(results: Mapping[str, Any]) -> list[str]:
     lines = [f"Accuracy after training, in points, against {pairs[0][1]['from']}:"]
     for name, versus in pairs:
         p_value = "p < 0.001" if versus["p_value"] < 0.001 else f"p = {versus['p_value']:.3f}"
-        lines.append(
-            f"- {name}: {_gain(versus)}, {p_value}, paired over {versus['num_pairs']} {versus['over']}"
-        )
+        pairs_of = f"{versus['num_pairs']} {versus['over']}"
+        lines.append(f"- {name}: {_gain(versus)}, {p_value}, paired over {pairs_of}")
     if any(versus["over"] == "problems" for _, versus in pairs):
         lines.append("Pairs of problems are of one seed: they do not tell how another seed would come out.")
     return lines

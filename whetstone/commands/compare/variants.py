@@ -1,7 +1,6 @@
 """How the variants of a comparison differ from the first one: a paired difference, its interval, its p-value.
 
-Runs of the same seed are a pair where two seeds or more are shared: the interval is Student's t over seeds.
-With one shared seed the pairs are the evaluation's problems: that interval tells nothing of other seeds.
+Pairs are runs of the same seed. With one shared seed they are problems: no word on other seeds.
 """
 
 import json
@@ -49,9 +48,8 @@ def _versus(
     theirs = {run["seed"]: run for run in other["seeds"]}
     shared = [seed for seed in ours if seed in theirs]
     if len(shared) >= 2:
-        changes = [
-            theirs[seed]["accuracy_after"]["mean"] - ours[seed]["accuracy_after"]["mean"] for seed in shared
-        ]
+        ends = [[runs[seed]["accuracy_after"]["mean"] for seed in shared] for runs in (ours, theirs)]
+        changes = [after - before for before, after in zip(*ends, strict=True)]
         return {"from": first["name"], "over": "seeds", "num_pairs": len(shared), **over_pairs(changes)}
     if not shared:
         return None

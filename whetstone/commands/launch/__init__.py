@@ -1,8 +1,7 @@
 """`whet launch --ray`: training ranks and rollout servers as Ray actors in one placement group.
 
-args.py: the command line; cluster.py: the placement group; servers.py, ranks.py: the actors. A rank is an
-ordinary `whet train` process that gets the addresses of the servers. A run that fails is restarted from its
-last checkpoint up to `--max-restarts` times; its servers keep running.
+A rank is an ordinary `whet train` process that gets the addresses of the servers. A run that fails is
+restarted from its last checkpoint up to `--max-restarts` times; its servers keep running.
 """
 
 import argparse

@@ -65,9 +65,7 @@ def add_arguments(parser: CommandParser) -> None:
 def launch_args(args: argparse.Namespace) -> LaunchArgs:
     """The parsed command line as `LaunchArgs`; `UserError` for what is missing."""
     if not args.ray:
-        raise UserError(
-            f"Only Ray is launched by whet itself: write {USAGE}, or use torchrun (docs/scale.md)."
-        )
+        raise UserError(f"whet itself only launches Ray: write {USAGE}, or use torchrun (docs/scale.md).")
     if args.command[:1] != ["train"]:
         raise UserError(f"Say what to launch: write {USAGE}.")
     if args.ranks < 1:

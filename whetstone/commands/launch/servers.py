@@ -156,10 +156,7 @@ class Servers:
             server.url = status.url
 
     def look_after(self) -> bool:
-        """Restart what died. True: a server came back under another address, so the ranks must restart.
-
-        `UserError` once no server can be brought up any more.
-        """
+        """Restart what died. True: a server has another address, so the ranks must restart."""
         awaited = {server.answer: server for server in self._actors if server.answer is not None}
         if not awaited:
             return False

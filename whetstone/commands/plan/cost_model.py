@@ -125,9 +125,7 @@ def predict(machine: Machine, model: Model, work: Work, layout: Layout) -> Cost:
 
 
 def decode_step(machine: Machine, model: Model, work: Work, layout: Layout, sequences: int) -> float:
-    """One new token for each of `sequences`: the products, bound by the weights' bytes or by flops; the
-    cache read once; logits written and read; the rest per layer.
-    """
+    """Seconds of a token for each of `sequences`: products (by bytes or flops), cache, logits, layers."""
     length = work.prompt_tokens + work.new_tokens / 2
     weights = 2 * model.parameters / layout.tp
     products = max(weights / machine.memory_speed, weights * sequences / machine.flops) / DECODE_SHARE

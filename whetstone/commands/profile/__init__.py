@@ -21,9 +21,8 @@ whet profile config/math.yaml --steps 4
 
 def add_arguments(parser: CommandParser) -> None:
     add_settings(parser)
-    parser.add_argument(
-        "--steps", type=number(int, 1), default=2, metavar="N", help="timed steps (default: 2)"
-    )
+    steps = "timed steps (default: 2)"
+    parser.add_argument("--steps", type=number(int, 1), default=2, metavar="N", help=steps)
 
 
 def run(args: argparse.Namespace) -> None:
