@@ -16,8 +16,7 @@ import pytest
 from whetstone.cli import run
 from whetstone.commands.compare.grid import parse_grid, split_top, write_table
 from whetstone.commands.compare.progress import Progress
-from whetstone.commands.compare.results import make_results, markdown_table, over_seeds
-from whetstone.commands.compare.variants import over_pairs
+from whetstone.commands.compare.results import make_results, markdown_table, over_pairs, over_seeds
 from whetstone.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,6 +14,7 @@ from whetstone.config.data_keys import SETTINGS
 from whetstone.config.load import is_known_key
 from whetstone.config.overrides import parse_overrides
 from whetstone.errors import UserError
+from whetstone.terminal.text import cut
 
 if TYPE_CHECKING:
     from whetstone.model.chat import Chat
@@ -133,10 +134,9 @@ def _print_settings(name: str, values: dict[str, Any]) -> None:
     print()
 
 
-def _shorten_default(value: Any, width: int = 90) -> str:
+def _shorten_default(value: Any) -> str:
     """One line of a default; reasoning-gym has long lists and enumerations among them."""
-    text = yaml_value(_plain_value(value))
-    return text if len(text) <= width else f"{text[: width - 4]} ..."
+    return cut(yaml_value(_plain_value(value)), 90)
 
 
 def _plain_value(value: Any) -> Any:

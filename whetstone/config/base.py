@@ -8,15 +8,8 @@ from enum import Enum
 from typing import Annotated, Any, ClassVar, get_args
 
 from annotated_types import Le
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    StringConstraints,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic.functional_validators import AfterValidator, BeforeValidator, model_validator
 
 # Bounds that several sections share: wide enough for any real run, narrow enough that none can hang.
 MAX_STEPS = 100_000_000

@@ -39,7 +39,7 @@ ALL = -1  # of max_samples
 
 
 class DataKeys:
-    """The data keys of all layers. What is settings before there is a data set waits for one."""
+    """The data keys of all layers. Settings without a data set wait for one."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, Any] = {}  # settings without a task so far

@@ -54,9 +54,11 @@ def expand_dotted(values: dict[str, Any], before: dict[str, Any], mappings: Iter
             raise UserError(f"'{shorten(key)}' has an empty part: write {head}.name.setting=value.")
         inner = flat[head] = copy.deepcopy(flat.get(head, before.get(head)) or {})
         for name in path[:-1]:
-            if isinstance(inner, dict) and inner.get(name) is None:
+            if not isinstance(inner, dict):
+                break
+            if inner.get(name) is None:
                 inner[name] = {}
-            inner = inner[name] if isinstance(inner, dict) else None
+            inner = inner[name]
         if not isinstance(inner, dict):
             raise UserError(f"'{shorten(key)}' reaches into something that is not a mapping.")
         inner[path[-1]] = value

@@ -15,14 +15,14 @@ ROW_SETTINGS: dict[str, tuple[str, ...]] = {
     "math": (*SOURCE_KEYS, *QUESTION_KEYS),
     "rows": (*SOURCE_KEYS, *QUESTION_KEYS, "match"),
     "code": (
-        *(*SOURCE_KEYS, "language", "statement_column", "tests_column", "test_fields", "prompt"),
+        *SOURCE_KEYS, "language", "statement_column", "tests_column", "test_fields", "prompt",
         "continue_starter",
     ),
     "countdown": (
-        *(*SOURCE_KEYS, "numbers_column", "target_column", "messages_column", "operators"),
-        *("use_all_numbers", "base_reward"),
+        *SOURCE_KEYS, "numbers_column", "target_column", "messages_column", "operators", "use_all_numbers",
+        "base_reward",
     ),
-}
+}  # fmt: skip
 PLAIN_KEYS = frozenset(key for keys in ROW_SETTINGS.values() for key in keys)
 
 

@@ -56,14 +56,14 @@ class Translation:
         self._written.update(values)
         ours = self._plain(values, origin)
         ours |= self._converted(values, ours, origin)
-        keys, notes = self._data.apply(values, self.flat, ours, origin)
-        ours |= keys
+        settings, notes = self._data.apply(values, self.flat, ours, origin)
+        ours |= settings
         self.notes += notes
         if "dataset_size" in ours and ours["dataset_size"] is None:
             for keys in (ours, self.flat, self.origins):
                 keys.pop("dataset_size", None)
         if ours.get("use_vllm") is not None and "rollout_engine" not in ours:
-            self._say_later_engine_wins(ours["use_vllm"])
+            self._drop_earlier_engine(ours["use_vllm"])
         self._keep_weights(ours, origin)
         self.flat.update(ours)
         self.origins.update(dict.fromkeys(ours, origin))
@@ -150,8 +150,8 @@ class Translation:
             shown = ", ".join(f"{name} {weight}" for name, weight in zip(new, matched, strict=True))
             self.notes.append(f"reward_weights follows reward_funcs ({origin}): {shown}.")
 
-    def _say_later_engine_wins(self, use_vllm: Any) -> None:
-        """`use_vllm` said later than `rollout_engine` wins over it."""
+    def _drop_earlier_engine(self, use_vllm: Any) -> None:
+        """`use_vllm` in a later layer than `rollout_engine` wins over it."""
         if use_vllm is True or self.flat.get("rollout_engine") == "vllm":
             self.flat.pop("rollout_engine", None)
             self.origins.pop("rollout_engine", None)

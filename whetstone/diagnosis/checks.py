@@ -319,6 +319,6 @@ def loss_near_zero(history: RunHistory) -> Diagnosis | None:
 # What a collapse leaves behind: where it was not so before the fall, it is no trouble of its own.
 CONSEQUENCES = (truncated, no_variance, removed, clipped)
 CHECKS = (
-    *(collapse, learning_rate_too_high, only_form_is_paid, learning_rate_too_low, truncated, no_variance),
-    *(clipped, removed, entropy_gone, sampler_differs, scoring_failed, loss_near_zero),
-)
+    collapse, learning_rate_too_high, only_form_is_paid, learning_rate_too_low, truncated, no_variance,
+    clipped, removed, entropy_gone, sampler_differs, scoring_failed, loss_near_zero,
+)  # fmt: skip

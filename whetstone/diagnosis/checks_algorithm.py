@@ -146,6 +146,6 @@ def curriculum_stuck(history: RunHistory) -> Diagnosis | None:
 
 
 ALGORITHM_CHECKS = (
-    *(critic_harms, samples_too_old, entropy_bonus_pinned, beta_overrun, local_kl_idle),
-    *(dynamic_sampling_wastes, curriculum_stuck),
-)
+    critic_harms, samples_too_old, entropy_bonus_pinned, beta_overrun, local_kl_idle,
+    dynamic_sampling_wastes, curriculum_stuck,
+)  # fmt: skip

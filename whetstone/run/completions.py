@@ -7,7 +7,7 @@ import rich
 from rich.markup import escape
 
 from whetstone.files import atomic_write, json_safe
-from whetstone.terminal.text import escape_controls
+from whetstone.terminal.text import cut, escape_controls
 from whetstone.types import Group
 
 
@@ -54,5 +54,4 @@ def show_variance(groups: list[Group]) -> None:
 
 
 def _one_line(text: str, limit: int) -> str:
-    text = escape_controls(" ".join(text.split()))
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+    return cut(escape_controls(" ".join(text.split())), limit)

@@ -26,6 +26,11 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
+def cut(text: str, width: int) -> str:
+    """At most `width` characters; the last is `…` where more follow."""
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
 def escape_controls(text: str) -> str:
     """The same text with every control character written out: `\\x1b[31m`, `\\r`, `\\u202e`."""
     return _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)

@@ -26,8 +26,14 @@ import rich
 
 from whetstone.commands.compare.plot import draw
 from whetstone.commands.compare.progress import Progress
-from whetstone.commands.compare.results import Cell, cell_results, make_results, markdown_table, show_table
-from whetstone.commands.compare.variants import versus_first
+from whetstone.commands.compare.results import (
+    Cell,
+    cell_results,
+    make_results,
+    markdown_table,
+    show_table,
+    versus_first,
+)
 from whetstone.config import flatten, load
 from whetstone.errors import UserError
 from whetstone.files import atomic_write, json_safe

@@ -5,6 +5,7 @@ The seeds of a variant are independent runs, so an interval over them tells what
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,8 @@ import rich
 from rich.table import Table
 from rich.text import Text
 
-from whetstone.evaluation.statistics import t_quantile
+from whetstone.evaluation.statistics import paired, sign_test, t_quantile, t_two_sided
+from whetstone.run.record import read_mapping
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +81,64 @@ def _summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "gain": over_seeds(gains, -fmean(before), 1 - fmean(before)),
         "seconds": fmean(run["seconds"] for run in runs),
     }
+
+
+# How variants differ from the first. Pairs are runs of the same seed; with one shared seed they are the
+# evaluation's problems, whose interval tells nothing of other seeds.
+
+
+def versus_first(
+    variants: Sequence[Mapping[str, Any]], folders: Mapping[str, Path]
+) -> list[dict[str, Any] | None]:
+    """For each variant its difference from the first; None for the first and where nothing is shared."""
+    first = variants[0]
+    return [None, *(_versus(first, variant, folders) for variant in variants[1:])]
+
+
+def _versus(
+    first: Mapping[str, Any], other: Mapping[str, Any], folders: Mapping[str, Path]
+) -> dict[str, Any] | None:
+    ours = {run["seed"]: run for run in first["seeds"]}
+    theirs = {run["seed"]: run for run in other["seeds"]}
+    shared = [seed for seed in ours if seed in theirs]
+    if len(shared) >= 2:
+        ends = [[runs[seed]["accuracy_after"]["mean"] for seed in shared] for runs in (ours, theirs)]
+        changes = [after - before for before, after in zip(*ends, strict=True)]
+        return {"from": first["name"], "over": "seeds", "num_pairs": len(shared), **over_pairs(changes)}
+    if not shared:
+        return None
+    tables = [last_answers(folders[runs[shared[0]]["run"]]) for runs in (ours, theirs)]
+    problems = [problem for problem in tables[0] if problem in tables[1]]
+    if not problems or len(problems) < max(len(table) for table in tables):
+        return None  # other problems: nothing to pair
+    change = paired(*([table[problem] for problem in problems] for table in tables))
+    return {
+        "from": first["name"], "over": "problems", "num_pairs": len(problems), "mean": change.difference,
+        "low": change.low, "high": change.high, "p_value": change.p_value,
+    }  # fmt: skip
+
+
+def over_pairs(changes: Sequence[float]) -> dict[str, float | None]:
+    """Mean of independent differences of shares, its 95 % t-interval within -1 to 1, and the p-value of 0."""
+    error = stdev(changes) / math.sqrt(len(changes))
+    if error < 1e-12:  # all alike: Student's t has no scale, so only their signs count
+        p_value = sign_test(sum(c > 0 for c in changes), sum(c < 0 for c in changes))
+        return {"mean": fmean(changes), "low": None, "high": None, "p_value": p_value}
+    return {**over_seeds(changes, -1.0), "p_value": t_two_sided(fmean(changes) / error, len(changes) - 1)}
+
+
+def last_answers(run: Path) -> dict[str, list[bool]]:
+    """Problem -> which samples were right in a run's last evaluation; empty where it can't be read."""
+    paths = (run / "eval_results").glob("eval_step_*.json")
+    steps = {int(match[1]): path for path in paths if (match := re.fullmatch(r"eval_step_(\d+)", path.stem))}
+    document = read_mapping(steps[max(steps)]) if steps else None
+    answers: dict[str, list[bool]] = {}
+    try:
+        for completion in (document or {})["completions"]:
+            answers.setdefault(completion["problem"], []).append(bool(completion["correct"]))
+    except (KeyError, TypeError):
+        return {}
+    return answers
 
 
 HEADER = ("variant", "seeds", "before %", "after %", "gain [95 %]", "greedy %", "seconds")

@@ -10,7 +10,7 @@ from whetstone.commands.profile.trace import IDLE, KINDS, TimeBreakdown
 from whetstone.config import Config
 from whetstone.config.engine_traits import engine_traits
 from whetstone.files import atomic_write
-from whetstone.terminal.text import counted
+from whetstone.terminal.text import counted, cut
 
 STAGES = ("weight_sync", "rollout", "reward_wait", "update")
 PARTS = ("prepare", "forward", "head", "backward", "optimiser", "other")
@@ -154,16 +154,11 @@ def _parts(profile: Profile) -> str:
 
 
 def _longest(profile: Profile) -> str:
-    rows = [
-        [f"`{_short(name)}`", kind, f"{calls:,}", f"{seconds:.3f}"]
-        for kind, name, calls, seconds in profile.spent.longest
-    ]
+    rows = []
+    for kind, name, calls, seconds in profile.spent.longest:
+        name = name.replace("|", "/").replace("`", "'").removeprefix("void ")
+        rows.append([f"`{cut(name, 70)}`", kind, f"{calls:,}", f"{seconds:.3f}"])
     return _table(["name", "kind", "calls", "seconds"], rows, "")
-
-
-def _short(name: str, width: int = 70) -> str:
-    name = name.replace("|", "/").replace("`", "'").removeprefix("void ")
-    return name if len(name) <= width else name[: width - 1] + "…"
 
 
 def advice(profile: Profile) -> str | None:

@@ -36,9 +36,9 @@ _PATTERNS = [
     )
 ]
 KINDS = (
-    *("matrix products", "attention", "elementwise", "drawing tokens", "optimiser", "copies", "collective"),
-    *("other", IDLE),
-)
+    "matrix products", "attention", "elementwise", "drawing tokens", "optimiser", "copies", "collective",
+    "other", IDLE,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
