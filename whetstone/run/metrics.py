@@ -45,7 +45,7 @@ class MetricsLog:
         self._sinks: dict[str, Sink] = {}
         for name in run.report_to if has_sinks else ():
             with _start(name):
-                self._sinks[name] = SINKS[name](folder, config, resume_step)
+                self._sinks[name] = SINK_TYPES[name](folder, config, resume_step)
         rows: list[dict[str, Any]] = []
         if resume_step is not None:
             _keep_damaged(self._path)
@@ -223,7 +223,7 @@ class TrackioSink:
         self._run.finish()
 
 
-SINKS = {"wandb": WandbSink, "tensorboard": TensorboardSink, "trackio": TrackioSink}
+SINK_TYPES = {"wandb": WandbSink, "tensorboard": TensorboardSink, "trackio": TrackioSink}
 
 
 @contextlib.contextmanager
