@@ -16,8 +16,7 @@ import pytest
 from whetstone.cli import run
 from whetstone.commands.compare.grid import parse_grid, split_top, write_table
 from whetstone.commands.compare.progress import Progress
-from whetstone.commands.compare.results import make_results, markdown_table, over_seeds
-from whetstone.commands.compare.variants import over_pairs
+from whetstone.commands.compare.results import make_results, markdown_table, over_pairs, over_seeds
 from whetstone.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -225,7 +224,7 @@ def test_a_comparison_says_what_it_does(tmp_path: Path, capsys: pytest.CaptureFi
     (grid.folder / "runs" / grid.cells[1].name).mkdir()
     rows = "".join(json.dumps({"step": step, "kind": "train"}) + "\n" for step in (1, 2, 3, 4))
     (grid.folder / "runs" / grid.cells[1].name / "metrics.jsonl").write_text(rows)
-    say._seen = say._told = -1e9
+    say._looked_at = say._printed_at = -1e9
     say.look([(grid.cells[1], time.monotonic() - 30)])
     header, ended, running = capsys.readouterr().out.splitlines()
     assert header.startswith("4 runs: 2 variants x 2 seeds; 1 of them are done")

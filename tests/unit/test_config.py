@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
-from whetstone.config import Config, build, dump, flatten, load, make_plan
+from whetstone.config import Config, dump, flatten, load, make_plan
 from whetstone.config.aliases import WITHOUT_EFFECT
-from whetstone.config.load import SECTION_OF, parse_overrides, read_yaml
+from whetstone.config.load import SECTION_OF, recipe_names
+from whetstone.config.overrides import parse_overrides
 from whetstone.config.plan import Plan
-from whetstone.config.recipes import recipe_names
+from whetstone.config.yaml_text import read_yaml
 from whetstone.errors import UserError
 from whetstone.sandbox.languages import missing
 
@@ -99,10 +101,11 @@ def test_words_of_the_command_line(words: list[str], expected: dict) -> None:
 
 
 @pytest.mark.parametrize("form", ["mapping", "json", "empty"])
-def test_datasets_as_mapping_json_text_or_empty(form: str) -> None:
+def test_datasets_as_mapping_json_text_or_empty(form: str, tmp_path: Path) -> None:
     tasks = {"chain_sum": {"weight": 2.0, "config": {"max_terms": 3}}}
     value = {"mapping": tasks, "json": json.dumps(tasks), "empty": "{}"}[form]
-    datasets = build({"datasets": value}).tasks.datasets
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump({"datasets": value}), encoding="utf-8")
+    datasets = load(tmp_path / "run.yaml").config.tasks.datasets
     assert {name: spec.model_dump(exclude_none=True) for name, spec in datasets.items()} == (
         {} if form == "empty" else tasks
     )

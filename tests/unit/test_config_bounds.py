@@ -9,7 +9,7 @@ from pydantic.fields import FieldInfo
 
 from whetstone.config import Config, TaskSpec, build
 from whetstone.config.base import Section
-from whetstone.config.curriculum import CurriculumSpec
+from whetstone.config.tasks import CurriculumSpec
 from whetstone.errors import UserError
 
 SECTIONS = [field.annotation for field in Config.model_fields.values()]

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from whetstone.commands.plan.cost_model import H200, MEASURED, MODELS, Layout, Work, memory, predict
+from benchmarks.cost_tables import MEASURED
+from whetstone.commands.plan.cost_model import H200, MODELS, Layout, Work, memory, predict
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from whetstone.config import build
-from whetstone.config.curriculum import CurriculumSpec
+from whetstone.config.tasks import CurriculumSpec
 from whetstone.errors import UserError
 from whetstone.rollout.curriculum import Curriculum
 from whetstone.tasks.gym_levels import describe_levels, settings_at, top_level

@@ -236,7 +236,7 @@ def test_gold_answers_for_a_reader():
 
 def test_a_row_of_metrics(tmp_path: Path):
     result = evaluate(tmp_path, Adder(skill=0.5), 0, greedy=True, eval_samples_per_problem=2)
-    log = MetricsLog(tmp_path, report_to=[], project="p", run_name="r", config={})
+    log = MetricsLog(tmp_path, build({}))
     log.log_eval(0, result.metrics())
     log.close()
     (row,) = read_rows(tmp_path / "metrics.jsonl")

@@ -13,6 +13,7 @@ import pytest
 import rich
 from rich.console import Console
 
+from whetstone.config import build
 from whetstone.errors import UserError
 from whetstone.files import atomic_write
 from whetstone.run.metrics import LogSchedule, MetricsLog, WandbSink, read_rows
@@ -31,10 +32,9 @@ def _no_handlers_left() -> Iterator[None]:
         handler.close()
 
 
-def open_log(folder: Path, *, report_to: tuple[str, ...] = (), **settings) -> MetricsLog:
-    return MetricsLog(
-        folder, report_to=list(report_to), project="p", run_name="r", config={"seed": 1}, **settings
-    )
+def open_log(folder: Path, *, resume_step: int | None = None, **settings) -> MetricsLog:
+    config = build({"wandb_project": "p", "run_name": "r", "seed": 1, **settings})
+    return MetricsLog(folder, config, resume_step=resume_step)
 
 
 def lines(folder: Path) -> list[dict]:
@@ -179,8 +179,7 @@ def test_wandb_gets_entity_and_tags(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    config = {"wandb_entity": "us", "wandb_tags": ["a", "b"]}
-    sink = WandbSink(tmp_path, "p", "r", config, None)
+    sink = WandbSink(tmp_path, build({"wandb_entity": "us", "wandb_tags": ["a", "b"]}), None)
     assert (sink._run.entity, tuple(sink._run.tags or ())) == ("us", ("a", "b"))
     sink.close()
 

@@ -79,7 +79,7 @@ def test_the_file_for_accelerate_ships_and_is_no_recipe() -> None:
     import yaml
 
     from whetstone.config import recipe_folders
-    from whetstone.config.recipes import recipe_names
+    from whetstone.config.load import recipe_names
 
     file = recipe_folders()[-1] / "zero3.yaml"
     settings = yaml.safe_load(file.read_text(encoding="utf-8"))

@@ -6,10 +6,10 @@ from whetstone.cli import run
 from whetstone.commands import profile
 from whetstone.commands.parser import CommandParser, source_and_settings
 from whetstone.commands.profile.page import Profile, advice
-from whetstone.commands.profile.profiler import free_folder
 from whetstone.commands.profile.trace import KINDS, analyse, kind_of, read_events
 from whetstone.config.load import build
 from whetstone.errors import UserError
+from whetstone.run.atomic_folder import free_path
 
 
 def event(cat, name, begin_ms, end_ms, *, thread=1, **args):
@@ -149,7 +149,7 @@ def test_a_profile_of_the_embedded_model(tmp_path, capsys):
     # In the terminal the tables are drawn, not Markdown.
     assert "backward" in printed and "|---" not in printed and "| backward |" not in printed
     assert page.count("**Try first:**") <= 1 and "what takes longest in it" not in page
-    assert free_folder(folder) == folder.with_name("profile-2")  # another one would stand beside it
+    assert free_path(folder) == folder.with_name("profile-2")  # another one would stand beside it
 
 
 def profile_of(seconds: dict[str, float], **settings) -> Profile:

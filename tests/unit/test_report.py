@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from whetstone.config.load import build, dump, flatten
+from whetstone.config.load import build, dump
 from whetstone.diagnosis.explain import diagnose, load_history
 from whetstone.diagnosis.history import Severity
 from whetstone.engines.base import SamplingParams
@@ -19,10 +19,9 @@ from whetstone.files import atomic_write
 from whetstone.report import write_report
 from whetstone.report.examples import pairs
 from whetstone.report.findings import findings
-from whetstone.report.page import page
+from whetstone.report.page import CSS, page
 from whetstone.report.plots import short_number, smooth
 from whetstone.report.read import read_run
-from whetstone.report.style import CSS
 from whetstone.run.metrics import MetricsLog
 from whetstone.seeds import seed, uniforms
 from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score
@@ -122,7 +121,7 @@ def make_run(folder: Path, *, num_steps: int = 12, evals: tuple[int, ...] | None
     )  # fmt: skip
     evals = tuple(sorted({0, num_steps // 3, 2 * num_steps // 3, num_steps})) if evals is None else evals
     atomic_write(folder / "config.yaml", dump(config))
-    log = MetricsLog(folder, report_to=[], project="p", run_name="r", config=flatten(config))
+    log = MetricsLog(folder, config)
     results: dict[int, EvalResult] = {}
     for step in range(num_steps + 1):
         if step:
@@ -247,7 +246,7 @@ def test_what_has_a_picture(whole: Path):
         "Reward",
         "Completion length",
         "Entropy",
-        "Clip share",
+        "Clip ratio",
         "Gradient norm",
         "Tokens per second",
     ):
@@ -260,7 +259,7 @@ def test_what_has_a_picture(whole: Path):
     mfu = 100 * (read_run(whole).recent("mfu") or 0.0)
     assert f"The update ran 9,000 tokens/s of late, {mfu:.0f} % of what the device can compute" in text
     assert "peak memory 31.2 GB" in text or "peak memory 31.3 GB" in text
-    assert "Model flops utilisation" in text
+    assert "Model FLOPs utilization" in text
 
 
 def test_completions_cannot_inject_markup(whole: Path):
@@ -403,7 +402,7 @@ def test_broken_files_beside_good_ones_are_passed_over(tmp_path: Path):
 
 def test_warnings_worth_knowing(tmp_path: Path):
     make_run(tmp_path, num_steps=0, evals=(0,))
-    log = MetricsLog(tmp_path, report_to=[], project="p", run_name="r", config={})
+    log = MetricsLog(tmp_path, build({}))
     for step in range(1, 11):
         bad = {
             "completions/clipped_ratio": 0.5,

@@ -72,9 +72,7 @@ def test_a_damaged_run_folder_is_resumed_or_refused(source, tmp_path, name):
         assert case.outcome == "resumed" and numbers["seconds"] == 1.5
         assert found.step == (case.step or 3)
         setup_logging(folder)
-        metrics = MetricsLog(
-            folder, report_to=[], project="p", run_name="r", config={}, resume_step=found.step
-        )
+        metrics = MetricsLog(folder, config, resume_step=found.step)
         metrics.log_eval(3, {"accuracy": 1.0})
         metrics.close()
         kept = [(row["kind"], row["step"]) for row in read_rows(folder / "metrics.jsonl")]

@@ -180,7 +180,7 @@ def test_every_key_is_handed_over_or_done_here_or_refused():
     for key in refused:  # also those that stand in no table
         config, room = Config(), SECTION_OF[key]
         changed = getattr(config, room).model_copy(update={key: "something else"})
-        with pytest.raises(UserError, match=rf"^{key}: something else can't be had with trainer: trl"):
+        with pytest.raises(UserError, match=rf"^{key}: something else .*trainer: trl"):
             check_keys(config.model_copy(update={room: changed}))
     check_keys(Config())
 
@@ -200,7 +200,7 @@ def test_every_key_is_handed_over_or_done_here_or_refused():
 )
 def test_what_trl_cannot_do_is_refused_before_anything_is_written(tmp_path, setting):
     key, value = setting.split("=")
-    with pytest.raises(UserError, match=rf"^{key}: {value} can't be had with trainer: trl, since "):
+    with pytest.raises(UserError, match=rf"^{key}: {value} .*trainer: trl, since "):
         train_with_trl(loaded(tmp_path, **{key: value}))
     assert not (tmp_path / "run").exists()
 

@@ -1,10 +1,10 @@
 """One module for each command: `whet X` is `commands/X`.
 
-A module has `SUMMARY`, `DESCRIPTION`, `EXAMPLES`, `add_arguments(parser)` and `run(args)`. Heavy imports are
-inside `run`, so that help answers at once. `COMMANDS` lists them without importing any.
+A module has `DESCRIPTION`, `EXAMPLES`, `add_arguments(parser)` and `run(args)`. Heavy imports are inside
+`run`, so that help answers at once.
 """
 
-COMMANDS: dict[str, str] = {
+COMMANDS: dict[str, str] = {  # name -> summary
     "train": "train a model",
     "sft": "fine-tune on solutions: the supervised start before RL",
     "eval": "evaluate a model or a checkpoint",

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from whetstone.commands import COMMANDS
 from whetstone.commands.parser import CommandParser
 
-SUMMARY = "print a completion script for bash, zsh or fish"
 DESCRIPTION = """
 Print a completion script for commands, options, shipped recipes and configuration keys.
 """
@@ -39,12 +38,10 @@ class Candidates:
 
 
 def candidates() -> Candidates:
-    from whetstone.config.load import SECTION_OF
-    from whetstone.config.recipes import recipe_names
+    from whetstone.config.load import SECTION_OF, recipe_names
 
-    parsers = {
-        name: CommandParser(name, importlib.import_module(f"whetstone.commands.{name}")) for name in COMMANDS
-    }
+    modules = {name: importlib.import_module(f"whetstone.commands.{name}") for name in COMMANDS}
+    parsers = {name: CommandParser(name, module) for name, module in modules.items()}
     return Candidates(
         commands=COMMANDS,
         options={name: [*parser._option_string_actions] for name, parser in parsers.items()},
@@ -55,9 +52,7 @@ def candidates() -> Candidates:
 
 
 def bash(names: Candidates) -> str:
-    options = "\n".join(
-        f"    {name}) options='{' '.join(flags)}' ;;" for name, flags in names.options.items()
-    )
+    options = "\n".join(f"    {name}) options='{' '.join(o)}' ;;" for name, o in names.options.items())
     return f"""# whet completion for bash
 _whet() {{
   local current="${{COMP_WORDS[COMP_CWORD]}}" command="${{COMP_WORDS[1]}}" options= candidates=
@@ -81,9 +76,7 @@ complete -o nospace -F _whet whet
 
 def zsh(names: Candidates) -> str:
     commands = "\n".join(f"    '{name}:{_quote(summary)}'" for name, summary in names.commands.items())
-    options = "\n".join(
-        f"    {name}) compadd -- {' '.join(flags)} ;;" for name, flags in names.options.items()
-    )
+    options = "\n".join(f"    {name}) compadd -- {' '.join(o)} ;;" for name, o in names.options.items())
     return f"""#compdef whet
 _whet() {{
   local -a commands=(

@@ -18,7 +18,6 @@ from whetstone.terminal.text import wrap
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
-SUMMARY = "list every key, or show the resolved configuration of a file"
 DESCRIPTION = """
 Without CONFIG: every key with its default, its bounds and its meaning.
 With CONFIG or key=value: every value and where it came from, the names of other trainers that were
@@ -78,6 +77,8 @@ def markdown() -> str:
     """docs/config.md: every key with its default, its bounds and its meaning."""
     lines = [MARKDOWN_HEAD.strip()]
     defaults = flatten(Config())
+    wrapper = textwrap.TextWrapper(118, subsequent_indent="  ", break_long_words=False)
+    wrapper.break_on_hyphens = False
     for section, meaning, fields in sections():
         lines += ["", f"## {section}", "", meaning, ""]
         for key, field in fields.items():
@@ -85,19 +86,8 @@ def markdown() -> str:
             text = " ".join(
                 f"`{key}`: `{yaml_value(defaults[key])}`{limits}. {field.description or ''}".split()
             )
-            lines.append(_wrap_markdown(text))
+            lines.append(wrapper.fill(f"- {text}"))
     return "\n".join(lines) + "\n"
-
-
-def _wrap_markdown(text: str) -> str:
-    return textwrap.fill(
-        text,
-        118,
-        initial_indent="- ",
-        subsequent_indent="  ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
 
 
 def sections() -> "Iterator[tuple[str, str, dict[str, FieldInfo]]]":
@@ -110,30 +100,17 @@ def bounds(field: "FieldInfo") -> str:
     """The allowed values: `1 to 4096`, `> 0`, `grpo | bnpo`; empty where only the type bounds them."""
     kinds = (field.annotation, *get_args(field.annotation))
     nested = [entry for kind in kinds for entry in getattr(kind, "__metadata__", ())]
-    metadata = [
-        *field.metadata,
-        *(limit for entry in nested for limit in getattr(entry, "metadata", [entry])),
-    ]
+    metadata = [*field.metadata, *(limit for e in nested for limit in getattr(e, "metadata", [e]))]
     choices = [choice for kind in kinds for choice in _choices(kind)]
     return " | ".join(text for text in (_limits(metadata), *choices) if text)
 
 
 def _limits(metadata: list[Any]) -> str:
-    limits: dict[str, Any] = {}
-    for entry in metadata:
-        match entry:
-            case Ge(ge=limit):
-                limits["ge"] = limit
-            case Gt(gt=limit):
-                limits["gt"] = limit
-            case Le(le=limit):
-                limits["le"] = limit
-            case Lt(lt=limit):
-                limits["lt"] = limit
-    if "ge" in limits and "le" in limits:
-        return f"{_plain(limits['ge'])} to {_plain(limits['le'])}"
-    signs = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
-    return ", ".join(f"{signs[name]} {_plain(limits[name])}" for name in signs if name in limits)
+    signs = {Gt: ("gt", ">"), Ge: ("ge", ">="), Lt: ("lt", "<"), Le: ("le", "<=")}
+    limits = {type(e): getattr(e, signs[type(e)][0]) for e in metadata if type(e) in signs}
+    if {Ge, Le} <= limits.keys():
+        return f"{_plain(limits[Ge])} to {_plain(limits[Le])}"
+    return ", ".join(f"{sign} {_plain(limits[kind])}" for kind, (_, sign) in signs.items() if kind in limits)
 
 
 def _plain(number: Any) -> str:
@@ -177,9 +154,7 @@ def _print_plan(loaded: LoadedConfig) -> None:
     for line in lines:
         line = f"  {line}"
         print(wrap(line, shutil.get_terminal_size().columns) if sys.stdout.isatty() else line)
-    with_rows = [
-        name for name, spec in config.tasks.datasets.items() if {"path", "dataset"} & set(spec.config)
-    ]
+    with_rows = [n for n, spec in config.tasks.datasets.items() if {"path", "dataset"} & set(spec.config)]
     if with_rows:
         print(
             f"  ({', '.join(with_rows)}: the rows have not been read; the run counts them in place of "

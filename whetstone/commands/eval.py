@@ -4,9 +4,8 @@ import argparse
 from collections.abc import Iterable
 from pathlib import Path
 
-from whetstone.commands.parser import DEFAULT_RECIPE, CommandParser, add_settings, source_and_settings
+from whetstone.commands.parser import DEFAULT_RECIPE, add_settings, load_config, source_and_settings
 
-SUMMARY = "evaluate a model or a checkpoint"
 DESCRIPTION = f"""
 Evaluate checkpoint_path (default: the model itself) on the fixed evaluation problems of CONFIG.
 Without CONFIG: the configuration of the run that checkpoint_path belongs to, or else {DEFAULT_RECIPE}.
@@ -16,24 +15,16 @@ whet eval checkpoint_path=outputs/quickstart/final_model
 whet eval config/multi_tasks.yaml checkpoint_path=outputs/multi_tasks/checkpoint-100
 whet eval quickstart eval_samples_per_problem=8 eval_temperature=0.7
 """
-
-
-def add_arguments(parser: CommandParser) -> None:
-    add_settings(parser)
+add_arguments = add_settings
 
 
 def run(args: argparse.Namespace) -> None:
     from whetstone.terminal.display import long_command
+    from whetstone.terminal.stages import stage
 
-    source, settings = source_and_settings(args)
     with long_command():
-        from whetstone.config import load
-        from whetstone.engines.packages import check_packages
-        from whetstone.terminal.stages import stage
-
-        source = source or recipe_of_checkpoint(settings) or DEFAULT_RECIPE
-        loaded = load(source, [*settings, "eval_only=true"])
-        check_packages(loaded.config)
+        recipe = recipe_of_checkpoint(source_and_settings(args)[1])
+        loaded = load_config(args, "eval_only=true", default=recipe or DEFAULT_RECIPE)
         with stage("loading torch"):
             from whetstone.train import evaluate_only
         evaluate_only(loaded)

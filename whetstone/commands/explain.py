@@ -4,7 +4,6 @@ import argparse
 
 from whetstone.commands.parser import CommandParser
 
-SUMMARY = "diagnose a run: why the loss is 0, the reward is flat, or the run collapsed"
 DESCRIPTION = """
 Diagnose a run, finished or not, from its metrics. For each problem, most severe first: the evidence and the
 setting to change. Reads files only.

@@ -4,10 +4,14 @@ TRL's forms `--key value`, `--key=value` and `--switch` become `key=value` unles
 """
 
 import argparse
+from collections.abc import Callable
 from types import ModuleType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from whetstone.errors import UserError, close_match
+
+if TYPE_CHECKING:
+    from whetstone.config import LoadedConfig
 
 DEFAULT_RECIPE = "quickstart"
 
@@ -76,9 +80,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def _reject(self, argument: str) -> NoReturn:
         if not argument.startswith("-"):
-            raise UserError(
-                f"`{self.prog}` does not take the argument '{argument[:100]}'. Example: `{self.example}`."
-            )
+            raise UserError(f"`{self.prog}` does not take '{argument[:100]}'. Example: `{self.example}`.")
         option = argument.partition("=")[0][:100]
         match = close_match(option, self._option_string_actions)
         hint = f": did you mean '{match}'?" if match else "."
@@ -104,8 +106,28 @@ def source_and_settings(args: argparse.Namespace) -> tuple[str | None, list[str]
     return source if config is None else config, settings
 
 
-def positive_int(text: str) -> int:
-    """An argparse type: a whole number of at least 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"'{text[:50]}' is not a whole number of at least 1")
-    return int(text)
+def load_config(args: argparse.Namespace, *extra: str, default: str = DEFAULT_RECIPE) -> "LoadedConfig":
+    """The configuration that the arguments name; `UserError` where a package that it needs is missing."""
+    from whetstone.config import load
+    from whetstone.engines.packages import check_packages
+
+    source, settings = source_and_settings(args)
+    loaded = load(source or default, [*settings, *extra])
+    check_packages(loaded.config)
+    return loaded
+
+
+def number(kind: type, least: int = 0) -> Callable[[str], float]:
+    """An argparse type: a finite number of at least `least`."""
+
+    def convert(text: str) -> float:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = -1
+        if not least <= value < float("inf"):
+            what = "a whole number" if kind is int else "a number"
+            raise argparse.ArgumentTypeError(f"'{text[:50]}' is not {what} of at least {least}")
+        return value
+
+    return convert

@@ -4,7 +4,6 @@ import argparse
 
 from whetstone.commands.parser import CommandParser
 
-SUMMARY = "write the HTML report of a run"
 DESCRIPTION = """
 Write report.html into a run folder, finished or not: curves, tasks, completions before and after.
 """

@@ -1,7 +1,6 @@
 """`whet serve`: start the rollout servers of a configuration, restart dead ones, stop them at Ctrl-C.
 
-One server for each entry of server_devices, or one. They serve any run of the same model: a run sends its
-weights before it samples.
+They serve any run of the same model: a run sends its weights before it samples.
 """
 
 import argparse
@@ -12,13 +11,12 @@ import signal
 import sys
 import time
 
-from whetstone.commands.parser import DEFAULT_RECIPE, CommandParser, add_settings, source_and_settings
+from whetstone.commands.parser import DEFAULT_RECIPE, add_settings, source_and_settings
 from whetstone.config import Config, load
 from whetstone.config.engine_traits import SERVER_ENGINES, engine_traits
 from whetstone.engines.servers.setup import is_up, start_servers
 from whetstone.errors import UserError
 
-SUMMARY = "start the rollout servers of a configuration (vLLM, SGLang)"
 DESCRIPTION = """
 Start one server for each entry of server_devices (or one) with the flags that training needs. Wait until
 they answer, restart a dead one, stop them at Ctrl-C. docs/servers.md has the details.
@@ -29,10 +27,7 @@ whet serve config/grpo.yaml rollout_engine=vllm server_host=0.0.0.0 server_port=
 whet train config/grpo.yaml rollout_engine=vllm rollout_servers=http://127.0.0.1:8000,http://127.0.0.1:8001
 """
 CHECK_EVERY_S = 1.0
-
-
-def add_arguments(parser: CommandParser) -> None:
-    add_settings(parser)
+add_arguments = add_settings
 
 
 def run(args: argparse.Namespace) -> None:
@@ -58,7 +53,7 @@ def serve(config: Config) -> None:
         for process in processes:
             stack.callback(process.stop)
         for process in processes:
-            process.wait_until_up(lambda one=process: is_up(one), config.engines.server_timeout_s)
+            process.wait_until_up(functools.partial(is_up, process), config.engines.server_timeout_s)
         names = ",".join(process.command.url for process in processes)
         print(f"Up: {names}. Train with rollout_servers={names}; Ctrl-C stops.", flush=True)
         while True:

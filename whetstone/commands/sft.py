@@ -3,9 +3,8 @@
 import argparse
 
 from whetstone.commands import train
-from whetstone.commands.parser import CommandParser, add_settings, source_and_settings
+from whetstone.commands.parser import DEFAULT_RECIPE, add_settings, source_and_settings
 
-SUMMARY = "fine-tune on solutions: the supervised start before RL"
 DESCRIPTION = """
 Fine-tune on solutions with CONFIG: a YAML file or the name of a shipped recipe, as for `whet train`.
 Rows bring a solution (columns messages, completion or solution); other tasks imitate their own answers.
@@ -21,22 +20,22 @@ whet sft config/gsm8k.yaml rejection_sampling=true
 """
 
 
-def add_arguments(parser: CommandParser) -> None:
-    add_settings(parser)
+add_arguments = add_settings
 
 
 def run(args: argparse.Namespace) -> None:
     source, settings = source_and_settings(args)
-    train.run_settings(source, supervised(source, settings))
+    source = source or DEFAULT_RECIPE
+    args.config, args.source, args.settings = None, source, supervised(source, settings)
+    train.run(args)
 
 
-def supervised(source: str | None, settings: list[str]) -> list[str]:
+def supervised(source: str, settings: list[str]) -> list[str]:
     """The settings of a supervised run: those of the user after the defaults."""
-    from whetstone.commands.parser import DEFAULT_RECIPE
     from whetstone.config import load
 
-    loaded = load(source or DEFAULT_RECIPE, ["loss_type=sft", "run_name=sft", *settings])
     defaults = ["loss_type=sft", "run_name=sft"]
+    loaded = load(source, [*defaults, *settings])
     if "learning_rate" not in loaded.origins:
         defaults.append(f"learning_rate={1e-4 if loaded.config.model.use_peft else 1e-5}")
     return [*defaults, *settings]

@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 from whetstone.commands.config import yaml_value
 from whetstone.commands.parser import CommandParser, add_settings, source_and_settings
 from whetstone.config import Config, TaskSpec, load
-from whetstone.config.aliases import CONVERTED, REFUSED, RENAMED, WITHOUT_EFFECT
-from whetstone.config.load import SECTION_OF, parse_overrides
+from whetstone.config.data_keys import SETTINGS
+from whetstone.config.load import is_known_key
+from whetstone.config.overrides import parse_overrides
 from whetstone.errors import UserError
+from whetstone.terminal.text import cut
 
 if TYPE_CHECKING:
     from whetstone.model.chat import Chat
     from whetstone.types import Problem, Score, TaskScore
 
-SUMMARY = "list every task, or show sample problems of one"
 DESCRIPTION = """
 Without NAME: every task, a line each.
 With NAME: sample problems, the prompt as the model sees it, the gold answer and its score.
@@ -111,9 +112,8 @@ def _score_answer(config: Config, problem: "Problem", answer: str) -> "Score":
     from whetstone.tasks.scoring.pool import Scorer
     from whetstone.tasks.scoring.process import ScoringRequest
 
-    tasks = config.tasks.model_copy(
-        update={"reward_workers": 1, "reward_funcs": ["accuracy"], "reward_weights": None}
-    )
+    only = {"reward_workers": 1, "reward_funcs": ["accuracy"], "reward_weights": None}
+    tasks = config.tasks.model_copy(update=only)
     with Scorer(config.model_copy(update={"tasks": tasks})) as scorer:
         scorer.submit(ScoringRequest(problem=problem, text=answer, completion_ids=(), truncated=False))
         return scorer.gather()[0]
@@ -134,10 +134,9 @@ def _print_settings(name: str, values: dict[str, Any]) -> None:
     print()
 
 
-def _shorten_default(value: Any, width: int = 90) -> str:
+def _shorten_default(value: Any) -> str:
     """One line of a default; reasoning-gym has long lists and enumerations among them."""
-    text = yaml_value(_plain_value(value))
-    return text if len(text) <= width else f"{text[: width - 4]} ..."
+    return cut(yaml_value(_plain_value(value)), 90)
 
 
 def _plain_value(value: Any) -> Any:
@@ -156,9 +155,8 @@ def _format_parts(score: "Score | TaskScore") -> str:
 
 def config_for_task(name: str, values: dict[str, Any]) -> Config:
     """A configuration with one task: known keys are the configuration's, all others the task's settings."""
-    data_keys = ("data_path", "dataset_name", "max_samples")  # columns are the task's own settings
-    known_tables = (SECTION_OF, RENAMED, CONVERTED, WITHOUT_EFFECT, REFUSED, data_keys)
-    own = {key: value for key, value in values.items() if not any(key in table for table in known_tables)}
+    columns = SETTINGS.keys() - {"data_path", "dataset_name", "max_samples"}  # settings of the task
+    own = {key: value for key, value in values.items() if key in columns or not is_known_key(key)}
     datasets = {name: TaskSpec(weight=1.0, config=own).model_dump()}
     ours = {**{key: value for key, value in values.items() if key not in own}, "datasets": datasets}
     return load(None, [f"{key}={yaml_value(value)}" for key, value in ours.items()]).config

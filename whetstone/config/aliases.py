@@ -1,75 +1,52 @@
 """Names from other trainers, of keys, of their values and of sections, and what they are taken for here.
 
-TRL's own are in `trl_names.py`, keys of data sets in `data_keys.py`. `load.py` applies these tables and the
-run says so. docs/coming_from.md shows them project by project.
+TRL's own are in `trl_names.py`, keys of data sets in `data_keys.py`. docs/coming_from.md shows all of them.
 """
 
 from typing import Any
 
 from whetstone.config import trl_names
-from whetstone.config.trl_names import Converter, eval_strategy
+from whetstone.config.trl_names import NO_EFFECT, Converter, by_name, eval_strategy
 
-# other name -> our key
-RENAMED: dict[str, str] = {
-    **trl_names.RENAMED,
-    "model": "model_name_or_path",
-    "model_name": "model_name_or_path",
-    "model_path": "model_name_or_path",
-    "num_return_sequences": "num_generations",
-    "responses_per_prompt": "num_generations",
-    "kl_coef": "beta",
-    "max_new_tokens": "max_completion_length",
-    "generation_temp": "temperature",
-    "num_epochs": "num_train_epochs",
-    "lr": "learning_rate",
-    "simple_eval_problems": "eval_num_samples",
-    "repeat_eval_problems": "eval_samples_per_problem",
-    "experiment_name": "run_name",
-    "project_name": "wandb_project",
-    "entropy_coeff": "entropy_coef",
-    "max_eps": "epsilon_high",
-    "min_eps": "epsilon",
-    "checkpoint_interval": "save_steps",
-    "off_policy_threshold": "off_policy_mask_threshold",
-    "use_lora": "use_peft",
-    "lora": "use_peft",
-    "vllm_max_model_len": "server_max_model_length",
-    "gpu_memory_utilization": "server_gpu_memory_utilization",
-    "tensor_model_parallel_size": "server_tensor_parallel_size",
-    "system_prompt": "developer_prompt",
-    "lora_rank": "lora_r",
-    "eval_k": "eval_samples_per_problem",
-    "eval_problems": "eval_num_samples",
-    "max_test_problems": "eval_num_samples",
+_OTHER_NAMES = {
+    "model_name_or_path": "model model_name model_path",
+    "num_generations": "num_return_sequences responses_per_prompt",
+    "beta": "kl_coef",
+    "max_completion_length": "max_new_tokens",
+    "temperature": "generation_temp",
+    "num_train_epochs": "num_epochs",
+    "learning_rate": "lr",
+    "eval_num_samples": "simple_eval_problems eval_problems max_test_problems",
+    "eval_samples_per_problem": "repeat_eval_problems eval_k",
+    "run_name": "experiment_name",
+    "wandb_project": "project_name",
+    "entropy_coef": "entropy_coeff",
+    "epsilon_high": "max_eps",
+    "epsilon": "min_eps",
+    "save_steps": "checkpoint_interval",
+    "off_policy_mask_threshold": "off_policy_threshold",
+    "use_peft": "use_lora lora",
+    "lora_r": "lora_rank",
+    "server_max_model_length": "vllm_max_model_len",
+    "server_gpu_memory_utilization": "gpu_memory_utilization",
+    "server_tensor_parallel_size": "tensor_model_parallel_size",
+    "developer_prompt": "system_prompt",
 }
-
-
-def _use_wandb(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
-    return {"report_to": "wandb" if value else "none"}
-
-
-def _resume_steps(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
-    return {"resume_from_checkpoint": f"checkpoint-{value}"} if value else {}
+# other name -> our key
+RENAMED: dict[str, str] = trl_names.RENAMED | by_name(_OTHER_NAMES)
 
 
 def _updates_per_rollout(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
     # RL2 and its kin cut one batch of rollouts into so many updates; TRL says the same with
     # steps_per_generation. Their batch is per_rollout_size prompts, ours is counted by update.
-    made: dict[str, Any] = {
-        "steps_per_generation": _count(value) * _count(flat.get("gradient_accumulation_steps", 1))
-    }
+    keys = {"steps_per_generation": _count(value) * _count(flat.get("gradient_accumulation_steps", 1))}
     if "per_rollout_size" in flat:
-        made["prompts_per_step"] = _prompts_per_update(_count(flat["per_rollout_size"]), _count(value))
-    return made
+        keys["prompts_per_step"] = _prompts_per_update(flat["per_rollout_size"], value)
+    return keys
 
 
-def _per_rollout_size(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "prompts_per_step": _prompts_per_update(_count(value), _count(flat.get("updates_per_rollout", 1)))
-    }
-
-
-def _prompts_per_update(prompts: int, updates: int) -> int:
+def _prompts_per_update(size: Any, num_updates: Any) -> int:
+    prompts, updates = _count(size), _count(num_updates)
     if updates < 1 or prompts % updates:
         raise ValueError(
             f"per_rollout_size is {prompts}, which does not divide into the {updates} updates of "
@@ -95,14 +72,6 @@ def _count(value: Any) -> int:
     return int(value)
 
 
-def _offload_model(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
-    return {"cpu_offload": "all" if value else "none"}
-
-
-def _perfect_bonus(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
-    return {"perfect_reward_weight": float(value) if isinstance(value, bool) else value}
-
-
 def _pass_at_k(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
     # A switch, or how many completions of each problem: pass@k is reported wherever there are several.
     if isinstance(value, bool) or value is None:
@@ -117,13 +86,17 @@ CONVERTED: dict[str, Converter] = {
     **trl_names.CONVERTED,
     "torch_dtype": trl_names.CONVERTED["dtype"],
     "evaluation_strategy": eval_strategy,
-    "use_wandb": _use_wandb,
-    "resume_steps": _resume_steps,
-    "per_rollout_size": _per_rollout_size,
+    "use_wandb": lambda value, flat: {"report_to": "wandb" if value else "none"},
+    "resume_steps": lambda value, flat: {"resume_from_checkpoint": f"checkpoint-{value}"} if value else {},
+    "per_rollout_size": lambda value, flat: {
+        "prompts_per_step": _prompts_per_update(value, flat.get("updates_per_rollout", 1))
+    },
     "updates_per_rollout": _updates_per_rollout,
     "max_model_len": _max_model_len,
-    "offload_model": _offload_model,
-    "perfect_bonus": _perfect_bonus,
+    "offload_model": lambda value, flat: {"cpu_offload": "all" if value else "none"},
+    "perfect_bonus": lambda value, flat: {
+        "perfect_reward_weight": float(value) if isinstance(value, bool) else value
+    },
     "eval_pass_at_k": _pass_at_k,
 }
 
@@ -147,40 +120,26 @@ REWARDS: dict[str, str] = {
     "format_reward": "format",
 }
 
-_LAUNCHER = (
-    "the launcher says how many processes there are (torchrun --nproc_per_node, accelerate launch "
-    "--num_processes)"
-)
-_SERVERS = "GPUs and options of servers are server_devices and server_args"
-_REWARDS = "it belongs to a reward function of that project"
-# known elsewhere, without a meaning here, and why
-WITHOUT_EFFECT: dict[str, str] = {
-    **trl_names.NO_EFFECT,
-    "num_processes": _LAUNCHER,
-    "num_machines": _LAUNCHER,
-    **dict.fromkeys(("vllm_device", "vllm_dtype", "remote_gen_model_url"), _SERVERS),
-    **dict.fromkeys(
-        ("callbacks", "benchmarks", "hub_model_revision", "overwrite_hub_revision", "push_to_hub_revision"),
-        trl_names.NO_EFFECT["push_to_hub"],
-    ),
-    **dict.fromkeys(
-        (
-            *("code_language", "code_eval_test_batch_size", "code_eval_scoring_mode", "code_provider"),
-            *("parallel_code_exec_per_proc", "e2b_router_url", "morph_router_url", "ioi_provider"),
-            *("cosine_min_value_wrong", "cosine_max_value_wrong", "cosine_min_value_correct"),
-            *("cosine_max_value_correct", "cosine_max_len", "repetition_n_grams", "repetition_max_penalty"),
-            *("max_completion_len", "soft_punish_cache"),
-        ),
-        _REWARDS,
-    ),
-    **dict.fromkeys(("logging_dir", "wandb_log_unique_prompts"), trl_names.NO_EFFECT["log_completions"]),
-    **dict.fromkeys(
-        ("use_liger_loss", "half_precision_backend", "fp16_opt_level", "use_ipex", "jit_mode_eval"),
-        trl_names.NO_EFFECT["use_liger_kernel"],
-    ),
-    **dict.fromkeys(("group_by_length", "dataset_num_proc"), trl_names.NO_EFFECT["shuffle_dataset"]),
-    "save_safetensors": trl_names.NO_EFFECT["save_only_model"],
+_WHY_NOT = {
+    "the launcher says how many processes there are (torchrun --nproc_per_node)": """
+        num_processes num_machines""",
+    "GPUs and options of servers are server_devices and server_args": """
+        vllm_device vllm_dtype remote_gen_model_url""",
+    "it belongs to a reward function of that project": """
+        code_language code_eval_test_batch_size code_eval_scoring_mode code_provider
+        parallel_code_exec_per_proc e2b_router_url morph_router_url ioi_provider cosine_min_value_wrong
+        cosine_max_value_wrong cosine_min_value_correct cosine_max_value_correct cosine_max_len
+        repetition_n_grams repetition_max_penalty max_completion_len soft_punish_cache""",
+    NO_EFFECT["push_to_hub"]: """
+        callbacks benchmarks hub_model_revision overwrite_hub_revision push_to_hub_revision""",
+    NO_EFFECT["log_completions"]: "logging_dir wandb_log_unique_prompts",
+    NO_EFFECT["use_liger_kernel"]: """
+        use_liger_loss half_precision_backend fp16_opt_level use_ipex jit_mode_eval""",
+    NO_EFFECT["shuffle_dataset"]: "group_by_length dataset_num_proc",
+    NO_EFFECT["save_only_model"]: "save_safetensors",
 }
+# known elsewhere, without a meaning here, and why
+WITHOUT_EFFECT: dict[str, str] = NO_EFFECT | by_name(_WHY_NOT)
 
 # known elsewhere, but can't be had: (values that ask for nothing, why)
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {

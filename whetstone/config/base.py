@@ -3,10 +3,13 @@
 Numbers are finite and bounded (tests/unit/test_config_bounds.py walks them all); a switch is no number.
 """
 
-from typing import Annotated, Any, get_args
+from collections.abc import Mapping
+from enum import Enum
+from typing import Annotated, Any, ClassVar, get_args
 
 from annotated_types import Le
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic.functional_validators import AfterValidator, BeforeValidator, model_validator
 
 # Bounds that several sections share: wide enough for any real run, narrow enough that none can hang.
 MAX_STEPS = 100_000_000
@@ -31,9 +34,23 @@ def _steps_or_fraction(value: float) -> float:
 Steps = Annotated[int | float, Field(ge=0, le=MAX_STEPS), AfterValidator(_steps_or_fraction)]
 
 
+def accept(spellings: Mapping[bool | None, Any]) -> BeforeValidator:
+    """Other spellings of a key's values: `Annotated[Literal["all", "none"], accept({True: "all"})]`."""
+    return BeforeValidator(lambda v: spellings.get(v, v) if isinstance(v, bool | None) else v)
+
+
+class Resume(Enum):
+    """What a resumed run may do with a key: `Annotated[int, Resume.SAFE]`, or for a whole section."""
+
+    SAFE = "may change it: it does not affect what the run computes"
+    NOTED = "may change it, from that step on, which is logged"
+    FIXED = "must not change it: the checkpoint would not fit the model"
+
+
 class Section(BaseModel):
     """Base of all sections."""
 
+    resume: ClassVar[Resume] = Resume.NOTED  # of keys that say nothing else
     model_config = ConfigDict(
         frozen=True,
         extra="forbid",
@@ -54,13 +71,12 @@ class Section(BaseModel):
 
 def _takes_numbers_only(section: type[BaseModel], key: str) -> bool:
     field = section.model_fields[key]
-    kinds = {field.annotation, *_flat_kinds(field.annotation)}
+    kinds = _types(field.annotation)
     if kinds == {int} and Le(1) in field.metadata:  # 0 or 1: a switch will do
         return False
     return bool(kinds & {int, float}) and bool not in kinds
 
 
-def _flat_kinds(annotation: Any) -> set[Any]:
-    """The types of a union, those inside `Annotated` as well."""
-    parts = get_args(annotation)
-    return {kind for part in parts for kind in ({part} | _flat_kinds(part))} if parts else set()
+def _types(annotation: Any) -> set[Any]:
+    """An annotation, the types of its union, and those inside `Annotated`."""
+    return {annotation}.union(*map(_types, get_args(annotation)))

@@ -1,12 +1,11 @@
-"""Top-level keys of a data set (`dataset_name`, splits, columns, `data_path`, `max_samples`) -> the settings
-of a task under `datasets`.
+"""Top-level keys of a data set (`dataset_name`, splits, columns, `max_samples`) -> settings of a task.
 
 Where no task is named, `dataset_name` means the task `rows` and `data_path` the task `math`. Reads no data.
 """
 
-import json
 from typing import Any
 
+from whetstone.config.row_settings import ROW_SETTINGS
 from whetstone.errors import UserError
 
 # key -> the setting of a task that it means
@@ -35,49 +34,46 @@ COLUMNS: dict[str, dict[str, str]] = {
     "code": {"prompt_column": "statement_column", "answer_column": "tests_column"},
     "countdown": {"prompt_column": "messages_column", "answer_column": "target_column"},
 }
-TASKS_OF_ROWS = ("rows", "math", "code", "countdown")
 _SOURCES = ("path", "dataset")
 ALL = -1  # of max_samples
 
 
 class DataKeys:
-    """The data keys of all layers. What is given before there is a data set waits for one."""
+    """The data keys of all layers. Settings without a data set wait for one."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, Any] = {}  # settings without a task so far
         self._named: dict[str, tuple[str, str]] = {}  # setting -> (key, origin)
         self._limit: int | None = None
 
-    def place(
+    def apply(
         self, values: dict[str, Any], before: dict[str, Any], ours: dict[str, Any], origin: str
     ) -> tuple[dict[str, Any], list[str]]:
         """Our keys (`datasets`, `dataset_size`) for the data keys among `values`, and notes of what was
         understood. `before`: our keys of earlier layers; `ours`: those of this one.
         """
-        given = _settings(values)
         named = [key for key in values if key in SETTINGS]
         self._named |= {SETTINGS[key]: (key, origin) for key in named}
-        given = {**self._waiting, **given}
+        settings = {**self._waiting, **_settings(values)}
         is_new = "datasets" in ours
-        if not given:
+        if not settings:
             return {}, []
         datasets = specs(ours if is_new else before)
-        source = [key for key in _SOURCES if key in given]
+        source = [key for key in _SOURCES if key in settings]
         if source and datasets and not is_new and not _takes_rows(datasets):
             datasets = {}  # a data set named later takes the place of generated problems
         if source and not datasets:
-            datasets = {"rows" if "dataset" in given else "math": {}}
-        limit = given.pop("max_samples", None)
+            datasets = {"rows" if "dataset" in settings else "math": {}}
+        limit = settings.pop("max_samples", None)
         result = {}
         if not datasets:
-            self._waiting = given
-        elif given:
+            self._waiting = settings
+        elif settings:
             self._waiting = {}
-            result["datasets"] = datasets = _put(datasets, given, self._named)
+            result["datasets"] = datasets = _put(datasets, settings, self._named)
         result |= self._limited(datasets, limit, before)
-        return result, [
-            f"{', '.join(named)} ({origin}): {_meaning(result, datasets, given)}."
-        ] if named else []
+        note = f"{', '.join(named)} ({origin}): {_meaning(result, datasets, settings)}."
+        return result, [note] if named else []
 
     def finish(self) -> list[str]:
         """A note of splits without a data set; columns without one are refused."""
@@ -93,22 +89,17 @@ class DataKeys:
         old, self._limit = self._limit, self._limit if limit is None else limit
         if self._limit is None:
             return {}
+        size: dict[str, Any] = {"dataset_size": self._limit}
+        rows = self._limit
         if self._limit == ALL:
+            rows = None
             size = {"dataset_size": None} if old is not None and before.get("dataset_size") == old else {}
-            return size | ({"datasets": _limit(datasets, None)} if datasets else {})
-        return {"dataset_size": self._limit} | (
-            {"datasets": _limit(datasets, self._limit)} if datasets else {}
-        )
+        return size | ({"datasets": _limit(datasets, rows)} if datasets else {})
 
 
 def specs(flat: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """`datasets` as it was written: a mapping or JSON text."""
+    """`datasets` as it was written."""
     datasets = flat.get("datasets") or {}
-    if isinstance(datasets, str):
-        try:
-            datasets = json.loads(datasets)
-        except (ValueError, RecursionError):
-            raise UserError("datasets is a text that can't be read as JSON: write a mapping.") from None
     if not isinstance(datasets, dict):
         raise UserError("datasets is not a mapping of task names: write {chain_sum: {weight: 1.0}}.")
     if any(not isinstance(spec, dict | None) for spec in datasets.values()):
@@ -120,7 +111,7 @@ def specs(flat: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def _settings(values: dict[str, Any]) -> dict[str, Any]:
     """The task settings that data keys ask for; a key without a value asks for nothing."""
-    given: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for key, setting in SETTINGS.items():
         value = values.get(key)
         if key in ("max_samples", "max_train_problems"):
@@ -136,9 +127,9 @@ def _settings(values: dict[str, Any]) -> dict[str, Any]:
             continue
         if setting != "max_samples" and not isinstance(value, str):
             raise UserError(f"{key} has to be one name, not a {type(value).__name__}.")
-        if given.setdefault(setting, value) != value:
+        if settings.setdefault(setting, value) != value:
             raise UserError(f"{key} and another key give the data set's {setting} twice: leave one out.")
-    return given
+    return settings
 
 
 def _all_or_some(key: str, value: Any) -> int | None:
@@ -150,21 +141,20 @@ def _all_or_some(key: str, value: Any) -> int | None:
 
 
 def _takes_rows(datasets: dict[str, dict[str, Any]]) -> bool:
-    return any(
-        _reads_rows(name) or set(_SOURCES) & set(spec.get("config") or {}) for name, spec in datasets.items()
-    )
+    has_source = any(set(_SOURCES) & set(spec.get("config") or {}) for spec in datasets.values())
+    return has_source or any(map(_reads_rows, datasets))
 
 
 def _reads_rows(name: str) -> bool:
-    return name.split("/")[0] in TASKS_OF_ROWS
+    return name.split("/")[0] in ROW_SETTINGS
 
 
 def _put(
-    datasets: dict[str, dict[str, Any]], given: dict[str, Any], named: dict[str, tuple[str, str]]
+    datasets: dict[str, dict[str, Any]], settings: dict[str, Any], named: dict[str, tuple[str, str]]
 ) -> dict[str, dict[str, Any]]:
     fitting = [name for name in datasets if _reads_rows(name)]
     if len(fitting) != 1:
-        key, origin = named[next(iter(given))]
+        key, origin = named[next(iter(settings))]
         what = "several tasks that read rows" if fitting else "no task that reads rows"
         raise UserError(
             f"{key} ({origin}) is for one data set, but datasets has {what}: give each its own config, such "
@@ -174,10 +164,10 @@ def _put(
     spec = datasets[name]
     own = COLUMNS.get(name.split("/")[0], {})
     config = dict(spec.get("config") or {})
-    if set(_SOURCES) & set(given):  # another data set: nothing of the old source holds for it
+    if set(_SOURCES) & set(settings):  # another data set: nothing of the old source holds for it
         for old in ("path", "dataset", "name", "split", "eval_split"):
             config.pop(old, None)
-    config |= {own.get(setting, setting): value for setting, value in given.items()}
+    config |= {own.get(setting, setting): value for setting, value in settings.items()}
     return {**datasets, name: {**spec, "config": config}}
 
 
@@ -192,8 +182,8 @@ def _limit(datasets: dict[str, dict[str, Any]], limit: int | None) -> dict[str, 
     return limited
 
 
-def _meaning(result: dict[str, Any], datasets: dict[str, Any], given: dict[str, Any]) -> str:
-    if given and datasets:
+def _meaning(result: dict[str, Any], datasets: dict[str, Any], settings: dict[str, Any]) -> str:
+    if settings and datasets:
         return f"the rows of task {next(iter(datasets))}"
     size = result.get("dataset_size")
     return "all problems are used" if size is None else f"{size} problems are used"

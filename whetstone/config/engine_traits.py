@@ -1,7 +1,6 @@
 """The rollout engines and their traits; the engines themselves are built in whetstone/engines.
 
-`ENGINE_TRAITS` is the only list of engines: the type of `rollout_engine`, the checks of a configuration and
-the commands read it. An engine from a user's file samples in the trainer's process.
+`ENGINE_TRAITS` is the only list of engines. An engine from a user's file samples in the trainer's process.
 """
 
 from dataclasses import dataclass

@@ -1,29 +1,22 @@
-"""The section of vLLM and SGLang: servers, how they are started, and how weights reach them.
+"""The section of vLLM and SGLang. docs/servers.md has the details."""
 
-`rollout_engine` in the rollout section chooses the engine. TRL's names (`vllm_server_port` ...) are accepted
-too. docs/servers.md has the details.
-"""
-
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from whetstone.config.base import MAX_SECONDS, Name, Section
+from whetstone.config.base import MAX_SECONDS, Name, Resume, Section
 
 
 class EnginesConfig(Section):
     """Where servers are, how they are started, and how weights reach them."""
 
+    resume: ClassVar = Resume.SAFE
     rollout_servers: list[Name] = Field(default_factory=list)
-    """Addresses of servers that are running (http://node1:8000, ...), as a list or a text with commas; empty:
-    the run starts its own and stops it at the end.
-    """
+    """Addresses of running servers, as a list or a text with commas; empty: the run starts its own."""
     server_base_url: Name | None = None
     """TRL's way to name one server: its address."""
     server_host: Name | None = None
-    """TRL's way to name one server: its host (see server_port). `whet serve` listens on it; default:
-    127.0.0.1, this machine only.
-    """
+    """Host of one running server (TRL's way). `whet serve` listens on it; default: 127.0.0.1."""
     server_port: int = Field(default=8000, ge=1, le=65535)
     """Port of that server; the servers of `whet serve` count up from it."""
     server_timeout_s: float = Field(default=240.0, gt=0, le=MAX_SECONDS)
@@ -31,37 +24,25 @@ class EnginesConfig(Section):
     server_request_timeout_s: float = Field(default=600.0, gt=0, le=MAX_SECONDS)
     """How long until a server that owes an answer is taken for dead and its work is done elsewhere."""
     server_gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)
-    """Fraction of the GPU's memory for the engine; default: 0.9 on GPUs of its own, 0.3 where it shares the
-    trainer's.
-    """
+    """Fraction of GPU memory for the engine; default: 0.9, or 0.3 where it shares the trainer's GPU."""
     server_tensor_parallel_size: int = Field(default=1, ge=1, le=1_024)
     """GPUs that one server spreads the model over."""
     server_max_model_length: int | None = Field(default=None, ge=1, le=16_777_216)
-    """Longest prompt and completion together; default: max_prompt_length + max_completion_length, or else
-    what the model allows.
-    """
+    """Longest prompt + completion; default: the sum of both limits, or what the model allows."""
     server_enable_sleep_mode: bool = True
     """Where the engine shares the trainer's GPU: give its memory back during the update."""
     server_group_port: int | None = Field(default=None, ge=1, le=65535)
     """First port on the trainer's machine for sending weights by NCCL; default: any free one."""
     server_devices: list[Name] = Field(default_factory=list)
-    """GPUs of the servers that are started, one entry for each server: ["4", "5"], or ["4,5", "6,7"] with
-    server_tensor_parallel_size 2. Empty: one server, on the GPUs that the run sees.
-    """
+    """GPUs of each server: ["4", "5"], or ["4,5", "6,7"] with tensor parallelism. Empty: one server."""
     server_args: list[Name] = Field(default_factory=list)
     """Further arguments for the command that starts a server, as `vllm serve` or SGLang knows them."""
     weight_transfer: Literal["auto", "nccl", "ipc", "disk"] = "auto"
-    """How new weights reach a server: over NCCL (GPUs of its own), IPC (the trainer's GPU), or files that it
-    reads again; auto: as the server was started.
-    """
+    """How weights reach a server: NCCL, IPC (on the trainer's GPU) or files; auto: as it was started."""
     weight_transfer_dir: Name | None = None
-    """Folder for weights that go by file (LoRA adapters always do); servers on other machines must see it
-    under the same path. Default: a temporary one.
-    """
+    """Folder for weights sent as files (LoRA: always), with one path on all machines. Default: temporary."""
     max_logprob_difference: float = Field(default=0.1, gt=0, le=1_000)
-    """The run stops when engine and trainer logprobs of a batch differ by more than this, in the mean over
-    tokens: the engine does not have the trainer's weights.
-    """
+    """The run stops when mean logprobs of engine and trainer differ by more: the weights are not the same."""
 
     @property
     def addresses(self) -> list[str]:

@@ -1,39 +1,28 @@
 """A flat YAML file and `key=value` arguments -> a `Config`, with a note of where each value came from.
 
-Refuses what it does not know, all of it in one message. Does no arithmetic (`plan.py`) and loads no model or
-data.
+Rejects what it does not know, all of it in one message. Batch arithmetic is in `plan.py`.
 """
 
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import ValidationError
 
+from whetstone.config.base import Resume
 from whetstone.config.overrides import COMMAND_LINE, parse_overrides
-from whetstone.config.recipes import find, recipe_folders
 from whetstone.config.sections import Config
 from whetstone.config.translate import OTHER_NAMES, Translation
-from whetstone.config.yaml_text import read_yaml, shorten
+from whetstone.config.yaml_text import check_text, read_yaml, shorten
 from whetstone.errors import UserError
-
-__all__ = [
-    "SECTION_OF",
-    "LoadedConfig",
-    "build",
-    "dump",
-    "find",
-    "flatten",
-    "load",
-    "parse_overrides",
-    "read_yaml",
-    "recipe_folders",
-]
 
 SECTION_FIELDS: dict[str, Any] = {name: field.annotation for name, field in Config.model_fields.items()}
 SECTION_OF = {key: section for section, model in SECTION_FIELDS.items() for key in model.model_fields}
+# Configurations of accelerate that lie beside the recipes, for its command line.
+NOT_RECIPES = ("zero3.yaml",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +42,8 @@ def load(source: str | os.PathLike[str] | None = None, overrides: Iterable[str] 
         translation.add(path.name, read_yaml(path))
     translation.add(COMMAND_LINE, parse_overrides(overrides))
     translation.finish()
-    return LoadedConfig(
-        config=build(translation.flat), origins=translation.origins, notes=tuple(translation.notes)
-    )
+    config = build(translation.flat)
+    return LoadedConfig(config=config, origins=translation.origins, notes=tuple(translation.notes))
 
 
 def build(flat: dict[str, Any]) -> Config:
@@ -77,6 +65,49 @@ def flatten(config: Config) -> dict[str, Any]:
 def dump(config: Config) -> str:
     """The flat YAML of a configuration: loading it gives the same configuration."""
     return yaml.safe_dump(flatten(config), sort_keys=False, allow_unicode=True, width=110)
+
+
+def find(source: str | os.PathLike[str]) -> Path:
+    """The file that `source` means: a path, or the name of a recipe that ships with the package."""
+    check_text(str(source), "The name of the configuration")
+    path, shown = Path(source), shorten(str(source))
+    try:
+        if path.is_file():
+            return path
+        for folder in recipe_folders():
+            for candidate in (folder / path, folder / f"{path}.yaml", folder / path.name):
+                if candidate.is_file():
+                    return candidate
+    except OSError as error:
+        raise UserError(f"'{shown}' can't be read ({error.strerror}).") from None
+    if path.is_dir():
+        raise UserError(f"'{shown}' is a folder: give a YAML file inside it.")
+    raise UserError(
+        f"There is no configuration file '{shown}': give the path of a YAML file, or one of the recipes "
+        f"{', '.join(recipe_names())}."
+    )
+
+
+def recipe_folders() -> list[Path]:
+    """Where shipped recipes lie: inside the installed package, or beside it in a clone."""
+    package = Path(__file__).resolve().parent.parent
+    return [folder for folder in (package / "recipes", package.parent / "config") if folder.is_dir()]
+
+
+def recipe_names() -> list[str]:
+    """Every shipped recipe, as `whet train NAME` takes it."""
+    paths = {path.relative_to(folder) for folder in recipe_folders() for path in folder.rglob("*.yaml")}
+    return sorted(path.with_suffix("").as_posix() for path in paths if path.name not in NOT_RECIPES)
+
+
+def resume_keys(rule: Resume) -> frozenset[str]:
+    """The keys that a resumed run treats by `rule`."""
+    return frozenset(
+        key
+        for section in SECTION_FIELDS.values()
+        for key, field in section.model_fields.items()
+        if next((entry for entry in field.metadata if isinstance(entry, Resume)), section.resume) is rule
+    )
 
 
 def is_known_key(key: str) -> bool:
@@ -106,8 +137,7 @@ def _sentence(error: ValidationError) -> str:
 
 
 def _help(key: str) -> str:
-    section = SECTION_OF.get(key)
-    if section is None:
+    if key not in SECTION_OF:
         return ""
-    field = SECTION_FIELDS[section].model_fields[key]
-    return f" Its meaning: {' '.join(field.description.split())}" if field.description else ""
+    description = SECTION_FIELDS[SECTION_OF[key]].model_fields[key].description
+    return f" Its meaning: {' '.join(description.split())}" if description else ""

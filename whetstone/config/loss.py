@@ -1,10 +1,10 @@
 """The section of the algorithm: losses, advantages, KL, masks, critic. docs/losses.md has the formulas."""
 
-from typing import Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from whetstone.config.base import MAX_COUNT, MAX_STEPS, Section
+from whetstone.config.base import MAX_COUNT, MAX_STEPS, Section, accept
 from whetstone.config.losses import LOSSES, LossType
 
 
@@ -16,23 +16,17 @@ class LossConfig(Section):
     importance_sampling_level: Literal["token", "sequence"] = "token"
     """Ratio of each token, or of the whole sequence (which gspo means)."""
     advantage: Literal["group", "rloo", "reinforce_pp", "gae"] = "group"
-    """The baseline: mean of the group, mean of the others in it, mean and spread of the whole batch, or a
-    critic (gae).
-    """
-    scale_rewards: Literal["group", "batch", "none"] = "group"
-    """Divide advantages by the standard deviation of the group, of the batch, or not at all (true: group,
-    false: none).
-    """
+    """The baseline: mean of the group, of the others in it, of the batch (and its spread), or a critic."""
+    scale_rewards: Annotated[Literal["group", "batch", "none"], accept({True: "group", False: "none"})] = (
+        "group"
+    )
+    """Divide advantages by the standard deviation of the group (true), of the batch, or not (false)."""
     epsilon: float = Field(default=0.2, ge=0, le=1_000)
     """The ratio is clipped below at 1 - epsilon."""
     epsilon_high: float | None = Field(default=None, ge=0, le=1_000)
-    """The ratio is clipped above at 1 + epsilon_high; default: epsilon. With cispo: its weight is at most
-    epsilon_high; default: 5.
-    """
+    """The ratio is clipped above at 1 + this; default: epsilon. cispo: the largest weight; default: 5."""
     delta: float | None = Field(default=None, gt=0, le=1_000)
-    """Upper bound of the ratio where the advantage is negative (two-sided clipping); greater than 1 +
-    epsilon_high.
-    """
+    """Upper bound of the ratio where the advantage is negative (two-sided clip); above 1 + epsilon_high."""
     sapo_temperature_pos: float = Field(default=1.0, gt=0, le=1_000)
     """How sharply sapo's gate closes for good answers."""
     sapo_temperature_neg: float = Field(default=1.05, gt=0, le=1_000)
@@ -40,13 +34,9 @@ class LossConfig(Section):
     beta: float = Field(default=0.0, ge=0, le=1_000)
     """Weight of the KL penalty; 0: no reference is kept."""
     kl_reference: Literal["base", "moving", "rollout"] = "base"
-    """Reference of the KL penalty: the initial weights, a moving average of the policy, or the policy that
-    sampled the batch (it limits each update, and needs several updates per batch).
-    """
+    """Reference of the KL: initial weights, moving average, or the policy that sampled (per update)."""
     kl_estimator: Literal["k1", "k2", "k3", "full"] = "k3"
-    """How the KL divergence is computed: estimated from the sampled tokens, or over the whole vocabulary
-    (full; it stores tokens x vocabulary numbers).
-    """
+    """KL from the sampled tokens (k1, k2, k3) or over the vocabulary (full: tokens x vocabulary numbers)."""
     kl_in: Literal["loss", "reward"] = "loss"
     """Where the penalty goes: into the loss, or off the reward before advantages are taken."""
     target_kl: float | None = Field(default=None, gt=0, le=1_000)
@@ -60,9 +50,7 @@ class LossConfig(Section):
     entropy_coef: float = Field(default=0.0, ge=-1_000, le=1_000)
     """Bonus on the mean entropy per token."""
     entropy_target: float | None = Field(default=None, gt=0, le=100)
-    """Adapt entropy_coef so that the entropy stays above this: up by entropy_coef_delta a step while below
-    it, down while above, and no bonus while above.
-    """
+    """Adapt entropy_coef by entropy_coef_delta a step to keep the entropy above this; no bonus above it."""
     entropy_coef_delta: float = Field(default=0.005, gt=0, le=1_000)
     """Step of the adaptive entropy_coef."""
     entropy_coef_min: float = Field(default=0.0, ge=0, le=1_000)
@@ -74,17 +62,13 @@ class LossConfig(Section):
     mask_truncated_completions: bool = False
     """Leave completions that were cut off at max_completion_length out of the loss."""
     off_policy_mask_threshold: float | None = Field(default=None, gt=0, le=1_000)
-    """Leave out sequences with negative advantage whose mean logprob fell by more than this since they were
-    sampled.
-    """
+    """Leave out sequences with negative advantage whose mean logprob fell by more since sampling."""
     off_policy_mask: Literal["signed", "absolute"] = "signed"
     """Whether only a fall counts as drift (TRL's rule) or a rise as well."""
     importance_correction: Literal[
         "none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"
     ] = "none"
-    """Importance weights for the difference between the engine's logprobs and the trainer's before the first
-    update; default with async_rollouts: token_truncate.
-    """
+    """Importance weights for engine against trainer logprobs; with async_rollouts: token_truncate."""
     importance_correction_min: float = Field(default=0.0, ge=0, le=MAX_COUNT)
     """Lower bound of these weights."""
     importance_correction_max: float = Field(default=3.0, gt=0, le=MAX_COUNT)
@@ -106,11 +90,6 @@ class LossConfig(Section):
     def _bounds_weight(self) -> bool:
         return self.loss_type in LOSSES and LOSSES[self.loss_type].bounds_weight
 
-    @field_validator("scale_rewards", mode="before")
-    @classmethod
-    def _bool_is_known(cls, value: Any) -> Any:
-        return {True: "group", False: "none"}.get(value, value) if isinstance(value, bool) else value
-
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self._bounds_weight and self.upper_epsilon < 1:
@@ -121,14 +100,10 @@ class LossConfig(Section):
         if self.target_kl is not None and self.beta == 0:
             raise ValueError("target_kl adapts beta, which is 0: give it a first value, such as beta: 0.01")
         if self.kl_in == "reward" and self.kl_estimator == "full":
-            raise ValueError(
-                "kl_in: reward takes one number per sampled token: set kl_estimator to k1, k2 or k3"
-            )
-        if self.delta is not None and self.delta <= 1 + self.upper_epsilon:
-            raise ValueError(
-                f"delta is {self.delta}, but must be greater than 1 + epsilon_high "
-                f"= {1 + self.upper_epsilon:g}"
-            )
+            raise ValueError("kl_in: reward needs one number per token: set kl_estimator to k1, k2 or k3")
+        bound = 1 + self.upper_epsilon
+        if self.delta is not None and self.delta <= bound:
+            raise ValueError(f"delta is {self.delta}, but must exceed 1 + epsilon_high = {bound:g}")
         return self
 
 

@@ -1,7 +1,4 @@
-"""The table of policy losses. A loss is one record here and its function in algorithm/losses.py.
-
-No torch: the type of the key `loss_type` is derived from this table.
-"""
+"""The table of policy losses. A loss is one record here and its function in algorithm/losses.py."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal

@@ -15,22 +15,20 @@ COMMAND_LINE = "command line"
 TEXTS = ("developer_prompt", "system_prompt", "prompt_template", "assistant_prefix", "chat_template")
 
 
-def parse_overrides(words: Iterable[str]) -> dict[str, Any]:
-    """`key=value`, `--key=value`, `--key value` and a bare `--switch` (true) -> keys; values are read as
-    YAML.
-    """
-    words = list(words)
-    for word in words:
-        check_text(word, f"'{shorten(word)}' ({COMMAND_LINE})")
+def parse_overrides(arguments: Iterable[str]) -> dict[str, Any]:
+    """`key=value`, `--key=value`, `--key value` and a bare `--switch` (true); values are read as YAML."""
+    rest = list(arguments)
+    for argument in rest:
+        check_text(argument, f"'{shorten(argument)}' ({COMMAND_LINE})")
     values: dict[str, Any] = {}
-    while words:
-        word = words.pop(0)
-        key, equals, text = word.removeprefix("--").partition("=")
-        if not key or (not equals and not word.startswith("--")):
-            raise UserError(f"'{shorten(word)}' is not understood: write key=value, such as max_steps=100.")
+    while rest:
+        argument = rest.pop(0)
+        key, equals, text = argument.removeprefix("--").partition("=")
+        if not key or (not equals and not argument.startswith("--")):
+            raise UserError(f"'{shorten(argument)}' is not understood: write key=value (max_steps=100).")
         if not equals:
-            follows = bool(words) and not words[0].startswith("--") and "=" not in words[0]
-            text = words.pop(0) if follows else "true"
+            follows = bool(rest) and not rest[0].startswith("--") and "=" not in rest[0]
+            text = rest.pop(0) if follows else "true"
         key = key.replace("-", "_")
         try:
             values[key] = parse(text, f"{shorten(key)} ({COMMAND_LINE})") if text else None
@@ -54,25 +52,24 @@ def expand_dotted(values: dict[str, Any], before: dict[str, Any], mappings: Iter
         head, *path = key.split(".")
         if "" in path:
             raise UserError(f"'{shorten(key)}' has an empty part: write {head}.name.setting=value.")
-        place = flat[head] = _mapping(flat.get(head, before.get(head)), head)
+        inner = flat[head] = copy.deepcopy(flat.get(head, before.get(head)) or {})
         for name in path[:-1]:
-            if place.get(name) is None:
-                place[name] = {}
-            place = place[name]
-            if not isinstance(place, dict):
-                raise UserError(f"'{shorten(key)}' reaches into {name}, which is not a mapping.")
-        place[path[-1]] = value
+            if not isinstance(inner, dict):
+                break
+            if inner.get(name) is None:
+                inner[name] = {}
+            inner = inner[name]
+        if not isinstance(inner, dict):
+            raise UserError(f"'{shorten(key)}' reaches into something that is not a mapping.")
+        inner[path[-1]] = value
     return flat
 
 
-def _mapping(value: Any, key: str) -> dict[str, Any]:
-    if isinstance(value, str):
-        try:
-            value = json.loads(value) if value.strip() else None
-        except (ValueError, RecursionError):
-            raise UserError(f"{key} is a text that can't be read as JSON: write a mapping.") from None
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise UserError(f"{key} is a {type(value).__name__}, not a mapping, so nothing can be set inside it.")
-    return copy.deepcopy(value)
+def parse_json(key: str, value: Any) -> Any:
+    """A mapping that was written as JSON text; anything else as it is."""
+    if not isinstance(value, str) or not (value.lstrip().startswith("{") or not value.strip()):
+        return value
+    try:
+        return json.loads(value) if value.strip() else {}
+    except (ValueError, RecursionError):
+        raise UserError(f"{key} is a text that can't be read as JSON: write a mapping.") from None

@@ -1,8 +1,7 @@
 """Batch arithmetic, done once: how many prompts, completions, updates, evaluations a run consists of.
 
-A *batch* is one round of sampling; it serves `updates_per_batch` optimiser steps. As in TRL, `max_steps`,
-`fixed_eval_steps` and `save_steps` count optimiser steps. A plan that does not divide is refused with the
-nearest one that does.
+A *batch* is one round of sampling; it serves `updates_per_batch` optimizer steps. As in TRL, `max_steps`,
+`fixed_eval_steps` and `save_steps` count optimizer steps.
 """
 
 import math
@@ -44,16 +43,12 @@ class Plan:
         return every > 0 and step // every > (step - self.updates_per_batch) // every
 
     def lines(self, config: Config, num_eval_problems: int | None = None) -> list[str]:
-        """The plan in words, printed at the start. `num_eval_problems`: as many as there really are, once
-        they are counted.
-        """
+        """The plan in sentences. `num_eval_problems`: as many as there really are, once they are counted."""
         tokens = self.completions_per_batch * config.rollout.max_completion_length
-        evaluations = 0 if config.evaluation.eval_num_samples == 0 else 2
-        if evaluations and self.eval_every:
-            evaluations = 1 + math.ceil(self.num_steps / self.eval_every)
+        planned = config.evaluation.eval_num_samples
+        evaluations = 1 + math.ceil(self.num_steps / (self.eval_every or self.num_steps)) if planned else 0
         repeats = self.num_batches * self.prompts_per_batch / self.num_problems
-        asked = config.evaluation.eval_num_samples
-        measured = asked if num_eval_problems is None else num_eval_problems
+        measured = planned if num_eval_problems is None else num_eval_problems
         size = config.update.micro_batch_tokens
         lines = [
             f"{counted(self.num_batches, 'batch', 'batches')} of "
@@ -97,16 +92,13 @@ def make_plan(config: Config, *, num_problems: int, world_size: int = 1) -> Plan
         )
     accumulation = rollout.gradient_accumulation_steps
     per_generation = rollout.steps_per_generation or accumulation
-    if per_generation % accumulation:
-        good = max(1, round(per_generation / accumulation)) * accumulation
-        raise UserError(
-            f"steps_per_generation ({per_generation}) is not a multiple of gradient_accumulation_steps "
-            f"({accumulation}): set it to {good}."
-        )
+    unit = f"gradient_accumulation_steps ({accumulation})"
+    minibatches = _quotient("steps_per_generation", per_generation, accumulation, unit)
     per_step = rollout.prompts_per_step or _prompts_from_batch_size(rollout, world_size)
-    minibatches = per_generation // accumulation
     if rollout.generation_batch_size is not None:
-        minibatches = _minibatches(rollout.generation_batch_size, per_step * rollout.num_generations)
+        completions = per_step * rollout.num_generations
+        unit = f"the {completions} completions of a step"
+        minibatches = _quotient("generation_batch_size", rollout.generation_batch_size, completions, unit)
     prompts = per_step * minibatches
     _check_size(prompts * rollout.num_generations)
 
@@ -120,12 +112,10 @@ def make_plan(config: Config, *, num_problems: int, world_size: int = 1) -> Plan
         good = math.ceil(num_steps / updates_per_batch) * updates_per_batch * to_steps
         raise UserError(
             f"max_steps ({update.max_steps}) does not divide into batches of {updates_per_batch} optimiser "
-            "steps "
-            f"({minibatches} parts x {update.num_iterations} iterations): set max_steps to {good}."
+            f"steps ({minibatches} parts x {update.num_iterations} iterations): set max_steps to {good}."
         )
-    save_every = _every(config.run.save_steps, num_steps) if config.run.save_strategy == "steps" else 0
-    if config.run.save_strategy == "epoch":
-        save_every = math.ceil(num_problems / prompts) * updates_per_batch
+    per_epoch = math.ceil(num_problems / prompts) * updates_per_batch
+    save_every = {"no": 0, "epoch": per_epoch, "steps": _every(config.run.save_steps, num_steps)}
     return Plan(
         prompts_per_batch=prompts,
         num_generations=rollout.num_generations,
@@ -134,7 +124,7 @@ def make_plan(config: Config, *, num_problems: int, world_size: int = 1) -> Plan
         num_batches=num_steps // updates_per_batch,
         num_steps=num_steps,
         eval_every=_every(config.evaluation.fixed_eval_steps, num_steps, to_steps),
-        save_every=save_every,
+        save_every=save_every[config.run.save_strategy],
         warmup_steps=update.warmup_steps or math.ceil(update.warmup_ratio * num_steps),
         num_problems=num_problems,
     )
@@ -151,14 +141,11 @@ def _every(steps: float, num_steps: int, to_steps: int = 1) -> int:
     return math.ceil(steps * num_steps) if 0 < steps < 1 else math.ceil(steps / to_steps)
 
 
-def _minibatches(generation_batch_size: int, completions_per_step: int) -> int:
-    if generation_batch_size % completions_per_step:
-        good = max(1, round(generation_batch_size / completions_per_step)) * completions_per_step
-        raise UserError(
-            f"generation_batch_size ({generation_batch_size}) is not a multiple of the "
-            f"{completions_per_step} completions of a step: set it to {good}."
-        )
-    return generation_batch_size // completions_per_step
+def _quotient(key: str, value: int, unit: int, of_what: str) -> int:
+    if value % unit:
+        good = max(1, round(value / unit)) * unit
+        raise UserError(f"{key} ({value}) is not a multiple of {of_what}: set it to {good}.")
+    return value // unit
 
 
 def _check_size(completions: int) -> None:
@@ -204,14 +191,12 @@ def ineffective_settings(config: Config, plan: Plan) -> list[str]:
 def _prompts_from_batch_size(rollout: RolloutConfig, world_size: int) -> int:
     completions = rollout.per_device_train_batch_size * rollout.gradient_accumulation_steps * world_size
     if completions % rollout.num_generations:
-        unit = rollout.num_generations // math.gcd(
-            rollout.num_generations, rollout.gradient_accumulation_steps * world_size
-        )
+        factor = rollout.gradient_accumulation_steps * world_size
+        unit = rollout.num_generations // math.gcd(rollout.num_generations, factor)
         good = max(unit, round(rollout.per_device_train_batch_size / unit) * unit)
         raise UserError(
             f"per_device_train_batch_size x gradient_accumulation_steps x devices = {completions} "
-            "completions a step is not a multiple of "
-            f"num_generations ({rollout.num_generations}): set per_device_train_batch_size to {good}, or "
-            "set prompts_per_step."
+            f"completions a step is not a multiple of num_generations ({rollout.num_generations}): set "
+            f"per_device_train_batch_size to {good}, or set prompts_per_step."
         )
     return completions // rollout.num_generations

@@ -1,7 +1,6 @@
 """Load a function or class that a configuration names: `my_file.py:name` or `package.module:name`.
 
-Used for rewards, losses, tasks and engines of the user's own. Paths are relative to the working directory.
-The working directory and the file's own folder can be imported from. Every error is a `UserError`.
+Paths are relative to the working directory. It and the file's own folder can be imported from.
 """
 
 import ast
@@ -33,10 +32,7 @@ def check_object(spec: str, what: str) -> None:
         return  # a module: only an import can tell
     path = Path(source)
     if not path.is_file():
-        raise UserError(
-            f"{what} names '{spec}', but there is no file {source} here: give its path relative to "
-            f"{Path.cwd()}."
-        )
+        raise UserError(f"{what} names '{spec}', but there is no file {source} in {Path.cwd()}.")
     try:
         text = path.read_text(encoding="utf-8")
         tree = ast.parse(text)
@@ -47,13 +43,11 @@ def check_object(spec: str, what: str) -> None:
         for node in tree.body
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
     ]
-    may_define_more = any(
-        isinstance(node, ast.Import | ast.ImportFrom | ast.Assign | ast.If | ast.Try) for node in tree.body
-    )
+    others = ast.Import | ast.ImportFrom | ast.Assign | ast.If | ast.Try
+    may_define_more = any(isinstance(node, others) for node in tree.body)
     if name not in defined and not (may_define_more and re.search(rf"\b{name}\b", text)):
-        raise UserError(
-            f"{what} names '{spec}', but {source} has no '{name}': it defines {', '.join(defined) or 'none'}."
-        )
+        names = ", ".join(defined) or "none"
+        raise UserError(f"{what} names '{spec}', but {source} has no '{name}': it defines {names}.")
 
 
 def load_object(spec: str, what: str) -> Any:
@@ -62,52 +56,38 @@ def load_object(spec: str, what: str) -> Any:
     if source.endswith(".py"):
         check_object(spec, what)
     try:
-        module = _load_file(Path(source)) if source.endswith(".py") else _load_module(source)
+        module = _import(source)
     except Exception as error:  # code of the user's, which may raise anything
-        raise UserError(
-            f"{what} names '{spec}', but {source} could not be imported: {describe_error(error)}."
-        ) from error
+        raise UserError(f"{what} names '{spec}', which fails to import: {describe_error(error)}.") from error
     if not hasattr(module, name):
         raise UserError(f"{what} names '{spec}', but {source} has no '{name}'.")
     loaded = getattr(module, name)
     if not callable(loaded):
-        raise UserError(
-            f"{what} names '{spec}', but {name} is a {type(loaded).__name__}, not a function or class."
-        )
+        raise UserError(f"{what} names '{spec}', a {type(loaded).__name__}, not a function or class.")
     return loaded
 
 
 def _split(spec: str, what: str) -> tuple[str, str]:
     source, _, name = spec.rpartition(":")
     if not source or not name.isidentifier():
-        raise UserError(
-            f"{what} names '{spec}', which is not understood: write my_file.py:my_name, or a built-in name."
-        )
+        raise UserError(f"{what} names '{spec}': write my_file.py:my_name, or a built-in name.")
     return source, name
 
 
-def _load_file(path: Path) -> ModuleType:
+def _import(source: str) -> ModuleType:
+    if sys.path[:1] != [str(Path.cwd())]:
+        sys.path.insert(0, str(Path.cwd()))  # the packages of the user's project
+    if not source.endswith(".py"):
+        return importlib.import_module(source)
+    path = Path(source)
+    if str(path.resolve().parent) not in sys.path:
+        sys.path.append(str(path.resolve().parent))  # modules beside the file; last, to shadow nothing
     module_spec = importlib.util.spec_from_file_location(path.stem, path)
     assert module_spec is not None and module_spec.loader is not None
     module = importlib.util.module_from_spec(module_spec)
-    _add_to_path(Path.cwd(), first=True)  # the packages of the user's project
-    _add_to_path(path.resolve().parent)  # modules beside the file; last, so that they shadow nothing
     sys.modules.setdefault(path.stem, module)
     module_spec.loader.exec_module(module)
     return module
-
-
-def _load_module(name: str) -> ModuleType:
-    _add_to_path(Path.cwd(), first=True)
-    return importlib.import_module(name)
-
-
-def _add_to_path(folder: Path, *, first: bool = False) -> None:
-    entry = str(folder)
-    if first and entry not in sys.path[:1]:
-        sys.path.insert(0, entry)
-    elif entry not in sys.path:
-        sys.path.append(entry)
 
 
 def describe_error(error: BaseException) -> str:

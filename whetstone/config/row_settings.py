@@ -1,10 +1,8 @@
 """Settings of the tasks that read rows, as plain keys: `answer_column=result` beside `max_steps=10`.
 
-A plain key goes to the one task of `datasets` that has such a setting. `whet tasks NAME key=value` has the
-same grammar. What the settings mean is the tasks' business.
+A plain key goes to the one task of `datasets` that has such a setting.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,36 +15,26 @@ ROW_SETTINGS: dict[str, tuple[str, ...]] = {
     "math": (*SOURCE_KEYS, *QUESTION_KEYS),
     "rows": (*SOURCE_KEYS, *QUESTION_KEYS, "match"),
     "code": (
-        *SOURCE_KEYS,
-        *("language", "statement_column", "tests_column", "test_fields", "prompt", "continue_starter"),
+        *SOURCE_KEYS, "language", "statement_column", "tests_column", "test_fields", "prompt",
+        "continue_starter",
     ),
     "countdown": (
-        *SOURCE_KEYS,
-        *(
-            "numbers_column",
-            "target_column",
-            "messages_column",
-            "operators",
-            "use_all_numbers",
-            "base_reward",
-        ),
+        *SOURCE_KEYS, "numbers_column", "target_column", "messages_column", "operators", "use_all_numbers",
+        "base_reward",
     ),
-}
+}  # fmt: skip
 PLAIN_KEYS = frozenset(key for keys in ROW_SETTINGS.values() for key in keys)
 
 
 def place_settings(
     values: dict[str, Any], before: Mapping[str, Any], taken: Mapping[str, Any] | frozenset[str]
 ) -> dict[str, Any]:
-    """`values` with plain settings moved into `datasets`. `before`: keys of earlier layers; `taken`: keys
-    that mean something else. Settings that fit no task stay where they are.
-    """
+    """`values` with plain settings moved into the task of `datasets` that has them, unless `taken`."""
     plain = [key for key in values if key in PLAIN_KEYS and key not in taken]
     datasets = values.get("datasets") or before.get("datasets")
-    if not plain or not datasets:
+    if not plain or not isinstance(datasets, Mapping):
         return values
-    specs = _as_mapping(datasets)
-    left = dict(values)
+    specs, left = dict(datasets), dict(values)
     for key in plain:
         fitting = [name for name in specs if key in ROW_SETTINGS.get(str(name).split("/")[0], ())]
         if len(fitting) > 1:
@@ -58,12 +46,3 @@ def place_settings(
         if isinstance(spec, Mapping) and isinstance(spec.get("config") or {}, Mapping):
             specs[fitting[0]] = {**spec, "config": {**(spec.get("config") or {}), key: left.pop(key)}}
     return {**left, "datasets": specs} if len(left) < len(values) else values
-
-
-def _as_mapping(datasets: Any) -> dict[str, Any]:
-    if isinstance(datasets, str):
-        try:
-            datasets = json.loads(datasets)
-        except ValueError:
-            return {}  # whoever reads `datasets` complains
-    return dict(datasets) if isinstance(datasets, Mapping) else {}

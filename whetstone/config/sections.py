@@ -1,85 +1,70 @@
 """The sections of the configuration: one frozen model each, with typed, bounded and documented keys.
 
-Other sections are in `tasks.py`, `loss.py`, `update.py`, `engines.py`, `parallel.py`, `programs.py` and
-`measurement.py`. A YAML file is flat; `load.py` sorts its keys into the sections. The text under a field is
-its help in `whet config`. Checks of one section are here; batch arithmetic is in `plan.py`.
+Larger sections have a file of their own. A YAML file is flat; `load.py` sorts its keys into the sections. The
+text under a field is its help in `whet config`.
 """
 
-from typing import Any, Literal, Self
+from pathlib import PurePosixPath
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from whetstone.config.base import MAX_COUNT, MAX_STEPS, Name, Section, Seed, Steps, Text
+from whetstone.config.base import MAX_COUNT, MAX_STEPS, Name, Resume, Section, Seed, Steps, Text, accept
 from whetstone.config.engine_traits import EngineName, engine_traits
 from whetstone.config.engines import EnginesConfig
 from whetstone.config.loss import CriticConfig, LossConfig
-from whetstone.config.measurement import MeasurementConfig
 from whetstone.config.parallel import ParallelConfig
-from whetstone.config.paths import as_texts, check_run_name, check_sinks
 from whetstone.config.plugins import PluginSpec
 from whetstone.config.programs import ProgramsConfig
 from whetstone.config.tasks import TasksConfig
 from whetstone.config.update import UpdateConfig
+from whetstone.config.yaml_text import shorten
+
+SINKS = ("wandb", "tensorboard", "trackio")
+_MAX_NAME_BYTES = 255  # of one name in a file system
 
 
 class ModelConfig(Section):
     """Which model, in which precision, with which adapter."""
 
-    model_name_or_path: Name = "pebble"
+    model_name_or_path: Annotated[Name, Resume.FIXED] = "pebble"
     """`pebble` (embedded), `smollm2-135m`, or any folder or hub name that transformers can load."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train; `auto` takes the GPU if there is one."""
-    bf16: bool = False
-    """Weights and activations in bfloat16, trained as float32 (docs/update.md). A CPU runs in float32 all the
-    same: it is faster there.
-    """
+    bf16: Annotated[bool, accept({None: False})] = False
+    """bfloat16 weights and activations, trained as float32 (docs/update.md). A CPU runs in float32."""
     attn_implementation: Name | None = None
-    """Attention of the `hf` engine's generate. The update and the native engine bring their own packed
-    attention.
-    """
-    gradient_checkpointing: bool | Literal["auto"] = "auto"
-    """Run layers again in the backward pass instead of keeping their activations: less memory, up to a third
-    more time. `auto`: as few layers as memory asks for, found at the start on a GPU; none elsewhere.
-    """
+    """Attention of the `hf` engine's generate. Update and native engine have their own packed attention."""
+    gradient_checkpointing: Annotated[bool | Literal["auto"], Resume.SAFE] = "auto"
+    """Recompute activations in the backward pass: less memory, more time. `auto`: as few layers as needed."""
     torch_compile: bool | Literal["auto"] = "auto"
-    """Compile the layers for the update: about a quarter faster on a GPU, after some seconds at the start.
-    `auto`: on a GPU, for models from 50 M parameters on. Not with tp_size above 1.
-    """
-    use_peft: bool = False
+    """Compile the layers for the update: about 25 % faster. `auto`: on a GPU, from 50 M parameters on."""
+    use_peft: Annotated[bool, Resume.FIXED] = False
     """Train a LoRA adapter instead of all weights."""
-    lora_r: int = Field(default=16, ge=1, le=4096)
+    lora_r: Annotated[int, Resume.FIXED] = Field(default=16, ge=1, le=4096)
     """Rank of the adapter."""
-    lora_alpha: int = Field(default=32, ge=1, le=1_048_576)
+    lora_alpha: Annotated[int, Resume.FIXED] = Field(default=32, ge=1, le=1_048_576)
     """Scale of the adapter: its product is multiplied by lora_alpha / lora_r."""
     lora_dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout in front of the adapter, in the update only."""
-    lora_target_modules: Name | list[Name] | None = "all-linear"
+    lora_target_modules: Annotated[Name | list[Name] | None, Resume.FIXED] = "all-linear"
     """Which linear layers get an adapter: `all-linear`, or a list of module names."""
     apply_chat_template: bool = True
     """Format messages by the tokenizer's chat template; false for base models (see `prompt_template`)."""
     chat_template: Text | None = None
     """A chat template (Jinja) in place of the tokenizer's own."""
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    chat_template_kwargs: Annotated[dict[str, Any], accept({None: {}})] = Field(default_factory=dict)
     """Variables for the chat template, such as {enable_thinking: false}."""
     prompt_template: Text = "{system}\nUser: {question}\nAssistant: "
     """The prompt without chat template; `{system}` and `{question}` are filled in."""
     assistant_prefix: Text = ""
-    """Text that the assistant's turn begins with, part of the prompt: `Let me solve this step by
-    step.\\n<think>`.
-    """
-
-    @field_validator("bf16", "chat_template_kwargs", mode="before")
-    @classmethod
-    def _none_is_the_default(cls, value: Any, info: ValidationInfo) -> Any:
-        return ({} if info.field_name == "chat_template_kwargs" else False) if value is None else value
+    """Text that the assistant's turn begins with, part of the prompt: `Let me think.\\n<think>`."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        taken = {"tokenize", "add_generation_prompt", "messages", "conversation"} & set(
-            self.chat_template_kwargs
-        )
-        if taken:
-            raise ValueError(f"chat_template_kwargs sets {', '.join(sorted(taken))}: leave it out")
+        ours = {"tokenize", "add_generation_prompt", "messages", "conversation"}
+        if both := sorted(ours & set(self.chat_template_kwargs)):
+            raise ValueError(f"chat_template_kwargs sets {', '.join(both)}: leave it out")
         return self
 
 
@@ -91,19 +76,13 @@ class RolloutConfig(Section):
     generation_batch_size: int | None = Field(default=None, ge=1, le=MAX_COUNT)
     """Completions of one round of sampling, of all devices; TRL's other way to say steps_per_generation."""
     prompts_per_step: int | None = Field(default=None, ge=1, le=MAX_COUNT)
-    """Prompts per optimiser step. Default: per_device_train_batch_size x gradient_accumulation_steps /
-    num_generations.
-    """
+    """Prompts per optimizer step. Default: from per_device_train_batch_size, as TRL counts."""
     per_device_train_batch_size: int = Field(default=8, ge=1, le=MAX_COUNT)
-    """Completions per device and accumulation step (TRL's arithmetic; memory is governed by
-    micro_batch_tokens).
-    """
+    """Completions per device and accumulation step (TRL's arithmetic; memory: micro_batch_tokens)."""
     gradient_accumulation_steps: int = Field(default=1, ge=1, le=MAX_COUNT)
     """Accumulation steps per optimiser step (TRL's arithmetic)."""
     steps_per_generation: int | None = Field(default=None, ge=1, le=MAX_COUNT)
-    """Accumulation steps served by one round of sampling; a multiple of gradient_accumulation_steps, and its
-    default.
-    """
+    """Accumulation steps per round of sampling: a multiple of gradient_accumulation_steps, its default."""
     max_prompt_length: int | None = Field(default=None, ge=1, le=16_777_216)
     """Longer prompts lose their beginning (counted in the metrics). Default: no limit but the model's."""
     max_completion_length: int = Field(default=512, ge=1, le=16_777_216)
@@ -117,9 +96,7 @@ class RolloutConfig(Section):
     min_p: float | None = Field(default=None, ge=0, le=1)
     """Sample only tokens at least this likely relative to the likeliest."""
     rollout_engine: EngineName | PluginSpec = "native"
-    """The engine that samples: `native` (in this process, from the policy's own weights), `hf` (transformers'
-    generate), `vllm` or `sglang` (docs/servers.md), or a class of your own, my_engine.py:Engine.
-    """
+    """`native` (in process), `hf` (generate), `vllm`, `sglang` (docs/servers.md), or my_engine.py:Engine."""
     use_vllm: bool = False
     """TRL's way to say rollout_engine: vllm."""
     vllm_mode: Literal["server", "colocate"] = "server"
@@ -129,16 +106,12 @@ class RolloutConfig(Section):
     dynamic_sampling_max_rounds: int = Field(default=3, ge=1, le=1_000)
     """Dynamic sampling gives up after so many rounds and trains on what it has."""
     async_rollouts: int = Field(default=0, ge=0, le=1)
-    """1: the next batch is sampled while the update learns from this one, by weights one batch old. The
-    native and hf engines then sample from a copy of the weights.
-    """
+    """1: the next batch is sampled during the update, from weights one batch old (a copy, in process)."""
     rejection_sampling: bool = False
     """With loss_type: sft, train on correct completions of the policy instead of given solutions (STaR)."""
     rollout_quantization: Literal["none", "fp8"] = "none"
-    """fp8: the native engine on a GPU decodes with 8-bit copies of the MLPs' matrices: faster, but
-    not exactly the model that trains, so `importance_correction` is then token_truncate unless you choose.
-    """
-    max_num_seqs: int | None = Field(default=None, ge=1, le=65_536)
+    """fp8: the native engine decodes with 8-bit MLPs; importance_correction is then token_truncate."""
+    max_num_seqs: Annotated[int | None, Resume.SAFE] = Field(default=None, ge=1, le=65_536)
     """Sequences decoded at once; more wait for a free slot. Default: 1,024 on a GPU, 256 elsewhere."""
 
     @model_validator(mode="before")
@@ -153,10 +126,7 @@ class RolloutConfig(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.generation_batch_size is not None and self.steps_per_generation is not None:
-            raise ValueError(
-                "generation_batch_size and steps_per_generation both say how long a batch lasts: leave one "
-                "out"
-            )
+            raise ValueError("generation_batch_size and steps_per_generation say the same: leave one out")
         traits = engine_traits(self.rollout_engine)
         if traits.has_servers and not traits.can_colocate and self.vllm_mode == "colocate":
             raise ValueError("vllm_mode: colocate is for vLLM; SGLang runs as a server: leave vllm_mode out")
@@ -171,10 +141,8 @@ class RolloutConfig(Section):
 class EvaluationConfig(Section):
     """The fixed problems that progress is measured on."""
 
-    fixed_eval_steps: Steps = 0
-    """Evaluate every so many steps, beside step 0 and the end; 0: only those two; below 1: a fraction of all
-    steps.
-    """
+    fixed_eval_steps: Annotated[Steps, Resume.SAFE] = 0
+    """Steps between evaluations, beside step 0 and the end; 0: only those; below 1: a fraction of all."""
     eval_num_samples: int = Field(default=100, ge=0, le=100_000)
     """How many fixed problems (spread over eval_datasets by weight); 0: no evaluation."""
     eval_samples_per_problem: int = Field(default=1, ge=1, le=16_384)
@@ -183,26 +151,27 @@ class EvaluationConfig(Section):
     """Sampling temperature of the evaluation, 0 is greedy; default: temperature."""
     eval_greedy: bool = True
     """Also report greedy accuracy at step 0 and at the end."""
-    eval_num_examples_to_print: int = Field(default=3, ge=0, le=100_000)
+    eval_num_examples_to_print: Annotated[int, Resume.SAFE] = Field(default=3, ge=0, le=100_000)
     """Examples shown in the terminal at every evaluation."""
     per_device_eval_batch_size: int | None = Field(default=None, ge=1, le=MAX_COUNT)
     """Completions sampled at once in evaluation; default: max_num_seqs."""
-    eval_only: bool = False
+    eval_only: Annotated[bool, Resume.SAFE] = False
     """Evaluate and stop."""
-    checkpoint_path: Name | None = None
+    checkpoint_path: Annotated[Name | None, Resume.SAFE] = None
     """Model folder or checkpoint to evaluate; default: model_name_or_path."""
 
 
 class RunConfig(Section):
     """Where things go, how often, and how a run is found again."""
 
+    resume: ClassVar = Resume.SAFE
     output_dir: Name = "outputs"
     """Parent of the run folder; the folder itself where run_name is empty."""
     run_name: Name | None = None
     """Name of the run and of its folder inside output_dir."""
-    trainer: Literal["whetstone", "trl"] = "whetstone"
+    trainer: Annotated[Literal["whetstone", "trl"], Resume.FIXED] = "whetstone"
     """Who trains: this package, or TRL's own GRPOTrainer with the same tasks, rewards and evaluation."""
-    seed: Seed = 42
+    seed: Annotated[Seed, Resume.NOTED] = 42
     """Seed of the sampling and of everything else that is random in a run."""
     report_to: list[Name] = Field(default_factory=list)
     """Beside metrics.jsonl and the terminal: wandb, tensorboard, trackio; none switches all of these off."""
@@ -224,7 +193,7 @@ class RunConfig(Section):
     """Print the completions of every prompt whose answers differ."""
     log_completions_steps: int = Field(default=10, ge=0, le=MAX_STEPS)
     """Write all completions of every so-many-th step into completions/; 0: never."""
-    save_strategy: Literal["steps", "epoch", "no"] = "steps"
+    save_strategy: Annotated[Literal["steps", "epoch", "no"], accept({False: "no"})] = "steps"
     """When checkpoints are written."""
     save_steps: Steps = Field(default=500, gt=0)
     """Steps between checkpoints; below 1: a fraction of all steps."""
@@ -237,14 +206,47 @@ class RunConfig(Section):
     overwrite_output_dir: bool = False
     """Begin anew in a folder that holds another run, which is moved aside."""
 
-    @field_validator("save_strategy", mode="before")
+    @field_validator("run_name", mode="before")
     @classmethod
-    def _yaml_no(cls, value: Any) -> Any:
-        return "no" if value is False else value  # YAML reads a bare `no` as false
+    def _stays_in_output_dir(cls, name: Any) -> Any:
+        if isinstance(name, int | float) and not isinstance(name, bool):
+            name = str(name)
+        if not isinstance(name, str) or name == "":
+            return name
+        if not name.isprintable() or not name.strip():
+            raise ValueError("write a name of printable characters: it becomes a folder inside output_dir")
+        folders = name.split("/")
+        if PurePosixPath(name).is_absolute() or {"", ".", ".."} & set(folders) or "\\" in name:
+            raise ValueError(f"{shorten(name)!r} would leave output_dir: write a plain name")
+        if any(len(folder.encode(errors="replace")) > _MAX_NAME_BYTES for folder in folders):
+            raise ValueError(f"the name of {len(name):,} characters is too long for a folder: shorten it")
+        return name
 
-    _run_name = field_validator("run_name", mode="before")(check_run_name)
-    _sinks = field_validator("report_to", mode="before")(check_sinks)
-    _tags = field_validator("wandb_tags", mode="before")(as_texts)
+    @field_validator("report_to", mode="before")
+    @classmethod
+    def _known_sinks(cls, value: Any) -> Any:
+        if not isinstance(value, str | list | tuple | None):
+            raise ValueError(f"write a name or a list of {', '.join(SINKS)}, or none")
+        entries = [] if value is None else [value] if isinstance(value, str) else value
+        names = [name.strip().lower() for entry in entries for name in str(entry).split(",") if name.strip()]
+        names = list(SINKS) if names == ["all"] else [name for name in names if name != "none"]
+        if unknown := next((name for name in names if name not in SINKS), None):
+            raise ValueError(f"'{shorten(unknown)}' is not known: choose from {', '.join(SINKS)} or none")
+        return list(dict.fromkeys(names))
+
+    @field_validator("wandb_tags", mode="before")
+    @classmethod
+    def _as_texts(cls, value: Any) -> Any:
+        entries = value.split(",") if isinstance(value, str) else [] if value is None else value
+        return [s for e in entries if (s := str(e).strip())] if isinstance(entries, list) else entries
+
+
+class MeasurementConfig(Section):
+    """What the device could do, for those that this package does not know. Does not affect training."""
+
+    resume: ClassVar = Resume.SAFE
+    peak_tflops: float | None = Field(default=None, gt=0, le=1_000_000)
+    """Dense bf16 TFLOP/s of one device, of which `mfu` is a fraction. Default: by its name, where known."""
 
 
 class Config(Section):

@@ -1,12 +1,33 @@
-"""The section of the tasks: which problems, and their rewards."""
+"""The section of the tasks: which problems, when they get harder, and their rewards."""
 
-import json
 from typing import Annotated, Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from whetstone.config.base import MAX_COUNT, Name, Section, Seed, Text
-from whetstone.config.curriculum import CurriculumSpec
+from whetstone.config.base import MAX_COUNT, Name, Resume, Section, Seed, Text, accept
+
+
+class CurriculumSpec(Section):
+    """reasoning-gym's levels of difficulty, climbed by accuracy. `curriculum: true` takes these defaults."""
+
+    start: int = Field(default=0, ge=0, le=1_000)
+    """The level that training begins at."""
+    top: int | None = Field(default=None, ge=0, le=1_000)
+    """The highest level that is used; none: all there are."""
+    up: float = Field(default=0.8, gt=0, le=1)
+    """One level up when at least this share of the newest answers is right."""
+    down: float | None = Field(default=None, ge=0, lt=1)
+    """One level down when at most this share is right; none: never."""
+    window: int = Field(default=128, ge=1, le=1_000_000)
+    """How many answers, all of the present level, that share is taken over."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.top is not None and self.top < self.start:
+            raise ValueError(f"top is {self.top}, below start, which is {self.start}: raise it")
+        if self.down is not None and self.down >= self.up:
+            raise ValueError(f"down is {self.down}, which must be below up, {self.up}: lower it")
+        return self
 
 
 class TaskSpec(Section):
@@ -14,12 +35,7 @@ class TaskSpec(Section):
 
     weight: float = Field(default=1.0, ge=0, le=MAX_COUNT)
     config: dict[str, Any] = Field(default_factory=dict)
-    curriculum: CurriculumSpec | None = None
-
-    @field_validator("curriculum", mode="before")
-    @classmethod
-    def _bool_to_spec(cls, value: Any) -> Any:
-        return {True: {}, False: None}[value] if isinstance(value, bool) else value
+    curriculum: Annotated[CurriculumSpec | None, accept({True: {}, False: None})] = None
 
 
 _WITHOUT_TAGS = frozenset({"math", "code", "rows"})  # tasks whose own prompts ask for no <answer> tags
@@ -30,10 +46,7 @@ class TasksConfig(Section):
     """Which problems, and what is paid for their answers."""
 
     datasets: dict[str, TaskSpec] = Field(default_factory=dict)
-    """Tasks to train on: `{name: {weight, config, curriculum}}`, as a mapping or JSON text. With
-    `curriculum: true` (or `{start, top, up, down, window}`) a task of reasoning-gym gets harder as accuracy
-    rises.
-    """
+    """Tasks `{name: {weight, config, curriculum}}`; curriculum: true or {start, top, up, down, window}."""
     eval_datasets: dict[str, TaskSpec] = Field(default_factory=dict)
     """Tasks to evaluate on; empty: the training tasks (on other problems)."""
     dataset_size: int = Field(default=10_000, ge=1, le=10_000_000)
@@ -43,15 +56,11 @@ class TasksConfig(Section):
     eval_dataset_seed: Seed = 2
     """Seed of the evaluation problems."""
     developer_prompt: Text | None = None
-    """System message: one of reasoning-gym's names (DeepSeekZero, default, simple, direct, chain_of_draft) or
-    a text.
-    """
+    """System message: a text, or DeepSeekZero, default, simple, direct, chain_of_draft (reasoning-gym's)."""
     developer_role: Name = "system"
     """Role under which the developer prompt is given; `user` puts it in front of the question."""
     reward_funcs: list[Name] = Field(default_factory=lambda: ["accuracy", "format"])
-    """What is paid for: `accuracy`, `format`, `length`, or your own `my_rewards.py:function` with TRL's
-    signature. Default: accuracy, and format where the prompts ask for tags (reasoning-gym, countdown).
-    """
+    """`accuracy`, `format` (default where prompts ask for tags), `length`, or my_rewards.py:function."""
     reward_weights: list[Annotated[float, Field(ge=-MAX_COUNT, le=MAX_COUNT)]] | None = None
     """One weight per entry of reward_funcs; all 1 by default."""
     reward_correct: float = Field(default=1.0, ge=-MAX_COUNT, le=MAX_COUNT)
@@ -64,12 +73,10 @@ class TasksConfig(Section):
     """The `length` reward falls from 0 to -1 over the last so many tokens before max_completion_length."""
     reward_timeout_s: float = Field(default=10.0, gt=0, le=86_400)
     """Hard time limit for scoring one answer; one that takes longer earns nothing and is counted."""
-    reward_workers: int = Field(default=0, ge=0, le=256)
+    reward_workers: Annotated[int, Resume.SAFE] = Field(default=0, ge=0, le=256)
     """Processes that score answers (of each rank); 0: one per two cores, at least one and at most 16."""
     max_reward_failure_fraction: float = Field(default=0.2, ge=0, le=1)
-    """The run stops when scoring fails (hangs, crashes, raises) on more than this share of a step's
-    answers.
-    """
+    """The run stops when scoring fails (hangs, crashes, raises) on a larger fraction of a step's answers."""
 
     @model_validator(mode="before")
     @classmethod
@@ -77,24 +84,16 @@ class TasksConfig(Section):
         """Rows of the user's own pay 1 for a right answer and 0 for all others, unless somebody chose."""
         datasets = values.get("datasets") if isinstance(values, dict) else None
         if isinstance(datasets, dict) and datasets and all(str(n).split("/")[0] == "rows" for n in datasets):
-            pays = {"reward_wrong": 0.0, "reward_no_answer": 0.0}
-            return {**pays, **values}
+            return {"reward_wrong": 0.0, "reward_no_answer": 0.0, **values}
         return values
 
     @field_validator("datasets", "eval_datasets", mode="before")
     @classmethod
     def _specs(cls, value: Any) -> Any:
-        if isinstance(value, str) and (value.lstrip().startswith("{") or not value.strip()):
-            try:
-                value = json.loads(value) if value.strip() else {}
-            except (json.JSONDecodeError, RecursionError) as error:
-                raise ValueError(f"this JSON text can't be read ({error})") from None
         if value is None:
             return {}
         if not isinstance(value, dict):
-            raise ValueError(
-                "give a mapping of task names, such as {chain_sum: {weight: 1.0, config: {max_terms: 3}}}"
-            )
+            raise ValueError("give a mapping of tasks, such as {chain_sum: {config: {max_terms: 3}}}")
         return {name: {} if spec is None else spec for name, spec in value.items()}
 
     @model_validator(mode="before")
@@ -109,11 +108,8 @@ class TasksConfig(Section):
             return values
         prompt = str(values.get("developer_prompt") or "")
         asks = "<answer>" in prompt or prompt.strip() in _PROMPTS_WITH_TAGS
-        if asks or any(
-            str(name).split("/")[0] not in _WITHOUT_TAGS and ":" not in str(name) for name in names
-        ):
-            return values
-        return {**values, "reward_funcs": ["accuracy"]}
+        with_tags = [n for n in map(str, names) if n.split("/")[0] not in _WITHOUT_TAGS and ":" not in n]
+        return values if asks or with_tags else {**values, "reward_funcs": ["accuracy"]}
 
     @field_validator("reward_funcs", mode="before")
     @classmethod
@@ -133,7 +129,6 @@ class TasksConfig(Section):
         if self.reward_weights is not None and len(self.reward_weights) != len(self.reward_funcs):
             raise ValueError(
                 f"reward_weights has {len(self.reward_weights)} entries for {len(self.reward_funcs)} "
-                "reward_funcs "
-                f"({', '.join(self.reward_funcs)}): give one weight for each"
+                f"reward_funcs ({', '.join(self.reward_funcs)}): give one weight for each"
             )
         return self

@@ -1,7 +1,7 @@
-"""Layers of keys as users write them -> our own flat keys: sections laid flat, dotted keys, other trainers'
-names and values, data keys. Gathers notes of what was understood, and complaints about what was not.
+"""Layers of keys as users write them -> our own flat keys, with notes of what was understood.
 
-Knows names only; values are checked by the sections of the configuration (`sections.py`).
+Nested sections, dotted keys, other trainers' names and values, data keys. Knows names only: values are
+checked by `sections.py`.
 """
 
 import math
@@ -21,8 +21,7 @@ from whetstone.config.aliases import (
 )
 from whetstone.config.data_keys import SETTINGS as DATA_KEYS
 from whetstone.config.data_keys import DataKeys
-from whetstone.config.overrides import COMMAND_LINE, expand_dotted
-from whetstone.config.reward_weights import keep_weights
+from whetstone.config.overrides import COMMAND_LINE, expand_dotted, parse_json
 from whetstone.config.row_settings import place_settings
 from whetstone.config.unknown import Complaints
 from whetstone.config.yaml_text import shorten
@@ -48,6 +47,7 @@ class Translation:
         self.notes: list[str] = []
 
     def add(self, origin: str, values: dict[str, Any]) -> None:
+        values = {k: parse_json(k, v) if k in ("datasets", "eval_datasets") else v for k, v in values.items()}
         values = expand_dotted(values, self.flat, MAPPINGS)
         values = _lay_flat(values, origin, self.notes)
         if origin != COMMAND_LINE:  # there the last one wins
@@ -56,15 +56,15 @@ class Translation:
         self._written.update(values)
         ours = self._plain(values, origin)
         ours |= self._converted(values, ours, origin)
-        placed, notes = self._data.place(values, self.flat, ours, origin)
-        ours |= placed
+        settings, notes = self._data.apply(values, self.flat, ours, origin)
+        ours |= settings
         self.notes += notes
         if "dataset_size" in ours and ours["dataset_size"] is None:
             for keys in (ours, self.flat, self.origins):
                 keys.pop("dataset_size", None)
         if ours.get("use_vllm") is not None and "rollout_engine" not in ours:
-            self._say_later_engine_wins(ours["use_vllm"])
-        keep_weights(self.flat, ours, origin, self.notes)
+            self._drop_earlier_engine(ours["use_vllm"])
+        self._keep_weights(ours, origin)
         self.flat.update(ours)
         self.origins.update(dict.fromkeys(ours, origin))
 
@@ -122,17 +122,36 @@ class Translation:
         return result
 
     def _rewards(self, value: Any, origin: str) -> Any:
-        given = [value] if isinstance(value, str) else value
-        if not isinstance(given, list):
+        names = [value] if isinstance(value, str) else value
+        if not isinstance(names, list):
             return value
-        ours = [REWARDS.get(name, name) if isinstance(name, str) else name for name in given]
-        for name, own in zip(given, ours, strict=True):
+        ours = [REWARDS.get(name, name) if isinstance(name, str) else name for name in names]
+        for name, own in zip(names, ours, strict=True):
             if name != own:
                 self.notes.append(f"reward_funcs: {name} ({origin}) is taken for {own}.")
         return ours
 
-    def _say_later_engine_wins(self, use_vllm: Any) -> None:
-        """`use_vllm` said later than `rollout_engine` wins over it."""
+    def _keep_weights(self, ours: dict[str, Any], origin: str) -> None:
+        """Keep `reward_weights` in step with `reward_funcs` where this layer replaces the functions alone.
+
+        `whet train multi_tasks 'reward_funcs=[accuracy]'` drops `format`, and its weight in the file. A
+        function that stays keeps its weight. A new one takes that of the one it replaces in the list, or 1.
+        """
+        funcs, weights = self.flat.get("reward_funcs"), self.flat.get("reward_weights")
+        new = ours.get("reward_funcs")
+        if not (isinstance(funcs, list) and isinstance(weights, list) and isinstance(new, list)):
+            return
+        if "reward_weights" in ours or len(funcs) != len(weights) or funcs == new:
+            return
+        replaced = {i: weights[i] for i, name in enumerate(funcs) if name not in new}
+        matched = [weights[funcs.index(n)] if n in funcs else replaced.get(i, 1.0) for i, n in enumerate(new)]
+        if matched != weights:
+            ours["reward_weights"] = matched
+            shown = ", ".join(f"{name} {weight}" for name, weight in zip(new, matched, strict=True))
+            self.notes.append(f"reward_weights follows reward_funcs ({origin}): {shown}.")
+
+    def _drop_earlier_engine(self, use_vllm: Any) -> None:
+        """`use_vllm` in a later layer than `rollout_engine` wins over it."""
         if use_vllm is True or self.flat.get("rollout_engine") == "vllm":
             self.flat.pop("rollout_engine", None)
             self.origins.pop("rollout_engine", None)
@@ -156,11 +175,10 @@ class Translation:
         if not isinstance(settings, dict) or not {"num_warmup_steps", "num_training_steps"} & set(settings):
             return
         origin = self.origins["lr_scheduler_kwargs"]
-        rest = {key: value for key, value in settings.items() if not key.startswith("num_")}
-        warmup = settings.get("num_warmup_steps")
-        self.flat["lr_scheduler_kwargs"] = rest | {
-            key: settings[key] for key in ("num_cycles",) if key in settings
-        }
+        settings = dict(settings)
+        settings.pop("num_training_steps", None)
+        warmup = settings.pop("num_warmup_steps", None)
+        self.flat["lr_scheduler_kwargs"] = settings
         if warmup is None:
             self.notes.append(f"num_training_steps in lr_scheduler_kwargs ({origin}) has no effect.")
             return
@@ -170,22 +188,20 @@ class Translation:
                 f"{self.flat['warmup_steps']}: leave one out."
             )
         self.origins.setdefault("warmup_steps", origin)
-        self.notes.append(
-            f"num_warmup_steps in lr_scheduler_kwargs ({origin}) is taken for warmup_steps: {warmup}."
-        )
+        self.notes.append(f"num_warmup_steps ({origin}) is taken for warmup_steps: {warmup}.")
 
     def _adapter(self) -> None:
         """LoRA settings without a switch: on in the math project's files, without effect in TRL's."""
         settings = [key for key in LORA_SETTINGS if key in self.flat]
         if not settings or "use_peft" in self.flat:
             return
-        told = f"{', '.join(settings)} ({self.origins[settings[0]]})"
+        shown = f"{', '.join(settings)} ({self.origins[settings[0]]})"
         if len(MATH_PROJECT & set(self._written)) >= 2:
             self.flat["use_peft"] = True
             self.origins["use_peft"] = self.origins[settings[0]]
-            self.notes.append(f"{told}: a LoRA adapter is trained (use_peft=false trains all weights).")
+            self.notes.append(f"{shown}: a LoRA adapter is trained (use_peft=false trains all weights).")
         else:
-            self.notes.append(f"{told} have no effect: all weights are trained unless use_peft is true.")
+            self.notes.append(f"{shown} have no effect: all weights are trained unless use_peft is true.")
 
     def _batch_size(self) -> None:
         """Batch sizes that `prompts_per_step` makes idle, where somebody set them on purpose."""
@@ -193,9 +209,7 @@ class Translation:
         if prompts is None:
             return
         idle = ["per_device_train_batch_size"]
-        if not {"steps_per_generation", "batch_counts_as_step"} & {
-            key for key, value in self.flat.items() if value
-        }:
+        if not self.flat.get("steps_per_generation") and not self.flat.get("batch_counts_as_step"):
             idle.append("gradient_accumulation_steps")
         first = self.origins["prompts_per_step"]
         for key in idle:
@@ -228,9 +242,8 @@ def _lay_flat(values: dict[str, Any], origin: str, notes: list[str]) -> dict[str
                     f"{shorten(key)} is given twice ({origin}, once under {section} as "
                     f"{shorten(str(name))}): leave one out."
                 )
-        read = ", ".join(
-            key if short.get(str(key), key) == key else f"{key} as {short[key]}" for key in map(str, inside)
-        )
+        names = [(name, short.get(name, name)) for name in map(str, inside)]
+        read = ", ".join(name if name == key else f"{name} as {key}" for name, key in names)
         more = ""
         if section == "lora" and inside and "use_peft" not in {RENAMED.get(key, key) for key in flat}:
             flat["use_peft"] = True
@@ -244,12 +257,10 @@ def _is_section(key: str, value: Any) -> bool:
 
 
 def _refuse_two_names(values: dict[str, Any], origin: str) -> None:
-    """A file in which two names give one key two values."""
+    """Raise if two names in a file give one key two values."""
     first: dict[str, str] = {}
     for key, value in values.items():
         name = RENAMED.get(key, key)
         other = first.setdefault(name, key)
         if values[other] != value:
-            raise UserError(
-                f"{other} and {key} ({origin}) both mean {name}, with different values: leave one out."
-            )
+            raise UserError(f"{other} and {key} ({origin}) both mean {name}, but differ: leave one out.")

@@ -1,9 +1,7 @@
-"""Every name of TRL 1.16's GRPOConfig, ModelConfig and ScriptArguments, and what is decided about it.
+"""Every name of TRL 1.16's GRPOConfig, ModelConfig and ScriptArguments that is not simply a key of ours.
 
-- `SAME`: a key of ours under the same name, with the same meaning.
 - `RENAMED`: a key of ours under another name.
 - `CONVERTED`: a function of (its value, all keys) that gives our keys.
-- `DATA`: where rows come from (`data_keys.py`).
 - `NO_EFFECT`: nothing here depends on it, and why; noted in one line for all of them.
 - `REFUSED`: nothing here can do it, and why; accepted where the value asks for nothing.
 
@@ -11,31 +9,16 @@
 names are in `aliases.py`. Imports nothing of TRL.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 Converter = Callable[[Any, dict[str, Any]], dict[str, Any]]
 
 
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
+def by_name(groups: Mapping[str, str]) -> dict[str, str]:
+    """`{x: "a b"}` -> `{a: x, b: x}`."""
+    return {name: value for value, names in groups.items() for name in names.split()}
 
-
-SAME = _names("""
-    output_dir run_name seed report_to model_name_or_path attn_implementation
-    per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps num_train_epochs
-    max_steps num_iterations num_generations generation_batch_size steps_per_generation
-    learning_rate lr_scheduler_type lr_scheduler_kwargs optim weight_decay adam_beta1 adam_beta2 adam_epsilon
-    max_grad_norm bf16 gradient_checkpointing torch_compile
-    max_completion_length temperature top_p top_k min_p chat_template_kwargs
-    use_vllm vllm_mode
-    beta epsilon epsilon_high delta sapo_temperature_neg sapo_temperature_pos importance_sampling_level
-    reward_weights scale_rewards loss_type mask_truncated_completions ref_model_mixup_alpha
-    ref_model_sync_steps top_entropy_quantile entropy_coef entropy_coef_min entropy_coef_max
-    entropy_coef_delta entropy_target off_policy_mask_threshold use_bias_correction_kl
-    logging_steps logging_first_step save_strategy save_steps save_total_limit resume_from_checkpoint
-    use_peft lora_r lora_alpha lora_dropout lora_target_modules
-""")
 
 RENAMED: dict[str, str] = {
     "num_generations_eval": "eval_samples_per_problem",
@@ -58,9 +41,6 @@ RENAMED: dict[str, str] = {
     "ddp_timeout": "collective_timeout_s",
 }
 
-# Keys of rows: `data_keys.py` puts them into the settings of a task.
-DATA = _names("dataset_name dataset_config dataset_train_split dataset_test_split")
-
 
 def _dtype(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
     """The precision of the weights; `bf16`, where it is given, says it already."""
@@ -81,38 +61,27 @@ def _fp16(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
 
 
 def _model_init_kwargs(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
-    given = _mapping(value)
-    ours = _dtype(given.pop("dtype", given.pop("torch_dtype", None)), flat)
-    if given.get("attn_implementation") is not None:
-        ours["attn_implementation"] = given["attn_implementation"]
-    harmless = {"attn_implementation", "use_cache", "device_map", "low_cpu_mem_usage"}
-    return ours | _only(given, harmless, "model_init_kwargs")
+    options = _mapping(value, "dtype torch_dtype attn_implementation use_cache device_map low_cpu_mem_usage")
+    ours = _dtype(options.get("dtype", options.get("torch_dtype")), flat)
+    if options.get("attn_implementation") is not None:
+        ours["attn_implementation"] = options["attn_implementation"]
+    return ours
 
 
 def _generation_kwargs(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
-    given = _mapping(value)
-    same = {key: given.pop(key) for key in ("temperature", "top_p", "top_k", "min_p") if key in given}
-    for name in ("max_new_tokens", "max_tokens"):
-        if name in given:
-            same["max_completion_length"] = given.pop(name)
-    return same | _only(given, {"do_sample", "use_cache", "pad_token_id"}, "generation_kwargs")
+    ours = {name: name for name in ("temperature", "top_p", "top_k", "min_p")}
+    ours |= dict.fromkeys(("max_new_tokens", "max_tokens"), "max_completion_length")
+    options = _mapping(value, f"{' '.join(ours)} do_sample use_cache pad_token_id")
+    return {key: options[name] for name, key in ours.items() if name in options}
 
 
-def _mapping(value: Any) -> dict[str, Any]:
+def _mapping(value: Any, allowed: str) -> dict[str, Any]:
     if not isinstance(value, dict | None):
         raise ValueError(f"'{value}' is not a mapping: write {{setting: value}}")
-    return dict(value or {})
-
-
-def _only(given: dict[str, Any], harmless: set[str], where: str) -> dict[str, Any]:
-    others = sorted(str(key) for key in set(given) - harmless)
+    others = sorted(str(key) for key in set(value or {}) - set(allowed.split()))
     if others:
-        raise ValueError(f"{', '.join(others)} inside {where} can't be had here: leave it out")
-    return {}
-
-
-def _sync_ref_model(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
-    return {"kl_reference": "moving"} if value else {}
+        raise ValueError(f"{', '.join(others)} inside it can't be had here: leave it out")
+    return value or {}
 
 
 def _adaptive_entropy(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
@@ -141,12 +110,8 @@ def eval_strategy(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
 
 
 def _warmup_steps(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
-    is_share = isinstance(value, float) and 0 < value < 1
-    return {"warmup_ratio": value} if is_share else {"warmup_steps": value}
-
-
-def _use_cpu(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
-    return {"device": "cpu"} if value else {}
+    is_ratio = isinstance(value, float) and 0 < value < 1
+    return {"warmup_ratio" if is_ratio else "warmup_steps": value}
 
 
 CONVERTED: dict[str, Converter] = {
@@ -154,12 +119,12 @@ CONVERTED: dict[str, Converter] = {
     "fp16": _fp16,
     "model_init_kwargs": _model_init_kwargs,
     "generation_kwargs": _generation_kwargs,
-    "sync_ref_model": _sync_ref_model,
+    "sync_ref_model": lambda value, flat: {"kl_reference": "moving"} if value else {},
     "use_adaptive_entropy": _adaptive_entropy,
     "vllm_importance_sampling_correction": _importance_correction,
     "eval_strategy": eval_strategy,
     "warmup_steps": _warmup_steps,
-    "use_cpu": _use_cpu,
+    "use_cpu": lambda value, flat: {"device": "cpu"} if value else {},
 }
 
 # Why nothing depends on these names -> the names.
@@ -195,7 +160,7 @@ _WHY_NOT: dict[str, str] = {
         vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg bnb_4bit_quant_type use_bnb_nested_quant
         bnb_4bit_quant_storage label_smoothing_factor""",
 }
-NO_EFFECT: dict[str, str] = {name: why for why, names in _WHY_NOT.items() for name in names.split()}
+NO_EFFECT = by_name(_WHY_NOT)
 
 # name -> (values that ask for nothing beside None, false, 0 and empty ones; why it can't be had)
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -220,18 +185,3 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "load_in_8bit": ((), "weights are trained from bf16 or float32: set use_peft=true bf16=true"),
     "load_in_4bit": ((), "weights are trained from bf16 or float32: set use_peft=true bf16=true"),
 }
-
-
-def decision(name: str) -> str | None:
-    """What is decided about a name; None: nobody has."""
-    tables = {
-        "same": SAME,
-        "renamed": RENAMED,
-        "converted": CONVERTED,
-        "data": DATA,
-        "no effect": NO_EFFECT,
-        "refused": REFUSED,
-    }
-    found = [kind for kind, table in tables.items() if name in table]
-    assert len(found) < 2, (name, found)
-    return found[0] if found else None

@@ -1,5 +1,4 @@
-"""Keys that can't be taken: unknown ones with what was probably meant, refused ones with the reason; all of
-a configuration in one message.
+"""Keys that are rejected, all in one message: unknown ones with a suggestion, refused ones with the reason.
 
 A synonym is better than the nearest spelling, and no suggestion is better than a misleading one.
 """
@@ -8,6 +7,7 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from whetstone.config.trl_names import by_name
 from whetstone.config.yaml_text import shorten
 from whetstone.errors import UserError
 
@@ -73,7 +73,7 @@ _MEANT: dict[str, str] = {
     "async_rollouts": "async async_rollout asynchronous",
     "micro_batch_tokens": "max_tokens_per_batch max_length_per_device token_budget",
 }
-SYNONYMS: dict[str, str] = {name: key for key, names in _MEANT.items() for name in names.split()}
+SYNONYMS = by_name(_MEANT)
 _CUTOFF = 0.82  # of difflib: one or two letters off
 
 
@@ -87,20 +87,14 @@ class Complaints:
 
     def raise_all(self) -> None:
         sentences = []
-        if len(self.unknown) == 1:
-            ((key, origin),) = self.unknown
+        entries = []
+        for key, origin in self.unknown:
             meant = suggest(key, self.known)
-            hint = f": did you mean '{meant}'?" if meant else "."
-            sentences.append(f"There is no key '{shorten(key)}' ({origin}){hint}")
-        elif self.unknown:
-            entries = []
-            for key, origin in self.unknown:
-                meant = suggest(key, self.known)
-                hint = f", did you mean '{meant}'?" if meant else ""
-                entries.append(f"'{shorten(key)}' ({origin}{hint})")
-            sentences.append(f"There are no keys {', '.join(entries)}.")
-        if self.unknown:
-            sentences.append("`whet config` lists them all.")
+            hint = f", did you mean '{meant}'?" if meant else ""
+            entries.append(f"'{shorten(key)}' ({origin}{hint})")
+        if entries:
+            noun = "is no key" if len(entries) == 1 else "are no keys"
+            sentences.append(f"There {noun} {', '.join(entries)}. `whet config` lists them all.")
         sentences += [f"{key} ({origin}) can't be had: {reason}." for key, origin, reason in self.refused]
         if sentences:
             raise UserError(" ".join(sentences))

@@ -1,30 +1,28 @@
-"""The section of the update: how long, at which rate, by which optimiser, how much at once."""
+"""The section of the update: how long, at which rate, by which optimizer, how much at once."""
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from whetstone.config.base import MAX_STEPS, Name, Section
+from whetstone.config.base import MAX_STEPS, Name, Resume, Section, accept
 
 
 class UpdateConfig(Section):
     """How the weights move."""
 
-    max_steps: int = Field(default=-1, ge=-1, le=MAX_STEPS)
+    max_steps: Annotated[int, Resume.SAFE] = Field(default=-1, ge=-1, le=MAX_STEPS)
     """Optimizer steps of the whole run; -1: from num_train_epochs."""
-    num_train_epochs: float = Field(default=1.0, gt=0, le=1_000_000)
+    num_train_epochs: Annotated[float, Resume.SAFE] = Field(default=1.0, gt=0, le=1_000_000)
     """Passes over the training problems, where max_steps is -1."""
     batch_counts_as_step: bool = False
-    """Count accumulation steps, not optimiser steps, in max_steps and fixed_eval_steps."""
+    """Count accumulation steps, not optimizer steps, in max_steps and fixed_eval_steps."""
     num_iterations: int = Field(default=1, ge=1, le=1_000)
     """Times each batch of completions is used."""
     learning_rate: float = Field(default=1e-6, ge=0, le=10)
     """Peak learning rate."""
     lr_scheduler_type: Name = "linear"
-    """A schedule of transformers: linear, cosine, constant, constant_with_warmup, polynomial,
-    cosine_with_min_lr, ...
-    """
-    lr_scheduler_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """A schedule of transformers: linear, cosine, constant, constant_with_warmup, cosine_with_min_lr, ..."""
+    lr_scheduler_kwargs: Annotated[dict[str, Any], accept({None: {}})] = Field(default_factory=dict)
     """Settings of that schedule, such as {min_lr_rate: 0.1}."""
     warmup_ratio: float = Field(default=0.0, ge=0, le=1)
     """Share of the steps over which the learning rate rises from 0."""
@@ -42,17 +40,12 @@ class UpdateConfig(Section):
     """AdamW's floor in the denominator."""
     max_grad_norm: float = Field(default=1.0, ge=0, le=1_000_000_000)
     """Gradients are scaled down to this norm; 0: never."""
-    micro_batch_tokens: Annotated[int, Field(ge=1, le=16_777_216)] | Literal["auto"] = "auto"
-    """Tokens (prompts included) in one packed forward and backward pass; it governs memory. `auto`: as many
-    as pay and fit, found at the start on a GPU (on several, what fits on each of them); 8192 elsewhere.
-    """
+    micro_batch_tokens: Annotated[
+        Annotated[int, Field(ge=1, le=16_777_216)] | Literal["auto"], Resume.SAFE
+    ] = "auto"
+    """Tokens of a forward and backward pass, prompts included. `auto`: what fits on every GPU; CPU: 8192."""
     max_skipped_steps: int = Field(default=3, ge=1, le=MAX_STEPS)
     """The run stops after so many steps in a row whose loss or gradient is not finite."""
-
-    @field_validator("lr_scheduler_kwargs", mode="before")
-    @classmethod
-    def _none_is_empty(cls, value: Any) -> Any:
-        return {} if value is None else value
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -1,8 +1,4 @@
-"""YAML text -> plain data, within limits: a text that would grow without bound, nest without end, repeat a
-key or hold numbers and characters that no setting can have is refused in one sentence.
-
-Knows nothing of keys and their meaning.
-"""
+"""YAML text -> plain data, within limits: of size, aliases, nesting, repeated keys, numbers, characters."""
 
 import math
 import re
@@ -41,9 +37,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         size = path.stat().st_size
         if size > MAX_BYTES:
-            raise UserError(
-                f"{path} has {size:,} bytes, and a configuration at most {MAX_BYTES:,}: give a shorter file."
-            )
+            raise UserError(f"{path} has {size:,} bytes, more than {MAX_BYTES:,}: give a shorter file.")
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise UserError(f"{path} is not a text file: give a YAML file.") from None
@@ -62,19 +56,14 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if data is None:
         return {}
     if not isinstance(data, dict):
-        raise UserError(
-            f"{path} holds a {type(data).__name__}, not keys and values: write lines such as 'max_steps: "
-            "100'."
-        )
+        raise UserError(f"{path} holds a {type(data).__name__}: write lines such as 'max_steps: 100'.")
     values = {str(key): value for key, value in data.items()}
     check_values(values, path.name)
     return values
 
 
 def parse(text: str, where: str) -> Any:
-    """The data of a YAML text. Raises `yaml.YAMLError` or `ValueError` where it is not YAML, `UserError`
-    where it is beyond the limits.
-    """
+    """The data of a YAML text; `yaml.YAMLError` or `ValueError` if it is none, `UserError` beyond limits."""
     if _BRACKETS.search(text):
         raise UserError(f"{where} is nested too deeply: at most {MAX_DEPTH} levels.")
     try:
@@ -92,9 +81,7 @@ def parse(text: str, where: str) -> Any:
 
 
 def _check_size(root: yaml.Node, where: str) -> None:
-    """Refuse aliases that expand without bound, nesting without end and keys with two values. An alias is the
-    same node again, so each is measured once.
-    """
+    """Reject unbounded aliases, endless nesting, keys with two values. An alias is measured once."""
     measured: dict[int, tuple[int, int]] = {}  # node -> (nodes beneath it, levels beneath it)
     open_nodes: set[int] = set()
 
@@ -110,9 +97,7 @@ def _check_size(root: yaml.Node, where: str) -> None:
             size, depth = size + child_size, max(depth, child_depth + 1)
         open_nodes.discard(id(node))
         if size > MAX_NODES:
-            raise UserError(
-                f"{where} expands to more than {MAX_NODES:,} values through its aliases: write fewer."
-            )
+            raise UserError(f"{where} expands to more than {MAX_NODES:,} values by aliases: write fewer.")
         if depth > MAX_DEPTH:
             raise UserError(f"{where} is nested too deeply: at most {MAX_DEPTH} levels.")
         measured[id(node)] = size, depth
@@ -131,11 +116,8 @@ def _children(node: yaml.Node, where: str) -> list[yaml.Node]:
         if not isinstance(key, yaml.ScalarNode) or key.value == "<<":
             continue
         before = seen.setdefault(key.value, value)
-        if before is not value and not (
-            isinstance(before, yaml.ScalarNode)
-            and isinstance(value, yaml.ScalarNode)
-            and before.value == value.value
-        ):
+        are_scalars = isinstance(before, yaml.ScalarNode) and isinstance(value, yaml.ScalarNode)
+        if before is not value and not (are_scalars and before.value == value.value):
             raise UserError(
                 f"{where} gives {shorten(key.value)!r} twice, with different values (line "
                 f"{key.start_mark.line + 1}): leave one out."
@@ -144,9 +126,7 @@ def _children(node: yaml.Node, where: str) -> list[yaml.Node]:
 
 
 def check_values(values: dict[str, Any], origin: str) -> None:
-    """Refuse numbers that are not finite or fit in no variable, and characters that no file or path can
-    hold, wherever they stand.
-    """
+    """Reject numbers that are not finite or too large, and characters that no file or path can hold."""
 
     def visit(value: Any, path: str) -> None:
         if isinstance(value, dict):

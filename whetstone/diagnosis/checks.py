@@ -15,32 +15,28 @@ FORM_REWARDS = frozenset({"format", "length"})  # what pays for the form of an a
 def is_solved(history: RunHistory) -> bool:
     """Whether rewards no longer differ because nearly all answers are right."""
     variance = history.reward_variance
-    little = variance is not None and variance < LITTLE_VARIANCE
-    return little and history.late_or("accuracy", 0.0) >= SOLVED
+    return variance is not None and variance < LITTLE_VARIANCE and history.recent("accuracy") >= SOLVED
 
 
 def no_variance(history: RunHistory) -> Diagnosis | None:
     """Why is my loss 0: groups whose completions all earn the same have no gradient."""
-    share = history.reward_variance
+    share, accuracy = history.reward_variance, history.recent("accuracy")
     if share is None or share >= LITTLE_VARIANCE or is_solved(history):
         return None
-    accuracy = history.late_or("accuracy", 0.0)
     title, remedy = _why_no_variance(history, accuracy)
     evidence = (
         f"Only {percent(share)} of the recent prompts had completions of differing reward, and only these "
         f"have a gradient: the advantage is the reward minus the mean of its group. Recent accuracy in "
-        f"training {percent(accuracy)}, reward {history.late_or('reward', 0.0):.3g} with a standard "
-        f"deviation of {history.late_or('reward_std', 0.0):.2g}, loss {history.late_or('loss', 0.0):.2g}, "
-        f"gradient norm {history.late_or('grad_norm', 0.0):.2g}."
+        f"training {percent(accuracy)}, reward {history.recent('reward'):.3g} with a standard "
+        f"deviation of {history.recent('reward_std'):.2g}, loss {history.recent('loss'):.2g}, "
+        f"gradient norm {history.recent('grad_norm'):.2g}."
     )
     unread = history.evals[-1].get("no_answer_ratio") if history.evals else None
     if accuracy <= 0.05 and unread is not None and unread > 0.5:
-        evidence += (
-            f" In {percent(unread)} of the newest evaluation's completions no answer was found at all."
-        )
+        evidence += f" No answer was found in {percent(unread)} of the newest evaluation's completions."
         remedy = (
             "First teach it the form of an answer (a short supervised warm-up, a clearer developer_prompt or "
-            "reward_funcs: [accuracy, format]). " + remedy
+            f"reward_funcs: [accuracy, format]). {remedy}"
         )
     return Diagnosis(title=title, evidence=evidence, remedy=remedy, severity=Severity.GRAVE)
 
@@ -52,7 +48,7 @@ def _why_no_variance(history: RunHistory, accuracy: float) -> tuple[str, str]:
             "Make the problems easier (the settings under datasets) until some answers are right, raise "
             "num_generations so that a rare right one is met, or begin from a stronger model_name_or_path.",
         )
-    if history.late_or("reward_std", 1.0) == 0:
+    if history.recent("reward_std", 1.0) == 0:
         return (
             "No reward variance: every answer is paid the same",
             "Right and wrong answers both occur, but reward_funcs pays them alike: add `accuracy`, or let "
@@ -68,13 +64,13 @@ def _why_no_variance(history: RunHistory, accuracy: float) -> tuple[str, str]:
 def only_form_is_paid(history: RunHistory) -> Diagnosis | None:
     """Format only: the reward rises by its form while the answers do not get better."""
     names = set(history.config.get("reward_funcs") or ["accuracy", "format"])
-    formed = {name: history.late(f"rewards/{name}/mean") for name in sorted(names & FORM_REWARDS)}
-    parts = ", ".join(f"{name} {value:.2g}" for name, value in formed.items() if value is not None)
-    accuracy = f"accuracy {percent(history.accuracy)}"
     if names <= FORM_REWARDS:
+        means = {name: history.late(f"rewards/{name}/mean") for name in sorted(names)}
+        parts = ", ".join(f"{name} {mean:.2g}" for name, mean in means.items() if mean is not None)
         return Diagnosis(
             title="Format only: nothing is paid for right answers",
-            evidence=f"reward_funcs is {sorted(names)}; recent parts of the reward: {parts}; {accuracy}.",
+            evidence=f"reward_funcs is {sorted(names)}; recent parts of the reward: {parts}; accuracy "
+            f"{percent(history.accuracy)}.",
             remedy="Add accuracy: reward_funcs=[accuracy,format].",
             severity=Severity.GRAVE,
         )
@@ -89,39 +85,37 @@ def only_form_is_paid(history: RunHistory) -> Diagnosis | None:
         f"{100 * history.gain:+.1f} points to {percent(history.accuracy)}.",
         remedy="It learns what is easiest first. Go on if that was recent; else lower the weight of format "
         "(reward_weights=[1,0.1] for reward_funcs=[accuracy,format]) or make the problems easier.",
-        severity=Severity.WARNING,
     )
 
 
 def truncated(history: RunHistory) -> Diagnosis | None:
     """Everything truncated: an answer that is cut off earns nothing."""
-    share = history.late_or("completions/clipped_ratio", 0.0)
+    share = history.recent("completions/clipped_ratio")
     if share <= 0.1:
         return None
-    limit = history.config.get("max_completion_length")
-    most = share > 0.5
     return Diagnosis(
-        title="Most completions are cut off" if most else "Many completions are cut off",
-        evidence=f"{percent(share)} of the recent completions reached max_completion_length ({limit}) before "
-        f"they ended; mean length {history.late_or('completions/mean_length', 0.0):.0f}, longest "
-        f"{history.late_or('completions/max_length', 0.0):.0f} tokens. A truncated answer is usually wrong.",
+        title=f"{'Most' if share > 0.5 else 'Many'} completions are cut off",
+        evidence=f"{percent(share)} of the recent completions reached max_completion_length "
+        f"({history.config.get('max_completion_length')}) before they ended; mean length "
+        f"{history.recent('completions/mean_length'):.0f}, longest "
+        f"{history.recent('completions/max_length'):.0f} tokens. A truncated answer is usually wrong.",
         remedy="Raise max_completion_length. Where it can't be, keep cut completions out of the loss "
         "(mask_truncated_completions=true) or pay for brevity (reward_funcs=[accuracy,length] with "
         "overlong_buffer_length).",
-        severity=Severity.GRAVE if most else Severity.WARNING,
+        severity=Severity.GRAVE if share > 0.5 else Severity.WARNING,
     )
 
 
 def clipped(history: RunHistory) -> Diagnosis | None:
     """Everything clipped: tokens outside the clip have no gradient."""
-    share = history.late_or("clip_ratio/region_mean", 0.0)
+    share, config = history.recent("clip_ratio/region_mean"), history.config
     if share <= 0.3:
         return None
     return Diagnosis(
         title="Most of the update is clipped",
         evidence=f"{percent(share)} of the recent tokens had a ratio outside the clip (epsilon "
-        f"{history.config.get('epsilon')}, epsilon_high {history.config.get('epsilon_high')}) and gave no "
-        f"gradient, at {history.updates_per_batch} updates a batch.",
+        f"{config.get('epsilon')}, epsilon_high {config.get('epsilon_high')}) and gave no gradient, at "
+        f"{history.updates_per_batch} updates a batch.",
         remedy="The policy moves too far within a batch: lower learning_rate, num_iterations or "
         "steps_per_generation; or widen epsilon and epsilon_high.",
         severity=Severity.GRAVE if share > 0.8 else Severity.WARNING,
@@ -130,24 +124,29 @@ def clipped(history: RunHistory) -> Diagnosis | None:
 
 def removed(history: RunHistory) -> Diagnosis | None:
     """Everything masked: some mechanism leaves hardly a token to learn from."""
-    settings = {
-        "masked_ratio/truncated_completions": "mask_truncated_completions",
-        "masked_ratio/off_policy": "off_policy_mask_threshold",
-        "masked_ratio/importance_correction": "importance_correction",
+    masks = {
+        "truncated_completions": (
+            "mask_truncated_completions",
+            "Raise max_completion_length, or set mask_truncated_completions=false.",
+        ),
+        "off_policy": (
+            "off_policy_mask_threshold",
+            "Raise off_policy_mask_threshold, or make fewer updates a batch.",
+        ),
+        "importance_correction": (
+            "importance_correction",
+            "Engine and trainer disagree: see that both use the same precision, and that "
+            "importance_correction_max is not too near 1.",
+        ),
     }
-    share, metric = max((history.late_or(metric, 0.0), metric) for metric in settings)
+    share, mask = max((history.recent(f"masked_ratio/{mask}"), mask) for mask in masks)
+    setting, remedy = masks[mask]
     if share <= 0.5:
         return None
     return Diagnosis(
         title="Most tokens are left out of the loss",
-        evidence=f"{settings[metric]} removed {percent(share)} of the recent tokens ({metric}).",
-        remedy={
-            "masked_ratio/truncated_completions": "Raise max_completion_length, or set "
-            "mask_truncated_completions=false.",
-            "masked_ratio/off_policy": "Raise off_policy_mask_threshold, or make fewer updates a batch.",
-            "masked_ratio/importance_correction": "Engine and trainer disagree: see that both use the same "
-            "precision, and that importance_correction_max is not too near 1.",
-        }[metric],
+        evidence=f"{setting} removed {percent(share)} of the recent tokens (masked_ratio/{mask}).",
+        remedy=remedy,
         severity=Severity.GRAVE if share > 0.9 else Severity.WARNING,
     )
 
@@ -169,50 +168,47 @@ def entropy_gone(history: RunHistory) -> Diagnosis | None:
 
 def learning_rate_too_low(history: RunHistory) -> Diagnosis | None:
     """Rewards differ, accuracy is flat, and nothing about the policy moved."""
-    rates = history.column("learning_rate")
-    if not rates or (max(rates) > 0 and (history.reward_variance or 0.0) < LITTLE_VARIANCE):
-        return None  # without variance there is no gradient: no learning rate would help
-    moved = {name: _relative_change(history, name) for name in ("entropy", "completions/mean_length")}
-    still = all(change is not None and abs(change) < 0.05 for change in moved.values())
-    if max(rates) > 0 and (len(rates) < 8 or history.rose or not still or history.late_or("kl", 0.0) > 1e-3):
-        return None
-    changes = ", ".join(
-        f"{name} by {100 * change:+.1f} %" for name, change in moved.items() if change is not None
-    )
-    kl = history.late("kl")
-    distance = "" if kl is None else f", KL to the reference {kl:.2g}"
-    if max(rates) == 0:
+    rates, variance = history.column("learning_rate"), history.reward_variance or 0.0
+    if rates and max(rates) == 0:
         return Diagnosis(
             title="The learning rate is 0",
             evidence=f"It was 0 in all {len(rates)} rows (gradient norm "
-            f"{history.late_or('grad_norm', 0.0):.2g}): the weights never moved.",
+            f"{history.recent('grad_norm'):.2g}): the weights never moved.",
             remedy="Set learning_rate above 0; look also at warmup_steps and lr_scheduler_type.",
             severity=Severity.GRAVE,
         )
+    if len(rates) < 8 or variance < LITTLE_VARIANCE or history.rose or history.recent("kl") > 1e-3:
+        return None  # without variance there is no gradient: no learning rate would help
+    changes = []
+    for metric in ("entropy", "completions/mean_length"):
+        early, late = history.early(metric), history.late(metric)
+        if not early or late is None or abs(late / early - 1) >= 0.05:
+            return None
+        changes.append(f"{metric} by {100 * (late / early - 1):+.1f} %")
+    kl = history.late("kl")
+    changes += [] if kl is None else [f"KL to the reference {kl:.2g}"]
     return Diagnosis(
         title="The learning rate is too low",
-        evidence=f"Rewards differ within {percent(history.reward_variance or 0.0)} of the "
-        f"recent prompts, so there is a gradient (norm {history.late_or('grad_norm', 0.0):.2g}), but with a "
-        f"learning rate of at most {max(rates):.2g} over {len(rates)} rows the policy hardly moved: "
-        f"{changes}{distance}.",
+        evidence=f"Rewards differ within {percent(variance)} of the recent prompts, so there is a gradient "
+        f"(norm {history.recent('grad_norm'):.2g}), but with a learning rate of at most {max(rates):.2g} "
+        f"over {len(rates)} rows the policy hardly moved: {', '.join(changes)}.",
         remedy="Raise learning_rate: 1e-6 to 5e-6 is usual for all weights of a model of 1 to 7 billion "
         "parameters, ten times that with LoRA, 1e-4 and more for a tiny model. Look also at warmup_steps and "
         "lr_scheduler_type.",
-        severity=Severity.WARNING,
     )
 
 
 def learning_rate_too_high(history: RunHistory) -> Diagnosis | None:
     """Accuracy fell while gradients, KL or whole steps went wild."""
-    norms, skipped = history.column("grad_norm"), history.total("skipped_steps")
+    norms, skipped, kl = history.column("grad_norm"), history.total("skipped_steps"), history.recent("kl")
     usual = median(norms) if norms else 0.0
     signs = []
     if skipped:
         signs.append(f"{skipped:.0f} steps had a loss or gradient that was not finite and were skipped")
     if usual > 0 and max(norms) > 10 * usual:
         signs.append(f"the gradient norm reached {max(norms):.3g}, usually {usual:.2g}")
-    if history.late_or("kl", 0.0) > 1:
-        signs.append(f"KL to the reference is {history.late_or('kl', 0.0):.3g} a token")
+    if kl > 1:
+        signs.append(f"KL to the reference is {kl:.3g} a token")
     early, late = history.column("entropy")[:1], history.late("entropy")
     if early and late is not None and late > max(1.0, 3 * early[0]):
         signs.append(f"entropy rose from {early[0]:.2g} to {late:.2g}: the answers have become noise")
@@ -245,7 +241,7 @@ def collapse(history: RunHistory) -> Diagnosis | None:
     fall = history.fall()
     if fall is None:
         return None
-    around = []
+    changes = []
     for key, name in (
         ("entropy", "entropy"),
         ("completions/mean_length", "length"),
@@ -253,19 +249,16 @@ def collapse(history: RunHistory) -> Diagnosis | None:
         ("kl", "KL"),
         ("completions/clipped_ratio", "truncated fraction"),
     ):
-        before = [
-            row[key] for row in history.rows if row["step"] <= fall.best_step + 1 and row.get(key) is not None
-        ]
-        after = [
-            row[key] for row in history.rows if row["step"] <= fall.fell_step and row.get(key) is not None
-        ]
+        steps = [(row["step"], row[key]) for row in history.rows if row.get(key) is not None]
+        before = [value for step, value in steps if step <= fall.best_step + 1]
+        after = [value for step, value in steps if step <= fall.fell_step]
         if before and after:
-            around.append(f"{name} {before[-1]:.3g} -> {after[-1]:.3g}")
+            changes.append(f"{name} {before[-1]:.3g} -> {after[-1]:.3g}")
     return Diagnosis(
         title="It collapsed",
         evidence=f"{fall.of_what.capitalize()} was {percent(fall.best)} at step {fall.best_step} and is "
         f"{percent(fall.last)} now; half of that was lost by step {fall.fell_step}. On the way there: "
-        f"{', '.join(around) or 'no other metrics'}.",
+        f"{', '.join(changes) or 'no other metrics'}.",
         remedy="Use the checkpoint before the fall (a smaller save_steps keeps more of them). Then lower "
         "learning_rate, hold the policy near its start (beta=0.01) or make fewer updates a batch; the "
         "verdicts below say which of them the numbers point to.",
@@ -291,7 +284,7 @@ def scoring_failed(history: RunHistory) -> Diagnosis | None:
 
 def sampler_differs(history: RunHistory) -> Diagnosis | None:
     """The engine sampled from other probabilities than the trainer computes."""
-    late = history.late_or("sampling/sampling_logp_difference/mean", 0.0)
+    late = history.recent("sampling/sampling_logp_difference/mean")
     if late < 0.02 or history.config.get("async_rollouts"):  # samples one batch old differ by what was learnt
         return None
     return Diagnosis(
@@ -299,48 +292,33 @@ def sampler_differs(history: RunHistory) -> Diagnosis | None:
         evidence=f"They differ by {late:.2g} a token on average (rounding alone: below 0.001 in float32, "
         "about 0.01 in bf16), which spoils the ratio that the loss is built on.",
         remedy="Set importance_correction=token_truncate to weigh it out; look for the cause in precision "
-        "(bf16), in the engine's weights being old, or in top_p, top_k and min_p; "
-        "rollout_engine=native has none of it.",
+        "(bf16), in old weights of the engine, or in top_p, top_k and min_p; rollout_engine=native has none "
+        "of it.",
         severity=Severity.GRAVE if late > 0.1 else Severity.WARNING,
     )
 
 
 def loss_near_zero(history: RunHistory) -> Diagnosis | None:
     """A loss near 0 is no trouble where every batch is used once."""
-    losses = history.column("loss")
-    if not losses or history.updates_per_batch > 1 or history.late_or("grad_norm", 0.0) == 0:
+    losses, norm = history.column("loss"), history.recent("grad_norm")
+    if not losses or history.updates_per_batch > 1 or norm == 0:
         return None
     mean = sum(abs(loss) for loss in losses) / len(losses)
     if mean > 0.05:
         return None
     return Diagnosis(
         title="A loss near 0 is normal here",
-        evidence=f"Mean |loss| {mean:.2g}, recent gradient norm {history.late_or('grad_norm', 0.0):.2g}. "
-        "With one update a batch the ratio is 1 and the loss is minus the mean advantage, which is 0 in "
-        "every group; its gradient is not 0.",
+        evidence=f"Mean |loss| {mean:.2g}, recent gradient norm {norm:.2g}. With one update a batch the "
+        "ratio is 1 and the loss is minus the mean advantage, which is 0 in every group; its gradient is not "
+        "0.",
         remedy="Nothing to change: watch accuracy, reward and grad_norm instead of the loss.",
         severity=Severity.NOTE,
     )
 
 
-def _relative_change(history: RunHistory, key: str) -> float | None:
-    early, late = history.early(key), history.late(key)
-    return None if not early or late is None else late / early - 1
-
-
 # What a collapse leaves behind: where it was not so before the fall, it is no trouble of its own.
 CONSEQUENCES = (truncated, no_variance, removed, clipped)
 CHECKS = (
-    collapse,
-    learning_rate_too_high,
-    only_form_is_paid,
-    learning_rate_too_low,
-    truncated,
-    no_variance,
-    clipped,
-    removed,
-    entropy_gone,
-    sampler_differs,
-    scoring_failed,
-    loss_near_zero,
-)
+    collapse, learning_rate_too_high, only_form_is_paid, learning_rate_too_low, truncated, no_variance,
+    clipped, removed, entropy_gone, sampler_differs, scoring_failed, loss_near_zero,
+)  # fmt: skip

@@ -1,8 +1,4 @@
-"""Checks behind `whet explain` for what not every run has: a critic, adaptive coefficients, a local KL,
-dynamic sampling, rollouts one batch behind, a curriculum.
-
-Each is a function RunHistory -> Diagnosis | None, pure, as in `checks.py`, which has the general ones.
-"""
+"""Checks as in `checks.py`, for what not every run has: a critic, adaptive coefficients, a curriculum ..."""
 
 from whetstone.diagnosis.history import Diagnosis, RunHistory, Severity, percent
 
@@ -14,16 +10,15 @@ def critic_harms(history: RunHistory) -> Diagnosis | None:
     losses, explained = history.column("value_loss"), history.late("explained_variance")
     if len(losses) < ENOUGH_ROWS or explained is None:
         return None
-    early, late = history.early("value_loss") or 0.0, history.late("value_loss") or 0.0
+    early, late = history.early("value_loss") or 0.0, history.recent("value_loss")
     if explained >= 0 and (late < 0.9 * early or explained > 0.1):
         return None
-    rate = history.config.get("critic_learning_rate")
     worse = explained < 0
     return Diagnosis(
         title="The critic harms: it is worse than a constant" if worse else "The critic does not learn",
         evidence=f"It explains {percent(explained)} of the variance of the recent returns"
         f"{' (below 0 %: a constant would be nearer)' if worse else ''}; its loss went from {early:.3g} to "
-        f"{late:.3g} at a critic_learning_rate of {rate}.",
+        f"{late:.3g} at a critic_learning_rate of {history.config.get('critic_learning_rate')}.",
         remedy="Raise critic_learning_rate (1e-3 to 1e-2 for critic: head, ten times learning_rate for "
         "critic: model), give it critic_warmup_steps=10 before the policy moves, set value_clip to none or "
         "gae_lambda nearer to 1; or use groups instead (advantage=group), which need no critic.",
@@ -33,11 +28,11 @@ def critic_harms(history: RunHistory) -> Diagnosis | None:
 
 def dynamic_sampling_wastes(history: RunHistory) -> Diagnosis | None:
     """Most of what is sampled is thrown away."""
-    extra = history.late_or("dynamic_sampling/resample_ratio", 0.0)
+    extra = history.recent("dynamic_sampling/resample_ratio")
     wasted = extra / (1 + extra)
     if wasted <= 0.5:
         return None
-    accuracy = history.late_or("accuracy", 0.0)
+    accuracy = history.recent("accuracy")
     direction = "harder" if accuracy > 0.5 else "easier"
     return Diagnosis(
         title="Dynamic sampling throws most samples away",
@@ -45,7 +40,6 @@ def dynamic_sampling_wastes(history: RunHistory) -> Diagnosis | None:
         f"all samples taught nothing, at an accuracy in training of {percent(accuracy)} among those kept.",
         remedy=f"Make the problems {direction} (the settings under datasets, or a curriculum), raise "
         "num_generations so that rewards differ within a prompt, or lower dynamic_sampling_max_rounds.",
-        severity=Severity.WARNING,
     )
 
 
@@ -54,7 +48,7 @@ def local_kl_idle(history: RunHistory) -> Diagnosis | None:
     config = history.config
     if not config.get("beta") or config.get("kl_reference") != "rollout":
         return None
-    kl = history.late_or("kl", 0.0)
+    kl = history.recent("kl")
     if history.updates_per_batch > 1 and kl > 1e-6:
         return None
     why = (
@@ -67,7 +61,6 @@ def local_kl_idle(history: RunHistory) -> Diagnosis | None:
         evidence=f"kl_reference is rollout and beta {config['beta']}, but the recent KL is {kl:.2g}: {why}.",
         remedy="Set num_iterations or steps_per_generation higher, or kl_reference=base to stay near the "
         "first weights; with beta=0 nothing would change now.",
-        severity=Severity.WARNING,
     )
 
 
@@ -85,7 +78,6 @@ def entropy_bonus_pinned(history: RunHistory) -> Diagnosis | None:
         f"still below entropy_target {float(target):g}.",
         remedy="Raise entropy_coef_max, or lower learning_rate so that less entropy is lost; a lower "
         "entropy_target where that much is not needed.",
-        severity=Severity.WARNING,
     )
 
 
@@ -102,7 +94,6 @@ def beta_overrun(history: RunHistory) -> Diagnosis | None:
         evidence=f"beta has grown from {first:g} to {beta:.3g}, and the KL is {kl:.3g}, over twice "
         f"target_kl ({float(wanted):g}).",
         remedy="Begin with a larger beta, lower learning_rate, or allow more with a larger target_kl.",
-        severity=Severity.WARNING,
     )
 
 
@@ -111,8 +102,8 @@ def samples_too_old(history: RunHistory) -> Diagnosis | None:
     if not history.config.get("async_rollouts"):
         return None
     names = ("sampling/importance_sampling_clipped_ratio", "masked_ratio/importance_correction")
-    share = max(history.late_or(name, 0.0) for name in names)
-    difference = history.late_or("sampling/sampling_logp_difference/mean", 0.0)
+    share = max(history.recent(name) for name in names)
+    difference = history.recent("sampling/sampling_logp_difference/mean")
     if share <= 0.2 and difference < 0.5:
         return None
     return Diagnosis(
@@ -143,25 +134,18 @@ def curriculum_stuck(history: RunHistory) -> Diagnosis | None:
     if not stuck:
         return None
     accuracy, task, level, same, ladder = min(stuck, key=lambda entry: entry[0])
-    hard = accuracy < 0.1
     return Diagnosis(
         title="The curriculum is stuck",
         evidence=f"{task} has been at level {level:g} for {same} steps; {percent(accuracy)} of its recent "
         f"answers are right, and {percent(ladder['up'])} (up) would take it higher.",
         remedy="This level is too hard to begin with: set a lower start, or down=0.1 so that it can go back."
-        if hard
+        if accuracy < 0.1
         else "Give it more steps if accuracy still rises; else lower `up`, or raise num_generations or "
         "learning_rate.",
-        severity=Severity.WARNING,
     )
 
 
 ALGORITHM_CHECKS = (
-    critic_harms,
-    samples_too_old,
-    entropy_bonus_pinned,
-    beta_overrun,
-    local_kl_idle,
-    dynamic_sampling_wastes,
-    curriculum_stuck,
-)
+    critic_harms, samples_too_old, entropy_bonus_pinned, beta_overrun, local_kl_idle,
+    dynamic_sampling_wastes, curriculum_stuck,
+)  # fmt: skip

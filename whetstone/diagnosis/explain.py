@@ -1,18 +1,15 @@
-"""`whet explain RUN`: why the loss is 0, why the reward does not rise, why it collapsed, in plain words from
-the run's own metrics, with the setting to change.
+"""`whet explain RUN`: why the loss is 0, the reward is flat, or the run collapsed, and the setting to change.
 
-`diagnose` is pure; `load_history` reads config.yaml, metrics.jsonl and eval_results; `explain` prints. Never
-trains and loads no model. The single checks are in `checks.py` and `checks_algorithm.py`.
+`diagnose` is pure; `load_history` reads the files of a run; `explain` prints. The single checks are in
+`checks.py` and `checks_algorithm.py`.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import rich
-import yaml
 from rich.padding import Padding
 from rich.text import Text
 
@@ -21,6 +18,7 @@ from whetstone.diagnosis.checks_algorithm import ALGORITHM_CHECKS
 from whetstone.diagnosis.history import Diagnosis, RunHistory, Severity, percent
 from whetstone.errors import UserError
 from whetstone.run.metrics import read_rows
+from whetstone.run.record import check_run_folder, read_mapping
 
 STYLES = {Severity.GRAVE: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "bold green"}
 
@@ -28,14 +26,13 @@ STYLES = {Severity.GRAVE: "bold red", Severity.WARNING: "bold yellow", Severity.
 def diagnose(
     rows: Sequence[Mapping[str, Any]], evals: Sequence[Mapping[str, Any]], config: Mapping[str, Any]
 ) -> list[Diagnosis]:
-    """Every verdict on a run, the gravest first; one that finds nothing wrong where there is none.
+    """Every verdict on a run, the gravest first; at least one.
 
     `rows` and `evals` are the training and the evaluation rows of metrics.jsonl, `config` the flat keys. An
     evaluation may hold `no_answer_ratio`, the fraction of its completions in which no answer was found.
     """
     history = RunHistory(rows, evals, config)
-    checks = (*CHECKS, *ALGORITHM_CHECKS)
-    verdicts = [verdict for check in checks if (verdict := check(history)) is not None]
+    verdicts = [v for check in (*CHECKS, *ALGORITHM_CHECKS) if (v := check(history)) is not None]
     fall = history.fall()
     if fall is not None:
         before = RunHistory([row for row in rows if row["step"] < fall.fell_step], evals, config)
@@ -62,10 +59,9 @@ def _outcome(history: RunHistory) -> Diagnosis:
     share = history.reward_variance
     learns = "" if share is None else f" {percent(share)} of the recent prompts had differing rewards."
     if is_solved(history):
-        learns += f" Recent accuracy in training {percent(history.late_or('accuracy', 0.0))}."
-    evidence = (
-        f"Accuracy on {where} is {percent(history.accuracy)}{gain}, at step {_newest_step(history)}.{learns}"
-    )
+        learns += f" Recent accuracy in training {percent(history.recent('accuracy'))}."
+    step = max(row["step"] for row in (*history.rows, *history.evals))
+    evidence = f"Accuracy on {where} is {percent(history.accuracy)}{gain}, at step {step}.{learns}"
     title, remedy = _title_and_remedy(history)
     return Diagnosis(title=title, evidence=evidence, remedy=remedy, severity=Severity.NOTE)
 
@@ -91,17 +87,10 @@ def _title_and_remedy(history: RunHistory) -> tuple[str, str]:
     )
 
 
-def _newest_step(history: RunHistory) -> int:
-    return max(row["step"] for row in (*history.rows, *history.evals))
-
-
 def load_history(run: str | Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:
     """What `diagnose` takes, from the folder of a run, finished or not."""
     folder = Path(run)
-    if not folder.is_dir():
-        raise UserError(
-            f"There is no run folder {folder}: give one that a run wrote, like outputs/quickstart."
-        )
+    check_run_folder(folder)
     rows = read_rows(folder / "metrics.jsonl")
     training = [row for row in rows if row["kind"] == "train"]
     if not training:
@@ -110,27 +99,17 @@ def load_history(run: str | Path) -> tuple[list[dict[str, Any]], list[dict[str, 
             "least one step; training.log says what happened before."
         )
     evals = [row | _of_completions(folder, row["step"]) for row in rows if row["kind"] == "eval"]
-    return training, evals, _config(folder / "config.yaml")
-
-
-def _config(path: Path) -> dict[str, Any]:
-    """The flat keys; none where the file is missing or broken: the metrics alone tell most."""
-    try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError):
-        return {}
-    return config if isinstance(config, dict) else {}
+    return training, evals, read_mapping(folder / "config.yaml") or {}
 
 
 def _of_completions(folder: Path, step: int) -> dict[str, float]:
     """What only the completions of an evaluation tell; nothing where the file is missing or broken."""
-    path = folder / "eval_results" / f"eval_step_{step}.json"
+    document = read_mapping(folder / "eval_results" / f"eval_step_{step}.json") or {}
     try:
-        completions = json.loads(path.read_text(encoding="utf-8"))["completions"]
-        found = [completion["answer"] is None for completion in completions]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        unread = [completion["answer"] is None for completion in document["completions"]]
+    except (KeyError, TypeError):
         return {}
-    return {"no_answer_ratio": sum(found) / len(found)} if found else {}
+    return {"no_answer_ratio": sum(unread) / len(unread)} if unread else {}
 
 
 def explain(run: str | Path) -> list[Diagnosis]:

@@ -26,7 +26,7 @@ class Diagnosis:
     title: str
     evidence: str
     remedy: str
-    severity: Severity
+    severity: Severity = Severity.WARNING
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class RunHistory:
     def late(self, key: str) -> float | None:
         return _mean(self.column(key)[-self._window(key) :])
 
-    def late_or(self, key: str, default: float) -> float:
+    def recent(self, key: str, default: float = 0.0) -> float:
         """The late mean, where the metric exists."""
         value = self.late(key)
         return default if value is None else value
@@ -99,7 +99,7 @@ class RunHistory:
         """The newest accuracy: on the evaluation problems where there are some, else in training."""
         if len(self.evals) > 1:
             return float(self.evals[-1]["accuracy"])
-        return self.late_or("accuracy", 0.0)
+        return self.recent("accuracy")
 
     @property
     def gain(self) -> float | None:
@@ -154,7 +154,7 @@ class RunHistory:
         means = [math.fsum(values[i : i + num]) / num for i in range(len(values) - num + 1)]
         pairs = [(self.rows[i + num - 1]["step"], value) for i, value in enumerate(means)]
         best_step, best = max(pairs, key=lambda pair: pair[1])
-        last = self.late_or("accuracy", 0.0)
+        last = self.recent("accuracy")
         if best - last < max(0.1, 4 * self._noise(best, num)):
             return None
         return _fall("accuracy in training", [*pairs, (self.rows[-1]["step"], last)], best_step)

@@ -1,8 +1,6 @@
 """A run folder -> report.html: one page that opens offline. Reads files only, of any run, even half of one.
 
-`read.py` reads the folder, `plots.py` draws (matplotlib, as SVG that follows the page's light or dark
-colours), `findings.py` says what is worth knowing, `page.py` writes the HTML, `style.py` is its CSS. No
-torch, no model.
+`read.py` reads the folder, `plots.py` draws, `page.py` writes the HTML, `report.css` is its style.
 """
 
 import os

@@ -1,8 +1,6 @@
-"""Which problems the report shows: some that went from wrong to right, and honestly some that did not.
+"""Which problems the report shows: chosen by position, so that the same run always shows the same ones."""
 
-Chosen by position, never by taste: the same run always shows the same ones.
-"""
-
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,30 +27,20 @@ def pairs(run: Run) -> list[Pair]:
     """The examples to show."""
     if run.first is None:
         return []
-    before = _first_samples(run.first)
+    start, before = run.first.step, _first_samples(run.first)
     if run.last is None:
-        return [
-            Pair(kind="so far", sides=((run.first.step, answered),))
-            for answered in _spread(list(before.values()), 3)
-        ]
-    after = _first_samples(run.last)
+        return [Pair(kind="so far", sides=((start, a),)) for a in _spread(list(before.values()), 3)]
+    end, after = run.last.step, _first_samples(run.last)
     both = [problem for problem in before if problem in after]
-    if not run.last.summary.get("is_judged", True):  # nothing is right or wrong: rows without answers
-        return [
-            Pair(kind="before and after", sides=((run.first.step, before[p]), (run.last.step, after[p])))
-            for p in both[:3]
-        ]
-    found = []
-    for was, became, number, kind in _KINDS:
+    chosen: list[tuple[str, str]] = []  # kind, problem
+    if not run.last.is_judged:
+        chosen = [("before and after", problem) for problem in both[:3]]
+    for was, became, number, kind in _KINDS if run.last.is_judged else ():
         alike = [p for p in both if (before[p]["correct"], after[p]["correct"]) == (was, became)]
-        if was and became and not found:  # nothing changed and nothing is wrong: show what right looks like
+        if was and became and not chosen:  # nothing changed and nothing is wrong: show what right looks like
             number = 3
-        # Tasks take turns, so that one large task does not fill the page.
-        found += [
-            Pair(kind=kind, sides=((run.first.step, before[p]), (run.last.step, after[p])))
-            for p in _take_turns(alike, before, number)
-        ]
-    return found
+        chosen += [(kind, problem) for problem in _take_turns(alike, before, number)]
+    return [Pair(kind=kind, sides=((start, before[p]), (end, after[p]))) for kind, p in chosen]
 
 
 def _first_samples(evaluation: Evaluation) -> dict[str, dict[str, Any]]:
@@ -60,13 +48,12 @@ def _first_samples(evaluation: Evaluation) -> dict[str, dict[str, Any]]:
 
 
 def _take_turns(problems: list[str], answers: dict[str, dict[str, Any]], number: int) -> list[str]:
+    """Tasks take turns, so that one large task does not fill the page."""
     by_task: dict[str, list[str]] = {}
     for problem in problems:
         by_task.setdefault(answers[problem]["task"], []).append(problem)
-    taken: list[str] = []
-    while len(taken) < number and any(by_task.values()):
-        taken += [queue.pop(0) for queue in by_task.values() if queue]
-    return taken[:number]
+    turns = itertools.chain.from_iterable(itertools.zip_longest(*by_task.values()))
+    return [problem for problem in turns if problem is not None][:number]
 
 
 def _spread(answers: list[dict[str, Any]], number: int) -> list[dict[str, Any]]:

@@ -1,12 +1,13 @@
 """The HTML of the report: headline, findings, curves, tasks, examples, configuration, in that order.
 
-Every text that comes from a run passes `esc`: completions are full of angle brackets. Pictures come from
-`plots.py`.
+Every text that comes from a run passes `esc`: completions are full of angle brackets.
 """
 
 import html
 import json
+import math
 import re
+from pathlib import Path
 from typing import Any
 
 from whetstone.report import plots
@@ -14,13 +15,14 @@ from whetstone.report.curves import curves_of
 from whetstone.report.examples import Pair, pairs
 from whetstone.report.findings import findings
 from whetstone.report.read import Evaluation, Run
-from whetstone.report.style import CSS
+from whetstone.terminal.text import counted
 
 # Characters that a browser does not show or that change the order of others: bidirectional controls, some of
 # zero width, control characters but tab and newline, and lone surrogates, which can't be encoded.
 _UNSEEN = re.compile(
     "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u061c\\u200b\\u200e\\u200f\\u2028-\\u202e\\u2060-\\u2069\\ufeff\\ud800-\\udfff]"
 )
+CSS = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
 # Nothing is fetched and no script runs, whatever got into the page.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
@@ -33,21 +35,13 @@ def esc(text: Any) -> str:
 
 def page(run: Run) -> str:
     """The whole document."""
-    body = [
-        _head(run),
-        _headline(run),
-        _findings(run),
-        _progress(run),
-        _tasks(run),
-        _examples(run),
-        _config(run),
-    ]
+    sections = (_head, _headline, _findings, _progress, _tasks, _examples, _config)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{esc(run.name)}: report</title>\n<style>\n{CSS}\n</style>\n</head>\n<body>\n<main>\n"
-        + "\n".join(part for part in body if part)
+        + "\n".join(filter(None, (section(run) for section in sections)))
         + "\n<footer>Made by whetstone from the files of the run folder. Bands, whiskers and brackets are "
         "95 % intervals over problems.</footer>\n</main>\n</body>\n</html>\n"
     )
@@ -71,7 +65,7 @@ def _head(run: Run) -> str:
         more = f" and {len(tasks) - 4} more" if len(tasks) > 4 else ""
         facts.append(f"on <b>{esc(', '.join(tasks[:4]))}</b>{more}")
     if run.rows:
-        facts.append(f"<b>{run.num_steps:,}</b> {'step' if run.num_steps == 1 else 'steps'}")
+        facts.append(f"<b>{counted(run.num_steps, 'step')}</b>")
     if run.seconds is not None:
         facts.append(f"<b>{duration(run.seconds)}</b>")
     if run.session is not None:
@@ -83,34 +77,30 @@ def _head(run: Run) -> str:
     )
 
 
+_ARROW = '<div class="arrow" aria-hidden="true">→</div>'
+
+
 def _headline(run: Run) -> str:
     first, last = run.first, run.last
     if first is None:
         return _headline_of_reward(run)
     parts = [_number("Before" if last else "Accuracy", first, "")]
     if last is not None:
-        parts += [
-            '<div class="arrow" aria-hidden="true">→</div>',
-            _number("After", last, "after"),
-            _verdict(last),
-        ]
-    return f'<section class="card headline">{"".join(parts)}</section>\n{_headline_note(first, last)}'
+        parts += [_ARROW, _number("After", last, "after"), _verdict(last)]
+    return f'<section class="card headline">{"".join(parts)}</section>\n{_headline_note(run.ends)}'
 
 
 def _number(label: str, evaluation: Evaluation, kind: str) -> str:
-    share = evaluation.summary["accuracy"]
-    if not evaluation.summary.get("is_judged", True):  # rows without answers: only the reward tells anything
-        reward = evaluation.summary["reward"]
-        return (
-            f'<div class="number {kind}">'
-            f'<div class="label">Reward {label.lower()}, step {evaluation.step}</div>'
-            f'<div class="value">{reward["mean"]:.3g}</div>'
-            f'<div class="interval">95 %: {reward["low"]:.3g} to {reward["high"]:.3g}</div></div>'
-        )
+    numbers = ("mean", "low", "high")
+    if evaluation.is_judged:
+        mean, low, high = (f"{100 * evaluation.summary['accuracy'][key]:.1f}" for key in numbers)
+        mean += "<small> %</small>"
+    else:  # rows without answers: only the reward tells anything
+        label = f"Reward {label.lower()}"
+        mean, low, high = (f"{evaluation.summary['reward'][key]:.3g}" for key in numbers)
     return (
         f'<div class="number {kind}"><div class="label">{label}, step {evaluation.step}</div>'
-        f'<div class="value">{100 * share["mean"]:.1f}<small> %</small></div>'
-        f'<div class="interval">95 %: {100 * share["low"]:.1f} to {100 * share["high"]:.1f}</div></div>'
+        f'<div class="value">{mean}</div><div class="interval">95 %: {low} to {high}</div></div>'
     )
 
 
@@ -130,34 +120,27 @@ def _verdict(last: Evaluation) -> str:
 def _p_value(p: float) -> str:
     if p >= 0.001:
         return f"p = {p:.3f}"
-    return f"p &lt; 10<sup>&minus;{min(99, _zeros(p))}</sup>" if p < 1e-4 else "p &lt; 0.001"
+    if p >= 1e-4:
+        return "p &lt; 0.001"
+    exponent = math.ceil(-math.log10(max(p, 1e-100))) - 1  # p can be 0: too small for a float
+    return f"p &lt; 10<sup>&minus;{exponent}</sup>"
 
 
-def _zeros(p: float) -> int:
-    """The largest n with p < 10^-n; p may be too small for a float and 0."""
-    n = 4
-    while n < 99 and p < 10.0 ** -(n + 1):
-        n += 1
-    return n
-
-
-def _headline_note(first: Evaluation, last: Evaluation | None) -> str:
-    summary = (last or first).summary
+def _headline_note(ends: list[Evaluation]) -> str:
+    summary = ends[-1].summary
     num, samples = summary["accuracy"]["num_problems"], summary["samples_per_problem"]
     each = f", {samples} samples each" if samples > 1 else ""
     how = "greedily" if summary["temperature"] == 0 else f"at temperature {summary['temperature']:g}"
     notes = [f"{num:,} fixed problems that are not trained on{each}, sampled {how}."]
-    ends = [evaluation.summary for evaluation in (first, last) if evaluation is not None]
-    greedy = [end["greedy_accuracy"] for end in ends if end["greedy_accuracy"] and end.get("is_judged", True)]
-    if greedy and summary["temperature"] > 0:
-        told = [f"{100 * a['mean']:.1f} % [{100 * a['low']:.1f}, {100 * a['high']:.1f}]" for a in greedy]
-        notes.append(f"Greedy: <b>{' → '.join(told)}</b>.")
+    greedy = [end.summary["greedy_accuracy"] for end in ends if end.is_judged]
+    if any(greedy) and summary["temperature"] > 0:
+        shares = [[100 * share[key] for key in ("mean", "low", "high")] for share in greedy if share]
+        shown = " → ".join(f"{mean:.1f} % [{low:.1f}, {high:.1f}]" for mean, low, high in shares)
+        notes.append(f"Greedy: <b>{shown}</b>.")
     if samples > 1:
-        tables = [end["pass_at_k"] for end in ends]
-        told = {
-            k: " → ".join(f"{100 * table[k]:.1f} %" for table in tables if k in table) for k in tables[-1]
-        }
-        notes.append(", ".join(f"pass@{k} <b>{text}</b>" for k, text in told.items() if k != "1") + ".")
+        tables = [end.summary["pass_at_k"] for end in ends]
+        rates = {k: [f"{100 * t[k]:.1f} %" for t in tables if k in t] for k in tables[-1] if k != "1"}
+        notes.append(", ".join(f"pass@{k} <b>{' → '.join(r)}</b>" for k, r in rates.items()) + ".")
     return f'<p class="small">{" ".join(notes)}</p>'
 
 
@@ -169,20 +152,16 @@ def _headline_of_reward(run: Run) -> str:
     number = '<div class="number {}"><div class="label">{}</div><div class="value">{:.2f}</div></div>'
     return (
         f'<section class="card headline">{number.format("", "Reward at the first step", first)}'
-        '<div class="arrow" aria-hidden="true">→</div>'
-        f"{number.format('after', 'Reward of late', last)}</section>"
+        f"{_ARROW}{number.format('after', 'Reward of late', last)}</section>"
     )
 
 
 def _findings(run: Run) -> str:
-    found = findings(run)
-    if not found:
-        return ""
     items = "".join(
         f'<li class="{"" if finding.grave else "quiet"}"><b>{esc(finding.title)}</b>{esc(finding.text)}</li>'
-        for finding in found
+        for finding in findings(run)
     )
-    return f'<ul class="findings">{items}</ul>'
+    return f'<ul class="findings">{items}</ul>' if items else ""
 
 
 def _figure(svg: str, title: str, text: str, *, wide: bool = False) -> str:
@@ -194,22 +173,17 @@ def _figure(svg: str, title: str, text: str, *, wide: bool = False) -> str:
 
 def _progress(run: Run) -> str:
     figures = []
-    judged = [evaluation for evaluation in run.evaluations if evaluation.summary.get("is_judged", True)]
-    if judged or run.column("accuracy")[1]:
+    if any(evaluation.is_judged for evaluation in run.evaluations) or run.column("accuracy")[1]:
         where = "; the band is the 95 % interval." if run.evaluations else " in training."
-        figures.append(
-            _figure(plots.accuracy_curve(run), "Accuracy", f"Share of right answers{where}", wide=True)
-        )
+        figures.append(_figure(plots.accuracy_curve(run), "Accuracy", f"Right answers{where}", wide=True))
     curves = curves_of(run)
     odd = len(curves) % 2 == 0  # with the reward's, an odd number: it takes the whole width
-    reward = plots.curve(run, "reward", _reward_series(run), wide=odd)
+    reward = plots.curve(run, _reward_series(run), wide=odd)
     if reward is not None:
-        figures.append(
-            _figure(reward, "Reward", "What training maximises, and its unweighted parts.", wide=odd)
-        )
-    for c in curves:
-        svg = plots.curve(run, c.name, c.series, percent=c.percent)
-        figures += [] if svg is None else [_figure(svg, c.title, c.text)]
+        figures.append(_figure(reward, "Reward", "What is maximized, and its unweighted parts.", wide=odd))
+    for curve in curves:
+        svg = plots.curve(run, curve.series, percent=curve.percent)
+        figures += [] if svg is None else [_figure(svg, curve.title, curve.text)]
     times = plots.time_areas(run)
     if times is not None:
         figures.append(_figure(times, "Where the time went", _time_text(run), wide=True))
@@ -218,16 +192,11 @@ def _progress(run: Run) -> str:
     return f'<h2>How it went</h2>\n<div class="grid">{"".join(figures)}</div>'
 
 
-def _reward_series(run: Run) -> list[tuple[str, str]]:
+def _reward_series(run: Run) -> dict[str, str]:
     """The reward, and its parts where there is more than one; "correct" is the accuracy curve already."""
-    keys = dict.fromkeys(
-        key
-        for row in run.rows
-        for key in row
-        if key.startswith("rewards/") and key.endswith("/mean") and key != "rewards/correct/mean"
-    )
-    parts = [(key, key.removeprefix("rewards/").removesuffix("/mean")) for key in keys][:4]
-    return [("reward", "reward"), *(parts if len(parts) > 1 else [])]
+    keys = dict.fromkeys(key for row in run.rows for key in row if re.fullmatch("rewards/.*/mean", key))
+    names = [key.split("/", 1)[1].removesuffix("/mean") for key in keys if key != "rewards/correct/mean"][:4]
+    return {"reward": "reward"} | ({f"rewards/{name}/mean": name for name in names} if len(names) > 1 else {})
 
 
 def _time_text(run: Run) -> str:
@@ -239,27 +208,26 @@ def _time_text(run: Run) -> str:
 
 def _use_text(run: Run) -> str:
     """How well the update used the device, and the most memory that any step took."""
-    told = []
+    facts = []
     speed, mfu = run.recent("update_tokens_per_s"), run.recent("mfu")
     if speed is not None:
         text = f"The update ran {speed:,.0f} tokens/s of late"
-        told.append(text + (f", {100 * mfu:.0f} % of what the device can compute" if mfu is not None else ""))
+        facts.append(
+            text + (f", {100 * mfu:.0f} % of what the device can compute" if mfu is not None else "")
+        )
     peaks = run.column("peak_memory_gb")[1]
     if peaks:
-        told.append(f"peak memory {max(peaks):.1f} GB")
-    return f" {'; '.join(told)}." if told else ""
+        facts.append(f"peak memory {max(peaks):.1f} GB")
+    return f" {'; '.join(facts)}." if facts else ""
 
 
 def _tasks(run: Run) -> str:
-    svg = plots.task_bars(run)
-    newest = run.last or run.first
-    if svg is None or (newest is not None and not newest.summary.get("is_judged", True)):
+    svg, ends = plots.task_bars(run), run.ends
+    if svg is None or not ends[-1].is_judged:
         return ""
-    first, last = run.first, run.last
-    assert first is not None
-    names = ("before", "after", "change", "p") if last else ("accuracy",)
+    names = ("before", "after", "change", "p") if len(ends) == 2 else ("accuracy",)
     heads = "".join(f"<th>{head}</th>" for head in ("task", "problems", *names, "tokens"))
-    rows = "".join(_task_row(name, first, last) for name in (last or first).summary["per_task"])
+    rows = "".join(_task_row(name, ends) for name in ends[-1].summary["per_task"])
     return (
         '<h2>Task by task</h2>\n<div class="card">'
         f'<figure role="group" aria-label="Accuracy of each task">{svg}</figure>'
@@ -267,34 +235,32 @@ def _tasks(run: Run) -> str:
     )
 
 
-def _task_row(name: str, first: Evaluation, last: Evaluation | None) -> str:
-    ends = [e.summary["per_task"].get(name) for e in (first, last) if e is not None]
-    told = ["" if end is None else f"{100 * end['accuracy']['mean']:.1f} %" for end in ends]
+def _task_row(name: str, evaluations: list[Evaluation]) -> str:
+    ends = [evaluation.summary["per_task"].get(name) for evaluation in evaluations]
+    shares = ["" if end is None else f"{100 * end['accuracy']['mean']:.1f} %" for end in ends]
     newest = ends[-1]  # the names are those of the newest evaluation
     versus = newest["delta_vs_step0"]
-    change = ("", "") if last else ()
+    change = ("", "") if len(ends) == 2 else ()
     if versus is not None:
         p_value = _p_value(versus["p_value"]).removeprefix("p ").removeprefix("= ")
         change = (f"{100 * versus['difference']:+.1f}", p_value)
     lengths = " → ".join(f"{end['mean_length']:.0f}" for end in ends if end is not None)
     constant = newest.get("constant")
     label = esc(name) + (f" <small>(a constant earns {100 * constant:.0f} %)</small>" if constant else "")
-    cells = (label, newest["accuracy"]["num_problems"], *told, *change, lengths)
+    cells = (label, newest["accuracy"]["num_problems"], *shares, *change, lengths)
     return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
 
 
 def _examples(run: Run) -> str:
-    found = pairs(run)
-    if not found:
+    examples = "\n".join(_example(pair) for pair in pairs(run))
+    if not examples:
         return ""
     lead = (
         "The same problem, answered by the policy at both ends of the run, with the same random numbers."
         if run.last
         else "What the policy answers so far."
     )
-    return f'<h2>In its own words</h2>\n<p class="lead">{lead}</p>\n' + "\n".join(
-        _example(pair) for pair in found
-    )
+    return f'<h2>In its own words</h2>\n<p class="lead">{lead}</p>\n{examples}'
 
 
 def _example(pair: Pair) -> str:
@@ -312,13 +278,13 @@ def _example(pair: Pair) -> str:
 
 def _side(step: int, answered: dict[str, Any]) -> str:
     chip = "right" if answered["correct"] else "wrong"
-    told = chip if "correct" in answered["parts"] else f"reward {answered.get('reward', 0.0):.3g}"
-    chip = chip if told == chip else ""
+    text = chip if "correct" in answered["parts"] else f"reward {answered.get('reward', 0.0):.3g}"
+    chip = chip if text == chip else ""
     cut = ", cut off" if answered["finish"] == "length" else ""
     length = esc(answered["length"])
     extra = "".join(f"<span>{esc(k)}: {esc(v)}</span>" for k, v in answered.get("extra", {}).items())
     return (
-        f'<div class="side"><div class="meta"><span>step {step}</span><span class="chip {chip}">{told}</span>'
+        f'<div class="side"><div class="meta"><span>step {step}</span><span class="chip {chip}">{text}</span>'
         f"<span>{length} tokens{cut}</span>{extra}</div><pre>{esc(answered['completion'])}</pre></div>"
     )
 
@@ -327,9 +293,7 @@ def _config(run: Run) -> str:
     if not run.config:
         return ""
     keys = "".join(f"<div><dt>{esc(k)}</dt><dd>{esc(_value(v))}</dd></div>" for k, v in run.config.items())
-    return (
-        f'<details><summary>The resolved configuration</summary><dl class="card config">{keys}</dl></details>'
-    )
+    return f'<details><summary>Resolved configuration</summary><dl class="card config">{keys}</dl></details>'
 
 
 def _value(value: Any) -> str:

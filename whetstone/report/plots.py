@@ -1,14 +1,13 @@
-"""The pictures of the report, as SVG text to put inside the page.
+"""The pictures of the report, as SVG text to put inside the page. Titles and explanations are the page's.
 
-Drawn by matplotlib without a display. Colours are stand-ins that are replaced by the page's CSS variables,
-and text stays text, so that the pictures follow light and dark mode. Titles and explanations are the
-page's, not in here.
+Colors are placeholders that become the page's CSS variables, and text stays text, so that the pictures follow
+light and dark mode.
 """
 
 import io
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from whetstone.report.read import Run
@@ -33,27 +32,35 @@ SERIES = (ACCENT, C1, C2, C3, C4, BEFORE)
 WIDE, NARROW = 9.4, 3.4
 SMALL = (4.0, 1.85)
 
+
+def chart_style(ink: str, muted: str, line: str) -> dict[Any, Any]:
+    """What the charts of this package share, for matplotlib's rc_context."""
+    return {
+        "text.color": ink,
+        "axes.edgecolor": line,
+        "axes.labelcolor": muted,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "grid.color": line,
+        "xtick.color": muted,
+        "ytick.color": muted,
+        "ytick.major.size": 0,
+        "legend.frameon": False,
+        "legend.fontsize": 8,
+    }
+
+
 _STYLE: dict[Any, Any] = {
+    **chart_style(INK, MUTED, LINE),
     "svg.fonttype": "none",
     "font.size": 8,
-    "axes.edgecolor": LINE,
-    "axes.labelcolor": MUTED,
     "axes.linewidth": 0.8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
     "axes.spines.left": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
     "axes.xmargin": 0.01,
-    "grid.color": LINE,
     "grid.linewidth": 0.6,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
     "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "text.color": INK,
-    "legend.frameon": False,
-    "legend.fontsize": 8,
     "lines.solid_capstyle": "round",
 }
 
@@ -106,17 +113,14 @@ def accuracy_curve(run: Run) -> str:
             _line(axes, steps, shares, MUTED, label="in training", weight=1.0)
         if run.evaluations:
             at = [evaluation.step for evaluation in run.evaluations]
-            found = [evaluation.summary["accuracy"] for evaluation in run.evaluations]
-            means = [share["mean"] for share in found]
-            low, high = [share["low"] for share in found], [share["high"] for share in found]
+            shares = [evaluation.summary["accuracy"] for evaluation in run.evaluations]
+            means, low, high = ([share[key] for share in shares] for key in ("mean", "low", "high"))
             axes.fill_between(at, low, high, color=ACCENT, alpha=0.16, linewidth=0)
             axes.errorbar(
                 at, means, yerr=_whiskers(means, low, high), color=ACCENT, linewidth=2, marker="o",
                 markersize=4, elinewidth=1, capsize=0, label="fixed problems",
             )  # fmt: skip
-            beside = [
-                e for e in run.evaluations if e.summary["greedy_accuracy"] and e.summary["temperature"] > 0
-            ]
+            beside = [e for e in run.evaluations if e.summary["greedy_accuracy"] and e.summary["temperature"]]
             if beside:
                 axes.plot(
                     [e.step for e in beside], [e.summary["greedy_accuracy"]["mean"] for e in beside],
@@ -131,14 +135,13 @@ def accuracy_curve(run: Run) -> str:
     return draw_wide("accuracy", 3.1, paint)
 
 
-def curve(
-    run: Run, name: str, series: Sequence[tuple[str, str]], *, percent: bool = False, wide: bool = False
-) -> str | None:
-    """One or more metrics (key, label) over the steps; None where the run has none of them."""
-    columns = [(label, *run.column(key)) for key, label in series]
+def curve(run: Run, series: Mapping[str, str], *, percent: bool = False, wide: bool = False) -> str | None:
+    """One or more metrics (metric -> label) over the steps; None where the run has none of them."""
+    columns = [(label, *run.column(key)) for key, label in series.items()]
     columns = [(label, steps, values) for label, steps, values in columns if values]
     if not columns:
         return None
+    name = re.sub(r"\W", "-", next(iter(series)))
 
     def paint(axes: Any) -> None:
         for colour, (label, steps, values) in zip(SERIES, columns, strict=False):
@@ -147,8 +150,7 @@ def curve(
             axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g} %")
         else:
             axes.yaxis.set_major_formatter(lambda value, _: short_number(value))
-        lowest = min(min(values) for _, _, values in columns)
-        if lowest >= 0:
+        if min(min(values) for _, _, values in columns) >= 0:
             axes.set_ylim(bottom=0)
         axes.locator_params(axis="y", nbins=5)
         _steps_axis(axes, run)
@@ -187,13 +189,9 @@ def time_areas(run: Run) -> str | None:
                 bottom = [a + b for a, b in zip(bottom, values, strict=True)]
             axes.set_xlim(steps[0] - 1, steps[-1] + 1)
         else:
+            colors = SERIES[: len(stages)]
             axes.stackplot(
-                steps,
-                *stages.values(),
-                labels=list(stages),
-                colors=SERIES[: len(stages)],
-                alpha=0.85,
-                linewidth=0,
+                steps, *stages.values(), labels=list(stages), colors=colors, alpha=0.85, linewidth=0
             )
         axes.yaxis.set_major_formatter(lambda value, _: f"{short_number(value)} s")
         axes.locator_params(axis="y", nbins=5)
@@ -205,7 +203,7 @@ def time_areas(run: Run) -> str | None:
 
 def task_bars(run: Run) -> str | None:
     """Accuracy of each task before and after, with intervals."""
-    ends = [evaluation for evaluation in (run.first, run.last) if evaluation is not None]
+    ends = run.ends
     if not ends:
         return None
     names = list(ends[-1].summary["per_task"])
@@ -215,8 +213,8 @@ def task_bars(run: Run) -> str | None:
         for i, evaluation in enumerate(ends):
             shares = [evaluation.summary["per_task"].get(name, {}).get("accuracy") for name in names]
             there = [(row, share) for row, share in enumerate(shares) if share is not None]
-            means = [share["mean"] for _, share in there]
-            whiskers = _whiskers(means, [s["low"] for _, s in there], [s["high"] for _, s in there])
+            means, low, high = ([share[key] for _, share in there] for key in ("mean", "low", "high"))
+            whiskers = _whiskers(means, low, high)
             shift = 0.0 if len(ends) == 1 else (i - 0.5) * (thickness + 0.04)
             axes.barh(
                 [row + shift for row, _ in there], means, thickness, xerr=whiskers,
@@ -244,9 +242,8 @@ def short_number(value: float) -> str:
 
 def smooth(values: Sequence[float], window: int) -> list[float]:
     """Mean of the last `window` values at each place (fewer at the beginning)."""
-    return [
-        math.fsum(values[max(0, i + 1 - window) : i + 1]) / min(window, i + 1) for i in range(len(values))
-    ]
+    windows = (values[max(0, i + 1 - window) : i + 1] for i in range(len(values)))
+    return [math.fsum(recent) / len(recent) for recent in windows]
 
 
 def _line(
@@ -254,15 +251,8 @@ def _line(
 ) -> None:
     """A few points as they are; many as a pale line under their running mean: single steps are noisy."""
     if len(values) < 20:
-        axes.plot(
-            steps,
-            values,
-            color=colour,
-            linewidth=weight,
-            marker="o",
-            markersize=2.5 + weight / 2,
-            label=label,
-        )
+        dots = {"marker": "o", "markersize": 2.5 + weight / 2}
+        axes.plot(steps, values, color=colour, linewidth=weight, label=label, **dots)
         return
     axes.plot(steps, values, color=colour, linewidth=0.8, alpha=0.3)
     axes.plot(steps, smooth(values, max(3, len(values) // 20)), color=colour, linewidth=weight, label=label)

@@ -1,19 +1,13 @@
-"""The files of a run folder as plain data. Whatever a partial run does not have yet is empty or None here.
+"""The files of a run folder as plain data. Whatever a partial run does not have yet is empty or None here."""
 
-Draws nothing and judges nothing; refuses only a folder that holds no run.
-"""
-
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from whetstone.errors import UserError
 from whetstone.run.metrics import read_rows
-from whetstone.run.record import read_sessions
+from whetstone.run.record import check_run_folder, read_mapping, read_sessions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +17,11 @@ class Evaluation:
     step: int
     summary: dict[str, Any]
     completions: list[dict[str, Any]]
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether answers are right or wrong; rows without answers have a reward only."""
+        return self.summary.get("is_judged", True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +50,11 @@ class Run:
         return self.evaluations[-1] if len(self.evaluations) > 1 else None
 
     @property
+    def ends(self) -> list[Evaluation]:
+        """The first and the last evaluation, as far as there are any."""
+        return [evaluation for evaluation in (self.first, self.last) if evaluation is not None]
+
+    @property
     def num_steps(self) -> int:
         return int(self.rows[-1]["step"]) if self.rows else 0
 
@@ -75,10 +79,7 @@ class Run:
 
 def read_run(folder: Path) -> Run:
     """Read a run folder, or say why there is nothing to report."""
-    if not folder.is_dir():
-        raise UserError(
-            f"There is no run folder {folder}: give one that a run wrote, like outputs/quickstart."
-        )
+    check_run_folder(folder)
     rows = [row for row in read_rows(folder / "metrics.jsonl") if row["kind"] == "train"]
     evaluations = _evaluations(folder / "eval_results")
     if not rows and not evaluations:
@@ -88,27 +89,22 @@ def read_run(folder: Path) -> Run:
         )
     return Run(
         folder=folder,
-        config=_mapping(folder / "config.yaml", yaml.safe_load) or {},
+        config=read_mapping(folder / "config.yaml") or {},
         rows=sorted(rows, key=lambda row: row["step"]),
         evaluations=evaluations,
-        results=_mapping(folder / "train_results.json", json.loads),
+        results=read_mapping(folder / "train_results.json"),
         session=next(iter(read_sessions(folder)), None),
     )
 
 
 def _evaluations(folder: Path) -> list[Evaluation]:
-    found = []
-    for path in folder.glob("eval_step_*.json"):
-        document = _mapping(path, json.loads)
-        if re.fullmatch(r"eval_step_[0-9]+", path.stem) and document is not None and _is_whole(document):
-            found.append(
-                Evaluation(
-                    step=int(document["step"]),
-                    summary=document["summary"],
-                    completions=document["completions"],
-                )
-            )
-    return sorted(found, key=lambda evaluation: evaluation.step)
+    paths = [path for path in folder.glob("*.json") if re.fullmatch(r"eval_step_[0-9]+", path.stem)]
+    evaluations = [
+        Evaluation(step=document["step"], summary=document["summary"], completions=document["completions"])
+        for document in map(read_mapping, paths)
+        if document is not None and _is_whole(document)
+    ]
+    return sorted(evaluations, key=lambda evaluation: evaluation.step)
 
 
 def _is_whole(document: dict[str, Any]) -> bool:
@@ -117,12 +113,3 @@ def _is_whole(document: dict[str, Any]) -> bool:
     if type(step) is not int or not isinstance(summary, dict) or not isinstance(completions, list):
         return False
     return isinstance(summary.get("accuracy"), dict) and all(isinstance(row, dict) for row in completions)
-
-
-def _mapping(path: Path, parse: Any) -> dict[str, Any] | None:
-    """A file's mapping; None where it is missing or broken: a report of the rest is better than none."""
-    try:
-        data = parse(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError):
-        return None
-    return data if isinstance(data, dict) else None

@@ -66,8 +66,8 @@ def _print_summary(folder: Path, results: dict[str, Any], report: Path) -> None:
         for when in ("before", "after"):
             sampled, greedy = Accuracy(**results[f"accuracy_{when}"]), results[f"greedy_{when}"]
             if not results["is_judged"]:
-                told = format_mean(Accuracy(**results[f"reward_{when}"]))
-                logger.info(f"  {when:7s} reward {told} at temperature {temperature:g}")
+                reward = format_mean(Accuracy(**results[f"reward_{when}"]))
+                logger.info(f"  {when:7s} reward {reward} at temperature {temperature:g}")
                 continue
             line = f"  {when:7s} {format_accuracy(sampled)} at temperature {temperature:g}"
             logger.info(line + (f", greedy {format_accuracy(Accuracy(**greedy))}" if greedy else ""))

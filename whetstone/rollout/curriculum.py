@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from whetstone.config.curriculum import CurriculumSpec
+from whetstone.config.tasks import CurriculumSpec
 from whetstone.types import Group
 
 

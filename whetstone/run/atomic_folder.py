@@ -12,13 +12,16 @@ logger = logging.getLogger("whetstone")
 
 def move_aside(path: Path, ending: str = "aside") -> Path:
     """Rename what is in the way, so that nothing is lost; returns the new path."""
-    name = f"{path.name.lstrip('.')}.{ending}"
-    target, number = path.with_name(name), 1
-    while os.path.lexists(target):
+    return path.rename(free_path(path.with_name(f"{path.name.lstrip('.')}.{ending}")))
+
+
+def free_path(path: Path) -> Path:
+    """`path`, or `path-2` and so on where it exists."""
+    free, number = path, 1
+    while os.path.lexists(free):
         number += 1
-        target = path.with_name(f"{name}-{number}")
-    path.rename(target)
-    return target
+        free = path.with_name(f"{path.name}-{number}")
+    return free
 
 
 def temp_dir(folder: Path, ending: str) -> Path:

@@ -43,19 +43,12 @@ class Checkpoint:
     def load_tensors(self, into: dict[str, Any]) -> None:
         """Read the state into tensors of its shapes, however they are sharded now."""
         if not (self.folder / STATE).is_dir():
-            raise UserError(
-                f"{self.folder} was written by an older version and cannot be resumed by this one."
-            )
+            raise UserError(f"{self.folder} was written by an older version and cannot be resumed.")
         _silence_warning()
         reader = StateReader(self.folder / STATE)
         try:
             reader.read_metadata()  # torch would log a traceback
-            load(
-                into,
-                storage_reader=reader,
-                planner=TensorPlanner(),
-                no_dist=not dist.is_initialized(),
-            )
+            load(into, storage_reader=reader, planner=TensorPlanner(), no_dist=not dist.is_initialized())
         except (CheckpointException, OSError, RuntimeError, ValueError, KeyError) as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
@@ -94,16 +87,11 @@ class CheckpointData:
 
 
 class Saver:
-    """Writes checkpoints in the background, one at a time. Methods are collective calls.
-
-    `saved`: the step of the checkpoint in `run` that the run resumes from.
-    """
+    """Writes checkpoints in the background, one at a time. Every method is a collective call."""
 
     def __init__(self, run: Path, keep: int | None, ranks: Ranks = SINGLE, saved: int | None = None):
-        self._run = run
-        self._keep = keep
-        self._ranks = ranks
-        self._saved = saved
+        self._run, self._keep, self._ranks = run, keep, ranks
+        self._saved = saved  # the step of the newest checkpoint in `run`
         # A group of its own: collectives in the background must not mix with those of training.
         self._group: Any = dist.new_group(backend="gloo") if ranks.mesh is not None else None
         self._thread: threading.Thread | None = None

@@ -1,8 +1,6 @@
 """Find the checkpoint to resume from, and verify its checksums."""
 
-import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,16 +8,10 @@ from whetstone.errors import UserError
 from whetstone.model.manifest import Manifest, damaged_files, read_manifest
 from whetstone.parallel.collectives import all_gather_objects, run_on_main
 from whetstone.parallel.mesh import SINGLE, Ranks
-from whetstone.run.checkpoint import (
-    Checkpoint,
-    complete_checkpoints,
-    named_checkpoints,
-    why_incomplete,
-)
+from whetstone.run.checkpoint import Checkpoint, complete_checkpoints, named_checkpoints, why_incomplete
+from whetstone.terminal.display import say
 
 ANNOUNCE_BYTES = 2 * 10**9  # verification that takes a second or more is announced
-
-logger = logging.getLogger("whetstone")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,12 +24,7 @@ class Search:
 
 
 def find_checkpoint(
-    run: Path,
-    *,
-    resume_from: str | bool | None,
-    auto_resume: bool,
-    ranks: Ranks = SINGLE,
-    say: Callable[[str], None] = logger.info,
+    run: Path, *, resume_from: str | bool | None, auto_resume: bool, ranks: Ranks = SINGLE
 ) -> Search:
     """The named checkpoint, or with `auto_resume` the newest complete one. All ranks verify a share of it."""
     damaged: dict[Path, str] = {}
@@ -52,15 +39,12 @@ def find_checkpoint(
         candidates = run_on_main(ranks, lambda: named_checkpoints(run), to_all=True) or []
     for folder in candidates:
         started = time.monotonic()
-        reason, manifest = verify(folder, ranks, say)
+        reason, manifest = verify(folder, ranks)
         if reason is None and manifest is not None:
-            note = (
-                f"Verified {folder.name}: {_bytes(manifest.num_bytes)} in {time.monotonic() - started:.1f} s."
-            )
+            seconds = time.monotonic() - started
+            note = f"Verified {folder.name}: {_bytes(manifest.num_bytes)} in {seconds:.1f} s."
             if not manifest.has_checksums:
-                note = (
-                    f"{folder.name} has no checksums (an older version wrote it): only sizes were verified."
-                )
+                note = f"{folder.name} has no checksums (of an older version): only sizes were verified."
             checkpoint = Checkpoint(folder=folder, step=manifest.step)
             return Search(checkpoint=checkpoint, damaged=damaged, notes=(note,))
         damaged[folder] = str(reason)
@@ -80,7 +64,7 @@ def find_checkpoint(
     return Search(checkpoint=None, damaged=damaged)
 
 
-def verify(folder: Path, ranks: Ranks, say: Callable[[str], None]) -> tuple[str | None, Manifest | None]:
+def verify(folder: Path, ranks: Ranks) -> tuple[str | None, Manifest | None]:
     """Why a checkpoint can't be used (None: it can), and its manifest. All ranks hash a share of it."""
 
     def inspect() -> tuple[str | None, Manifest | None]:

@@ -7,7 +7,7 @@ import rich
 from rich.markup import escape
 
 from whetstone.files import atomic_write, json_safe
-from whetstone.terminal.text import escape_controls
+from whetstone.terminal.text import cut, escape_controls
 from whetstone.types import Group
 
 
@@ -45,9 +45,8 @@ def show_variance(groups: list[Group]) -> None:
         if len({rollout.score.answer for rollout in group.rollouts}) < 2:
             continue
         question = escape(_one_line(group.problem.question, 160))
-        console.print(
-            f"[bold]{escape(escape_controls(group.problem.id))}[/bold]  {question}", highlight=False
-        )
+        name = escape(escape_controls(group.problem.id))
+        console.print(f"[bold]{name}[/bold]  {question}", highlight=False)
         for rollout in group.rollouts:
             answer = "no answer" if rollout.score.answer is None else _one_line(rollout.score.answer, 80)
             shown = escape(f"{_one_line(rollout.text, 200)}  -> {answer}")
@@ -55,5 +54,4 @@ def show_variance(groups: list[Group]) -> None:
 
 
 def _one_line(text: str, limit: int) -> str:
-    text = escape_controls(" ".join(text.split()))
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+    return cut(escape_controls(" ".join(text.split())), limit)

@@ -30,9 +30,7 @@ def evaluate_only(loaded: LoadedConfig) -> dict[str, Any]:
         raise UserError("There is nothing to evaluate: set eval_num_samples to how many problems you want.")
     weights = config.evaluation.checkpoint_path
     if weights is not None and not Path(weights).is_dir():
-        raise UserError(
-            f"checkpoint_path: there is no folder '{weights}': give a checkpoint-N or final_model folder."
-        )
+        raise UserError(f"checkpoint_path: '{weights}' is no folder: give a checkpoint-N or final_model.")
     if weights is not None:
         verify_folder(Path(weights))
     with contextlib.ExitStack() as stack:
@@ -52,8 +50,7 @@ def evaluate_only(loaded: LoadedConfig) -> dict[str, Any]:
         evaluator = Evaluator(config, problems, collector, folder)
         step = None if weights is None else step_of(Path(weights))
         result = evaluator.run(step or 0, greedy=config.evaluation.eval_greedy)
-        print_result(
-            result, title=title_of(config), num_examples=config.evaluation.eval_num_examples_to_print
-        )
+        num_examples = config.evaluation.eval_num_examples_to_print
+        print_result(result, title=title_of(config), num_examples=num_examples)
         logger.info(f"Every completion and score is in {folder / 'eval_results'}.")
     return result.summary()

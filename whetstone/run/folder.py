@@ -5,72 +5,25 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from whetstone.config import Config, Plan, dump, flatten
-from whetstone.config.engines import EnginesConfig
-from whetstone.config.measurement import MeasurementConfig
-from whetstone.config.parallel import ParallelConfig
+from whetstone.config.base import Resume
+from whetstone.config.load import resume_keys
 from whetstone.errors import UserError
 from whetstone.files import atomic_write
 from whetstone.parallel.collectives import run_on_main
 from whetstone.parallel.mesh import SINGLE, Ranks
-from whetstone.run.atomic_folder import move_aside
+from whetstone.run.atomic_folder import free_path, move_aside
 from whetstone.run.checkpoint import SCALARS, Checkpoint, named_checkpoints
 from whetstone.run.checkpoint_search import Search, find_checkpoint
+from whetstone.run.record import read_mapping
 
 logger = logging.getLogger("whetstone")
 
-# A resumed run must not change these: its checkpoint would not fit the model.
-RESUME_FIXED_KEYS = (
-    "trainer",
-    "model_name_or_path",
-    "use_peft",
-    "lora_r",
-    "lora_alpha",
-    "lora_target_modules",
-)
-# A resumed run may change these: they do not affect what it computes.
-RESUME_SAFE_KEYS = frozenset(
-    [
-        "output_dir",
-        "run_name",
-        "report_to",
-        "wandb_project",
-        "wandb_name",
-        "wandb_entity",
-        "wandb_tags",
-        "logging_steps",
-        "logging_first_step",
-        "log_reward_variance",
-        "verbose_variance_logging",
-        "log_completions_steps",
-        "save_strategy",
-        "save_steps",
-        "save_total_limit",
-        "auto_resume",
-        "resume_from_checkpoint",
-        "overwrite_output_dir",
-        "eval_num_examples_to_print",
-        "eval_only",
-        "checkpoint_path",
-        "max_steps",
-        "num_train_epochs",
-        "fixed_eval_steps",
-        "micro_batch_tokens",
-        "max_num_seqs",
-        "reward_workers",
-        "gradient_checkpointing",
-        *EnginesConfig.model_fields,
-        *ParallelConfig.model_fields,
-        *MeasurementConfig.model_fields,
-    ]
-)
-
+RESUME_FIXED_KEYS, RESUME_SAFE_KEYS = resume_keys(Resume.FIXED), resume_keys(Resume.SAFE)
 LENGTH_KEYS = ("max_steps", "num_train_epochs")
 
 
@@ -86,24 +39,18 @@ def scratch_folder() -> Iterator[Path]:
 
 
 def open_run(
-    config: Config,
-    ranks: Ranks = SINGLE,
-    *,
-    is_restart: bool = False,
-    say: Callable[[str], None] = logger.info,
+    config: Config, ranks: Ranks = SINGLE, *, is_restart: bool = False
 ) -> tuple[Path, Checkpoint | None, list[str]]:
     """The run folder, the checkpoint to resume from (None: a new run), and notes for the user.
 
     A collective call; only the first rank changes files. `is_restart`: a launcher restarted the run after a
     failure, so it resumes whatever the settings say.
     """
-    folder = run_dir(config)
-    search = find_checkpoint(folder, resume_from=None, auto_resume=is_restart, ranks=ranks, say=say)
+    folder, run = run_dir(config), config.run
+    search = find_checkpoint(folder, resume_from=None, auto_resume=is_restart, ranks=ranks)
     if search.checkpoint is None:
-        resume_from, auto_resume = config.run.resume_from_checkpoint, config.run.auto_resume
-        search = find_checkpoint(
-            folder, resume_from=resume_from, auto_resume=auto_resume, ranks=ranks, say=say
-        )
+        resume_from, auto_resume = run.resume_from_checkpoint, run.auto_resume
+        search = find_checkpoint(folder, resume_from=resume_from, auto_resume=auto_resume, ranks=ranks)
     notes = run_on_main(ranks, lambda: _open(config, search, is_restart=is_restart), to_all=True)
     return folder, search.checkpoint, notes or []
 
@@ -115,7 +62,9 @@ def _open(config: Config, search: Search, *, is_restart: bool) -> list[str]:
     if resumed is None and _is_used(folder):
         if not is_restart:
             ensure_unused(config)
-        notes.append(f"The earlier run was moved to {_move_aside(folder)}.")
+        stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(folder.stat().st_mtime))
+        moved = folder.rename(free_path(folder.with_name(f"{folder.name}.{stamp}")))
+        notes.append(f"The earlier run was moved to {moved}.")
     _make(folder)
     if resumed is not None:
         notes += search.notes
@@ -139,9 +88,7 @@ def ensure_unused(config: Config) -> None:
 
 
 def _clear_newer(folder: Path, search: Search) -> list[str]:
-    """Move checkpoints aside that are newer than the one to resume from: damaged ones, and those of another
-    attempt, which a later resume would otherwise mistake for this run's.
-    """
+    """Move newer checkpoints aside (damaged, or of another attempt): a later resume would mistake them."""
     assert search.checkpoint is not None
     notes = []
     for newer in named_checkpoints(folder):
@@ -162,10 +109,8 @@ def _clear_files(folder: Path) -> list[str]:
         path = folder / name
         fits = path.is_dir() if name in folders else path.is_file()
         if os.path.lexists(path) and not fits:
-            notes.append(
-                f"{path} is not a {'folder' if name in folders else 'file'}: "
-                f"it is now {move_aside(path).name}."
-            )
+            kind = "folder" if name in folders else "file"
+            notes.append(f"{path} is not a {kind}: it is now {move_aside(path).name}.")
     return notes
 
 
@@ -176,33 +121,17 @@ def _is_used(folder: Path) -> bool:
     return bool(left) or (metrics.is_file() and metrics.stat().st_size > 0)
 
 
-def _move_aside(folder: Path) -> Path:
-    stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(folder.stat().st_mtime))
-    aside = folder.with_name(f"{folder.name}.{stamp}")
-    number = 1
-    while aside.exists():
-        number += 1
-        aside = folder.with_name(f"{folder.name}.{stamp}-{number}")
-    folder.rename(aside)
-    return aside
-
-
 def _compare(folder: Path, config: Config, step: int) -> list[str]:
     """What differs between the run as it was begun and as it is asked for now, and what that means."""
     path = folder / "config.yaml"
     if not path.exists():
         return []
-    try:
-        before = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError, RecursionError):
-        before = None
-    if not isinstance(before, dict) or not before:
+    before, now = read_mapping(path), flatten(config)
+    if not before:
         moved = move_aside(path, "damaged")
         return [f"config.yaml can't be read and is now {moved.name}: what changed since is not known."]
-    now = flatten(config)
-    changed = [
-        key for key in now if key not in RESUME_SAFE_KEYS and key in before and before[key] != now[key]
-    ]
+    decisive = [key for key in now if key not in RESUME_SAFE_KEYS and key in before]
+    changed = [key for key in decisive if before[key] != now[key]]
     for key in changed:
         if key in RESUME_FIXED_KEYS:
             raise UserError(
@@ -213,19 +142,18 @@ def _compare(folder: Path, config: Config, step: int) -> list[str]:
         f"{key} is now {now[key]} (the run was begun with {before[key]}): it holds from step {step + 1} on."
         for key in changed
     ]
-    lengths = [key for key in LENGTH_KEYS if key in before and before[key] != now[key]]
-    if lengths and config.update.lr_scheduler_type not in ("constant", "constant_with_warmup"):
+    length = next((key for key in LENGTH_KEYS if key in before and before[key] != now[key]), None)
+    if length and config.update.lr_scheduler_type not in ("constant", "constant_with_warmup"):
         notes.append(
-            f"{lengths[0]} is now {now[lengths[0]]} (the run was begun with {before[lengths[0]]}): from step "
-            f"{step + 1} on the learning rate follows the schedule of the new length."
+            f"{length} is now {now[length]} (the run was begun with {before[length]}): from step {step + 1} "
+            "on the learning rate follows the schedule of the new length."
         )
     return notes
 
 
 def check_plan(checkpoint: Checkpoint, scalars: Mapping[str, Any], plan: Plan) -> None:
     """Refuse to resume where batches have another composition, or beyond the end of the run."""
-    folder, shape = checkpoint.folder, plan_shape(plan)
-    before = scalars.get("plan", shape)  # earlier versions did not store it
+    folder, shape, before = checkpoint.folder, plan_shape(plan), scalars.get("plan")
     if not isinstance(before, Mapping) or not {"updater", "source"} <= scalars.keys():
         raise UserError(f"{folder / SCALARS} lacks what a run needs: resume from another checkpoint.")
     new_run = f"or begin a new run from its weights: model_name_or_path={folder} and another run_name."

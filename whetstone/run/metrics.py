@@ -7,15 +7,17 @@ import contextlib
 import json
 import logging
 import math
-import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from whetstone.config import Config, flatten
 from whetstone.errors import UserError
 from whetstone.files import atomic_write, explain_disk_errors, json_safe
+from whetstone.run.atomic_folder import free_path
+from whetstone.terminal.text import counted
 
 logger = logging.getLogger("whetstone")
 MAX_STEP = 2**53
@@ -33,26 +35,17 @@ class MetricsLog:
     """Writes the metrics of a run. A resumed run first drops rows after `resume_step`."""
 
     def __init__(
-        self,
-        run_folder: str | os.PathLike[str],
-        *,
-        report_to: list[str],
-        project: str,
-        run_name: str,
-        config: Mapping[str, Any],
-        logging_steps: int = 1,
-        logging_first_step: bool = True,
-        resume_step: int | None = None,
+        self, folder: Path, config: Config, *, resume_step: int | None = None, has_sinks: bool = True
     ) -> None:
-        folder = Path(run_folder)
         folder.mkdir(parents=True, exist_ok=True)
-        self._schedule = LogSchedule(logging_steps, first=logging_first_step, start_step=resume_step or 0)
+        run = config.run
+        start_step = resume_step or 0
+        self._schedule = LogSchedule(run.logging_steps, first=run.logging_first_step, start_step=start_step)
         self._path = folder / "metrics.jsonl"
-        makers = {"wandb": WandbSink, "tensorboard": TensorboardSink, "trackio": TrackioSink}
         self._sinks: dict[str, Sink] = {}
-        for name in report_to:
+        for name in run.report_to if has_sinks else ():
             with _start(name):
-                self._sinks[name] = makers[name](folder, project, run_name, config, resume_step)
+                self._sinks[name] = SINK_TYPES[name](folder, config, resume_step)
         rows: list[dict[str, Any]] = []
         if resume_step is not None:
             _keep_damaged(self._path)
@@ -100,12 +93,8 @@ class MetricsLog:
             yield
         except Exception as error:  # whatever another package's network or disk came to
             del self._sinks[name]
-            logger.warning(
-                "%s failed (%s: %s): nothing more goes there, metrics.jsonl goes on.",
-                name,
-                type(error).__name__,
-                error,
-            )
+            reason = f"{type(error).__name__}: {error}"
+            logger.warning(f"{name} failed ({reason}): nothing more goes there, metrics.jsonl goes on.")
 
 
 class LogSchedule:
@@ -145,22 +134,17 @@ def _parse_row(line: str) -> dict[str, Any] | None:
 
 
 def _keep_damaged(path: Path) -> None:
-    """Copy a file of rows aside before lines that can't be read are left out. A kill cuts the last line
-    short: that is no damage.
-    """
+    """Copy a file with unreadable lines aside. A kill cuts the last line short: that is no damage."""
     if not path.is_file():
         return
     whole = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
     lost = sum(_parse_row(line) is None for line in whole)
     if lost:
-        copy, number = path.with_name(f"{path.name}.damaged"), 1
-        while os.path.lexists(copy):
-            number += 1
-            copy = path.with_name(f"{path.name}.damaged-{number}")
+        copy = free_path(path.with_name(f"{path.name}.damaged"))
         shutil.copyfile(path, copy)
         logger.warning(
-            f"{path.name} has {lost} {'line' if lost == 1 else 'lines'} that can't be read: it goes on "
-            f"without them, and {copy.name} is a copy of it as it was."
+            f"{path.name} has {counted(lost, 'line')} that can't be read: it goes on without them, and "
+            f"{copy.name} is a copy of it as it was."
         )
 
 
@@ -168,30 +152,25 @@ def _line(row: Mapping[str, Any]) -> str:
     return json.dumps(json_safe(row), ensure_ascii=False, allow_nan=False) + "\n"
 
 
-# ---- sinks
+def _identity(folder: Path, config: Config) -> dict[str, Any]:
+    """What wandb and trackio want to know of a run."""
+    run = config.run
+    name = run.wandb_name or run.run_name or folder.name
+    return {"project": run.wandb_project, "name": name, "config": flatten(config)}
 
 
 class WandbSink:
     """A wandb run. Its id lies in the run folder, so that a resumed run goes on in the same curves."""
 
-    def __init__(
-        self,
-        folder: Path,
-        project: str,
-        run_name: str,
-        config: Mapping[str, Any],
-        resume_step: int | None,
-    ) -> None:
+    def __init__(self, folder: Path, config: Config, resume_step: int | None) -> None:
         import wandb  # pyright: ignore[reportMissingImports]
 
         id_file = folder / ".wandb_id"
         known = id_file.read_text().strip() if resume_step is not None and id_file.is_file() else None
         self._run = wandb.init(
-            project=project,
-            entity=config.get("wandb_entity"),
-            tags=config.get("wandb_tags") or None,
-            name=run_name,
-            config=dict(config),
+            **_identity(folder, config),
+            entity=config.run.wandb_entity,
+            tags=config.run.wandb_tags or None,
             dir=str(folder),
             id=known,
             resume="allow" if known else None,
@@ -211,20 +190,14 @@ class WandbSink:
 class TensorboardSink:
     """Event files in `tensorboard/`; steps after the one resumed from are purged."""
 
-    def __init__(
-        self,
-        folder: Path,
-        project: str,
-        run_name: str,
-        config: Mapping[str, Any],
-        resume_step: int | None,
-    ) -> None:
+    def __init__(self, folder: Path, config: Config, resume_step: int | None) -> None:
         import tensorboard  # noqa: F401  # pyright: ignore[reportMissingImports]  # torch's own message hides its name
         from torch.utils.tensorboard import SummaryWriter
 
         purge = None if resume_step is None else resume_step + 1
         self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=purge)
-        self._writer.add_text("config", "\n".join(f"    {key}: {value}" for key, value in config.items()), 0)
+        text = "\n".join(f"    {key}: {value}" for key, value in flatten(config).items())
+        self._writer.add_text("config", text, 0)
 
     def write(self, step: int, row: Mapping[str, float]) -> None:
         for key, value in row.items():
@@ -237,24 +210,20 @@ class TensorboardSink:
 class TrackioSink:
     """A trackio run."""
 
-    def __init__(
-        self,
-        folder: Path,
-        project: str,
-        run_name: str,
-        config: Mapping[str, Any],
-        resume_step: int | None,
-    ) -> None:
+    def __init__(self, folder: Path, config: Config, resume_step: int | None) -> None:
         import trackio  # pyright: ignore[reportMissingImports]
 
         resume = "never" if resume_step is None else "allow"
-        self._run = trackio.init(project=project, name=run_name, config=dict(config), resume=resume)
+        self._run = trackio.init(**_identity(folder, config), resume=resume)
 
     def write(self, step: int, row: Mapping[str, float]) -> None:
         self._run.log(dict(row), step=step)
 
     def close(self) -> None:
         self._run.finish()
+
+
+SINK_TYPES = {"wandb": WandbSink, "tensorboard": TensorboardSink, "trackio": TrackioSink}
 
 
 @contextlib.contextmanager
@@ -265,14 +234,10 @@ def _start(name: str) -> Iterator[None]:
     except ImportError as error:
         if error.name is not None and error.name.split(".")[0] != name:
             raise  # it is there, but something it needs is broken: its own message knows more
-        raise UserError(
-            f"report_to names {name}, which is not installed: run `pip install {name}` or set report_to=none."
-        ) from None
+        raise UserError(f"report_to needs {name}: `pip install {name}`, or set report_to=none.") from None
     except UserError:
         raise
     except Exception as error:
         text = str(error).strip().rstrip(".") or type(error).__name__
         remedy = "`wandb login` or WANDB_MODE=offline, or " if name == "wandb" else ""
-        raise UserError(
-            f"report_to names {name}, which could not start ({text}): try {remedy}report_to=none."
-        ) from error
+        raise UserError(f"report_to: {name} could not start ({text}): try {remedy}report_to=none.") from error

@@ -5,7 +5,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from types import TracebackType
 from typing import Self
 
 import rich
@@ -78,9 +77,7 @@ class Progress:
         return parts
 
     def line(self, step: int, row: Mapping[str, float], *, time_left: bool = True) -> str:
-        """`step 12/60  reward 0.53  accuracy 0.61  2,345 tokens/s  41 % MFU  1:42 left`, without what is not
-        known.
-        """
+        """`step 12/60  reward 0.53  accuracy 0.61  2,345 tokens/s  41 % MFU  1:42 left`, as far as known."""
         parts = [f"step {step}/{self._num_steps}"]
         shown = ("reward", "accuracy") if "reward" in row else ("loss",)
         parts += [f"{key} {row[key]:.2f}" for key in shown if key in row]
@@ -113,9 +110,7 @@ class Progress:
         self._stack.callback(setattr, shown, "surroundings", None)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

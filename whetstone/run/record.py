@@ -1,4 +1,7 @@
-"""run.json: version, commit, machine and command of each session of a run. Resuming appends an entry."""
+"""run.json: version, commit, machine and command of each session of a run. Resuming appends an entry.
+
+Also reads the other small files of a run folder.
+"""
 
 import importlib.metadata
 import json
@@ -12,7 +15,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from whetstone import __version__
+from whetstone.errors import UserError
 from whetstone.files import atomic_write
 from whetstone.terminal.log import STEP_LINES
 
@@ -27,8 +33,8 @@ def record_session(folder: Path, *, resumed_from: int | None = None, num_ranks: 
         "whetstone": __version__,
         "commit": commit(),
         "python": platform.python_version(),
-        "torch": _version("torch"),
-        "transformers": _version("transformers"),
+        "torch": version("torch"),
+        "transformers": version("transformers"),
         "machine": machine(),
         "num_ranks": num_ranks,
         "resumed_from_step": resumed_from,
@@ -41,11 +47,23 @@ def record_session(folder: Path, *, resumed_from: int | None = None, num_ranks: 
 
 def read_sessions(folder: Path) -> list[dict[str, Any]]:
     """The sessions of a run, the first one first; none where the file is missing or broken."""
-    try:
-        sessions = json.loads((folder / NAME).read_text(encoding="utf-8"))["sessions"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return []
+    sessions = (read_mapping(folder / NAME) or {}).get("sessions")
     return [entry for entry in sessions if isinstance(entry, dict)] if isinstance(sessions, list) else []
+
+
+def read_mapping(path: Path) -> dict[str, Any] | None:
+    """The mapping in a JSON or YAML file of a run; None where it is missing or broken."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        data = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def check_run_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise UserError(f"There is no run folder {folder}: give the folder of a run (outputs/quickstart).")
 
 
 def headline(session: dict[str, Any]) -> str:
@@ -91,15 +109,15 @@ def _command() -> str:
 
 def _git(folder: Path, *args: str) -> str | None:
     try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *args], capture_output=True, text=True, timeout=10, check=True
-        )
+        command = ["git", "-C", str(folder), *args]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):  # no git, no repository, or not ours to read
         return None
     return done.stdout.strip()
 
 
-def _version(package: str) -> str | None:
+def version(package: str) -> str | None:
+    """The version of an installed package; None where it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -1,7 +1,4 @@
-"""Build a training run: ranks, tasks, plan, model, updater, engine, evaluator, metrics.
-
-The TRL trainer uses the parts that it shares with our loop.
-"""
+"""Build a training run: ranks, tasks, plan, model, updater, engine, evaluator, metrics."""
 
 import contextlib
 import logging
@@ -9,11 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import rich
 import torch
 
 from whetstone.algorithm.losses import find_loss
-from whetstone.config import Config, LoadedConfig, Plan, flatten, ineffective_settings, make_plan
+from whetstone.config import Config, LoadedConfig, Plan, ineffective_settings, make_plan
 from whetstone.config.engine_traits import engine_traits
 from whetstone.engines import make_engine
 from whetstone.errors import UserError
@@ -39,16 +35,11 @@ from whetstone.run.folder import check_plan, open_run, run_dir, scratch_folder
 from whetstone.run.metrics import MetricsLog
 from whetstone.run.record import record_session
 from whetstone.run.timing import ThroughputMeter
-from whetstone.tasks.mixture import (
-    Mixture,
-    build_tasks,
-    check_gold,
-    eval_problems,
-    prepare_tasks,
-)
+from whetstone.tasks.mixture import Mixture, build_tasks, check_gold, eval_problems, prepare_tasks
 from whetstone.tasks.scoring.pool import Scorer
 from whetstone.terminal.log import log_ending, setup_logging
 from whetstone.terminal.stages import stage
+from whetstone.terminal.text import counted
 from whetstone.types import Problem
 from whetstone.update.updater import Updater
 
@@ -93,7 +84,7 @@ def build(
 ) -> tuple[TrainingRun, Checkpoint | None, float]:
     """The run, the checkpoint that it resumes from, and the seconds that it had run before."""
     config = loaded.config
-    folder, checkpoint, notes = open_run(config, ranks, is_restart=mesh.restarts() > 0, say=rich.print)
+    folder, checkpoint, notes = open_run(config, ranks, is_restart=mesh.restarts() > 0)
     folder = folder if ranks.is_main else stack.enter_context(scratch_folder())
     setup_logging(folder, is_main=ranks.is_main)
     stack.push(log_ending)
@@ -123,6 +114,8 @@ def build(
     stack.callback(source.close)
     if checkpoint is not None:
         source.load_state(scalars["source"])
+    metrics = MetricsLog(folder, config, resume_step=start_step, has_sinks=ranks.is_main)
+    stack.callback(metrics.close)
     run = TrainingRun(
         config=config,
         plan=plan,
@@ -134,7 +127,7 @@ def build(
         learning_signal=LearningSignal(config),
         updater=updater,
         evaluator=Evaluator(config, problems, collector, folder) if problems else None,
-        metrics=open_metrics(config, folder, checkpoint, stack, is_main=ranks.is_main),
+        metrics=metrics,
         throughput=ThroughputMeter(
             policy, num_iterations=plan.num_iterations, peak_tflops=config.measure.peak_tflops
         ),
@@ -226,22 +219,17 @@ def few_problems(config: Config, num_problems: int) -> list[str]:
     if not 0 < num_problems < FEW_PROBLEMS:
         return []
     low, high = wilson(0.5, num_problems)
-    asked = config.evaluation.eval_num_samples
     remedy = f"set eval_num_samples to {2 * FEW_PROBLEMS} or more"
-    if num_problems < asked:  # rows are only so many
+    if num_problems < config.evaluation.eval_num_samples:  # rows are only so many
         remedy = "give more rows, a larger eval_fraction, or an eval_path of their own"
-    plural = "problem" if num_problems == 1 else "problems"
     return [
-        f"The evaluation has {num_problems} {plural} only, so a measured 50 % may be anything from "
+        f"The evaluation has {counted(num_problems, 'problem')} only: a measured 50 % may be anything from "
         f"{100 * low:.0f} to {100 * high:.0f} %: {remedy}."
     ]
 
 
 def make_scorer(config: Config, ranks: Ranks = SINGLE) -> Any:
-    """The scorer of this rank; of tensor-parallel ranks only the first scores.
-
-    Checks the user's reward functions first, before a model is loaded.
-    """
+    """The scorer of this rank; only the first of tensor-parallel ranks scores. Checks reward functions."""
     check_reward_funcs(config)
     verify(config.tasks.reward_funcs)
     return Scorer(config) if ranks.is_first_of_tp else NullScorer()
@@ -264,25 +252,3 @@ def make_collector(
         ranks=policy.ranks,
         side_group=side_group,
     )
-
-
-def open_metrics(
-    config: Config,
-    folder: Path,
-    checkpoint: Checkpoint | None,
-    stack: contextlib.ExitStack,
-    *,
-    is_main: bool = True,
-) -> MetricsLog:
-    metrics = MetricsLog(
-        folder,
-        report_to=config.run.report_to if is_main else [],
-        project=config.run.wandb_project,
-        run_name=config.run.wandb_name or config.run.run_name or folder.name,
-        config=flatten(config),
-        logging_steps=config.run.logging_steps,
-        logging_first_step=config.run.logging_first_step,
-        resume_step=None if checkpoint is None else checkpoint.step,
-    )
-    stack.callback(metrics.close)
-    return metrics

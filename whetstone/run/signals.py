@@ -6,7 +6,7 @@ A launcher forwards a signal that the terminal has sent as well: repeats within 
 import signal
 import threading
 import time
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Self
 
 import rich
@@ -28,9 +28,7 @@ class StopRequest:
                 self._previous[number] = signal.signal(number, self._handle)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
@@ -40,8 +38,5 @@ class StopRequest:
                 raise KeyboardInterrupt
             return
         self.requested, self._requested_at = True, time.monotonic()
-        if not self._verbose:
-            return
-        rich.get_console().print(
-            "Stopping after this step, which is saved. Press again to stop at once and lose the step."
-        )
+        if self._verbose:
+            rich.get_console().print("Stopping after this step, which is saved; press again to lose it.")

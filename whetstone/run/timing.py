@@ -106,9 +106,8 @@ class ThroughputMeter:
         """The metrics of the step so far; `minibatches` are those of its update."""
         if self._num_tokens is None:
             local = sum(len(batch.token_ids) for minibatch in minibatches for batch in minibatch)
-            self._num_tokens = float(
-                all_reduce_data(self._ranks, torch.tensor(float(local * self._num_iterations)))
-            )
+            total = torch.tensor(float(local * self._num_iterations))
+            self._num_tokens = float(all_reduce_data(self._ranks, total))
         tokens = self._num_tokens
         seconds = self.timer.seconds["update"]
         metrics = {**self.timer.metrics(rollouts), "update_tokens_per_s": tokens / seconds}
@@ -120,9 +119,7 @@ class ThroughputMeter:
 
 
 def flops_per_token(trained: int, frozen: int) -> float:
-    """Operations per token, forward and backward: per parameter 2 for the output, 2 for the gradient of the
-    input, and 2 for its own gradient if it is trained.
-    """
+    """Per parameter 2 for the output, 2 for the input's gradient, and 2 for its own if it is trained."""
     return 6.0 * trained + 4.0 * frozen
 
 

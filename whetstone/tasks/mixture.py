@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from whetstone.config.curriculum import CurriculumSpec
 from whetstone.config.sections import Config
+from whetstone.config.tasks import CurriculumSpec
 from whetstone.errors import UserError
 from whetstone.seeds import seed
 from whetstone.tasks.base import Task

@@ -1,9 +1,7 @@
-"""The line that shows that a process is alive: where it is, how far, and since when.
+"""The line that shows that a process is alive: its stage (`stages.py`), how far, and since when.
 
-In a terminal one line below everything that is printed, redrawn several times a second by a thread, so that
-its clock goes on while a long forward pass runs. Elsewhere (a pipe, a file) a plain line after ten seconds of
-one stage, then at growing intervals. Shows the stages of `stages.py` and what `progress.py` puts around them;
-measures nothing.
+In a terminal it is redrawn by a thread, so that its clock goes on during a long forward pass. In a pipe or a
+file it is a plain line after ten seconds of one stage, then at growing intervals.
 """
 
 import contextlib
@@ -11,7 +9,6 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Protocol, Self
 
 import rich
@@ -61,9 +58,7 @@ class Display:
             self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         if self._live is not None:
             self._live.stop()
@@ -74,9 +69,9 @@ class Display:
         """`12/60 steps  sampling 37/128  0:12  1:42 left`; what does not fit in `width` is left out."""
         threads = active()
         parts = [self.surroundings.before()] if self.surroundings is not None else []
-        parts += [_chain(stages) for stages in threads]
+        parts += [": ".join(map(str, stages)) for stages in threads]  # evaluation at step 10: sampling 3/8
         if threads:
-            parts.append(duration(int(now - threads[0][0].begun)))
+            parts.append(duration(int(now - threads[0][0].started_at)))
         for part in [] if self.surroundings is None else self.surroundings.after():
             if width is None or len("  ".join([*parts, part])) <= width:
                 parts.append(part)
@@ -94,25 +89,19 @@ class Display:
         pause = due = 0.0
         while not self._over.wait(min(1.0, self._first_line_s / 2)):
             now, threads = time.monotonic(), active()
-            outermost = threads[0][0] if threads else None
-            if outermost is None:
+            if not threads:
                 continue
-            if outermost is not shown:
-                shown, pause = outermost, self._first_line_s
-                due = outermost.begun + pause
+            if threads[0][0] is not shown:
+                shown, pause = threads[0][0], self._first_line_s
+                due = shown.started_at + pause
             if now >= due:
                 say(f"  {self.line(now)}", console=self._console)
                 pause = min(2 * pause, LONGEST_PAUSE_S)
                 due = now + pause
 
 
-def _chain(stages: list[Stage]) -> str:
-    """`evaluation at step 10: sampling 37/128`"""
-    return ": ".join(str(entry) for entry in stages)
-
-
 def _can_redraw(console: Console) -> bool:
-    """A pipe that is to be coloured (FORCE_COLOR) is called a terminal, but keeps every line drawn."""
+    """A pipe with FORCE_COLOR is called a terminal, but keeps every line drawn."""
     is_forced = bool(os.environ.keys() & {"FORCE_COLOR", "TTY_COMPATIBLE"})
     return console.is_interactive and (console.file.isatty() or not is_forced)
 

@@ -1,7 +1,4 @@
-"""Errors of the machine as sentences: full disk, file-size limit, missing working directory or /proc.
-
-Recognizes errors that other code raised; changes nothing.
-"""
+"""Errors of the machine as sentences: full disk, file-size limit, missing working directory or /proc."""
 
 import errno
 import os

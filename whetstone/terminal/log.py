@@ -1,8 +1,6 @@
 """training.log and the terminal: where the messages of a run go, and the sentence that ends it.
 
-Messages of the package go to both. What transformers and the hub client say about their own business
-(sequence lengths that we check ourselves, repeated requests) goes to the file alone. Control characters are
-written out in both.
+Messages of transformers and the hub client go to the file alone. Control characters are written out in both.
 """
 
 import contextlib
@@ -11,7 +9,6 @@ import os
 import traceback
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import rich
 
@@ -30,10 +27,7 @@ LIBRARIES = ("transformers", "huggingface_hub", "httpx", "datasets", "accelerate
 def setup_logging(
     run_folder: str | os.PathLike[str], *, is_main: bool = True, name: str = "training.log"
 ) -> logging.Logger:
-    """Send the package's log to the file `name` (time stamped, appended) and to the terminal (as it is).
-
-    A rank that does not speak leaves the terminal, all of it, to the one that does.
-    """
+    """Send the log to the file `name` (appended, with times) and, on the main rank, to the terminal."""
     rich.get_console().quiet = not is_main
     folder = Path(run_folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -97,12 +91,8 @@ class _TerminalHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if record.name == STEP_LINES:
             return
-        style: dict[int, Any] = {
-            logging.WARNING: "yellow",
-            logging.ERROR: "bold red",
-            logging.CRITICAL: "bold red",
-        }
+        style = {logging.WARNING: "yellow", logging.ERROR: "bold red"}.get(record.levelno)
         try:
-            say(self.format(record), style=style.get(record.levelno))
+            say(self.format(record), style=style)
         except Exception:  # logging's rule: a message that cannot be shown never stops the program
             self.handleError(record)

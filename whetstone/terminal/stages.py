@@ -1,11 +1,10 @@
-"""What the process is doing at the moment: named stages with a count, for whoever shows them.
+"""What the process is doing at the moment: named stages with a count, shown by `display.py`.
 
     with stage("sampling", total=128):
         for sample in engine.generate(...):
             advance()
 
-A stage costs a list entry and a count costs an addition, whether somebody looks (`display.py`) or not. Stages
-nest, and each thread has its own. Prints nothing.
+Stages nest, and each thread has its own.
 """
 
 import contextlib
@@ -20,7 +19,7 @@ class Stage:
     name: str
     total: int | None
     count: int = 0
-    begun: float = field(default_factory=time.monotonic)
+    started_at: float = field(default_factory=time.monotonic)
     thread: int = field(default_factory=threading.get_ident)
 
     def __str__(self) -> str:

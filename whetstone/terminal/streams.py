@@ -1,9 +1,4 @@
-"""Standard output and error that cannot end a run.
-
-`open_missing` gives a process that was started with closed descriptors `/dev/null` in their place, so that no
-file of the run gets the number of a standard stream. Inside `steady_streams` a stream that fails (`| head`, a
-full device, a terminal that is gone) is replaced by `/dev/null` once, and the run goes on.
-"""
+"""Standard output and error that cannot end a run: a stream that is closed or fails becomes `/dev/null`."""
 
 import contextlib
 import os
@@ -24,9 +19,8 @@ def open_missing() -> None:
     for number, name in NAMES.items():
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115
-        with contextlib.suppress(
-            AttributeError, ValueError
-        ):  # a stand-in of a test has no encoding to change
+        # A replacement in a test has no encoding to change.
+        with contextlib.suppress(AttributeError, ValueError):
             getattr(sys, name).reconfigure(errors="backslashreplace")
 
 

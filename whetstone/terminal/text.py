@@ -26,6 +26,11 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
+def cut(text: str, width: int) -> str:
+    """At most `width` characters; the last is `…` where more follow."""
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
 def escape_controls(text: str) -> str:
     """The same text with every control character written out: `\\x1b[31m`, `\\r`, `\\u202e`."""
     return _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
@@ -44,8 +49,6 @@ def _wrap_line(line: str, width: int, indent: int | None) -> str:
         return line
     own = len(line) - len(line.lstrip())
     rest = " " * (own + 2 if indent is None else indent)
-    return "\n".join(
-        textwrap.wrap(
-            line, max(20, width), subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
-        )
-    )
+    wrapper = textwrap.TextWrapper(max(20, width), subsequent_indent=rest, break_long_words=False)
+    wrapper.break_on_hyphens = False
+    return wrapper.fill(line)

@@ -59,19 +59,9 @@ def evaluate(run: TrlRun, step: int) -> EvalResult | None:
 
 
 # TRL's metric -> ours. Metrics of the rollouts are computed from the groups.
-METRIC_NAMES = {
-    "loss": "loss",
-    "grad_norm": "grad_norm",
-    "learning_rate": "learning_rate",
-    "kl": "kl",
-    "entropy": "entropy",
-    "entropy_coef": "entropy_coef",
-    "clip_ratio/region_mean": "clip_ratio/region_mean",
-    "clip_ratio/low_mean": "clip_ratio/low_mean",
-    "clip_ratio/high_mean": "clip_ratio/high_mean",
-    "num_tokens": "num_tokens",
-    "cispo_clip_ratio": "clip_ratio/region_mean",
-}
+_CLIP = ("clip_ratio/region_mean", "clip_ratio/low_mean", "clip_ratio/high_mean")
+_SAME = ("loss", "grad_norm", "learning_rate", "kl", "entropy", "entropy_coef", "num_tokens", *_CLIP)
+METRIC_NAMES = {name: name for name in _SAME} | {"cispo_clip_ratio": "clip_ratio/region_mean"}
 
 
 class TrlCallback(TrainerCallback):
@@ -110,13 +100,8 @@ class TrlCallback(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         if "loss" not in logs:  # the sum-up at the end
             return
-        self.logs.append(
-            {
-                METRIC_NAMES[key]: value
-                for key, value in logs.items()
-                if key in METRIC_NAMES and value is not None
-            }
-        )
+        known = {key: value for key, value in logs.items() if key in METRIC_NAMES and value is not None}
+        self.logs.append({METRIC_NAMES[key]: value for key, value in known.items()})
         if self._ends_batch(state.global_step):
             step, plan = state.global_step, self.run.plan
             row = self._row(step)
@@ -142,16 +127,14 @@ class TrlCallback(TrainerCallback):
         return {**row, **rewards.scorer.custom_metrics, **self._times(groups)}
 
     def _times(self, groups: list[Group]) -> dict[str, float]:
-        rewards, tokens = (
-            self.run.rewards,
-            sum(len(r.completion.token_ids) for g in groups for r in g.rollouts),
-        )
-        now, rollout_s = time.monotonic(), rewards.begun - self.step_started
+        tokens = sum(len(r.completion.token_ids) for g in groups for r in g.rollouts)
+        rewards = self.run.rewards
+        now, rollout_s = time.monotonic(), rewards.started_at - self.step_started
         return {
             "time/rollout": rollout_s,
-            "time/reward_wait": rewards.ended - rewards.begun,
+            "time/reward_wait": rewards.ended_at - rewards.started_at,
             "time/weight_sync": 0.0,  # it samples from the weights that it trains
-            "time/update": self.updated - rewards.ended,
+            "time/update": self.updated - rewards.ended_at,
             "time/eval": now - self.updated,
             "step_time": now - self.step_started,
             "tokens_per_s": tokens / (self.updated - self.step_started),

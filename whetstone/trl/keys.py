@@ -1,7 +1,6 @@
 """Each key of the configuration under TRL: passed on, converted, handled here, or refused.
 
-A key in none of these tables is refused unless it is at its default, so none is ignored silently. Imports
-nothing of TRL.
+A key in none of these tables is refused unless it is at its default, so none is ignored silently.
 """
 
 from pathlib import Path
@@ -82,33 +81,26 @@ def check_keys(config: Config) -> None:
             raise _refusal(key, value, reason, defaults[key])
     for name, spec in config.tasks.datasets.items():
         if spec.curriculum is not None:
-            raise _refusal(
-                f"datasets.{name}.curriculum", "true", "TRL fixes its problems beforehand", "false"
-            )
+            key = f"datasets.{name}.curriculum"
+            raise _refusal(key, "true", "TRL fixes its problems beforehand", "false")
     loss = config.loss
     if loss.loss_type not in LOSSES or LOSSES[loss.loss_type].trl is None:
         raise _refusal("loss_type", loss.loss_type, "TRL has no such loss", "dapo")
     if loss.kl_reference == "rollout":
         raise _refusal("kl_reference", "rollout", "TRL has no KL against the policy that sampled", "base")
     if loss.kl_reference == "moving" and config.model.use_peft:
-        raise _refusal(
-            "kl_reference", "moving", "TRL keeps no moving reference beside a LoRA adapter", "base"
-        )
+        raise _refusal("kl_reference", "moving", "TRL has no moving reference beside LoRA", "base")
     if config.rollout.num_generations < 2:
         raise _refusal("num_generations", 1, "TRL needs at least two completions of a prompt", 8)
 
 
 def _refusal(key: str, value: Any, reason: str, instead: Any) -> UserError:
-    return UserError(
-        f"{key}: {value} can't be had with trainer: trl, since {reason}: set {key}={instead}, or "
-        "trainer=whetstone."
-    )
+    remedy = f"set {key}={instead}, or trainer=whetstone"
+    return UserError(f"{key}: {value} is not possible with trainer: trl, since {reason}: {remedy}.")
 
 
 def trl_arguments(config: Config, plan: Plan, folder: Path, device: torch.device) -> dict[str, Any]:
-    """What GRPOConfig is made of, so that TRL does the plan's work: no shuffling, saving or reporting of its
-    own.
-    """
+    """The arguments of GRPOConfig for the plan: no shuffling, saving or reporting of TRL's own."""
     flat, loss, is_cpu = flatten(config), config.loss, device.type == "cpu"
     per_device, accumulation = _batch_sizes(config, plan)
     return {

@@ -1,7 +1,6 @@
-"""Problems in, rewards out: our mixture as TRL's dataset, our scorer as its reward function.
+"""Our mixture as TRL's dataset, our scorer as its reward function.
 
-The prompts become the very tokens that our own trainer sees. Knows TRL's conventions but imports nothing of
-it.
+The prompts become the very tokens that our own trainer sees. Imports nothing of TRL.
 """
 
 import copy
@@ -39,9 +38,7 @@ class Problems:
         return {"index": columns["index"], "prompt": [self.prompt(problem) for problem in problems]}
 
     def prompt(self, problem: Problem) -> Any:
-        """What TRL makes our tokens of: messages for its chat template (which brings the special tokens), or
-        a bare text, to which it adds them.
-        """
+        """Messages for TRL's chat template, or a bare text, to which TRL adds the special tokens."""
         if self.config.model.apply_chat_template:
             return self.chat.messages(problem)
         return self.chat.prompt(problem)
@@ -79,40 +76,25 @@ class Rewards:
         self.problems, self.scorer = problems, scorer
         self.stops, self.num_generations = frozenset(stops), num_generations
         self.groups: list[Group] = []
-        self.begun = self.ended = 0.0
+        self.started_at = self.ended_at = 0.0
 
     def reward(self, *, completion_ids: list[list[int]], index: list[int], **_: Any) -> list[float]:
         """The combined reward of every completion; TRL gives all completions of a problem in a row."""
-        self.begun = time.monotonic()
+        self.started_at = time.monotonic()
         chat, problems = self.problems.chat, [self.problems.problem(number) for number in index]
         texts = [chat.decode(ids) for ids in completion_ids]
         ends = [Finish.STOP if ids[-1] in self.stops else Finish.LENGTH for ids in completion_ids]
         for problem, ids, text, end in zip(problems, completion_ids, texts, ends, strict=True):
-            truncated = end is Finish.LENGTH
-            self.scorer.submit(
-                ScoringRequest(problem=problem, text=text, completion_ids=ids, truncated=truncated)
-            )
-        scores = self.scorer.gather()
-        rollouts = [
-            Rollout(
-                prompt_ids=chat.encode(problem),
-                completion=Completion(
-                    token_ids=tuple(ids),
-                    logprobs=(float("nan"),) * len(ids),  # TRL's generate keeps none
-                    finish=end,
-                    policy_version=0,
-                ),
-                text=text,
-                score=score,
-            )
-            for problem, ids, text, end, score in zip(
-                problems, completion_ids, texts, ends, scores, strict=True
-            )
-        ]
+            cut = end is Finish.LENGTH
+            self.scorer.submit(ScoringRequest(problem=problem, text=text, completion_ids=ids, truncated=cut))
+        scores, rollouts = self.scorer.gather(), []
+        for problem, ids, text, end, score in zip(problems, completion_ids, texts, ends, scores, strict=True):
+            unknown = (float("nan"),) * len(ids)  # TRL's generate keeps no logprobs
+            completion = Completion(token_ids=tuple(ids), logprobs=unknown, finish=end, policy_version=0)
+            prompt = chat.encode(problem)
+            rollouts.append(Rollout(prompt_ids=prompt, completion=completion, text=text, score=score))
         size = self.num_generations
-        self.groups = [
-            Group(problem=problems[i], rollouts=tuple(rollouts[i : i + size]))
-            for i in range(0, len(rollouts), size)
-        ]
-        self.ended = time.monotonic()
+        starts = range(0, len(rollouts), size)
+        self.groups = [Group(problem=problems[i], rollouts=tuple(rollouts[i : i + size])) for i in starts]
+        self.ended_at = time.monotonic()
         return [score.reward for score in scores]

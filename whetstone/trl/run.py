@@ -21,8 +21,9 @@ from whetstone.model.sharded import model_writer
 from whetstone.report.results import write_results
 from whetstone.run.checkpoint import Checkpoint, save_model
 from whetstone.run.folder import open_run
+from whetstone.run.metrics import MetricsLog
 from whetstone.run.record import record_session
-from whetstone.run.setup import build_tasks_and_plan, make_collector, make_scorer, open_metrics
+from whetstone.run.setup import build_tasks_and_plan, make_collector, make_scorer
 from whetstone.run.signals import StopRequest
 from whetstone.terminal.log import log_ending, setup_logging
 from whetstone.terminal.stages import stage
@@ -34,9 +35,7 @@ logger = logging.getLogger("whetstone")
 
 
 def train_with_trl(loaded: LoadedConfig) -> dict[str, Any]:
-    """Run a configuration to its end, or to a stop that was asked for; returns what train_results.json
-    holds.
-    """
+    """Run a configuration to its end or a requested stop; returns the content of train_results.json."""
     config = loaded.config
     check_keys(config)
     _require_trl()
@@ -76,7 +75,8 @@ def build(config: Config, folder: Path, checkpoint: Checkpoint | None, stack: co
     with stage("loading the model"):
         policy = load_policy(config.model.model_copy(update={"bf16": False}))
     collector = make_collector(config, policy, scorer, stack)
-    metrics = open_metrics(config, folder, checkpoint, stack)
+    metrics = MetricsLog(folder, config, resume_step=None if checkpoint is None else checkpoint.step)
+    stack.callback(metrics.close)
     problems = Problems(tasks, Chat(policy.tokenizer, config.model), config, policy.max_length)
     return TrlRun(
         config=config,
@@ -108,9 +108,7 @@ def make_trainer(run: TrlRun, callback: "TrlCallback | None" = None) -> Any:
         )
     except (ValueError, ImportError) as error:
         reason = " ".join(str(error).split()).rstrip(".")
-        raise UserError(
-            f"TRL refuses this configuration ({reason}): change it, or set trainer=whetstone."
-        ) from error
+        raise UserError(f"TRL rejects this ({reason}): change it, or set trainer=whetstone.") from error
     trainer.remove_callback(PrinterCallback)
     return trainer
 

@@ -3,10 +3,9 @@
 import argparse
 from pathlib import Path
 
-from whetstone.commands.parser import CommandParser, add_settings, positive_int, source_and_settings
+from whetstone.commands.parser import CommandParser, add_settings, number, source_and_settings
 from whetstone.errors import UserError
 
-SUMMARY = "train a grid of variants and seeds; a table and a plot of the results"
 DESCRIPTION = """
 Train CONFIG once for every combination of the keys that have several values, separated by commas. Other
 settings hold for all runs. Lists in brackets and quoted text are one value. Results are means over seed.
@@ -24,10 +23,8 @@ whet compare --table outputs/compare
 
 def add_arguments(parser: CommandParser) -> None:
     add_settings(parser)
-    parser.add_argument("--jobs", type=positive_int, default=1, metavar="N", help="runs at the same time")
-    parser.add_argument(
-        "--table", metavar="FOLDER", help="write the table of an earlier comparison again; run nothing"
-    )
+    parser.add_argument("--jobs", type=number(int, 1), default=1, metavar="N", help="runs at the same time")
+    parser.add_argument("--table", metavar="FOLDER", help="only write the table of an earlier comparison")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -41,7 +38,5 @@ def run(args: argparse.Namespace) -> None:
         write_table(read_grid(Path(args.table)), failed={})
         return
     if source is None:
-        raise UserError(
-            "Name a configuration first: `whet compare quickstart loss_type=grpo,dapo seed=1,2,3`."
-        )
+        raise UserError("Name a configuration first: `whet compare quickstart loss_type=grpo,dapo seed=1,2`.")
     compare(source, settings, jobs=args.jobs)

@@ -23,16 +23,22 @@ from pathlib import Path
 from typing import IO
 
 import rich
-import yaml
 
 from whetstone.commands.compare.plot import draw
 from whetstone.commands.compare.progress import Progress
-from whetstone.commands.compare.results import Cell, cell_results, make_results, markdown_table, show_table
-from whetstone.commands.compare.variants import versus_first
+from whetstone.commands.compare.results import (
+    Cell,
+    cell_results,
+    make_results,
+    markdown_table,
+    show_table,
+    versus_first,
+)
 from whetstone.config import flatten, load
 from whetstone.errors import UserError
 from whetstone.files import atomic_write, json_safe
 from whetstone.run.folder import RESUME_SAFE_KEYS
+from whetstone.run.record import read_mapping
 from whetstone.run.signals import StopRequest
 
 # `RESUME_SAFE_KEYS` do not change what a run computes, but these change where it ends or what is measured.
@@ -48,18 +54,19 @@ class Grid:
     folder: Path
     cells: list[Cell]
 
+    def run_path(self, cell: Cell) -> Path:
+        return self.folder / "runs" / cell.name
+
+    def log_path(self, cell: Cell) -> Path:
+        return self.folder / "logs" / f"{cell.name}.log"
+
 
 @dataclass
 class RunningCell:
-    """A cell whose process is running."""
-
     cell: Cell
     process: subprocess.Popen[bytes]
     log: IO[bytes]
     started_at: float = field(default_factory=time.monotonic)
-
-
-# ---- the grid from arguments -------------------------------------------------------------------------------
 
 
 def split_top(text: str, separator: str) -> list[str]:
@@ -81,15 +88,15 @@ def split_top(text: str, separator: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def parse_grid(source: str, words: Sequence[str]) -> Grid:
-    """CONFIG and `key=value` words -> cells; every cell's configuration is checked before anything runs."""
-    axes: dict[str, list[tuple[str, list[str]]]] = {}  # key -> (its name in the variant, its words)
+def parse_grid(source: str, arguments: Sequence[str]) -> Grid:
+    """CONFIG and `key=value` arguments -> cells; every cell's configuration is checked before any runs."""
+    axes: dict[str, list[tuple[str, list[str]]]] = {}  # key -> (its name in the variant, its settings)
     common: list[str] = []
     name = "compare"
-    for word in words:
-        key, equals, text = word.removeprefix("--").partition("=")
+    for argument in arguments:
+        key, equals, text = argument.removeprefix("--").partition("=")
         if not equals:
-            raise UserError(f"'{word}' is not understood: write key=value or key=one,another.")
+            raise UserError(f"'{argument}' is not understood: write key=value or key=one,another.")
         if key == "variant":
             axes[key] = [_variant(entry) for entry in split_top(text, ";") if entry]
             continue
@@ -101,7 +108,7 @@ def parse_grid(source: str, words: Sequence[str]) -> Grid:
         elif len(values) == 1:
             common.append(f"{key}={text}")
         elif "" in values:
-            raise UserError(f"{word} has an empty value: write {key}=one,another without a comma at the end.")
+            raise UserError(f"{argument} has an empty value: write {key}=one,another without a last comma.")
         else:
             axes[key] = [(f"{key}={value}", [f"{key}={value}"]) for value in values]
     folder = Path(load(source, common).config.run.output_dir) / name
@@ -117,10 +124,8 @@ def _variant(entry: str) -> tuple[str, list[str]]:
     except ValueError:
         raise UserError(f"The variant '{entry}' has an open quote: close it.") from None
     if not words or any("=" not in word for word in words):
-        raise UserError(
-            f"The variant '{entry}' is not understood: write "
-            'variant="NAME: key=value key=value; NAME: ...".'
-        )
+        usage = 'variant="NAME: key=value key=value; NAME: ..."'
+        raise UserError(f"The variant '{entry}' is not understood: write {usage}.")
     return (match.group(1).strip() if match else " ".join(words)), words
 
 
@@ -129,9 +134,7 @@ def _cells(
 ) -> list[Cell]:
     seeds = axes.pop("seed", [("", [])])
     if not axes and len(seeds) == 1:
-        raise UserError(
-            "There is nothing to compare: give a key several values, such as loss_type=grpo,dapo seed=1,2,3."
-        )
+        raise UserError("There is nothing to compare: give a key several values, such as seed=1,2,3.")
     cells = []
     for choice in itertools.product(*axes.values()):
         variant = " ".join(label for label, _ in choice) or Path(source).stem
@@ -141,18 +144,13 @@ def _cells(
             words = [*common, *settings, *seed_words]
             config = load(source, words).config
             if config.evaluation.eval_num_samples == 0 or config.evaluation.eval_only:
-                raise UserError(
-                    "A comparison trains and measures: set eval_num_samples above 0 and eval_only=false."
-                )
+                raise UserError("A comparison needs eval_num_samples above 0 and eval_only=false.")
             cells.append(Cell(name=name, variant=variant, seed=config.run.seed, words=words))
     names = [cell.name for cell in cells]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise UserError(f"The comparison holds {twice} twice: give every value or variant name once.")
     return cells
-
-
-# ---- running it --------------------------------------------------------------------------------------------
 
 
 def compare(source: str, settings: Sequence[str], *, jobs: int = 1) -> dict:
@@ -178,16 +176,12 @@ def read_grid(folder: Path) -> Grid:
     try:
         document = json.loads((folder / "grid.json").read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
-        raise UserError(
-            f"{folder} holds no comparison: give the folder that `whet compare` wrote, like outputs/compare."
-        ) from None
+        raise UserError(f"{folder} holds no comparison: give the folder that `whet compare` wrote.") from None
     return Grid(source=document["source"], folder=folder, cells=[Cell(**cell) for cell in document["cells"]])
 
 
 def run_cells(grid: Grid, jobs: int) -> tuple[dict[str, str], bool]:
-    """Run what is not done, `jobs` at once. Returns the failed cells with the last line of their log, and
-    whether a stop was asked for.
-    """
+    """Run what is not done, `jobs` at once; returns failed cells with the end of their log."""
     progress = Progress(grid.source, grid.cells, grid.folder / "runs", jobs)
     waiting = [cell for cell in grid.cells if not is_done(grid, cell)]
     progress.begin(len(waiting))
@@ -214,7 +208,7 @@ def run_cells(grid: Grid, jobs: int) -> tuple[dict[str, str], bool]:
                     if entry.process.returncode == 0:
                         progress.finished(entry.cell, time.monotonic() - entry.started_at)
                     elif not stop.requested:
-                        failed[entry.cell.name] = last_line(log_path(grid, entry.cell))
+                        failed[entry.cell.name] = last_line(grid.log_path(entry.cell))
                         progress.failed(entry.cell, failed[entry.cell.name])
         finally:
             progress.end()
@@ -227,20 +221,14 @@ def run_cells(grid: Grid, jobs: int) -> tuple[dict[str, str], bool]:
 
 def is_done(grid: Grid, cell: Cell) -> bool:
     """Whether the cell's run has ended with the configuration that is asked for now."""
-    return (run_path(grid, cell) / "train_results.json").is_file() and _is_same(grid, cell)
+    return (grid.run_path(cell) / "train_results.json").is_file() and _is_same(grid, cell)
 
 
 def _is_same(grid: Grid, cell: Cell) -> bool:
-    path = run_path(grid, cell) / "config.yaml"
-    if not path.is_file():
-        return False
-    before, now = (
-        yaml.safe_load(path.read_text(encoding="utf-8")),
-        flatten(load(grid.source, cell.words).config),
-    )
-    return all(
-        key in before and before[key] == now[key] for key in now if key not in RESUME_SAFE_KEYS - RESULT_KEYS
-    )
+    before = read_mapping(grid.run_path(cell) / "config.yaml") or {}
+    now = flatten(load(grid.source, cell.words).config)
+    decisive = [key for key in now if key not in RESUME_SAFE_KEYS - RESULT_KEYS]
+    return all(key in before and before[key] == now[key] for key in decisive)
 
 
 def _start(grid: Grid, cell: Cell, jobs: int) -> RunningCell:
@@ -248,7 +236,7 @@ def _start(grid: Grid, cell: Cell, jobs: int) -> RunningCell:
     resume = "auto_resume=true" if _is_same(grid, cell) else "auto_resume=false"
     # Quoted, since values are read as YAML: a cell may be called 1 or true.
     folders = [f"output_dir={json.dumps(str(grid.folder / 'runs'))}", f"run_name={json.dumps(cell.name)}"]
-    path = log_path(grid, cell)
+    path = grid.log_path(cell)
     path.parent.mkdir(parents=True, exist_ok=True)
     log = path.open("ab")
     environment = dict(os.environ)
@@ -266,28 +254,17 @@ def _start(grid: Grid, cell: Cell, jobs: int) -> RunningCell:
     return RunningCell(cell=cell, process=process, log=log)
 
 
-def run_path(grid: Grid, cell: Cell) -> Path:
-    return grid.folder / "runs" / cell.name
-
-
-def log_path(grid: Grid, cell: Cell) -> Path:
-    return grid.folder / "logs" / f"{cell.name}.log"
-
-
 def last_line(path: Path) -> str:
     """The last line of a log that says anything: of a failed run, its error."""
     lines = [line.strip() for line in path.read_text(encoding="utf-8", errors="replace").splitlines()]
     return next((line for line in reversed(lines) if line), "it wrote nothing")
 
 
-# ---- the results -------------------------------------------------------------------------------------------
-
-
 def write_table(grid: Grid, failed: dict[str, str]) -> dict:
     """table.md, results.json and compare.png from the runs that have ended; printed too."""
-    ended = {cell.name: cell_results(run_path(grid, cell)) for cell in grid.cells}
+    folders = {cell.name: grid.run_path(cell) for cell in grid.cells}
+    ended = {name: cell_results(folder) for name, folder in folders.items()}
     results = make_results(grid.source, grid.cells, ended, failed)
-    folders = {cell.name: run_path(grid, cell) for cell in grid.cells}
     if not results["variants"]:
         if failed:
             return results

@@ -1,7 +1,7 @@
 """compare.png: how accuracy rose in every variant, and where it ended.
 
-Left, the mean over seeds at every evaluation, the band from the lowest to the highest seed. Right, the final
-accuracy with its 95 % interval over seeds, each seed a dot. Reads metrics.jsonl of the runs; runs nothing.
+Left, means over seeds, banded from the lowest to the highest seed. Right, the final accuracy with its 95 %
+interval over seeds, each seed a dot.
 """
 
 from collections.abc import Mapping
@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from whetstone.report.plots import chart_style
 from whetstone.run.metrics import read_rows
 
 INK, MUTED, LINE = "#1d2327", "#6b7378", "#e4e2dc"
@@ -17,37 +18,21 @@ COLOURS = (
     "#c2a83e",
 )  # fmt: skip
 STYLE: dict[Any, Any] = {
+    **chart_style(INK, MUTED, LINE),
     "font.size": 9,
-    "text.color": INK,
-    "axes.edgecolor": LINE,
-    "axes.labelcolor": MUTED,
     "axes.titlecolor": INK,
     "axes.titlesize": 10,
     "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": LINE,
     "grid.linewidth": 0.7,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "ytick.major.size": 0,
-    "legend.frameon": False,
-    "legend.fontsize": 8,
 }
 
 
 def curve(folders: list[Path]) -> dict[int, list[float]]:
     """Step -> accuracy of every run, at the steps where all of them were evaluated."""
-    runs = [
-        {
-            row["step"]: row["accuracy"]
-            for row in read_rows(folder / "metrics.jsonl")
-            if row["kind"] == "eval" and "accuracy" in row
-        }
-        for folder in folders
-    ]
+    runs = []
+    for folder in folders:
+        rows = [row for row in read_rows(folder / "metrics.jsonl") if row["kind"] == "eval"]
+        runs.append({row["step"]: row["accuracy"] for row in rows if "accuracy" in row})
     steps = sorted(set.intersection(*(set(run) for run in runs)))
     return {step: [run[step] for run in runs] for step in steps}
 
@@ -101,11 +86,11 @@ def _highest(variant: Mapping[str, Any]) -> float:
     return max(*dots, variant["accuracy_after"]["mean"], variant["accuracy_after"]["high"] or 0.0)
 
 
-def _draw_bar(axes: Any, variant: Mapping[str, Any], place: int, colour: str) -> None:
+def _draw_bar(axes: Any, variant: Mapping[str, Any], row: int, colour: str) -> None:
     after = variant["accuracy_after"]
-    axes.barh(place, 100 * after["mean"], height=0.55, color=colour, alpha=0.75)
+    axes.barh(row, 100 * after["mean"], height=0.55, color=colour, alpha=0.75)
     if after["low"] is not None:
         around = [[100 * (after["mean"] - after["low"])], [100 * (after["high"] - after["mean"])]]
-        axes.errorbar(100 * after["mean"], place, xerr=around, color=INK, capsize=3, linewidth=1.1)
+        axes.errorbar(100 * after["mean"], row, xerr=around, color=INK, capsize=3, linewidth=1.1)
     dots = [100 * run["accuracy_after"]["mean"] for run in variant["seeds"]]
-    axes.scatter(dots, [place] * len(dots), s=14, color="white", edgecolors=INK, linewidths=0.8, zorder=3)
+    axes.scatter(dots, [row] * len(dots), s=14, color="white", edgecolors=INK, linewidths=0.8, zorder=3)

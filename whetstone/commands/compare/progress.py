@@ -1,7 +1,4 @@
-"""What `whet compare` says while it runs: a header, where each run is, how it ended, the time left.
-
-Reads metrics.jsonl of the runs that go on. Starts and stops nothing.
-"""
+"""What `whet compare` prints while it runs: a header, where each run is, how it ended, the time left."""
 
 import time
 from collections.abc import Sequence
@@ -13,13 +10,14 @@ from rich.status import Status
 from whetstone.commands.compare.results import Cell, cell_results
 from whetstone.config import load
 from whetstone.run.metrics import read_rows
+from whetstone.terminal.text import counted
 
 REFRESH_S = 1.0  # in a terminal
 LINE_S = 30.0  # in a pipe or a file, where a line stays
 
 
 class Progress:
-    """Words about the cells of a comparison, whose run folders lie in `runs`."""
+    """Messages about the cells of a comparison, whose run folders lie in `runs`."""
 
     def __init__(self, source: str, cells: Sequence[Cell], runs: Path, jobs: int) -> None:
         self._source, self._cells, self._runs, self._jobs = source, list(cells), runs, jobs
@@ -27,14 +25,13 @@ class Progress:
         self._status: Status | None = None
         self._ended = 0
         self._seconds: list[float] = []  # of the runs that ended well
-        self._told = time.monotonic()
-        self._seen = time.monotonic()
+        self._printed_at = self._looked_at = time.monotonic()
 
     def begin(self, num_waiting: int) -> None:
         """The header, before the first run is started. `num_waiting`: runs that are not done yet."""
-        variants = len({cell.variant for cell in self._cells})
-        seeds = len({cell.seed for cell in self._cells})
-        text = f"{_count(len(self._cells), 'run')}: {_count(variants, 'variant')} x {_count(seeds, 'seed')}"
+        variants = counted(len({cell.variant for cell in self._cells}), "variant")
+        seeds = counted(len({cell.seed for cell in self._cells}), "seed")
+        text = f"{counted(len(self._cells), 'run')}: {variants} x {seeds}"
         text += f", {self._jobs} at a time" if self._jobs > 1 else ""
         done = len(self._cells) - num_waiting
         text += f"; {done} of them are done" if done else ""
@@ -49,20 +46,19 @@ class Progress:
             self._status.stop()
             self._status = None
 
-    def look(self, going: Sequence[tuple[Cell, float]]) -> None:
+    def look(self, running: Sequence[tuple[Cell, float]]) -> None:
         """Where the running cells are; each with the time.monotonic() of its start."""
         now = time.monotonic()
-        if now - self._seen < REFRESH_S or (self._status is None and now - self._told < LINE_S):
+        if now - self._looked_at < REFRESH_S or (self._status is None and now - self._printed_at < LINE_S):
             return
-        self._seen = now
-        places = [self._place(cell, begun) for cell, begun in going]
-        waiting = len(self._cells) - self._ended - len(going)
-        shares = [(share, now - begun) for (_, share), (_, begun) in zip(places, going, strict=True)]
-        left = self._left(waiting, shares)
-        text = "; ".join(words for words, _ in places) + (f"; {left}" if left else "")
+        self._looked_at = now
+        states = [self._state(cell, now - started_at) for cell, started_at in running]
+        waiting = len(self._cells) - self._ended - len(running)
+        left = self._left(waiting, [(share, seconds) for _, share, seconds in states])
+        text = "; ".join(text for text, _, _ in states) + (f"; {left}" if left else "")
         if self._status is not None:
             self._status.update(text)
-        elif places:
+        elif states:
             self._print(text)
 
     def finished(self, cell: Cell, seconds: float | None) -> None:
@@ -83,33 +79,26 @@ class Progress:
         left = self._left(num - self._ended, [])
         self._print(f"run {self._ended}/{num}  {cell.name}  {text}{f'; {left}' if left else ''}")
 
-    def _place(self, cell: Cell, begun: float) -> tuple[str, float | None]:
-        """Words on a running cell, and the share of its steps that is done."""
+    def _state(self, cell: Cell, seconds: float) -> tuple[str, float | None, float]:
+        """A running cell in a few words, the share of its steps that is done, and `seconds`."""
         rows = read_rows(self._runs / cell.name / "metrics.jsonl")
         steps = [row["step"] for row in rows if row["kind"] == "train"]
         planned = load(self._source, cell.words).config.update.max_steps
         step = max(steps, default=0)
         of_all = f"/{planned}" if planned > 0 else ""
         share = step / planned if planned > 0 and step else None
-        return f"{cell.name}: step {step}{of_all}, {time.monotonic() - begun:.0f} s", share
+        return f"{cell.name}: step {step}{of_all}, {seconds:.0f} s", share, seconds
 
-    def _left(self, waiting: int, going: Sequence[tuple[float | None, float]]) -> str:
-        """The time that is left, from runs that ended and, before there are any, from the steps of those that
-        go on (share done, seconds so far); nothing where neither tells.
-        """
-        whole = [seconds / share for share, seconds in going if share]
-        known = self._seconds or whole
-        if not known or not (waiting or going):
+    def _left(self, waiting: int, running: Sequence[tuple[float | None, float]]) -> str:
+        """The time left by runs that ended, else by running ones (share done, seconds); empty: unknown."""
+        known = self._seconds or [seconds / share for share, seconds in running if share]
+        if not known or not (waiting or running):
             return ""
         mean = sum(known) / len(known)
-        rest = sum(max(0.0, mean - seconds) for _, seconds in going) + mean * waiting
-        minutes = rest / max(1, min(self._jobs, waiting + len(going))) / 60
+        rest = sum(max(0.0, mean - seconds) for _, seconds in running) + mean * waiting
+        minutes = rest / max(1, min(self._jobs, waiting + len(running))) / 60
         return f"about {minutes:.0f} min left" if minutes >= 1 else "less than a minute left"
 
     def _print(self, line: str) -> None:
-        self._told = time.monotonic()
+        self._printed_at = time.monotonic()
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"

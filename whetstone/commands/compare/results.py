@@ -1,11 +1,11 @@
 """The numbers of a comparison: means over seeds with Student's t intervals, and the table of them.
 
-Takes what train_results.json of every run holds; runs nothing and draws nothing. The seeds of a variant are
-independent runs, so an interval over them tells what another seed would give; with one seed there is none.
+The seeds of a variant are independent runs, so an interval over them tells what another seed would give.
 """
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,8 @@ import rich
 from rich.table import Table
 from rich.text import Text
 
-from whetstone.evaluation.statistics import t_quantile
+from whetstone.evaluation.statistics import paired, sign_test, t_quantile, t_two_sided
+from whetstone.run.record import read_mapping
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,14 +51,15 @@ def make_results(
     """results.json: every variant that has a finished run, in the order of the grid."""
     variants = []
     for name in dict.fromkeys(cell.variant for cell in cells):
-        runs = []
-        for cell in cells:
-            found = ended.get(cell.name)
-            if cell.variant == name and found is not None:
-                runs.append({"seed": cell.seed, "run": cell.name, **found})
+        members = [cell for cell in cells if cell.variant == name]
+        runs = [
+            {"seed": cell.seed, "run": cell.name, **results}
+            for cell in members
+            if (results := ended.get(cell.name)) is not None
+        ]
         if runs:
-            words = next(cell.words for cell in cells if cell.variant == name)
-            variants.append({"name": name, "settings": list(words), **_summary(runs), "seeds": runs})
+            settings = list(members[0].words)
+            variants.append({"name": name, "settings": settings, **_summary(runs), "seeds": runs})
     missing = [cell.name for cell in cells if ended.get(cell.name) is None]
     return {
         "config": source,
@@ -69,21 +71,74 @@ def make_results(
 
 
 def _summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    before = [run["accuracy_before"]["mean"] for run in runs]
-    after = [run["accuracy_after"]["mean"] for run in runs]
-    greedy = [run["greedy_after"]["mean"] for run in runs if run["greedy_after"] is not None]
-    greedy_before = [run["greedy_before"]["mean"] for run in runs if run["greedy_before"] is not None]
+    keys = ("accuracy_before", "accuracy_after", "greedy_before", "greedy_after")
+    means = {key: [run[key]["mean"] for run in runs if run[key] is not None] for key in keys}
+    before = means["accuracy_before"]
+    gains = [b - a for a, b in zip(before, means["accuracy_after"], strict=True)]
     return {
         "num_seeds": len(runs),
-        "accuracy_before": over_seeds(before),
-        "accuracy_after": over_seeds(after),
-        "gain": over_seeds(
-            [b - a for a, b in zip(before, after, strict=True)], -fmean(before), 1 - fmean(before)
-        ),
-        "greedy_before": over_seeds(greedy_before) if greedy_before else None,
-        "greedy_after": over_seeds(greedy) if greedy else None,
+        **{key: over_seeds(values) if values else None for key, values in means.items()},
+        "gain": over_seeds(gains, -fmean(before), 1 - fmean(before)),
         "seconds": fmean(run["seconds"] for run in runs),
     }
+
+
+# How variants differ from the first. Pairs are runs of the same seed; with one shared seed they are the
+# evaluation's problems, whose interval tells nothing of other seeds.
+
+
+def versus_first(
+    variants: Sequence[Mapping[str, Any]], folders: Mapping[str, Path]
+) -> list[dict[str, Any] | None]:
+    """For each variant its difference from the first; None for the first and where nothing is shared."""
+    first = variants[0]
+    return [None, *(_versus(first, variant, folders) for variant in variants[1:])]
+
+
+def _versus(
+    first: Mapping[str, Any], other: Mapping[str, Any], folders: Mapping[str, Path]
+) -> dict[str, Any] | None:
+    ours = {run["seed"]: run for run in first["seeds"]}
+    theirs = {run["seed"]: run for run in other["seeds"]}
+    shared = [seed for seed in ours if seed in theirs]
+    if len(shared) >= 2:
+        ends = [[runs[seed]["accuracy_after"]["mean"] for seed in shared] for runs in (ours, theirs)]
+        changes = [after - before for before, after in zip(*ends, strict=True)]
+        return {"from": first["name"], "over": "seeds", "num_pairs": len(shared), **over_pairs(changes)}
+    if not shared:
+        return None
+    tables = [last_answers(folders[runs[shared[0]]["run"]]) for runs in (ours, theirs)]
+    problems = [problem for problem in tables[0] if problem in tables[1]]
+    if not problems or len(problems) < max(len(table) for table in tables):
+        return None  # other problems: nothing to pair
+    change = paired(*([table[problem] for problem in problems] for table in tables))
+    return {
+        "from": first["name"], "over": "problems", "num_pairs": len(problems), "mean": change.difference,
+        "low": change.low, "high": change.high, "p_value": change.p_value,
+    }  # fmt: skip
+
+
+def over_pairs(changes: Sequence[float]) -> dict[str, float | None]:
+    """Mean of independent differences of shares, its 95 % t-interval within -1 to 1, and the p-value of 0."""
+    error = stdev(changes) / math.sqrt(len(changes))
+    if error < 1e-12:  # all alike: Student's t has no scale, so only their signs count
+        p_value = sign_test(sum(c > 0 for c in changes), sum(c < 0 for c in changes))
+        return {"mean": fmean(changes), "low": None, "high": None, "p_value": p_value}
+    return {**over_seeds(changes, -1.0), "p_value": t_two_sided(fmean(changes) / error, len(changes) - 1)}
+
+
+def last_answers(run: Path) -> dict[str, list[bool]]:
+    """Problem -> which samples were right in a run's last evaluation; empty where it can't be read."""
+    paths = (run / "eval_results").glob("eval_step_*.json")
+    steps = {int(match[1]): path for path in paths if (match := re.fullmatch(r"eval_step_(\d+)", path.stem))}
+    document = read_mapping(steps[max(steps)]) if steps else None
+    answers: dict[str, list[bool]] = {}
+    try:
+        for completion in (document or {})["completions"]:
+            answers.setdefault(completion["problem"], []).append(bool(completion["correct"]))
+    except (KeyError, TypeError):
+        return {}
+    return answers
 
 
 HEADER = ("variant", "seeds", "before %", "after %", "gain [95 %]", "greedy %", "seconds")
@@ -107,16 +162,15 @@ def table_rows(results: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 def versus_lines(results: Mapping[str, Any]) -> list[str]:
     """How each variant differs from the first, a line each; nothing where there is no pair."""
-    found = [(variant["name"], variant["versus"]) for variant in results["variants"] if variant.get("versus")]
-    if not found:
+    pairs = [(variant["name"], variant["versus"]) for variant in results["variants"] if variant.get("versus")]
+    if not pairs:
         return []
-    lines = [f"Accuracy after training, in points, against {found[0][1]['from']}:"]
-    for name, versus in found:
+    lines = [f"Accuracy after training, in points, against {pairs[0][1]['from']}:"]
+    for name, versus in pairs:
         p_value = "p < 0.001" if versus["p_value"] < 0.001 else f"p = {versus['p_value']:.3f}"
-        lines.append(
-            f"- {name}: {_gain(versus)}, {p_value}, paired over {versus['num_pairs']} {versus['over']}"
-        )
-    if any(versus["over"] == "problems" for _, versus in found):
+        pairs_of = f"{versus['num_pairs']} {versus['over']}"
+        lines.append(f"- {name}: {_gain(versus)}, {p_value}, paired over {pairs_of}")
+    if any(versus["over"] == "problems" for _, versus in pairs):
         lines.append("Pairs of problems are of one seed: they do not tell how another seed would come out.")
     return lines
 

@@ -1,18 +1,15 @@
 """`whet launch --ray`: training ranks and rollout servers as Ray actors in one placement group.
 
-args.py: the command line; cluster.py: the placement group; servers.py, ranks.py: the actors. A rank is an
-ordinary `whet train` process that gets the addresses of the servers. A run that fails is restarted from its
-last checkpoint up to `--max-restarts` times; its servers keep running.
+A rank is an ordinary `whet train` process that gets the addresses of the servers. A run that fails is
+restarted from its last checkpoint up to `--max-restarts` times; its servers keep running.
 """
 
 import argparse
 import signal
 
-from whetstone.commands.launch import args as launch_arguments
 from whetstone.commands.launch.args import LaunchArgs, launch_args, read_config, resolve_servers
-from whetstone.commands.parser import CommandParser
+from whetstone.commands.launch.args import add_arguments as add_arguments
 
-SUMMARY = "train on a Ray cluster"
 DESCRIPTION = """
 Place N ranks and M rollout servers in one placement group of the Ray cluster at RAY_ADDRESS (or on this
 machine) and train on them. The arguments after `train` are those of whet train. A run that fails resumes
@@ -25,10 +22,6 @@ whet launch --ray --ranks 6 --servers 2 train config/grpo.yaml rollout_engine=vl
 whet launch --ray --ranks 2 --gpus-per-rank 0 train quickstart          on CPUs
 """
 FINAL_CODES = (0, 2, 130)  # success, an error that the user must correct, Ctrl-C: no restart
-
-
-def add_arguments(parser: CommandParser) -> None:
-    launch_arguments.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,10 +50,8 @@ def launch(args: LaunchArgs) -> int:
             code = run_once(ray, group, args, servers, attempt)
             if code in FINAL_CODES:
                 break
-            print(
-                f"whet: attempt {attempt + 1} of {args.max_restarts + 1} ended with exit code {code}.",
-                flush=True,
-            )
+            attempts = f"{attempt + 1} of {args.max_restarts + 1}"
+            print(f"whet: attempt {attempts} ended with exit code {code}.", flush=True)
     finally:
         servers.stop()
         ray.util.remove_placement_group(group)

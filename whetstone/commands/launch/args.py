@@ -1,16 +1,14 @@
 """Arguments of `whet launch`: how many ranks and servers, with how many GPUs and CPUs each. No Ray here."""
 
 import argparse
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from whetstone.commands.parser import DEFAULT_RECIPE, CommandParser, source_and_settings
+from whetstone.commands.parser import DEFAULT_RECIPE, CommandParser, number, source_and_settings
 from whetstone.config import Config, load
 from whetstone.config.engine_traits import engine_traits
 from whetstone.engines import check_shared_servers
 from whetstone.errors import UserError
 
-PLACEMENT_TIMEOUT_S = 300.0
 USAGE = "`whet launch --ray --ranks 16 train CONFIG key=value ...`"
 
 
@@ -19,13 +17,13 @@ class LaunchArgs:
     """The resources of a run."""
 
     ranks: int
-    gpus: float = 1.0  # of each rank; 0: CPU only
-    cpus: float = 1.0
-    servers: int | None = None  # None: as many as the configuration needs
-    gpus_per_server: int | None = None  # None: as many as it spreads the model over
-    cpus_per_server: float = 1.0
-    max_restarts: int = 0
-    wait_s: float = PLACEMENT_TIMEOUT_S  # for free resources on the cluster
+    gpus: float  # of each rank; 0: CPU only
+    cpus: float
+    servers: int | None  # None: as many as the configuration needs
+    gpus_per_server: int | None  # None: as many as it spreads the model over
+    cpus_per_server: float
+    max_restarts: int
+    wait_s: float  # for free resources on the cluster
     train_args: list[str]  # what follows `whet train`
 
     @property
@@ -47,70 +45,33 @@ def _bundle(cpus: float, gpus: float) -> dict[str, float]:
 
 
 def add_arguments(parser: CommandParser) -> None:
-    count, number = _number(int), _number(float)
+    """Options by the names of the fields of `LaunchArgs`."""
     parser.add_argument("--ray", action="store_true", help="use Ray, the only launcher so far (required)")
-    parser.add_argument("--ranks", type=count, default=0, metavar="N", help="training processes (required)")
-    parser.add_argument("--gpus-per-rank", type=number, default=1.0, metavar="N", help="0: train on CPUs")
-    parser.add_argument("--cpus-per-rank", type=number, default=1.0, metavar="N", help="may be a fraction")
-    parser.add_argument(
-        "--servers",
-        type=count,
-        metavar="N",
-        help="servers of rollout_engine vllm or sglang (default: 1, or those that rollout_servers names); "
-        "0: the first rank starts one",
-    )
-    parser.add_argument(
-        "--gpus-per-server", type=count, metavar="N", help="default: server_tensor_parallel_size"
-    )
-    parser.add_argument("--cpus-per-server", type=number, default=1.0, metavar="N")
-    parser.add_argument("--max-restarts", type=count, default=0, metavar="N", help="restarts after a failure")
-    parser.add_argument(
-        "--wait",
-        type=number,
-        default=PLACEMENT_TIMEOUT_S,
-        metavar="SECONDS",
-        help="how long to wait for free resources (default: 300)",
-    )
+    servers = "servers of rollout_engine vllm or sglang (default: 1, or those that rollout_servers names); "
+    for option, field, kind, default, meaning in (
+        ("--ranks", "ranks", int, 0, "training processes (required)"),
+        ("--gpus-per-rank", "gpus", float, 1.0, "0: train on CPUs"),
+        ("--cpus-per-rank", "cpus", float, 1.0, "may be a fraction"),
+        ("--servers", "servers", int, None, servers + "0: the first rank starts one"),
+        ("--gpus-per-server", "gpus_per_server", int, None, "default: server_tensor_parallel_size"),
+        ("--cpus-per-server", "cpus_per_server", float, 1.0, None),
+        ("--max-restarts", "max_restarts", int, 0, "restarts after a failure"),
+        ("--wait", "wait_s", float, 300.0, "seconds to wait for free resources (default: 300)"),
+    ):
+        parser.add_argument(option, dest=field, type=number(kind), default=default, metavar="N", help=meaning)
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="train [CONFIG] [key=value ...]")
 
 
 def launch_args(args: argparse.Namespace) -> LaunchArgs:
     """The parsed command line as `LaunchArgs`; `UserError` for what is missing."""
     if not args.ray:
-        raise UserError(
-            f"Only Ray is launched by whet itself: write {USAGE}, or use torchrun (docs/scale.md)."
-        )
+        raise UserError(f"whet itself only launches Ray: write {USAGE}, or use torchrun (docs/scale.md).")
     if args.command[:1] != ["train"]:
         raise UserError(f"Say what to launch: write {USAGE}.")
     if args.ranks < 1:
         raise UserError(f"Say on how many ranks to train: write {USAGE}.")
-    return LaunchArgs(
-        ranks=args.ranks,
-        gpus=args.gpus_per_rank,
-        cpus=args.cpus_per_rank,
-        servers=args.servers,
-        gpus_per_server=args.gpus_per_server,
-        cpus_per_server=args.cpus_per_server,
-        max_restarts=args.max_restarts,
-        wait_s=args.wait,
-        train_args=args.command[1:],
-    )
-
-
-def _number(kind: type) -> Callable[[str], float]:
-    """An argparse type: a finite number of at least 0."""
-
-    def convert(text: str) -> float:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = -1
-        if not 0 <= value < float("inf"):
-            what = "a whole number" if kind is int else "a number"
-            raise argparse.ArgumentTypeError(f"'{text[:50]}' is not {what} of at least 0")
-        return value
-
-    return convert
+    options = {name: value for name, value in vars(args).items() if name not in ("ray", "command")}
+    return LaunchArgs(**options, train_args=args.command[1:])
 
 
 def read_config(train_args: list[str]) -> Config:
@@ -147,8 +108,7 @@ def resolve_servers(args: LaunchArgs, config: Config) -> LaunchArgs:
             "server_devices names GPUs, but here Ray chooses them: leave it out, and say how many servers "
             f"there shall be with --servers {len(engines.server_devices)}."
         )
-    spread = engines.server_tensor_parallel_size
-    gpus = args.gpus_per_server
+    spread, gpus = engines.server_tensor_parallel_size, args.gpus_per_server
     if gpus is None:
         gpus = spread if args.gpus else 0
     if gpus not in (0, spread):

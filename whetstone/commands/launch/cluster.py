@@ -1,7 +1,4 @@
-"""The placement group of a run on a Ray cluster, or a sentence that names the missing resources.
-
-Joins the cluster at RAY_ADDRESS, or one on this machine, or starts Ray here.
-"""
+"""The placement group of a run on a Ray cluster, or a sentence that names the missing resources."""
 
 import os
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,4 @@
-"""Training ranks as Ray actors: each runs one `whet train` process with torchrun's environment variables.
-
-`run_once` is one attempt; meanwhile it restarts dead servers (servers.py).
-"""
+"""Training ranks as Ray actors: each runs one `whet train` process with torchrun's environment variables."""
 
 import os
 import subprocess
@@ -52,10 +49,8 @@ class Rank:
 def run_once(ray: Any, group: Any, args: LaunchArgs, servers: Servers, attempt: int) -> int:
     """Run the ranks until all have ended; the first exit code that is not 0. The servers stay."""
     options = {"num_cpus": args.cpus, "num_gpus": args.gpus, "max_concurrency": 2}
-    actors = [
-        ray.remote(Rank).options(**options, **on_bundle(group, number)).remote()
-        for number in range(args.ranks)
-    ]
+    remote = ray.remote(Rank).options
+    actors = [remote(**options, **on_bundle(group, number)).remote() for number in range(args.ranks)]
     grace_s = SHUTDOWN_S
     try:
         address, port = ray.get(actors[0].rendezvous_address.remote())
@@ -67,9 +62,8 @@ def run_once(ray: Any, group: Any, args: LaunchArgs, servers: Servers, attempt: 
             "TORCHELASTIC_RESTART_COUNT": str(attempt),
         }
         train_args = [*args.train_args, *servers.settings]
-        running = [
-            actor.run.remote({**common, "RANK": str(rank)}, train_args) for rank, actor in enumerate(actors)
-        ]
+        envs = [{**common, "RANK": str(rank)} for rank in range(args.ranks)]
+        running = [actor.run.remote(env, train_args) for actor, env in zip(actors, envs, strict=True)]
         code = _wait(ray, running, servers)
         grace_s = KILL_AFTER_S  # they have had their time
         return code

@@ -1,7 +1,6 @@
 """Rollout servers as Ray actors on their own bundles: started as `whet serve` does, restarted, stopped.
 
-`EngineServer` runs inside an actor and keeps a server up; `Servers` is the launcher's side. A server that
-dies is restarted at its address, and so is one whose actor died. The ranks' server pool
+A server that dies, or whose actor dies, is restarted at its address. The ranks' server pool
 (engines/servers/pool.py) then redoes what was lost and sends it the weights.
 """
 
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from whetstone.commands.launch.args import LaunchArgs
+from whetstone.commands.launch.args import LaunchArgs, read_config
 from whetstone.engines.servers.process import RESTARTS, STOP_S, ServerProcess
 from whetstone.errors import UserError
 
@@ -34,8 +33,6 @@ class EngineServer:
     """Runs inside a Ray actor: one server on the GPUs that Ray gave to it."""
 
     def __init__(self, train_args: list[str], number: int, has_gpus: bool) -> None:
-        from whetstone.commands.launch.args import read_config
-
         self._config = read_config(train_args)
         self._number = number
         self._devices = os.environ["CUDA_VISIBLE_DEVICES"] if has_gpus else None  # which Ray has set
@@ -44,9 +41,7 @@ class EngineServer:
         self._lock = threading.Lock()  # a stop and a look must not cross
 
     def begin(self, is_local: bool, before: str | None) -> ServerStatus:
-        """Start it. `is_local`: everybody is on this machine, so nobody else need reach it. `before`: the
-        address that it had until it was lost.
-        """
+        """Start it. `is_local`: only this machine need reach it. `before`: its address until it was lost."""
         import ray  # pyright: ignore[reportMissingImports]
 
         from whetstone.engines.servers.http import free_port
@@ -115,9 +110,7 @@ class Servers:
     """All servers of a run; none where it needs none."""
 
     def __init__(self, ray: Any, group: Any, args: LaunchArgs):
-        self._ray = ray
-        self._group = group
-        self._args = args
+        self._ray, self._group, self._args = ray, group, args
         self._actors: list[ServerActor] = []
         table = ray.util.placement_group_table(group)
         self._is_local = len(set(table["bundles_to_node_id"].values())) == 1
@@ -155,24 +148,20 @@ class Servers:
                 status = self._ray.get(ready)
             except self._ray.exceptions.RayActorError as error:
                 raise UserError(
-                    f"The actor of rollout server {server.number} died while it started "
-                    f"({_first_line(error)}): look into Ray's logs; a "
-                    "machine that ran out of memory is the commonest reason."
+                    f"The actor of rollout server {server.number} died while it started ({_summary(error)}): "
+                    "look into Ray's logs; a machine that ran out of memory is the commonest reason."
                 ) from None
             if status.failure is not None:
                 raise UserError(f"Rollout server {server.number}: {status.failure}")
             server.url = status.url
 
     def look_after(self) -> bool:
-        """Start again whatever died, and say so. True: one came back under another address, which ranks
-        learn only when they are started anew. `UserError` once none can be brought up any more.
-        """
+        """Restart what died. True: a server has another address, so the ranks must restart."""
         awaited = {server.answer: server for server in self._actors if server.answer is not None}
         if not awaited:
             return False
         ready, _ = self._ray.wait(list(awaited), num_returns=len(awaited), timeout=0)
-        moved = [server for server in (awaited[answer] for answer in ready) if self._handle(server)]
-        return bool(moved)
+        return True in [self._handle(awaited[answer]) for answer in ready]
 
     def _handle(self, server: ServerActor) -> bool:
         try:
@@ -181,10 +170,8 @@ class Servers:
             if server.losses < RESTARTS:
                 self._restart(server)
                 return False
-            status = ServerStatus(
-                url=server.url,
-                failure=f"The Ray actor of {server.url} dies each time ({_first_line(error)}).",
-            )
+            failure = f"The Ray actor of {server.url} dies each time ({_summary(error)})."
+            status = ServerStatus(url=server.url, failure=failure)
         if status.failure is not None:
             server.answer = None
             if all(other.answer is None for other in self._actors):
@@ -229,5 +216,5 @@ def on_bundle(group: Any, number: int) -> dict[str, Any]:
     return {"scheduling_strategy": strategy}
 
 
-def _first_line(error: Exception) -> str:
+def _summary(error: Exception) -> str:
     return " ".join(str(error).split())[:200]

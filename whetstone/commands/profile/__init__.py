@@ -2,15 +2,8 @@
 
 import argparse
 
-from whetstone.commands.parser import (
-    DEFAULT_RECIPE,
-    CommandParser,
-    add_settings,
-    positive_int,
-    source_and_settings,
-)
+from whetstone.commands.parser import CommandParser, add_settings, load_config, number
 
-SUMMARY = "profile a few steps: a trace and a summary"
 DESCRIPTION = """
 Run a few real steps of CONFIG: one to warm up, N timed, one under torch's profiler. No evaluation and no
 checkpoint. The run folder gets a folder `profile`:
@@ -28,18 +21,15 @@ whet profile config/math.yaml --steps 4
 
 def add_arguments(parser: CommandParser) -> None:
     add_settings(parser)
-    parser.add_argument("--steps", type=positive_int, default=2, metavar="N", help="timed steps (default: 2)")
+    steps = "timed steps (default: 2)"
+    parser.add_argument("--steps", type=number(int, 1), default=2, metavar="N", help=steps)
 
 
 def run(args: argparse.Namespace) -> None:
-    from whetstone.config import load
-    from whetstone.engines.packages import check_packages
     from whetstone.terminal.display import long_command
 
-    source, settings = source_and_settings(args)
     with long_command():
-        loaded = load(source or DEFAULT_RECIPE, settings)
-        check_packages(loaded.config)
+        loaded = load_config(args)
         from whetstone.commands.profile.profiler import profile
 
         profile(loaded, num_timed=args.steps)

@@ -1,9 +1,6 @@
-"""The one page of `whet profile`: tables in Markdown, a picture of bars, and what to try, if anything.
+"""The one page of `whet profile`: tables in Markdown, a picture of bars, and what to try, if anything."""
 
-Every sentence is derived from the numbers beside it. Measures nothing.
-"""
-
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -13,6 +10,7 @@ from whetstone.commands.profile.trace import IDLE, KINDS, TimeBreakdown
 from whetstone.config import Config
 from whetstone.config.engine_traits import engine_traits
 from whetstone.files import atomic_write
+from whetstone.terminal.text import counted, cut
 
 STAGES = ("weight_sync", "rollout", "reward_wait", "update")
 PARTS = ("prepare", "forward", "head", "backward", "optimiser", "other")
@@ -25,11 +23,11 @@ COLOURS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """Everything the page tells."""
+    """The content of the page."""
 
     name: str
     date: str
-    model: str  # in words
+    model: str  # a description
     device: str
     memory_gb: float | None  # of a GPU
     config: Config
@@ -49,15 +47,18 @@ class Profile:
         return max(peaks[stage] for peaks in self.peaks_gb)
 
     def kinds(self, stage: str) -> dict[str, float]:
-        """Shares of a stage's seconds by kind, the largest first."""
-        found = self.spent.kinds.get(stage, {})
-        total = sum(found.values()) or 1.0
-        shares = {kind: found.get(kind, 0.0) / total for kind in KINDS}
-        return dict(sorted(shares.items(), key=lambda item: -item[1]))
+        """Shares of a stage's seconds by kind."""
+        seconds = self.spent.kinds.get(stage, {})
+        total = sum(seconds.values()) or 1.0
+        return {kind: seconds.get(kind, 0.0) / total for kind in KINDS}
+
+    def part(self, name: str) -> float:
+        """The share of a part in the update."""
+        return self.spent.parts.get(name, 0.0) / (sum(self.spent.parts.values()) or 1.0)
 
 
 def show_page(text: str) -> None:
-    """The page in the terminal, its tables drawn; a picture can't be shown there."""
+    """Print the page, without its picture."""
     import rich
     from rich.markdown import Markdown
 
@@ -65,188 +66,172 @@ def show_page(text: str) -> None:
     rich.get_console().print(Markdown("\n".join(lines)))
 
 
-def write_page(found: Profile, path: Path, *, picture: str, trace: str) -> str:
+def write_page(profile: Profile, path: Path, *, picture: str, trace: str) -> str:
+    first = advice(profile)
     text = "\n\n".join(
         [
-            f"# Profile of {found.name}",
-            f"{found.date}, {found.device}. {found.model}.",
-            _speed(found),
+            f"# Profile of {profile.name}",
+            f"{profile.date}, {profile.device}. {profile.model}.",
+            _speed(profile),
             "## Where a step's time goes",
-            _stages(found),
+            _stages(profile),
             "## What it is spent on",
-            _kinds(found, picture),
+            _kinds(profile, picture),
             "## The update's parts",
-            _parts(found),
-            "## The longest " + ("kernels" if found.spent.on_gpu else "operators"),
-            _longest(found),
-            *([f"**Try first:** {advice(found)}"] if advice(found) else []),
-            f"`{trace}` opens in ui.perfetto.dev or chrome://tracing; the program's own marks begin with "
-            "`whet:`.",
+            _parts(profile),
+            f"## The longest {'kernels' if profile.spent.on_gpu else 'operators'}",
+            _longest(profile),
+            *([f"**Try first:** {first}"] if first else []),
+            f"`{trace}` opens in ui.perfetto.dev or chrome://tracing; our own ranges begin with `whet:`.",
         ]
     )
     atomic_write(path, text + "\n")
     return text
 
 
-def _table(heads: list[str], rows: list[list[str]]) -> str:
-    lines = ["| " + " | ".join(heads) + " |", "|---|" + "--:|" * (len(heads) - 1)]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+def _table(heads: list[str], rows: list[list[str]], note: str) -> str:
+    lines = [heads, ["---", *["--:"] * (len(heads) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(row)} |" for row in lines) + f"\n\n{note}".rstrip()
 
 
-def _speed(found: Profile) -> str:
+def _speed(profile: Profile) -> str:
     text = (
-        f"**{found.mean('step_time'):.2f} s a step**: {found.mean('rollout_tokens_per_s'):,.0f} tokens/s "
-        f"sampled, {found.mean('update_tokens_per_s'):,.0f} tokens/s in the update"
+        f"**{profile.mean('step_time'):.2f} s a step**: {profile.mean('rollout_tokens_per_s'):,.0f} tokens/s "
+        f"sampled, {profile.mean('update_tokens_per_s'):,.0f} tokens/s in the update"
     )
-    if found.peak_flops is not None:
-        peak = found.peak_flops / 1e12
-        text += f", which is {100 * found.mean('mfu'):.1f} % of {peak:,.4g} TFLOP/s (MFU, 6 N per token)"
-    return f"{text}. Peak memory {max(found.peak_gb(s) for s in ('rollout', 'update')):.2f} GB."
+    if profile.peak_flops is not None:
+        peak = profile.peak_flops / 1e12
+        text += f", which is {100 * profile.mean('mfu'):.1f} % of {peak:,.4g} TFLOP/s (MFU, 6 N per token)"
+    return f"{text}. Peak memory {max(profile.peak_gb(s) for s in ('rollout', 'update')):.2f} GB."
 
 
-def _stages(found: Profile) -> str:
-    whole, rows = found.mean("step_time"), []
-    for stage in STAGES:
-        seconds = found.mean(f"time/{stage}")
-        peak = f"{found.peak_gb(stage):.2f}" if stage in found.peaks_gb[0] else ""
-        rows.append([stage, f"{seconds:.3f}", f"{100 * seconds / whole:.1f} %", peak])
-    rest = whole - sum(found.mean(f"time/{stage}") for stage in STAGES)
-    rows.append(["the rest", f"{rest:.3f}", f"{100 * rest / whole:.1f} %", ""])
-    number = len(found.rows)
-    note = f"Means of {number} {'step' if number == 1 else 'steps'} after one to warm up, without profiler."
-    note += " Score is what is waited for scores after the last sample; sync, weights on their way to the"
-    note += " engine; the rollout's peak is of all three."
-    return _table(["stage", "seconds", "share", "peak GB"], rows) + f"\n\n{note}"
+def _stages(profile: Profile) -> str:
+    whole = profile.mean("step_time")
+    seconds = {stage: profile.mean(f"time/{stage}") for stage in STAGES}
+    peaks = {stage: f"{profile.peak_gb(stage):.2f}" for stage in profile.peaks_gb[0]}
+    seconds["the rest"] = whole - sum(seconds.values())
+    rows = [
+        [stage, f"{value:.3f}", f"{100 * value / whole:.1f} %", peaks.get(stage, "")]
+        for stage, value in seconds.items()
+    ]
+    note = (
+        f"Means of {counted(len(profile.rows), 'step')} after one to warm up, without profiler. reward_wait: "
+        "waiting for scores after the last sample; weight_sync: weights on their way to the engine. The "
+        "rollout's peak is of all three."
+    )
+    return _table(["stage", "seconds", "share", "peak GB"], rows, note)
 
 
-def _kinds(found: Profile, picture: str) -> str:
-    stages = [stage for stage in ("rollout", "update") if stage in found.spent.kinds]
+def _kinds(profile: Profile, picture: str) -> str:
+    stages = [stage for stage in ("rollout", "update") if stage in profile.spent.kinds]
     rows = []
     for kind in KINDS:
-        seconds = [found.spent.kinds[stage].get(kind, 0.0) for stage in stages]
-        if max(seconds) == 0:
-            continue
-        cells = [
-            f"{one:.3f} ({100 * found.kinds(s)[kind]:.0f} %)" for s, one in zip(stages, seconds, strict=True)
-        ]
-        rows.append([kind, *cells])
-    step = found.profiled["step_time"]
-    what = "kernels and copies" if found.spent.on_gpu else "operators, each without those inside it"
-    idle = (
-        "the device waited for the host" if found.spent.on_gpu else "Python ran between operators, or waited"
-    )
+        seconds = {stage: profile.spent.kinds[stage].get(kind, 0.0) for stage in stages}
+        if any(seconds.values()):
+            cells = [f"{value:.3f} ({100 * profile.kinds(s)[kind]:.0f} %)" for s, value in seconds.items()]
+            rows.append([kind, *cells])
+    on_gpu = profile.spent.on_gpu
+    what = "kernels and copies" if on_gpu else "operators, each without those inside it"
+    idle = "the device waited for the host" if on_gpu else "Python ran between operators, or waited"
     note = (
-        f"Seconds of one step of {step:.2f} s under the profiler, by {what}; idle: {idle}. "
-        "The rollout includes score and sync."
+        f"Seconds of one step of {profile.profiled['step_time']:.2f} s under the profiler, by {what}; idle: "
+        f"{idle}. The rollout includes reward_wait and weight_sync."
     )
-    return f"![{picture}]({picture})\n\n" + _table(["", *stages], rows) + f"\n\n{note}"
+    return f"![{picture}]({picture})\n\n" + _table(["", *stages], rows, note)
 
 
-def _parts(found: Profile) -> str:
-    total = sum(found.spent.parts.values()) or 1.0
+def _parts(profile: Profile) -> str:
     rows = [
-        [part, f"{found.spent.parts[part]:.3f}", f"{100 * found.spent.parts[part] / total:.0f} %"]
+        [part, f"{profile.spent.parts[part]:.3f}", f"{100 * profile.part(part):.0f} %"]
         for part in PARTS
-        if found.spent.parts.get(part, 0.0) > 0
+        if profile.part(part) > 0
     ]
-    note = "Prepare is what runs before the first gradient (old logprobs, reference, values); the head's own "
-    note += "backward pass is in backward."
-    return _table(["part", "seconds", "share"], rows) + f"\n\n{note}"
+    note = (
+        "Prepare is what runs before the first gradient (old logprobs, reference, values); the head's own "
+        "backward pass is in backward."
+    )
+    return _table(["part", "seconds", "share"], rows, note)
 
 
-def _longest(found: Profile) -> str:
-    rows = [
-        [f"`{_short(name)}`", kind, f"{calls:,}", f"{seconds:.3f}"]
-        for kind, name, calls, seconds in found.spent.longest
-    ]
-    return _table(["name", "kind", "calls", "seconds"], rows)
+def _longest(profile: Profile) -> str:
+    rows = []
+    for kind, name, calls, seconds in profile.spent.longest:
+        name = name.replace("|", "/").replace("`", "'").removeprefix("void ")
+        rows.append([f"`{cut(name, 70)}`", kind, f"{calls:,}", f"{seconds:.3f}"])
+    return _table(["name", "kind", "calls", "seconds"], rows, "")
 
 
-def _short(name: str, width: int = 70) -> str:
-    name = name.replace("|", "/").replace("`", "'").removeprefix("void ")
-    return name if len(name) <= width else name[: width - 1] + "…"
-
-
-def advice(found: Profile) -> str | None:
+def advice(profile: Profile) -> str | None:
     """The setting to try first, with the number that speaks for it; None where nothing stands out."""
-    told: list[tuple[float, str]] = []  # share of a step that it is about
+    hints: list[tuple[float, str]] = []  # share of a step that it is about
     for stage, find in (("rollout", _of_rollout), ("update", _of_update)):
-        if found.share(stage) > 0.3:
-            told += [(found.share(stage), sentence) for sentence in find(found)]
-    if found.share("reward_wait") > 0.15:
-        percent = 100 * found.share("reward_wait")
-        sentence = f"Scores are waited for ({percent:.0f} % of a step): "
-        sentence += "more reward_workers, or a quicker reward function."
-        told.append((found.share("reward_wait"), sentence))
-    if found.share("weight_sync") > 0.15:
-        sentence = f"Handing weights to the engine takes {100 * found.share('weight_sync'):.0f} % of a step: "
-        sentence += "rollout_engine=native samples from the policy's own, or weight_transfer by nccl or ipc."
-        told.append((found.share("weight_sync"), sentence))
-    return max(told, key=lambda entry: entry[0])[1] if told else None
+        if profile.share(stage) > 0.3:
+            hints += [(profile.share(stage), sentence) for sentence in find(profile)]
+    for stage, remedy in (
+        ("reward_wait", "more reward_workers, or a faster reward function."),
+        ("weight_sync", "rollout_engine=native needs none; else weight_transfer by nccl or ipc."),
+    ):
+        share = profile.share(stage)
+        if share > 0.15:
+            hints.append((share, f"{stage} takes {100 * share:.0f} % of a step: {remedy}"))
+    return max(hints, key=lambda hint: hint[0])[1] if hints else None
 
 
-def _of_rollout(found: Profile) -> list[str]:
-    config, idle = found.config.rollout, found.kinds("rollout")[IDLE]
-    told = []
+def _of_rollout(profile: Profile) -> Iterator[str]:
+    config, idle = profile.config.rollout, profile.kinds("rollout")[IDLE]
     if engine_traits(config.rollout_engine).uses_attn_implementation:
-        told.append("rollout_engine=native samples faster than transformers' generate.")
+        yield "rollout_engine=native samples faster than transformers' generate."
     if idle > 0.4:
-        told.append(
+        yield (
             f"In the rollout the device is idle {100 * idle:.0f} % of the time: more sequences at once "
             "(prompts_per_step, num_generations) cost little more."
         )
-    if found.share("rollout") > 0.5 and found.spent.on_gpu and found.config.rollout.async_rollouts == 0:
-        told.append("async_rollouts=1 samples the next batch while the update learns from this one.")
-    return told
+    if profile.share("rollout") > 0.5 and profile.spent.on_gpu and config.async_rollouts == 0:
+        yield "async_rollouts=1 samples the next batch while the update learns from this one."
 
 
-def _of_update(found: Profile) -> list[str]:
-    config, idle = found.config, found.kinds("update")[IDLE]
-    spare = None if found.memory_gb is None else 1 - found.peak_gb("update") / found.memory_gb
-    told = []
-    if config.model.gradient_checkpointing is True and (spare is None or spare > 0.5):
-        told.append(
+def _of_update(profile: Profile) -> Iterator[str]:
+    idle = profile.kinds("update")[IDLE]
+    spare = None if profile.memory_gb is None else 1 - profile.peak_gb("update") / profile.memory_gb
+    if profile.config.model.gradient_checkpointing is True and (spare is None or spare > 0.5):
+        yield (
             "gradient_checkpointing=false saves the recomputation, about a quarter of the update, and the "
             "memory for it seems to be there."
         )
     elif idle > 0.25:
-        told.append(
+        yield (
             f"In the update the device is idle {100 * idle:.0f} % of the time: larger micro-batches "
             "(micro_batch_tokens) leave fewer gaps."
         )
-    parts = found.spent.parts
-    optimiser = parts.get("optimiser", 0.0) / (sum(parts.values()) or 1.0)
-    if optimiser > 0.2:
-        told.append(
-            f"The optimiser is {100 * optimiser:.0f} % of the update, whatever the batch: more tokens a step "
-            "(prompts_per_step) make it count for less."
+    if profile.part("optimiser") > 0.2:
+        yield (
+            f"The optimizer is {100 * profile.part('optimiser'):.0f} % of the update, whatever the batch: "
+            "more tokens a step (prompts_per_step) make it count for less."
         )
-    prepare = parts.get("prepare", 0.0) / (sum(parts.values()) or 1.0)
-    if prepare > 0.15:
-        told.append(
-            f"Passes without gradients (reference, old logprobs) are {100 * prepare:.0f} % of the update: "
-            "beta=0 and one update per batch need none."
+    if profile.part("prepare") > 0.15:
+        yield (
+            f"Passes without gradients (reference, old logprobs) are {100 * profile.part('prepare'):.0f} % "
+            "of the update: beta=0 and one update per batch need none."
         )
-    return told
 
 
-def draw(found: Profile, path: Path) -> None:
+def draw(profile: Profile, path: Path) -> None:
     """Two bars, rollout and update, each by kind."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    style: Mapping[Any, Any] = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
-    stages = [stage for stage in ("update", "rollout") if stage in found.spent.kinds]
-    with matplotlib.rc_context(dict(style)):
+    style: dict[Any, Any] = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
+    stages = [stage for stage in ("update", "rollout") if stage in profile.spent.kinds]
+    with matplotlib.rc_context(style):
         figure = Figure(figsize=(9, 2.2), layout="constrained")
         axes = figure.subplots()
-        for place, stage in enumerate(stages):
+        for row, stage in enumerate(stages):
             left = 0.0
             for kind in KINDS:
-                seconds = found.spent.kinds[stage].get(kind, 0.0)
-                label = kind if place == 0 else None
-                axes.barh(place, seconds, 0.6, left=left, color=COLOURS[kind], label=label)
+                seconds = profile.spent.kinds[stage].get(kind, 0.0)
+                label = kind if row == 0 else None
+                axes.barh(row, seconds, 0.6, left=left, color=COLOURS[kind], label=label)
                 left += seconds
         axes.set_yticks(range(len(stages)), stages)
         axes.set_xlabel("seconds, of one step under the profiler")

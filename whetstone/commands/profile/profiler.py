@@ -1,8 +1,7 @@
 """`whet profile`: one step to warm up, some steps timed, and one more under torch's profiler.
 
-The loop is training's own (`train.loop`) with a recorder in the place of the metrics; there is no evaluation
-and no checkpoint, and the run's other files go to a scratch folder. Times and memory are those of the steps
-without the profiler, which slows everything down; only what the time was spent on comes from the last one.
+The loop is training's own (`train.loop`) with a recorder in the place of the metrics. Times and memory are
+those of the steps without the profiler, which slows everything down.
 """
 
 import contextlib
@@ -21,6 +20,7 @@ from whetstone.commands.profile.page import Profile, draw, show_page, write_page
 from whetstone.commands.profile.trace import analyse, read_events
 from whetstone.config import Config, LoadedConfig, make_plan
 from whetstone.errors import UserError
+from whetstone.run.atomic_folder import free_path
 from whetstone.run.folder import run_dir, scratch_folder
 from whetstone.run.setup import build, describe_model, init_distributed
 from whetstone.run.timing import ThroughputMeter, device_name
@@ -48,10 +48,10 @@ def profile(loaded: LoadedConfig, *, num_timed: int = 2) -> Path:
             pass
         if not ranks.is_main:
             return scratch
-        folder = free_folder(run_dir(loaded.config) / "profile")
+        folder = free_path(run_dir(loaded.config) / "profile")
         folder.mkdir(parents=True)
         shutil.move(scratch / TRACE, folder / TRACE)
-        found = Profile(
+        result = Profile(
             name=loaded.config.run.run_name or run_dir(loaded.config).name,
             date=datetime.date.today().isoformat(),
             model=describe_model(run.policy, config),
@@ -64,8 +64,8 @@ def profile(loaded: LoadedConfig, *, num_timed: int = 2) -> Path:
             profiled=recorder.rows[-1],
             spent=analyse(read_events(folder / TRACE)),
         )
-        draw(found, folder / PICTURE)
-        page = write_page(found, folder / PAGE, picture=PICTURE, trace=TRACE)
+        draw(result, folder / PICTURE)
+        page = write_page(result, folder / PAGE, picture=PICTURE, trace=TRACE)
     show_page(page)
     logger.info(f"The page, its picture and the trace are in {folder}.")
     return folder
@@ -114,15 +114,6 @@ class Recorder:
                 kinds.append(torch.profiler.ProfilerActivity.CUDA)
             self.profiler = torch.profiler.profile(activities=kinds)
             self.profiler.start()
-
-
-def free_folder(folder: Path) -> Path:
-    """`profile`, or `profile-2` and so on where there is one already: an earlier one is worth comparing."""
-    number, free = 1, folder
-    while free.exists():
-        number += 1
-        free = folder.with_name(f"{folder.name}-{number}")
-    return free
 
 
 def _memory_gb(device: torch.device) -> float | None:

@@ -1,8 +1,7 @@
 """A trace of torch's profiler -> seconds by stage and by kind of work.
 
-On a GPU work is kernels and copies, each counted for the mark (`marks.py`) during which it was started; on a
-CPU it is operators, less the operators inside them. Idle is what is left of a stage: the device waits for the
-host, or Python runs between operators. Pure: a list of events in, numbers out.
+On a GPU work is kernels and copies, counted for the range (`profile_range`) that started them; on a CPU it is
+operators, less the operators inside them. Idle is what is left of a stage.
 """
 
 import bisect
@@ -37,16 +36,9 @@ _PATTERNS = [
     )
 ]
 KINDS = (
-    "matrix products",
-    "attention",
-    "elementwise",
-    "drawing tokens",
-    "optimiser",
-    "copies",
-    "collective",
-    "other",
-    IDLE,
-)
+    "matrix products", "attention", "elementwise", "drawing tokens", "optimiser", "copies", "collective",
+    "other", IDLE,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -65,11 +57,11 @@ class Span:
 
 @dataclass(frozen=True)
 class Work:
-    """Something the device did: for whom it was started decides where it counts."""
+    """Something the device did. It counts for the range in which it was started."""
 
     name: str
     seconds: float
-    started: float
+    started_at: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,24 +101,23 @@ def analyse(events: Iterable[dict[str, Any]], *, num_longest: int = 12) -> TimeB
     by_part: dict[str, float] = defaultdict(float)
     calls: Counter[str] = Counter()
     seconds: dict[str, float] = defaultdict(float)
-    for one in work:
-        stage = stage_at(one.started)
+    for item in work:
+        stage = stage_at(item.started_at)
         if stage is None:
             continue
-        kinds[stage][kind_of(one.name)] += one.seconds
-        calls[one.name] += 1
-        seconds[one.name] += one.seconds
+        kinds[stage][kind_of(item.name)] += item.seconds
+        calls[item.name] += 1
+        seconds[item.name] += item.seconds
         if stage == "update":
-            by_part[part_at(one.started) or "other"] += one.seconds
-    for stage in stages:
-        kinds[stage.name][IDLE] += max(0.0, stage.seconds - _covered(busy, stage))
+            by_part[part_at(item.started_at) or "other"] += item.seconds
     walls: dict[str, float] = defaultdict(float)
     for stage in stages:
+        kinds[stage.name][IDLE] += max(0.0, stage.seconds - _covered(busy, stage))
         walls[stage.name] += stage.seconds
     names = sorted(seconds, key=lambda name: -seconds[name])[:num_longest]
     return TimeBreakdown(
         stages=dict(walls),
-        kinds={stage: dict(found) for stage, found in kinds.items()},
+        kinds={stage: dict(by_kind) for stage, by_kind in kinds.items()},
         parts=dict(by_part),
         longest=[(kind_of(name), name, calls[name], seconds[name]) for name in names],
         on_gpu=bool(kernels),
@@ -146,13 +137,10 @@ def _kernels(kernels: list[dict[str, Any]], events: list[dict[str, Any]]) -> lis
         for event in events
         if event.get("cat") in ("cuda_runtime", "cuda_driver") and "correlation" in event.get("args", {})
     }
+    calls = [event.get("args", {}).get("correlation") for event in kernels]
     return [
-        Work(
-            event["name"],
-            event["dur"] / 1e6,
-            started.get(event.get("args", {}).get("correlation"), event["ts"] / 1e6),
-        )
-        for event in kernels
+        Work(event["name"], event["dur"] / 1e6, started.get(call, event["ts"] / 1e6))
+        for event, call in zip(kernels, calls, strict=True)
     ]
 
 
@@ -163,26 +151,20 @@ def _operators(operators: list[Span]) -> list[Work]:
     for span in operators:
         by_thread[span.thread].append(span)
     for spans in by_thread.values():
-        open_ones: list[tuple[Span, list[float]]] = []  # with the time of those inside
+        stack: list[tuple[Span, list[float]]] = []  # with the seconds of operators inside
         for span in sorted(spans, key=lambda span: (span.begin, -span.end)):
-            while open_ones and open_ones[-1][0].end <= span.begin:
-                open_ones.pop()
-            if open_ones:
-                open_ones[-1][1].append(span.seconds)
-            inside: list[float] = []
-            open_ones.append((span, inside))
-            work.append((span, inside))
+            while stack and stack[-1][0].end <= span.begin:
+                stack.pop()
+            if stack:
+                stack[-1][1].append(span.seconds)
+            stack.append((span, []))
+            work.append(stack[-1])
     return [Work(span.name, max(0.0, span.seconds - sum(inside)), span.begin) for span, inside in work]
 
 
 def _is_inside_another(mark: Span, marks: Sequence[Span]) -> bool:
-    return any(
-        other is not mark
-        and other.begin <= mark.begin
-        and mark.end <= other.end
-        and other.seconds > mark.seconds
-        for other in marks
-    )
+    longer = [other for other in marks if other.seconds > mark.seconds]
+    return any(other.begin <= mark.begin and mark.end <= other.end for other in longer)
 
 
 def _finder(marks: list[Span]) -> Any:
@@ -191,8 +173,8 @@ def _finder(marks: list[Span]) -> Any:
     begins = [mark.begin for mark in marks]
 
     def find(moment: float) -> str | None:
-        place = bisect.bisect_right(begins, moment) - 1
-        return marks[place].name if place >= 0 and moment < marks[place].end else None
+        index = bisect.bisect_right(begins, moment) - 1
+        return marks[index].name if index >= 0 and moment < marks[index].end else None
 
     return find
 
