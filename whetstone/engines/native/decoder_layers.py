@@ -6,6 +6,7 @@ model's own rotary embedding makes the tables. The fused step is compared with t
 """
 
 import inspect
+import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +18,18 @@ from whetstone.engines.native.slot_state import AttentionLayer
 from whetstone.model.attention import LayerOptions, PackedAttention, packed_segments
 from whetstone.model.policy import Policy
 
+logger = logging.getLogger("whetstone")
+
 MAX_POSITIONS = 1 << 18  # of a rotary table
 Tables = dict[tuple[str, ...], tuple[Tensor, Tensor]]  # by kind of layer: cosines and sines
 
 
 class UnsupportedArchitecture(Exception):
     """Why a model cannot be read as decoder layers."""
+
+
+class MisreadArchitecture(UnsupportedArchitecture):
+    """Its layers compute something else than its modules."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +58,23 @@ class Decoder:
         ]
 
 
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    return ((actual - expected).norm() / expected.norm()).item()
+
+
+def check_step(actual: Tensor, expected: Tensor, *, limit: float) -> None:
+    """Raise unless the logits of the layers equal those of the modules."""
+    error = relative_error(actual, expected)
+    if error >= limit:
+        raise MisreadArchitecture(f"its fused step differs from its modules by {error:.1e}")
+
+
+def log_fallback(policy: Policy, reason: UnsupportedArchitecture) -> None:
+    level = logging.WARNING if isinstance(reason, MisreadArchitecture) else logging.INFO
+    name = type(policy.lm).__name__
+    logger.log(level, f"The native engine runs {name} module by module, which is slower: {reason}.")
+
+
 def read_decoder_layers(policy: Policy, *, merge: bool = True) -> Decoder:
     """Raises `UnsupportedArchitecture`. `merge`: LoRA adapters are merged into copies of their matrices."""
     options = _layer_options(policy)
@@ -75,15 +99,16 @@ def _read_layer(
     module: Any,
     options: LayerOptions,
     norm_kind: tuple[float, float],
-    tables: "Tables",
+    tables: Tables,
     merge: bool,
 ) -> DecoderLayer:
-    attention, mlp, config = module.self_attn, module.mlp, policy.config
+    attention, mlp, config, head_dim = module.self_attn, module.mlp, policy.config, policy.head_dim
     submodules = {name for name, _ in module.named_modules()}
-    head_dim = policy.head_dim
-    fused_qkv = "self_attn.qkv_proj" in submodules
+    if "self_attn.qkv_proj" in submodules:
+        qkv = [attention.qkv_proj]
+    else:
+        qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
     fused_gate = "mlp.gate_up_proj" in submodules
-    qkv = [attention.qkv_proj] if fused_qkv else [attention.q_proj, attention.k_proj, attention.v_proj]
     gate_up = [mlp.gate_up_proj] if fused_gate else [mlp.gate_proj, mlp.up_proj]
     if not all(map(is_linear_or_lora, (*qkv, attention.o_proj, *gate_up, mlp.down_proj))):
         raise UnsupportedArchitecture("its adapter is more than a LoRA of two matrices")
@@ -121,24 +146,19 @@ def _read_layer(
     )
 
 
-class _OptionsRecorder:
-    """An attention function that records the options of each layer."""
-
-    def __init__(self, device: torch.device):
-        self.packed = PackedAttention(packed_segments([4]), device)
-        self.options: dict[int, LayerOptions] = {}
-
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: LayerOptions) -> Tensor:
-        self.options[options.layer] = options
-        return self.packed(query, key, value, options)
-
-
 @torch.no_grad()
 def _layer_options(policy: Policy) -> dict[int, LayerOptions]:
-    recorder = _OptionsRecorder(policy.device)
+    """The options that each layer passes to its attention."""
+    packed = PackedAttention(packed_segments([4]), policy.device)
+    recorded: dict[int, LayerOptions] = {}
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, options: LayerOptions) -> Tensor:
+        recorded[options.layer] = options
+        return packed(query, key, value, options)
+
     positions = torch.arange(4, device=policy.device)[None]
-    policy.hidden(positions, positions, recorder)
-    return recorder.options
+    policy.hidden(positions, positions, attend)
+    return recorded
 
 
 @torch.no_grad()
@@ -157,10 +177,8 @@ def _norm_kind(norm: Any) -> tuple[float, float]:
 
 
 @torch.no_grad()
-def _rotary_table(policy: Policy, layer: int, head_dim: int, tables: "Tables") -> tuple[Tensor, Tensor]:
-    """Cosines and sines [positions, head_dim / 2] from the model's own rotary embedding; one table per
-    layer type.
-    """
+def _rotary_table(policy: Policy, layer: int, head_dim: int, tables: Tables) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [positions, head_dim / 2] of the model's rotary embedding, one table per kind."""
     rotary, config = policy.trunk.rotary_emb, policy.config
     by_type = "layer_type" in inspect.signature(rotary.forward).parameters
     kind = (config.layer_types[layer],) if by_type else ()

@@ -23,8 +23,6 @@ MAX_NEW = 4  # tokens it may generate
 TOKEN = 5  # the newest token, to be fed next
 NUM_FIELDS = 6
 
-# Entries of `PagedState.settings`.
-TEMPERATURE, TOP_P, MIN_P, TOP_K = 0, 1, 2, 3
 MAX_STOPS = 32
 
 
@@ -67,7 +65,7 @@ class PagedState:
         self.out_tokens = torch.zeros(num_slots, max_tokens, dtype=torch.int32, device=device)
         self.out_logprobs = torch.zeros(num_slots, max_tokens, dtype=torch.float32, device=device)
         self.rows = torch.full((num_slots,), -1, dtype=torch.int32, device=device)
-        self.settings = torch.zeros(4, dtype=torch.float32, device=device)
+        self.settings = torch.zeros(4, dtype=torch.float32, device=device)  # temperature, top-p, min-p, top-k
         self.stops = torch.full((MAX_STOPS,), -1, dtype=torch.int32, device=device)
         self.bases = torch.zeros(3, dtype=torch.int64, device=device)
         self.pages: Tensor | None = None  # [2, layers, pages, heads, PAGE, D]
