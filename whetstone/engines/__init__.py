@@ -1,8 +1,4 @@
-"""Rollout engines. `make_engine` builds the one that a configuration names.
-
-To add an engine: its traits in config/engine_traits.py and its constructor in `ENGINES`; or a class in a
-file, `rollout_engine: my_engine.py:Engine`.
-"""
+"""Rollout engines; a new one needs traits in config/engine_traits.py and a constructor in `ENGINES`."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING

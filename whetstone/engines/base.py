@@ -75,8 +75,8 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-class EngineBase:
-    """The policy, its version, and methods for an engine that has no weights or memory of its own."""
+class EngineBase(Engine):
+    """An engine without weights or memory of its own: the policy and its version."""
 
     def __init__(self, policy: "Policy"):
         self.policy = policy
@@ -95,12 +95,6 @@ class EngineBase:
 
     def update_weights(self, policy_version: int) -> None:
         self.policy_version = policy_version
-
-    def sleep(self) -> None: ...
-
-    def wake(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class EngineWrapper:

@@ -100,9 +100,7 @@ def _filters(sampling: SamplingParams) -> list[LogitsProcessor]:
 
 
 class _Sampler(LogitsProcessor):
-    """The last filter: leaves one token of each row, sampled as `generate` would, or the likeliest without a
-    generator. Keeps the logprobs.
-    """
+    """The last filter: leaves the sampled token (greedy without a generator) and keeps its logprob."""
 
     def __init__(self, generator: torch.Generator | None):
         self.generator = generator

@@ -1,7 +1,6 @@
-"""The native engine: samples in this process, from the policy's own modules and weights.
+"""The native engine samples in this process, from the policy's own modules and weights.
 
-On a GPU: paged KV cache, fused kernels and CUDA graphs (gpu.py); elsewhere plain slots (cpu.py). Both use the
-same random numbers for the same seeds.
+GPU (gpu.py) and CPU (cpu.py) use the same random numbers for the same seeds.
 """
 
 import torch

@@ -1,8 +1,7 @@
 """The native engine on a CPU: continuous batching over slots.
 
 Waiting samples enter free slots, finished ones leave at once. A prompt is prefilled once for all its samples
-that enter together. A step of the model is in cpu_step.py, the KV cache and its attention in cpu_cache.py,
-sampling in sampler.py.
+that enter together.
 """
 
 from collections import deque

@@ -27,9 +27,7 @@ class SlotCache:
 
 
 class PrefillAttention:
-    """Packed attention over prompts that also writes their keys and values into the slots of all their
-    samples.
-    """
+    """Packed attention over prompts that writes their keys and values into the slots of all their samples."""
 
     def __init__(self, cache: SlotCache, lengths: list[int], slots: list[list[int]], device: torch.device):
         self.cache = cache

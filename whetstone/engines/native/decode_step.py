@@ -1,8 +1,7 @@
 """One decode step of the model on a GPU: rows of slots -> logits.
 
-`FusedStep` runs the layers of decoder_layers.py with seven or eight kernels each. `ModuleStep` runs the
-transformers modules, for architectures that are not supported there. Both write keys and values into the
-pages. `make_step` compares the two on real tokens and chooses.
+`FusedStep` runs the layers of decoder_layers.py with seven or eight kernels each, `ModuleStep` the
+transformers modules. `make_step` compares the two on real tokens and chooses.
 """
 
 import logging

@@ -1,8 +1,7 @@
 """The native engine on a GPU: prefill into a paged KV cache, decode with CUDA graphs.
 
 A round is a few graph replays. While it runs, the host reads the results of the round before, yields finished
-samples and admits waiting ones. The host waits for the GPU at most once a round. Scheduling is in
-scheduler.py, a step of the model in decode_step.py.
+samples and admits waiting ones. The host waits for the GPU at most once a round.
 """
 
 from collections.abc import Iterator
@@ -12,22 +11,11 @@ import torch
 from torch import Tensor
 
 from whetstone.engines.base import EngineBase, GenerationOutput, Request, SamplingParams
+from whetstone.engines.native import slot_state
 from whetstone.engines.native.decode_step import Step, make_step
 from whetstone.engines.native.prefill import PagedPrefill, PrefillSequence
 from whetstone.engines.native.scheduler import Scheduler, num_pages
-from whetstone.engines.native.slot_state import (
-    ACTIVE,
-    MAX_NEW,
-    MAX_STOPS,
-    NUM_CACHED,
-    NUM_FIELDS,
-    NUM_GENERATED,
-    PAGE,
-    PROMPT_LEN,
-    TOKEN,
-    CacheShape,
-    PagedState,
-)
+from whetstone.engines.native.slot_state import NUM_GENERATED, PAGE, PROMPT_LEN, CacheShape, PagedState
 from whetstone.errors import UserError
 from whetstone.model.memory import free_memory, upload
 from whetstone.model.policy import Policy
@@ -138,9 +126,7 @@ class PagedEngine(EngineBase):
         self._prefill(self.step, [sequence for sequence in sequences if len(sequence)])
         # The rest is written while that runs: lists first, since filling a tensor entry by entry takes
         # milliseconds.
-        columns: list[list[int]] = []
-        tables: list[list[int]] = []
-        seeds: list[int] = []
+        columns, tables, seeds = [], [], []
         width = self.state.table.shape[1]
         for slot in slots:
             sequence = scheduler.running[slot]
@@ -148,13 +134,9 @@ class PagedEngine(EngineBase):
             pages = [*prompt_pages(sequence.request), *sequence.pages]
             tables.append([*pages, *[0] * (width - len(pages))])
             seeds.append(request.seeds[sequence.waiting.sample])
-            column = [0] * NUM_FIELDS
-            column[ACTIVE] = 1
-            column[PROMPT_LEN] = len(request.prompt_ids) - 1
-            column[NUM_CACHED] = column[NUM_GENERATED] = len(tokens)
-            column[MAX_NEW] = sequence.waiting.max_new
-            column[TOKEN] = tokens[-1] if tokens else request.prompt_ids[-1]
-            columns.append(column)
+            newest = tokens[-1] if tokens else request.prompt_ids[-1]
+            prompt_len, max_new = len(request.prompt_ids) - 1, sequence.waiting.max_new
+            columns.append(slot_state.active_slot(prompt_len, len(tokens), max_new, newest))
         slot_index = self._upload(torch.tensor(slots))
         fields = torch.tensor(columns, dtype=torch.int32).t().contiguous()
         self.state.slots[:, slot_index] = self._upload(fields)
@@ -162,14 +144,13 @@ class PagedEngine(EngineBase):
         self.state.seeds[slot_index] = self._upload(torch.tensor(seeds))
 
     def _prefill(self, step: Step, sequences: list[PrefillSequence]) -> None:
-        batch: list[PrefillSequence] = []
-        for sequence in [*sequences, None]:
-            full = batch and (sequence is None or sum(map(len, [*batch, sequence])) > PREFILL_TOKENS)
-            if full:
-                step.prefill(PagedPrefill(self.state, batch))
-                batch = []
-            if sequence is not None:
-                batch.append(sequence)
+        batches: list[list[PrefillSequence]] = []
+        for sequence in sequences:
+            if not batches or sum(map(len, [*batches[-1], sequence])) > PREFILL_TOKENS:
+                batches.append([])
+            batches[-1].append(sequence)
+        for batch in batches:
+            step.prefill(PagedPrefill(self.state, batch))
 
     @torch.no_grad()
     def _launch(self, scheduler: Scheduler, sampling: SamplingParams) -> _InFlightRound | None:
@@ -202,7 +183,9 @@ class PagedEngine(EngineBase):
     ) -> Iterator[GenerationOutput]:
         """Yield the sequences that were finished when this round ended."""
         in_flight.finished.synchronize()
-        active, num_generated = (in_flight.slots[number].tolist() for number in (ACTIVE, NUM_GENERATED))
+        active, num_generated = (
+            in_flight.slots[number].tolist() for number in (slot_state.ACTIVE, NUM_GENERATED)
+        )
         finished_slots = [
             slot
             for slot, sequence in scheduler.running.items()
@@ -223,9 +206,7 @@ class PagedEngine(EngineBase):
             yield self.output(sequence.request, sequence.waiting.sample, ids, known_logprobs, finish)
 
     def _read_ahead(self, scheduler: Scheduler, num_generated: list[int], num_admitted: int) -> None:
-        """Read tokens of unfinished sequences: these often finish all at once, and reading everything then
-        would stall the GPU. During the last round, read all tokens.
-        """
+        """Read tokens ahead: sequences often finish all at once, and reading then would stall the GPU."""
         running = scheduler.running
         is_last = not scheduler.waiting and not any(sequence.remaining for sequence in running.values())
         unread: dict[tuple[int, int], list[int]] = {}  # (tokens read, tokens to read) -> slots
@@ -315,7 +296,7 @@ class PagedEngine(EngineBase):
         ids = tuple(range(3, 3 + 9))
         lengths = (9, 5)[: state.num_slots]
         for slot, length in enumerate(lengths):
-            state.slots[:, slot] = torch.tensor([1, length, 0, 0, 1, 7], dtype=torch.int32)
+            state.slots[:, slot] = torch.tensor(slot_state.active_slot(length, 0, 1, 7), dtype=torch.int32)
             state.table[slot, :2] = torch.tensor([2 * slot, 2 * slot + 1], dtype=torch.int32)
         self._prefill(step, [PrefillSequence(ids[:n], [2 * slot], [], []) for slot, n in enumerate(lengths)])
         return step(state, torch.arange(len(lengths), dtype=torch.int32, device=self.shape.device))
@@ -323,10 +304,10 @@ class PagedEngine(EngineBase):
     def _write_settings(self, sampling: SamplingParams) -> None:
         state = self.state
         stops = sampling.stop_ids(self.policy.stop_token_ids)
-        assert len(stops) <= MAX_STOPS
+        assert len(stops) <= slot_state.MAX_STOPS
         settings = [sampling.temperature, sampling.top_p, sampling.min_p, sampling.top_k]
         state.settings.copy_(torch.tensor(settings, dtype=torch.float32))
-        state.stops.copy_(torch.tensor([*stops, *[-1] * (MAX_STOPS - len(stops))]))
+        state.stops.copy_(torch.tensor([*stops, *[-1] * (slot_state.MAX_STOPS - len(stops))]))
         state.slots.zero_()
 
     def _upload(self, values: Tensor) -> Tensor:

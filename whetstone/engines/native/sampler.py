@@ -30,9 +30,7 @@ def sample(logits: Tensor, uniform: Tensor, sampling: SamplingParams) -> tuple[T
 
 
 def _filter(logprobs: Tensor, sampling: SamplingParams) -> Tensor:
-    """-inf for the tokens that top-k, top-p or min-p remove. The most likely token stays, and so do ties
-    with the last token that stays.
-    """
+    """-inf for tokens that top-k, top-p or min-p remove; the likeliest token and ties with the last stay."""
     ordered = logprobs.sort(-1, descending=True).values
     drop = torch.zeros_like(ordered, dtype=torch.bool)
     if sampling.top_k:

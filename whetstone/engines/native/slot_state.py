@@ -1,8 +1,7 @@
-"""Device state of the native engine on a GPU: one column of integers and one page table per slot, and the
-KV-cache pages.
+"""Device state of the native engine on a GPU: a column of integers and a page table per slot, and the pages.
 
 Everything has a fixed address, which CUDA graphs read. Only the pages are allocated and freed between
-rollouts, so their address is itself stored on the device (`bases`). No scheduling here.
+rollouts, so their address is itself stored on the device (`bases`).
 """
 
 from dataclasses import dataclass
@@ -24,6 +23,11 @@ TOKEN = 5  # the newest token, to be fed next
 NUM_FIELDS = 6
 
 MAX_STOPS = 32
+
+
+def active_slot(prompt_len: int, num_generated: int, max_new: int, token: int) -> list[int]:
+    """The column of a sequence: as many tokens are cached as generated, since the newest is fed next."""
+    return [1, prompt_len, num_generated, num_generated, max_new, token]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,10 +9,8 @@ import os
 import sys
 
 from whetstone.config import Config
-from whetstone.engines.servers.client import MAX_SLOTS
+from whetstone.engines.servers import settings
 from whetstone.engines.servers.process import ServerCommand
-from whetstone.engines.servers.settings import lora_rank, max_model_length, memory_fraction, model_folder
-from whetstone.engines.servers.vllm import require_vllm
 from whetstone.model.policy import choose_device
 
 NAME = "policy"
@@ -20,23 +18,26 @@ NAME = "policy"
 
 def command(config: Config, *, devices: str | None, host: str, port: int) -> ServerCommand:
     """`devices`: GPUs of its own, or None where it runs on those that the trainer uses."""
-    require_vllm("Starting a vLLM server")
+    settings.require_package("vllm", "Starting a vLLM server")
     on_gpu = choose_device(config.model.device).type == "cuda"
-    args = [sys.executable, "-P", "-m", "vllm.entrypoints.cli.main", "serve", model_folder(config)]
+    args = [sys.executable, "-P", "-m", "vllm.entrypoints.cli.main", "serve", settings.model_folder(config)]
     args += ["--served-model-name", NAME, "--host", host, "--port", str(port)]
     args += ["--dtype", "bfloat16" if config.model.bf16 and on_gpu else "float32"]
     args += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
-    args += ["--max-num-seqs", str(config.rollout.max_num_seqs or MAX_SLOTS)]
+    args += ["--max-num-seqs", str(settings.max_slots(config))]
     args += ["--seed", str(config.run.seed % 2**32)]
-    if (length := max_model_length(config)) is not None:
+    if (length := settings.max_model_length(config)) is not None:
         args += ["--max-model-len", str(length)]
     environment = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
     if config.model.use_peft:
         args += ["--enable-lora", "--max-loras", "1", "--max-cpu-loras", "2"]
-        args += ["--max-lora-rank", str(lora_rank(config))]
+        args += ["--max-lora-rank", str(settings.lora_rank(config))]
         environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     if on_gpu:
-        args += ["--gpu-memory-utilization", f"{memory_fraction(config, alone=devices is not None):g}"]
+        args += [
+            "--gpu-memory-utilization",
+            f"{settings.memory_fraction(config, alone=devices is not None):g}",
+        ]
         args += ["--tensor-parallel-size", str(config.engines.server_tensor_parallel_size)]
         backend = transfer_backend(config, alone=devices is not None)
         if backend is not None:
@@ -50,10 +51,7 @@ def command(config: Config, *, devices: str | None, host: str, port: int) -> Ser
     else:
         args += ["--enforce-eager"]
         environment["VLLM_CPU_KVCACHE_SPACE"] = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "2")
-    reach = "127.0.0.1" if host == "0.0.0.0" else host
-    return ServerCommand(
-        args=[*args, *config.engines.server_args], environment=environment, url=f"http://{reach}:{port}"
-    )
+    return settings.make_command(config, args, environment, host, port)
 
 
 def transfer_backend(config: Config, *, alone: bool) -> str | None:
