@@ -98,17 +98,14 @@ class CompactAdamW:
             self._buckets = list(_fill(pieces, bucket_size))
             self._offload = OffloadStream(device, max((bucket.size for bucket in self._buckets), default=0))
         else:
-            self._buckets = [Bucket() for _ in pieces]
-            for bucket, piece in zip(self._buckets, pieces, strict=True):
-                bucket.add(piece)
+            self._buckets = [bucket for piece in pieces for bucket in _fill([piece], piece.size)]
+        self._locations: list[list[tuple[Piece, Bucket]]] = [[] for _ in parameters]
         for bucket in self._buckets:
             if offload:
                 bucket.memory = host_memory(bucket.size, device)
             else:
                 home = local(parameters[bucket.pieces[0].index]).device
                 bucket.memory = torch.zeros(bucket.size, dtype=torch.uint8, device=home)
-        self._locations: list[list[tuple[Piece, Bucket]]] = [[] for _ in parameters]
-        for bucket in self._buckets:
             for piece in bucket.pieces:
                 self._locations[piece.index].append((piece, bucket))
 
@@ -138,13 +135,11 @@ class CompactAdamW:
             self._adamw_step(weight[part], gradient.reshape(-1)[part], state, settings, piece.begin)
 
     def zero_grad(self) -> None:
-        """Nothing to let go of: gradients are not kept here."""
+        """Gradients are not stored here."""
 
     @torch.no_grad()
     def export(self, index: int) -> dict[str, Tensor]:
-        """Step, moments and master of one parameter in float32: the very memory where it holds them so, else
-        put together on the host.
-        """
+        """Step, moments and master of one parameter: the memory itself if it is float32, else a host copy."""
         self._synchronize()
         here = local(self.parameters[index].detach())
         step = torch.tensor(float(self.steps[index]))
@@ -155,9 +150,7 @@ class CompactAdamW:
             state = locations[0][0].state(locations[0][1].memory)
             exported = {"exp_avg": state.mean.view(here.shape), "exp_avg_sq": state.square.view(here.shape)}
         else:
-            exported = {
-                name: torch.empty(here.shape, dtype=torch.float32) for name in ("exp_avg", "exp_avg_sq")
-            }
+            exported = {n: torch.empty(here.shape, dtype=torch.float32) for n in ("exp_avg", "exp_avg_sq")}
         exported["master"] = torch.empty(here.shape, dtype=torch.float32) if is_split else here
         for state, part, at in self._chunks(index):
             if not is_live:
@@ -178,11 +171,7 @@ class CompactAdamW:
         with _flat(self.parameters[index]) as weight:
             for own, part, at in self._chunks(index):
                 own.store(mean[at].to(own.mean.device), square[at].to(own.mean.device), part)
-                low = (
-                    None
-                    if own.low_bits is None
-                    else torch.empty_like(own.low_bits[part], device=weight.device)
-                )
+                low = None if own.low_bits is None else own.low_bits[part].to(weight.device)
                 split_halves(master[at].to(weight.device), weight[at], low)
                 if low is not None and own.low_bits is not None:
                     own.low_bits[part].copy_(low)

@@ -1,8 +1,4 @@
-"""One AdamW step of flat weights as one Triton kernel.
-
-Gradient, both halves of the weights and both moments are read and written once, with clipping, decay and bias
-correction. The arithmetic of `adamw.adamw_step`. Needs a GPU, or Triton's interpreter.
-"""
+"""`adamw.adamw_step` of flat weights as one Triton kernel: everything is read and written once."""
 
 import torch
 import triton

@@ -1,7 +1,4 @@
-"""CPU offload: stream host memory through the device, where it is changed, and back.
-
-Two device buffers alternate. Copies in, work and copies out overlap on separate CUDA streams.
-"""
+"""CPU offload: host memory streamed through two device buffers; copies and work overlap on CUDA streams."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,8 +16,9 @@ class OffloadStream:
             self._inward, self._outward = torch.cuda.Stream(device), torch.cuda.Stream(device)
 
     def stream(self, pieces: Sequence[Tensor], work: Callable[[int, Tensor], None]) -> None:
-        """Call `work(number, bytes)` for every piece (uint8 [n] of the host) with its bytes on the device;
-        what is in them afterwards goes back. Returns before that is done: see `synchronize`.
+        """Call `work(number, bytes)` with each piece (uint8 [n] of the host) on the device, and copy it back.
+
+        Returns before that is done: see `synchronize`.
         """
         if not self._is_cuda:
             for number, piece in enumerate(pieces):
