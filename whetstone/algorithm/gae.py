@@ -39,9 +39,7 @@ def whiten(advantages_N: Tensor) -> Tensor:
 
 
 def explained_variance(values_N: Tensor, returns_N: Tensor) -> float:
-    """Share of the returns' variance that the values foresee: 1 all, 0 no better than a constant; 0 where
-    there is no variance.
-    """
+    """Share of the returns' variance that the values predict; 0 where there is no variance."""
     total = returns_N.var(correction=0).item()
     return 1 - (returns_N - values_N).var(correction=0).item() / total if total > 0 else 0.0
 

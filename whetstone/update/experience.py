@@ -26,10 +26,10 @@ class Experience:
 
     batch: Batch
     advantages: Tensor
-    old_logprobs: Tensor | None  # None: the first update is on-policy and computes them
-    reference_logprobs: Tensor | None  # [N]; [N, V] for the full KL
-    values: Tensor | None  # of the critic before any update
-    returns: Tensor | None  # the critic's targets
+    old_logprobs: Tensor | None = None  # None: the first update is on-policy and computes them
+    reference_logprobs: Tensor | None = None  # [N]; [N, V] for the full KL
+    values: Tensor | None = None  # of the critic before any update
+    returns: Tensor | None = None  # the critic's targets
 
 
 def split_experience(experience: Experience) -> list[Experience]:
@@ -84,26 +84,16 @@ class ExperienceBuilder:
 
     def _with_logprobs(self, batch: Batch, needs_old: bool) -> Experience:
         """Old logprobs where needed, and the critic's values; advantages are not known yet."""
-        hidden = self.policy.completion_hidden(batch) if needs_old or self.critic is not None else None
-        old = None
-        if needs_old:
-            assert hidden is not None
-            old = self.policy.token_statistics(hidden, batch, self.temperature).logprobs
-        values = None
-        if self.critic is not None:
-            assert hidden is not None
-            values = self.critic.values(batch, hidden)
+        experience = Experience(batch=batch, advantages=torch.zeros_like(batch.sampler_logprobs))
+        if not needs_old and self.critic is None:
+            return experience
+        hidden = self.policy.completion_hidden(batch)
+        old = self.policy.token_statistics(hidden, batch, self.temperature).logprobs if needs_old else None
+        values = None if self.critic is None else self.critic.values(batch, hidden)
         reference = None
         if self._kl_to_sampler:
             reference = old if self.config.loss.kl_estimator != "full" else self._reference_logprobs(batch)
-        return Experience(
-            batch=batch,
-            advantages=torch.zeros_like(batch.sampler_logprobs),
-            old_logprobs=old,
-            reference_logprobs=reference,
-            values=values,
-            returns=None,
-        )
+        return replace(experience, old_logprobs=old, reference_logprobs=reference, values=values)
 
     def _reference_logprobs(self, batch: Batch) -> Tensor:
         """[N] of the sampled tokens; [N, V] of the whole vocabulary for the full KL."""
