@@ -1,8 +1,4 @@
-"""Messages -> prompt tokens, completion tokens -> text. The only place that knows chat templates.
-
-Base models without a template get `prompt_template`. `assistant_prefix` begins the assistant's turn and
-belongs to the prompt.
-"""
+"""Messages -> prompt tokens, completion tokens -> text."""
 
 import logging
 from collections.abc import Sequence
@@ -31,7 +27,7 @@ class Chat:
         self._takes_system = True
         if config.apply_chat_template:
             where = config.model_name_or_path
-            self._takes_system = templates.takes_system(*templates.template_of(tokenizer, where), where)
+            self._takes_system = templates.takes_system(tokenizer, where)
             if not self._takes_system:
                 logger.info(
                     f"The chat template of {where} knows no system message: it becomes the beginning of the "
@@ -48,28 +44,19 @@ class Chat:
         """The prompt as the model sees it."""
         messages = self.messages(problem)
         if self.config.apply_chat_template:
-            text = templates.render(
-                self.tokenizer,
-                messages,
-                self.config.model_name_or_path,
-                **self.config.chat_template_kwargs,
-            )
+            where, options = self.config.model_name_or_path, self.config.chat_template_kwargs
+            text = templates.render(self.tokenizer, messages, where, **options)
         else:
             system = "\n".join(message["content"] for message in messages[:-1])
             # str.replace, not format: questions and templates may hold braces of their own
-            text = self.config.prompt_template.replace("{system}", system).replace(
-                "{question}", problem.question
-            )
-            text = text.lstrip("\n")
+            text = self.config.prompt_template.replace("{system}", system)
+            text = text.replace("{question}", problem.question).lstrip("\n")
         return text + self.config.assistant_prefix
 
     def encode(self, problem: Problem) -> tuple[int, ...]:
         # A chat template writes its own special tokens; a bare text needs the tokenizer's (BOS).
-        return tuple(
-            self.tokenizer(self.prompt(problem), add_special_tokens=not self.config.apply_chat_template)[
-                "input_ids"
-            ]
-        )
+        special = not self.config.apply_chat_template
+        return tuple(self.tokenizer(self.prompt(problem), add_special_tokens=special)["input_ids"])
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return self.tokenizer.decode(list(token_ids), skip_special_tokens=True)

@@ -150,10 +150,7 @@ def _build_meta(metadata: dict[str, Any], config: ModelConfig, compute: torch.dt
 
 
 def model_writer(policy: Policy) -> Callable[[Path], None]:
-    """A function that writes the current weights later. All ranks call this; the first calls the result.
-
-    The weights are gathered and copied now.
-    """
+    """Gather and copy the weights on all ranks; the first calls the result, which writes them."""
     state = gathered_state(policy)
 
     def write(folder: Path) -> None:
@@ -172,9 +169,7 @@ def model_writer(policy: Policy) -> Callable[[Path], None]:
 
 
 def gathered_state(policy: Policy) -> dict[str, Tensor]:
-    """A copy of what transformers saves (LoRA: the adapter), on the CPU of the first rank; empty on the
-    others.
-    """
+    """What transformers saves (LoRA: the adapter), on the CPU of the first rank; empty on the others."""
     state: dict[str, Tensor] = {}
     for name, parameter in policy.model.named_parameters():
         if policy.is_lora and not parameter.requires_grad:

@@ -57,10 +57,6 @@ def find_checkpoint(
             note = (
                 f"Verified {folder.name}: {_bytes(manifest.num_bytes)} in {time.monotonic() - started:.1f} s."
             )
-            if not manifest.has_checksums:
-                note = (
-                    f"{folder.name} has no checksums (an older version wrote it): only sizes were verified."
-                )
             checkpoint = Checkpoint(folder=folder, step=manifest.step)
             return Search(checkpoint=checkpoint, damaged=damaged, notes=(note,))
         damaged[folder] = str(reason)
