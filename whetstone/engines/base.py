@@ -75,7 +75,7 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-class EngineBase(Engine):
+class EngineBase:
     """An engine without weights or memory of its own: the policy and its version."""
 
     def __init__(self, policy: "Policy"):
@@ -95,6 +95,12 @@ class EngineBase(Engine):
 
     def update_weights(self, policy_version: int) -> None:
         self.policy_version = policy_version
+
+    def sleep(self) -> None: ...
+
+    def wake(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class EngineWrapper:

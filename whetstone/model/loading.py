@@ -34,7 +34,8 @@ def load_pretrained(base: str, dtype: "torch.dtype") -> tuple[Any, Any]:
     options: Any = {"dtype": dtype, "weights_only": True, "output_loading_info": True}
     with quiet_transformers(), guarded(base):
         tokenizer = AutoTokenizer.from_pretrained(base, trust_remote_code=False)
-        model, info = AutoModelForCausalLM.from_pretrained(base, trust_remote_code=False, **options)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(base, trust_remote_code=False, **options)
+    model, info = loaded
     missing = sorted(info["missing_keys"])
     if missing:
         extra = sorted(info["unexpected_keys"])

@@ -61,7 +61,8 @@ class FusedLinear:
         if not self.has_no_bias_or_lora or not weight.is_cuda or weight.dtype == torch.float32:
             return 1
         multiprocessors = torch.cuda.get_device_properties(weight.device).multi_processor_count
-        return num_splits(num_rows, *weight.shape, multiprocessors)
+        rows, columns = weight.shape
+        return num_splits(num_rows, rows, columns, multiprocessors)
 
     def _copies_bias(self) -> bool:
         return self.is_copy or any(_base(layer).bias is None for layer in self.layers)
