@@ -39,10 +39,8 @@ def _load_engine(spec: str) -> Callable[["Config", "Policy"], "Engine"]:
     engine_class = load_object(spec, "rollout_engine")
     missing = [name for name in METHODS if not callable(getattr(engine_class, name, None))]
     if missing:
-        raise UserError(
-            f"rollout_engine names '{spec}', which has no method {missing[0]}: an engine has the methods "
-            f"{', '.join(METHODS)} of whetstone/engines/base.py."
-        )
+        names = ", ".join(METHODS)
+        raise UserError(f"rollout_engine: {spec} has no method {missing[0]}: an engine has {names}.")
     return engine_class
 
 
@@ -51,8 +49,8 @@ def _native(config: "Config", policy: "Policy") -> "Engine":
 
     if config.rollout.async_rollouts and policy.device.type == "cuda":
         raise UserError(
-            "async_rollouts=1 is not supported by the native engine on a GPU: no other thread may use the "
-            "GPU while it captures CUDA graphs: set async_rollouts=0, or rollout_engine=hf."
+            "async_rollouts=1 is not supported by the native engine on a GPU, since no other thread may use "
+            "it while CUDA graphs are captured: set async_rollouts=0, or rollout_engine=hf."
         )
     return NativeEngine(policy, config.rollout.max_num_seqs, fp8=config.rollout.rollout_quantization == "fp8")
 
@@ -89,9 +87,8 @@ def _servers(config: "Config", policy: "Policy") -> "Engine":
 def check_shared_servers(config: "Config") -> None:
     if config.parallel.tp_size > 1 or config.rollout.vllm_mode == "colocate":
         raise UserError(
-            f"rollout_engine: {config.rollout.rollout_engine} works with several ranks as a server and with "
-            "tp_size 1 so far: set vllm_mode=server and tp_size=1 (FSDP shards the model), or "
-            "rollout_engine=native."
+            f"rollout_engine: {config.rollout.rollout_engine} on several ranks needs vllm_mode=server and "
+            "tp_size=1 (FSDP shards the model): set these, or rollout_engine=native."
         )
 
 

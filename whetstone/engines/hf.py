@@ -9,15 +9,8 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from transformers import (
-    GenerationConfig,
-    LogitsProcessor,
-    LogitsProcessorList,
-    MinPLogitsWarper,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers.generation import logits_process
 
 from whetstone import seeds
 from whetstone.engines.base import EngineBase, GenerationOutput, Request, SamplingParams
@@ -37,8 +30,7 @@ class HFEngine(EngineBase):
         except (ImportError, ValueError) as error:
             reason = str(error).strip().splitlines()[0]
             raise UserError(
-                f"attn_implementation '{self.attention}' can't be used here ({reason}): leave it out, or "
-                "set it to sdpa or eager."
+                f"attn_implementation '{self.attention}' can't be used ({reason}): set sdpa or eager."
             ) from None
         finally:
             policy.set_attention(NAME)
@@ -89,13 +81,13 @@ def _filters(sampling: SamplingParams) -> list[LogitsProcessor]:
     """transformers' own temperature and filters, in its order; none for greedy sampling."""
     if sampling.temperature == 0:
         return []
-    filters: list[LogitsProcessor] = [TemperatureLogitsWarper(sampling.temperature)]
+    filters: list[LogitsProcessor] = [logits_process.TemperatureLogitsWarper(sampling.temperature)]
     if sampling.top_k:
-        filters.append(TopKLogitsWarper(sampling.top_k))
+        filters.append(logits_process.TopKLogitsWarper(sampling.top_k))
     if sampling.top_p < 1:
-        filters.append(TopPLogitsWarper(sampling.top_p))
+        filters.append(logits_process.TopPLogitsWarper(sampling.top_p))
     if sampling.min_p:
-        filters.append(MinPLogitsWarper(sampling.min_p))
+        filters.append(logits_process.MinPLogitsWarper(sampling.min_p))
     return filters
 
 

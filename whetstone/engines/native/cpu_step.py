@@ -10,15 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from whetstone.engines.native import decoder_layers
 from whetstone.engines.native.cpu_cache import DecodeAttention
-from whetstone.engines.native.decoder_layers import (
-    Decoder,
-    DecoderLayer,
-    UnsupportedArchitecture,
-    check_step,
-    log_fallback,
-    read_decoder_layers,
-)
+from whetstone.engines.native.decoder_layers import Decoder, DecoderLayer, UnsupportedArchitecture
 from whetstone.model.policy import Policy
 
 
@@ -114,10 +108,10 @@ def make_cpu_step(policy: Policy, token_ids: Tensor, positions: Tensor, attend: 
         return modules
     try:
         with torch.inference_mode(False):  # parameters are moved, and must still be able to train
-            fused = CpuLayerStep(policy, read_decoder_layers(policy))
+            fused = CpuLayerStep(policy, decoder_layers.read_decoder_layers(policy))
         expected, actual = modules(token_ids, positions, attend), fused(token_ids, positions, attend)
-        check_step(actual, expected, limit=1e-3)
+        decoder_layers.check_step(actual, expected, limit=1e-3)
     except UnsupportedArchitecture as reason:
-        log_fallback(policy, reason)
+        decoder_layers.log_fallback(policy, reason)
         return modules
     return fused

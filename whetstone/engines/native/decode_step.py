@@ -11,15 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whetstone.engines.native.decoder_layers import (
-    Decoder,
-    DecoderLayer,
-    UnsupportedArchitecture,
-    check_step,
-    log_fallback,
-    read_decoder_layers,
-    relative_error,
-)
+from whetstone.engines.native import decoder_layers
+from whetstone.engines.native.decoder_layers import Decoder, DecoderLayer, UnsupportedArchitecture
 from whetstone.engines.native.fp8 import ALIGNMENT, Fp8Linear, supports_fp8
 from whetstone.engines.native.fused_linear import FusedLinear, lora_copy_bytes
 from whetstone.engines.native.prefill import PagedPrefill
@@ -116,16 +109,22 @@ def _gate_up(layer: DecoderLayer, x: Tensor, residual: Tensor, kind: tuple[float
 
 
 class ModuleStep:
-    def __init__(self, policy: Policy, heads: tuple[int, int, int]):
+    def __init__(self, policy: Policy):
         self.policy = policy
-        self.heads = heads  # heads, kv_heads, head_dim
         self.addresses = self._addresses()
 
     def __call__(self, state: PagedState, rows: Tensor) -> Tensor:
+        from whetstone.engines.native.kernels.attention import decode_attention
+
+        def attend(query: Tensor, key: Tensor, value: Tensor, options: LayerOptions) -> Tensor:
+            heads, kv_heads, head_dim = query.shape[1], key.shape[1], query.shape[3]
+            layer = AttentionLayer(options=options, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
+            query, key, value = (tensor.squeeze(2).flatten(1) for tensor in (query, key, value))
+            return decode_attention(query, key, value, state, rows, layer).view(len(rows), 1, heads, head_dim)
+
         slots = rows.clamp(min=0).long()
         tokens = state.slots[TOKEN].index_select(0, slots).long()
         positions = (state.slots[PROMPT_LEN] + state.slots[NUM_CACHED]).index_select(0, slots).long()
-        attend = _PagedAttention(state, rows, self.heads)
         hidden = self.policy.hidden(tokens[:, None], positions[:, None], attend)
         return self.policy.head(hidden[:, 0])
 
@@ -144,22 +143,6 @@ class ModuleStep:
 Step = FusedStep | ModuleStep
 
 
-class _PagedAttention:
-    """The attention that a transformers layer calls while it decodes."""
-
-    def __init__(self, state: PagedState, rows: Tensor, heads: tuple[int, int, int]):
-        self.state, self.rows, self.heads = state, rows, heads
-
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: LayerOptions) -> Tensor:
-        from whetstone.engines.native.kernels.attention import decode_attention
-
-        heads, kv_heads, head_dim = self.heads
-        layer = AttentionLayer(options=options, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
-        query, key, value = (tensor.squeeze(2).flatten(1) for tensor in (query, key, value))
-        out = decode_attention(query, key, value, self.state, self.rows, layer)
-        return out.view(len(self.rows), 1, heads, head_dim)
-
-
 def _is_plain_embedding(embedding: Any) -> bool:
     """Whether it returns rows of its weight unchanged."""
     hooks = embedding._forward_hooks or embedding._forward_pre_hooks
@@ -173,16 +156,14 @@ def _fits_lora_copy(policy: Policy) -> bool:
 
 
 @torch.no_grad()
-def make_step(
-    policy: Policy, state: PagedState, dry_run: Callable[[Step], Tensor], *, fp8: bool = False
-) -> Step:
+def make_step(policy: Policy, dry_run: Callable[[Step], Tensor], *, fp8: bool = False) -> Step:
     """The fused step if its logits in a dry run equal those of the modules, else the modules."""
-    heads = (policy.config.num_attention_heads, state.shape.num_heads, policy.head_dim)
     try:
-        fused = FusedStep(policy, read_decoder_layers(policy, merge=_fits_lora_copy(policy) and not fp8))
-        expected = dry_run(ModuleStep(policy, heads)).float()
+        merge = _fits_lora_copy(policy) and not fp8
+        fused = FusedStep(policy, decoder_layers.read_decoder_layers(policy, merge=merge))
+        expected = dry_run(ModuleStep(policy)).float()
         actual = dry_run(fused).float()
-        check_step(actual, expected, limit=1e-3 if state.dtype == torch.float32 else 5e-2)
+        decoder_layers.check_step(actual, expected, limit=1e-3 if policy.dtype == torch.float32 else 5e-2)
         mlps = [linear for layer in fused.decoder.layers for linear in (layer.gate_up, layer.down)]
         if fp8 and not all(map(supports_fp8, mlps)):
             raise UnsupportedArchitecture(f"its MLPs have biases, or sides not divisible by {ALIGNMENT}")
@@ -191,11 +172,11 @@ def make_step(
             raise UserError(
                 f"rollout_quantization=fp8 is not supported for this model, since {reason}: leave it out."
             ) from None
-        log_fallback(policy, reason)
-        return ModuleStep(policy, heads)
+        decoder_layers.log_fallback(policy, reason)
+        return ModuleStep(policy)
     if not fp8:
         return fused
     quantized = FusedStep(policy, fused.decoder, fp8=True)
-    error = relative_error(dry_run(quantized).float(), actual)
+    error = decoder_layers.relative_error(dry_run(quantized).float(), actual)
     logger.info(f"Rollouts with 8-bit weights: logits differ by {error:.1%} in a dry run.")
     return quantized

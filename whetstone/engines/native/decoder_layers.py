@@ -21,6 +21,7 @@ from whetstone.model.policy import Policy
 logger = logging.getLogger("whetstone")
 
 MAX_POSITIONS = 1 << 18  # of a rotary table
+NormKind = tuple[float, float]  # eps, and 1 where weights are stored as their difference from 1
 Tables = dict[tuple[str, ...], tuple[Tensor, Tensor]]  # by kind of layer: cosines and sines
 
 
@@ -50,7 +51,7 @@ class DecoderLayer:
 class Decoder:
     layers: list[DecoderLayer]
     final_norm: Tensor
-    norm_kind: tuple[float, float]  # eps, and 1 where weights are stored as their difference from 1
+    norm_kind: NormKind
 
     def linears(self) -> list[FusedLinear]:
         return [
@@ -95,20 +96,12 @@ def read_decoder_layers(policy: Policy, *, merge: bool = True) -> Decoder:
 
 
 def _read_layer(
-    policy: Policy,
-    module: Any,
-    options: LayerOptions,
-    norm_kind: tuple[float, float],
-    tables: Tables,
-    merge: bool,
+    policy: Policy, module: Any, options: LayerOptions, norm_kind: NormKind, tables: Tables, merge: bool
 ) -> DecoderLayer:
     attention, mlp, config, head_dim = module.self_attn, module.mlp, policy.config, policy.head_dim
     submodules = {name for name, _ in module.named_modules()}
-    if "self_attn.qkv_proj" in submodules:
-        qkv = [attention.qkv_proj]
-    else:
-        qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
-    fused_gate = "mlp.gate_up_proj" in submodules
+    fused_qkv, fused_gate = "self_attn.qkv_proj" in submodules, "mlp.gate_up_proj" in submodules
+    qkv = [attention.qkv_proj] if fused_qkv else [attention.q_proj, attention.k_proj, attention.v_proj]
     gate_up = [mlp.gate_up_proj] if fused_gate else [mlp.gate_proj, mlp.up_proj]
     if not all(map(is_linear_or_lora, (*qkv, attention.o_proj, *gate_up, mlp.down_proj))):
         raise UnsupportedArchitecture("its adapter is more than a LoRA of two matrices")
@@ -118,6 +111,7 @@ def _read_layer(
         if head_norms[0].shape != (head_dim,) or _norm_kind(attention.q_norm) != norm_kind:
             raise UnsupportedArchitecture("its norms of queries and keys are of another kind")
     has_post_norms = "pre_feedforward_layernorm" in submodules
+    post_attention = module.post_attention_layernorm.weight.data  # without post norms it precedes the MLP
     activation = config.hidden_activation if hasattr(config, "hidden_activation") else config.hidden_act
     if activation not in ("silu", "gelu_pytorch_tanh"):
         raise UnsupportedArchitecture(f"its activation is {activation}")
@@ -138,10 +132,8 @@ def _read_layer(
         down=FusedLinear([mlp.down_proj], merge=merge),
         gelu=activation != "silu",
         input_norm=module.input_layernorm.weight.data,
-        after_attention=module.post_attention_layernorm.weight.data if has_post_norms else None,
-        before_mlp=(
-            module.pre_feedforward_layernorm if has_post_norms else module.post_attention_layernorm
-        ).weight.data,
+        after_attention=post_attention if has_post_norms else None,
+        before_mlp=module.pre_feedforward_layernorm.weight.data if has_post_norms else post_attention,
         after_mlp=module.post_feedforward_layernorm.weight.data if has_post_norms else None,
     )
 
@@ -162,8 +154,8 @@ def _layer_options(policy: Policy) -> dict[int, LayerOptions]:
 
 
 @torch.no_grad()
-def _norm_kind(norm: Any) -> tuple[float, float]:
-    """(eps, offset), found by a test on random numbers: class names are no proof."""
+def _norm_kind(norm: Any) -> NormKind:
+    """By a test on random numbers: class names are no proof."""
     weight = norm.weight
     eps = norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps
     generator = torch.Generator().manual_seed(0)

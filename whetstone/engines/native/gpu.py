@@ -262,7 +262,7 @@ class PagedEngine(EngineBase):
         if self.step is not None and not self.step.is_current():
             self.step = self.graphs = None
         if self.step is None:
-            self.step = make_step(self.policy, state, self._dry_run, fp8=self.fp8)
+            self.step = make_step(self.policy, self._dry_run, fp8=self.fp8)
             self.graphs = CudaGraphs(self.step, state)
         elif self.weights_changed:
             self.step.refresh()

@@ -6,7 +6,6 @@ is written. `PagedPrefill` is also an attention function that transformers modul
 
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
 import numpy as np
 import torch
@@ -79,10 +78,10 @@ class PagedPrefill:
         if not (is_plain and is_half and min(self.lengths) >= MIN_FLASH_TOKENS):
             return self.packed(query, key, value, options)[0].flatten(1)
         sequences = zip(*(t.split(self.lengths, dim=2) for t in (query, key, value)), strict=True)
-        gqa: Any = {"enable_gqa": key.shape[1] != query.shape[1]}
+        gqa = key.shape[1] != query.shape[1]
         with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION], set_priority=True):
             outs = [
-                F.scaled_dot_product_attention(*qkv, is_causal=True, scale=options.scale, **gqa)
+                F.scaled_dot_product_attention(*qkv, is_causal=True, scale=options.scale, enable_gqa=gqa)
                 for qkv in sequences
             ]
         return torch.cat(outs, dim=2)[0].transpose(0, 1).flatten(1)

@@ -96,9 +96,8 @@ class Server(SleepMixin):
     def _check_length(self, length: int | None, flag: str) -> None:
         if length is not None and length <= self.max_tokens:
             raise UserError(
-                f"{self.url} takes {length} tokens at most, prompt and completion together, but "
-                f"max_completion_length is {self.max_tokens}: start it with a larger {flag}, or lower "
-                "max_completion_length."
+                f"{self.url} takes {length} tokens at most, prompt included, but max_completion_length is "
+                f"{self.max_tokens}: lower it, or start the server with a larger {flag}."
             )
 
     def _sampling_body(self, sampling: SamplingParams) -> dict[str, Any]:

@@ -77,10 +77,7 @@ class HttpClient:
             raise Unreachable(f"{path}: HTTP {response.status} {_message(text)}")
         if response.status >= 400:
             raise RequestRejected(response.status, _message(text))
-        try:
-            return json.loads(text)
-        except json.JSONDecodeError:
-            return text  # some endpoints answer in words, or with nothing
+        return _parse(text)
 
     @contextlib.contextmanager
     def posting(self, path: str, body: Any) -> Iterator[None]:
@@ -100,12 +97,16 @@ class HttpClient:
                     sock.shutdown(socket.SHUT_RDWR)
 
 
+def _parse(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text  # some endpoints answer with plain text, or with nothing
+
+
 def _message(text: str) -> str:
     """What an error answer says, in one line: OpenAI's form, FastAPI's, or plain text."""
-    try:
-        data = json.loads(text)
-    except json.JSONDecodeError:
-        data = text
+    data = _parse(text)
     for key in ("error", "message", "detail"):
         if isinstance(data, dict) and key in data:
             data = data[key]

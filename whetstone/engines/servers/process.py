@@ -33,12 +33,12 @@ class ServerCommand:
     url: str
 
 
+@dataclass
 class ServerProcess:
-    def __init__(self, command: ServerCommand, log: Path):
-        self.command = command
-        self.log = log
-        self.restarts = 0  # since it was last seen up
-        self.process: subprocess.Popen[bytes] | None = None
+    command: ServerCommand
+    log: Path
+    restarts: int = 0  # since it was last seen up
+    process: subprocess.Popen[bytes] | None = None
 
     @property
     def is_running(self) -> bool:

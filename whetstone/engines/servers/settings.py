@@ -16,9 +16,8 @@ LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has kernels for
 def require_package(package: str, setting: str) -> None:
     if importlib.util.find_spec(package) is None:
         raise UserError(
-            f"{setting} needs the package {package}, which is not installed here: "
-            f"{ENGINE_TRAITS[package].install}, or name a server that runs elsewhere with "
-            "rollout_servers=http://HOST:PORT."
+            f"{setting} needs the package {package}: {ENGINE_TRAITS[package].install}, or name a server that "
+            "runs elsewhere with rollout_servers=http://HOST:PORT."
         )
 
 

@@ -12,8 +12,8 @@ from whetstone.engines.servers.process import ServerCommand, ServerProcess
 from whetstone.engines.servers.settings import max_slots
 from whetstone.engines.servers.sglang import SGLangServer
 from whetstone.engines.servers.sglang import command as sglang_command
-from whetstone.engines.servers.vllm.command import command as vllm_command
 from whetstone.engines.servers.vllm.server import VLLMServer
+from whetstone.engines.servers.vllm.server import command as vllm_command
 from whetstone.errors import UserError
 from whetstone.model.policy import Policy
 

@@ -85,9 +85,9 @@ class SGLangServer(Server):
         """Broadcast the weights to the server's workers. The version counts once the last bucket is there."""
         if self.group is None:
             self._join(update.policy.device)
-        parts = list(buckets(named_weights(update.policy), BUCKET_BYTES))
-        for number, bucket in enumerate(parts):
-            self._send_bucket(bucket, update.version if number + 1 == len(parts) else None)
+        all_buckets = list(buckets(named_weights(update.policy), BUCKET_BYTES))
+        for number, bucket in enumerate(all_buckets):
+            self._send_bucket(bucket, update.version if number + 1 == len(all_buckets) else None)
 
     def _join(self, device: torch.device) -> None:
         backend = "nccl" if device.type == "cuda" else "gloo"

@@ -20,8 +20,7 @@ class ColocatedVLLM(SleepMixin, EngineBase):
         settings.require_package("vllm", "vllm_mode: colocate")
         if config.engines.server_tensor_parallel_size > 1:
             raise UserError(
-                "vllm_mode: colocate runs vLLM on the GPU of this process alone: set "
-                "server_tensor_parallel_size: 1, or vllm_mode: server."
+                "vllm_mode: colocate uses one GPU: set server_tensor_parallel_size: 1, or vllm_mode: server."
             )
         self.adapter: Any = None  # vLLM's request for the newest LoRA adapter
         self.num_requests = 0

@@ -6,20 +6,28 @@ Weights are loaded from files (`reload_weights`), as a LoRA adapter, or over vLL
 - `/weight_info` (0.32): the server stores the version of its weights. Earlier ones are recognized by the
   `instance_id` of the server process.
 - 0.22 to 0.25 answer `/start_weight_update` only with a JSON body; an empty one suits all.
-- 0.24's IPC imports ray (command.py asks for it only where that works).
+- 0.24's IPC imports ray (`command` asks for it only where that works).
 """
 
+import importlib.util
 import itertools
+import json
+import os
+import sys
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlencode
 
+from whetstone.config import Config
 from whetstone.engines.base import SamplingParams
+from whetstone.engines.servers import settings
 from whetstone.engines.servers.client import InvalidReply, Reply, Server, parse_reply
 from whetstone.engines.servers.http import PUSH_TIMEOUT_S, RequestRejected, Unreachable
+from whetstone.engines.servers.process import ServerCommand
 from whetstone.engines.servers.vllm.transfer import Transfer, make_transfer
 from whetstone.engines.servers.weights import WeightUpdate
 from whetstone.errors import UserError
+from whetstone.model.policy import choose_device
 
 OLDEST, NEWEST = (0, 22), (0, 32)
 REMEDY = "start it with `whet serve CONFIG`, or as docs/servers.md shows"
@@ -36,25 +44,21 @@ class VLLMServer(Server):
     def connect(self) -> None:
         version = self.http.get("/version")["version"]
         if not OLDEST <= parse_version(version) <= (*NEWEST, 99):
-            raise UserError(
-                f"{self.url} runs vLLM {version}; this version of whetstone speaks with 0.22 to 0.32: "
-                "install one of these there."
-            )
+            raise UserError(f"{self.url} runs vLLM {version}: install 0.22 to 0.32 there.")
         self.base_model = self.model = self.http.get("/v1/models")["data"][0]["id"]
-        settings = self._settings()
-        model = settings["model_config"]
+        info = self._settings()
+        model = info["model_config"]
         self.has_processed_logprobs = model["logprobs_mode"] == "processed_logprobs"
         self.can_release, self.asleep = ["weights", "kv_cache"] if model.get("enable_sleep_mode") else [], []
         self._check_length(model["max_model_len"], "--max-model-len")
         self.reports_weight_version = self._offers_weight_info()
-        backend = (settings.get("weight_transfer_config") or {}).get("backend")
+        backend = (info.get("weight_transfer_config") or {}).get("backend")
         method = backend if self.weight_transfer == "auto" else self.weight_transfer
         method = method if method in ("nccl", "ipc") else "disk"
         if method != "disk" and backend != method:
             raise UserError(
-                f"weight_transfer is {method}, but {self.url} was started for {backend or 'files'}: "
-                f'give it --weight-transfer-config \'{{"backend": "{method}"}}\', or set weight_transfer: '
-                "auto."
+                f"weight_transfer is {method}, but {self.url} was started for {backend or 'files'}: set "
+                f'it to auto, or give the server --weight-transfer-config \'{{"backend": "{method}"}}\'.'
             )
         self.wants_folder = method == "disk"
         self.transfer = make_transfer(method, self.http, self.group_port)
@@ -141,9 +145,8 @@ class VLLMServer(Server):
         is_plain = sampling.temperature in (0.0, 1.0) and not sampling.is_filtered
         if not (self.has_processed_logprobs or is_plain):
             raise UserError(
-                f"{self.url} gives logprobs of temperature 1, which are not those of the sampling "
-                f"(temperature {sampling.temperature:g}, top_p {sampling.top_p:g}): start it with "
-                "--logprobs-mode processed_logprobs."
+                f"{self.url} gives logprobs of temperature 1 without filters, but sampling has "
+                f"{sampling.temperature:g}, top_p {sampling.top_p:g}: add --logprobs-mode processed_logprobs."
             )
         body = {
             **self._sampling_body(sampling),
@@ -191,3 +194,57 @@ def parse_version(text: str) -> tuple[int, ...]:
     """`0.24.0+cu130` -> (0, 24, 0)."""
     parts = itertools.takewhile(str.isdigit, text.split("+")[0].split("."))
     return tuple(int(part) for part in parts)
+
+
+def command(config: Config, *, devices: str | None, host: str, port: int) -> ServerCommand:
+    """The command line of `vllm serve`; `devices`: its own GPUs, or None where it uses the trainer's."""
+    settings.require_package("vllm", "Starting a vLLM server")
+    on_gpu = choose_device(config.model.device).type == "cuda"
+    args = [sys.executable, "-P", "-m", "vllm.entrypoints.cli.main", "serve", settings.model_folder(config)]
+    args += ["--served-model-name", "policy", "--host", host, "--port", str(port)]
+    args += ["--dtype", "bfloat16" if config.model.bf16 and on_gpu else "float32"]
+    args += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
+    args += ["--max-num-seqs", str(settings.max_slots(config))]
+    args += ["--seed", str(config.run.seed % 2**32)]
+    if (length := settings.max_model_length(config)) is not None:
+        args += ["--max-model-len", str(length)]
+    environment = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    if config.model.use_peft:
+        args += ["--enable-lora", "--max-loras", "1", "--max-cpu-loras", "2"]
+        args += ["--max-lora-rank", str(settings.lora_rank(config))]
+        environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
+    if on_gpu:
+        args += [
+            "--gpu-memory-utilization",
+            f"{settings.memory_fraction(config, alone=devices is not None):g}",
+        ]
+        args += ["--tensor-parallel-size", str(config.engines.server_tensor_parallel_size)]
+        backend = transfer_backend(config, alone=devices is not None)
+        if backend is not None:
+            args += ["--weight-transfer-config", json.dumps({"backend": backend})]
+        if backend == "ipc":
+            environment["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # the handles travel pickled
+        if devices is None and config.engines.server_enable_sleep_mode:
+            args += ["--enable-sleep-mode"]
+        if devices is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = devices
+    else:
+        args += ["--enforce-eager"]
+        environment["VLLM_CPU_KVCACHE_SPACE"] = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "2")
+    return settings.make_command(config, args, environment, host, port)
+
+
+def transfer_backend(config: Config, *, alone: bool) -> str | None:
+    """vLLM's own way for the weights: NCCL between GPUs, IPC on one GPU (NCCL can't have it twice)."""
+    if config.model.use_peft or config.engines.weight_transfer == "disk":
+        return None
+    if config.engines.weight_transfer != "auto":
+        return config.engines.weight_transfer
+    return "nccl" if alone else "ipc" if _ipc_is_here() else None
+
+
+def _ipc_is_here() -> bool:
+    """Older versions import ray for it, whether it is used or not."""
+    from importlib.metadata import version
+
+    return importlib.util.find_spec("ray") is not None or parse_version(version("vllm")) >= (0, 32)

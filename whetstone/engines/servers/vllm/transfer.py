@@ -7,6 +7,7 @@ to 0.32 have the same interface. Needs vLLM in the trainer's process for its NCC
 import base64
 import pickle
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,13 +19,13 @@ from whetstone.engines.servers.weights import BUCKET_BYTES, WeightUpdate, bucket
 from whetstone.errors import UserError
 
 
+@dataclass
 class NCCLTransfer:
     """The trainer is rank 0 of a group with the workers of one server."""
 
-    def __init__(self, http: HttpClient, port: int | None):
-        self.http = http
-        self.port = port
-        self.group: Any = None
+    http: HttpClient
+    port: int | None
+    group: Any = None
 
     def send(self, update: WeightUpdate) -> None:
         device = update.policy.device
@@ -60,12 +61,12 @@ class NCCLTransfer:
         torch.cuda.current_stream().synchronize()
 
 
+@dataclass
 class IPCTransfer:
     """The server's process opens the trainer's memory: nothing is copied between processes."""
 
-    def __init__(self, http: HttpClient):
-        self.http = http
-        self.is_ready = False
+    http: HttpClient
+    is_ready: bool = False
 
     def send(self, update: WeightUpdate) -> None:
         if update.policy.device.type != "cuda":

@@ -74,19 +74,14 @@ def _run(kernel: Kernel, tile: GateUpTile, weight: Tensor, x: Tensor) -> Tensor:
     clusters = -(-len(weight) // (tile.columns * BLOCKS)) * -(-num_rows // tile.rows)
     grid = (BLOCKS * min(clusters, multiprocessors(x.device) // BLOCKS), 1, 1)
     half_rows = rows_per_part(min(num_rows, tile.rows), BLOCKS)
-    maps = (input_map(x, half_rows), weight_map(weight, tile))
+    inputs = tensor_map(x, [depth, num_rows], [depth], [DEPTH, half_rows])
+    maps = (inputs, weight_map(weight, tile))
     kernel(grid, THREADS, [*maps, out, num_rows, width, -(-depth // DEPTH), half_rows])
     return out
 
 
 def supports(x: Tensor, fused: FusedLinear) -> bool:
     return 1 <= len(x) <= MAX_ROWS and fused.has_no_bias_or_lora and supports_tma(x, fused.weight)
-
-
-def input_map(x: Tensor, half_rows: int) -> Any:
-    """The input rows that a block fetches at a time."""
-    num_rows, depth = x.shape
-    return tensor_map(x, [depth, num_rows], [depth], [DEPTH, half_rows])
 
 
 def weight_map(weight: Tensor, tile: GateUpTile) -> Any:
