@@ -47,7 +47,7 @@ class AdamWStep:
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """The optimiser's memory of a flat piece of n weights. Views: changing them changes the state."""
+    """The optimizer's memory of a flat piece of n weights. Views: changing them changes the state."""
 
     low_bits: Tensor | None  # int16 [n]: the lower halves of bf16 weights; None: weights are float32
     mean: Tensor  # [n] of the gradient: float32, or int8 codes

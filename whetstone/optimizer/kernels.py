@@ -36,7 +36,7 @@ def _code(
     return lower + (tl.div_rn(ratio - below, above - below) > threshold).to(tl.int32)
 
 
-# Specialised in whether `count` is a multiple of 16, which lets it read 16 bytes at once.
+# Specialized in whether `count` is a multiple of 16, which lets it read 16 bytes at once.
 @triton.jit(do_not_specialize=["first", "seed"])
 def _adam_kernel(
     weight_ptr, low_ptr, gradient_ptr, mean_ptr, square_ptr, mean_scale_ptr, square_scale_ptr,
