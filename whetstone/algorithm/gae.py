@@ -1,4 +1,4 @@
-"""Generalised advantage estimation over packed completions. Pure; _S sequences, _N completion tokens.
+"""Generalized advantage estimation over packed completions. Pure; _S sequences, _N completion tokens.
 
 delta_t = r_t + gamma V_{t+1} - V_t, A_t = delta_t + gamma lambda A_{t+1}, return_t = A_t + V_t; after its
 last token a completion is worth nothing more.

@@ -66,8 +66,8 @@ def index_rows(rows: Tensor, index: Tensor) -> Tensor:
     """
     if rows.is_cuda:
         return rows[index]
-    taken = rows.index_select(0, index.flatten())
-    return taken if index.dim() == 1 else taken.view(*index.shape, *rows.shape[1:])
+    selected = rows.index_select(0, index.flatten())
+    return selected if index.dim() == 1 else selected.view(*index.shape, *rows.shape[1:])
 
 
 def uses_flash(device: torch.device, dtype: torch.dtype, softcap: float | None) -> bool:
@@ -85,7 +85,7 @@ class PackedAttention:
     def __init__(self, segments: Sequence[Segment], device: torch.device):
         self.segments = list(segments)
         self.device = device
-        self._padded: tuple[list[_PaddedSegments], Tensor] | None = None  # parts, the way back to tokens
+        self._padded: tuple[list[_PaddedSegments], Tensor] | None = None  # and the way back to tokens
         self._plan: FlashPlan | None = None
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: LayerOptions) -> Tensor:
@@ -95,26 +95,26 @@ class PackedAttention:
             window = options.sliding_window
             return flash_attention(q, k, v, self._plan, scale=options.scale, window=window)[None]
         self._padded = self._padded or self._pad_segments()
-        parts, order = self._padded
-        out = torch.cat([part.attend(q, k, v, options) for part in parts])
-        return (index_rows(out, order) if len(parts) > 1 else out)[None]
+        buckets, order = self._padded
+        out = torch.cat([bucket.attend(q, k, v, options) for bucket in buckets])
+        return (index_rows(out, order) if len(buckets) > 1 else out)[None]
 
     def _pad_segments(self) -> tuple[list["_PaddedSegments"], Tensor]:
         alone = [segment for segment in self.segments if not segment.prefix_length]
         sharing = [segment for segment in self.segments if segment.prefix_length]
-        likes = [*bucket_by_length(alone), *bucket_by_length(sharing)]
-        parts = [_PaddedSegments(like, self.device) for like in likes]
-        return parts, torch.cat([part.tokens for part in parts]).argsort()
+        by_length = [*bucket_by_length(alone), *bucket_by_length(sharing)]
+        buckets = [_PaddedSegments(bucket, self.device) for bucket in by_length]
+        return buckets, torch.cat([bucket.tokens for bucket in buckets]).argsort()
 
 
 def bucket_by_length(segments: Sequence[Segment]) -> list[list[Segment]]:
     """Segments at least half as long as the longest together: padding at most doubles the queries."""
-    parts: list[list[Segment]] = []
+    buckets: list[list[Segment]] = []
     for segment in sorted(segments, key=lambda segment: -segment.length):
-        if not parts or 2 * segment.length < parts[-1][0].length:
-            parts.append([])
-        parts[-1].append(segment)
-    return [sorted(part, key=lambda segment: segment.start) for part in parts]
+        if not buckets or 2 * segment.length < buckets[-1][0].length:
+            buckets.append([])
+        buckets[-1].append(segment)
+    return [sorted(bucket, key=lambda segment: segment.start) for bucket in buckets]
 
 
 def _spread(shape: torch.Size, total: int) -> Tensor:

@@ -21,18 +21,14 @@ class Chat:
         if config.apply_chat_template and not tokenizer.chat_template:
             raise UserError(
                 f"The tokenizer of {config.model_name_or_path} has no chat template: set "
-                "apply_chat_template=false "
-                "(and prompt_template, if the default does not suit)."
+                "apply_chat_template=false (and prompt_template, if the default does not suit)."
             )
         self._takes_system = True
         if config.apply_chat_template:
             where = config.model_name_or_path
             self._takes_system = templates.takes_system(tokenizer, where)
             if not self._takes_system:
-                logger.info(
-                    f"The chat template of {where} knows no system message: it becomes the beginning of the "
-                    "user's."
-                )
+                logger.info(f"The chat template of {where} knows no system message: it opens the user's.")
 
     def messages(self, problem: Problem) -> list[dict[str, str]]:
         """The conversation as the chat template takes it."""

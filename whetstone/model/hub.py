@@ -145,7 +145,7 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
 
     logging.disable_progress_bar()
     try:
-        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
         dense = load_gguf(gguf)
@@ -172,10 +172,10 @@ def load_gguf(gguf: Path) -> "PreTrainedModel":
         from transformers import GgufConfig
 
         settings["quantization_config"] = GgufConfig(dequantize=True)
-    except ImportError:  # transformers before 5.19 always dequantises
+    except ImportError:  # transformers before 5.19 always dequantizes
         pass
     options: Any = {"gguf_file": gguf.name, "dtype": torch.float32, **settings}
-    return AutoModelForCausalLM.from_pretrained(gguf.parent, **options)
+    return AutoModelForCausalLM.from_pretrained(str(gguf.parent), **options)
 
 
 def _looks_like_path(name: str) -> bool:

@@ -189,10 +189,7 @@ def _check_tokenizer(base: str, tokenizer: Any, model: Any) -> None:
         ids = tokenizer("1 + 2 = 3", add_special_tokens=False)["input_ids"]
         text = tokenizer.decode(ids) if ids else ""
     if not text.strip():
-        raise UserError(
-            f"The tokenizer of '{base}' makes nothing of the text '1 + 2 = 3': give the tokenizer files that "
-            "belong to this model."
-        )
+        raise UserError(f"The tokenizer of '{base}' can't encode '1 + 2 = 3': give this model's own files.")
     added = tokenizer.get_added_vocab()
     template = str(tokenizer.chat_template or "")
     used = {
@@ -204,5 +201,5 @@ def _check_tokenizer(base: str, tokenizer: Any, model: Any) -> None:
     if used[last] >= rows:
         raise UserError(
             f"The tokenizer of '{base}' has the token {last!r} as number {used[last]}, but the model has "
-            f"weights for {rows} tokens only: give the tokenizer files that belong to this model."
+            f"weights for {rows} tokens only: give this model's own tokenizer files."
         )

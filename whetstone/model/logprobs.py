@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from whetstone.model.fused_head import Head, fused_statistics
 from whetstone.model.memory import usable_memory
-from whetstone.parallel.tensor import ShardedLogits
+from whetstone.parallel.tensor import ShardedLogits, Statistics
 
 LOGITS_BUDGET = 1 << 26  # numbers of logits held at once: 256 MB in float32
 FUSED_BYTES = 1 << 30  # of logits held at once on a GPU: fewer and larger products, fewer sums of gradients
@@ -31,9 +31,7 @@ class TokenStatistics(NamedTuple):
 class UnshardedLogits:
     """Statistics of logits [N, V] that are all on this rank (`ShardedLogits`: a slice of the vocabulary)."""
 
-    def statistics(
-        self, logits: Tensor, targets: Tensor, reference: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    def statistics(self, logits: Tensor, targets: Tensor, reference: Tensor | None) -> Statistics:
         """Logprob of each target, entropy, and KL divergence from `reference`."""
         logprobs = logits.log_softmax(-1)
         probabilities = logprobs.exp()
@@ -77,9 +75,7 @@ def token_statistics(
         rows = int(min(FUSED_BYTES, FUSED_SHARE * usable_memory(hidden.device))) // size
         return TokenStatistics(*fused_statistics(hidden, targets, plain_head, max(1, rows)), None)
 
-    def chunk(
-        hidden: Tensor, targets: Tensor, reference: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    def chunk(hidden: Tensor, targets: Tensor, reference: Tensor | None) -> Statistics:
         return logits_layout.statistics(scale_logits(head(hidden), temperature), targets, reference)
 
     with torch.no_grad():
@@ -98,9 +94,8 @@ def token_statistics(
         for start in range(0, len(targets), rows)
     ]
     chosen, entropy, full = zip(*parts, strict=True)
-    return TokenStatistics(
-        torch.cat(chosen), torch.cat(entropy), None if reference is None else torch.cat(full)
-    )
+    full_kl = None if reference is None else torch.cat(full)
+    return TokenStatistics(torch.cat(chosen), torch.cat(entropy), full_kl)
 
 
 def scale_logits(logits: Tensor, temperature: float) -> Tensor:

@@ -240,7 +240,9 @@ class Policy:
         attend = PackedAttention(packed_segments([len(row) for row in rows]), self.device)
         position_ids = torch.cat([torch.arange(len(row), device=self.device) for row in rows])
         ours = self.head(self.hidden(torch.cat(rows)[None], position_ids[None], attend)[0]).float()
-        self._use_own_attention()
+        # transformers' own attention: eager where sdpa is missing or would leave out the softcap.
+        plain = self.lm._supports_sdpa and not self._attention_softcap
+        self.set_attention("sdpa" if plain else "eager")
         own = torch.cat([self.lm(input_ids=row[None], use_cache=False).logits[0] for row in rows]).float()
         self.set_attention(NAME)
         if not own.isfinite().all():
@@ -268,11 +270,6 @@ class Policy:
             rows += [torch.randint(0, vocab_size, (n,), generator=generator) for n in (5, 9, 3)]
         return [row.to(self.device) for row in rows]
 
-    def _use_own_attention(self) -> None:
-        """transformers' own: sdpa, or eager where sdpa is missing or would leave out the softcap."""
-        plain = self.lm._supports_sdpa and not self._attention_softcap
-        self.set_attention("sdpa" if plain else "eager")
-
     @property
     def _attention_softcap(self) -> float | None:
         return getattr(self.config, "attn_logit_softcapping", None)
@@ -281,8 +278,7 @@ class Policy:
 def choose_device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise UserError(
-            "device is cuda, but torch sees no CUDA GPU here: set device=cpu, or install a CUDA build of "
-            "torch and its driver."
+            "device is cuda, but torch sees no CUDA GPU: set device=cpu, or install CUDA torch and driver."
         )
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 

@@ -81,16 +81,11 @@ def render(tokenizer: Any, messages: Sequence[Mapping[str, str]], where: str, **
             text = tokenizer.apply_chat_template(
                 conversation, tokenize=False, add_generation_prompt=True, **options
             )
-    except RanTooLong:
-        raise UserError(
-            f"The chat template of {where} ran for {RENDER_S:g} s on one prompt: repair it, or set "
-            "apply_chat_template=false."
-        ) from None
     except Exception as error:  # a template can come to anything
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        reason = f"ran for {RENDER_S:g} s" if isinstance(error, RanTooLong) else f"failed ({line})"
         raise UserError(
-            f"The chat template of {where} failed on a prompt ({reason}): repair it, or set "
-            "apply_chat_template=false."
+            f"The chat template of {where} {reason} on a prompt: repair it, or set apply_chat_template=false."
         ) from None
     if len(text) > MAX_TEXT:
         raise UserError(f"The chat template of {where} made a prompt of {len(text):,} characters: repair it.")

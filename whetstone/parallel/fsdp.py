@@ -93,11 +93,11 @@ def full(tensor: Tensor) -> Tensor:
 @torch.no_grad()
 def fill_from_main(target: nn.Module, source: nn.Module | None, device: torch.device) -> None:
     """Copy weights and buffers of `source`, which only the first rank has, into the shards of `target`."""
-    have = {} if source is None else dict([*source.named_parameters(), *source.named_buffers()])
+    tensors = {} if source is None else dict([*source.named_parameters(), *source.named_buffers()])
     for name, tensor in (*target.named_parameters(), *target.named_buffers()):
         whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
         if source is not None:
-            whole.copy_(have[name])
+            whole.copy_(tensors[name])
         dist.broadcast(whole, src=0)
         copy_into(tensor, whole)
 

@@ -76,10 +76,12 @@ def restarts() -> int:
 @contextlib.contextmanager
 def start(config: ParallelConfig, device_type: str) -> Iterator[Ranks]:
     """Join the other ranks of the launch; `SINGLE` where there are none."""
-    check_sizes(config, int(os.environ.get("WORLD_SIZE", "1")))
     # Weights that rest in the memory of the CPU are FSDP's business, on one GPU as well.
-    if not is_launched() and (config.cpu_offload != "all" or device_type != "cuda"):
+    is_single = not is_launched() and (config.cpu_offload != "all" or device_type != "cuda")
+    if is_single:
         check_launcher(os.environ)
+    check_sizes(config, int(os.environ.get("WORLD_SIZE", "1")))
+    if is_single:
         yield SINGLE
         return
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))

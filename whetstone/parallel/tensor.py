@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 from whetstone.errors import UserError
 
 Placements = tuple[Placement, ...]
+Statistics = tuple[Tensor, Tensor, Tensor | None]
 WHOLE = (Replicate(),)
 TOKENS = (Shard(1),)  # [B, T, H] split along T
 HEADS = (Shard(2),)  # [B, T, heads, D] split by heads
@@ -30,17 +31,13 @@ def check_plan(config: Any, size: int, *, lora_dropout: float) -> None:
     plan = config.base_model_tp_plan or {}
     if not plan or any(style not in STYLES for style in plan.values()):
         raise UserError(
-            f"tp_size: transformers has no tensor-parallel plan for {config.model_type} that is of use here "
-            "(Llama, Qwen2, Qwen3, SmolLM, Mistral and Gemma have one): set tp_size to 1 and let FSDP shard "
-            "the model."
+            f"tp_size: transformers has no tensor-parallel plan for {config.model_type} to be used (Llama, "
+            "Qwen, SmolLM, Mistral and Gemma have one): set tp_size to 1 and let FSDP shard the model."
         )
     for key in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
         number = getattr(config, key)
         if number % size:
-            raise UserError(
-                f"tp_size: {key} of this model is {number}, which {size} ranks can't share evenly: set "
-                "tp_size to a divisor of it."
-            )
+            raise UserError(f"tp_size: {key} of this model is {number}: set tp_size to a divisor of it.")
     if lora_dropout:
         raise UserError(
             "lora_dropout draws random numbers that differ between tensor-parallel ranks: set it to 0."
@@ -178,9 +175,7 @@ class ShardedLogits:
         self._size = size
         self._begin = mesh.get_local_rank() * -(-size // mesh.size())  # slices are as torch.chunk makes them
 
-    def statistics(
-        self, logits: Tensor, targets: Tensor, reference: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    def statistics(self, logits: Tensor, targets: Tensor, reference: Tensor | None) -> Statistics:
         """Logprob of each target, entropy, and KL from `reference` (this rank's slice of all logprobs)."""
         shifted, log_total = self._normalize(logits)
         probabilities = (shifted - _Use.apply(log_total, self._group)[:, None]).exp()
