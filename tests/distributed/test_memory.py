@@ -24,7 +24,7 @@ from whetstone.model.sharded import shard_policy
 from whetstone.parallel import fsdp, mesh
 from whetstone.parallel.heartbeat import EXIT_CODE, Heartbeat
 from whetstone.terminal.log import setup_logging
-from whetstone.update.micro_batch_size import SHARDED_MEMORY_FRACTION, search_size
+from whetstone.update.micro_batch_size import SHARDED_MEMORY_FRACTION, find_size
 from whetstone.update.packing import pack
 
 LAYERS = 4
@@ -74,7 +74,7 @@ def found_on(given: dict[str, Any], poor: float) -> dict[str, Any]:
         updater.trial_step(batches)
 
     try:
-        budget = search_size(policy, attempt, groups, gauge, allow_checkpointing=True)
+        budget = find_size(policy, attempt, groups, gauge, allow_checkpointing=True)
         found = (budget.tokens, budget.checkpointed_layers)
     except UserError as error:
         found = str(error)

@@ -21,9 +21,9 @@ from whetstone.update.micro_batch_size import (
     ShardedSizeSearch,
     SizeBounds,
     SizeSearch,
+    find_size,
     layers_without_checkpointing,
     next_size,
-    search_size,
     synthetic_batch,
 )
 from whetstone.update.packing import pack, pack_sequences, slice_sequences
@@ -180,7 +180,7 @@ def test_a_sequence_that_does_not_fit_is_told():
         device.attempt(len(batches[0].token_ids))
 
     with pytest.raises(UserError, match="One sequence of 5,000 tokens"):
-        search_size(device.policy, attempt, [group], device, allow_checkpointing=True)
+        find_size(device.policy, attempt, [group], device, allow_checkpointing=True)
 
 
 def test_a_made_up_batch_has_so_many_tokens():

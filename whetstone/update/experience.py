@@ -47,15 +47,14 @@ def split_experience(experience: Experience) -> list[Experience]:
     return halves
 
 
+@dataclass
 class ExperienceBuilder:
     """Runs the policy, its reference and its critic on packed batches, and computes advantages."""
 
-    def __init__(self, policy: Policy, reference: Reference | None, critic: Critic | None, config: Config):
-        self.policy = policy
-        self.reference = reference
-        self.critic = critic
-        self.config = config
-        self.temperature = config.rollout.temperature
+    policy: Policy
+    reference: Reference | None
+    critic: Critic | None
+    config: Config
 
     @torch.no_grad()
     def build(
@@ -88,7 +87,8 @@ class ExperienceBuilder:
         if not needs_old and self.critic is None:
             return experience
         hidden = self.policy.completion_hidden(batch)
-        old = self.policy.token_statistics(hidden, batch, self.temperature).logprobs if needs_old else None
+        statistics, temperature = self.policy.token_statistics, self.config.rollout.temperature
+        old = statistics(hidden, batch, temperature).logprobs if needs_old else None
         values = None if self.critic is None else self.critic.values(batch, hidden)
         reference = None
         if self._kl_to_sampler:
@@ -97,8 +97,8 @@ class ExperienceBuilder:
 
     def _reference_logprobs(self, batch: Batch) -> Tensor:
         """[N] of the sampled tokens; [N, V] of the whole vocabulary for the full KL."""
-        full = self.config.loss.kl_estimator == "full"
-        return (self.policy.all_logprobs if full else self.policy.logprobs)(batch, self.temperature)
+        full, policy = self.config.loss.kl_estimator == "full", self.policy
+        return (policy.all_logprobs if full else policy.logprobs)(batch, self.config.rollout.temperature)
 
     def _kl_penalty(self, experience: Experience, beta: float) -> Tensor:
         """What the KL subtracts from the reward at each token; 0 where it is part of the loss."""

@@ -64,31 +64,15 @@ def find_size(
     policy: Policy,
     trial_step: Callable[[list[Batch]], None],
     groups: Sequence[Group],
+    probe: MemoryProbe | None = None,
     *,
     allow_checkpointing: bool,
 ) -> MicroBatchSize:
-    """The size for batches like `groups`; a collective call."""
-    if policy.device.type != "cuda":
-        return MicroBatchSize(DEFAULT_TOKENS)
-    probe = MemoryProbe(policy.device)
-    size = search_size(policy, trial_step, groups, probe, allow_checkpointing=allow_checkpointing)
-    text = f"Micro-batches of {size.tokens:,} tokens fit"
-    if size.checkpointed_layers:
-        text += f", with activation checkpointing in {size.checkpointed_layers} of {len(policy.trunk.layers)}"
-        text += " layers"
-    logger.info(text + ".")
-    return size
-
-
-def search_size(
-    policy: Policy,
-    trial_step: Callable[[list[Batch]], None],
-    groups: Sequence[Group],
-    probe: MemoryProbe,
-    *,
-    allow_checkpointing: bool,
-) -> MicroBatchSize:
-    """The size by trial steps whose memory `probe` measures."""
+    """The size for batches like `groups`, by trial steps whose memory `probe` measures; a collective call."""
+    if probe is None:
+        if policy.device.type != "cuda":
+            return MicroBatchSize(DEFAULT_TOKENS)
+        probe = MemoryProbe(policy.device)
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     lengths = [len(rollout.prompt_ids) + len(rollout.completion.token_ids) for rollout in rollouts]
     prompt = max(len(rollout.prompt_ids) for rollout in rollouts)
@@ -96,9 +80,8 @@ def search_size(
     bounds = SizeBounds(longest=max(lengths), total=total, uses_padding=policy.uses_padding)
 
     def run_tokens(tokens: int) -> None:
-        batch = synthetic_batch(
-            tokens, longest=bounds.longest, prompt=prompt, vocab_size=policy.config.vocab_size
-        )
+        sizes = {"longest": bounds.longest, "prompt": prompt, "vocab_size": policy.config.vocab_size}
+        batch = synthetic_batch(tokens, **sizes)
         trial_step([batch, batch])  # twice: one micro-batch would need no gradient accumulators
 
     # FSDP does not recover from an interrupted pass, not even on one rank.
@@ -106,10 +89,13 @@ def search_size(
     size = search(policy, run_tokens, bounds, probe).find(allow_checkpointing=allow_checkpointing)
     if size.tokens < bounds.longest:
         raise UserError(
-            f"One sequence of {bounds.longest:,} tokens does not fit into the GPU's memory beside the "
-            "model and its optimizer: set gradient_checkpointing=auto, optim=adamw_8bit, "
-            "cpu_offload=optimizer, or lower max_completion_length."
+            f"One sequence of {bounds.longest:,} tokens does not fit into the GPU's memory: set "
+            "gradient_checkpointing=auto, optim=adamw_8bit or cpu_offload=optimizer, or lower "
+            "max_completion_length."
         )
+    layers, num_layers = size.checkpointed_layers, len(policy.trunk.layers)
+    detail = f", with activation checkpointing in {layers} of {num_layers} layers" if layers else ""
+    logger.info(f"Micro-batches of {size.tokens:,} tokens fit{detail}.")
     return size
 
 
