@@ -22,6 +22,8 @@ from typing import Any
 
 import torch
 
+from whetstone.model.manifest import write_manifest
+
 Damage = Callable[[Path], None]
 NEWEST = "checkpoint-3"
 PROOF = "executed"  # must never appear in a run folder
@@ -187,17 +189,8 @@ def hostile(name: str) -> Damage:
 
 
 def reseal(checkpoint: Path) -> None:
-    """A manifest for the files as they are now, by the versions that knew no checksums: sizes alone."""
-    path = checkpoint / "whetstone.json"
-    step = json.loads(path.read_text())["step"]
-    files = [file for file in sorted(checkpoint.rglob("*")) if file.is_file() and file != path]
-    sizes = {file.relative_to(checkpoint).as_posix(): file.stat().st_size for file in files}
-    path.write_text(json.dumps({"step": step, "files": sizes}))
-
-
-def older_version(folder: Path) -> None:
-    for step in (1, 2, 3):
-        reseal(folder / f"checkpoint-{step}")
+    """A manifest for the files as they are now."""
+    write_manifest(checkpoint, step=json.loads((checkpoint / "whetstone.json").read_text())["step"])
 
 
 def link_outside(folder: Path) -> None:
@@ -309,7 +302,6 @@ DAMAGES: dict[str, Case] = {
         names=("checkpoint-1", "scalars.pt"),
         kept=("checkpoint-1", "checkpoint-2", NEWEST),
     ),
-    "of an older version": Case(damage=older_version, names=("older version",)),
     "scalars.pt with code in it": Case(
         damage=hostile("scalars.pt"), outcome="refused", names=("scalars.pt",)
     ),

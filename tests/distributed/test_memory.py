@@ -24,8 +24,7 @@ from whetstone.model.sharded import shard_policy
 from whetstone.parallel import fsdp, mesh
 from whetstone.parallel.heartbeat import EXIT_CODE, Heartbeat
 from whetstone.terminal.log import setup_logging
-from whetstone.update.micro_batch_size import search_size
-from whetstone.update.micro_batch_size.multi_rank import MEMORY_FRACTION
+from whetstone.update.micro_batch_size import SHARDED_MEMORY_FRACTION, find_size
 from whetstone.update.packing import pack
 
 LAYERS = 4
@@ -75,7 +74,7 @@ def found_on(given: dict[str, Any], poor: float) -> dict[str, Any]:
         updater.trial_step(batches)
 
     try:
-        budget = search_size(policy, attempt, groups, gauge, allow_checkpointing=True)
+        budget = find_size(policy, attempt, groups, gauge, allow_checkpointing=True)
         found = (budget.tokens, budget.checkpointed_layers)
     except UserError as error:
         found = str(error)
@@ -107,7 +106,7 @@ def test_ranks_agree_on_what_fits_the_poorest(num_ranks):
             assert (tokens, again) == (880, 2)
         else:  # room for 869 bytes of tokens, at least 2 for each
             assert again == LAYERS and 0.9 * 869 / 2 < tokens <= 869 / 2
-            assert 100 + tokens * 2 <= MEMORY_FRACTION * size
+            assert 100 + tokens * 2 <= SHARDED_MEMORY_FRACTION * size
 
 
 def _fail(gradient: torch.Tensor) -> None:

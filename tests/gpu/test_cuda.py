@@ -17,9 +17,7 @@ from whetstone.model.attention import NAME
 from whetstone.model.memory import MemoryProbe
 from whetstone.model.policy import Policy
 from whetstone.types import Group, Problem
-from whetstone.update.micro_batch_size import synthetic_batch
-from whetstone.update.micro_batch_size.multi_rank import MultiRankSizeSearch
-from whetstone.update.micro_batch_size.sizes import SizeBounds
+from whetstone.update.micro_batch_size import ShardedSizeSearch, SizeBounds, synthetic_batch
 from whetstone.update.packing import pack
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
@@ -203,7 +201,7 @@ def test_the_way_of_several_ranks_finds_a_budget_without_running_out_of_memory()
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_allocated() + much) / total)
     try:
-        budget = MultiRankSizeSearch(policy, attempt, sizes, gauge).find(allow_checkpointing=False)
+        budget = ShardedSizeSearch(policy, attempt, sizes, gauge).find(allow_checkpointing=False)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     print(f"{budget.tokens:,} tokens where 8,192 would take all")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from whetstone.engines.native.kernels.hopper.attention import LOG2E, SOURCE, macros
+from whetstone.engines.native.kernels.hopper.attention import LOG2E, SOURCE, AttentionVariant
 from whetstone.engines.native.kernels.hopper.attention import ROWS as BLOCK_ROWS
 from whetstone.engines.native.slot_state import PAGE, CacheShape, PagedState
 
@@ -44,8 +44,16 @@ EPS, OFFSET, SCALE, LAYER = 1e-6, 1.0, 0.11, 1
 
 def main(width: int, kv_heads: int, group: int, dtype: torch.dtype, norm: bool) -> None:
     warp = Path(__file__).with_name("warp_on_cpu.h").read_text()
-    options = macros(width, group, kv_heads, dtype == torch.bfloat16, True, norm)
-    library = build(warp + SOURCE.read_text() + ENTRY, options)
+    variant = AttentionVariant(
+        bf16=dtype == torch.bfloat16,
+        architecture="",
+        head_dim=width,
+        group=group,
+        kv_heads=kv_heads,
+        rotary=True,
+        norm=norm,
+    )
+    library = build(warp + SOURCE.read_text() + ENTRY, variant.macros())
 
     def launch(query, key, value, rotary, norms, state, rows):
         out = torch.full_like(query, 7.0)

@@ -55,7 +55,7 @@ class OnCpu:
         source = "\n".join([*words, hopper_gated.SOURCE.read_text(), ENTRY])
         self.library = build(source, [*tile.macros(), f"-DFETCH_LATE={int(late)}"])
 
-    def __call__(self, grid, threads, arguments, *, pdl) -> None:
+    def __call__(self, grid, threads, arguments) -> None:
         assert threads == THREADS
         inputs, weights, out, *numbers = arguments
         maps = (ctypes.byref(inputs), ctypes.byref(weights))

@@ -13,6 +13,7 @@ from tests.unit import interpreter  # noqa: F401
 from whetstone import seeds
 from whetstone.engines.base import SamplingParams
 from whetstone.engines.native import slot_state
+from whetstone.engines.native.cpu import sample
 from whetstone.engines.native.decode_step import FusedStep, ModuleStep
 from whetstone.engines.native.decoder_layers import read_decoder_layers
 from whetstone.engines.native.fp8 import ScaledTensor
@@ -21,7 +22,6 @@ from whetstone.engines.native.kernels import sample as sample_kernels
 from whetstone.engines.native.kernels.attention import decode_attention
 from whetstone.engines.native.kernels.pointwise import add_norm, gated
 from whetstone.engines.native.prefill import PagedPrefill, PrefillSequence
-from whetstone.engines.native.sampler import sample
 from whetstone.engines.native.slot_state import AttentionLayer, CacheShape, PagedState
 from whetstone.model.attention import LayerOptions, PackedAttention, packed_segments
 
@@ -204,11 +204,10 @@ def endings() -> None:
 def whole_step(architecture: str) -> None:
     """Prefill and one decode step, fused and by modules, beside the model's own pass over all tokens."""
     policy = make_policy(architecture, head_dim=32, hidden_size=128)
-    config = policy.config
     state = make_state(num_layers=2, heads=2, width=32)
     prompts = [(5, 9, 33, 8, 17), (7, 3, 41, 60, 61, 62, 13, 20, 21, 22, 23)]
     blocks = read_decoder_layers(policy)
-    steps = [FusedStep(policy, blocks), ModuleStep(policy, (config.num_attention_heads, 2, 32))]
+    steps = [FusedStep(policy, blocks), ModuleStep(policy)]
     with torch.no_grad():
         for step in steps:
             state.pages.normal_()

@@ -41,7 +41,7 @@ class OnCpu:
         source = "\n".join([*words, hopper_linear.SOURCE.read_text(), ENTRY])
         self.library = build(source, [*tile.macros(), f"-DFETCH_LATE={int(late)}"])
 
-    def __call__(self, grid, threads, arguments, *, pdl) -> None:
+    def __call__(self, grid, threads, arguments) -> None:
         assert threads == THREADS and grid[0] == BLOCKS
         inputs, weights, bias, out, *numbers = arguments
         fenced = torch.full((len(out) + 64, out.shape[1]), 7.0, dtype=out.dtype)

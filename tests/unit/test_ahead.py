@@ -14,11 +14,12 @@ from tests.unit.test_rollout import Codec, batch_of
 from whetstone.config import build, ineffective_settings, make_plan
 from whetstone.config.sections import ModelConfig
 from whetstone.engines import make_engine
+from whetstone.engines.base import SyncedCopyEngine
 from whetstone.engines.native import NativeEngine
-from whetstone.engines.synced_copy import SyncedCopyEngine, copy_weights
 from whetstone.errors import UserError
 from whetstone.model.lora import add_lora
 from whetstone.model.policy import Policy
+from whetstone.model.sharded import sampling_copy
 from whetstone.rollout.async_source import AsyncRolloutSource, from_plain, to_plain
 from whetstone.rollout.collector import Collector
 from whetstone.rollout.source import RolloutSource
@@ -123,9 +124,9 @@ class Watched(NativeEngine):
 
 def watched_parts(rewards, scorer, engine_type=Watched):
     config, plan, policy, _, updater = parts(rewards, scorer)
-    own = policy.copy()
+    own, refresh = sampling_copy(policy)
     engine = engine_type(own, 8)
-    collector = collector_on(SyncedCopyEngine(engine, copy_weights(policy, own)), scorer)
+    collector = collector_on(SyncedCopyEngine(engine, refresh), scorer)
     return (
         config,
         plan,
@@ -178,14 +179,14 @@ def test_with_lora_only_the_adapter_is_copied():
     policy = Policy(
         add_lora(plain.model, ModelConfig(use_peft=True, lora_r=2), None), plain.tokenizer, plain.device
     )
-    own = policy.copy()
+    own, refresh = sampling_copy(policy)
     pairs = list(zip(policy.model.parameters(), own.model.parameters(), strict=True))
     assert all((a is b) == (not a.requires_grad) for a, b in pairs)
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.add_(1.0)
     ids = torch.arange(3, 12)
-    engine = SyncedCopyEngine(NativeEngine(own, 4), copy_weights(policy, own))
+    engine = SyncedCopyEngine(NativeEngine(own, 4), refresh)
     policy.set_attention("eager")
     own.set_attention("eager")
     with torch.no_grad():

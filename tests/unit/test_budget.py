@@ -12,15 +12,20 @@ from tests.conftest import make_policy
 from tests.unit.test_update import gradient_of, make_samples, train_on, updater_for
 from whetstone.errors import UserError
 from whetstone.model.reference import Reference
-from whetstone.update.micro_batch_size import multi_rank, search_size, synthetic_batch
-from whetstone.update.micro_batch_size.multi_rank import (
+from whetstone.update.micro_batch_size import (
+    MAX_TOKENS,
+    SHARDED_MEMORY_FRACTION,
+    TARGET_TOKENS,
     Measurement,
-    MultiRankSizeSearch,
+    MicroBatchSize,
+    ShardedSizeSearch,
+    SizeBounds,
+    SizeSearch,
+    find_size,
     layers_without_checkpointing,
     next_size,
+    synthetic_batch,
 )
-from whetstone.update.micro_batch_size.single import SizeSearch
-from whetstone.update.micro_batch_size.sizes import MAX_TOKENS, TARGET_TOKENS, MicroBatchSize, SizeBounds
 from whetstone.update.packing import pack, pack_sequences, slice_sequences
 
 
@@ -61,7 +66,7 @@ class Device:
         return kind(self.policy, self.attempt, bounds, probe).find(allow_checkpointing=allow_checkpointing)
 
 
-@pytest.mark.parametrize("kind", [SizeSearch, MultiRankSizeSearch])
+@pytest.mark.parametrize("kind", [SizeSearch, ShardedSizeSearch])
 def test_a_large_memory_takes_the_most_that_pays(kind):
     assert Device(1e9).find(kind).tokens == MAX_TOKENS
     # a step of 3,000 tokens needs no more than that
@@ -90,7 +95,7 @@ def test_a_small_memory_runs_all_layers_again_and_takes_what_fits():
     assert budget.checkpointed_layers == 10 and 2048 <= budget.tokens <= 3000
 
 
-@pytest.mark.parametrize("kind", [SizeSearch, MultiRankSizeSearch])
+@pytest.mark.parametrize("kind", [SizeSearch, ShardedSizeSearch])
 def test_one_long_sequence_has_layers_run_again_for_it(kind):
     """12,000 tokens that can't be cut: 10,000 would fit without, which is enough for shorter ones."""
     budget = Device(100 + 10 * 10_000, longest=12_000).find(kind)
@@ -105,7 +110,7 @@ def test_ranks_come_near_the_limit_and_run_out_of_memory_in_no_pass():
         device = Device(
             size, fixed=fixed * size, floor=floor * size, square=square, longest=longest, layers=4
         )
-        budget = device.find(MultiRankSizeSearch)  # fails where a pass does
+        budget = device.find(ShardedSizeSearch)  # fails where a pass does
         assert len(device.tried) < 40
         taken = device.takes(budget.tokens, budget.checkpointed_layers or 0)
         assert taken <= size
@@ -115,7 +120,7 @@ def test_ranks_come_near_the_limit_and_run_out_of_memory_in_no_pass():
             assert budget.checkpointed_layers == 4
             # There is room for a few hundredths more, and with padding for less than one more sequence.
             further = 1.07 if budget.tokens < longest else 1.03 + unit / budget.tokens
-            assert taken * further > multi_rank.MEMORY_FRACTION * size, (
+            assert taken * further > SHARDED_MEMORY_FRACTION * size, (
                 size,
                 fixed,
                 floor,
@@ -175,7 +180,7 @@ def test_a_sequence_that_does_not_fit_is_told():
         device.attempt(len(batches[0].token_ids))
 
     with pytest.raises(UserError, match="One sequence of 5,000 tokens"):
-        search_size(device.policy, attempt, [group], device, allow_checkpointing=True)
+        find_size(device.policy, attempt, [group], device, allow_checkpointing=True)
 
 
 def test_a_made_up_batch_has_so_many_tokens():

@@ -469,7 +469,7 @@ def test_a_server_for_shorter_texts_is_refused(house):
 def test_files_do_not_reach_another_machine(house):
     home = house("vllm", 1)
     home.pool.update_weights(0)
-    home.pool.handles[0].server.http._host = "127.0.0.2"
+    home.pool.handles[0].server.http.host = "127.0.0.2"
     with pytest.raises(UserError, match="weight_transfer_dir"):
         home.pool.update_weights(1)
 

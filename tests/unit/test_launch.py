@@ -9,7 +9,7 @@ import time
 import pytest
 
 from whetstone.config import load
-from whetstone.engines.servers.http import HttpClient, RequestRejected, Unreachable, free_port
+from whetstone.engines.servers.http import HttpClient, RequestRejected, free_port
 from whetstone.engines.servers.process import RESTARTS, ServerCommand, ServerProcess, error_lines
 from whetstone.engines.servers.setup import server_command
 from whetstone.errors import UserError
@@ -39,14 +39,6 @@ def process_of(tmp_path, code=SERVER):
     return ServerProcess(command, tmp_path / "logs" / "server.log")
 
 
-def is_healthy(process):
-    try:
-        HttpClient(process.command.url).get("/health", timeout_s=1)
-    except Unreachable:
-        return False
-    return True
-
-
 def children(session):
     listed = subprocess.run(["ps", "-o", "args=", "-g", str(session)], capture_output=True, text=True).stdout
     return [line for line in listed.splitlines() if "defunct" not in line]
@@ -63,7 +55,7 @@ def test_start_restart_and_stop(tmp_path):
     server = process_of(tmp_path)
     server.start()
     try:
-        server.wait_until_up(lambda: is_healthy(server), 20)
+        server.wait_until_up(20)
         with pytest.raises(RequestRejected, match="Not Found"):
             HttpClient(server.command.url).get("/else", timeout_s=2)
         assert server.process is not None
@@ -72,7 +64,7 @@ def test_start_restart_and_stop(tmp_path):
         assert wait_for(lambda: not server.is_running)
         server.restart_if_dead()
         assert wait_for(lambda: not children(first))  # what it left behind is gone
-        server.wait_until_up(lambda: is_healthy(server), 20)
+        server.wait_until_up(20)
         assert server.restarts == 0
         session = server.process.pid
         assert len(children(session)) == 2
@@ -85,7 +77,7 @@ def test_a_server_that_can_not_start_says_why(tmp_path):
     server = process_of(tmp_path, "raise ValueError('no such model')")
     server.start()
     with pytest.raises(UserError, match=r"exit code 1.*ValueError: no such model.*server.log"):
-        server.wait_until_up(lambda: False, 20)
+        server.wait_until_up(20)
     for _ in range(RESTARTS):
         server.restart_if_dead()
         assert server.process is not None
@@ -95,10 +87,10 @@ def test_a_server_that_can_not_start_says_why(tmp_path):
 
 
 def test_a_server_that_takes_too_long_is_stopped(tmp_path):
-    server = process_of(tmp_path)
+    server = process_of(tmp_path, "import time; print('getting ready', flush=True); time.sleep(60)")
     server.start()
     with pytest.raises(UserError, match=r"not up after 0.5 s: raise server_timeout_s.*getting ready"):
-        server.wait_until_up(lambda: False, 0.5)
+        server.wait_until_up(0.5)
     assert not server.is_running
 
 

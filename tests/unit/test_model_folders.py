@@ -67,7 +67,7 @@ def test_a_template_that_takes_a_system_message_gets_it():
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(PEBBLE)
-    assert templates.takes_system(*templates.template_of(tokenizer, "pebble"), "pebble") is True
+    assert templates.takes_system(tokenizer, "pebble") is True
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2"}]
     ours = templates.render(tokenizer, messages, "pebble")
     assert ours == tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)

@@ -9,9 +9,8 @@ from whetstone.config.sections import ModelConfig
 from whetstone.engines.base import Request, SamplingParams
 from whetstone.engines.hf import HFEngine
 from whetstone.engines.native import NativeEngine
-from whetstone.engines.native.cpu import SlotEngine
+from whetstone.engines.native.cpu import SlotEngine, sample
 from whetstone.engines.native.cpu_step import CpuLayerStep, CpuModuleStep
-from whetstone.engines.native.sampler import sample
 from whetstone.model.attention import NAME, PackedAttention, packed_segments
 from whetstone.model.policy import load_policy
 from whetstone.types import Finish

@@ -13,7 +13,7 @@ from whetstone.config import build, load
 from whetstone.errors import UserError
 from whetstone.model.reference import Reference, swap_
 from whetstone.optimizer import Optimizer
-from whetstone.optimizer.adamw import AdamWStep, merge_halves, split_halves
+from whetstone.optimizer.adamw import AdamWStep, TorchAdamW, merge_halves, split_halves
 from whetstone.optimizer.compact import BUCKET, CompactAdamW, _fill, _whole
 from whetstone.optimizer.quantization import (
     BLOCK,
@@ -25,7 +25,6 @@ from whetstone.optimizer.quantization import (
     seed_of,
     table,
 )
-from whetstone.optimizer.torch_adamw import TorchAdamW
 from whetstone.run.checkpoint import Checkpoint, CheckpointData, Saver
 
 SHAPES = [(1,), (7, 33), (1025,), (61, 97), (3, 4, 5)]

@@ -63,8 +63,8 @@ def shared_keys() -> None:
     keys = torch.randn(15, 2, 8, requires_grad=True)
     pull = torch.randn(26, 2, 8)
     (keys[copies.index] * pull).sum().backward()
-    assert torch.allclose(copies.summed(pull), keys.grad, atol=1e-6)
-    assert torch.equal(copies.of(keys), keys[copies.index])
+    assert torch.allclose(copies.sum_gradients(pull), keys.grad, atol=1e-6)
+    assert torch.equal(copies.select(keys), keys[copies.index])
 
 
 CASES = [

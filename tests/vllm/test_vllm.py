@@ -216,4 +216,4 @@ def test_lora_adapters(mode, tmp_path):
     finally:
         engine.close()
     if mode == "server":
-        assert not engine.handles[0].server.is_healthy()
+        assert not engine.handles[0].server.http.is_healthy()

@@ -28,8 +28,6 @@ def estimate(rewards_PG: Tensor, *, baseline: str, scale: str) -> Tensor:
 
 def _spread(rewards_PG: Tensor, scale: str) -> Tensor:
     """Standard deviations; a single reward has no spread: 0, not NaN."""
-    if scale == "group":
-        return (
-            rewards_PG.std(dim=1, keepdim=True) if rewards_PG.shape[1] > 1 else torch.zeros_like(rewards_PG)
-        )
-    return rewards_PG.std() if rewards_PG.numel() > 1 else torch.zeros(())
+    if scale != "group":
+        return rewards_PG.std() if rewards_PG.numel() > 1 else torch.zeros(())
+    return rewards_PG.std(dim=1, keepdim=True) if rewards_PG.shape[1] > 1 else torch.zeros_like(rewards_PG)

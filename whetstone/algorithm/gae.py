@@ -1,4 +1,4 @@
-"""Generalised advantage estimation over packed completions. Pure; _S sequences, _N completion tokens.
+"""Generalized advantage estimation over packed completions. Pure; _S sequences, _N completion tokens.
 
 delta_t = r_t + gamma V_{t+1} - V_t, A_t = delta_t + gamma lambda A_{t+1}, return_t = A_t + V_t; after its
 last token a completion is worth nothing more.
@@ -39,9 +39,7 @@ def whiten(advantages_N: Tensor) -> Tensor:
 
 
 def explained_variance(values_N: Tensor, returns_N: Tensor) -> float:
-    """Share of the returns' variance that the values foresee: 1 all, 0 no better than a constant; 0 where
-    there is no variance.
-    """
+    """Share of the returns' variance that the values predict; 0 where there is no variance."""
     total = returns_N.var(correction=0).item()
     return 1 - (returns_N - values_N).var(correction=0).item() / total if total > 0 else 0.0
 

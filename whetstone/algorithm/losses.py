@@ -89,10 +89,7 @@ def find_loss(loss_type: str) -> tuple[LossFunction, Loss]:
 
 @functools.cache
 def _load_loss(loss_type: str) -> tuple[LossFunction, Loss]:
-    """A user's loss. Attributes of the function make its record.
-
-    `average` defaults to "token" (as dapo), `ratio` to importance_sampling_level.
-    """
+    """A user's loss. Its attributes `average` (default: token) and `ratio` make its record."""
     function = load_object(loss_type, "loss_type")
     average: Any = getattr(function, "average", "token")
     ratio: Any = getattr(function, "ratio", None)

@@ -1,6 +1,4 @@
-"""What each completion or token counts in the policy loss. Pure functions; _S sequences, _N completion
-tokens.
-"""
+"""Masks and weights of completions and tokens in the policy loss. Pure; _S sequences, _N tokens."""
 
 import torch
 from torch import Tensor
@@ -10,9 +8,7 @@ from whetstone.config.sections import LossConfig
 
 def sequence_mean(values_N: Tensor, sequence_ids_N: Tensor, num_sequences: int) -> Tensor:
     """Mean of the token values of each sequence, [S]."""
-    total_S = torch.zeros(num_sequences, dtype=values_N.dtype, device=values_N.device).index_add(
-        0, sequence_ids_N, values_N
-    )
+    total_S = values_N.new_zeros(num_sequences).index_add(0, sequence_ids_N, values_N)
     count_S = torch.bincount(sequence_ids_N, minlength=num_sequences).clamp(min=1)
     return total_S / count_S
 
@@ -38,8 +34,8 @@ def sampler_weights(
     """
     level, _, treatment = config.importance_correction.partition("_")
     if level == "sequence":
-        total_S = torch.zeros(num_sequences, dtype=difference_N.dtype, device=difference_N.device)
-        difference_N = total_S.index_add(0, sequence_ids_N, difference_N)[sequence_ids_N]
+        total_S = difference_N.new_zeros(num_sequences).index_add(0, sequence_ids_N, difference_N)
+        difference_N = total_S[sequence_ids_N]
     weights = torch.exp(difference_N)
     low, high = config.importance_correction_min, config.importance_correction_max
     if treatment == "truncate":

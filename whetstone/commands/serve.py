@@ -5,7 +5,6 @@ They serve any run of the same model: a run sends its weights before it samples.
 
 import argparse
 import contextlib
-import functools
 import logging
 import signal
 import sys
@@ -14,7 +13,7 @@ import time
 from whetstone.commands.parser import DEFAULT_RECIPE, add_settings, source_and_settings
 from whetstone.config import Config, load
 from whetstone.config.engine_traits import SERVER_ENGINES, engine_traits
-from whetstone.engines.servers.setup import is_up, start_servers
+from whetstone.engines.servers.setup import start_servers
 from whetstone.errors import UserError
 
 DESCRIPTION = """
@@ -53,11 +52,12 @@ def serve(config: Config) -> None:
         for process in processes:
             stack.callback(process.stop)
         for process in processes:
-            process.wait_until_up(functools.partial(is_up, process), config.engines.server_timeout_s)
+            process.wait_until_up(config.engines.server_timeout_s)
         names = ",".join(process.command.url for process in processes)
         print(f"Up: {names}. Train with rollout_servers={names}; Ctrl-C stops.", flush=True)
         while True:
             time.sleep(CHECK_EVERY_S)
             for process in processes:
-                if process.restart_if_dead(functools.partial(is_up, process)):
+                process.restart_if_dead()
+                if process.has_recovered():
                     print(f"Up again: {process.command.url}.", flush=True)

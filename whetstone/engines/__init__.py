@@ -1,9 +1,4 @@
-"""Rollout engines. `make_engine` builds the one that a configuration names.
-
-An in-process engine samples from the policy's own weights. With `async_rollouts` or sharded weights it gets a
-copy, refreshed only by `update_weights`. To add an engine: its traits in config/engine_traits.py and its
-constructor in `ENGINES`; or a class in a file, `rollout_engine: my_engine.py:Engine`.
-"""
+"""Rollout engines; a new one needs traits in config/engine_traits.py and a constructor in `ENGINES`."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -23,20 +18,20 @@ METHODS = ("generate", "update_weights", "sleep", "wake", "close")
 def make_engine(config: "Config", policy: "Policy") -> "Engine":
     name = config.rollout.rollout_engine
     build = _load_engine(name) if is_plugin(name) else ENGINES[name]
-    if not engine_traits(name).in_process:
-        return build(config, policy)
-    if policy.sharding is not None:
-        from whetstone.engines.synced_copy import SyncedCopyEngine
-        from whetstone.model.sharded import sampling_copy
+    # In this process it samples from the policy's own weights, unless these are sharded or train meanwhile.
+    needs_copy = policy.sharding is not None or config.rollout.async_rollouts
+    if engine_traits(name).in_process and needs_copy:
+        return _on_copy(policy, lambda copy: build(config, copy))
+    return build(config, policy)
 
-        copy, refresh = sampling_copy(policy)
-        return SyncedCopyEngine(build(config, copy), refresh)
-    if not config.rollout.async_rollouts:
-        return build(config, policy)
-    from whetstone.engines.synced_copy import SyncedCopyEngine, copy_weights
 
-    copy = policy.copy()
-    return SyncedCopyEngine(build(config, copy), copy_weights(policy, copy))
+def _on_copy(policy: "Policy", build: "Callable[[Policy], Engine]") -> "Engine":
+    """An engine on a copy of the policy, refreshed only by `update_weights`."""
+    from whetstone.engines.base import SyncedCopyEngine
+    from whetstone.model.sharded import sampling_copy
+
+    copy, refresh = sampling_copy(policy)
+    return SyncedCopyEngine(build(copy), refresh)
 
 
 def _load_engine(spec: str) -> Callable[["Config", "Policy"], "Engine"]:
@@ -44,10 +39,8 @@ def _load_engine(spec: str) -> Callable[["Config", "Policy"], "Engine"]:
     engine_class = load_object(spec, "rollout_engine")
     missing = [name for name in METHODS if not callable(getattr(engine_class, name, None))]
     if missing:
-        raise UserError(
-            f"rollout_engine names '{spec}', which has no method {missing[0]}: an engine has the methods "
-            f"{', '.join(METHODS)} of whetstone/engines/base.py."
-        )
+        names = ", ".join(METHODS)
+        raise UserError(f"rollout_engine: {spec} has no method {missing[0]}: an engine has {names}.")
     return engine_class
 
 
@@ -56,8 +49,8 @@ def _native(config: "Config", policy: "Policy") -> "Engine":
 
     if config.rollout.async_rollouts and policy.device.type == "cuda":
         raise UserError(
-            "async_rollouts=1 is not supported by the native engine on a GPU: no other thread may use the "
-            "GPU while it captures CUDA graphs: set async_rollouts=0, or rollout_engine=hf."
+            "async_rollouts=1 is not supported by the native engine on a GPU, since no other thread may use "
+            "it while CUDA graphs are captured: set async_rollouts=0, or rollout_engine=hf."
         )
     return NativeEngine(policy, config.rollout.max_num_seqs, fp8=config.rollout.rollout_quantization == "fp8")
 
@@ -83,25 +76,19 @@ def _servers(config: "Config", policy: "Policy") -> "Engine":
         return build_server_pool(config, policy)
     check_shared_servers(config)
     from whetstone.engines.servers.pool import ServerSharing
-    from whetstone.engines.synced_copy import SyncedCopyEngine
-    from whetstone.model.sharded import sampling_copy
     from whetstone.parallel.collectives import broadcast_from_main
 
     # All ranks share the servers: each asks for its own samples, the first sends the weights.
     ranks = policy.ranks
-    sharing = ServerSharing(
-        is_leader=ranks.is_main, broadcast=lambda value: broadcast_from_main(ranks, value)
-    )
-    copy, refresh = sampling_copy(policy)
-    return SyncedCopyEngine(build_server_pool(config, copy, sharing), refresh)
+    sharing = ServerSharing(ranks.is_main, lambda value: broadcast_from_main(ranks, value))
+    return _on_copy(policy, lambda copy: build_server_pool(config, copy, sharing))
 
 
 def check_shared_servers(config: "Config") -> None:
     if config.parallel.tp_size > 1 or config.rollout.vllm_mode == "colocate":
         raise UserError(
-            f"rollout_engine: {config.rollout.rollout_engine} works with several ranks as a server and with "
-            "tp_size 1 so far: set vllm_mode=server and tp_size=1 (FSDP shards the model), or "
-            "rollout_engine=native."
+            f"rollout_engine: {config.rollout.rollout_engine} on several ranks needs vllm_mode=server and "
+            "tp_size=1 (FSDP shards the model): set these, or rollout_engine=native."
         )
 
 

@@ -1,14 +1,15 @@
-"""The interface between sampling and training: what every engine offers.
-
-An engine turns prompts into completions with the logprobs of the policy that sampled them. It knows nothing
-of problems, rewards or losses.
+"""The interface between sampling and training. An engine turns prompts into completions with the logprobs of
+the policy that sampled them; it knows nothing of problems, rewards or losses.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from whetstone.types import Completion
+from whetstone.types import Completion, Finish
+
+if TYPE_CHECKING:  # packages without torch import this module
+    from whetstone.model.policy import Policy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,14 @@ class SamplingParams:
     top_k: int = 0  # 0: all tokens
     min_p: float = 0.0
     ignore_eos: bool = False  # sample max_tokens tokens (benchmarks)
+
+    @property
+    def is_filtered(self) -> bool:
+        return bool(self.top_k) or self.top_p < 1 or self.min_p > 0
+
+    def stop_ids(self, token_ids: Sequence[int]) -> list[int]:
+        """Those of the policy's stop tokens that end a completion."""
+        return [] if self.ignore_eos else list(token_ids)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +75,34 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
+class EngineBase:
+    """An engine without weights or memory of its own: the policy and its version."""
+
+    def __init__(self, policy: "Policy"):
+        self.policy = policy
+        self.policy_version = 0
+
+    def output(
+        self, request: int, sample: int, tokens: Sequence[int], logprobs: Sequence[float], finish: Finish
+    ) -> GenerationOutput:
+        completion = Completion(
+            token_ids=tuple(tokens),
+            logprobs=tuple(logprobs),
+            finish=finish,
+            policy_version=self.policy_version,
+        )
+        return GenerationOutput(request=request, sample=sample, completion=completion)
+
+    def update_weights(self, policy_version: int) -> None:
+        self.policy_version = policy_version
+
+    def sleep(self) -> None: ...
+
+    def wake(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class EngineWrapper:
     """An engine that forwards every call to another one."""
 
@@ -86,3 +123,15 @@ class EngineWrapper:
 
     def close(self) -> None:
         self.engine.close()
+
+
+class SyncedCopyEngine(EngineWrapper):
+    """`engine` samples from a copy of the policy; `refresh` copies the policy's weights to it."""
+
+    def __init__(self, engine: Engine, refresh: Callable[[], None]):
+        super().__init__(engine)
+        self.refresh = refresh
+
+    def update_weights(self, policy_version: int) -> None:
+        self.refresh()
+        super().update_weights(policy_version)

@@ -1,7 +1,4 @@
-"""Check that the optional packages of a configuration are installed, before a model is loaded.
-
-Finds packages without importing them.
-"""
+"""Check, without importing them, that the optional packages of a configuration are installed."""
 
 import importlib.util
 from collections.abc import Iterator
@@ -18,10 +15,8 @@ def check_packages(config: Config) -> None:
         check_object(config.rollout.rollout_engine, "rollout_engine")
     for package, reason, install, instead in _needed(config):
         if not _is_installed(package):
-            raise UserError(
-                f"{reason} needs the package {package}, which is not installed: run `{install}`, or set "
-                f"{instead}."
-            )
+            missing = f"{reason} needs the package {package}, which is not installed"
+            raise UserError(f"{missing}: run `{install}`, or set {instead}.")
 
 
 def _needed(config: Config) -> Iterator[tuple[str, str, str, str]]:
@@ -42,7 +37,4 @@ def _needed(config: Config) -> Iterator[tuple[str, str, str, str]]:
 
 
 def _is_installed(package: str) -> bool:
-    try:
-        return importlib.util.find_spec(package) is not None
-    except (ImportError, ValueError):
-        return False
+    return importlib.util.find_spec(package) is not None

@@ -1,15 +1,13 @@
-"""Our attention, put into unchanged transformers models through their registered attention interface.
+"""Our attention in unchanged transformers models, through their attention interface.
 
 The caller of the model passes an object `attend`, and every layer calls it with its queries, keys and values:
-`PackedAttention` for several segments laid end to end (the update, and the engine's prefill), which may share
-a prompt; the native engine has one of its own for decoding. No mask over all tokens ever exists,
-and no token sees another sequence.
+`PackedAttention` for segments laid end to end, or the native engine's own for decoding. No mask over all
+tokens ever exists, and no token sees another sequence.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -32,10 +30,8 @@ class LayerOptions:
     softcap: float | None
 
 
-class AttentionFn(Protocol):
-    """[B, heads, T, D] queries, keys and values -> [B, T, heads, D]."""
-
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: LayerOptions) -> Tensor: ...
+# [B, heads, T, D] queries, keys and values -> [B, T, heads, D].
+AttentionFn = Callable[[Tensor, Tensor, Tensor, LayerOptions], Tensor]
 
 
 # Layers are compiled (policy.py), attention is not: it is one kernel already, and what it works on (lengths,
@@ -70,8 +66,8 @@ def index_rows(rows: Tensor, index: Tensor) -> Tensor:
     """
     if rows.is_cuda:
         return rows[index]
-    taken = rows.index_select(0, index.flatten())
-    return taken if index.dim() == 1 else taken.view(*index.shape, *rows.shape[1:])
+    selected = rows.index_select(0, index.flatten())
+    return selected if index.dim() == 1 else selected.view(*index.shape, *rows.shape[1:])
 
 
 def uses_flash(device: torch.device, dtype: torch.dtype, softcap: float | None) -> bool:
@@ -89,7 +85,7 @@ class PackedAttention:
     def __init__(self, segments: Sequence[Segment], device: torch.device):
         self.segments = list(segments)
         self.device = device
-        self._padded: tuple[list[_PaddedSegments], Tensor] | None = None  # parts, the way back to tokens
+        self._padded: tuple[list[_PaddedSegments], Tensor] | None = None  # and the way back to tokens
         self._plan: FlashPlan | None = None
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: LayerOptions) -> Tensor:
@@ -99,28 +95,26 @@ class PackedAttention:
             window = options.sliding_window
             return flash_attention(q, k, v, self._plan, scale=options.scale, window=window)[None]
         self._padded = self._padded or self._pad_segments()
-        parts, order = self._padded
-        out = torch.cat([part.attend(q, k, v, options) for part in parts])
-        return (index_rows(out, order) if len(parts) > 1 else out)[None]
+        buckets, order = self._padded
+        out = torch.cat([bucket.attend(q, k, v, options) for bucket in buckets])
+        return (index_rows(out, order) if len(buckets) > 1 else out)[None]
 
     def _pad_segments(self) -> tuple[list["_PaddedSegments"], Tensor]:
         alone = [segment for segment in self.segments if not segment.prefix_length]
         sharing = [segment for segment in self.segments if segment.prefix_length]
-        likes = [*bucket_by_length(alone), *bucket_by_length(sharing)]
-        parts = [_PaddedSegments(like, self.device) for like in likes]
-        return parts, torch.cat([part.tokens for part in parts]).argsort()
+        by_length = [*bucket_by_length(alone), *bucket_by_length(sharing)]
+        buckets = [_PaddedSegments(bucket, self.device) for bucket in by_length]
+        return buckets, torch.cat([bucket.tokens for bucket in buckets]).argsort()
 
 
 def bucket_by_length(segments: Sequence[Segment]) -> list[list[Segment]]:
-    """Segments that are at least half as long as the longest of them go together, so that padding never more
-    than doubles the queries.
-    """
-    parts: list[list[Segment]] = []
+    """Segments at least half as long as the longest together: padding at most doubles the queries."""
+    buckets: list[list[Segment]] = []
     for segment in sorted(segments, key=lambda segment: -segment.length):
-        if not parts or 2 * segment.length < parts[-1][0].length:
-            parts.append([])
-        parts[-1].append(segment)
-    return [sorted(part, key=lambda segment: segment.start) for part in parts]
+        if not buckets or 2 * segment.length < buckets[-1][0].length:
+            buckets.append([])
+        buckets[-1].append(segment)
+    return [sorted(bucket, key=lambda segment: segment.start) for bucket in buckets]
 
 
 def _spread(shape: torch.Size, total: int) -> Tensor:
@@ -131,10 +125,7 @@ class _PaddedSegments:
     """Segments padded to one length each for queries and for keys, and back."""
 
     def __init__(self, segments: list[Segment], device: torch.device):
-        queries = torch.tensor([segment.length for segment in segments])[:, None]
-        starts = torch.tensor([segment.start for segment in segments])[:, None]
-        prefixes = torch.tensor([segment.prefix_length for segment in segments])[:, None]
-        prefix_starts = torch.tensor([segment.prefix_start for segment in segments])[:, None]
+        starts, queries, prefix_starts, prefixes = torch.tensor(segments)[:, :, None].unbind(1)  # [S, 1] each
         column = torch.arange(int(queries.max()))[None]
         prefix_column = torch.arange(int(prefixes.max()))[None]
         inside, prefix_inside = column < queries, prefix_column < prefixes
@@ -142,17 +133,16 @@ class _PaddedSegments:
         # occurs a thousand times makes a GPU's backward pass add a thousand zeros one after the other.
         total = int((starts + queries).max())
         own = torch.where(inside, starts + column, _spread(inside.shape, total))
-        prefix = torch.where(
-            prefix_inside, prefix_starts + prefix_column, _spread(prefix_inside.shape, total)
-        )
+        spread = _spread(prefix_inside.shape, total)
+        prefix = torch.where(prefix_inside, prefix_starts + prefix_column, spread)
         far = torch.iinfo(torch.long).max
         self.query_index = own.to(device)  # [S, Lq] which token
         self.key_index = torch.cat([prefix, own], 1).to(device)  # [S, Lk]
         # Padded queries see what the last real one sees: one that saw nothing would turn gradients into NaN.
         self.query_position = (prefixes + torch.minimum(column, queries - 1)).to(device)
-        self.key_position = torch.cat(
-            [torch.where(prefix_inside, prefix_column, far), torch.where(inside, prefixes + column, far)], 1
-        ).to(device)
+        own_position = torch.where(inside, prefixes + column, far)
+        prefix_position = torch.where(prefix_inside, prefix_column, far)
+        self.key_position = torch.cat([prefix_position, own_position], 1).to(device)
         self.real = inside.flatten().nonzero().squeeze(1).to(device)
         self.tokens = own.flatten()[inside.flatten()].to(device)
         self.is_plain = not bool(prefixes.any())
@@ -166,14 +156,9 @@ class _PaddedSegments:
         if options.softcap is not None:
             out = softcapped(query, key, value, self._mask(window), options)
         else:
+            mask, gqa = None if causal else self._mask(window), key.shape[1] != query.shape[1]
             out = F.scaled_dot_product_attention(
-                query,
-                key,
-                value,
-                attn_mask=None if causal else self._mask(window),
-                is_causal=causal,
-                scale=options.scale,
-                enable_gqa=key.shape[1] != query.shape[1],
+                query, key, value, mask, is_causal=causal, scale=options.scale, enable_gqa=gqa
             )
         return index_rows(out.transpose(1, 2).flatten(0, 1), self.real)
 

@@ -1,7 +1,6 @@
-"""The README.md (model card) of a saved model, and the name of its base model in it.
+"""The README.md (model card) of a saved model: what was trained from what, what was measured, how to load it.
 
-A card says what was trained from what, on what, and what was measured; how to load it; nothing that was not
-measured. peft's own template is replaced. No path of this machine is written where a public name is known.
+No path of this machine is written where a public name is known.
 """
 
 import json
@@ -37,9 +36,7 @@ def public_name(base: str) -> str:
 
 
 def finish_adapter(folder: Path) -> None:
-    """Name the base model of a saved adapter by its public name, sort what peft does not, and replace peft's
-    empty card.
-    """
+    """Name the base of a saved adapter publicly, sort what peft does not, and replace peft's empty card."""
     path = folder / ADAPTER_CONFIG
     if not path.is_file():
         return
@@ -54,14 +51,9 @@ def finish_adapter(folder: Path) -> None:
 
 def adapter_card(base: str) -> str:
     """The card of an adapter whose run has not ended."""
-    return "\n\n".join(
-        [
-            _front_matter(base, lora=True),
-            f"# LoRA adapter of {shown_name(base)}",
-            "A checkpoint of a reinforcement learning run with whetstone. Its accuracy was not measured.",
-            _usage(base, lora=True),
-        ]
-    )
+    title = f"# LoRA adapter of {shown_name(base)}"
+    text = "A checkpoint of a reinforcement learning run with whetstone. Its accuracy was not measured."
+    return "\n\n".join([_front_matter(base, lora=True), title, text, _usage(base, lora=True)])
 
 
 def write_final_card(run: Path, results: Mapping[str, Any]) -> None:
@@ -82,17 +74,16 @@ def final_card(config: Mapping[str, Any], results: Mapping[str, Any], *, base: s
     tasks = ", ".join(config.get("datasets") or {})
     how = f"LoRA, rank {config['lora_r']}" if lora else "all weights"
     recipe = "\n".join(f"| `{key}` | {_value(config[key])} |" for key in _KEYS if config.get(key) is not None)
-    return "\n\n".join(
-        [
-            _front_matter(base, lora=lora),
-            f"# {config.get('run_name') or 'final_model'}",
-            f"{shown_name(base)}, trained by reinforcement learning with verifiable rewards on {tasks} "
-            f"({how}, {results['steps']:,} steps, whetstone {__version__}).",
-            "## Measured\n\n" + _measured(results),
-            _usage(base, lora=lora),
-            f"## Recipe\n\n| key | value |\n|---|---|\n{recipe}\n",
-        ]
-    )
+    sections = [
+        _front_matter(base, lora=lora),
+        f"# {config.get('run_name') or 'final_model'}",
+        f"{shown_name(base)}, trained by reinforcement learning with verifiable rewards on {tasks} "
+        f"({how}, {results['steps']:,} steps, whetstone {__version__}).",
+        "## Measured\n\n" + _measured(results),
+        _usage(base, lora=lora),
+        f"## Recipe\n\n| key | value |\n|---|---|\n{recipe}\n",
+    ]
+    return "\n\n".join(sections)
 
 
 def shown_name(base: str) -> str:
@@ -119,10 +110,8 @@ def _measured(results: Mapping[str, Any]) -> str:
         before, after = results[f"{key}_before"], results[f"{key}_after"]
         if before and after:
             rows.append(f"| {name} | {_share(before)} | {_share(after)} |")
-    num = results["accuracy_after"]["num_problems"]
-    note = f"On {num:,} fixed problems that it was not trained on, with 95 % intervals. Nothing else was "
-    note += "measured."
-    return "\n".join([*rows, "", note])
+    num = f"{results['accuracy_after']['num_problems']:,} fixed problems that it was not trained on"
+    return "\n".join([*rows, "", f"On {num}, with 95 % intervals. Nothing else was measured."])
 
 
 def _share(accuracy: Mapping[str, float]) -> str:
@@ -146,16 +135,13 @@ def _usage(base: str, *, lora: bool) -> str:
         'model.merge_and_unload().save_pretrained("merged")\n'
         'AutoTokenizer.from_pretrained("final_model").save_pretrained("merged")\n'
     )
-    return (
+    text = (
         f"## Use\n\nThis folder holds an adapter, not a whole model.\n\n```python\n{code}```\n\n"
         f"vLLM does not take the adapter as a model. It takes the merged folder, or `vllm serve {where} "
         "--enable-lora --lora-modules final_model=PATH_OF_THIS_FOLDER`."
-        + (
-            f" `{where}` of pebble is what `whetstone.model.hub.resolve('pebble')` returns."
-            if base == PEBBLE
-            else ""
-        )
     )
+    pebble = f" `{where}` of pebble is what `whetstone.model.hub.resolve('pebble')` returns."
+    return text + (pebble if base == PEBBLE else "")
 
 
 def _value(value: Any) -> str:

@@ -1,8 +1,4 @@
-"""Messages -> prompt tokens, completion tokens -> text. The only place that knows chat templates.
-
-Base models without a template get `prompt_template`. `assistant_prefix` begins the assistant's turn and
-belongs to the prompt.
-"""
+"""Messages -> prompt tokens, completion tokens -> text."""
 
 import functools
 import logging
@@ -27,18 +23,14 @@ class Chat:
         if config.apply_chat_template and not tokenizer.chat_template:
             raise UserError(
                 f"The tokenizer of {config.model_name_or_path} has no chat template: set "
-                "apply_chat_template=false "
-                "(and prompt_template, if the default does not suit)."
+                "apply_chat_template=false (and prompt_template, if the default does not suit)."
             )
         self._takes_system = True
         if config.apply_chat_template:
             where = config.model_name_or_path
-            self._takes_system = templates.takes_system(*templates.template_of(tokenizer, where), where)
+            self._takes_system = templates.takes_system(tokenizer, where)
             if not self._takes_system:
-                logger.info(
-                    f"The chat template of {where} knows no system message: it becomes the beginning of the "
-                    "user's."
-                )
+                logger.info(f"The chat template of {where} knows no system message: it opens the user's.")
 
     def messages(self, problem: Problem) -> list[dict[str, str]]:
         """The conversation as the chat template takes it."""
@@ -50,28 +42,19 @@ class Chat:
         """The prompt as the model sees it."""
         messages = self.messages(problem)
         if self.config.apply_chat_template:
-            text = templates.render(
-                self.tokenizer,
-                messages,
-                self.config.model_name_or_path,
-                **self.config.chat_template_kwargs,
-            )
+            where, options = self.config.model_name_or_path, self.config.chat_template_kwargs
+            text = templates.render(self.tokenizer, messages, where, **options)
         else:
             system = "\n".join(message["content"] for message in messages[:-1])
             # str.replace, not format: questions and templates may hold braces of their own
-            text = self.config.prompt_template.replace("{system}", system).replace(
-                "{question}", problem.question
-            )
-            text = text.lstrip("\n")
+            text = self.config.prompt_template.replace("{system}", system)
+            text = text.replace("{question}", problem.question).lstrip("\n")
         return text + self.config.assistant_prefix
 
     def encode(self, problem: Problem) -> tuple[int, ...]:
         # A chat template writes its own special tokens; a bare text needs the tokenizer's (BOS).
-        return tuple(
-            self.tokenizer(self.prompt(problem), add_special_tokens=not self.config.apply_chat_template)[
-                "input_ids"
-            ]
-        )
+        special = not self.config.apply_chat_template
+        return tuple(self.tokenizer(self.prompt(problem), add_special_tokens=special)["input_ids"])
 
     def encode_solution(self, problem: Problem, solution: str) -> tuple[int, ...]:
         """The tokens of the assistant's turn behind the prompt, with the token that ends it."""

@@ -1,7 +1,6 @@
 """The value model of the actor-critic: the expected return before each completion token.
 
 `head`: a linear layer on the policy's hidden states. `model`: its own trunk, initialized from the policy's.
-The critic is sharded as the policy is.
 """
 
 from typing import Any

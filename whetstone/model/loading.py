@@ -1,18 +1,16 @@
-"""A model and its tokenizer out of a folder or from the hub, or one sentence that says why not.
+"""A model and its tokenizer from a folder or the hub, or one sentence that says why not.
 
-Folders come from anywhere: cut off, mixed up, made by hand, or hostile. Files are looked at before
-transformers builds anything of them; code of a folder is never run, pickles are read as weights only, and no
-weight is made up: a tensor that the files lack is refused. Precision, devices and adapters are the policy's
-business.
+Folders may be damaged or hostile. Files are checked before transformers builds anything; code of a folder is
+never run, pickles are read as weights only, and a tensor that the files lack is refused.
 """
 
 import contextlib
 import json
 import pickle
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from whetstone.errors import UserError
 from whetstone.model.manifest import NAME, Damage, check_sizes, damaged_files, read_manifest
@@ -20,7 +18,6 @@ from whetstone.model.manifest import NAME, Damage, check_sizes, damaged_files, r
 if TYPE_CHECKING:
     import torch
 
-T = TypeVar("T")
 REMEDY = (
     "give a folder with config.json, weights and tokenizer, a hub name you have access to, pebble or "
     "smollm2-135m"
@@ -34,14 +31,11 @@ def load_pretrained(base: str, dtype: "torch.dtype") -> tuple[Any, Any]:
 
     if Path(base).is_dir():
         check_weights(Path(base))
-    with quiet_transformers():
-        tokenizer = guarded(base, lambda: AutoTokenizer.from_pretrained(base, trust_remote_code=False))
-        options: Any = {"dtype": dtype, "trust_remote_code": False, "weights_only": True}
-        both: Any = guarded(
-            base,
-            lambda: AutoModelForCausalLM.from_pretrained(base, output_loading_info=True, **options),
-        )
-        model, info = both
+    options: Any = {"dtype": dtype, "weights_only": True, "output_loading_info": True}
+    with quiet_transformers(), guarded(base):
+        tokenizer = AutoTokenizer.from_pretrained(base, trust_remote_code=False)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(base, trust_remote_code=False, **options)
+    model, info = loaded
     missing = sorted(info["missing_keys"])
     if missing:
         extra = sorted(info["unexpected_keys"])
@@ -54,12 +48,13 @@ def load_pretrained(base: str, dtype: "torch.dtype") -> tuple[Any, Any]:
     return tokenizer, model
 
 
-def guarded(base: str, work: Callable[[], T]) -> T:
+@contextlib.contextmanager
+def guarded(base: str) -> Iterator[None]:
     """Whatever transformers makes of a broken folder becomes one sentence."""
     import torch
 
     try:
-        return work()
+        yield
     except (UserError, torch.OutOfMemoryError):
         raise
     except Exception as error:
@@ -167,13 +162,11 @@ def check_index(index: Path) -> None:
 
 def _weight_files(folder: Path) -> list[Path]:
     """The safetensors files that transformers will read: one, or those of an index."""
-    single = folder / "model.safetensors"
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.is_file():
         return [single]
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        return [folder / name for name in sorted(set(read_object(index)["weight_map"].values()))]
-    return []
+    names = read_object(index)["weight_map"].values() if index.is_file() else ()
+    return [folder / name for name in sorted(set(names))]
 
 
 def _shapes(path: Path) -> dict[str, list[int]]:
@@ -192,12 +185,11 @@ def _shapes(path: Path) -> dict[str, list[int]]:
 def _check_tokenizer(base: str, tokenizer: Any, model: Any) -> None:
     """The tokenizer reads and writes text, and every token that a prompt can hold has a row of weights."""
     rows = model.get_input_embeddings().weight.shape[0]
-    ids = guarded(base, lambda: tokenizer("1 + 2 = 3", add_special_tokens=False)["input_ids"])
-    if not ids or not guarded(base, lambda: tokenizer.decode(ids)).strip():
-        raise UserError(
-            f"The tokenizer of '{base}' makes nothing of the text '1 + 2 = 3': give the tokenizer files that "
-            "belong to this model."
-        )
+    with guarded(base):
+        ids = tokenizer("1 + 2 = 3", add_special_tokens=False)["input_ids"]
+        text = tokenizer.decode(ids) if ids else ""
+    if not text.strip():
+        raise UserError(f"The tokenizer of '{base}' can't encode '1 + 2 = 3': give this model's own files.")
     added = tokenizer.get_added_vocab()
     template = str(tokenizer.chat_template or "")
     used = {
@@ -209,5 +201,5 @@ def _check_tokenizer(base: str, tokenizer: Any, model: Any) -> None:
     if used[last] >= rows:
         raise UserError(
             f"The tokenizer of '{base}' has the token {last!r} as number {used[last]}, but the model has "
-            f"weights for {rows} tokens only: give the tokenizer files that belong to this model."
+            f"weights for {rows} tokens only: give this model's own tokenizer files."
         )

@@ -5,7 +5,7 @@ budget, each chunk is recomputed in the backward pass. fused_head.py is faster o
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from whetstone.model.fused_head import Head, fused_statistics
 from whetstone.model.memory import usable_memory
+from whetstone.parallel.tensor import ShardedLogits, Statistics
 
 LOGITS_BUDGET = 1 << 26  # numbers of logits held at once: 256 MB in float32
 FUSED_BYTES = 1 << 30  # of logits held at once on a GPU: fewer and larger products, fewer sums of gradients
@@ -27,32 +28,11 @@ class TokenStatistics(NamedTuple):
     full_kl: Tensor | None  # from `reference`, over the whole vocabulary
 
 
-class LogitsLayout(Protocol):
-    """Statistics of logits [N, V]; V is a slice of a vocabulary that ranks share (parallel/tensor.py)."""
-
-    def statistics(
-        self, logits: Tensor, targets: Tensor, reference: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Logprob of each target, entropy, and KL divergence from `reference`."""
-        ...
-
-    def logprobs(self, logits: Tensor) -> Tensor: ...
-
-    def width(self, logits: Tensor) -> int:
-        """The largest V of any rank: all must cut their rows alike."""
-        ...
-
-    def gather(self, logits: Tensor) -> Tensor:
-        """The logits of the whole logits_layout."""
-        ...
-
-
 class UnshardedLogits:
-    """All logits in one place."""
+    """Statistics of logits [N, V] that are all on this rank (`ShardedLogits`: a slice of the vocabulary)."""
 
-    def statistics(
-        self, logits: Tensor, targets: Tensor, reference: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    def statistics(self, logits: Tensor, targets: Tensor, reference: Tensor | None) -> Statistics:
+        """Logprob of each target, entropy, and KL divergence from `reference`."""
         logprobs = logits.log_softmax(-1)
         probabilities = logprobs.exp()
         chosen = logprobs.gather(-1, targets[:, None]).squeeze(-1)
@@ -64,12 +44,15 @@ class UnshardedLogits:
         return logits.log_softmax(-1)
 
     def width(self, logits: Tensor) -> int:
+        """The largest V of any rank: all must cut their rows alike."""
         return logits.shape[-1]
 
     def gather(self, logits: Tensor) -> Tensor:
+        """The logits of the whole vocabulary."""
         return logits
 
 
+LogitsLayout = UnshardedLogits | ShardedLogits
 UNSHARDED = UnshardedLogits()
 
 
@@ -85,18 +68,15 @@ def token_statistics(
 ) -> TokenStatistics:
     """Logprob of each target and entropy at `temperature`, in float32 or better.
 
-    `reference` [N, V]: logprobs of the reference policy, for the full KL. `plain_head`: the head, where it is
-    a plain matrix.
+    `reference` [N, V]: logprobs of the reference policy, for the full KL. `plain_head`: for kernels.
     """
     if plain_head is not None and reference is None and hidden.is_cuda:
         size = plain_head.weight.element_size() * len(plain_head.weight)
         rows = int(min(FUSED_BYTES, FUSED_SHARE * usable_memory(hidden.device))) // size
         return TokenStatistics(*fused_statistics(hidden, targets, plain_head, max(1, rows)), None)
 
-    def chunk(
-        hidden: Tensor, targets: Tensor, reference: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        return logits_layout.statistics(_scaled(head(hidden), temperature), targets, reference)
+    def chunk(hidden: Tensor, targets: Tensor, reference: Tensor | None) -> Statistics:
+        return logits_layout.statistics(scale_logits(head(hidden), temperature), targets, reference)
 
     with torch.no_grad():
         width = logits_layout.width(head(hidden[:1]))
@@ -114,21 +94,10 @@ def token_statistics(
         for start in range(0, len(targets), rows)
     ]
     chosen, entropy, full = zip(*parts, strict=True)
-    return TokenStatistics(
-        torch.cat(chosen), torch.cat(entropy), None if reference is None else torch.cat(full)
-    )
+    full_kl = None if reference is None else torch.cat(full)
+    return TokenStatistics(torch.cat(chosen), torch.cat(entropy), full_kl)
 
 
-def all_logprobs(
-    head: Callable[[Tensor], Tensor],
-    hidden: Tensor,
-    temperature: float,
-    logits_layout: LogitsLayout = UNSHARDED,
-) -> Tensor:
-    """[N, V] logprobs of every token of the logits_layout, or of this rank's slice of it."""
-    return logits_layout.logprobs(_scaled(head(hidden), temperature))
-
-
-def _scaled(logits: Tensor, temperature: float) -> Tensor:
+def scale_logits(logits: Tensor, temperature: float) -> Tensor:
     logits = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
     return logits / temperature

@@ -4,6 +4,7 @@ An adapter has the precision of its model. peft would keep it in float32 beside 
 then take longer than those of the frozen matrices; the optimizer's float32 masters hold small updates.
 """
 
+import copy
 import functools
 import warnings
 from typing import Any
@@ -15,24 +16,22 @@ from whetstone.model.loading import guarded
 
 def add_lora(model: Any, config: ModelConfig, adapter: str | None) -> Any:
     """Wrap `model` with a trainable adapter; `adapter` names a folder to read one from."""
-    from peft import LoraConfig, get_peft_model
+    from peft import LoraConfig
 
     if adapter is not None:
         adapted = _with_short_forward(_read_adapter(model, adapter, is_trainable=True))
         # Where the base lies on this machine: peft reads its config.json there when it saves the adapter.
         adapted.peft_config["default"].base_model_name_or_path = model.name_or_path
         return adapted
+    settings = LoraConfig(
+        r=config.lora_r,
+        lora_alpha=config.lora_alpha,
+        lora_dropout=config.lora_dropout,
+        target_modules=config.lora_target_modules or "all-linear",
+        task_type="CAUSAL_LM",
+    )
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*tie_word_embeddings.*")
-            lora = LoraConfig(
-                r=config.lora_r,
-                lora_alpha=config.lora_alpha,
-                lora_dropout=config.lora_dropout,
-                target_modules=config.lora_target_modules or "all-linear",
-                task_type="CAUSAL_LM",
-            )
-            return _with_short_forward(get_peft_model(model, lora, autocast_adapter_dtype=False))
+        return _wrap(model, settings)
     except ValueError as error:
         raise UserError(
             f"lora_target_modules: {error} Set it to all-linear, or to names of linear layers of this model."
@@ -43,8 +42,9 @@ def check_rank(config: ModelConfig, adapter: str) -> None:
     """Whoever goes by the configuration (a vLLM server, a resumed run) must find the adapter's own shape."""
     from peft import PeftConfig
 
-    there = guarded(adapter, lambda: PeftConfig.from_pretrained(adapter))
-    for key, value in (("lora_r", there.r), ("lora_alpha", there.lora_alpha)):  # type: ignore[attr-defined]
+    with guarded(adapter):
+        settings: Any = PeftConfig.from_pretrained(adapter)
+    for key, value in (("lora_r", settings.r), ("lora_alpha", settings.lora_alpha)):
         if value != getattr(config, key):
             raise UserError(
                 f"{key} is {getattr(config, key)}, but the adapter {adapter} has {value}: set {key}={value}."
@@ -61,16 +61,13 @@ def _read_adapter(model: Any, adapter: str, *, is_trainable: bool) -> Any:
     from peft import PeftModel, get_peft_model_state_dict
     from peft.utils.save_and_load import load_peft_weights
 
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), guarded(adapter):
         warnings.filterwarnings("ignore", message=".*issing adapter keys.*")
-        wrapped = guarded(
-            adapter,
-            lambda: PeftModel.from_pretrained(
-                model, adapter, is_trainable=is_trainable, autocast_adapter_dtype=not is_trainable
-            ),
+        wrapped = PeftModel.from_pretrained(
+            model, adapter, is_trainable=is_trainable, autocast_adapter_dtype=not is_trainable
         )
-        there = guarded(adapter, lambda: set(load_peft_weights(adapter, device="cpu")))
-    differing = sorted(there ^ set(get_peft_model_state_dict(wrapped, save_embedding_layers=False)))
+        names = set(load_peft_weights(adapter, device="cpu"))
+    differing = sorted(names ^ set(get_peft_model_state_dict(wrapped, save_embedding_layers=False)))
     if differing:
         raise UserError(
             f"The adapter {adapter} does not fit its model: {len(differing)} tensors are only in its file or "
@@ -81,15 +78,17 @@ def _read_adapter(model: Any, adapter: str, *, is_trainable: bool) -> Any:
 
 def wrap_lora(model: Any, adapter: Any) -> Any:
     """Wrap `model` with an adapter of the configuration of another one."""
-    import copy
+    adapter = copy.deepcopy(adapter)
+    adapter.inference_mode = False
+    return _wrap(model, adapter)
 
+
+def _wrap(model: Any, settings: Any) -> Any:
     from peft import get_peft_model
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*tie_word_embeddings.*")
-        adapter = copy.deepcopy(adapter)
-        adapter.inference_mode = False
-        return _with_short_forward(get_peft_model(model, adapter, autocast_adapter_dtype=False))
+        return _with_short_forward(get_peft_model(model, settings, autocast_adapter_dtype=False))
 
 
 def _with_short_forward(model: Any) -> Any:

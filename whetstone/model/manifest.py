@@ -29,7 +29,7 @@ class Damage(ValueError):
 @dataclass(frozen=True, kw_only=True)
 class Entry:
     size: int
-    sha256: tuple[str, ...] | None  # one digest for each piece; None: written by a version without checksums
+    sha256: tuple[str, ...]  # one digest for each piece
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +41,6 @@ class Manifest:
     @property
     def num_bytes(self) -> int:
         return sum(entry.size for entry in self.files.values())
-
-    @property
-    def has_checksums(self) -> bool:
-        return all(entry.sha256 is not None for entry in self.files.values())
 
 
 def write_manifest(folder: Path, *, step: int, seconds: float = 0.0) -> None:
@@ -103,18 +99,14 @@ def check_sizes(folder: Path, manifest: Manifest) -> None:
 def damaged_files(
     folder: Path, manifest: Manifest, *, part: int = 0, num_parts: int = 1, skip: str | None = None
 ) -> list[str]:
-    """Names of the files whose contents differ from the manifest. Of `num_parts` that share the work, each
-    looks at its own pieces. `skip`: a subfolder to leave out.
+    """Files whose contents differ from the manifest, but for those of the subfolder `skip`.
+
+    Of `num_parts` that share the work, each looks at its own pieces.
     """
-    known = {
-        name: entry
-        for name, entry in manifest.files.items()
-        if entry.sha256 is not None and (skip is None or not name.startswith(f"{skip}/"))
-    }
-    pieces = list(_pieces({name: entry.size for name, entry in known.items()}))[part::num_parts]
-    digests = _hash(folder, pieces, _digest_if_readable)
-    wrong = {name for (name, piece), digest in digests.items() if digest != (known[name].sha256 or ())[piece]}
-    return sorted(wrong)
+    files = manifest.files
+    sizes = {n: entry.size for n, entry in files.items() if skip is None or not n.startswith(f"{skip}/")}
+    digests = _hash(folder, list(_pieces(sizes))[part::num_parts], _digest_if_readable)
+    return sorted({name for (name, piece), digest in digests.items() if digest != files[name].sha256[piece]})
 
 
 def _parse(document: Any) -> Manifest:
@@ -124,11 +116,9 @@ def _parse(document: Any) -> Manifest:
     if type(step) is not int or not 0 <= step <= MAX_STEP or type(seconds) not in (int, float):
         raise ValueError
     body = {key: value for key, value in document.items() if key != "checksum"}
-    if "checksum" in document and document["checksum"] != _checksum(body):
+    if not document["files"] or document.get("checksum") != _checksum(body):
         raise ValueError
     files = {name: _parse_entry(name, entry) for name, entry in document["files"].items()}
-    if not files or ("checksum" not in document and any(entry.sha256 for entry in files.values())):
-        raise ValueError
     return Manifest(step=step, files=files, seconds=float(seconds))
 
 
@@ -136,8 +126,6 @@ def _parse_entry(name: str, entry: Any) -> Entry:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\0" in name or not path.parts:
         raise ValueError
-    if type(entry) is int and entry >= 0:  # versions before checksums wrote the size alone
-        return Entry(size=entry, sha256=None)
     if not isinstance(entry, dict):
         raise ValueError
     size, digests = entry.get("size"), entry.get("sha256")

@@ -7,9 +7,7 @@ from torch import Tensor
 
 
 def upload(values: Tensor, device: torch.device) -> Tensor:
-    """From the host to the device. The host does not wait for a GPU to finish what it was given before, as it
-    would with memory that is not pinned: so it can prepare the next micro-batch meanwhile.
-    """
+    """To the device from pinned memory, so that the host does not wait for what the GPU was given before."""
     if device.type != "cuda":
         return values.to(device)
     return values.pin_memory().to(device, non_blocking=True)

@@ -27,7 +27,7 @@ from whetstone.model.attention import (
 from whetstone.model.fused_head import Head
 from whetstone.model.hub import base_and_adapter, resolve
 from whetstone.model.loading import load_pretrained, verify_folder
-from whetstone.model.logprobs import UNSHARDED, LogitsLayout, TokenStatistics, all_logprobs, token_statistics
+from whetstone.model.logprobs import UNSHARDED, LogitsLayout, TokenStatistics, scale_logits, token_statistics
 from whetstone.model.sharding import Sharding
 from whetstone.parallel.fsdp import Root, hide_fsdp_from_dynamo
 from whetstone.parallel.mesh import SINGLE, Ranks
@@ -68,9 +68,7 @@ class Policy:
         self.set_attention(NAME)
 
     def copy(self) -> "Policy":
-        """Another policy with the same weights: copies of those that train, the others shared (LoRA: the
-        adapter is copied, the model is not).
-        """
+        """A policy with the same weights: those that train are copied, the others shared."""
         shared = {id(p): p for p in self.model.parameters() if not p.requires_grad}
         other = Policy(copy.deepcopy(self.model, shared), self.tokenizer, self.device)
         other.original_attention = self.original_attention
@@ -79,8 +77,7 @@ class Policy:
     def compile_layers(self, backend: str | Callable[..., Any] = "inductor") -> None:
         """Compile every layer, once for all: they differ in their weights only, and lengths may vary.
 
-        The whole model at once takes minutes. What happens between the layers is little. Where FSDP shards
-        them, it gathers and frees their weights outside of what is compiled.
+        The whole model at once would take minutes. FSDP gathers weights outside of what is compiled.
         """
         for layer in self.trunk.layers:
             hide_fsdp_from_dynamo(layer)
@@ -108,8 +105,7 @@ class Policy:
     @property
     def uses_padding(self) -> bool:
         """Whether attention pads sequences to the longest one."""
-        softcap = getattr(self.config, "attn_logit_softcapping", None)
-        return not uses_flash(self.device, self.dtype, softcap)
+        return not uses_flash(self.device, self.dtype, self._attention_softcap)
 
     @property
     def num_cache_heads(self) -> int:
@@ -147,9 +143,7 @@ class Policy:
 
     @contextlib.contextmanager
     def _uncompiled(self) -> Iterator[None]:
-        """Inside, layers run as they are written. Only this policy's: a stance of torch's compiler would be
-        everybody's, other threads' too.
-        """
+        """Inside, this policy's layers run uncompiled; torch's own switch would hold for all threads."""
         compiled = [layer._compiled_call_impl for layer in self.trunk.layers]
         for layer in self.trunk.layers:
             layer._compiled_call_impl = None
@@ -160,7 +154,7 @@ class Policy:
                 layer._compiled_call_impl = call
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Hidden states -> logits of the whole logits_layout, as the model's own forward pass makes them."""
+        """Hidden states -> logits of the whole vocabulary, as the model's own forward pass makes them."""
         return self.root(lambda hidden: self.logits_layout.gather(self._logits(hidden)), hidden)
 
     def completion_hidden(self, batch: Any) -> Tensor:
@@ -170,8 +164,7 @@ class Policy:
     def completion_hidden_of(self, trunk: nn.Module, batch: Any) -> Tensor:
         """The same with another trunk of this architecture (the critic's), inside a call of its root."""
         token_ids, position_ids, segments = batch.token_ids, batch.position_ids, batch.segments
-        # With sequence parallelism tokens must divide among the ranks: a segment that nobody looks at fills
-        # up.
+        # With sequence parallelism tokens must divide among the ranks: an unused segment fills up.
         extra = 0 if self.sharding is None else -len(token_ids) % self.sharding.token_multiple
         if extra:
             segments = [*segments, Segment(len(token_ids), extra)]
@@ -200,9 +193,9 @@ class Policy:
 
     def all_logprobs(self, batch: Any, temperature: float) -> Tensor:
         """[N, V] logprobs of every token of the vocabulary (of this rank's slice, where it is split)."""
-        hidden = self.completion_hidden(batch)
         return self.root(
-            lambda hidden: all_logprobs(self._logits, hidden, temperature, self.logits_layout), hidden
+            lambda hidden: self.logits_layout.logprobs(scale_logits(self._logits(hidden), temperature)),
+            self.completion_hidden(batch),
         )
 
     def _hidden_of(self, trunk: Any, token_ids: Tensor, position_ids: Tensor, attend: AttentionFn) -> Tensor:
@@ -244,31 +237,25 @@ class Policy:
         """
         self.model.eval()
         rows = self._verification_rows()
-        lengths = [len(row) for row in rows]
-        position_ids = torch.cat([torch.arange(n) for n in lengths]).to(self.device)
-        packed = self.hidden(
-            torch.cat(rows).to(self.device)[None],
-            position_ids[None],
-            PackedAttention(packed_segments(lengths), self.device),
-        )
-        ours = self.head(packed[0]).float()
-        self._use_own_attention()
-        own = torch.cat(
-            [self.lm(input_ids=row.to(self.device)[None], use_cache=False).logits[0] for row in rows]
-        ).float()
+        attend = PackedAttention(packed_segments([len(row) for row in rows]), self.device)
+        position_ids = torch.cat([torch.arange(len(row), device=self.device) for row in rows])
+        ours = self.head(self.hidden(torch.cat(rows)[None], position_ids[None], attend)[0]).float()
+        # transformers' own attention: eager where sdpa is missing or would leave out the softcap.
+        plain = self.lm._supports_sdpa and not self._attention_softcap
+        self.set_attention("sdpa" if plain else "eager")
+        own = torch.cat([self.lm(input_ids=row[None], use_cache=False).logits[0] for row in rows]).float()
         self.set_attention(NAME)
         if not own.isfinite().all():
             raise UserError(
-                "The model computes numbers that are not finite: its weights are damaged or hold infinity or "
-                "NaN; fetch it again."
+                "The model computes numbers that are not finite: its weights are damaged; fetch it again."
             )
         error = (ours - own).norm() / own.norm()
         bound = 1e-3 if self.lm.dtype == torch.float32 else 5e-2
         if not error < bound:
             raise UserError(
                 f"The architecture {type(self.lm).__name__} can't be trained on packed sequences yet: our "
-                "forward pass differs from "
-                f"its own by {error:.1e}. Choose a Llama, Qwen, Mistral, SmolLM, Gemma or Phi model."
+                f"forward pass differs from its own by {error:.1e}. Choose a Llama, Qwen, Mistral, SmolLM, "
+                "Gemma or Phi model."
             )
 
     def _verification_rows(self) -> list[Tensor]:
@@ -281,29 +268,27 @@ class Policy:
         if self.lm.dtype == torch.float32:
             generator = torch.Generator().manual_seed(0)
             rows += [torch.randint(0, vocab_size, (n,), generator=generator) for n in (5, 9, 3)]
-        return rows
+        return [row.to(self.device) for row in rows]
 
-    def _use_own_attention(self) -> None:
-        """transformers' own: sdpa, or eager where sdpa is missing or would leave out the softcap."""
-        softcap = getattr(self.config, "attn_logit_softcapping", None)
-        self.set_attention("sdpa" if self.lm._supports_sdpa and not softcap else "eager")
+    @property
+    def _attention_softcap(self) -> float | None:
+        return getattr(self.config, "attn_logit_softcapping", None)
 
 
 def choose_device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise UserError(
-            "device is cuda, but torch sees no CUDA GPU here: set device=cpu, or install a CUDA build of "
-            "torch and its driver."
+            "device is cuda, but torch sees no CUDA GPU: set device=cpu, or install CUDA torch and driver."
         )
-    return torch.device("cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def load_policy(
     config: ModelConfig, weights: str | Path | None = None, device: torch.device | None = None
 ) -> Policy:
-    """The policy of a configuration, whole on one device; `weights` names a checkpoint folder to take the
-    weights (or the adapter) from. A model that is itself an adapter goes on with it under use_peft, and is
-    merged into its base otherwise.
+    """The policy of a configuration, whole on one device, with the `weights` (or adapter) of a checkpoint.
+
+    A model that is itself an adapter goes on with it under use_peft, and is merged into its base otherwise.
     """
     from transformers.utils import logging as transformers_logging
 
@@ -347,11 +332,8 @@ def _adapted(model: Any, config: ModelConfig, checkpoint: str | None, start: str
 
 
 def should_compile(config: ModelConfig, policy: Policy) -> bool:
-    """`auto`: on a GPU, where the model is large enough for a compiler's half minute to come back. Layers
-    that are split among tensor-parallel ranks run as they are written: torch's compiler does not get through
-    their distributed tensors with lengths that vary.
-    """
-    if policy.ranks.tp_size > 1:
+    """`auto`: on a GPU, where the model is large enough for a compiler's half minute to come back."""
+    if policy.ranks.tp_size > 1:  # the compiler fails on distributed tensors with lengths that vary
         return False
     if config.torch_compile != "auto":
         return config.torch_compile

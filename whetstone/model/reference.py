@@ -83,18 +83,18 @@ def to_host(weight: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def swap_(one: Tensor, other: Tensor) -> None:
-    """Swap the values of two tensors on any devices, through a small buffer on the device of `one`."""
-    for here, there in pieces(one, other):
+def swap_(first: Tensor, second: Tensor) -> None:
+    """Swap the values of two tensors on any devices, through a small buffer on the device of `first`."""
+    for here, there in pieces(first, second):
         saved = here.clone()
         here.copy_(there, non_blocking=True)
         there.copy_(saved, non_blocking=True)  # behind the copy before it, on the same stream
 
 
-def pieces(one: Tensor, other: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def pieces(first: Tensor, second: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Views of the same parts of two tensors of one shape, at most `CHUNK` values each (whole rows)."""
-    if one.dim() == 0 or one.numel() == 0:
-        yield one, other
+    if first.dim() == 0 or first.numel() == 0:
+        yield first, second
         return
-    rows = max(1, CHUNK * len(one) // one.numel())
-    yield from zip(one.split(rows), other.split(rows), strict=True)
+    rows = max(1, CHUNK * len(first) // first.numel())
+    yield from zip(first.split(rows), second.split(rows), strict=True)

@@ -1,12 +1,12 @@
 """A policy sharded over ranks: tensor parallelism, FSDP, replicas.
 
 Only the first rank reads the model. The others build it on the meta device and receive their shards.
-`sampling_copy` is the model without FSDP, for in-process engines: gathered layer by layer after each update.
+`sampling_copy` is the model without FSDP, for engines: gathered layer by layer after each update.
 """
 
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -70,20 +70,26 @@ def shard_policy(
 
 
 def sampling_copy(policy: Policy) -> tuple[Policy, Callable[[], None]]:
-    """A policy for in-process engines, and a collective function that refreshes its weights."""
+    """A policy for engines to sample from, and a collective function that copies the newest weights to it."""
     if policy.sharding is None:
-        return policy, lambda: None
+        own = policy.copy()
+        return own, lambda: _copy_tensors(own.parameters(), policy.parameters())
     layout = policy.sharding
     model = layout.build_meta().to(layout.compute)
     logits_layout = layout.split(model, sequence=False)
     fsdp.materialize(model, policy.device)
-    with torch.no_grad():
-        for (_, into), (_, buffer) in zip(model.named_buffers(), policy.model.named_buffers(), strict=True):
-            fsdp.local(into).copy_(fsdp.local(buffer))
+    _copy_tensors(model.buffers(), policy.model.buffers())
     replica = Policy(model, policy.tokenizer, policy.device, logits_layout=logits_layout, sharding=layout)
     replica.original_attention = policy.original_attention
     fsdp.copy_gathered(policy.root, policy.model, model, trained_only=False)
     return replica, lambda: fsdp.copy_gathered(policy.root, policy.model, model, trained_only=True)
+
+
+@torch.no_grad()
+def _copy_tensors(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> None:
+    """Copy this rank's parts, whatever their dtypes."""
+    for target, source in zip(targets, sources, strict=True):
+        fsdp.local(target).copy_(fsdp.local(source))
 
 
 def trunk_copy(policy: Policy) -> tuple[Any, Callable[[nn.Module], nn.Module]]:
@@ -99,11 +105,8 @@ def trunk_copy(policy: Policy) -> tuple[Any, Callable[[nn.Module], nn.Module]]:
     def shard(module: nn.Module) -> nn.Module:
         layout.shard(module, trunk)
         fsdp.materialize(module, policy.device, offload=layout.offload)
-        with torch.no_grad():
-            for into, weight in zip(trunk.parameters(), policy.trunk.parameters(), strict=True):
-                fsdp.local(into).copy_(fsdp.local(weight))
-            for into, buffer in zip(trunk.buffers(), policy.trunk.buffers(), strict=True):
-                fsdp.local(into).copy_(fsdp.local(buffer))
+        _copy_tensors(trunk.parameters(), policy.trunk.parameters())
+        _copy_tensors(trunk.buffers(), policy.trunk.buffers())
         return module
 
     return trunk, shard
@@ -147,10 +150,7 @@ def _build_meta(metadata: dict[str, Any], config: ModelConfig, compute: torch.dt
 
 
 def model_writer(policy: Policy) -> Callable[[Path], None]:
-    """A function that writes the current weights later. All ranks call this; the first calls the result.
-
-    The weights are gathered and copied now.
-    """
+    """Gather and copy the weights on all ranks; the first calls the result, which writes them."""
     state = gathered_state(policy)
 
     def write(folder: Path) -> None:
@@ -169,9 +169,7 @@ def model_writer(policy: Policy) -> Callable[[Path], None]:
 
 
 def gathered_state(policy: Policy) -> dict[str, Tensor]:
-    """A copy of what transformers saves (LoRA: the adapter), on the CPU of the first rank; empty on the
-    others.
-    """
+    """What transformers saves (LoRA: the adapter), on the CPU of the first rank; empty on the others."""
     state: dict[str, Tensor] = {}
     for name, parameter in policy.model.named_parameters():
         if policy.is_lora and not parameter.requires_grad:

@@ -1,7 +1,6 @@
-"""Render a chat template once, in a process with little memory and time: what `model/templates.py` starts.
+"""Render a chat template once, within limits of memory and time: the process that templates.py starts.
 
-Runs alone (`python -I template_trial.py`), so it imports nothing of whetstone. Reads JSON from stdin: the
-template, conversations, the tokenizer's special tokens. Writes what became of each conversation, as JSON.
+Runs alone (`python -I`), so it imports nothing of whetstone. JSON from stdin to stdout.
 """
 
 import contextlib

@@ -1,9 +1,8 @@
 """Chat templates of model folders: untrusted programs in Jinja, rendered within limits.
 
 transformers renders them in an immutable sandbox, but without limits. So a template is tried once in a
-process of its own, with little memory and time (`template_trial.py`): one that does not parse, fails, never
-ends or leaves the question out is refused. A template that knows no system role gets the system message as
-part of the user's. Later renderings happen here, by transformers, and are stopped after some seconds.
+process of its own (template_trial.py), and later renderings are stopped after some seconds. A template that
+knows no system role gets the system message as part of the user's.
 """
 
 import contextlib
@@ -30,23 +29,17 @@ class RanTooLong(Exception):
     """A rendering that was stopped."""
 
 
-def template_of(tokenizer: Any, where: str) -> tuple[str, dict[str, str]]:
-    """The template that a tokenizer renders conversations with, and the tokens that it may write."""
+def takes_system(tokenizer: Any, where: str) -> bool:
+    """Try the tokenizer's template; whether it renders a system message. A template that fails is refused."""
     try:
         template = tokenizer.get_chat_template()
-        tokens = {
-            name: token for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)
-        }
+        special = tokenizer.special_tokens_map.items()
+        tokens = sorted((name, token) for name, token in special if isinstance(token, str))
     except Exception as error:  # several templates and no default, or something that is none
         raise UserError(
             f"The tokenizer of {where} has no chat template to use ({error}): set apply_chat_template=false."
         ) from None
-    return template, tokens
-
-
-def takes_system(template: str, tokens: Mapping[str, str], where: str) -> bool:
-    """Try a template; whether it renders a system message. One that can't be used is refused."""
-    return _try(template, tuple(sorted(tokens.items())), where)
+    return _try(template, tuple(tokens), where)
 
 
 @functools.lru_cache(maxsize=32)
@@ -57,13 +50,8 @@ def _try(template: str, tokens: tuple[tuple[str, str], ...], where: str) -> bool
     request = {"template": template, "conversations": [[user], both], "tokens": dict(tokens)}
     script = Path(__file__).with_name("template_trial.py")
     try:
-        done = subprocess.run(
-            [sys.executable, "-I", str(script)],
-            input=json.dumps(request),
-            capture_output=True,
-            text=True,
-            timeout=TRIAL_S,
-        )
+        command, text = [sys.executable, "-I", str(script)], json.dumps(request)
+        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=TRIAL_S)
         alone, together = json.loads(done.stdout)
     except (subprocess.TimeoutExpired, ValueError):  # killed by its limits, or without an answer
         raise UserError(
@@ -95,23 +83,16 @@ def render(
 ) -> str:
     """The prompt, by transformers, within `RENDER_S` and `MAX_TEXT`; `options` are the template's own."""
     try:
+        conversation = [dict(message) for message in messages]
         with _stopped_after(RENDER_S):
             text = tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-                **options,
+                conversation, tokenize=False, add_generation_prompt=add_generation_prompt, **options
             )
-    except RanTooLong:
-        raise UserError(
-            f"The chat template of {where} ran for {RENDER_S:g} s on one prompt: repair it, or set "
-            "apply_chat_template=false."
-        ) from None
     except Exception as error:  # a template can come to anything
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        reason = f"ran for {RENDER_S:g} s" if isinstance(error, RanTooLong) else f"failed ({line})"
         raise UserError(
-            f"The chat template of {where} failed on a prompt ({reason}): repair it, or set "
-            "apply_chat_template=false."
+            f"The chat template of {where} {reason} on a prompt: repair it, or set apply_chat_template=false."
         ) from None
     if len(text) > MAX_TEXT:
         raise UserError(f"The chat template of {where} made a prompt of {len(text):,} characters: repair it.")

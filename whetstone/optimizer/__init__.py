@@ -1,9 +1,7 @@
 """The optimizer: AdamW with the learning-rate schedules of transformers, for float32 and bf16 weights.
 
 At a learning rate of 1e-6 an update is far below the spacing of bf16 values and would be lost. So bf16
-parameters are the high 16 bits of float32 masters (compact.py), and gradients accumulate in float32. On a CPU
-torch's fused AdamW updates float32 weights (torch_adamw.py). `optim` chooses 8-bit states; `offload` keeps
-states in host memory.
+parameters are the high 16 bits of float32 masters (compact.py), and gradients accumulate in float32.
 """
 
 import warnings
@@ -14,9 +12,8 @@ from torch import Tensor, nn
 
 from whetstone.config.update import UpdateConfig
 from whetstone.errors import UserError
-from whetstone.optimizer.adamw import AdamWStep
+from whetstone.optimizer.adamw import AdamWStep, TorchAdamW
 from whetstone.optimizer.compact import CompactAdamW
-from whetstone.optimizer.torch_adamw import TorchAdamW
 from whetstone.parallel.collectives import all_reduce_ranks
 from whetstone.parallel.fsdp import like, local, norm_weight
 from whetstone.parallel.mesh import SINGLE, Ranks
@@ -54,20 +51,18 @@ class Optimizer:
         def move(parameter: Tensor) -> None:
             gradient = parameter.grad
             assert gradient is not None
-            before, room = self._sums.get(index), self._accumulators.get(index)
-            if before is not None:
+            total, accumulator = self._sums.get(index), self._accumulators.get(index)
+            if total is not None:
                 # `float` copies a first one that stayed as it was, and is the identity later.
-                self._sums[index] = before.float().add_(gradient)
+                self._sums[index] = total.float().add_(gradient)
             else:  # a step of one micro-batch needs no float32 copy
-                self._sums[index] = gradient if room is None else room.copy_(gradient)
+                self._sums[index] = gradient if accumulator is None else accumulator.copy_(gradient)
             parameter.grad = None
 
         return move
 
     def reserve_accumulators(self, num_passes: int) -> None:
-        """Make room for the sums of several backward passes, before their activations take it: sums that come
-        between those leave holes that nothing else fits into.
-        """
+        """Allocate the sums of several backward passes before their activations: less fragmentation."""
         self._accumulators.clear()
         if num_passes < 2:
             return
@@ -137,9 +132,7 @@ class Optimizer:
             self.schedule.step()
 
     def state_tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Moments and masters by the number of their parameter, float32, spread as it is. Those that are
-        stored otherwise are put together on the host.
-        """
+        """Moments and masters by the number of their parameter: float32, sharded as the parameter is."""
         return {
             str(index): {
                 name: value if name == "step" else like(parameter, value)
@@ -149,9 +142,7 @@ class Optimizer:
         }
 
     def load_state_tensors(self, state: dict[str, dict[str, Tensor]]) -> None:
-        """Go on from `state`, which is `state_tensors()` with other numbers in it: the weights follow their
-        masters.
-        """
+        """`state` is `state_tensors()` of a checkpoint; weights are set to their masters."""
         for index in range(len(self.parameters)):
             self.adam.load(index, {name: local(value) for name, value in state[str(index)].items()})
 

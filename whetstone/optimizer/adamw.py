@@ -1,16 +1,17 @@
 """One AdamW step on flat weights, in plain torch; `kernels.py` has the same as one GPU kernel.
 
-The arithmetic of torch.optim.AdamW with float32 weights. A bf16 weight plus its low 16 bits is a float32
-weight: `merge_halves` and `split_halves`.
+A bf16 weight plus its low 16 bits is a float32 weight: `merge_halves` and `split_halves`.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from whetstone.optimizer.quantization import FIRST_MOMENT, SECOND_MOMENT, dequantize, noise, quantize
+from whetstone.parallel.fsdp import local
 
 HALF = 0x8000
 NAN = 0x7FC00000
@@ -46,7 +47,7 @@ class AdamWStep:
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """The optimiser's memory of a flat piece of n weights. Views: changing them changes the state."""
+    """The optimizer's memory of a flat piece of n weights. Views: changing them changes the state."""
 
     low_bits: Tensor | None  # int16 [n]: the lower halves of bf16 weights; None: weights are float32
     mean: Tensor  # [n] of the gradient: float32, or int8 codes
@@ -116,3 +117,40 @@ def adamw_step(weight: Tensor, gradient: Tensor, state: State, settings: AdamWSt
     split_halves(whole - (whole * settings.decay + mean / root * settings.size), weight, state.low_bits)
     is_coded = state.mean_scale is not None
     state.store(mean, square, chance=noise(first, len(weight), settings.seed, weight) if is_coded else None)
+
+
+class TorchAdamW:
+    """float32 weights on a CPU: torch's fused AdamW, on this rank's shards."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]):
+        # A whole parameter itself, for its memory may be exchanged; of a sharded one the part that is here.
+        self._weights = [p if local(p) is p else local(p.detach()) for p in parameters]
+        self._adam = torch.optim.AdamW(self._weights, fused=True)
+        for weight in self._weights:  # at once, so that a checkpoint can be read into them
+            zeros = {"exp_avg": torch.zeros_like(weight), "exp_avg_sq": torch.zeros_like(weight)}
+            self._adam.state[weight] = {"step": torch.zeros(()), **zeros}
+
+    @torch.no_grad()
+    def step(self, gradients: Sequence[Tensor | None], settings: AdamWStep) -> None:
+        (group,) = self._adam.param_groups
+        group |= {"lr": settings.rate, "betas": (settings.beta1, settings.beta2), "eps": settings.epsilon}
+        group["weight_decay"] = settings.weight_decay
+        for weight, gradient in zip(self._weights, gradients, strict=True):
+            if gradient is not None and settings.clip != 1:
+                gradient.mul_(settings.clip)
+            weight.grad = gradient
+        self._adam.step()
+
+    def zero_grad(self) -> None:
+        for weight in self._weights:
+            weight.grad = None
+
+    def export(self, index: int) -> dict[str, Tensor]:
+        """Step, moments and weight of one parameter: the very memory."""
+        weight = self._weights[index]
+        return {**self._adam.state[weight], "master": weight.detach()}
+
+    @torch.no_grad()
+    def load(self, index: int, state: dict[str, Tensor]) -> None:
+        for name, value in self.export(index).items():
+            value.copy_(state[name])

@@ -1,7 +1,7 @@
 """Memory-efficient AdamW: low 16 bits instead of master weights, moments in float32 or 8 bits, offloading.
 
 The state of a parameter is split into pieces, which are stored in buckets of bytes. On the device a bucket is
-one parameter. On the host it has `BUCKET` bytes and is streamed through the device (offload.py). `export` and
+one parameter. On the host it has `BUCKET` bytes and is streamed through the device. `export` and
 `load` use float32 whatever is stored, so a checkpoint can be resumed with another `optim` or offload.
 """
 
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from whetstone.optimizer.adamw import AdamWStep, State, adamw_step, merge_halves, split_halves
-from whetstone.optimizer.offload import OffloadStream, host_memory
 from whetstone.optimizer.quantization import BLOCK, seed_of
 from whetstone.parallel.fsdp import local
 
@@ -81,6 +80,56 @@ class Bucket:
         self.size += piece.size
 
 
+class OffloadStream:
+    """Host memory streamed through two device buffers; copies and work overlap on CUDA streams."""
+
+    def __init__(self, device: torch.device, size: int):
+        """`size`: bytes of the largest piece."""
+        self._buffers = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2)]
+        self._is_cuda = device.type == "cuda"
+        if self._is_cuda:
+            self._inward, self._outward = torch.cuda.Stream(device), torch.cuda.Stream(device)
+
+    def stream(self, pieces: Sequence[Tensor], work: Callable[[int, Tensor], None]) -> None:
+        """Call `work(number, bytes)` with each piece (uint8 [n] of the host) on the device, and copy it back.
+
+        Returns before that is done: see `synchronize`.
+        """
+        if not self._is_cuda:
+            for number, piece in enumerate(pieces):
+                here = self._buffers[number % 2][: len(piece)].copy_(piece)
+                work(number, here)
+                piece.copy_(here)
+            return
+        main = torch.cuda.current_stream(self._buffers[0].device)
+        self._inward.wait_stream(main)
+        self._inward.wait_stream(self._outward)  # what went out last time has to have arrived
+        is_free: list[Any] = [None, None]  # events
+        for number, piece in enumerate(pieces):
+            here = self._buffers[number % 2][: len(piece)]
+            with torch.cuda.stream(self._inward):
+                before = is_free[number % 2]
+                if before is not None:
+                    self._inward.wait_event(before)
+                here.copy_(piece, non_blocking=True)
+            main.wait_stream(self._inward)
+            work(number, here)
+            self._outward.wait_stream(main)
+            with torch.cuda.stream(self._outward):
+                piece.copy_(here, non_blocking=True)
+                is_free[number % 2] = self._outward.record_event()
+
+    def synchronize(self) -> None:
+        """Wait until everything is back: before the host reads or writes its pieces."""
+        if self._is_cuda:
+            self._outward.synchronize()
+
+
+def host_memory(size: int, device: torch.device) -> Tensor:
+    """Zeros on the host, pinned where a GPU copies from it."""
+    return torch.zeros(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
+
+
 class CompactAdamW:
     """Moves parameters that are bf16 or float32; a sharded one in this rank's part."""
 
@@ -98,17 +147,14 @@ class CompactAdamW:
             self._buckets = list(_fill(pieces, bucket_size))
             self._offload = OffloadStream(device, max((bucket.size for bucket in self._buckets), default=0))
         else:
-            self._buckets = [Bucket() for _ in pieces]
-            for bucket, piece in zip(self._buckets, pieces, strict=True):
-                bucket.add(piece)
+            self._buckets = [bucket for piece in pieces for bucket in _fill([piece], piece.size)]
+        self._locations: list[list[tuple[Piece, Bucket]]] = [[] for _ in parameters]
         for bucket in self._buckets:
             if offload:
                 bucket.memory = host_memory(bucket.size, device)
             else:
                 home = local(parameters[bucket.pieces[0].index]).device
                 bucket.memory = torch.zeros(bucket.size, dtype=torch.uint8, device=home)
-        self._locations: list[list[tuple[Piece, Bucket]]] = [[] for _ in parameters]
-        for bucket in self._buckets:
             for piece in bucket.pieces:
                 self._locations[piece.index].append((piece, bucket))
 
@@ -120,11 +166,12 @@ class CompactAdamW:
 
         def work(number: int, memory: Tensor) -> None:
             for piece in self._buckets[number].pieces:
-                gradient = gradients[piece.index]
+                gradient, part = gradients[piece.index], slice(piece.begin, piece.end)
                 if gradient is not None:
-                    step = self.steps[piece.index]
+                    step, state = self.steps[piece.index], piece.state(memory)
                     now = replace(settings, step=step, seed=seed_of(step, piece.index))
-                    self._step_piece(piece, piece.state(memory), gradient, now)
+                    with _flat(self.parameters[piece.index]) as weight:
+                        self._adamw_step(weight[part], gradient.reshape(-1)[part], state, now, piece.begin)
 
         if self._offload is not None:
             self._offload.stream([bucket.memory for bucket in self._buckets], work)
@@ -132,19 +179,12 @@ class CompactAdamW:
         for number, bucket in enumerate(self._buckets):
             work(number, bucket.memory)
 
-    def _step_piece(self, piece: Piece, state: State, gradient: Tensor, settings: AdamWStep) -> None:
-        part = slice(piece.begin, piece.end)
-        with _flat(self.parameters[piece.index]) as weight:
-            self._adamw_step(weight[part], gradient.reshape(-1)[part], state, settings, piece.begin)
-
     def zero_grad(self) -> None:
-        """Nothing to let go of: gradients are not kept here."""
+        """Gradients are not stored here."""
 
     @torch.no_grad()
     def export(self, index: int) -> dict[str, Tensor]:
-        """Step, moments and master of one parameter in float32: the very memory where it holds them so, else
-        put together on the host.
-        """
+        """Step, moments and master of one parameter: the memory itself if it is float32, else a host copy."""
         self._synchronize()
         here = local(self.parameters[index].detach())
         step = torch.tensor(float(self.steps[index]))
@@ -155,9 +195,7 @@ class CompactAdamW:
             state = locations[0][0].state(locations[0][1].memory)
             exported = {"exp_avg": state.mean.view(here.shape), "exp_avg_sq": state.square.view(here.shape)}
         else:
-            exported = {
-                name: torch.empty(here.shape, dtype=torch.float32) for name in ("exp_avg", "exp_avg_sq")
-            }
+            exported = {n: torch.empty(here.shape, dtype=torch.float32) for n in ("exp_avg", "exp_avg_sq")}
         exported["master"] = torch.empty(here.shape, dtype=torch.float32) if is_split else here
         for state, part, at in self._chunks(index):
             if not is_live:
@@ -178,11 +216,7 @@ class CompactAdamW:
         with _flat(self.parameters[index]) as weight:
             for own, part, at in self._chunks(index):
                 own.store(mean[at].to(own.mean.device), square[at].to(own.mean.device), part)
-                low = (
-                    None
-                    if own.low_bits is None
-                    else torch.empty_like(own.low_bits[part], device=weight.device)
-                )
+                low = None if own.low_bits is None else own.low_bits[part].to(weight.device)
                 split_halves(master[at].to(weight.device), weight[at], low)
                 if low is not None and own.low_bits is not None:
                     own.low_bits[part].copy_(low)

@@ -1,8 +1,4 @@
-"""One AdamW step of flat weights as one Triton kernel.
-
-Gradient, both halves of the weights and both moments are read and written once, with clipping, decay and bias
-correction. The arithmetic of `adamw.adamw_step`. Needs a GPU, or Triton's interpreter.
-"""
+"""`adamw.adamw_step` of flat weights as one Triton kernel: everything is read and written once."""
 
 import torch
 import triton
@@ -40,7 +36,7 @@ def _code(
     return lower + (tl.div_rn(ratio - below, above - below) > threshold).to(tl.int32)
 
 
-# Specialised in whether `count` is a multiple of 16, which lets it read 16 bytes at once.
+# Specialized in whether `count` is a multiple of 16, which lets it read 16 bytes at once.
 @triton.jit(do_not_specialize=["first", "seed"])
 def _adam_kernel(
     weight_ptr, low_ptr, gradient_ptr, mean_ptr, square_ptr, mean_scale_ptr, square_scale_ptr,

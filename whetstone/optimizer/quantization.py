@@ -8,6 +8,7 @@ values quantize to the same codes.
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -73,17 +74,16 @@ def dequantize(codebook: Codebook, codes: Tensor, scales: Tensor) -> Tensor:
 
 def noise(first: int, length: int, seed: int, like: Tensor) -> Tensor:
     """32 random bits for each of the values from `first` on: a hash of position and seed, in int64."""
-    bits = (torch.arange(first, first + length, device=like.device) ^ seed) & 0xFFFFFFFF
-    bits = bits ^ (bits >> 16)
-    bits = (bits * 0x7FEB352D) & 0xFFFFFFFF
-    bits = bits ^ (bits >> 15)
-    bits = (bits * 0x846CA68B) & 0xFFFFFFFF
-    return bits ^ (bits >> 16)
+    return _hash((torch.arange(first, first + length, device=like.device) ^ seed) & 0xFFFFFFFF)
 
 
 def seed_of(step: int, parameter: int) -> int:
     """31 bits."""
-    bits = (step * 0x9E3779B1 + parameter * 0x85EBCA6B) & 0xFFFFFFFF
+    return _hash((step * 0x9E3779B1 + parameter * 0x85EBCA6B) & 0xFFFFFFFF) & 0x7FFFFFFF
+
+
+def _hash(bits: Any) -> Any:
+    """32 bits to 32 bits: a number, or a tensor of int64."""
     bits = ((bits ^ (bits >> 16)) * 0x7FEB352D) & 0xFFFFFFFF
     bits = ((bits ^ (bits >> 15)) * 0x846CA68B) & 0xFFFFFFFF
-    return (bits ^ (bits >> 16)) & 0x7FFFFFFF
+    return bits ^ (bits >> 16)

@@ -1,7 +1,6 @@
-"""Collectives over ranks. Each is the identity in a single process.
+"""Collectives over ranks; the identity in a single process. All ranks call the same ones in the same order.
 
-All ranks must call the same ones in the same order. `_data` means data ranks: of tensor-parallel ranks, which
-work on the same tokens, only the first counts.
+`_data` means data ranks: of tensor-parallel ranks, which work on the same tokens, only the first counts.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,11 +19,7 @@ T = TypeVar("T")
 
 def all_reduce_data(ranks: Ranks, tensor: Tensor) -> Tensor:
     """The sum over data ranks, bit-equal on every rank."""
-    if ranks.world_size == 1:
-        return tensor
-    total = tensor.clone() if ranks.is_first_of_tp else torch.zeros_like(tensor)
-    dist.all_reduce(total)
-    return total
+    return all_reduce_ranks(ranks, tensor if ranks.is_first_of_tp else torch.zeros_like(tensor))
 
 
 def all_reduce_ranks(ranks: Ranks, tensor: Tensor) -> Tensor:
@@ -59,19 +54,16 @@ def new_gloo_group(ranks: Ranks, timeout_s: float) -> Any:
 
 def all_gather_data_objects(ranks: Ranks, local: T, group: Any = None) -> list[T]:
     """The objects of all data ranks, in order. `group`: a `new_gloo_group`, for a thread."""
-    if ranks.world_size == 1:
-        return [local]
-    gathered: list[Any] = [None] * ranks.world_size
-    dist.all_gather_object(gathered, local if ranks.is_first_of_tp else None, group=group)
+    gathered: list[Any] = all_gather_objects(ranks, local if ranks.is_first_of_tp else None, group)
     return gathered[:: ranks.tp_size]
 
 
-def all_gather_objects(ranks: Ranks, local: T) -> list[T]:
+def all_gather_objects(ranks: Ranks, local: T, group: Any = None) -> list[T]:
     """The objects of all ranks, tensor-parallel ones included."""
     if ranks.world_size == 1:
         return [local]
     gathered: list[Any] = [None] * ranks.world_size
-    dist.all_gather_object(gathered, local)
+    dist.all_gather_object(gathered, local, group=group)
     return gathered
 
 
@@ -109,10 +101,7 @@ def shard_list(ranks: Ranks, items: Sequence[T]) -> list[T]:
 
 
 def run_on_main(ranks: Ranks, work: Callable[[], T], *, to_all: bool = False) -> T | None:
-    """Run `work` on the first rank; its UserError is raised on all ranks.
-
-    The other ranks get None, or with `to_all` the result.
-    """
+    """Run `work` on the first rank; its UserError is raised on all ranks, its result returned `to_all`."""
     result, failure = None, None
     if ranks.is_main:
         try:

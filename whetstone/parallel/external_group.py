@@ -1,8 +1,7 @@
-"""A process group that is shared with somebody outside our own world: the workers of a rollout server.
+"""A process group with the workers of a rollout server, outside our own world.
 
-torch offers no public way to join two groups that were started apart; this is the one that SGLang and the
-trainers around it use (`_new_process_group_helper`), and both ends must do the same. Only broadcasts from
-rank 0 are needed.
+torch has no public way to join two groups that were started apart; this is what SGLang and the trainers
+around it use (`_new_process_group_helper`).
 """
 
 from datetime import timedelta

@@ -24,9 +24,7 @@ from whetstone.parallel.mesh import Ranks
 
 
 class Root(nn.Module):
-    """Runs any piece of work as its own forward pass, around which FSDP gathers the weights that it may
-    use.
-    """
+    """Runs any work as its own forward pass, around which FSDP gathers the weights that the work may use."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
@@ -40,39 +38,27 @@ def shard(
     root: nn.Module, layers: Iterable[nn.Module], ranks: Ranks, *, compute: torch.dtype, offload: bool
 ) -> None:
     """Shard the layers one by one, and the rest of `root` together."""
-    if compute == torch.float32:
-        precision = MixedPrecisionPolicy()
-    else:
-        precision = MixedPrecisionPolicy(
-            param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False
-        )
-    policy = CPUOffloadPolicy() if offload else OffloadPolicy()
+    precision = MixedPrecisionPolicy()
+    if compute != torch.float32:
+        precision = MixedPrecisionPolicy(compute, torch.float32, cast_forward_inputs=False)
+    # Reshard the root too: weights that stayed gathered would be stale after a swap with the reference.
+    options: Any = {"mesh": ranks.sharding, "mp_policy": precision, "reshard_after_forward": True}
     for module in (*layers, root):
-        # The root too: weights that stayed gathered would be stale after a swap with the reference.
-        fully_shard(
-            module,
-            mesh=ranks.sharding,
-            mp_policy=precision,
-            offload_policy=policy,
-            reshard_after_forward=True,
-        )
+        fully_shard(module, offload_policy=CPUOffloadPolicy() if offload else OffloadPolicy(), **options)
     for module in sharded_modules(root):
         module.set_gradient_divide_factor(1.0)  # losses are normalized by global counts already
         module.set_force_sum_reduction_for_comms(True)
 
 
-def sharded_modules(root: nn.Module) -> Iterator[FSDPModule]:
-    for module in root.modules():
-        if isinstance(module, FSDPModule):
-            yield module
+def sharded_modules(root: nn.Module) -> list[FSDPModule]:
+    return [module for module in root.modules() if isinstance(module, FSDPModule)]
 
 
 def hide_fsdp_from_dynamo(layer: nn.Module) -> None:
-    """Let torch's compiler take a sharded layer for an ordinary one.
+    """Let torch's compiler take a sharded layer for an ordinary one; FSDP's hooks run outside of it anyway.
 
-    It takes every number in a module that FSDP manages (heads, sizes) for one that may vary, as lengths do:
-    larger graphs, slower kernels, several times the time to compile. That weights come and go does not matter
-    to it, since FSDP's hooks run outside (torch's own `replicate` does not tell the compiler either).
+    Otherwise it takes every number in the module (heads, sizes) for one that may vary, as lengths do: larger
+    graphs, slower kernels, several times the time to compile.
     """
     for module in layer.modules() if isinstance(layer, FSDPModule) else ():
         module._is_fsdp_managed_module = False  # type: ignore[assignment]
@@ -91,9 +77,7 @@ def like(parameter: Tensor, part: Tensor) -> Tensor:
 
 
 def norm_weight(parameter: Tensor, ranks: Ranks) -> float:
-    """How much the part of one rank counts in a sum over all ranks: parts that are repeated count once in
-    all.
-    """
+    """The weight of one rank's part in a sum over all ranks, such that repeated parts count once."""
     parts = 1
     if isinstance(parameter, DTensor):
         for axis, placement in enumerate(parameter.placements):
@@ -108,18 +92,12 @@ def full(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def fill_from_main(target: nn.Module, source: nn.Module | None, device: torch.device) -> None:
-    """Weights and buffers of `source`, which only the first rank has, into the shards of `target`, one by
-    one.
-    """
-    is_main = dist.get_rank() == 0
-    have: dict[str, Tensor] = {}
-    if is_main:
-        assert source is not None
-        have = {**dict(source.named_parameters()), **dict(source.named_buffers())}
+    """Copy weights and buffers of `source`, which only the first rank has, into the shards of `target`."""
+    tensors = {} if source is None else dict([*source.named_parameters(), *source.named_buffers()])
     for name, tensor in (*target.named_parameters(), *target.named_buffers()):
         whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
-        if is_main:
-            whole.copy_(have[name])
+        if source is not None:
+            whole.copy_(tensors[name])
         dist.broadcast(whole, src=0)
         copy_into(tensor, whole)
 
@@ -140,9 +118,7 @@ def copy_into(tensor: Tensor, whole: Tensor) -> None:
 
 @torch.no_grad()
 def copy_gathered(root: nn.Module, source: nn.Module, target: nn.Module, *, trained_only: bool) -> None:
-    """The weights of `source` (inside `root`) into `target`, the same model without FSDP, a layer at a
-    time.
-    """
+    """Copy the weights of `source` (inside `root`) into the same model without FSDP, a layer at a time."""
     into = dict(target.named_parameters(remove_duplicate=False))
     modules = {module: name for name, module in source.named_modules(remove_duplicate=False)}
     for group in sharded_modules(root):
@@ -183,8 +159,6 @@ def materialize(root: nn.Module, device: torch.device, *, offload: bool = False)
         for name, buffer in list(module.named_buffers(recurse=False)):
             if buffer.is_meta:
                 module._buffers[name] = torch.empty_like(buffer, device=device)
-    for group in sharded_modules(
-        root
-    ):  # FSDP takes the new memory over (and may move it) when it is first used
+    for group in sharded_modules(root):  # FSDP takes the new memory over when it is first used
         group.unshard()
         group.reshard()

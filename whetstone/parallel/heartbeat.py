@@ -5,8 +5,10 @@ its reason; a rank without a heartbeat for `timeout_s` is declared dead; a rank 
 exits by `os._exit`, since the main thread may wait inside a collective.
 """
 
+import contextlib
 import logging
 import os
+import re
 import socket
 import sys
 import threading
@@ -66,9 +68,10 @@ class Heartbeat:
                 logger.error(f"The connection to another rank was lost ({_first_line(error)}).")
                 time.sleep(self._timeout_s + 2 * self._pause_s)
                 self._exit(f"the connection to another rank was lost ({_first_line(error)})")
-            self._publish(f"{self._name()} ended: {_first_line(error)}")
+            self._publish(f"rank {self._ranks.rank} on {socket.gethostname()} ended: {_first_line(error)}")
         self._over.set()
-        self._mark_done()
+        with contextlib.suppress(RuntimeError):  # the store is gone: the first rank ended before this one
+            self._store.set(f"alive/{self._ranks.rank}", "done")
 
     def _send_heartbeats(self) -> None:
         """Write heartbeats, and exit when another rank has failed. May block with the network."""
@@ -81,8 +84,7 @@ class Heartbeat:
             try:
                 store.set(f"alive/{self._ranks.rank}", f"{count} {socket.gethostname()}")
                 if store.check(["failed"]):
-                    reason = store.get("failed").decode()
-                    self._exit(reason, grace_s=GRACE_S)
+                    self._exit(store.get("failed").decode(), grace_s=GRACE_S)
                 if self._ranks.is_main:
                     self._check_ranks(store, seen)
             except RuntimeError:  # the store is away: `_watch_store` gives it a while to come back
@@ -114,17 +116,8 @@ class Heartbeat:
     def _publish(self, reason: str) -> None:
         """The first reason stays."""
         assert self._store is not None
-        try:
+        with contextlib.suppress(RuntimeError):  # out of reach: the others will miss our heartbeats
             self._store.compare_set("failed", "", reason)
-        except RuntimeError:  # out of reach: the others will miss our beats
-            logger.debug("the reason could not be told to the other ranks")
-
-    def _mark_done(self) -> None:
-        assert self._store is not None
-        try:
-            self._store.set(f"alive/{self._ranks.rank}", "done")
-        except RuntimeError:
-            logger.debug("the store is gone: the first rank ended before this one")
 
     def _exit(self, reason: str, grace_s: float = 0.0) -> None:
         self._ending.acquire()  # never given back: the first reason known here is the one that is said
@@ -140,24 +133,12 @@ class Heartbeat:
             print(f"whet: {text}", file=sys.stderr, flush=True)
         os._exit(EXIT_CODE)
 
-    def _name(self) -> str:
-        return f"rank {self._ranks.rank} on {socket.gethostname()}"
-
 
 def is_lost_connection(error: BaseException) -> bool:
     """Whether an error is what a collective says when another rank has gone."""
-    if isinstance(error, dist.DistError):
-        return True
-    text = str(error).lower()
-    phrases = (
-        "connection closed by peer",
-        "connection reset",
-        "timed out waiting",
-        "gloo",
-        "socket timeout",
-        "broken pipe",
-    )
-    return isinstance(error, RuntimeError) and any(phrase in text for phrase in phrases)
+    phrases = "connection (closed by peer|reset)|timed out waiting|gloo|socket timeout|broken pipe"
+    is_phrased = re.search(phrases, str(error).lower()) is not None
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and is_phrased)
 
 
 def _first_line(error: BaseException) -> str:

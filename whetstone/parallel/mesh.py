@@ -1,7 +1,6 @@
 """The device mesh, replicate x shard x tp, and this process's rank on each axis.
 
-`Ranks()` is a single process, for which every collective is the identity. A launcher (torchrun, Ray, Slurm)
-sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, which is all that `start` reads.
+A launcher (torchrun, Ray, Slurm) sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT.
 """
 
 import contextlib
@@ -78,13 +77,13 @@ def restarts() -> int:
 def start(config: ParallelConfig, device_type: str) -> Iterator[Ranks]:
     """Join the other ranks of the launch; `SINGLE` where there are none."""
     # Weights that rest in the memory of the CPU are FSDP's business, on one GPU as well.
-    needs_group = is_launched() or (config.cpu_offload == "all" and device_type == "cuda")
-    if not needs_group:
+    is_single = not is_launched() and (config.cpu_offload != "all" or device_type != "cuda")
+    if is_single:
         check_launcher(os.environ)
-        check_sizes(config, 1)
+    check_sizes(config, int(os.environ.get("WORLD_SIZE", "1")))
+    if is_single:
         yield SINGLE
         return
-    check_sizes(config, int(os.environ.get("WORLD_SIZE", "1")))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if device_type == "cuda":
         if local_rank >= torch.cuda.device_count():
@@ -136,9 +135,10 @@ def make_ranks(config: ParallelConfig, device_type: str, local_rank: int = 0) ->
 
 
 def check_launcher(environment: Mapping[str, str]) -> None:
-    """Refuse to be alone where several were asked for. Without GPUs `accelerate launch --num_processes 2`
-    starts one process all the same, and with a hostfile several that are told of each other by MPI only: each
-    would train as if it were alone. In either case it leaves an address to meet at, and no number of ranks.
+    """Refuse to be alone where several were asked for.
+
+    Without GPUs `accelerate launch --num_processes 2` starts one process all the same, and with a hostfile
+    several that know of each other by MPI only. Either way it sets an address, and no number of ranks.
     """
     by_accelerate = "ACCELERATE_MIXED_PRECISION" in environment
     if by_accelerate and "MASTER_PORT" in environment and "WORLD_SIZE" not in environment:
@@ -152,15 +152,9 @@ def check_launcher(environment: Mapping[str, str]) -> None:
 def check_sizes(config: ParallelConfig, world_size: int) -> None:
     """Refuse sizes that do not divide the ranks there are, with the remedy."""
     sizes = config.ddp_size * config.tp_size
-    if world_size % sizes == 0:
-        return
-    how = f"torchrun --nproc_per_node={sizes} -m whetstone train ..."
-    if world_size == 1:
+    if world_size % sizes:
         raise UserError(
-            f"tp_size {config.tp_size} x ddp_size {config.ddp_size} needs {sizes} ranks, and there is one: "
-            f"start it with `{how}`, or set both to 1."
+            f"tp_size {config.tp_size} x ddp_size {config.ddp_size} = {sizes} does not divide the number of "
+            f"ranks, {world_size}: change one, or start `torchrun --nproc_per_node={sizes} -m whetstone "
+            "train ...`."
         )
-    raise UserError(
-        f"tp_size {config.tp_size} x ddp_size {config.ddp_size} = {sizes} does not divide the {world_size} "
-        "ranks that the launcher started: change one of them."
-    )

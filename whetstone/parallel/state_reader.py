@@ -1,7 +1,6 @@
 """torch's distributed checkpoint, read without unpickling anything but a description of tensors.
 
-torch itself unpickles `.metadata` and every value that is not a tensor without restriction: a checkpoint from
-somebody else could run code. Checksums show damage, not intent.
+torch itself unpickles without restriction: a checkpoint from somebody else could run code.
 """
 
 import pickle

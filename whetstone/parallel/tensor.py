@@ -1,10 +1,8 @@
-"""Tensor parallelism: each layer's matrices split among neighbouring ranks, by the plan transformers has
-for the model.
+"""Tensor parallelism: each layer's matrices split among neighboring ranks, by transformers' own plan.
 
 Inside attention and MLP activations are split by heads and columns; between them they are whole on every
 rank, or with `sequence_parallel` split along the tokens. The vocabulary of embedding and output is split as
-well: logprobs and entropies come from slices of the logits, which are never put together in the update.
-Works on modules with or without weights, and on peft's LoRA layers. Knows no losses.
+well. Works on modules with or without weights, and on peft's LoRA layers.
 """
 
 import re
@@ -19,6 +17,8 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 
 from whetstone.errors import UserError
 
+Placements = tuple[Placement, ...]
+Statistics = tuple[Tensor, Tensor, Tensor | None]
 WHOLE = (Replicate(),)
 TOKENS = (Shard(1),)  # [B, T, H] split along T
 HEADS = (Shard(2),)  # [B, T, heads, D] split by heads
@@ -31,24 +31,20 @@ def check_plan(config: Any, size: int, *, lora_dropout: float) -> None:
     plan = config.base_model_tp_plan or {}
     if not plan or any(style not in STYLES for style in plan.values()):
         raise UserError(
-            f"tp_size: transformers has no tensor-parallel plan for {config.model_type} that is of use here "
-            "(Llama, Qwen2, Qwen3, SmolLM, Mistral and Gemma have one): set tp_size to 1 and let FSDP shard "
-            "the model."
+            f"tp_size: transformers has no tensor-parallel plan for {config.model_type} to be used (Llama, "
+            "Qwen, SmolLM, Mistral and Gemma have one): set tp_size to 1 and let FSDP shard the model."
         )
     for key in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
         number = getattr(config, key)
         if number % size:
-            raise UserError(
-                f"tp_size: {key} of this model is {number}, which {size} ranks can't share evenly: set "
-                "tp_size to a divisor of it."
-            )
+            raise UserError(f"tp_size: {key} of this model is {number}: set tp_size to a divisor of it.")
     if lora_dropout:
         raise UserError(
             "lora_dropout draws random numbers that differ between tensor-parallel ranks: set it to 0."
         )
 
 
-def parallelize(trunk: nn.Module, config: Any, mesh: DeviceMesh, *, sequence: bool) -> None:
+def parallelize(trunk: Any, config: Any, mesh: DeviceMesh, *, sequence: bool) -> None:
     """Split a transformers trunk (the model below its output head) among the ranks of `mesh`."""
     between = TOKENS if sequence else WHOLE
     entries: set[str] = set()
@@ -60,19 +56,16 @@ def parallelize(trunk: nn.Module, config: Any, mesh: DeviceMesh, *, sequence: bo
             elif style == "rowwise":
                 _row(module, mesh, between)
             else:  # the norms of queries and keys: one weight for all heads, which are split
-                _distribute(module, mesh, lambda _: WHOLE)
-                _around(module, mesh, HEADS, HEADS)
+                _norm(module, mesh, HEADS, HEADS)
     for name in entries:
         _enter(trunk.get_submodule(name), mesh, between)
     if sequence:
-        for layer in trunk.layers:  # type: ignore[union-attr]
-            for name, module in layer.named_children():  # type: ignore[union-attr]
+        for layer in trunk.layers:
+            for name, module in layer.named_children():
                 if "norm" in name:
-                    _distribute(module, mesh, lambda _: WHOLE)
-                    _around(module, mesh, TOKENS, TOKENS)
-        _distribute(trunk.norm, mesh, lambda _: WHOLE)  # type: ignore[arg-type]
-        _around(trunk.norm, mesh, TOKENS, WHOLE)  # type: ignore[arg-type]
-    _embedding(trunk.embed_tokens, mesh, between)  # type: ignore[arg-type]
+                    _norm(module, mesh, TOKENS, TOKENS)
+        _norm(trunk.norm, mesh, TOKENS, WHOLE)
+    _embedding(trunk.embed_tokens, mesh, between)
 
 
 def parallelize_head(head: nn.Module, mesh: DeviceMesh) -> None:
@@ -92,31 +85,32 @@ def _column(module: nn.Module, mesh: DeviceMesh) -> None:
     module.register_forward_hook(lambda _, __, out: out.to_local())
 
 
-def _row(module: nn.Module, mesh: DeviceMesh, after: tuple[Placement, ...]) -> None:
+def _row(module: nn.Module, mesh: DeviceMesh, after: Placements) -> None:
     """Input features are split, so outputs are partial sums. In LoRA the first factor takes them."""
 
-    def placement(name: str) -> tuple[Placement, ...]:
+    def placement(name: str) -> Placements:
         return WHOLE if "lora_B" in name or name.endswith("bias") else (Shard(1),)
 
     _distribute(module, mesh, placement)
     _around(module, mesh, LAST, after)
 
 
-def _embedding(module: nn.Module, mesh: DeviceMesh, after: tuple[Placement, ...]) -> None:
+def _norm(module: nn.Module, mesh: DeviceMesh, before: Placements, after: Placements) -> None:
+    _distribute(module, mesh, lambda _: WHOLE)
+    _around(module, mesh, before, after)
+
+
+def _embedding(module: nn.Module, mesh: DeviceMesh, after: Placements) -> None:
     _distribute(module, mesh, lambda _: (Shard(0),))
     for name, buffer in list(module.named_buffers(recurse=False)):  # Gemma's scale
         module._buffers[name] = distribute_tensor(buffer, mesh, WHOLE)
     _around(module, mesh, WHOLE, after)
 
 
-def _enter(module: nn.Module, mesh: DeviceMesh, before: tuple[Placement, ...]) -> None:
-    """Put the tokens together on the way in, once for all matrices of the module; gradients are summed
-    there.
-    """
+def _enter(module: nn.Module, mesh: DeviceMesh, before: Placements) -> None:
+    """Gather the tokens on the way in, once for all matrices of the module; gradients are summed there."""
 
-    def hook(
-        _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if args:
             return (_whole(args[0], mesh, before), *args[1:]), kwargs
         return args, {**kwargs, "hidden_states": _whole(kwargs["hidden_states"], mesh, before)}
@@ -124,13 +118,11 @@ def _enter(module: nn.Module, mesh: DeviceMesh, before: tuple[Placement, ...]) -
     module.register_forward_pre_hook(hook, with_kwargs=True)
 
 
-def _whole(tensor: Tensor, mesh: DeviceMesh, placement: tuple[Placement, ...]) -> DTensor:
+def _whole(tensor: Tensor, mesh: DeviceMesh, placement: Placements) -> DTensor:
     return DTensor.from_local(tensor, mesh, placement, run_check=False).redistribute(placements=WHOLE)
 
 
-def _around(
-    module: nn.Module, mesh: DeviceMesh, before: tuple[Placement, ...], after: tuple[Placement, ...]
-) -> None:
+def _around(module: nn.Module, mesh: DeviceMesh, before: Placements, after: Placements) -> None:
     """Plain tensors outside, distributed ones inside."""
     module.register_forward_pre_hook(
         lambda _, args: (DTensor.from_local(args[0], mesh, before, run_check=False), *args[1:])
@@ -138,9 +130,7 @@ def _around(
     module.register_forward_hook(lambda _, __, out: out.redistribute(placements=after).to_local())
 
 
-def _distribute(
-    module: nn.Module, mesh: DeviceMesh, placement: Callable[[str], tuple[Placement, ...]]
-) -> None:
+def _distribute(module: nn.Module, mesh: DeviceMesh, placement: Callable[[str], Placements]) -> None:
     for owner_name, owner in module.named_modules():
         for name, parameter in list(owner.named_parameters(recurse=False)):
             split = distribute_tensor(parameter.detach(), mesh, placement(f"{owner_name}.{name}"))
@@ -148,9 +138,7 @@ def _distribute(
 
 
 class _Reduce(torch.autograd.Function):
-    """Forward: the sum over ranks. Backward: as it comes, since every rank computes the same loss from the
-    sum.
-    """
+    """Forward: the sum over ranks. Backward: the identity: every rank computes the same loss from it."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, group: Any) -> Tensor:
@@ -164,9 +152,7 @@ class _Reduce(torch.autograd.Function):
 
 
 class _Use(torch.autograd.Function):
-    """Forward: as it comes. Backward: the sum over ranks, each of which used the same number for its own
-    slice.
-    """
+    """Forward: the identity. Backward: the sum over ranks, each of which used the number for its slice."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, group: Any) -> Tensor:
@@ -181,9 +167,7 @@ class _Use(torch.autograd.Function):
 
 
 class ShardedLogits:
-    """Logits of which every rank has a slice: statistics of whole distributions without putting them
-    together.
-    """
+    """Logits of which every rank has a slice: statistics of distributions that are never put together."""
 
     def __init__(self, mesh: DeviceMesh, size: int):
         self._mesh = mesh
@@ -191,12 +175,8 @@ class ShardedLogits:
         self._size = size
         self._begin = mesh.get_local_rank() * -(-size // mesh.size())  # slices are as torch.chunk makes them
 
-    def statistics(
-        self, logits: Tensor, targets: Tensor, reference: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Logprob of each target, entropy, and the KL divergence from `reference` (its slice of all
-        logprobs).
-        """
+    def statistics(self, logits: Tensor, targets: Tensor, reference: Tensor | None) -> Statistics:
+        """Logprob of each target, entropy, and KL from `reference` (this rank's slice of all logprobs)."""
         shifted, log_total = self._normalize(logits)
         probabilities = (shifted - _Use.apply(log_total, self._group)[:, None]).exp()
         index = targets - self._begin
@@ -219,17 +199,14 @@ class ShardedLogits:
     def gather(self, logits: Tensor) -> Tensor:
         """All logits, on every rank."""
         shape = torch.Size((*logits.shape[:-1], self._size))
-        stride = torch.empty(shape, device="meta").stride()
-        logits = logits.contiguous()
-        return DTensor.from_local(
-            logits, self._mesh, LAST, run_check=False, shape=shape, stride=stride
-        ).full_tensor()
+        layout: Any = {"shape": shape, "stride": torch.empty(shape, device="meta").stride()}
+        sharded = DTensor.from_local(logits.contiguous(), self._mesh, LAST, run_check=False, **layout)
+        return sharded.full_tensor()
 
     def _normalize(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Logits less their largest, and the logarithm of the sum of their exponentials."""
-        largest = (
-            logits.detach().amax(-1) if logits.shape[-1] else logits.new_full(logits.shape[:-1], -torch.inf)
-        )
+        is_empty = logits.shape[-1] == 0
+        largest = logits.new_full(logits.shape[:-1], -torch.inf) if is_empty else logits.detach().amax(-1)
         dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=self._group)
         shifted = logits - largest[:, None]
         return shifted, self._sum(shifted.exp().sum(-1)).log()

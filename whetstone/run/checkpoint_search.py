@@ -43,8 +43,6 @@ def find_checkpoint(
         if reason is None and manifest is not None:
             seconds = time.monotonic() - started
             note = f"Verified {folder.name}: {_bytes(manifest.num_bytes)} in {seconds:.1f} s."
-            if not manifest.has_checksums:
-                note = f"{folder.name} has no checksums (of an older version): only sizes were verified."
             checkpoint = Checkpoint(folder=folder, step=manifest.step)
             return Search(checkpoint=checkpoint, damaged=damaged, notes=(note,))
         damaged[folder] = str(reason)

@@ -1,7 +1,4 @@
-"""Loss normalizers (before a step) and metric accumulators (after it), reduced over all ranks.
-
-They cover all micro-batches of an optimizer step, so that packing changes neither gradient nor metrics.
-"""
+"""Loss normalizers and metrics of an optimizer step: over all its micro-batches, on all ranks."""
 
 from dataclasses import dataclass
 

@@ -1,7 +1,4 @@
-"""Adaptive loss coefficients: beta towards a target KL, the entropy bonus towards a target entropy.
-
-Updated after every optimizer step; part of a checkpoint.
-"""
+"""Adaptive loss coefficients: beta towards a target KL, the entropy bonus towards a target entropy."""
 
 from whetstone.config.sections import LossConfig
 

@@ -26,10 +26,10 @@ class Experience:
 
     batch: Batch
     advantages: Tensor
-    old_logprobs: Tensor | None  # None: the first update is on-policy and computes them
-    reference_logprobs: Tensor | None  # [N]; [N, V] for the full KL
-    values: Tensor | None  # of the critic before any update
-    returns: Tensor | None  # the critic's targets
+    old_logprobs: Tensor | None = None  # None: the first update is on-policy and computes them
+    reference_logprobs: Tensor | None = None  # [N]; [N, V] for the full KL
+    values: Tensor | None = None  # of the critic before any update
+    returns: Tensor | None = None  # the critic's targets
 
 
 def split_experience(experience: Experience) -> list[Experience]:
@@ -47,15 +47,14 @@ def split_experience(experience: Experience) -> list[Experience]:
     return halves
 
 
+@dataclass
 class ExperienceBuilder:
     """Runs the policy, its reference and its critic on packed batches, and computes advantages."""
 
-    def __init__(self, policy: Policy, reference: Reference | None, critic: Critic | None, config: Config):
-        self.policy = policy
-        self.reference = reference
-        self.critic = critic
-        self.config = config
-        self.temperature = config.training_temperature
+    policy: Policy
+    reference: Reference | None
+    critic: Critic | None
+    config: Config
 
     @torch.no_grad()
     def build(
@@ -86,31 +85,22 @@ class ExperienceBuilder:
 
     def _with_logprobs(self, batch: Batch, needs_old: bool) -> Experience:
         """Old logprobs where needed, and the critic's values; advantages are not known yet."""
-        hidden = self.policy.completion_hidden(batch) if needs_old or self.critic is not None else None
-        old = None
-        if needs_old:
-            assert hidden is not None
-            old = self.policy.token_statistics(hidden, batch, self.temperature).logprobs
-        values = None
-        if self.critic is not None:
-            assert hidden is not None
-            values = self.critic.values(batch, hidden)
+        experience = Experience(batch=batch, advantages=torch.zeros_like(batch.sampler_logprobs))
+        if not needs_old and self.critic is None:
+            return experience
+        hidden = self.policy.completion_hidden(batch)
+        statistics, temperature = self.policy.token_statistics, self.config.training_temperature
+        old = statistics(hidden, batch, temperature).logprobs if needs_old else None
+        values = None if self.critic is None else self.critic.values(batch, hidden)
         reference = None
         if self._kl_to_sampler:
             reference = old if self.config.loss.kl_estimator != "full" else self._reference_logprobs(batch)
-        return Experience(
-            batch=batch,
-            advantages=torch.zeros_like(batch.sampler_logprobs),
-            old_logprobs=old,
-            reference_logprobs=reference,
-            values=values,
-            returns=None,
-        )
+        return replace(experience, old_logprobs=old, reference_logprobs=reference, values=values)
 
     def _reference_logprobs(self, batch: Batch) -> Tensor:
         """[N] of the sampled tokens; [N, V] of the whole vocabulary for the full KL."""
-        full = self.config.loss.kl_estimator == "full"
-        return (self.policy.all_logprobs if full else self.policy.logprobs)(batch, self.temperature)
+        full, policy = self.config.loss.kl_estimator == "full", self.policy
+        return (policy.all_logprobs if full else policy.logprobs)(batch, self.config.training_temperature)
 
     def _kl_penalty(self, experience: Experience, beta: float) -> Tensor:
         """What the KL subtracts from the reward at each token; 0 where it is part of the loss."""

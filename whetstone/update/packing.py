@@ -1,8 +1,4 @@
-"""Scored groups -> packed micro-batches without padding.
-
-Completions of one prompt share its tokens. Only completion tokens have targets. One optimizer step is a list
-of `Batch`es.
-"""
+"""Scored groups -> packed micro-batches without padding; completions of one prompt share its tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -80,17 +76,14 @@ def balance(samples: list[Sample], num_ranks: int) -> list[list[Sample]]:
     """
     if num_ranks == 1:
         return [samples]
-    by_prompt: dict[tuple[int, ...], list[Sample]] = {}
-    for sample in samples:
-        by_prompt.setdefault(sample.rollout.prompt_ids, []).append(sample)
-    size = max(len(group) for group in by_prompt.values())
+    groups = _by_prompt(samples).values()
+    sizes = [max(map(len, groups))]
+    while sizes[-1] > 1:
+        sizes.append((sizes[-1] + 1) // 2)
     partitions = []
-    while True:
-        pieces = [group[i : i + size] for group in by_prompt.values() for i in range(0, len(group), size)]
+    for size in sizes:
+        pieces = [group[i : i + size] for group in groups for i in range(0, len(group), size)]
         partitions.append(_greedy_partition(pieces, num_ranks))
-        if size == 1:
-            break
-        size = (size + 1) // 2
     return min(partitions, key=lambda partition: max(map(_num_tokens, partition)))
 
 
@@ -137,37 +130,29 @@ def pack(samples: list[Sample], max_tokens: int) -> list[Batch]:
 
 
 def bin_pack(samples: list[Sample], max_tokens: int) -> list[list[Sample]]:
-    """Bins of at most `max_tokens` tokens and similar lengths; a longer sequence gets its own bin.
+    """Bins of at most `max_tokens`, or one longer sequence; completions of one prompt are adjacent."""
+    longest_first = sorted(samples, key=lambda sample: -len(sample.rollout.completion.token_ids))
+    groups = _by_prompt(longest_first).values()
+    bins: list[list[Sample]] = []
+    num_tokens = 0  # of the last bin
+    for group in sorted(groups, key=lambda group: -sum(sample.num_tokens for sample in group)):
+        for sample in group:
+            # A prompt counts only if the last sample has another one.
+            is_shared = bins and bins[-1][-1].rollout.prompt_ids == sample.rollout.prompt_ids
+            cost = len(sample.rollout.completion.token_ids) if is_shared else sample.num_tokens
+            if not bins or num_tokens + cost > max_tokens:
+                bins.append([])
+                num_tokens, cost = 0, sample.num_tokens
+            bins[-1].append(sample)
+            num_tokens += cost
+    return bins
 
-    Completions of one prompt are adjacent and share it: the prompt is run once.
-    """
-    by_prompt: dict[tuple[int, ...], list[Sample]] = {}
-    for sample in sorted(samples, key=lambda sample: -len(sample.rollout.completion.token_ids)):
-        by_prompt.setdefault(sample.rollout.prompt_ids, []).append(sample)
-    bins: list[_Bin] = [_Bin()]
-    for prompt in sorted(by_prompt, key=lambda prompt: -sum(s.num_tokens for s in by_prompt[prompt])):
-        for sample in by_prompt[prompt]:
-            if bins[-1].samples and bins[-1].num_tokens + bins[-1].cost(sample) > max_tokens:
-                bins.append(_Bin())
-            bins[-1].add(sample)
-    return [bin.samples for bin in bins if bin.samples]
 
-
-class _Bin:
-    """Samples of one micro-batch, those of one prompt adjacent."""
-
-    def __init__(self) -> None:
-        self.samples: list[Sample] = []
-        self.num_tokens = 0
-
-    def cost(self, sample: Sample) -> int:
-        """Tokens that a sample adds: its prompt counts only if the last sample has another one."""
-        shared = self.samples and self.samples[-1].rollout.prompt_ids == sample.rollout.prompt_ids
-        return len(sample.rollout.completion.token_ids) if shared else sample.num_tokens
-
-    def add(self, sample: Sample) -> None:
-        self.num_tokens += self.cost(sample)
-        self.samples.append(sample)
+def _by_prompt(samples: list[Sample]) -> dict[tuple[int, ...], list[Sample]]:
+    groups: dict[tuple[int, ...], list[Sample]] = {}
+    for sample in samples:
+        groups.setdefault(sample.rollout.prompt_ids, []).append(sample)
+    return groups
 
 
 def empty_micro_batch(sample: Sample) -> Batch:
@@ -175,20 +160,11 @@ def empty_micro_batch(sample: Sample) -> Batch:
 
     Two prompt tokens: a single one would compile the layers again.
     """
-    no_ids, no_floats = torch.zeros(0, dtype=torch.long), torch.zeros(0)
     ids = sample.rollout.prompt_ids
-    return Batch(
-        token_ids=torch.tensor([ids[0], ids[-1]]),
-        position_ids=torch.arange(2),
-        segments=[Segment(0, 2)],
-        logit_positions=no_ids,
-        targets=no_ids,
-        sequence_ids=no_ids,
-        sampler_logprobs=no_floats,
-        rewards=no_floats,
-        batch_index=no_ids,
-        sequence_mask=no_floats,
-    )
+    no_ids = dict.fromkeys(("logit_positions", "targets", "sequence_ids", "batch_index"), torch.arange(0))
+    no_floats = dict.fromkeys(("sampler_logprobs", "rewards", "sequence_mask"), torch.zeros(0))
+    two = torch.tensor([ids[0], ids[-1]])
+    return Batch(token_ids=two, position_ids=torch.arange(2), segments=[Segment(0, 2)], **no_ids, **no_floats)
 
 
 def pack_sequences(samples: list[Sample]) -> Batch:
@@ -242,9 +218,8 @@ def _aranges(parts: list[range]) -> Tensor:
 def split_batch(batch: Batch) -> list[Batch]:
     """Two micro-batches with half of the completions each; a single completion stays whole."""
     total = batch.num_sequences
-    if total < 2:
-        return [batch]
-    return [slice_sequences(batch, *ends)[0] for ends in ((0, total // 2), (total // 2, total))]
+    halves = ((0, total // 2), (total // 2, total))
+    return [batch] if total < 2 else [slice_sequences(batch, *half)[0] for half in halves]
 
 
 def slice_sequences(batch: Batch, first: int, last: int) -> tuple[Batch, Tensor]:

@@ -22,7 +22,6 @@ from whetstone.model.policy import Policy, should_compile
 from whetstone.model.reference import Reference
 from whetstone.optimizer import Optimizer
 from whetstone.parallel.collectives import all_gather_data
-from whetstone.parallel.mesh import SINGLE
 from whetstone.terminal.stages import stage
 from whetstone.types import Group
 from whetstone.update.accumulators import StepMetrics, TokenMeans
@@ -111,10 +110,7 @@ class Updater:
         self.policy.model.train()
         metrics, critic_metrics = StepMetrics(), self._critic_metrics(experience)
         iterations = self.config.update.num_iterations
-        with (
-            self._oom_as_user_error(),
-            stage("update", total=iterations * sum(map(len, experience))),
-        ):
+        with self._oom_as_user_error(), stage("update", total=iterations * sum(map(len, experience))):
             for minibatch in [minibatch for _ in range(iterations) for minibatch in experience]:
                 metrics.add(self.optimizer_step(minibatch))
         counts = {"skipped_steps": float(self._num_skipped), "oom_splits": float(self._num_oom_splits)}
@@ -211,9 +207,8 @@ class Updater:
             self.critic_optimizer.load_state_scalars(state["critic_schedule"])
         self.coefficients.load_state(state["coefficients"])
         self.steps_done = state["steps_done"]
-        # Earlier versions stored no size. Weights that are sharded differently leave other memory free.
-        size = MicroBatchSize(**state.get("micro_batch_size", {"tokens": 0}))
-        same_layout = state.get("layout", SINGLE.layout) == self.ranks.layout
+        # Weights that are sharded differently leave other memory free.
+        size, same_layout = MicroBatchSize(**state["micro_batch_size"]), state["layout"] == self.ranks.layout
         if self.config.update.micro_batch_tokens == "auto" and size.tokens and same_layout:
             self.micro_batch_size = size
             if size.checkpointed_layers is not None:

@@ -61,20 +61,16 @@ class EngineServer:
         return ServerStatus(url=self._process.command.url)
 
     def wait_until_up(self) -> ServerStatus:
-        from whetstone.engines.servers.setup import is_up
-
         process = self._process
         assert process is not None
         try:
-            process.wait_until_up(lambda: is_up(process), self._config.engines.server_timeout_s)
+            process.wait_until_up(self._config.engines.server_timeout_s)
         except UserError as error:
             return ServerStatus(url=process.command.url, failure=str(error))
         return ServerStatus(url=process.command.url)
 
     def look(self) -> ServerStatus:
         """After a moment: start it again if it has died."""
-        from whetstone.engines.servers.setup import is_up
-
         time.sleep(CHECK_EVERY_S)
         process = self._process
         assert process is not None
@@ -82,8 +78,8 @@ class EngineServer:
             if self._stopped:
                 return ServerStatus(url=process.command.url)
             try:
-                is_back = process.restart_if_dead(lambda: is_up(process))
-                message = f"Up again: {process.command.url}." if is_back else None
+                process.restart_if_dead()
+                message = f"Up again: {process.command.url}." if process.has_recovered() else None
                 return ServerStatus(url=process.command.url, message=message, is_up=process.restarts == 0)
             except UserError as error:
                 return ServerStatus(url=process.command.url, failure=str(error))

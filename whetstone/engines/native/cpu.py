@@ -1,12 +1,11 @@
 """The native engine on a CPU: continuous batching over slots.
 
 Waiting samples enter free slots, finished ones leave at once. A prompt is prefilled once for all its samples
-that enter together. The engine samples from the policy's own weights. A step of the model is in cpu_step.py,
-the KV cache and its attention in cpu_cache.py, sampling in sampler.py.
+that enter together.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,13 +13,12 @@ import torch
 from torch import Tensor
 
 from whetstone import seeds
-from whetstone.engines.base import GenerationOutput, Request, SamplingParams
+from whetstone.engines.base import EngineBase, GenerationOutput, Request, SamplingParams
 from whetstone.engines.native.cpu_cache import DecodeAttention, PrefillAttention, SlotCache
 from whetstone.engines.native.cpu_step import CpuStep, make_cpu_step
-from whetstone.engines.native.sampler import sample
 from whetstone.engines.native.slot_state import CacheShape
 from whetstone.model.policy import Policy
-from whetstone.types import Completion, Finish
+from whetstone.types import Finish
 
 PREFILL_TOKENS = 8192  # packed prompts in one forward pass
 
@@ -36,11 +34,26 @@ class _RunningSequence:
     logprobs: list[float] = field(default_factory=list)
 
 
-class SlotEngine:
+@dataclass(frozen=True)
+class _Generation:
+    """One call of `generate`."""
+
+    requests: list[Request]
+    sampling: SamplingParams
+    stops: list[int]
+    waiting: deque[tuple[int, int]]  # request, sample
+    cache: SlotCache
+    running: list[_RunningSequence] = field(default_factory=list)  # by slot
+
+    @property
+    def can_admit(self) -> bool:
+        return bool(self.waiting) and len(self.running) < self.cache.num_slots
+
+
+class SlotEngine(EngineBase):
     def __init__(self, policy: Policy, shape: CacheShape, max_slots: int):
-        self.policy = policy
+        super().__init__(policy)
         self.max_slots = max_slots
-        self.policy_version = 0
         self.shape = shape
         self.cache: SlotCache | None = None
         self.step: CpuStep | None = None  # chosen at the first token
@@ -50,50 +63,42 @@ class SlotEngine:
         self.policy.model.eval()
         waiting = deque((r, s) for r, request in enumerate(requests) for s in range(len(request.seeds)))
         cache = self._prepare_cache(requests, sampling, len(waiting))
+        stops = sampling.stop_ids(self.policy.stop_token_ids)
         if self.step is not None and not self.step.is_current():
             self.step = None
-        running: list[_RunningSequence] = []
+        generation = _Generation(requests, sampling, stops, waiting, cache)
+        running = generation.running
         while waiting or running:
-            finished = self._step(requests, sampling, cache, waiting, running)
+            finished = self._step(generation)
             for slot in sorted(finished, reverse=True):
                 sequence = running[slot]
-                yield self._completed(sequence, finished[slot])
+                yield self.output(
+                    sequence.request, sequence.sample, sequence.tokens, sequence.logprobs, finished[slot]
+                )
                 last = running.pop()
                 if last is not sequence:
                     cache.move(len(running), slot, last.position)
                     running[slot] = last
 
     @torch.inference_mode()
-    def _step(
-        self,
-        requests: list[Request],
-        sampling: SamplingParams,
-        cache: SlotCache,
-        waiting: "deque[tuple[int, int]]",
-        running: list[_RunningSequence],
-    ) -> dict[int, Finish]:
+    def _step(self, generation: _Generation) -> dict[int, Finish]:
         """Sample one token for every running sequence, after prefilling new ones; slot -> finish reason."""
-        if waiting and len(running) < cache.num_slots:
-            self._admit(requests, sampling, cache, waiting, running)
+        running = generation.running
+        if generation.can_admit:
+            self._admit(generation)
             new_slots = [slot for slot, sequence in enumerate(running) if len(sequence.tokens) == 1]
-            finished = self._finished(running, new_slots, sampling)
+            finished = self._finished(generation, new_slots)
             if finished:  # they leave before the next token is computed
                 return finished
-        self._decode(sampling, cache, running)
-        return self._finished(running, range(len(running)), sampling)
+        self._decode(generation)
+        return self._finished(generation, range(len(running)))
 
-    def _admit(
-        self,
-        requests: list[Request],
-        sampling: SamplingParams,
-        cache: SlotCache,
-        waiting: "deque[tuple[int, int]]",
-        running: list[_RunningSequence],
-    ) -> None:
+    def _admit(self, generation: _Generation) -> None:
         """Fill free slots with waiting samples, prefill their prompts, and sample their first tokens."""
-        groups: dict[int, list[int]] = {}
+        requests, running, waiting = generation.requests, generation.running, generation.waiting
+        groups: dict[int, list[int]] = {}  # request -> slots
         tokens = 0
-        while waiting and len(running) < cache.num_slots:
+        while generation.can_admit:
             r, s = waiting[0]
             prompt = requests[r].prompt_ids
             if r not in groups:
@@ -102,15 +107,11 @@ class SlotEngine:
                 tokens += len(prompt)
             waiting.popleft()
             groups.setdefault(r, []).append(len(running))
-            max_new = requests[r].limit(s, sampling)
+            max_new = requests[r].limit(s, generation.sampling)
             uniforms = seeds.uniforms(requests[r].seeds[s], 0, max_new)
-            running.append(
-                _RunningSequence(
-                    request=r, sample=s, position=len(prompt) - 1, uniforms=uniforms, max_new=max_new
-                )
-            )
+            running.append(_RunningSequence(r, s, len(prompt) - 1, uniforms, max_new))
         lengths = [len(requests[r].prompt_ids) for r in groups]
-        attend = PrefillAttention(cache, lengths, list(groups.values()), self.policy.device)
+        attend = PrefillAttention(generation.cache, lengths, list(groups.values()), self.policy.device)
         token_ids = self._tensor([token for r in groups for token in requests[r].prompt_ids])
         position_ids = torch.cat([torch.arange(length) for length in lengths]).to(self.policy.device)
         hidden = self.policy.hidden(token_ids[None], position_ids[None], attend)[0]
@@ -118,15 +119,17 @@ class SlotEngine:
         logits = self.policy.head(hidden[ends])
         slots = [slot for group in groups.values() for slot in group]
         rows = [row for row, group in enumerate(groups.values()) for _ in group]
-        self._sample(logits[self._tensor(rows)], [running[slot] for slot in slots], sampling)
+        self._sample(logits[self._tensor(rows)], [running[slot] for slot in slots], generation.sampling)
 
-    def _decode(self, sampling: SamplingParams, cache: SlotCache, running: list[_RunningSequence]) -> None:
+    def _decode(self, generation: _Generation) -> None:
+        running = generation.running
         positions = self._tensor([sequence.position for sequence in running])
         token_ids = self._tensor([sequence.tokens[-1] for sequence in running])
-        attend = DecodeAttention(cache, positions, max(sequence.position for sequence in running))
+        longest = max(sequence.position for sequence in running)
+        attend = DecodeAttention(generation.cache, positions, longest)
         if self.step is None:
             self.step = make_cpu_step(self.policy, token_ids, positions, attend)
-        self._sample(self.step(token_ids, positions, attend), running, sampling)
+        self._sample(self.step(token_ids, positions, attend), running, generation.sampling)
 
     def _sample(self, logits: Tensor, sequences: list[_RunningSequence], sampling: SamplingParams) -> None:
         uniform = torch.tensor(
@@ -138,24 +141,16 @@ class SlotEngine:
             sequence.logprobs.append(logprob)
             sequence.position += 1
 
-    def _finished(
-        self, running: list[_RunningSequence], slots, sampling: SamplingParams
-    ) -> dict[int, Finish]:
-        stops = set() if sampling.ignore_eos else set(self.policy.stop_token_ids)
-        finished = {slot: Finish.STOP for slot in slots if running[slot].tokens[-1] in stops}
+    @staticmethod
+    def _finished(generation: _Generation, slots: Iterable[int]) -> dict[int, Finish]:
+        finished: dict[int, Finish] = {}
         for slot in slots:
-            if slot not in finished and len(running[slot].tokens) >= running[slot].max_new:
+            sequence = generation.running[slot]
+            if sequence.tokens[-1] in generation.stops:
+                finished[slot] = Finish.STOP
+            elif len(sequence.tokens) >= sequence.max_new:
                 finished[slot] = Finish.LENGTH
         return finished
-
-    def _completed(self, sequence: _RunningSequence, finish: Finish) -> GenerationOutput:
-        completion = Completion(
-            token_ids=tuple(sequence.tokens),
-            logprobs=tuple(sequence.logprobs),
-            finish=finish,
-            policy_version=self.policy_version,
-        )
-        return GenerationOutput(request=sequence.request, sample=sequence.sample, completion=completion)
 
     def _prepare_cache(
         self, requests: list[Request], sampling: SamplingParams, num_samples: int
@@ -163,23 +158,56 @@ class SlotEngine:
         """The present cache if it is large enough, else a new one."""
         capacity = max(len(request.prompt_ids) for request in requests) + sampling.max_tokens
         slots = min(self.max_slots, num_samples)
-        if self.cache is not None and self.cache.num_slots >= slots and self.cache.capacity >= capacity:
-            return self.cache
-        self.cache = None
-        self.cache = SlotCache(self.shape, slots, capacity)
+        if self.cache is None or self.cache.num_slots < slots or self.cache.capacity < capacity:
+            self.cache = None  # before the new one is allocated
+            self.cache = SlotCache(self.shape, slots, capacity)
         return self.cache
 
     def _tensor(self, values) -> Tensor:
         return torch.as_tensor(values, dtype=torch.long).to(self.policy.device, non_blocking=True)
 
-    def update_weights(self, policy_version: int) -> None:
-        self.policy_version = policy_version  # the weights are the policy's own
-
     def sleep(self) -> None:
         if self.shape.device.type == "cuda":  # a CPU needs no memory back
             self.cache = None
 
-    def wake(self) -> None: ...
-
     def close(self) -> None:
         self.cache = None
+
+
+def sample(logits: Tensor, uniform: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
+    """[B, V] logits and [B] uniform numbers -> ([B] tokens, [B] logprobs).
+
+    Through the cumulative distribution: a sample depends on its own seed and logits, not on its batch.
+    """
+    logits = logits.float()
+    if sampling.temperature == 0:
+        tokens = logits.argmax(-1)
+        return tokens, logits.log_softmax(-1).gather(-1, tokens[:, None]).squeeze(-1)
+    logprobs = (logits / sampling.temperature).log_softmax(-1)
+    if sampling.top_k or sampling.top_p < 1 or sampling.min_p > 0:
+        logprobs = _filter(logprobs, sampling).log_softmax(-1)
+    cumulative = logprobs.exp().cumsum(-1)
+    total = cumulative[:, -1:]
+    # Strictly below the total, so that a token without probability is never reached.
+    threshold = torch.minimum(
+        uniform.to(total.dtype)[:, None] * total, torch.nextafter(total, torch.zeros_like(total))
+    )
+    tokens = torch.searchsorted(cumulative, threshold, right=True)
+    return tokens.squeeze(-1), logprobs.gather(-1, tokens).squeeze(-1)
+
+
+def _filter(logprobs: Tensor, sampling: SamplingParams) -> Tensor:
+    """-inf for tokens that top-k, top-p or min-p remove; the likeliest token and ties with the last stay."""
+    ordered = logprobs.sort(-1, descending=True).values
+    drop = torch.zeros_like(ordered, dtype=torch.bool)
+    if sampling.top_k:
+        drop[:, sampling.top_k :] = True
+    if sampling.min_p > 0:
+        drop |= ordered.exp() < sampling.min_p * ordered[:, :1].exp()
+    if sampling.top_p < 1:
+        # Filters work one after the other, as in transformers: top-p counts within what the others left.
+        probabilities = ordered.masked_fill(drop, float("-inf")).softmax(-1)
+        drop |= probabilities.cumsum(-1) - probabilities >= sampling.top_p
+    drop[:, 0] = False
+    lowest = ordered.masked_fill(drop, float("inf")).amin(-1, keepdim=True)
+    return logprobs.masked_fill(logprobs < lowest, float("-inf"))

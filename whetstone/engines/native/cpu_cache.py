@@ -15,7 +15,7 @@ from whetstone.model.attention import LayerOptions, PackedAttention, packed_segm
 class SlotCache:
     def __init__(self, shape: CacheShape, num_slots: int, capacity: int):
         size = (shape.num_layers, num_slots, shape.num_heads, capacity, shape.head_dim)
-        # Zeros, not empty: places not written yet weigh 0, and 0 x NaN would still be NaN.
+        # Zeros, not empty: columns not written yet weigh 0, and 0 x NaN would still be NaN.
         self.keys = torch.zeros(size, dtype=shape.dtype, device=shape.device)
         self.values = torch.zeros(size, dtype=shape.dtype, device=shape.device)
         self.num_slots = num_slots
@@ -27,9 +27,7 @@ class SlotCache:
 
 
 class PrefillAttention:
-    """Packed attention over prompts that also writes their keys and values into the slots of all their
-    samples.
-    """
+    """Packed attention over prompts that writes their keys and values into the slots of all their samples."""
 
     def __init__(self, cache: SlotCache, lengths: list[int], slots: list[list[int]], device: torch.device):
         self.cache = cache
@@ -57,8 +55,8 @@ class DecodeAttention:
         self.positions = positions  # [n] of the new tokens
         self.slots = torch.arange(len(positions), device=positions.device)
         self.length = longest + 1
-        places = torch.arange(self.length, device=positions.device)
-        self.distance = positions[:, None] - places[None]  # [n, L]; negative: not written yet
+        columns = torch.arange(self.length, device=positions.device)
+        self.distance = positions[:, None] - columns[None]  # [n, L]; negative: not written yet
         self.masks: dict[int | None, Tensor] = {}  # [n, 1, 1, L] by window: layers share them
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: LayerOptions) -> Tensor:

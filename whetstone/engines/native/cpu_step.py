@@ -6,34 +6,14 @@ rows (docs/log.md). `CpuModuleStep` runs the transformers modules: for other arc
 parallel ranks. `make_cpu_step` compares the two on real tokens first.
 """
 
-import logging
-from typing import Protocol
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from whetstone.engines.native import decoder_layers
 from whetstone.engines.native.cpu_cache import DecodeAttention
-from whetstone.engines.native.decoder_layers import (
-    Decoder,
-    DecoderLayer,
-    UnsupportedArchitecture,
-    read_decoder_layers,
-)
-from whetstone.engines.native.slot_state import AttentionLayer
+from whetstone.engines.native.decoder_layers import Decoder, DecoderLayer, UnsupportedArchitecture
 from whetstone.model.policy import Policy
-
-logger = logging.getLogger("whetstone")
-
-
-class CpuStep(Protocol):
-    def __call__(self, token_ids: Tensor, positions: Tensor, attend: DecodeAttention) -> Tensor:
-        """Tokens [n] at positions [n] -> logits [n, V]; keys and values go into the slots."""
-        ...
-
-    def is_current(self) -> bool:
-        """Whether it still reads the policy's weights."""
-        ...
 
 
 class CpuModuleStep:
@@ -41,10 +21,12 @@ class CpuModuleStep:
         self.policy = policy
 
     def __call__(self, token_ids: Tensor, positions: Tensor, attend: DecodeAttention) -> Tensor:
+        """Tokens [n] at positions [n] -> logits [n, V]; keys and values go into the slots."""
         hidden = self.policy.hidden(token_ids[:, None], positions[:, None], attend)
         return self.policy.head(hidden[:, 0])
 
     def is_current(self) -> bool:
+        """Whether it still reads the policy's weights."""
         return True
 
 
@@ -56,9 +38,12 @@ class CpuLayerStep:
         self.head = policy.lm.get_output_embeddings()
         names = ("final_logit_softcapping", "logits_scaling")  # what else policy.head does
         self.is_plain_head = self.head.bias is None and not any(hasattr(policy.config, n) for n in names)
-        self.rotary = {
-            id(layer.attention.rotary): _full_rotary_table(layer.attention) for layer in decoder.layers
-        }
+        self.rotary: dict[int, tuple[Tensor, Tensor]] = {}  # such that x cos + roll(x, half) sin is x rotated
+        for layer in decoder.layers:
+            assert layer.attention.rotary is not None
+            cosines, sines = layer.attention.rotary  # [positions, head_dim / 2]
+            table = (torch.cat([cosines, cosines], -1), torch.cat([-sines, sines], -1))
+            self.rotary[id(layer.attention.rotary)] = table
 
     def is_current(self) -> bool:
         return all(fused.is_current() for fused in self.decoder.linears())
@@ -107,38 +92,26 @@ class CpuLayerStep:
         return F.rms_norm(x, weight.shape, weight + self.offset if self.offset else weight, self.eps)
 
 
+CpuStep = CpuModuleStep | CpuLayerStep
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`F.linear` of few rows."""
     out = torch.mm(weight, x.t()).t()
     return out if bias is None else out + bias
 
 
-def _full_rotary_table(layer: AttentionLayer) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [positions, head_dim] such that x cos + roll(x, half) sin is x rotated."""
-    assert layer.rotary is not None
-    cosines, sines = layer.rotary
-    return torch.cat([cosines, cosines], -1), torch.cat([-sines, sines], -1)
-
-
 def make_cpu_step(policy: Policy, token_ids: Tensor, positions: Tensor, attend: DecodeAttention) -> CpuStep:
-    """`CpuLayerStep` if its logits on these tokens equal those of the modules. Both write the same keys and
-    values into the slots.
-    """
+    """`CpuLayerStep` if its logits on these tokens equal those of the modules, else the modules."""
     modules = CpuModuleStep(policy)
     if policy.sharding is not None or policy.is_lora or policy.device.type != "cpu":
         return modules
     try:
         with torch.inference_mode(False):  # parameters are moved, and must still be able to train
-            fused = CpuLayerStep(policy, read_decoder_layers(policy))
+            fused = CpuLayerStep(policy, decoder_layers.read_decoder_layers(policy))
+        expected, actual = modules(token_ids, positions, attend), fused(token_ids, positions, attend)
+        decoder_layers.check_step(actual, expected, limit=1e-3)
     except UnsupportedArchitecture as reason:
-        logger.info(f"The native engine runs {type(policy.lm).__name__} module by module: {reason}.")
+        decoder_layers.log_fallback(policy, reason)
         return modules
-    expected, actual = modules(token_ids, positions, attend), fused(token_ids, positions, attend)
-    error = ((actual - expected).norm() / expected.norm()).item()
-    if error < 1e-3:
-        return fused
-    logger.warning(
-        f"The native engine's own step differs from {type(policy.lm).__name__} by {error:.1e}, so its "
-        "modules are run one by one, which is slower."
-    )
-    return modules
+    return fused

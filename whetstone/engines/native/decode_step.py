@@ -1,23 +1,18 @@
 """One decode step of the model on a GPU: rows of slots -> logits.
 
-`FusedStep` runs the layers of decoder_layers.py with seven or eight kernels each. `ModuleStep` runs the
-transformers modules, for architectures that are not supported there. Both write keys and values into the
-pages. `make_step` compares the two on real tokens and chooses.
+`FusedStep` runs the layers of decoder_layers.py with seven or eight kernels each, `ModuleStep` the
+transformers modules. `make_step` compares the two on real tokens and chooses.
 """
 
 import logging
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from whetstone.engines.native.decoder_layers import (
-    Decoder,
-    DecoderLayer,
-    UnsupportedArchitecture,
-    read_decoder_layers,
-)
+from whetstone.engines.native import decoder_layers
+from whetstone.engines.native.decoder_layers import Decoder, DecoderLayer, UnsupportedArchitecture
 from whetstone.engines.native.fp8 import ALIGNMENT, Fp8Linear, supports_fp8
 from whetstone.engines.native.fused_linear import FusedLinear, lora_copy_bytes
 from whetstone.engines.native.prefill import PagedPrefill
@@ -30,24 +25,6 @@ from whetstone.model.policy import Policy
 logger = logging.getLogger("whetstone")
 
 
-class Step(Protocol):
-    def __call__(self, state: PagedState, rows: Tensor) -> Tensor:
-        """Feed the newest token of the slots in `rows` (-1: none) and return logits [n, V]."""
-        ...
-
-    def prefill(self, sequences: PagedPrefill) -> None:
-        """Run whole sequences, for their keys and values in the pages."""
-        ...
-
-    def refresh(self) -> None:
-        """The policy has new weights."""
-        ...
-
-    def is_current(self) -> bool:
-        """Whether captured graphs still read the policy's weights."""
-        ...
-
-
 class FusedStep:
     """`fp8`: decode with 8-bit copies of the MLP weights; prefill uses the weights themselves."""
 
@@ -57,10 +34,11 @@ class FusedStep:
         self.embedding = policy.lm.get_input_embeddings()
 
     def __call__(self, state: PagedState, rows: Tensor) -> Tensor:
+        """Feed the newest token of the slots in `rows` (-1: none) and return logits [n, V]."""
         from whetstone.engines.native.kernels.attention import decode_attention
         from whetstone.engines.native.kernels.pointwise import add_norm, embed, gated
 
-        kind, fp8 = self.decoder.norm_kind, bool(self.fp8_linears)
+        kind = self.decoder.norm_kind
         if _is_plain_embedding(self.embedding):
             residual = embed(state.slots[TOKEN], rows, self.embedding.weight)
         else:
@@ -70,15 +48,12 @@ class FusedStep:
             hidden = add_norm(x, residual, layer.input_norm, post_norm, kind)
             qkv = _linear(hidden, layer.qkv)
             attention = layer.attention
-            query_size = attention.heads * attention.head_dim
-            kv_size = attention.kv_heads * attention.head_dim
-            query, key, value = qkv.split([query_size, kv_size, kv_size], dim=1)
-            x = decode_attention(query, key, value, state, rows, attention)
+            q_size, kv_size = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
+            x = decode_attention(*qkv.split([q_size, kv_size, kv_size], 1), state, rows, attention)
             x = _linear(x, layer.out)
-            if fp8:
+            if self.fp8_linears:
                 gate_up, down = self.fp8_linears[number]
-                norms = (layer.before_mlp, layer.after_attention)
-                hidden = add_norm(x, residual, *norms, kind, fp8=True)
+                hidden = add_norm(x, residual, layer.before_mlp, layer.after_attention, kind, fp8=True)
                 x = down(gated(gate_up(hidden), gelu=layer.gelu))
             else:
                 x = layer.down.split_k(_gate_up(layer, x, residual, kind))
@@ -86,6 +61,7 @@ class FusedStep:
         return self.policy.head(add_norm(x, residual, self.decoder.final_norm, post_norm, kind))
 
     def prefill(self, sequences: PagedPrefill) -> None:
+        """Run whole sequences, for their keys and values in the pages."""
         from whetstone.engines.native.kernels.pointwise import add_norm
         from whetstone.engines.native.kernels.rotary import rotate_and_store
 
@@ -93,19 +69,17 @@ class FusedStep:
         residual = self.embedding(sequences.token_ids[0])
         x = post_norm = None
         for layer in self.decoder.layers:
-            hidden = add_norm(x, residual, layer.input_norm, post_norm, kind)
-            qkv = layer.qkv(hidden)
-            attention = layer.attention
+            qkv = layer.qkv(add_norm(x, residual, layer.input_norm, post_norm, kind))
             positions = sequences.position_ids[0]
-            query, key, value = rotate_and_store(qkv, sequences.state, positions, sequences.cells, attention)
+            rotated = rotate_and_store(qkv, sequences.state, positions, sequences.cells, layer.attention)
             if layer is self.decoder.layers[-1]:
                 return  # only its keys and values are needed
-            x = sequences.attend(query, key, value, attention.options)
-            x = layer.out(x)
+            x = layer.out(sequences.attend(*rotated, layer.attention.options))
             x = layer.down.split_k(_gate_up(layer, x, residual, kind))
             post_norm = layer.after_mlp
 
     def refresh(self) -> None:
+        """The policy has new weights."""
         for linear in self.decoder.linears():
             linear.refresh()
         for gate_up, down in self.fp8_linears:
@@ -113,6 +87,7 @@ class FusedStep:
             down.refresh()
 
     def is_current(self) -> bool:
+        """Whether captured graphs still read the policy's weights."""
         return all(linear.is_current() for linear in self.decoder.linears())
 
 
@@ -129,22 +104,27 @@ def _gate_up(layer: DecoderLayer, x: Tensor, residual: Tensor, kind: tuple[float
     from whetstone.engines.native.kernels.pointwise import add_norm, gated
 
     gate_up = None if hopper is None else hopper.try_gate_up(residual, layer.gate_up, gelu=layer.gelu)
-    norms = (layer.before_mlp, layer.after_attention)
-    hidden = add_norm(x, residual, *norms, kind)
+    hidden = add_norm(x, residual, layer.before_mlp, layer.after_attention, kind)
     return gated(layer.gate_up(hidden), gelu=layer.gelu) if gate_up is None else gate_up(hidden)
 
 
 class ModuleStep:
-    def __init__(self, policy: Policy, heads: tuple[int, int, int]):
+    def __init__(self, policy: Policy):
         self.policy = policy
-        self.heads = heads  # heads, kv_heads, head_dim
-        self.addresses = [parameter.data_ptr() for parameter in policy.model.parameters()]
+        self.addresses = self._addresses()
 
     def __call__(self, state: PagedState, rows: Tensor) -> Tensor:
+        from whetstone.engines.native.kernels.attention import decode_attention
+
+        def attend(query: Tensor, key: Tensor, value: Tensor, options: LayerOptions) -> Tensor:
+            heads, kv_heads, head_dim = query.shape[1], key.shape[1], query.shape[3]
+            layer = AttentionLayer(options=options, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
+            query, key, value = (tensor.squeeze(2).flatten(1) for tensor in (query, key, value))
+            return decode_attention(query, key, value, state, rows, layer).view(len(rows), 1, heads, head_dim)
+
         slots = rows.clamp(min=0).long()
         tokens = state.slots[TOKEN].index_select(0, slots).long()
         positions = (state.slots[PROMPT_LEN] + state.slots[NUM_CACHED]).index_select(0, slots).long()
-        attend = _PagedAttention(state, rows, self.heads)
         hidden = self.policy.hidden(tokens[:, None], positions[:, None], attend)
         return self.policy.head(hidden[:, 0])
 
@@ -154,23 +134,13 @@ class ModuleStep:
     def refresh(self) -> None: ...  # it reads the policy's own weights
 
     def is_current(self) -> bool:
-        return self.addresses == [parameter.data_ptr() for parameter in self.policy.model.parameters()]
+        return self.addresses == self._addresses()
+
+    def _addresses(self) -> list[int]:
+        return [parameter.data_ptr() for parameter in self.policy.model.parameters()]
 
 
-class _PagedAttention:
-    """The attention that a transformers layer calls while it decodes."""
-
-    def __init__(self, state: PagedState, rows: Tensor, heads: tuple[int, int, int]):
-        self.state, self.rows, self.heads = state, rows, heads
-
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: LayerOptions) -> Tensor:
-        from whetstone.engines.native.kernels.attention import decode_attention
-
-        heads, kv_heads, head_dim = self.heads
-        layer = AttentionLayer(options=options, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
-        query, key, value = (tensor.squeeze(2).flatten(1) for tensor in (query, key, value))
-        out = decode_attention(query, key, value, self.state, self.rows, layer)
-        return out.view(len(self.rows), 1, heads, head_dim)
+Step = FusedStep | ModuleStep
 
 
 def _is_plain_embedding(embedding: Any) -> bool:
@@ -180,49 +150,33 @@ def _is_plain_embedding(embedding: Any) -> bool:
 
 
 def _fits_lora_copy(policy: Policy) -> bool:
-    """Whether merged copies of the LoRA layers fit into a third of the free memory: the update and the cache
-    need the rest.
-    """
+    """Whether merged copies of the LoRA layers leave two thirds of the memory to the update and the cache."""
     layers = [module for module in policy.trunk.modules() if hasattr(module, "get_base_layer")]
     return policy.device.type != "cuda" or lora_copy_bytes(layers) < free_memory(policy.device) / 3
 
 
 @torch.no_grad()
-def make_step(
-    policy: Policy, state: PagedState, dry_run: Callable[[Step], Tensor], *, fp8: bool = False
-) -> Step:
+def make_step(policy: Policy, dry_run: Callable[[Step], Tensor], *, fp8: bool = False) -> Step:
     """The fused step if its logits in a dry run equal those of the modules, else the modules."""
-    heads = (policy.config.num_attention_heads, state.shape.num_heads, policy.head_dim)
     try:
-        fused = FusedStep(policy, read_decoder_layers(policy, merge=_fits_lora_copy(policy) and not fp8))
+        merge = _fits_lora_copy(policy) and not fp8
+        fused = FusedStep(policy, decoder_layers.read_decoder_layers(policy, merge=merge))
+        expected = dry_run(ModuleStep(policy)).float()
+        actual = dry_run(fused).float()
+        decoder_layers.check_step(actual, expected, limit=1e-3 if policy.dtype == torch.float32 else 5e-2)
+        mlps = [linear for layer in fused.decoder.layers for linear in (layer.gate_up, layer.down)]
+        if fp8 and not all(map(supports_fp8, mlps)):
+            raise UnsupportedArchitecture(f"its MLPs have biases, or sides not divisible by {ALIGNMENT}")
     except UnsupportedArchitecture as reason:
-        logger.info(f"The native engine runs {type(policy.lm).__name__} module by module: {reason}.")
-        return _require_bf16_step(fp8, ModuleStep(policy, heads), str(reason))
-    modules = ModuleStep(policy, heads)  # after read_decoder_layers, which moves parameters
-    expected, actual = dry_run(modules).float(), dry_run(fused).float()
-    error = ((actual - expected).norm() / expected.norm()).item()
-    if error >= (1e-3 if state.dtype == torch.float32 else 5e-2):
-        logger.warning(
-            f"The native engine's fused step differs from {type(policy.lm).__name__} by {error:.1e}, so its "
-            "modules are run one by one, which is slower."
-        )
-        return _require_bf16_step(fp8, modules, "its fused step differs from its modules")
+        if fp8:
+            raise UserError(
+                f"rollout_quantization=fp8 is not supported for this model, since {reason}: leave it out."
+            ) from None
+        decoder_layers.log_fallback(policy, reason)
+        return ModuleStep(policy)
     if not fp8:
         return fused
-    if not all(
-        supports_fp8(linear) for layer in fused.decoder.layers for linear in (layer.gate_up, layer.down)
-    ):
-        reason = f"its MLPs have biases, or sides that are not multiples of {ALIGNMENT}"
-        return _require_bf16_step(True, fused, reason)
     quantized = FusedStep(policy, fused.decoder, fp8=True)
-    error = ((dry_run(quantized).float() - actual).norm() / actual.norm()).item()
+    error = decoder_layers.relative_error(dry_run(quantized).float(), actual)
     logger.info(f"Rollouts with 8-bit weights: logits differ by {error:.1%} in a dry run.")
     return quantized
-
-
-def _require_bf16_step(fp8: bool, step: Step, reason: str) -> Step:
-    if fp8:
-        raise UserError(
-            f"rollout_quantization=fp8 is not supported for this model, since {reason}: leave it out."
-        )
-    return step

@@ -6,6 +6,7 @@ model's own rotary embedding makes the tables. The fused step is compared with t
 """
 
 import inspect
+import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +18,19 @@ from whetstone.engines.native.slot_state import AttentionLayer
 from whetstone.model.attention import LayerOptions, PackedAttention, packed_segments
 from whetstone.model.policy import Policy
 
+logger = logging.getLogger("whetstone")
+
 MAX_POSITIONS = 1 << 18  # of a rotary table
+NormKind = tuple[float, float]  # eps, and 1 where weights are stored as their difference from 1
 Tables = dict[tuple[str, ...], tuple[Tensor, Tensor]]  # by kind of layer: cosines and sines
 
 
 class UnsupportedArchitecture(Exception):
     """Why a model cannot be read as decoder layers."""
+
+
+class MisreadArchitecture(UnsupportedArchitecture):
+    """Its layers compute something else than its modules."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +51,29 @@ class DecoderLayer:
 class Decoder:
     layers: list[DecoderLayer]
     final_norm: Tensor
-    norm_kind: tuple[float, float]  # eps, and 1 where weights are stored as their difference from 1
+    norm_kind: NormKind
 
     def linears(self) -> list[FusedLinear]:
         return [
             linear for layer in self.layers for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)
         ]
+
+
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    return ((actual - expected).norm() / expected.norm()).item()
+
+
+def check_step(actual: Tensor, expected: Tensor, *, limit: float) -> None:
+    """Raise unless the logits of the layers equal those of the modules."""
+    error = relative_error(actual, expected)
+    if error >= limit:
+        raise MisreadArchitecture(f"its fused step differs from its modules by {error:.1e}")
+
+
+def log_fallback(policy: Policy, reason: UnsupportedArchitecture) -> None:
+    level = logging.WARNING if isinstance(reason, MisreadArchitecture) else logging.INFO
+    name = type(policy.lm).__name__
+    logger.log(level, f"The native engine runs {name} module by module, which is slower: {reason}.")
 
 
 def read_decoder_layers(policy: Policy, *, merge: bool = True) -> Decoder:
@@ -71,18 +96,11 @@ def read_decoder_layers(policy: Policy, *, merge: bool = True) -> Decoder:
 
 
 def _read_layer(
-    policy: Policy,
-    module: Any,
-    options: LayerOptions,
-    norm_kind: tuple[float, float],
-    tables: "Tables",
-    merge: bool,
+    policy: Policy, module: Any, options: LayerOptions, norm_kind: NormKind, tables: Tables, merge: bool
 ) -> DecoderLayer:
-    attention, mlp, config = module.self_attn, module.mlp, policy.config
+    attention, mlp, config, head_dim = module.self_attn, module.mlp, policy.config, policy.head_dim
     submodules = {name for name, _ in module.named_modules()}
-    head_dim = policy.head_dim
-    fused_qkv = "self_attn.qkv_proj" in submodules
-    fused_gate = "mlp.gate_up_proj" in submodules
+    fused_qkv, fused_gate = "self_attn.qkv_proj" in submodules, "mlp.gate_up_proj" in submodules
     qkv = [attention.qkv_proj] if fused_qkv else [attention.q_proj, attention.k_proj, attention.v_proj]
     gate_up = [mlp.gate_up_proj] if fused_gate else [mlp.gate_proj, mlp.up_proj]
     if not all(map(is_linear_or_lora, (*qkv, attention.o_proj, *gate_up, mlp.down_proj))):
@@ -93,6 +111,7 @@ def _read_layer(
         if head_norms[0].shape != (head_dim,) or _norm_kind(attention.q_norm) != norm_kind:
             raise UnsupportedArchitecture("its norms of queries and keys are of another kind")
     has_post_norms = "pre_feedforward_layernorm" in submodules
+    post_attention = module.post_attention_layernorm.weight.data  # without post norms it precedes the MLP
     activation = config.hidden_activation if hasattr(config, "hidden_activation") else config.hidden_act
     if activation not in ("silu", "gelu_pytorch_tanh"):
         raise UnsupportedArchitecture(f"its activation is {activation}")
@@ -113,37 +132,30 @@ def _read_layer(
         down=FusedLinear([mlp.down_proj], merge=merge),
         gelu=activation != "silu",
         input_norm=module.input_layernorm.weight.data,
-        after_attention=module.post_attention_layernorm.weight.data if has_post_norms else None,
-        before_mlp=(
-            module.pre_feedforward_layernorm if has_post_norms else module.post_attention_layernorm
-        ).weight.data,
+        after_attention=post_attention if has_post_norms else None,
+        before_mlp=module.pre_feedforward_layernorm.weight.data if has_post_norms else post_attention,
         after_mlp=module.post_feedforward_layernorm.weight.data if has_post_norms else None,
     )
 
 
-class _OptionsRecorder:
-    """An attention function that records the options of each layer."""
-
-    def __init__(self, device: torch.device):
-        self.packed = PackedAttention(packed_segments([4]), device)
-        self.options: dict[int, LayerOptions] = {}
-
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: LayerOptions) -> Tensor:
-        self.options[options.layer] = options
-        return self.packed(query, key, value, options)
-
-
 @torch.no_grad()
 def _layer_options(policy: Policy) -> dict[int, LayerOptions]:
-    recorder = _OptionsRecorder(policy.device)
+    """The options that each layer passes to its attention."""
+    packed = PackedAttention(packed_segments([4]), policy.device)
+    recorded: dict[int, LayerOptions] = {}
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, options: LayerOptions) -> Tensor:
+        recorded[options.layer] = options
+        return packed(query, key, value, options)
+
     positions = torch.arange(4, device=policy.device)[None]
-    policy.hidden(positions, positions, recorder)
-    return recorder.options
+    policy.hidden(positions, positions, attend)
+    return recorded
 
 
 @torch.no_grad()
-def _norm_kind(norm: Any) -> tuple[float, float]:
-    """(eps, offset), found by a test on random numbers: class names are no proof."""
+def _norm_kind(norm: Any) -> NormKind:
+    """By a test on random numbers: class names are no proof."""
     weight = norm.weight
     eps = norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps
     generator = torch.Generator().manual_seed(0)
@@ -157,10 +169,8 @@ def _norm_kind(norm: Any) -> tuple[float, float]:
 
 
 @torch.no_grad()
-def _rotary_table(policy: Policy, layer: int, head_dim: int, tables: "Tables") -> tuple[Tensor, Tensor]:
-    """Cosines and sines [positions, head_dim / 2] from the model's own rotary embedding; one table per
-    layer type.
-    """
+def _rotary_table(policy: Policy, layer: int, head_dim: int, tables: Tables) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [positions, head_dim / 2] of the model's rotary embedding, one table per kind."""
     rotary, config = policy.trunk.rotary_emb, policy.config
     by_type = "layer_type" in inspect.signature(rotary.forward).parameters
     kind = (config.layer_types[layer],) if by_type else ()

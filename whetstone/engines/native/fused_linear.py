@@ -19,9 +19,7 @@ MAX_ROWS, MAX_SPLITS, MIN_SPLIT_DEPTH = 256, 4, 1024
 
 
 class FusedLinear:
-    """One matrix (and bias) for several linear layers with the same input. `merge`: adapters may be merged
-    into a copy.
-    """
+    """One matrix (and bias) for several linear layers. `merge`: adapters may be merged into a copy."""
 
     def __init__(self, layers: list[Any], *, merge: bool = True):
         self.layers = layers
@@ -90,18 +88,15 @@ class FusedLinear:
             weight = _base(layer).weight
             if weight.data_ptr() != address:
                 return False
-            address += weight.numel() * weight.element_size()
+            address += weight.nbytes
         return True
 
     def _weights(self) -> Tensor:
         return torch.cat([_merged_weight(layer) for layer in self.layers])
 
     def _biases(self) -> Tensor:
-        biases = []
-        for layer in self.layers:
-            base = _base(layer)
-            biases.append(base.weight.new_zeros(base.weight.shape[0]) if base.bias is None else base.bias)
-        return torch.cat(biases)
+        bases = map(_base, self.layers)
+        return torch.cat([b.weight.new_zeros(len(b.weight)) if b.bias is None else b.bias for b in bases])
 
 
 def num_splits(num_rows: int, rows: int, columns: int, multiprocessors: int) -> int:
@@ -161,11 +156,7 @@ def is_linear_or_lora(layer: Any) -> bool:
 
 def lora_copy_bytes(layers: list[Any]) -> int:
     """Bytes of merged copies of the layers with LoRA."""
-    return sum(
-        _base(layer).weight.numel() * _base(layer).weight.element_size()
-        for layer in layers
-        if not isinstance(layer, nn.Linear)
-    )
+    return sum(_base(layer).weight.nbytes for layer in layers if not isinstance(layer, nn.Linear))
 
 
 def _make_contiguous(parameters: list[nn.Parameter]) -> Tensor:

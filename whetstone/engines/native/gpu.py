@@ -1,8 +1,7 @@
 """The native engine on a GPU: prefill into a paged KV cache, decode with CUDA graphs.
 
 A round is a few graph replays. While it runs, the host reads the results of the round before, yields finished
-samples and admits waiting ones. The host waits for the GPU at most once a round. Scheduling is in
-scheduler.py, a step of the model in decode_step.py.
+samples and admits waiting ones. The host waits for the GPU at most once a round.
 """
 
 from collections.abc import Iterator
@@ -11,32 +10,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from whetstone.engines.base import GenerationOutput, Request, SamplingParams
-from whetstone.engines.native.cuda_graphs import CudaGraphs
+from whetstone.engines.base import EngineBase, GenerationOutput, Request, SamplingParams
+from whetstone.engines.native import slot_state
 from whetstone.engines.native.decode_step import Step, make_step
 from whetstone.engines.native.prefill import PagedPrefill, PrefillSequence
 from whetstone.engines.native.scheduler import Scheduler, num_pages
-from whetstone.engines.native.slot_state import (
-    ACTIVE,
-    MAX_NEW,
-    MAX_STOPS,
-    MIN_P,
-    NUM_CACHED,
-    NUM_FIELDS,
-    NUM_GENERATED,
-    PAGE,
-    PROMPT_LEN,
-    TEMPERATURE,
-    TOKEN,
-    TOP_K,
-    TOP_P,
-    CacheShape,
-    PagedState,
-)
+from whetstone.engines.native.slot_state import NUM_GENERATED, PAGE, PROMPT_LEN, CacheShape, PagedState
 from whetstone.errors import UserError
 from whetstone.model.memory import free_memory, upload
 from whetstone.model.policy import Policy
-from whetstone.types import Completion, Finish
+from whetstone.types import Finish
 
 STEPS_PER_ROUND = 4  # tokens between two reads of the results
 READ_AHEAD = 64  # tokens that are read together before their sequence is finished
@@ -44,6 +27,44 @@ PREFILL_TOKENS = 32768
 MEMORY_FRACTION = 0.85  # of the free memory, for the pages
 DRY_RUN_PAGES = 4
 RESERVED_BYTES = 1 << 30  # for graphs and workspaces, beside the logits
+BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
+
+
+class CudaGraphs:
+    """The decode step as CUDA graphs, one per batch-size bucket and sampling mode, captured on first use.
+
+    A graph reads weights, state and settings at fixed addresses, so it stays valid while they change in
+    place. Capture runs the step on empty rows, which changes no sequence.
+    """
+
+    def __init__(self, step: Step, state: PagedState):
+        self.step, self.state = step, state
+        self.captured: dict[tuple[int, bool, bool], torch.cuda.CUDAGraph] = {}
+        self.pool = torch.cuda.graph_pool_handle()
+
+    def get(self, num_rows: int, *, greedy: bool, filtered: bool) -> tuple[torch.cuda.CUDAGraph, int]:
+        """The graph for `num_rows` rows, and its number of rows."""
+        bucket = min([bucket for bucket in BUCKETS if bucket >= num_rows] + [self.state.num_slots])
+        key = (bucket, greedy, filtered)
+        if key not in self.captured:
+            self.captured[key] = self._capture(*key)
+        return self.captured[key], bucket
+
+    def _capture(self, bucket: int, greedy: bool, filtered: bool) -> torch.cuda.CUDAGraph:
+        from whetstone.engines.native.kernels.sample import sample
+
+        def run() -> None:
+            rows = self.state.rows[:bucket]
+            sample(self.step(self.state, rows), self.state, rows, greedy=greedy, filtered=filtered)
+
+        self.state.rows.fill_(-1)
+        run()  # kernels are compiled and libraries loaded outside the capture
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        # Other threads may use the device meanwhile (an asynchronous update).
+        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+            run()
+        return graph
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,21 +76,26 @@ class _InFlightRound:
     num_admitted: int  # sequences admitted before it was launched
 
 
-class PagedEngine:
+class PagedEngine(EngineBase):
     def __init__(self, policy: Policy, shape: CacheShape, max_slots: int, *, fp8: bool = False):
-        self.policy, self.shape, self.max_slots, self.fp8 = policy, shape, max_slots, fp8
-        self.policy_version = 0
-        self.state: PagedState | None = None
+        super().__init__(policy)
+        self.shape, self.max_slots, self.fp8 = shape, max_slots, fp8
+        self._state: PagedState | None = None
         self.step: Step | None = None
         self.graphs: CudaGraphs | None = None
         self.weights_changed = False  # since copies of them were made
         self.read_stream = torch.cuda.Stream(shape.device)  # reads results while the next round runs
 
+    @property
+    def state(self) -> PagedState:
+        assert self._state is not None, "allocated by `generate`"
+        return self._state
+
     def generate(self, requests: list[Request], sampling: SamplingParams) -> Iterator[GenerationOutput]:
         if self.policy.model.training:  # eval() of every module takes two milliseconds
             self.policy.model.eval()
         scheduler = self._prepare(requests, sampling)
-        stops = set() if sampling.ignore_eos else set(self.policy.stop_token_ids)
+        stops = sampling.stop_ids(self.policy.stop_token_ids)
         in_flight: _InFlightRound | None = None
         while scheduler.has_work:
             self._admit(scheduler)
@@ -80,69 +106,56 @@ class PagedEngine:
                 self._preempt(scheduler, scheduler.newest())
             in_flight = launched
 
-    # ---- one round ----------------------------------------------------------------------------------------
-
     @torch.no_grad()
     def _admit(self, scheduler: Scheduler) -> None:
         """Fill free slots; prefill new prompts and the tokens of preempted sequences."""
-        assert self.state is not None and self.step is not None
+        assert self.step is not None
         slots, new_prompts = scheduler.admit(PREFILL_TOKENS)
         if not slots:
             return
+        requests, prompt_pages = scheduler.requests, scheduler.prompt_pages
         sequences = [
-            PrefillSequence(
-                scheduler.requests[request].prompt_ids[:-1], scheduler.prompt_pages(request), [], []
-            )
-            for request in new_prompts
+            PrefillSequence(requests[r].prompt_ids[:-1], prompt_pages(r), [], []) for r in new_prompts
         ]
         for slot in slots:
             sequence = scheduler.running[slot]
             if sequence.waiting.tokens:
-                prompt = scheduler.requests[sequence.request].prompt_ids
+                prompt = requests[sequence.request].prompt_ids
                 fed_tokens = [prompt[-1], *sequence.waiting.tokens[:-1]]
                 sequences.append(PrefillSequence(prompt[:-1], [], fed_tokens, sequence.pages))
         self._prefill(self.step, [sequence for sequence in sequences if len(sequence)])
         # The rest is written while that runs: lists first, since filling a tensor entry by entry takes
         # milliseconds.
-        columns: list[list[int]] = []
-        tables: list[list[int]] = []
-        seeds: list[int] = []
+        columns, tables, seeds = [], [], []
         width = self.state.table.shape[1]
         for slot in slots:
             sequence = scheduler.running[slot]
-            request, tokens = scheduler.requests[sequence.request], sequence.waiting.tokens
-            pages = [*scheduler.prompt_pages(sequence.request), *sequence.pages]
+            request, tokens = requests[sequence.request], sequence.waiting.tokens
+            pages = [*prompt_pages(sequence.request), *sequence.pages]
             tables.append([*pages, *[0] * (width - len(pages))])
             seeds.append(request.seeds[sequence.waiting.sample])
-            column = [0] * NUM_FIELDS
-            column[ACTIVE] = 1
-            column[PROMPT_LEN] = len(request.prompt_ids) - 1
-            column[NUM_CACHED] = column[NUM_GENERATED] = len(tokens)
-            column[MAX_NEW] = sequence.waiting.max_new
-            column[TOKEN] = tokens[-1] if tokens else request.prompt_ids[-1]
-            columns.append(column)
+            newest = tokens[-1] if tokens else request.prompt_ids[-1]
+            prompt_len, max_new = len(request.prompt_ids) - 1, sequence.waiting.max_new
+            columns.append(slot_state.active_slot(prompt_len, len(tokens), max_new, newest))
         slot_index = self._upload(torch.tensor(slots))
-        self.state.slots[:, slot_index] = self._upload(
-            torch.tensor(columns, dtype=torch.int32).t().contiguous()
-        )
+        fields = torch.tensor(columns, dtype=torch.int32).t().contiguous()
+        self.state.slots[:, slot_index] = self._upload(fields)
         self.state.table[slot_index] = self._upload(torch.tensor(tables, dtype=torch.int32))
         self.state.seeds[slot_index] = self._upload(torch.tensor(seeds))
 
     def _prefill(self, step: Step, sequences: list[PrefillSequence]) -> None:
-        assert self.state is not None
-        batch: list[PrefillSequence] = []
-        for sequence in [*sequences, None]:
-            full = batch and (sequence is None or sum(map(len, [*batch, sequence])) > PREFILL_TOKENS)
-            if full:
-                step.prefill(PagedPrefill(self.state, batch))
-                batch = []
-            if sequence is not None:
-                batch.append(sequence)
+        batches: list[list[PrefillSequence]] = []
+        for sequence in sequences:
+            if not batches or sum(map(len, [*batches[-1], sequence])) > PREFILL_TOKENS:
+                batches.append([])
+            batches[-1].append(sequence)
+        for batch in batches:
+            step.prefill(PagedPrefill(self.state, batch))
 
     @torch.no_grad()
     def _launch(self, scheduler: Scheduler, sampling: SamplingParams) -> _InFlightRound | None:
         """Launch a round for all unfinished sequences; None if there are not enough pages."""
-        assert self.state is not None and self.graphs is not None
+        assert self.graphs is not None
         reserved = scheduler.reserve(STEPS_PER_ROUND)
         if reserved is None:
             return None
@@ -152,8 +165,8 @@ class PagedEngine:
             prompts = (self.state.slots[PROMPT_LEN][slot] + PAGE - 1) // PAGE
             self.state.table[slot, prompts + number] = page.int()
         if slots:
-            mode = (sampling.temperature == 0, _is_filtered(sampling))
-            graph, bucket = self.graphs.get(len(slots), mode)
+            greedy = sampling.temperature == 0
+            graph, bucket = self.graphs.get(len(slots), greedy=greedy, filtered=sampling.is_filtered)
             rows = torch.full((bucket,), -1, dtype=torch.int32)
             rows[: len(slots)] = torch.tensor(slots, dtype=torch.int32)
             self.state.rows[:bucket] = self._upload(rows)
@@ -166,11 +179,13 @@ class PagedEngine:
         return _InFlightRound(slots=slot_rows, finished=finished, num_admitted=scheduler.num_admitted)
 
     def _collect_finished(
-        self, scheduler: Scheduler, in_flight: _InFlightRound, stops: set[int]
+        self, scheduler: Scheduler, in_flight: _InFlightRound, stops: list[int]
     ) -> Iterator[GenerationOutput]:
         """Yield the sequences that were finished when this round ended."""
         in_flight.finished.synchronize()
-        active, num_generated = (in_flight.slots[number].tolist() for number in (ACTIVE, NUM_GENERATED))
+        active, num_generated = (
+            in_flight.slots[number].tolist() for number in (slot_state.ACTIVE, NUM_GENERATED)
+        )
         finished_slots = [
             slot
             for slot, sequence in scheduler.running.items()
@@ -179,34 +194,23 @@ class PagedEngine:
         if not finished_slots:
             return self._read_ahead(scheduler, num_generated, in_flight.num_admitted)
         first = min(len(scheduler.running[slot].waiting.tokens) for slot in finished_slots)
-        tokens, logprobs = self._read(
-            finished_slots, first, max(num_generated[slot] for slot in finished_slots)
-        )
+        last = max(num_generated[slot] for slot in finished_slots)
+        tokens, logprobs = self._read(finished_slots, first, last)
         for index, slot in enumerate(finished_slots):
             sequence = scheduler.free(slot)
             ids, known_logprobs = sequence.waiting.tokens, sequence.waiting.logprobs
             new = slice(len(ids) - first, num_generated[slot] - first)
             ids += tokens[index][new]
             known_logprobs += logprobs[index][new]
-            completion = Completion(
-                token_ids=tuple(ids),
-                logprobs=tuple(known_logprobs),
-                finish=Finish.STOP if ids[-1] in stops else Finish.LENGTH,
-                policy_version=self.policy_version,
-            )
-            yield GenerationOutput(
-                request=sequence.request, sample=sequence.waiting.sample, completion=completion
-            )
+            finish = Finish.STOP if ids[-1] in stops else Finish.LENGTH
+            yield self.output(sequence.request, sequence.waiting.sample, ids, known_logprobs, finish)
 
     def _read_ahead(self, scheduler: Scheduler, num_generated: list[int], num_admitted: int) -> None:
-        """Read tokens of unfinished sequences: these often finish all at once, and reading everything then
-        would stall the GPU. During the last round, read all tokens.
-        """
-        is_last = not scheduler.waiting and not any(
-            sequence.remaining for sequence in scheduler.running.values()
-        )
+        """Read tokens ahead: sequences often finish all at once, and reading then would stall the GPU."""
+        running = scheduler.running
+        is_last = not scheduler.waiting and not any(sequence.remaining for sequence in running.values())
         unread: dict[tuple[int, int], list[int]] = {}  # (tokens read, tokens to read) -> slots
-        for slot, sequence in scheduler.running.items():
+        for slot, sequence in running.items():
             num_known = len(sequence.waiting.tokens)
             new = num_generated[slot] - num_known
             if sequence.order < num_admitted and (new >= READ_AHEAD or (is_last and new)):
@@ -215,12 +219,11 @@ class PagedEngine:
         for (num_known, stop), slots in unread.items():
             tokens, logprobs = self._read(slots, num_known, stop)
             for index, slot in enumerate(slots):
-                scheduler.running[slot].waiting.tokens += tokens[index]
-                scheduler.running[slot].waiting.logprobs += logprobs[index]
+                running[slot].waiting.tokens += tokens[index]
+                running[slot].waiting.logprobs += logprobs[index]
 
     def _read(self, slots: list[int], start: int, stop: int) -> tuple[list[list[int]], list[list[float]]]:
         """Tokens `start` to `stop` of these slots; the running round no longer writes there."""
-        assert self.state is not None
         with torch.cuda.stream(self.read_stream), torch.no_grad():
             slot_index = torch.tensor(slots, device=self.shape.device)
             tokens = self.state.out_tokens[slot_index, start:stop].cpu()
@@ -229,17 +232,11 @@ class PagedEngine:
 
     def _preempt(self, scheduler: Scheduler, slot: int) -> None:
         """Free the pages of an unfinished sequence. Nothing is in flight when this is called."""
-        assert self.state is not None
         torch.cuda.synchronize(self.shape.device)
-        sequence = scheduler.running[slot]
-        num_known = len(sequence.waiting.tokens)
+        waiting = scheduler.running[slot].waiting
         count = int(self.state.slots[NUM_GENERATED, slot])
-        tokens, logprobs = self._read([slot], num_known, count)
-        scheduler.preempt(
-            slot, [*sequence.waiting.tokens, *tokens[0]], [*sequence.waiting.logprobs, *logprobs[0]]
-        )
-
-    # ---- preparation --------------------------------------------------------------------------------------
+        tokens, logprobs = self._read([slot], len(waiting.tokens), count)
+        scheduler.preempt(slot, [*waiting.tokens, *tokens[0]], [*waiting.logprobs, *logprobs[0]])
 
     @torch.no_grad()
     def _prepare(self, requests: list[Request], sampling: SamplingParams) -> Scheduler:
@@ -248,7 +245,7 @@ class PagedEngine:
         samples = sum(len(request.seeds) for request in requests)
         num_slots = min(self.max_slots, samples)
         width = num_pages(longest) + num_pages(sampling.max_tokens) + 1
-        state = self.state
+        state = self._state
         if (
             state is None
             or state.num_slots < num_slots
@@ -256,7 +253,7 @@ class PagedEngine:
             or state.max_tokens < sampling.max_tokens
         ):
             self.close()
-            state = self.state = PagedState(self.shape, num_slots, width, sampling.max_tokens)
+            state = self._state = PagedState(self.shape, num_slots, width, sampling.max_tokens)
         pages_per_sample = num_pages(sampling.max_tokens)
         prompts = sum(num_pages(len(request.prompt_ids) - 1) for request in requests)
         self._prepare_pages(
@@ -265,7 +262,7 @@ class PagedEngine:
         if self.step is not None and not self.step.is_current():
             self.step = self.graphs = None
         if self.step is None:
-            self.step = make_step(self.policy, state, self._dry_run, fp8=self.fp8)
+            self.step = make_step(self.policy, self._dry_run, fp8=self.fp8)
             self.graphs = CudaGraphs(self.step, state)
         elif self.weights_changed:
             self.step.refresh()
@@ -275,13 +272,12 @@ class PagedEngine:
 
     def _prepare_pages(self, *, wanted: int, least: int) -> None:
         """Allocate as many pages as the requests can use and the memory allows."""
-        state, device = self.state, self.shape.device
-        assert state is not None
+        state = self.state
         if state.num_pages >= wanted:
             return
         state.release_pages()
         size = self.shape.bytes_per_token() * PAGE
-        free = free_memory(device)
+        free = free_memory(self.shape.device)
         logits = 8 * self.policy.config.vocab_size * state.num_slots
         copies = 0
         if self.fp8 and self.step is None:  # made after the pages, and no more than this
@@ -297,46 +293,33 @@ class PagedEngine:
     def _dry_run(self, step: Step) -> Tensor:
         """Logits after two short sequences, to compare two steps."""
         state = self.state
-        assert state is not None
         ids = tuple(range(3, 3 + 9))
         lengths = (9, 5)[: state.num_slots]
         for slot, length in enumerate(lengths):
-            state.slots[:, slot] = torch.tensor([1, length, 0, 0, 1, 7], dtype=torch.int32)
+            state.slots[:, slot] = torch.tensor(slot_state.active_slot(length, 0, 1, 7), dtype=torch.int32)
             state.table[slot, :2] = torch.tensor([2 * slot, 2 * slot + 1], dtype=torch.int32)
         self._prefill(step, [PrefillSequence(ids[:n], [2 * slot], [], []) for slot, n in enumerate(lengths)])
         return step(state, torch.arange(len(lengths), dtype=torch.int32, device=self.shape.device))
 
     def _write_settings(self, sampling: SamplingParams) -> None:
         state = self.state
-        assert state is not None
-        settings = torch.zeros(4)
-        settings[TEMPERATURE] = sampling.temperature
-        settings[TOP_P], settings[MIN_P] = sampling.top_p, sampling.min_p
-        settings[TOP_K] = sampling.top_k
-        stops = [] if sampling.ignore_eos else list(self.policy.stop_token_ids)
-        assert len(stops) <= MAX_STOPS
-        state.settings.copy_(settings)
-        state.stops.copy_(torch.tensor([*stops, *[-1] * (MAX_STOPS - len(stops))]))
+        stops = sampling.stop_ids(self.policy.stop_token_ids)
+        assert len(stops) <= slot_state.MAX_STOPS
+        settings = [sampling.temperature, sampling.top_p, sampling.min_p, sampling.top_k]
+        state.settings.copy_(torch.tensor(settings, dtype=torch.float32))
+        state.stops.copy_(torch.tensor([*stops, *[-1] * (slot_state.MAX_STOPS - len(stops))]))
         state.slots.zero_()
 
     def _upload(self, values: Tensor) -> Tensor:
         return upload(values, self.shape.device)
 
-    # ---- the other methods of an engine -------------------------------------------------------------------
-
     def update_weights(self, policy_version: int) -> None:
-        self.policy_version = policy_version
+        super().update_weights(policy_version)
         self.weights_changed = True
 
     def sleep(self) -> None:
-        if self.state is not None:
-            self.state.release_pages()
-
-    def wake(self) -> None: ...
+        if self._state is not None:
+            self._state.release_pages()
 
     def close(self) -> None:
-        self.state = self.step = self.graphs = None
-
-
-def _is_filtered(sampling: SamplingParams) -> bool:
-    return bool(sampling.top_k) or sampling.top_p < 1 or sampling.min_p > 0
+        self._state = self.step = self.graphs = None

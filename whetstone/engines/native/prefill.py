@@ -35,15 +35,10 @@ class PrefillSequence:
     def cells(self) -> np.ndarray:
         """The cell of every token: page * PAGE + offset, or -1."""
         cells = np.full(len(self), -1)
-        start = 0
-        for count, pages in (
-            (len(self.prompt), self.prompt_pages),
-            (len(self.generated), self.generated_pages),
-        ):
+        prompt, generated = np.split(cells, [len(self.prompt)])  # views
+        for part, pages in ((prompt, self.prompt_pages), (generated, self.generated_pages)):
             if pages:
-                page_cells = np.array(pages)[:, None] * PAGE + np.arange(PAGE)
-                cells[start : start + count] = page_cells.ravel()[:count]
-            start += count
+                part[:] = (np.array(pages)[:, None] * PAGE + np.arange(PAGE)).ravel()[: len(part)]
         return cells
 
 
@@ -78,17 +73,15 @@ class PagedPrefill:
     def attend(self, query: Tensor, key: Tensor, value: Tensor, options: LayerOptions) -> Tensor:
         """[T, heads, D] queries, [T, kv_heads, D] keys and values -> [T, heads * D]."""
         query, key, value = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
-        plain = options.softcap is None and options.sliding_window is None
-        if not (
-            plain and query.is_cuda and query.dtype != torch.float32 and min(self.lengths) >= MIN_FLASH_TOKENS
-        ):
+        is_plain = options.softcap is None and options.sliding_window is None
+        is_half = query.is_cuda and query.dtype != torch.float32
+        if not (is_plain and is_half and min(self.lengths) >= MIN_FLASH_TOKENS):
             return self.packed(query, key, value, options)[0].flatten(1)
-        outs = []
+        sequences = zip(*(t.split(self.lengths, dim=2) for t in (query, key, value)), strict=True)
+        gqa = key.shape[1] != query.shape[1]
         with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION], set_priority=True):
-            for q, k, v in zip(*(t.split(self.lengths, dim=2) for t in (query, key, value)), strict=True):
-                outs.append(
-                    F.scaled_dot_product_attention(
-                        q, k, v, is_causal=True, scale=options.scale, enable_gqa=k.shape[1] != q.shape[1]
-                    )
-                )
+            outs = [
+                F.scaled_dot_product_attention(*qkv, is_causal=True, scale=options.scale, enable_gqa=gqa)
+                for qkv in sequences
+            ]
         return torch.cat(outs, dim=2)[0].transpose(0, 1).flatten(1)

@@ -6,7 +6,7 @@ only on its seed and its number of tokens, so preemption does not change them. N
 """
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from whetstone.engines.base import Request, SamplingParams
 from whetstone.engines.native.slot_state import PAGE
@@ -73,10 +73,7 @@ class Scheduler:
         return self.prompts[request].pages
 
     def admit(self, token_budget: int) -> tuple[list[int], list[int]]:
-        """Move waiting sequences into free slots while slots, pages and the token budget suffice.
-
-        Returns the filled slots, and the requests whose prompts are not in the cache yet.
-        """
+        """Move waiting sequences into free slots; returns these, and the requests with prompts to prefill."""
         slots: list[int] = []
         new_prompts: list[int] = []
         tokens = 0
@@ -111,8 +108,9 @@ class Scheduler:
         return slots, new_prompts
 
     def reserve(self, steps: int) -> tuple[int, list[int], list[tuple[int, int, int]]] | None:
-        """Allocate pages for up to `steps` more tokens of every sequence: (steps, slots, new pages as (slot,
-        number of the page in its slot, page)); None if pages run out.
+        """Allocate pages for up to `steps` more tokens of every sequence; None if pages run out.
+
+        Returns the steps, the slots, and new pages as (slot, number of the page in its slot, page).
         """
         slots = [slot for slot, sequence in self.running.items() if sequence.remaining]
         steps = min(steps, max((self.running[slot].remaining for slot in slots), default=0))
@@ -133,10 +131,7 @@ class Scheduler:
 
     def preempt(self, slot: int, tokens: list[int], logprobs: list[float]) -> None:
         """Free the slot of an unfinished sequence and put it first in the queue."""
-        waiting = self.free(slot).waiting
-        self.waiting.appendleft(
-            WaitingSequence(waiting.request, waiting.sample, waiting.max_new, tokens, logprobs)
-        )
+        self.waiting.appendleft(replace(self.free(slot).waiting, tokens=tokens, logprobs=logprobs))
 
     def free(self, slot: int) -> RunningSequence:
         sequence = self.running.pop(slot)

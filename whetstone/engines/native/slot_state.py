@@ -1,8 +1,7 @@
-"""Device state of the native engine on a GPU: one column of integers and one page table per slot, and the
-KV-cache pages.
+"""Device state of the native engine on a GPU: a column of integers and a page table per slot, and the pages.
 
 Everything has a fixed address, which CUDA graphs read. Only the pages are allocated and freed between
-rollouts, so their address is itself stored on the device (`bases`). No scheduling here.
+rollouts, so their address is itself stored on the device (`bases`).
 """
 
 from dataclasses import dataclass
@@ -23,9 +22,12 @@ MAX_NEW = 4  # tokens it may generate
 TOKEN = 5  # the newest token, to be fed next
 NUM_FIELDS = 6
 
-# Entries of `PagedState.settings`.
-TEMPERATURE, TOP_P, MIN_P, TOP_K = 0, 1, 2, 3
 MAX_STOPS = 32
+
+
+def active_slot(prompt_len: int, num_generated: int, max_new: int, token: int) -> list[int]:
+    """The column of a sequence: as many tokens are cached as generated, since the newest is fed next."""
+    return [1, prompt_len, num_generated, num_generated, max_new, token]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +69,7 @@ class PagedState:
         self.out_tokens = torch.zeros(num_slots, max_tokens, dtype=torch.int32, device=device)
         self.out_logprobs = torch.zeros(num_slots, max_tokens, dtype=torch.float32, device=device)
         self.rows = torch.full((num_slots,), -1, dtype=torch.int32, device=device)
-        self.settings = torch.zeros(4, dtype=torch.float32, device=device)
+        self.settings = torch.zeros(4, dtype=torch.float32, device=device)  # temperature, top-p, min-p, top-k
         self.stops = torch.full((MAX_STOPS,), -1, dtype=torch.int32, device=device)
         self.bases = torch.zeros(3, dtype=torch.int64, device=device)
         self.pages: Tensor | None = None  # [2, layers, pages, heads, PAGE, D]

@@ -1,24 +1,27 @@
-"""A minimal JSON client over HTTP: one connection per call, a timeout, two kinds of error.
+"""A minimal JSON client over HTTP: one connection per call, a timeout, two kinds of error."""
 
-`Unreachable` (no answer, a broken one, 5xx): retry, or ask another server. `RequestRejected` (4xx): a retry
-would not help.
-"""
-
+import contextlib
 import json
 import os
 import socket
 import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any
 from urllib.parse import urlsplit
 
+HEALTH_TIMEOUT_S = 2.0
+CONTROL_TIMEOUT_S = 60.0  # short requests
+PUSH_TIMEOUT_S = 1800.0  # a large model over a slow disk
+
 
 class Unreachable(Exception):
-    """The server did not answer, or said that it can't."""
+    """No answer, a broken one, or 5xx: retry, or ask another server."""
 
 
 class RequestRejected(Exception):
-    """The server understood and said no."""
+    """4xx: a retry would not help."""
 
     def __init__(self, status: int, message: str):
         super().__init__(f"{message} (HTTP {status})")
@@ -26,13 +29,13 @@ class RequestRejected(Exception):
 
 
 class HttpClient:
-    """All calls to one server that are under way, so that they can be broken off together."""
+    """The client of one server; all calls that are under way can be cancelled together."""
 
     def __init__(self, url: str):
         self.url = url
         parts = urlsplit(url)
         self._kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-        self._host, self._port, self._prefix = parts.hostname or "", parts.port, parts.path.rstrip("/")
+        self.host, self._port, self._prefix = parts.hostname or "", parts.port, parts.path.rstrip("/")
         key = os.environ.get("VLLM_API_KEY")  # the name under which vLLM itself looks for it
         self._headers = {"Content-Type": "application/json", "Connection": "close"}
         if key:
@@ -40,18 +43,21 @@ class HttpClient:
         self._open: set[HTTPConnection] = set()
         self._lock = threading.Lock()
 
-    @property
-    def host(self) -> str:
-        return self._host
-
-    def get(self, path: str, *, timeout_s: float) -> Any:
+    def get(self, path: str, *, timeout_s: float = CONTROL_TIMEOUT_S) -> Any:
         return self._call("GET", path, None, timeout_s)
 
-    def post(self, path: str, body: Any, *, timeout_s: float) -> Any:
+    def is_healthy(self) -> bool:
+        try:
+            self.get("/health", timeout_s=HEALTH_TIMEOUT_S)
+        except (Unreachable, RequestRejected):
+            return False
+        return True
+
+    def post(self, path: str, body: Any, timeout_s: float = CONTROL_TIMEOUT_S) -> Any:
         return self._call("POST", path, json.dumps(body).encode(), timeout_s)
 
     def _call(self, method: str, path: str, body: bytes | None, timeout_s: float) -> Any:
-        connection = self._kind(self._host, self._port, timeout=timeout_s)
+        connection = self._kind(self.host, self._port, timeout=timeout_s)
         with self._lock:
             self._open.add(connection)
         try:
@@ -71,32 +77,36 @@ class HttpClient:
             raise Unreachable(f"{path}: HTTP {response.status} {_message(text)}")
         if response.status >= 400:
             raise RequestRejected(response.status, _message(text))
-        try:
-            return json.loads(text)
-        except json.JSONDecodeError:
-            return text  # some endpoints answer in words, or with nothing
+        return _parse(text)
+
+    @contextlib.contextmanager
+    def posting(self, path: str, body: Any) -> Iterator[None]:
+        """Post while the body of the `with` runs, for transfers that both sides take part in."""
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            response = pool.submit(self.post, path, body, PUSH_TIMEOUT_S)
+            yield
+            response.result()
 
     def cancel_all(self) -> None:
-        """End every call under way; whoever waits for one gets `Unreachable`. The server sees that nobody
-        wants the answer any more.
-        """
+        """Close every connection: callers get `Unreachable`, and the server stops computing answers."""
         with self._lock:
             connections = list(self._open)
         for connection in connections:
-            sock = connection.sock
-            if sock is not None:
-                try:
+            if (sock := connection.sock) is not None:
+                with contextlib.suppress(OSError):  # it ended by itself in the meantime
                     sock.shutdown(socket.SHUT_RDWR)
-                except OSError:  # it ended by itself in the meantime
-                    continue
+
+
+def _parse(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text  # some endpoints answer with plain text, or with nothing
 
 
 def _message(text: str) -> str:
     """What an error answer says, in one line: OpenAI's form, FastAPI's, or plain text."""
-    try:
-        data = json.loads(text)
-    except json.JSONDecodeError:
-        data = text
+    data = _parse(text)
     for key in ("error", "message", "detail"):
         if isinstance(data, dict) and key in data:
             data = data[key]

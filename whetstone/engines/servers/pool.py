@@ -2,8 +2,7 @@
 
 A thread per request takes samples from one queue. A server that dies loses nothing: its requests go back to
 the queue. A restarted server gets the current weights first, and completions of other weights are never
-yielded. The caller's thread yields results, revives servers and sends weights. The client of one server is in
-client.py, server processes are in process.py.
+yielded. The caller's thread yields results, revives servers and sends weights.
 """
 
 import logging
@@ -12,21 +11,20 @@ import socket
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from whetstone.engines.base import GenerationOutput, Request, SamplingParams
-from whetstone.engines.servers.client import InvalidReply, Reply, Server
+from whetstone.engines.base import EngineBase, GenerationOutput, Request, SamplingParams
+from whetstone.engines.servers.client import InvalidReply, Server
 from whetstone.engines.servers.http import RequestRejected, Unreachable
 from whetstone.engines.servers.process import ServerProcess
-from whetstone.engines.servers.queue import RequestQueue
 from whetstone.engines.servers.weights import WeightFolders, WeightUpdate
 from whetstone.errors import UserError
 from whetstone.model.policy import Policy
-from whetstone.types import Completion
 
 logger = logging.getLogger("whetstone")
 
@@ -56,10 +54,10 @@ class ServerHandle:
 
     @property
     def url(self) -> str:
-        return self.server.http.url
+        return self.server.url
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ServerSharing:
     """The processes of one run that share its servers: the leader sends weights."""
 
@@ -73,13 +71,41 @@ class PushResult:
 
     version: str = ""
     folder: Path | None = None
-    loaded_instances: dict[str, str | None] = field(
-        default_factory=dict
-    )  # servers that have it -> their identity
+    loaded_instances: dict[str, str | None] = field(default_factory=dict)  # by url of servers that have it
     failure: str | None = None
 
 
-class ServerPool:
+class RequestQueue:
+    """The samples of one `generate`: the threads of all servers take from it and put back to it."""
+
+    def __init__(self, requests: list[Request], sampling: SamplingParams):
+        self.requests = requests
+        self.sampling = sampling
+        self.waiting = deque((r, s) for r, request in enumerate(requests) for s in range(len(request.seeds)))
+        self.num_total = self.num_left = len(self.waiting)
+        self.results: queue.SimpleQueue[GenerationOutput | Exception] = queue.SimpleQueue()
+        self.threads: list[threading.Thread] = []
+        self.is_closed = False
+        self._changed = threading.Condition()
+
+    def get(self) -> tuple[int, int] | None:
+        """The next sample; waits while others in flight may be put back. None: the queue is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.waiting or self.is_closed)
+            return None if self.is_closed else self.waiting.popleft()
+
+    def put_back(self, job: tuple[int, int]) -> None:
+        with self._changed:
+            self.waiting.appendleft(job)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        with self._changed:
+            self.is_closed = True
+            self._changed.notify_all()
+
+
+class ServerPool(EngineBase):
     def __init__(
         self,
         handles: list[ServerHandle],
@@ -91,66 +117,47 @@ class ServerPool:
         trains_meanwhile: bool = False,
         sharing: ServerSharing | None = None,
     ):
+        super().__init__(policy)
         self.handles = handles
         self.may_sleep = sharing is None  # the others may still be sampling when we are done
         self.sharing = sharing or ServerSharing()
-        self.policy = policy
         self.max_in_flight = max_in_flight  # of each server
         self.timeout_s = timeout_s
-        self.policy_version = 0
         self.num_retried = 0  # samples that had to be drawn again because their server was lost
         self.weight_dir = weight_dir
         self.trains_meanwhile = trains_meanwhile  # whether it trains while its last version is sampled from
         self.folders = WeightFolders(weight_dir)
         self.run = uuid.uuid4().hex[:8]  # so that no other run's version 12 is taken for ours
         self.weights: WeightUpdate | None = None
-        self.loaded_instances: dict[str, str | None] = {}  # as another process of the team told
+        self.loaded_instances: dict[str, str | None] = {}  # as the leader reports
         self.num_generating = 0
         self.last_check = 0.0
         self.all_down_since: float | None = None  # when the last server was lost
 
-    # Weights
-
     def update_weights(self, policy_version: int) -> None:
-        """In a team, all call it together; only the first process needs the weights of its `policy`."""
+        """All processes call it together; only the leader needs the weights of its `policy`."""
         assert not self.num_generating, "weights must not change while samples are drawn with them"
-        self.weights, failure = None, None  # whoever comes up now waits for the new ones
+        self.weights, result = None, None  # whoever comes up now waits for the new ones
         if self.sharing.is_leader:
             try:
-                self._send(policy_version)
+                result = self._send(policy_version)
             except UserError as error:
-                failure = str(error)
-        result = self.sharing.broadcast(self._push_result(failure) if self.sharing.is_leader else None)
+                result = PushResult(failure=str(error))
+        result = self.sharing.broadcast(result)
         if result.failure is not None:
             raise UserError(result.failure)
         self.policy_version = policy_version
         if not self.sharing.is_leader:
             self.weights = WeightUpdate(version=result.version, policy=self.policy, folder=result.folder)
             self.loaded_instances = result.loaded_instances
-            self._wait_until(lambda: any(handle.is_connected for handle in self.handles))
-            for handle in self.handles:
-                if handle.is_connected:
-                    self._load(handle)
+            for handle in self._wait_for_servers():
+                self._load(handle)
             self._wait_until(self._any_ready)
 
-    def _push_result(self, failure: str | None) -> PushResult:
-        if self.weights is None:
-            return PushResult(failure=failure)
-        loaded_instances = {
-            handle.url: handle.server.identity for handle in self.handles if self._is_ready(handle)
-        }
-        return PushResult(
-            version=self.weights.version,
-            folder=self.weights.folder,
-            loaded_instances=loaded_instances,
-            failure=failure,
-        )
-
-    def _send(self, policy_version: int) -> None:
+    def _send(self, policy_version: int) -> PushResult:
         """New weights to every server that is up; returns once one has them."""
-        self._wait_until(lambda: any(handle.is_connected for handle in self.handles))
+        connected = self._wait_for_servers()
         version = f"{self.run}-{policy_version}"
-        connected = [handle for handle in self.handles if handle.is_connected]
         wants_folder = self.policy.is_lora or any(handle.server.wants_folder for handle in connected)
         if wants_folder:
             self._check_shared_folder(connected)
@@ -161,6 +168,13 @@ class ServerPool:
         if folder is not None:
             self.folders.keep_only(folder)
         self._wait_until(self._any_ready)
+        loaded = {handle.url: handle.server.identity for handle in self.handles if self._is_ready(handle)}
+        return PushResult(version=version, folder=folder, loaded_instances=loaded)
+
+    def _wait_for_servers(self) -> list[ServerHandle]:
+        """Those that are up, at least one."""
+        self._wait_until(lambda: any(handle.is_connected for handle in self.handles))
+        return [handle for handle in self.handles if handle.is_connected]
 
     def _check_shared_folder(self, handles: list[ServerHandle]) -> None:
         remote = [handle.url for handle in handles if handle.server.http.host not in LOCAL]
@@ -171,9 +185,7 @@ class ServerPool:
             )
 
     def _load(self, handle: ServerHandle) -> None:
-        """Send the current weights, unless another process of the team has done so; a server that fails at
-        it is down.
-        """
+        """Send the current weights, unless another process has done so; a server that fails at it is down."""
         assert self.weights is not None
         try:
             if self.sharing.is_leader or not handle.server.accept_existing_weights(
@@ -199,12 +211,10 @@ class ServerPool:
     def _any_ready(self) -> bool:
         return any(self._is_ready(handle) for handle in self.handles)
 
-    # Sampling
-
     def generate(self, requests: list[Request], sampling: SamplingParams) -> Iterator[GenerationOutput]:
         assert self.weights is not None, "update_weights comes before generate"
         jobs = RequestQueue(requests, sampling)
-        started: dict[int, int] = {}  # member -> which of its arrivals has threads at this work
+        started: dict[int, int] = {}  # index of a server -> its connection that has threads
         self.num_generating += 1
         try:
             while jobs.num_left:
@@ -230,9 +240,7 @@ class ServerPool:
             self.num_generating -= 1
 
     def _start(self, handle: ServerHandle, jobs: RequestQueue) -> None:
-        """The threads of a server: each has one request under way. A fair share, so that the first server
-        does not take all of a small batch.
-        """
+        """A thread per request in flight, and a fair share of a small batch for each server."""
         share = -(-jobs.num_total // len(self.handles))
         for _ in range(min(self.max_in_flight, max(1, share))):
             thread = threading.Thread(target=self._serve, args=(handle, handle.generation, jobs), daemon=True)
@@ -266,20 +274,14 @@ class ServerPool:
         request, sample = job
         assert self.weights is not None
         prompt, seed = jobs.requests[request].prompt_ids, jobs.requests[request].seeds[sample]
-        reply: Reply = handle.server.complete(prompt, seed, jobs.sampling)
+        reply = handle.server.complete(prompt, seed, jobs.sampling)
         if reply.weight_version is None:
             self._confirm(handle, time.monotonic())
         elif reply.weight_version != self.weights.version:
             raise WrongWeights(
                 f"it answered with the weights {reply.weight_version} instead of {self.weights.version}"
             )
-        completion = Completion(
-            token_ids=reply.token_ids,
-            logprobs=reply.logprobs,
-            finish=reply.finish,
-            policy_version=self.policy_version,
-        )
-        return GenerationOutput(request=request, sample=sample, completion=completion)
+        return self.output(request, sample, reply.token_ids, reply.logprobs, reply.finish)
 
     def _confirm(self, handle: ServerHandle, received_at: float) -> None:
         """Ask a server which weights it has, after its answer. Weights change only by our pushes, never while
@@ -298,8 +300,6 @@ class ServerPool:
                     f"it was started anew and has the weights {version} instead of {self.weights.version}"
                 )
             handle.confirmed_at = started_at
-
-    # Servers that are down
 
     def _set_down(self, handle: ServerHandle, trouble: str) -> None:
         with handle.lock:
@@ -340,7 +340,7 @@ class ServerPool:
         if handle.process is not None:
             handle.process.restart_if_dead()
         try:
-            if handle.server.is_healthy():
+            if handle.server.http.is_healthy():
                 handle.server.connect()
                 handle.is_connected = True
                 if handle.process is not None:
@@ -366,8 +366,6 @@ class ServerPool:
             self._revive_servers()
             if not condition():
                 time.sleep(0.1)
-
-    # The rest of the seam
 
     def sleep(self) -> None:
         if self.may_sleep:

@@ -1,20 +1,18 @@
-"""Server processes: started, waited for, restarted when they die, stopped.
+"""Server processes. Each has its own session, so that stopping reaches its workers, and ends with us."""
 
-A server gets its own session, so that stopping reaches its workers, and it ends with the parent process.
-"""
-
+import contextlib
 import ctypes
 import logging
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from whetstone.engines.servers.http import HttpClient
 from whetstone.errors import UserError
 
 logger = logging.getLogger("whetstone")
@@ -35,12 +33,12 @@ class ServerCommand:
     url: str
 
 
+@dataclass
 class ServerProcess:
-    def __init__(self, command: ServerCommand, log: Path):
-        self.command = command
-        self.log = log
-        self.restarts = 0  # since it was last seen up
-        self.process: subprocess.Popen[bytes] | None = None
+    command: ServerCommand
+    log: Path
+    restarts: int = 0  # since it was last seen up
+    process: subprocess.Popen[bytes] | None = None
 
     @property
     def is_running(self) -> bool:
@@ -59,12 +57,14 @@ class ServerProcess:
                 start_new_session=True,
             )
 
-    def restart_if_dead(self, is_healthy: Callable[[], bool] = lambda: False) -> bool:
-        """Start it again if it has died (`UserError` after several failures); True once it is up again."""
+    @property
+    def is_healthy(self) -> bool:
+        return HttpClient(self.command.url).is_healthy()
+
+    def restart_if_dead(self) -> None:
+        """Start it again if it has died; `UserError` after several failures."""
         if self.is_running:
-            is_back = self.restarts > 0 and is_healthy()
-            self.restarts = 0 if is_back else self.restarts
-            return is_back
+            return
         assert self.process is not None, "start comes first"
         if self.restarts >= RESTARTS:
             raise UserError(
@@ -76,13 +76,18 @@ class ServerProcess:
         self._kill()  # workers that outlived it would hold its memory
         logger.warning(f"The server {self.command.url} has ended: starting it again ({self.log}).")
         self.start()
-        return False
 
-    def wait_until_up(self, is_healthy: Callable[[], bool], timeout_s: float) -> None:
+    def has_recovered(self) -> bool:
+        """True once after a restart, when it answers again."""
+        is_back = self.restarts > 0 and self.is_running and self.is_healthy
+        self.restarts = 0 if is_back else self.restarts
+        return is_back
+
+    def wait_until_up(self, timeout_s: float) -> None:
         """Return once it answers; `UserError` with the end of its log if it ends or takes too long."""
         assert self.process is not None
         started_at = time.monotonic()
-        while not is_healthy():
+        while not self.is_healthy:
             if not self.is_running:
                 raise UserError(
                     f"The server could not start (exit code {self.process.returncode}); its last words: "
@@ -98,7 +103,6 @@ class ServerProcess:
         self.restarts = 0
 
     def log_tail(self) -> str:
-        """The last errors of its log, or else its last lines."""
         text = self.log.read_text(encoding="utf-8", errors="replace") if self.log.is_file() else ""
         return error_lines(text, 2)
 
@@ -116,12 +120,9 @@ class ServerProcess:
         """Kill the rest of its session."""
         if self.process is None:
             return
-        try:
+        with contextlib.suppress(ProcessLookupError):  # nobody is left
             os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:  # nobody is left
-            return
-        finally:
-            self.process.wait()
+        self.process.wait()
 
 
 def popen_with_pdeathsig(args: list[str], **settings: Any) -> subprocess.Popen[Any]:
@@ -131,16 +132,13 @@ def popen_with_pdeathsig(args: list[str], **settings: Any) -> subprocess.Popen[A
 
 def _set_pdeathsig() -> None:
     """In the child: SIGTERM when the parent dies, even by SIGKILL (Linux)."""
-    try:
+    # On another system only an ordinary end of ours stops it.
+    with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    except (OSError, AttributeError):  # another system: only an ordinary end of ours stops it
-        return
 
 
 def error_lines(text: str, num_lines: int = 1) -> str:
-    """The most telling lines of an engine's output: failed checks of its settings, else the last errors, else
-    the last lines.
-    """
+    """The most telling lines of an engine's output: failed checks of settings, else errors, else the end."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     checks = [line for line in lines if "Value error, " in line]
     errors = [line for line in lines if "Error" in line and "Traceback" not in line]

@@ -1,11 +1,28 @@
 """Settings that the servers of vLLM and SGLang derive from a configuration in the same way."""
 
+import importlib.util
 from pathlib import Path
 
 from whetstone.config import Config
+from whetstone.config.engine_traits import ENGINE_TRAITS
+from whetstone.engines.servers.process import ServerCommand
+from whetstone.errors import UserError
 from whetstone.model.hub import base_and_adapter
 
+MAX_SLOTS = 256  # concurrent requests of a server, if max_num_seqs is not set
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has kernels for
+
+
+def require_package(package: str, setting: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        raise UserError(
+            f"{setting} needs the package {package}: {ENGINE_TRAITS[package].install}, or name a server that "
+            "runs elsewhere with rollout_servers=http://HOST:PORT."
+        )
+
+
+def max_slots(config: Config) -> int:
+    return config.rollout.max_num_seqs or MAX_SLOTS
 
 
 def model_folder(config: Config) -> str:
@@ -27,3 +44,11 @@ def lora_rank(config: Config) -> int:
 
 def memory_fraction(config: Config, *, alone: bool) -> float:
     return config.engines.server_gpu_memory_utilization or (0.9 if alone else 0.3)
+
+
+def make_command(
+    config: Config, args: list[str], environment: dict[str, str], host: str, port: int
+) -> ServerCommand:
+    address = "127.0.0.1" if host == "0.0.0.0" else host
+    url = f"http://{address}:{port}"
+    return ServerCommand(args=[*args, *config.engines.server_args], environment=environment, url=url)

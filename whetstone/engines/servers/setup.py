@@ -1,21 +1,19 @@
-"""Build the server pool for a configuration: connect to running servers, or start them with ports, GPUs and
-logs.
-"""
+"""Build the server pool of a configuration: connect to running servers, or start them."""
 
 import contextlib
+import itertools
 import logging
-from collections.abc import Callable
 from pathlib import Path
 
 from whetstone.config import Config
-from whetstone.engines.servers.client import MAX_SLOTS, Server, is_healthy
-from whetstone.engines.servers.http import HttpClient, free_port
+from whetstone.engines.servers.http import free_port
 from whetstone.engines.servers.pool import ServerHandle, ServerPool, ServerSharing
 from whetstone.engines.servers.process import ServerCommand, ServerProcess
+from whetstone.engines.servers.settings import max_slots
 from whetstone.engines.servers.sglang import SGLangServer
 from whetstone.engines.servers.sglang import command as sglang_command
-from whetstone.engines.servers.vllm.command import command as vllm_command
 from whetstone.engines.servers.vllm.server import VLLMServer
+from whetstone.engines.servers.vllm.server import command as vllm_command
 from whetstone.errors import UserError
 from whetstone.model.policy import Policy
 
@@ -28,18 +26,26 @@ COMMANDS = {"vllm": vllm_command, "sglang": sglang_command}
 
 def build_server_pool(config: Config, policy: Policy, sharing: ServerSharing | None = None) -> ServerPool:
     """`sharing`: the processes of the run, which all call this; the first starts servers if none is named."""
-    engines = config.engines
+    engines, client_class = config.engines, CLIENTS[config.rollout.rollout_engine]
     addresses, processes = engines.addresses, []
     if not addresses:
         addresses, processes = _own_servers(config, sharing or ServerSharing())
-    make_client = client_factory(config, policy, is_shared=sharing is not None)
-    handles = [ServerHandle(server=make_client(url, index)) for index, url in enumerate(addresses)]
-    for handle, process in zip(handles, processes, strict=False):
-        handle.process = process
+    handles = []
+    for number, (url, process) in enumerate(itertools.zip_longest(addresses, processes)):
+        server = client_class(
+            url,
+            stops=policy.stop_token_ids,
+            max_tokens=config.rollout.max_completion_length,
+            weight_transfer=engines.weight_transfer,
+            group_port=None if engines.server_group_port is None else engines.server_group_port + number,
+            request_timeout_s=engines.server_request_timeout_s,
+            is_shared=sharing is not None,
+        )
+        handles.append(ServerHandle(server, process))
     return ServerPool(
         handles,
         policy,
-        max_in_flight=config.rollout.max_num_seqs or MAX_SLOTS,
+        max_in_flight=max_slots(config),
         timeout_s=engines.server_timeout_s,
         weight_dir=engines.weight_transfer_dir,
         trains_meanwhile=config.rollout.async_rollouts > 0,
@@ -68,34 +74,9 @@ def _start_and_wait(config: Config) -> list[ServerProcess]:
         for process in processes:
             stack.callback(process.stop)
         for process in processes:
-            process.wait_until_up(lambda process=process: is_up(process), config.engines.server_timeout_s)
+            process.wait_until_up(config.engines.server_timeout_s)
         stack.pop_all()
     return processes
-
-
-def is_up(process: ServerProcess) -> bool:
-    return is_healthy(HttpClient(process.command.url))
-
-
-def client_factory(
-    config: Config, policy: Policy, *, is_shared: bool = False
-) -> Callable[[str, int], Server]:
-    """A function (address, index) -> the client of a server."""
-    engines, client_class = config.engines, CLIENTS[config.rollout.rollout_engine]
-
-    def make_client(url: str, index: int) -> Server:
-        port = None if engines.server_group_port is None else engines.server_group_port + index
-        return client_class(
-            url,
-            stops=policy.stop_token_ids,
-            max_tokens=config.rollout.max_completion_length,
-            weight_transfer=engines.weight_transfer,
-            group_port=port,
-            request_timeout_s=engines.server_request_timeout_s,
-            is_shared=is_shared,
-        )
-
-    return make_client
 
 
 def start_servers(config: Config, host: str, ports: list[int]) -> list[ServerProcess]:

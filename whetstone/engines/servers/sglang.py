@@ -1,16 +1,14 @@
-"""The client of an SGLang server over its native interface: `/generate` by token ids, weights from disk or a
-process group, LoRA adapters, release and resume of memory.
+"""The client of an SGLang server over its native interface.
 
-Every reply names the version of its weights (`weight_version`). Its logprobs have the temperature, but not
-top-p, top-k or min-p. The package is needed only to start a server. Written from the sources of SGLang 0.5.23
-and tested against a server of ours with this interface, never against SGLang itself.
+Every reply names the version of its weights. Its logprobs have the temperature, but not top-p, top-k or
+min-p. Written from the sources of SGLang 0.5.23 and tested against a server of ours with this interface,
+never against SGLang itself.
 """
 
 import contextlib
 import sys
 import uuid
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -18,19 +16,17 @@ from torch import Tensor
 
 from whetstone.config import Config
 from whetstone.engines.base import SamplingParams
-from whetstone.engines.servers.client import (
-    CONTROL_TIMEOUT_S,
-    MAX_SLOTS,
+from whetstone.engines.servers import settings
+from whetstone.engines.servers.client import InvalidReply, Reply, Server, parse_reply
+from whetstone.engines.servers.http import (
     PUSH_TIMEOUT_S,
-    InvalidReply,
-    Reply,
-    Server,
-    parse_reply,
+    RequestRejected,
+    Unreachable,
+    free_port,
+    own_address,
 )
-from whetstone.engines.servers.http import RequestRejected, Unreachable, free_port, own_address
 from whetstone.engines.servers.process import ServerCommand
-from whetstone.engines.servers.settings import lora_rank, max_model_length, memory_fraction, model_folder
-from whetstone.engines.servers.weights import BUCKET_BYTES, WeightUpdate, buckets
+from whetstone.engines.servers.weights import BUCKET_BYTES, WeightUpdate, buckets, describe, named_weights
 from whetstone.errors import UserError
 from whetstone.parallel import external_group
 
@@ -51,57 +47,47 @@ class SGLangServer(Server):
         self.wants_folder = self.weight_transfer != "nccl"
         self._leave_group()
         # Weights released without a copy would have to be sent again at every wake.
-        keeps_copy = bool(info.get("enable_weights_cpu_backup"))
-        self.can_release = ["weights", "kv_cache"] if keeps_copy else ["kv_cache"]
-        if not info.get("enable_memory_saver"):
-            self.can_release = []
+        keeps_copy, can_sleep = info.get("enable_weights_cpu_backup"), info.get("enable_memory_saver")
+        self.can_release = (["weights", "kv_cache"] if keeps_copy else ["kv_cache"]) if can_sleep else []
         self.num_workers = int(info.get("tp_size") or 1)
-        length = info.get("context_length")
-        if length is not None and length <= self.max_tokens:
-            raise UserError(
-                f"{self.http.url} takes {length} tokens at most, prompt and completion together, but "
-                f"max_completion_length is {self.max_tokens}: start it with a larger --context-length, or "
-                "lower max_completion_length."
-            )
+        self._check_length(info.get("context_length"), "--context-length")
 
     def _get(self, path: str, older: str) -> Any:
         """`older`: the endpoint's name in older versions."""
         try:
-            return self.http.get(path, timeout_s=CONTROL_TIMEOUT_S)
+            return self.http.get(path)
         except RequestRejected as error:
             if error.status != 404:
                 raise
-            return self.http.get(older, timeout_s=CONTROL_TIMEOUT_S)
-
-    # Weights
+            return self.http.get(older)
 
     def load(self, update: WeightUpdate) -> None:
         self._wake("weights")  # the cache may sleep on
-        if update.is_adapter:
+        if update.policy.is_lora:
             self._load_adapter(update)
         elif self.weight_transfer == "nccl":
             self._send(update)
         else:
             assert update.folder is not None
             body = {"model_path": str(update.folder), "weight_version": update.version, "flush_cache": True}
-            self._post("/update_weights_from_disk", body, PUSH_TIMEOUT_S)
-        self._post("/flush_cache", {})
+            self.http.post("/update_weights_from_disk", body, PUSH_TIMEOUT_S)
+        self.http.post("/flush_cache", {})
 
     def _load_adapter(self, update: WeightUpdate) -> None:
         assert update.folder is not None
-        self._post("/load_lora_adapter", {"lora_name": update.version, "lora_path": str(update.folder)})
+        self.http.post("/load_lora_adapter", {"lora_name": update.version, "lora_path": str(update.folder)})
         before, self.adapter = self.adapter, update.version
         if before is not None:
-            self._post("/unload_lora_adapter", {"lora_name": before})
-        self._post("/update_weight_version", {"new_version": update.version, "abort_all_requests": False})
+            self.http.post("/unload_lora_adapter", {"lora_name": before})
+        self.http.post("/update_weight_version", {"new_version": update.version, "abort_all_requests": False})
 
     def _send(self, update: WeightUpdate) -> None:
         """Broadcast the weights to the server's workers. The version counts once the last bucket is there."""
         if self.group is None:
             self._join(update.policy.device)
-        parts = list(buckets(update.tensors(), BUCKET_BYTES))
-        for number, bucket in enumerate(parts):
-            self._send_bucket(bucket, update.version if number + 1 == len(parts) else None)
+        all_buckets = list(buckets(named_weights(update.policy), BUCKET_BYTES))
+        for number, bucket in enumerate(all_buckets):
+            self._send_bucket(bucket, update.version if number + 1 == len(all_buckets) else None)
 
     def _join(self, device: torch.device) -> None:
         backend = "nccl" if device.type == "cuda" else "gloo"
@@ -116,60 +102,45 @@ class SGLangServer(Server):
             "group_name": self.group_name,
             "backend": backend,
         }
-        with ThreadPoolExecutor(max_workers=1) as pool:
-            # The server waits for us in this call, and we for it in the next line.
-            response = pool.submit(self._post, "/init_weights_update_group", body, PUSH_TIMEOUT_S)
+        with self.http.posting("/init_weights_update_group", body):
             try:
                 self.group = external_group.join(
                     address, port, rank=0, world_size=world_size, name=self.group_name, backend=backend
                 )
             except RuntimeError as error:
                 raise Unreachable(f"no process group came about with it ({error})") from None
-            response.result()
 
     def _send_bucket(self, bucket: list[tuple[str, Tensor]], version: str | None) -> None:
+        names, dtypes, shapes = describe(bucket)
         body = {
-            "names": [name for name, _ in bucket],
-            "dtypes": [str(tensor.dtype).removeprefix("torch.") for _, tensor in bucket],
-            "shapes": [list(tensor.shape) for _, tensor in bucket],
+            "names": names,
+            "dtypes": dtypes,
+            "shapes": shapes,
             "group_name": self.group_name,
             "flush_cache": version is not None,
             "weight_version": version,
         }
-        with ThreadPoolExecutor(max_workers=1) as pool:
-            response = pool.submit(self._post, "/update_weights_from_distributed", body, PUSH_TIMEOUT_S)
+        with self.http.posting("/update_weights_from_distributed", body):
             try:
                 external_group.broadcast([tensor.contiguous() for _, tensor in bucket], self.group)
             except RuntimeError as error:  # NCCL and gloo speak this way
                 raise Unreachable(f"the transfer of the weights broke off ({error})") from None
-            response.result()
 
     def accept_existing_weights(self, update: WeightUpdate, loaded_instance: str | None) -> bool:
         if self.loaded_version() != update.version:
             return False
-        self.adapter = update.version if update.is_adapter else None
+        self.adapter = update.version if update.policy.is_lora else None
         return True
 
     def loaded_version(self) -> str:
         return str(self._get("/model_info", "/get_model_info").get("weight_version"))
 
-    # Sampling
-
     def complete(self, prompt_ids: Sequence[int], seed: int, sampling: SamplingParams) -> Reply:
-        stops = [] if sampling.ignore_eos else list(self.stops)
         params = {
+            **self._sampling_body(sampling),
             "max_new_tokens": sampling.max_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
             "top_k": sampling.top_k or -1,
-            "min_p": sampling.min_p,
-            "repetition_penalty": 1.0,
-            "frequency_penalty": 0.0,
-            "presence_penalty": 0.0,
-            "stop_token_ids": stops,
-            "ignore_eos": True,  # the stop tokens are named
             "no_stop_trim": True,
-            "skip_special_tokens": False,
             "sampling_seed": seed % SEEDS,
         }
         body = {
@@ -180,7 +151,7 @@ class SGLangServer(Server):
             "lora_path": self.adapter,
         }
         try:
-            answer = self._post("/generate", body, self.request_timeout_s)
+            answer = self.http.post("/generate", body, self.request_timeout_s)
         except RequestRejected:
             if self.adapter is not None and self.loaded_version() != self.adapter:
                 raise Unreachable("it has lost the adapter: it was started anew") from None
@@ -197,16 +168,14 @@ class SGLangServer(Server):
             raise InvalidReply("logprobs of other tokens than its own")
         logprobs = [logprob for logprob, _ in pairs]
         return parse_reply(
-            token_ids, logprobs, finish, weight_version=version, sampling=sampling, stops=set(stops)
+            token_ids, logprobs, finish, weight_version=version, sampling=sampling, stops=self.stops
         )
 
-    # Memory
-
     def _release(self) -> None:
-        self._post("/release_memory_occupation", {"tags": self.can_release})
+        self.http.post("/release_memory_occupation", {"tags": self.can_release})
 
     def _resume(self, tag: str) -> None:
-        self._post("/resume_memory_occupation", {"tags": [tag]})
+        self.http.post("/resume_memory_occupation", {"tags": [tag]})
 
     def close(self) -> None:
         self._leave_group()
@@ -220,28 +189,25 @@ class SGLangServer(Server):
 
 def command(config: Config, *, devices: str | None, host: str, port: int) -> ServerCommand:
     """The command line of an SGLang server for a configuration."""
-    from importlib.util import find_spec
-
-    if find_spec("sglang") is None:
-        raise UserError(
-            "Starting an SGLang server needs the package sglang, which is not installed here: pip install "
-            "sglang, or name a server that runs elsewhere with rollout_servers=http://HOST:PORT."
-        )
-    args = [sys.executable, "-P", "-m", "sglang.launch_server", "--model-path", model_folder(config)]
+    settings.require_package("sglang", "Starting an SGLang server")
+    args = [sys.executable, "-P", "-m", "sglang.launch_server", "--model-path", settings.model_folder(config)]
     args += ["--host", host, "--port", str(port), "--random-seed", str(config.run.seed % SEEDS)]
     args += ["--dtype", "bfloat16" if config.model.bf16 else "float32"]
-    args += ["--max-running-requests", str(config.rollout.max_num_seqs or MAX_SLOTS)]
-    args += ["--mem-fraction-static", f"{memory_fraction(config, alone=devices is not None):g}"]
+    args += ["--max-running-requests", str(settings.max_slots(config))]
+    args += ["--mem-fraction-static", f"{settings.memory_fraction(config, alone=devices is not None):g}"]
     args += ["--tp-size", str(config.engines.server_tensor_parallel_size)]
-    if (length := max_model_length(config)) is not None:
+    if (length := settings.max_model_length(config)) is not None:
         args += ["--context-length", str(length)]
     if config.model.use_peft:
-        args += ["--enable-lora", "--max-loras-per-batch", "2", "--max-lora-rank", str(lora_rank(config))]
+        args += [
+            "--enable-lora",
+            "--max-loras-per-batch",
+            "2",
+            "--max-lora-rank",
+            str(settings.lora_rank(config)),
+        ]
         args += ["--lora-target-modules", "all"]
     if devices is None and config.engines.server_enable_sleep_mode:
         args += ["--enable-memory-saver", "--enable-weights-cpu-backup"]
     environment = {} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}
-    reach = "127.0.0.1" if host == "0.0.0.0" else host
-    return ServerCommand(
-        args=[*args, *config.engines.server_args], environment=environment, url=f"http://{reach}:{port}"
-    )
+    return settings.make_command(config, args, environment, host, port)

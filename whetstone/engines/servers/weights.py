@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -27,27 +26,17 @@ class WeightUpdate:
     policy: Policy
     folder: Path | None  # where they lie as files; None: no server of ours reads files
 
-    @property
-    def is_adapter(self) -> bool:
-        return self.policy.is_lora
-
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """The policy's weights as they are now."""
-        return named_weights(self.policy)
-
 
 def named_weights(policy: Policy) -> Iterator[tuple[str, Tensor]]:
     """Every weight under its name in a checkpoint, a tied head included: engines that hold it apart from the
     embedding would keep the old one (vLLM does on a CPU, silently).
     """
     assert not policy.is_lora, "a LoRA run sends its adapter as a folder"
-    seen_head = False
-    for name, parameter in policy.lm.named_parameters():
-        seen_head |= name == "lm_head.weight"
-        yield name, parameter.detach()
+    weights = {name: parameter.detach() for name, parameter in policy.lm.named_parameters()}
     head = policy.lm.get_output_embeddings()
-    if not seen_head and head is not None:
-        yield "lm_head.weight", head.weight.detach()
+    if head is not None:
+        weights.setdefault("lm_head.weight", head.weight.detach())
+    yield from weights.items()
 
 
 def buckets(tensors: Iterator[tuple[str, Tensor]], size: int) -> Iterator[list[tuple[str, Tensor]]]:
@@ -62,6 +51,12 @@ def buckets(tensors: Iterator[tuple[str, Tensor]], size: int) -> Iterator[list[t
         used += tensor.nbytes
     if bucket:
         yield bucket
+
+
+def describe(bucket: list[tuple[str, Tensor]]) -> tuple[list[str], list[str], list[list[int]]]:
+    """Names, dtypes and shapes, as servers expect them."""
+    dtypes = [str(tensor.dtype).removeprefix("torch.") for _, tensor in bucket]
+    return [name for name, _ in bucket], dtypes, [list(tensor.shape) for _, tensor in bucket]
 
 
 class WeightFolders:
@@ -80,11 +75,9 @@ class WeightFolders:
         if policy.is_lora:
             policy.model.save_pretrained(partial)
         else:
-            save_file(
-                {name: _cpu_copy(weight) for name, weight in named_weights(policy)},
-                partial / "model.safetensors",
-                metadata={"format": "pt"},
-            )
+            # safetensors wants tensors that share no memory.
+            weights = {name: w.to("cpu", copy=True).contiguous() for name, w in named_weights(policy)}
+            save_file(weights, partial / "model.safetensors", metadata={"format": "pt"})
             policy.lm.config.save_pretrained(partial)
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
@@ -97,9 +90,3 @@ class WeightFolders:
 
     def close(self) -> None:
         shutil.rmtree(self.root, ignore_errors=True)
-
-
-@torch.no_grad()
-def _cpu_copy(weight: Tensor) -> Tensor:
-    """On the CPU and sharing memory with no other tensor, as safetensors wants it."""
-    return weight.to("cpu", copy=True).contiguous()

@@ -11,15 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from whetstone.engines.native import slot_state
 from whetstone.engines.native.kernels import hopper
-from whetstone.engines.native.slot_state import (
-    ACTIVE,
-    NUM_CACHED,
-    PAGE,
-    PROMPT_LEN,
-    AttentionLayer,
-    PagedState,
-)
+from whetstone.engines.native.slot_state import PAGE, AttentionLayer, PagedState
 
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 # Two programs per multiprocessor of a large GPU: with fewer, sequences are split.
@@ -242,8 +236,9 @@ def decode_attention(
         GROUP_PADDED=max(16, triton.next_power_of_2(heads // kv_heads)), SPLITS=splits, PAGE_SIZE=PAGE,
         TILE=TILE, CACHE_TYPE=TYPES[state.dtype], ROTARY=rotary is not None, NORM=norms is not None,
         NORM_OFFSET=layer.norm_offset, SOFTCAP=options.softcap is not None,
-        WINDOW=options.sliding_window is not None, F_ACTIVE=ACTIVE, F_PROMPT_LEN=PROMPT_LEN,
-        F_NUM_CACHED=NUM_CACHED, num_warps=NUM_WARPS, num_stages=NUM_STAGES,
+        WINDOW=options.sliding_window is not None, F_ACTIVE=slot_state.ACTIVE,
+        F_PROMPT_LEN=slot_state.PROMPT_LEN, F_NUM_CACHED=slot_state.NUM_CACHED,
+        num_warps=NUM_WARPS, num_stages=NUM_STAGES,
     )  # fmt: skip
     if splits > 1:
         _merge_kernel[num_rows, heads](

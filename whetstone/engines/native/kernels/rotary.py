@@ -1,8 +1,4 @@
-"""Prefill: head norms, rotary embedding, and the keys and values of many new tokens into their pages.
-
-The counterpart of decode_attention for many tokens (attention.py). Returns queries and keys; the attention
-itself is torch's.
-"""
+"""Prefill: head norms, rotary embedding, and the keys and values of many new tokens into their pages."""
 
 import torch
 import triton

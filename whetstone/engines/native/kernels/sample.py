@@ -3,7 +3,7 @@
 The first kernel computes the maximum and the mass of every chunk. The second finds the chunk that the random
 number falls into and the token inside it, and updates the slot. The random numbers are those of
 `seeds.uniforms`, computed from the slot's seed and its number of tokens, so a sample does not depend on its
-batch. Top-k, top-p and min-p become one cutoff per row, found by bisection. Equals sampler.py on a CPU.
+batch. Top-k, top-p and min-p become one cutoff per row, found by bisection. Equals `cpu.sample`.
 """
 
 import torch

@@ -1,47 +1,39 @@
-"""vLLM inside the trainer's process, on its device: weights are handed over in memory, and it sleeps during
-the update.
-
-One engine per process, on one GPU. On a CPU it stays awake.
-"""
+"""vLLM inside the trainer's process, on one GPU; it sleeps during the update. On a CPU it stays awake."""
 
 import os
 from collections.abc import Iterator
 from typing import Any
 
 from whetstone.config import Config
-from whetstone.engines.base import GenerationOutput, Request, SamplingParams
-from whetstone.engines.servers.client import MAX_SLOTS, InvalidReply, parse_reply
+from whetstone.engines.base import EngineBase, GenerationOutput, Request, SamplingParams
+from whetstone.engines.servers import settings
+from whetstone.engines.servers.client import InvalidReply, SleepMixin, parse_reply
 from whetstone.engines.servers.process import error_lines
-from whetstone.engines.servers.settings import lora_rank, max_model_length, memory_fraction, model_folder
-from whetstone.engines.servers.vllm import require_vllm
 from whetstone.engines.servers.weights import WeightFolders, named_weights
 from whetstone.errors import UserError
 from whetstone.model.policy import Policy
-from whetstone.types import Completion
 
 
-class ColocatedVLLM:
+class ColocatedVLLM(SleepMixin, EngineBase):
     def __init__(self, config: Config, policy: Policy):
-        require_vllm("vllm_mode: colocate")
+        super().__init__(policy)
+        settings.require_package("vllm", "vllm_mode: colocate")
         if config.engines.server_tensor_parallel_size > 1:
             raise UserError(
-                "vllm_mode: colocate runs vLLM on the GPU of this process alone: set "
-                "server_tensor_parallel_size: 1, or vllm_mode: server."
+                "vllm_mode: colocate uses one GPU: set server_tensor_parallel_size: 1, or vllm_mode: server."
             )
-        self.policy = policy
-        self.policy_version = 0
         self.adapter: Any = None  # vLLM's request for the newest LoRA adapter
         self.num_requests = 0
-        self.asleep: list[str] = []  # which parts of its memory
         on_gpu = policy.device.type == "cuda"
-        self.can_sleep = on_gpu and config.engines.server_enable_sleep_mode
+        can_sleep = on_gpu and config.engines.server_enable_sleep_mode
+        self.can_release = ["weights", "kv_cache"] if can_sleep else []
         self.folders = WeightFolders(config.engines.weight_transfer_dir) if policy.is_lora else None
         # In this very process, so that tensors are handed over as they are.
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         if not on_gpu:
             os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
-        self.llm = _make(config, policy, on_gpu, self.can_sleep)
+        self.llm = _make(config, policy, on_gpu, can_sleep)
 
     def generate(self, requests: list[Request], sampling: SamplingParams) -> Iterator[GenerationOutput]:
         from vllm.inputs import TokensPrompt  # type: ignore
@@ -74,7 +66,7 @@ class ColocatedVLLM:
             top_k=sampling.top_k,
             min_p=sampling.min_p,
             seed=seed,
-            stop_token_ids=[] if sampling.ignore_eos else list(self.policy.stop_token_ids),
+            stop_token_ids=sampling.stop_ids(self.policy.stop_token_ids),
             ignore_eos=True,  # the stop tokens are named
             logprobs=0,
             detokenize=False,
@@ -85,25 +77,14 @@ class ColocatedVLLM:
         (sequence,) = output.outputs
         token_ids = list(sequence.token_ids)
         logprobs = [entry[token].logprob for token, entry in zip(token_ids, sequence.logprobs, strict=True)]
-        stops = set() if sampling.ignore_eos else set(self.policy.stop_token_ids)
+        stops, finish = self.policy.stop_token_ids, sequence.finish_reason
         try:
             reply = parse_reply(
-                token_ids,
-                logprobs,
-                sequence.finish_reason,
-                weight_version=None,
-                sampling=sampling,
-                stops=stops,
+                token_ids, logprobs, finish, weight_version=None, sampling=sampling, stops=stops
             )
         except InvalidReply as error:
             raise UserError(f"vLLM answered a request for a completion with {error}.") from None
-        completion = Completion(
-            token_ids=reply.token_ids,
-            logprobs=reply.logprobs,
-            finish=reply.finish,
-            policy_version=self.policy_version,
-        )
-        return GenerationOutput(request=job[0], sample=job[1], completion=completion)
+        return self.output(*job, reply.token_ids, reply.logprobs, reply.finish)
 
     def update_weights(self, policy_version: int) -> None:
         self._wake("weights")
@@ -113,7 +94,7 @@ class ColocatedVLLM:
             weights = {"weights_iterator": named_weights(self.policy)}
             self.llm.collective_rpc("reload_weights", kwargs=weights)
         self.llm.reset_prefix_cache()  # what is cached was computed with the old weights
-        self.policy_version = policy_version
+        super().update_weights(policy_version)
 
     def _load_adapter(self, policy_version: int) -> None:
         from vllm.lora.request import LoRARequest  # type: ignore
@@ -128,19 +109,11 @@ class ColocatedVLLM:
             self.llm.llm_engine.remove_lora(before.lora_int_id)
         self.folders.keep_only(folder)
 
-    def sleep(self) -> None:
-        if self.can_sleep and not self.asleep:
-            self.llm.sleep(level=1)  # weights go to the CPU's memory, the cache is let go
-            self.asleep = ["weights", "kv_cache"]
+    def _release(self) -> None:
+        self.llm.sleep(level=1)  # weights are offloaded to the CPU, the cache is discarded
 
-    def wake(self) -> None:
-        self._wake("weights")
-        self._wake("kv_cache")
-
-    def _wake(self, part: str) -> None:
-        if part in self.asleep:
-            self.llm.wake_up(tags=[part])
-            self.asleep.remove(part)
+    def _resume(self, tag: str) -> None:
+        self.llm.wake_up(tags=[tag])
 
     def close(self) -> None:
         if self.folders is not None:
@@ -151,26 +124,26 @@ class ColocatedVLLM:
 def _make(config: Config, policy: Policy, on_gpu: bool, can_sleep: bool) -> Any:
     from vllm import LLM  # type: ignore
 
-    settings: dict[str, Any] = {
-        "model": model_folder(config),
+    options: dict[str, Any] = {
+        "model": settings.model_folder(config),
         "dtype": str(policy.lm.dtype).removeprefix("torch."),
-        "max_num_seqs": config.rollout.max_num_seqs or MAX_SLOTS,
+        "max_num_seqs": settings.max_slots(config),
         "logprobs_mode": "processed_logprobs",
         "generation_config": "vllm",
         "seed": config.run.seed % 2**32,
         "disable_log_stats": True,
     }
-    if (length := max_model_length(config)) is not None:
-        settings["max_model_len"] = length
+    if (length := settings.max_model_length(config)) is not None:
+        options["max_model_len"] = length
     if config.model.use_peft:
-        settings |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": lora_rank(config)}
+        options |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": settings.lora_rank(config)}
     if on_gpu:
-        settings["gpu_memory_utilization"] = memory_fraction(config, alone=False)
-        settings["enable_sleep_mode"] = can_sleep
+        options["gpu_memory_utilization"] = settings.memory_fraction(config, alone=False)
+        options["enable_sleep_mode"] = can_sleep
     else:
-        settings["enforce_eager"] = True
+        options["enforce_eager"] = True
     try:
-        return LLM(**settings)
+        return LLM(**options)
     except (ValueError, RuntimeError) as error:
         reason = error_lines(str(error) or type(error).__name__)
         raise UserError(

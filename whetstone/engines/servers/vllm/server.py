@@ -6,27 +6,28 @@ Weights are loaded from files (`reload_weights`), as a LoRA adapter, or over vLL
 - `/weight_info` (0.32): the server stores the version of its weights. Earlier ones are recognized by the
   `instance_id` of the server process.
 - 0.22 to 0.25 answer `/start_weight_update` only with a JSON body; an empty one suits all.
-- 0.24's IPC imports ray (command.py asks for it only where that works).
+- 0.24's IPC imports ray (`command` asks for it only where that works).
 """
 
+import importlib.util
+import itertools
+import json
+import os
+import sys
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlencode
 
+from whetstone.config import Config
 from whetstone.engines.base import SamplingParams
-from whetstone.engines.servers.client import (
-    CONTROL_TIMEOUT_S,
-    PUSH_TIMEOUT_S,
-    InvalidReply,
-    Reply,
-    Server,
-    parse_reply,
-    require_unfiltered_sampling,
-)
-from whetstone.engines.servers.http import RequestRejected, Unreachable
+from whetstone.engines.servers import settings
+from whetstone.engines.servers.client import InvalidReply, Reply, Server, parse_reply
+from whetstone.engines.servers.http import PUSH_TIMEOUT_S, RequestRejected, Unreachable
+from whetstone.engines.servers.process import ServerCommand
 from whetstone.engines.servers.vllm.transfer import Transfer, make_transfer
 from whetstone.engines.servers.weights import WeightUpdate
 from whetstone.errors import UserError
+from whetstone.model.policy import choose_device
 
 OLDEST, NEWEST = (0, 22), (0, 32)
 REMEDY = "start it with `whet serve CONFIG`, or as docs/servers.md shows"
@@ -41,32 +42,23 @@ class VLLMServer(Server):
     transfer: Transfer | None = None
 
     def connect(self) -> None:
-        version = self._get("/version")["version"]
+        version = self.http.get("/version")["version"]
         if not OLDEST <= parse_version(version) <= (*NEWEST, 99):
-            raise UserError(
-                f"{self.http.url} runs vLLM {version}; this version of whetstone speaks with 0.22 to 0.32: "
-                "install one of these there."
-            )
-        self.base_model = self.model = self._get("/v1/models")["data"][0]["id"]
-        settings = self._settings()
-        model = settings["model_config"]
+            raise UserError(f"{self.url} runs vLLM {version}: install 0.22 to 0.32 there.")
+        self.base_model = self.model = self.http.get("/v1/models")["data"][0]["id"]
+        info = self._settings()
+        model = info["model_config"]
         self.has_processed_logprobs = model["logprobs_mode"] == "processed_logprobs"
         self.can_release, self.asleep = ["weights", "kv_cache"] if model.get("enable_sleep_mode") else [], []
-        if model["max_model_len"] <= self.max_tokens:
-            raise UserError(
-                f"{self.http.url} takes {model['max_model_len']} tokens at most, prompt and completion "
-                f"together, but max_completion_length is {self.max_tokens}: start it with a larger "
-                "--max-model-len, or lower max_completion_length."
-            )
+        self._check_length(model["max_model_len"], "--max-model-len")
         self.reports_weight_version = self._offers_weight_info()
-        backend = (settings.get("weight_transfer_config") or {}).get("backend")
+        backend = (info.get("weight_transfer_config") or {}).get("backend")
         method = backend if self.weight_transfer == "auto" else self.weight_transfer
         method = method if method in ("nccl", "ipc") else "disk"
         if method != "disk" and backend != method:
             raise UserError(
-                f"weight_transfer is {method}, but {self.http.url} was started for {backend or 'files'}: "
-                f'give it --weight-transfer-config \'{{"backend": "{method}"}}\', or set weight_transfer: '
-                "auto."
+                f"weight_transfer is {method}, but {self.url} was started for {backend or 'files'}: set "
+                f'it to auto, or give the server --weight-transfer-config \'{{"backend": "{method}"}}\'.'
             )
         self.wants_folder = method == "disk"
         self.transfer = make_transfer(method, self.http, self.group_port)
@@ -74,43 +66,37 @@ class VLLMServer(Server):
     def _settings(self) -> dict[str, Any]:
         """The server's own configuration."""
         try:
-            info = self._get("/server_info?config_format=json")
+            info = self.http.get("/server_info?config_format=json")
         except RequestRejected as error:
             if error.status != 404:
                 raise
             raise UserError(
-                f"{self.http.url} runs without VLLM_SERVER_DEV_MODE=1, so it can't be given new weights: "
-                f"{REMEDY}."
+                f"{self.url} runs without VLLM_SERVER_DEV_MODE=1, so it can't be given new weights: {REMEDY}."
             ) from None
         return info["vllm_config"]
 
     def _offers_weight_info(self) -> bool:
         try:
-            self._get("/weight_info")
+            self.http.get("/weight_info")
         except RequestRejected:
             return False
         return True
 
-    def _get(self, path: str) -> Any:
-        return self.http.get(path, timeout_s=CONTROL_TIMEOUT_S)
-
-    # Weights
-
     def load(self, update: WeightUpdate) -> None:
         self._wake("weights")  # the cache may sleep on
         identity = self._identity()
-        if update.is_adapter:
+        if update.policy.is_lora:
             self._load_adapter(update)
         elif self.transfer is not None:
             self.transfer.send(update)
         else:
             assert update.folder is not None
             body = {"method": "reload_weights", "kwargs": {"weights_path": str(update.folder)}}
-            self._post("/collective_rpc", body, PUSH_TIMEOUT_S)
+            self.http.post("/collective_rpc", body, PUSH_TIMEOUT_S)
         # What is cached was computed with the old weights.
-        self._post("/reset_prefix_cache", {})
+        self.http.post("/reset_prefix_cache", {})
         if self.reports_weight_version:
-            self._post("/update_weight_version", {"new_version": update.version})
+            self.http.post("/update_weight_version", {"new_version": update.version})
         if self._identity() != identity:
             raise Unreachable("it was started anew while it took the weights")
         self.identity, self.sent_version = identity, update.version
@@ -120,76 +106,67 @@ class VLLMServer(Server):
         assert update.folder is not None
         before, name = self.model, update.version
         try:
-            self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(update.folder)})
+            self.http.post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(update.folder)})
         except RequestRejected as error:
             if error.status == 404 and "Not Found" in str(error):
                 raise UserError(
-                    f"{self.http.url} can't be given LoRA adapters: start it with --enable-lora and "
+                    f"{self.url} can't be given LoRA adapters: start it with --enable-lora and "
                     f"VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 ({REMEDY})."
                 ) from None
             if "already been loaded" not in str(error):  # by another process of the run
                 raise
         self.model = name
         if before not in (self.base_model, name):
-            self._post("/v1/unload_lora_adapter", {"lora_name": before})
+            self.http.post("/v1/unload_lora_adapter", {"lora_name": before})
 
     def accept_existing_weights(self, update: WeightUpdate, loaded_instance: str | None) -> bool:
         identity = self._identity()
-        known = self.reports_weight_version and self._get("/weight_info")["weight_version"] == update.version
+        known = self.reports_weight_version and self._reported_version() == update.version
         if identity != loaded_instance and not known:
             return False
-        if update.is_adapter:
+        if update.policy.is_lora:
             self.model = update.version
         self.identity, self.sent_version = identity, update.version
         return True
 
     def loaded_version(self) -> str:
         if self.reports_weight_version and not self.is_shared:
-            return self._get("/weight_info")["weight_version"]
+            return self._reported_version()
         return self.sent_version or "none" if self._identity() == self.identity else "of a new start"
+
+    def _reported_version(self) -> str:
+        return self.http.get("/weight_info")["weight_version"]
 
     def _identity(self) -> str:
         """Drawn anew at every start of a server."""
         return str(self._settings()["instance_id"])
 
-    # Sampling
-
     def complete(self, prompt_ids: Sequence[int], seed: int, sampling: SamplingParams) -> Reply:
-        if not self.has_processed_logprobs:
-            require_unfiltered_sampling(
-                sampling, self.http.url, "start it with --logprobs-mode processed_logprobs."
+        is_plain = sampling.temperature in (0.0, 1.0) and not sampling.is_filtered
+        if not (self.has_processed_logprobs or is_plain):
+            raise UserError(
+                f"{self.url} gives logprobs of temperature 1 without filters, but sampling has "
+                f"{sampling.temperature:g}, top_p {sampling.top_p:g}: add --logprobs-mode processed_logprobs."
             )
-        stops = [] if sampling.ignore_eos else list(self.stops)
         body = {
+            **self._sampling_body(sampling),
             "model": self.model,
             "prompt": list(prompt_ids),
             "max_tokens": sampling.max_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
             "top_k": sampling.top_k,
-            "min_p": sampling.min_p,
-            # Said, so that nothing out of the model's generation_config.json takes its place.
-            "repetition_penalty": 1.0,
-            "frequency_penalty": 0.0,
-            "presence_penalty": 0.0,
             "seed": seed,
-            "stop_token_ids": stops,
-            "ignore_eos": True,  # the stop tokens are named; vLLM's own would count as well
             "logprobs": 0,
             "return_token_ids": True,
-            "skip_special_tokens": False,
         }
         try:
-            answer = self._post("/v1/completions", body, self.request_timeout_s)
+            answer = self.http.post("/v1/completions", body, self.request_timeout_s)
         except RequestRejected as error:
             if error.status == 404 and self.model != self.base_model:
                 raise Unreachable(f"it has lost the adapter {self.model}: it was started anew") from None
             raise
-        return self._reply(answer, prompt_ids, sampling, set(stops))
+        return self._reply(answer, prompt_ids, sampling)
 
-    def _reply(
-        self, answer: Any, prompt_ids: Sequence[int], sampling: SamplingParams, stops: set[int]
-    ) -> Reply:
+    def _reply(self, answer: Any, prompt_ids: Sequence[int], sampling: SamplingParams) -> Reply:
         try:
             (choice,) = answer["choices"]
             echoed, token_ids = choice["prompt_token_ids"], choice["token_ids"]
@@ -203,23 +180,71 @@ class VLLMServer(Server):
             raise InvalidReply("another prompt than it was given")
         version = model if self.model != self.base_model else None
         return parse_reply(
-            token_ids, logprobs, finish, weight_version=version, sampling=sampling, stops=stops
+            token_ids, logprobs, finish, weight_version=version, sampling=sampling, stops=self.stops
         )
 
-    # Memory
-
     def _release(self) -> None:
-        self._post("/sleep?level=1", {})  # weights are offloaded to the CPU, the cache is discarded
+        self.http.post("/sleep?level=1", {})  # weights are offloaded to the CPU, the cache is discarded
 
     def _resume(self, tag: str) -> None:
-        self._post("/wake_up?" + urlencode({"tags": tag}), {})
+        self.http.post("/wake_up?" + urlencode({"tags": tag}), {})
 
 
 def parse_version(text: str) -> tuple[int, ...]:
     """`0.24.0+cu130` -> (0, 24, 0)."""
-    numbers = []
-    for part in text.split("+")[0].split("."):
-        if not part.isdigit():
-            break
-        numbers.append(int(part))
-    return tuple(numbers)
+    parts = itertools.takewhile(str.isdigit, text.split("+")[0].split("."))
+    return tuple(int(part) for part in parts)
+
+
+def command(config: Config, *, devices: str | None, host: str, port: int) -> ServerCommand:
+    """The command line of `vllm serve`; `devices`: its own GPUs, or None where it uses the trainer's."""
+    settings.require_package("vllm", "Starting a vLLM server")
+    on_gpu = choose_device(config.model.device).type == "cuda"
+    args = [sys.executable, "-P", "-m", "vllm.entrypoints.cli.main", "serve", settings.model_folder(config)]
+    args += ["--served-model-name", "policy", "--host", host, "--port", str(port)]
+    args += ["--dtype", "bfloat16" if config.model.bf16 and on_gpu else "float32"]
+    args += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
+    args += ["--max-num-seqs", str(settings.max_slots(config))]
+    args += ["--seed", str(config.run.seed % 2**32)]
+    if (length := settings.max_model_length(config)) is not None:
+        args += ["--max-model-len", str(length)]
+    environment = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    if config.model.use_peft:
+        args += ["--enable-lora", "--max-loras", "1", "--max-cpu-loras", "2"]
+        args += ["--max-lora-rank", str(settings.lora_rank(config))]
+        environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
+    if on_gpu:
+        args += [
+            "--gpu-memory-utilization",
+            f"{settings.memory_fraction(config, alone=devices is not None):g}",
+        ]
+        args += ["--tensor-parallel-size", str(config.engines.server_tensor_parallel_size)]
+        backend = transfer_backend(config, alone=devices is not None)
+        if backend is not None:
+            args += ["--weight-transfer-config", json.dumps({"backend": backend})]
+        if backend == "ipc":
+            environment["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # the handles travel pickled
+        if devices is None and config.engines.server_enable_sleep_mode:
+            args += ["--enable-sleep-mode"]
+        if devices is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = devices
+    else:
+        args += ["--enforce-eager"]
+        environment["VLLM_CPU_KVCACHE_SPACE"] = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "2")
+    return settings.make_command(config, args, environment, host, port)
+
+
+def transfer_backend(config: Config, *, alone: bool) -> str | None:
+    """vLLM's own way for the weights: NCCL between GPUs, IPC on one GPU (NCCL can't have it twice)."""
+    if config.model.use_peft or config.engines.weight_transfer == "disk":
+        return None
+    if config.engines.weight_transfer != "auto":
+        return config.engines.weight_transfer
+    return "nccl" if alone else "ipc" if _ipc_is_here() else None
+
+
+def _ipc_is_here() -> bool:
+    """Older versions import ray for it, whether it is used or not."""
+    from importlib.metadata import version
+
+    return importlib.util.find_spec("ray") is not None or parse_version(version("vllm")) >= (0, 32)

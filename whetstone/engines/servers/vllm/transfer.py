@@ -7,38 +7,25 @@ to 0.32 have the same interface. Needs vLLM in the trainer's process for its NCC
 import base64
 import pickle
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from whetstone.engines.servers.client import CONTROL_TIMEOUT_S, PUSH_TIMEOUT_S
-from whetstone.engines.servers.http import HttpClient, Unreachable, free_port, own_address
-from whetstone.engines.servers.vllm import require_vllm
-from whetstone.engines.servers.weights import BUCKET_BYTES, WeightUpdate, buckets
+from whetstone.engines.servers.http import PUSH_TIMEOUT_S, HttpClient, Unreachable, free_port, own_address
+from whetstone.engines.servers.settings import require_package
+from whetstone.engines.servers.weights import BUCKET_BYTES, WeightUpdate, buckets, describe, named_weights
 from whetstone.errors import UserError
 
 
-class Transfer(Protocol):
-    def send(self, update: WeightUpdate) -> None: ...
-
-
-def make_transfer(method: str, http: HttpClient, port: int | None) -> Transfer | None:
-    """A new one for each start of a server; None for weights that go by file."""
-    if method == "disk":
-        return None
-    require_vllm(f"weight_transfer: {method}")
-    return NCCLTransfer(http, port) if method == "nccl" else IPCTransfer(http)
-
-
+@dataclass
 class NCCLTransfer:
     """The trainer is rank 0 of a group with the workers of one server."""
 
-    def __init__(self, http: HttpClient, port: int | None):
-        self.http = http
-        self.port = port
-        self.group: Any = None
+    http: HttpClient
+    port: int | None
+    group: Any = None
 
     def send(self, update: WeightUpdate) -> None:
         device = update.policy.device
@@ -53,22 +40,10 @@ class NCCLTransfer:
         from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator  # type: ignore
         from vllm.distributed.utils import StatelessProcessGroup  # type: ignore
 
-        workers = self.http.get("/get_world_size", timeout_s=CONTROL_TIMEOUT_S)["world_size"]
+        workers = self.http.get("/get_world_size")["world_size"]
         address, port = own_address(self.http.host), self.port or free_port()
-        info = {
-            "master_address": address,
-            "master_port": port,
-            "rank_offset": 1,
-            "world_size": workers + 1,
-        }
-        with ThreadPoolExecutor(max_workers=1) as pool:
-            # The server waits for us in this call, and we for it in the next line.
-            response = pool.submit(
-                self.http.post,
-                "/init_weight_transfer_engine",
-                {"init_info": info},
-                timeout_s=PUSH_TIMEOUT_S,
-            )
+        info = {"master_address": address, "master_port": port, "rank_offset": 1, "world_size": workers + 1}
+        with self.http.posting("/init_weight_transfer_engine", {"init_info": info}):
             try:
                 store = StatelessProcessGroup.create(host=address, port=port, rank=0, world_size=workers + 1)
                 self.group = PyNcclCommunicator(store, device=device)
@@ -78,30 +53,26 @@ class NCCLTransfer:
                     f"NCCL could not connect the trainer with {self.http.url} ({error}): they need GPUs of "
                     "their own (server_devices); on one GPU set weight_transfer: ipc or disk."
                 ) from None
-            response.result()
 
     def _send_bucket(self, bucket: list[tuple[str, Tensor]]) -> None:
-        with ThreadPoolExecutor(max_workers=1) as pool:
-            response = pool.submit(_announce, self.http, bucket, {})
+        with self.http.posting("/update_weights", _update_info(bucket)):
             for _, tensor in bucket:
                 self.group.broadcast(tensor.contiguous(), src=0, stream=torch.cuda.current_stream())
-            response.result()
         torch.cuda.current_stream().synchronize()
 
 
+@dataclass
 class IPCTransfer:
     """The server's process opens the trainer's memory: nothing is copied between processes."""
 
-    def __init__(self, http: HttpClient):
-        self.http = http
-        self.is_ready = False
+    http: HttpClient
+    is_ready: bool = False
 
     def send(self, update: WeightUpdate) -> None:
         if update.policy.device.type != "cuda":
             raise UserError("weight_transfer: ipc needs the trainer on a GPU: set weight_transfer: disk.")
         if not self.is_ready:
-            body = {"init_info": {}}
-            self.http.post("/init_weight_transfer_engine", body, timeout_s=CONTROL_TIMEOUT_S)
+            self.http.post("/init_weight_transfer_engine", {"init_info": {}})
             self.is_ready = True
         self.gpu = str(torch.cuda.get_device_properties(update.policy.device).uuid)
         with torch.cuda.device(update.policy.device):
@@ -114,30 +85,35 @@ class IPCTransfer:
         tensors = [(name, tensor.contiguous()) for name, tensor in bucket]  # alive until the answer
         handles = [{self.gpu: reduce_tensor(tensor)[1]} for _, tensor in tensors]
         pickled = base64.b64encode(pickle.dumps(handles)).decode("ascii")
-        _announce(self.http, tensors, {"ipc_handles_pickled": pickled})
+        body = _update_info(tensors, ipc_handles_pickled=pickled)
+        self.http.post("/update_weights", body, PUSH_TIMEOUT_S)
         torch.cuda.ipc_collect()
+
+
+Transfer = NCCLTransfer | IPCTransfer
+
+
+def make_transfer(method: str, http: HttpClient, port: int | None) -> Transfer | None:
+    """A new one for each start of a server; None for weights that go by file."""
+    if method == "disk":
+        return None
+    require_package("vllm", f"weight_transfer: {method}")
+    return NCCLTransfer(http, port) if method == "nccl" else IPCTransfer(http)
 
 
 def _session(
     http: HttpClient, update: WeightUpdate, send_bucket: Callable[[list[tuple[str, Tensor]]], None]
 ) -> None:
-    """Start, buckets, finish. A session that breaks off leaves the engine without weights: the server must be
-    started anew, and is not used before.
-    """
-    http.post("/start_weight_update", {}, timeout_s=CONTROL_TIMEOUT_S)
+    """Start, buckets, finish. After a failure the server has no weights and is not used until it restarts."""
+    http.post("/start_weight_update", {})
     try:
-        for bucket in buckets(update.tensors(), BUCKET_BYTES):
+        for bucket in buckets(named_weights(update.policy), BUCKET_BYTES):
             send_bucket(bucket)
         http.post("/finish_weight_update", {"weight_version": update.version}, timeout_s=PUSH_TIMEOUT_S)
     except RuntimeError as error:  # NCCL and CUDA speak this way
         raise Unreachable(f"the transfer of the weights broke off ({error})") from None
 
 
-def _announce(http: HttpClient, bucket: list[tuple[str, Tensor]], more: dict[str, str]) -> None:
-    info = {
-        "names": [name for name, _ in bucket],
-        "dtype_names": [str(tensor.dtype).removeprefix("torch.") for _, tensor in bucket],
-        "shapes": [list(tensor.shape) for _, tensor in bucket],
-        **more,
-    }
-    http.post("/update_weights", {"update_info": info}, timeout_s=PUSH_TIMEOUT_S)
+def _update_info(bucket: list[tuple[str, Tensor]], **more: str) -> dict[str, Any]:
+    names, dtypes, shapes = describe(bucket)
+    return {"update_info": {"names": names, "dtype_names": dtypes, "shapes": shapes, **more}}

@@ -1,8 +1,4 @@
-"""CUDA C++ kernels for Hopper GPUs: the one entry point of this folder.
-
-Each function returns None where its kernel does not apply: another GPU, data type or shape. The engine then
-uses Triton and cuBLAS. It also runs without this folder.
-"""
+"""CUDA C++ kernels for Hopper GPUs. Functions return None for other GPUs, dtypes and shapes."""
 
 from whetstone.engines.native.kernels.hopper.attention import try_attention
 from whetstone.engines.native.kernels.hopper.gated import try_gate_up

@@ -1,26 +1,14 @@
-"""Decode attention for many rows in half precision (attention.cu) on Hopper.
-
-Not for few rows of long sequences, float32, sliding windows, softcaps and other head sizes: the Triton kernel
-computes these.
-"""
+"""Decode attention for many rows in half precision (attention.cu) on Hopper; Triton computes the rest."""
 
 import functools
-import logging
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from whetstone.engines.native.kernels.hopper.nvrtc import (
-    WARP,
-    Kernel,
-    Unavailable,
-    compile_source,
-    definitions,
-)
+from whetstone.engines.native.kernels.hopper.nvrtc import Kernel, Variant, compile_kernel, definitions
 from whetstone.engines.native.slot_state import PAGE, AttentionLayer, PagedState
-
-logger = logging.getLogger("whetstone")
 
 SOURCE = Path(__file__).with_name("attention.cu")
 MIN_CAPABILITY = (9, 0)  # Hopper, on which it was measured
@@ -30,6 +18,29 @@ LOG2E = 1.4426950408889634
 # Rows times KV heads from which it is faster than Triton (benchmarks/decode_attention.py, up to 672 tokens).
 # The Triton kernel splits long sequences: there the limit is a guess.
 MIN_PROGRAMS, MIN_PROGRAMS_LONG, LONG_PAGES = 96, 528, 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionVariant(Variant):
+    head_dim: int
+    group: int
+    kv_heads: int
+    rotary: bool
+    norm: bool
+
+    @property
+    def shared_bytes(self) -> int:
+        warps, row = WAYS * ROWS, 2 * self.head_dim
+        tokens = 2 * PAGE * row + warps * 2 * (PAGE // WAYS) * row
+        queries = ROWS * MAX_GROUP * row
+        return tokens + queries + 2 * ROWS * row + (ROWS + 2 * warps) * MAX_GROUP * 4
+
+    def macros(self) -> list[str]:
+        sizes = definitions(WIDTH=self.head_dim, GROUP=self.group, KV_HEADS=self.kv_heads)
+        return [*super().macros(), *sizes, *definitions(ROTARY=self.rotary, NORM=self.norm)]
+
+
+_compiled = functools.cache(functools.partial(compile_kernel, SOURCE, "decode_attention"))
 
 
 def try_attention(
@@ -43,17 +54,13 @@ def try_attention(
     out = torch.empty(num_rows, heads * head_dim, dtype=query.dtype, device=query.device)
     grid = (-(-num_rows // ROWS), kv_heads, 1)
     numbers = (layer.options.scale * LOG2E, layer.norm_eps, layer.norm_offset)
-    kernel(
-        grid,
-        32 * WAYS * ROWS,
-        [
-            query, key, value, out, *(layer.rotary or (out, out)), *(layer.head_norms or (out, out)),
-            state.bases, state.slots, state.table, rows,
-            layer.options.layer, query.stride(0), key.stride(0), value.stride(0), state.num_slots,
-            state.table.shape[1], num_rows, *map(float, numbers),
-        ],
-        pdl=True,
-    )  # fmt: skip
+    arguments = [
+        query, key, value, out, *(layer.rotary or (out, out)), *(layer.head_norms or (out, out)),
+        state.bases, state.slots, state.table, rows,
+        layer.options.layer, query.stride(0), key.stride(0), value.stride(0), state.num_slots,
+        state.table.shape[1], num_rows, *map(float, numbers),
+    ]  # fmt: skip
+    kernel(grid, 32 * WAYS * ROWS, arguments)
     return out
 
 
@@ -72,55 +79,20 @@ def _kernel_for(query: Tensor, state: PagedState, rows: Tensor, layer: Attention
     ):
         return None
     device = torch.cuda.get_device_properties(query.device)
-    if (device.major, device.minor) < MIN_CAPABILITY or shared_bytes(
-        layer.head_dim
-    ) > device.shared_memory_per_block_optin:
-        return None
-    kinds = (query.dtype == torch.bfloat16, layer.rotary is not None, layer.head_norms is not None)
-    architecture = f"sm_{device.major}{device.minor}"
-    return _compiled(layer.head_dim, group, layer.kv_heads, *kinds, architecture, query.device)
+    variant = AttentionVariant(
+        bf16=query.dtype == torch.bfloat16,
+        architecture=f"sm_{device.major}{device.minor}",
+        head_dim=layer.head_dim,
+        group=group,
+        kv_heads=layer.kv_heads,
+        rotary=layer.rotary is not None,
+        norm=layer.head_norms is not None,
+    )
+    is_hopper = (device.major, device.minor) >= MIN_CAPABILITY
+    fits = variant.shared_bytes <= device.shared_memory_per_block_optin
+    return _compiled(variant, query.device) if is_hopper and fits else None
 
 
 def fills_gpu(rows_and_heads: int, longest_pages: int) -> bool:
     """Whether there are enough blocks without splits."""
     return rows_and_heads >= (MIN_PROGRAMS if longest_pages <= LONG_PAGES else MIN_PROGRAMS_LONG)
-
-
-def shared_bytes(head_dim: int) -> int:
-    """Shared memory of a block; attention.cu checks it."""
-    warps, row = WAYS * ROWS, 2 * head_dim
-    tokens = 2 * PAGE * row + warps * 2 * (PAGE // WAYS) * row
-    queries = ROWS * MAX_GROUP * row
-    return tokens + queries + 2 * ROWS * row + (ROWS + 2 * warps) * MAX_GROUP * 4
-
-
-def macros(head_dim: int, group: int, kv_heads: int, bf16: bool, rotary: bool, norm: bool) -> list[str]:
-    return definitions(
-        WIDTH=head_dim,
-        GROUP=group,
-        KV_HEADS=kv_heads,
-        BFLOAT16=bf16,
-        ROTARY=rotary,
-        NORM=norm,
-        SHARED_BYTES=shared_bytes(head_dim),
-    )
-
-
-@functools.cache
-def _compiled(
-    head_dim: int,
-    group: int,
-    kv_heads: int,
-    bf16: bool,
-    rotary: bool,
-    norm: bool,
-    architecture: str,
-    device: torch.device,
-) -> Kernel | None:
-    options = macros(head_dim, group, kv_heads, bf16, rotary, norm)
-    try:
-        binary = compile_source(WARP.read_text() + SOURCE.read_text(), options, architecture)
-        return Kernel(binary, "decode_attention", shared_bytes(head_dim), device)
-    except Unavailable as reason:
-        logger.info(f"The native engine's attention runs in Triton, since {reason}.")
-        return None

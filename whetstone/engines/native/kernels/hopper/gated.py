@@ -1,7 +1,4 @@
-"""The MLP's gate and up projection and its activation in one kernel (gated.cu) on Hopper.
-
-Not for float32, biases, LoRA, odd shapes and other GPUs: cuBLAS and Triton compute these.
-"""
+"""The MLP's gate and up projection and its activation in one kernel (gated.cu) on Hopper."""
 
 import functools
 from collections.abc import Callable
@@ -13,11 +10,10 @@ import torch
 from torch import Tensor
 
 from whetstone.engines.native.fused_linear import FusedLinear
-from whetstone.engines.native.kernels.hopper.nvrtc import Kernel, definitions, tensor_map
+from whetstone.engines.native.kernels.hopper.nvrtc import Kernel, compile_kernel, definitions, tensor_map
 from whetstone.engines.native.kernels.hopper.tiles import (
     DEPTH,
     Tile,
-    compile_kernel,
     multiprocessors,
     rows_per_part,
     supports_tma,
@@ -44,6 +40,9 @@ class GateUpTile(Tile):
         return [*super().macros(), *definitions(ROWS=self.rows, GELU=self.gelu)]
 
 
+_compiled = functools.cache(functools.partial(compile_kernel, SOURCE, "gate_up"))
+
+
 def row_tile(num_rows: int) -> int:
     return 128 if num_rows <= 128 else 256
 
@@ -60,9 +59,7 @@ def column_tile(columns: int, num_multiprocessors: int) -> int:
 
 
 def try_gate_up(like: Tensor, gate_up: FusedLinear, *, gelu: bool) -> Callable[[Tensor], Tensor] | None:
-    """x [n, K] -> act(x gates^T) * (x values^T), [n, I], for x like `like`; None if not supported. Uses
-    programmatic dependent launch (PDL).
-    """
+    """x [n, K] -> act(x gates^T) * (x values^T), [n, I], for x like `like`; None if not supported."""
     if not supports(like, gate_up):
         return None
     columns = column_tile(len(gate_up.weight), multiprocessors(like.device))
@@ -77,8 +74,9 @@ def _run(kernel: Kernel, tile: GateUpTile, weight: Tensor, x: Tensor) -> Tensor:
     clusters = -(-len(weight) // (tile.columns * BLOCKS)) * -(-num_rows // tile.rows)
     grid = (BLOCKS * min(clusters, multiprocessors(x.device) // BLOCKS), 1, 1)
     half_rows = rows_per_part(min(num_rows, tile.rows), BLOCKS)
-    maps = (input_map(x, half_rows), weight_map(weight, tile))
-    kernel(grid, THREADS, [*maps, out, num_rows, width, -(-depth // DEPTH), half_rows], pdl=True)
+    inputs = tensor_map(x, [depth, num_rows], [depth], [DEPTH, half_rows])
+    maps = (inputs, weight_map(weight, tile))
+    kernel(grid, THREADS, [*maps, out, num_rows, width, -(-depth // DEPTH), half_rows])
     return out
 
 
@@ -86,19 +84,8 @@ def supports(x: Tensor, fused: FusedLinear) -> bool:
     return 1 <= len(x) <= MAX_ROWS and fused.has_no_bias_or_lora and supports_tma(x, fused.weight)
 
 
-def input_map(x: Tensor, half_rows: int) -> Any:
-    """The input rows that a block fetches at a time."""
-    num_rows, depth = x.shape
-    return tensor_map(x, [depth, num_rows], [depth], [DEPTH, half_rows])
-
-
 def weight_map(weight: Tensor, tile: GateUpTile) -> Any:
     """A tile's columns in groups of eight: four gates and their four values."""
     columns, depth = weight.shape
     sizes, strides = [depth, 4, 2, columns // 8], [depth, columns // 2 * depth, 4 * depth]
     return tensor_map(weight, sizes, strides, [DEPTH, 4, 2, tile.columns // 8])
-
-
-@functools.cache
-def _compiled(tile: GateUpTile, device: torch.device) -> Kernel | None:
-    return compile_kernel(SOURCE, "gate_up", tile, device)

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from whetstone.engines.native.fused_linear import FusedLinear
-from whetstone.engines.native.kernels.hopper.nvrtc import Kernel, definitions, tensor_map
+from whetstone.engines.native.kernels.hopper.nvrtc import Kernel, compile_kernel, definitions, tensor_map
 from whetstone.engines.native.kernels.hopper.tiles import (
     DEPTH,
     Tile,
-    compile_kernel,
     multiprocessors,
     rows_per_part,
     supports_tma,
@@ -39,6 +38,9 @@ class LinearTile(Tile):
         return [*super().macros(), *definitions(BIAS=self.bias)]
 
 
+_compiled = functools.cache(functools.partial(compile_kernel, SOURCE, "linear"))
+
+
 def column_tile(num_rows: int, width: int, num_multiprocessors: int) -> int:
     """Columns of a tile such that there are about as many blocks as multiprocessors."""
     blocks = BLOCKS * -(-num_rows // ROWS)  # per tile of columns
@@ -47,7 +49,7 @@ def column_tile(num_rows: int, width: int, num_multiprocessors: int) -> int:
 
 
 def try_linear(x: Tensor, fused: FusedLinear) -> Tensor | None:
-    """x [n, K] -> x weight^T + bias; None if not supported. Uses programmatic dependent launch (PDL)."""
+    """x [n, K] -> x weight^T + bias; None if not supported."""
     if not supports(x, fused):
         return None
     columns = column_tile(len(x), len(fused.weight), multiprocessors(x.device))
@@ -68,7 +70,7 @@ def _run(kernel: Kernel, tile: LinearTile, x: Tensor, fused: FusedLinear) -> Ten
     grid = (BLOCKS, tiles, -(-width // tile.columns))
     bias = out if fused.bias is None else fused.bias  # a dummy where none is read
     numbers = (num_rows, width, -(-depth // DEPTH), tile_rows)
-    kernel(grid, THREADS, [inputs, weights, bias, out, *numbers], pdl=True)
+    kernel(grid, THREADS, [inputs, weights, bias, out, *numbers])
     return out
 
 
@@ -81,8 +83,3 @@ def supports(x: Tensor, fused: FusedLinear) -> bool:
         and (bias is None or (bias.dtype == x.dtype and bias.data_ptr() % 4 == 0))
         and supports_tma(x, fused.weight)
     )
-
-
-@functools.cache
-def _compiled(tile: LinearTile, device: torch.device) -> Kernel | None:
-    return compile_kernel(SOURCE, "linear", tile, device)

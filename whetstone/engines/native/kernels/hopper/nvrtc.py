@@ -6,13 +6,17 @@ No compiler has to be installed. Binaries are stored in Triton's cache folder.
 import ctypes
 import functools
 import hashlib
+import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from triton.runtime.cache import get_cache_manager
+
+logger = logging.getLogger("whetstone")
 
 WARP = Path(__file__).with_name("warp.cuh")  # included by every kernel
 _MAX_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -53,17 +57,45 @@ class Kernel:
             _check(driver.cuModuleGetFunction(ctypes.byref(self._function), self._module, name.encode()))
             _check(driver.cuFuncSetAttribute(self._function, _MAX_SHARED, shared_bytes))
 
-    def __call__(
-        self, grid: tuple[int, int, int], threads: int, arguments: Sequence[Any], *, pdl: bool = False
-    ) -> None:
-        """`pdl`: programmatic dependent launch; the kernel itself waits for the one before it."""
+    def __call__(self, grid: tuple[int, int, int], threads: int, arguments: Sequence[Any]) -> None:
+        """Programmatic dependent launch (PDL): the kernel itself waits for the one before it."""
         values = [_as_c(argument) for argument in arguments]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         with torch.cuda.device(self.device):
             stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-            config = _Launch(*grid, threads, 1, 1, self.shared_bytes, stream, ctypes.pointer(_PDL), int(pdl))
+            config = _Launch(*grid, threads, 1, 1, self.shared_bytes, stream, ctypes.pointer(_PDL), 1)
             status = _driver().cuLaunchKernelEx(ctypes.byref(config), self._function, pointers, None)
         _check(status)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """What a kernel is compiled for: a subclass adds sizes and flags."""
+
+    bf16: bool
+    architecture: str
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a block; the kernel checks it."""
+        raise NotImplementedError
+
+    def headers(self) -> str:
+        return WARP.read_text()
+
+    def macros(self) -> list[str]:
+        return definitions(BFLOAT16=self.bf16, SHARED_BYTES=self.shared_bytes)
+
+
+def compile_kernel(source: Path, name: str, variant: Variant, device: torch.device) -> Kernel | None:
+    """The kernel `name` of `source`; None if it cannot be compiled here."""
+    try:
+        code = variant.headers() + source.read_text()
+        binary = compile_source(code, variant.macros(), variant.architecture)
+        return Kernel(binary, name, variant.shared_bytes, device)
+    except Unavailable as reason:
+        logger.info(f"The native engine does without {source.name}, since {reason}.")
+        return None
 
 
 class TensorMap(ctypes.Structure):
@@ -112,8 +144,7 @@ def compile_source(source: str, options: Sequence[str], architecture: str) -> by
     cache = get_cache_manager(key)
     cached = cache.get_file("kernel.cubin")
     if cached is not None:
-        with open(cached, "rb") as file:
-            return file.read()
+        return Path(cached).read_bytes()
     program = ctypes.c_void_p()
     _check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None))
     arguments = (ctypes.c_char_p * len(flags))(*(word.encode() for word in flags))

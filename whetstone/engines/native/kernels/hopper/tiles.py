@@ -1,21 +1,12 @@
-"""What gated.cu and linear.cu share: tiles, the tensors that TMA can fetch, and compilation."""
+"""What gated.cu and linear.cu share: tiles, and the tensors that TMA can fetch."""
 
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from whetstone.engines.native.kernels.hopper.nvrtc import (
-    WARP,
-    Kernel,
-    Unavailable,
-    compile_source,
-    definitions,
-)
-
-logger = logging.getLogger("whetstone")
+from whetstone.engines.native.kernels.hopper.nvrtc import Variant, definitions
 
 HOPPER = Path(__file__).with_name("hopper.cuh")
 CAPABILITY, ARCHITECTURE = (9, 0), "sm_90a"  # wgmma exists on this architecture only
@@ -25,12 +16,12 @@ MAX_STAGES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tile:
-    """The part of a product that a cluster computes at a time; a kernel is compiled for it."""
+class Tile(Variant):
+    """The part of a product that a cluster computes at a time."""
 
+    architecture: str = ARCHITECTURE
     rows: int
     columns: int
-    bf16: bool
 
     @property
     def extra_bytes(self) -> int:
@@ -49,13 +40,11 @@ class Tile:
     def _stage_bytes(self) -> int:
         return (self.rows + self.columns) * LINE + 16
 
+    def headers(self) -> str:
+        return super().headers() + HOPPER.read_text() + _multiply_tile(self.columns, self.bf16)
+
     def macros(self) -> list[str]:
-        return definitions(
-            COLUMNS=self.columns,
-            STAGES=self.stages,
-            BFLOAT16=self.bf16,
-            SHARED_BYTES=self.shared_bytes,
-        )
+        return [*super().macros(), *definitions(COLUMNS=self.columns, STAGES=self.stages)]
 
 
 def supports_tma(x: Tensor, weight: Tensor) -> bool:
@@ -81,17 +70,6 @@ def multiprocessors(device: torch.device) -> int:
 def rows_per_part(rows: int, parts: int) -> int:
     """Rows of each of `parts` equal parts, a multiple of eight."""
     return 8 * -(-rows // (8 * parts))
-
-
-def compile_kernel(source: Path, name: str, tile: Tile, device: torch.device) -> Kernel | None:
-    """The kernel `name` of `source`; None if it cannot be compiled here."""
-    headers = WARP.read_text() + HOPPER.read_text() + _multiply_tile(tile.columns, tile.bf16)
-    try:
-        binary = compile_source(headers + source.read_text(), tile.macros(), ARCHITECTURE)
-        return Kernel(binary, name, tile.shared_bytes, device)
-    except Unavailable as reason:
-        logger.info(f"The native engine uses cuBLAS instead of {source.name}, since {reason}.")
-        return None
 
 
 def _multiply_tile(columns: int, bf16: bool) -> str:
