@@ -1,5 +1,6 @@
 """The scoring pool: order, sums, hangs, deaths, functions of the user's own, and the limit of failures."""
 
+import contextlib
 import json
 import os
 import signal
@@ -250,7 +251,7 @@ def test_a_reward_file_that_cannot_be_loaded_is_named(tmp_path: Path):
     (tmp_path / "broken.py").write_text("import no_such_module\n\ndef f(**kwargs):\n    return []\n")
     with Scorer(configure(reward_funcs=[f"{tmp_path}/broken.py:f"])) as scorer:
         scorer.submit(answer(countdown(35), "x"))
-        with pytest.raises(UserError, match="could not be imported: ModuleNotFoundError"):
+        with pytest.raises(UserError, match="ModuleNotFoundError"):
             scorer.gather()
 
 
@@ -377,3 +378,61 @@ def test_a_lone_surrogate_that_a_function_logs_hurts_nobody():
     _, scores = scored("logs_surrogates", ["a"])
     assert scores[0].reward == 1.0 and list(scores[0].extra) == ["odd"]
     scores[0].extra["odd"].encode()
+
+
+FAULTS = """
+import os, threading, time
+
+def stays(completions, **columns):
+    if os.fork() == 0:
+        time.sleep(3600)
+    return [1.0] * len(completions)
+
+def reads(completions, **columns):
+    for descriptor in range(3, 64):
+        try:
+            os.set_blocking(descriptor, False)
+            os.read(descriptor, 100)
+        except OSError:
+            pass
+    return [1.0] * len(completions)
+
+def raises_in_a_thread(completions, **columns):
+    thread = threading.Thread(target=lambda: 1 / 0)
+    thread.start()
+    thread.join()
+    return [1.0] * len(completions)
+
+def logs_a_surrogate(completions, log_metric, **columns):
+    log_metric("a\\ud800", 1.0)
+    return [1.0] * len(completions)
+"""
+
+
+def members(groups: list[int]) -> list[int]:
+    """Processes of these groups that still run."""
+    running = []
+    for process in psutil.process_iter(["status"]):
+        with contextlib.suppress(ProcessLookupError):
+            if os.getpgid(process.pid) in groups and process.info["status"] != psutil.STATUS_ZOMBIE:
+                running.append(process.pid)
+    return running
+
+
+@pytest.mark.parametrize("name", ["stays", "reads", "raises_in_a_thread", "logs_a_surrogate"])
+def test_what_a_function_leaves_behind_hurts_nobody(name: str, tmp_path: Path, capfd) -> None:
+    (tmp_path / "faults.py").write_text(FAULTS)
+    config = configure(reward_funcs=[f"{tmp_path}/faults.py:{name}"], reward_workers=1)
+    with Scorer(config) as scorer:
+        for _ in range(2):  # what the first round leaves behind meets the second
+            scorer.submit(answer(countdown(35), "<answer>30 + 5</answer>"))
+            assert [score.reward for score in scorer.gather()] == [1.0]
+        assert all(metric.encode() for metric in scorer.custom_metrics)
+        groups = [worker.process.process.pid for worker in scorer._workers]
+    deadline = time.monotonic() + 10
+    while (left := members(groups)) and time.monotonic() < deadline:
+        time.sleep(0.05)  # a killed process ends when the kernel comes to it
+    assert left == []
+    printed = capfd.readouterr().err
+    assert "Traceback" not in printed
+    assert ("ZeroDivisionError" in printed) == (name == "raises_in_a_thread")

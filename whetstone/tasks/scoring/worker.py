@@ -9,6 +9,7 @@ import math
 import os
 import signal
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -105,7 +106,13 @@ class RewardWorker:
 def serve(connection: Connection) -> None:
     """An open worker: runs programs in their sandbox, and code of the user's with the user's rights."""
     config: Config = connection.recv()
+    threading.excepthook = _report_thread
     _serve(connection, lambda: RewardWorker(config))
+
+
+def _report_thread(failure: threading.ExceptHookArgs) -> None:
+    reason = message_of(failure.exc_value) if failure.exc_value else failure.exc_type.__name__
+    print(f"A thread of a reward function failed ({reason}).", file=sys.stderr, flush=True)
 
 
 def serve_isolated(connection: Connection) -> None:
@@ -136,8 +143,11 @@ def _serve(connection: Connection, make: Callable[[], RewardWorker]) -> None:
     process = os.getpid()  # another one where namespaces were entered
     _send(connection, {"kind": "ready", "failure_rewards": worker.failure_rewards}, process)
     while True:
-        with code_guard.trusted():
-            kind, limit_s, payload = connection.recv()
+        try:
+            with code_guard.trusted():
+                kind, limit_s, payload = connection.recv()
+        except Exception:  # the parent is gone, or a reward function has closed or read the pipe
+            return
         if kind == "score":
             for number, problem, text, num_tokens in payload:
                 _alarm(limit_s)
@@ -198,7 +208,7 @@ def _custom(
     return {
         "kind": "called",
         "values": values,
-        "metrics": {name: value for name, value in logged.metrics.items() if math.isfinite(value)},
+        "metrics": {_plain(name): value for name, value in logged.metrics.items() if math.isfinite(value)},
         "columns": {_plain(name): list(map(_plain, column)) for name, column in logged.columns.items()},
         "failure": failure,
         "is_misuse": is_misuse,

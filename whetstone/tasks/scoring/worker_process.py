@@ -4,7 +4,7 @@ Starts a fresh interpreter instead of `multiprocessing`, whose spawn runs the ca
 the child: that would import torch there, and a script without a `__main__` guard would start itself.
 """
 
-import errno
+import contextlib
 import importlib
 import os
 import signal
@@ -29,15 +29,20 @@ class WorkerProcess:
         }
         command = [sys.executable, "-P", "-m", __name__, target, str(worker_end.fileno())]
         self.process = subprocess.Popen(
-            command, pass_fds=[worker_end.fileno()], env=environment, cwd=folder, stdin=subprocess.DEVNULL
+            command,
+            pass_fds=[worker_end.fileno()],
+            env=environment,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            process_group=0,  # with what it starts: both end together
         )
         worker_end.close()
 
     def close(self) -> None:
         """End it now; nothing is left behind. May be called twice."""
         self.connection.close()
-        if self.process.poll() is None:
-            self.process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
 
@@ -45,13 +50,10 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C: it saves, then ends us
     module, function = sys.argv[1].split(":")
     connection = Connection(int(sys.argv[2]))
-    try:
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
         getattr(importlib.import_module(module), function)(connection)
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        return  # the parent is gone
-    except OSError as error:
-        if error.errno != errno.EBADF:  # a reward function has closed the pipe
-            raise
+    with contextlib.suppress(OSError):
+        os.killpg(0, signal.SIGKILL)  # what a reward function has started ends with us
 
 
 if __name__ == "__main__":
