@@ -48,12 +48,14 @@ class WorkerProcess:
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C: it saves, then ends us
+    has_own_group = os.getpgrp() == os.getpid()
     module, function = sys.argv[1].split(":")
     connection = Connection(int(sys.argv[2]))
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
         getattr(importlib.import_module(module), function)(connection)
-    with contextlib.suppress(OSError):
-        os.killpg(0, signal.SIGKILL)  # what a reward function has started ends with us
+    if has_own_group:
+        with contextlib.suppress(OSError):
+            os.killpg(0, signal.SIGKILL)  # what a reward function has started ends with us
 
 
 if __name__ == "__main__":
