@@ -11,7 +11,7 @@ Begins from config/q/1.5b.yaml, or config/q/14b.yaml with --use_reasoning_format
 import sys
 
 from train_grpo import to_whet
-from whetstone.cli import main
+from whetstone.__main__ import main
 
 
 def to_q(words: list[str]) -> list[str]:

@@ -11,7 +11,7 @@ Without a configuration it takes config/grpo.yaml.
 import sys
 from pathlib import Path
 
-from whetstone.cli import main
+from whetstone.__main__ import main
 
 FLAGS = ("--config", "--config-path", "--config-name")
 

@@ -2,8 +2,8 @@
 
 `seed(run, step, problem, sample)` names a sample; `uniforms(seed, start, count)` are its random numbers.
 Because nothing is drawn from a generator that moves on, a run can be stopped and resumed anywhere and makes
-the same choices. Does not touch global generators: whoever needs one (torch, reasoning-gym) is given a seed
-from here.
+the same choices. Global generators are not touched: code that needs one (torch, reasoning-gym) gets
+a seed from here.
 """
 
 import hashlib

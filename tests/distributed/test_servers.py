@@ -32,7 +32,7 @@ AHEAD: dict[str, Any] = {
 }
 
 
-def on_two_ranks(folder, url, code="import whetstone.cli; whetstone.cli.main()", **settings):
+def on_two_ranks(folder, url, code="import whetstone.__main__; whetstone.__main__.main()", **settings):
     """`whet train` on two ranks with the server at `url`; `code` runs in each."""
     given = {**settings, "rollout_engine": "vllm", "rollout_servers": url, "heartbeat_timeout_s": 5}
     folder.mkdir(parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ def test_two_ranks_one_batch_ahead_equal_one_process_and_go_on_where_they_were_c
 
 
 FAILS = """
-import os, whetstone.cli, whetstone.update.updater
+import os, whetstone.__main__, whetstone.update.updater
 step, steps = whetstone.update.updater.Updater.step, []
 def fails(*arguments):
     steps.append(1)
@@ -102,7 +102,7 @@ def fails(*arguments):
         raise RuntimeError("memory ran out here")
     return step(*arguments)
 whetstone.update.updater.Updater.step = fails
-whetstone.cli.main()
+whetstone.__main__.main()
 """
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from whetstone import cli
+from whetstone import __main__ as cli
 
 
 def train(tmp_path, *words):

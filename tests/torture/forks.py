@@ -2,7 +2,7 @@
 
 The importing process never computes with torch and sets no number of threads (OMP_NUM_THREADS does), so no
 thread pool is lost in a fork. A child is what a shell would start: a session of its own, its own standard
-files, `whetstone.cli.run`, the exit code and traceback that a fresh interpreter would give.
+files, `whetstone.__main__.run`, the exit code and traceback that a fresh interpreter would give.
 """
 
 import atexit
@@ -36,7 +36,7 @@ def import_everything() -> None:
     import transformers.models.llama.modeling_llama  # noqa: F401
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401
 
-    import whetstone.cli
+    import whetstone.__main__
     import whetstone.commands.config
     import whetstone.commands.tasks
     import whetstone.report
@@ -97,7 +97,7 @@ def start(
     """`whet argv` in a forked process; `prepare` is called in it first (limits, descriptors)."""
 
     def work() -> int:
-        from whetstone import cli
+        from whetstone import __main__ as cli
 
         return cli.run(list(argv))
 

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from tests.corpora.configs import CASES, BadConfig, arguments
-from whetstone.cli import run
+from whetstone.__main__ import run
 
 
 def test_the_corpus_is_large_enough_and_has_no_case_twice() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from whetstone import __version__, cli
-from whetstone.cli import run
+from whetstone.__main__ import run
 from whetstone.commands import COMMANDS
 from whetstone.commands import train as train_command
 from whetstone.commands.config import markdown
@@ -72,7 +72,7 @@ def test_every_command_has_a_description_and_examples_of_itself(name: str) -> No
 @pytest.mark.parametrize("argv", [["--help"], ["train", "--help"], ["eval", "--help"]])
 def test_help_takes_less_than_300_ms_of_cpu_time(argv: list[str]) -> None:
     code = (
-        f"import sys; from whetstone.cli import run; run({argv}); "
+        f"import sys; from whetstone.__main__ import run; run({argv}); "
         "heavy = {'torch', 'pydantic', 'transformers', 'rich'} & set(sys.modules); "
         "sys.exit(f'imported {heavy}' if heavy else 0)"
     )
@@ -97,7 +97,7 @@ def test_every_verb_has_help_with_examples_that_name_it(
 
 def test_config_imports_no_torch() -> None:
     code = (
-        "import sys; from whetstone.cli import run; run(['config', 'quickstart']); "
+        "import sys; from whetstone.__main__ import run; run(['config', 'quickstart']); "
         "heavy = {'torch', 'transformers', 'reasoning_gym', 'datasets', 'matplotlib'} & set(sys.modules); "
         "sys.exit(f'imported {heavy}' if heavy else 0)"
     )

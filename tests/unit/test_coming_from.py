@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from whetstone.cli import run
+from whetstone.__main__ import run
 from whetstone.commands.tasks import config_for_task
 from whetstone.config import ineffective_settings, load, make_plan
 from whetstone.config.sections import Config, ModelConfig

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from whetstone.cli import run
+from whetstone.__main__ import run
 from whetstone.commands.compare.grid import parse_grid, split_top, write_table
 from whetstone.commands.compare.progress import Progress
 from whetstone.commands.compare.results import make_results, markdown_table, over_pairs, over_seeds
@@ -58,7 +58,7 @@ def test_a_grid_is_every_combination_with_single_values_for_all() -> None:
     ]
     last = grid.cells[-1]
     assert (last.variant, last.seed) == ("loss_type=dapo beta=0.1", 2)
-    assert last.words == ["max_steps=3", "output_dir=/tmp/x", "loss_type=dapo", "beta=0.1", "seed=2"]
+    assert last.settings == ["max_steps=3", "output_dir=/tmp/x", "loss_type=dapo", "beta=0.1", "seed=2"]
 
 
 def test_variants_bring_their_own_settings() -> None:
@@ -71,8 +71,8 @@ def test_variants_bring_their_own_settings() -> None:
         "cispo_seed=1",
         "cispo_seed=2",
     ]
-    assert grid.cells[0].words == ["loss_type=gspo", "epsilon=3e-4", "seed=1"]
-    assert grid.cells[2].words == ["loss_type=cispo", "epsilon_high=5", "seed=1"]
+    assert grid.cells[0].settings == ["loss_type=gspo", "epsilon=3e-4", "seed=1"]
+    assert grid.cells[2].settings == ["loss_type=cispo", "epsilon_high=5", "seed=1"]
     unnamed = parse_grid("quickstart", ["variant=loss_type=gspo epsilon=3e-4; loss_type=dapo"])
     assert [cell.variant for cell in unnamed.cells] == ["loss_type=gspo epsilon=3e-4", "loss_type=dapo"]
     assert unnamed.cells[0].seed == 42  # the recipe's own

@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from tests.corpora import data_files
-from whetstone import cli
+from whetstone import __main__ as cli
 from whetstone.config import load
 from whetstone.errors import UserError
 from whetstone.tasks.row_files import read_file, read_folder

@@ -35,7 +35,7 @@ class Spy:
     def isatty(self): return False
 
 sys.stdout = sys.spied = Spy()
-from whetstone.cli import run
+from whetstone.__main__ import run
 run(sys.argv[1:])
 """
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.test_docs_data import COMMANDS as DATA_COMMANDS
-from whetstone import cli
+from whetstone import __main__ as cli
 from whetstone.config import load, make_plan
 from whetstone.model.hub import resolve
 

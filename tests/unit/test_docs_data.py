@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from whetstone import cli
+from whetstone import __main__ as cli
 
 PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)(?: file=(\S+))?\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)

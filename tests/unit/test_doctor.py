@@ -7,7 +7,7 @@ import rich
 import torch
 from rich.console import Console
 
-from whetstone.cli import run
+from whetstone.__main__ import run
 from whetstone.commands import doctor
 from whetstone.commands.doctor import Check, examine
 from whetstone.sandbox.languages import LANGUAGES, missing

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import make_policy
-from whetstone.cli import run
+from whetstone.__main__ import run
 from whetstone.config import build, load
 from whetstone.config.engine_traits import ENGINE_TRAITS, engine_traits
 from whetstone.engines import ENGINES, make_engine

@@ -46,7 +46,7 @@ def test_an_output_that_is_full_is_not_called_a_full_disk() -> None:
 
 
 def test_characters_that_the_output_cannot_encode_are_written_out() -> None:
-    code = "from whetstone.cli import run; from whetstone.commands import train\n"
+    code = "from whetstone.__main__ import run; from whetstone.commands import train\n"
     code += "train.DESCRIPTION = '▁'; run(['train', '--help'])"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, env={**PATH, "PYTHONIOENCODING": "ascii"}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from whetstone.cli import run
+from whetstone.__main__ import run
 from whetstone.config import load
 from whetstone.diagnosis.explain import diagnose, load_history
 from whetstone.diagnosis.history import Diagnosis, Severity

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from whetstone import cli
+from whetstone import __main__ as cli
 from whetstone.commands import train as train_command
 from whetstone.terminal.environment import REQUIRED
 
@@ -63,7 +63,7 @@ def test_a_source_distribution_holds_everything_that_is_checked() -> None:
 def test_a_required_package_that_is_missing_is_a_sentence() -> None:
     names = {re.split("[<>=]", text)[0] for text in project()["project"]["dependencies"]}
     assert {name.replace("-", "_").replace("pyyaml", "yaml") for name in names} == REQUIRED
-    code = "import sys; sys.modules['rich'] = None; from whetstone.cli import main; main(['train'])"
+    code = "import sys; sys.modules['rich'] = None; from whetstone.__main__ import main; main(['train'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 2 and done.stderr.startswith("whet: The Python package rich is not installed")
     assert len(done.stderr.splitlines()) == 1

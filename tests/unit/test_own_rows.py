@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from whetstone import cli
+from whetstone import __main__ as cli
 from whetstone.config import build, dump, load
 from whetstone.errors import UserError
 from whetstone.rewards import custom, matching

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from whetstone.cli import main
+from whetstone.__main__ import main
 from whetstone.config import build, load
 from whetstone.errors import UserError
 from whetstone.run.metrics import read_rows

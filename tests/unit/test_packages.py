@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from whetstone.cli import run
+from whetstone.__main__ import run
 from whetstone.config import load
 from whetstone.engines import packages
 from whetstone.errors import UserError
@@ -44,7 +44,7 @@ def test_a_server_that_runs_elsewhere_needs_no_package(monkeypatch: pytest.Monke
 
 def test_it_is_noticed_before_torch_is_imported(tmp_path: Path) -> None:
     program = (
-        "import sys; from whetstone.cli import run; "
+        "import sys; from whetstone.__main__ import run; "
         f"code = run(['train', 'quickstart', 'rollout_engine=sglang', 'output_dir={tmp_path}/runs']); "
         "sys.exit(code if 'torch' not in sys.modules else 9)"
     )

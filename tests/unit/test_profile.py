@@ -2,7 +2,7 @@
 
 import pytest
 
-from whetstone.cli import run
+from whetstone.__main__ import run
 from whetstone.commands import profile
 from whetstone.commands.parser import CommandParser, source_and_settings
 from whetstone.commands.profile.page import Profile, advice

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from whetstone.cli import run
+from whetstone.__main__ import run
 from whetstone.commands.tasks import _shorten_default, config_for_task
 from whetstone.tasks.registry import list_tasks, make_task, settings_of
 

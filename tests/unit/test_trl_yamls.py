@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.corpora.trl_rows import REWARDS, ROWS, write_rows
-from whetstone.cli import run
+from whetstone.__main__ import run
 from whetstone.config import flatten, load, make_plan
 from whetstone.errors import UserError
 from whetstone.tasks.mixture import build_tasks

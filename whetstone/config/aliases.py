@@ -141,7 +141,7 @@ _WHY_NOT = {
 # known elsewhere, without a meaning here, and why
 WITHOUT_EFFECT: dict[str, str] = NO_EFFECT | by_name(_WHY_NOT)
 
-# known elsewhere, but can't be had: (values that ask for nothing, why)
+# known elsewhere, but not supported: (values that ask for nothing, why)
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     **trl_names.REFUSED,
     "use_qlora": ((), "weights are trained from bf16 or float32: set use_peft=true bf16=true"),

@@ -27,10 +27,10 @@ PLAIN_KEYS = frozenset(key for keys in ROW_SETTINGS.values() for key in keys)
 
 
 def place_settings(
-    values: dict[str, Any], before: Mapping[str, Any], taken: Mapping[str, Any] | frozenset[str]
+    values: dict[str, Any], before: Mapping[str, Any], reserved: Mapping[str, Any] | frozenset[str]
 ) -> dict[str, Any]:
-    """`values` with plain settings moved into the task of `datasets` that has them, unless `taken`."""
-    plain = [key for key in values if key in PLAIN_KEYS and key not in taken]
+    """`values` with plain settings moved into the task of `datasets` that has them, unless `reserved`."""
+    plain = [key for key in values if key in PLAIN_KEYS and key not in reserved]
     datasets = values.get("datasets") or before.get("datasets")
     if not plain or not isinstance(datasets, Mapping):
         return values

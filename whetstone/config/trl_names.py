@@ -80,7 +80,7 @@ def _mapping(value: Any, allowed: str) -> dict[str, Any]:
         raise ValueError(f"'{value}' is not a mapping: write {{setting: value}}")
     others = sorted(str(key) for key in set(value or {}) - set(allowed.split()))
     if others:
-        raise ValueError(f"{', '.join(others)} inside it can't be had here: leave it out")
+        raise ValueError(f"{', '.join(others)} inside it is not supported here: leave it out")
     return value or {}
 
 
@@ -162,7 +162,7 @@ _WHY_NOT: dict[str, str] = {
 }
 NO_EFFECT = by_name(_WHY_NOT)
 
-# name -> (values that ask for nothing beside None, false, 0 and empty ones; why it can't be had)
+# name -> (values that ask for nothing beside None, false, 0 and empty ones; why it is not supported)
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "trust_remote_code": ((), "code from a model's folder is never run"),
     "router_aux_loss_coef": ((), "there is no auxiliary loss for routers"),

@@ -12,7 +12,7 @@ from whetstone.config.yaml_text import shorten
 from whetstone.errors import UserError
 
 # our key -> what other trainers and papers call it, beyond what is accepted as another name
-_MEANT: dict[str, str] = {
+_SUGGESTIONS: dict[str, str] = {
     "data_path": "train_file train_data train_path data_file dataset_file training_file file json_path",
     "eval_data_path": "test_file validation_file eval_file val_file test_path test_data eval_data",
     "dataset_name": "dataset data hub_dataset train_dataset",
@@ -73,7 +73,7 @@ _MEANT: dict[str, str] = {
     "async_rollouts": "async async_rollout asynchronous",
     "micro_batch_tokens": "max_tokens_per_batch max_length_per_device token_budget",
 }
-SYNONYMS = by_name(_MEANT)
+SYNONYMS = by_name(_SUGGESTIONS)
 _CUTOFF = 0.82  # of difflib: one or two letters off
 
 
@@ -89,19 +89,19 @@ class Complaints:
         sentences = []
         entries = []
         for key, origin in self.unknown:
-            meant = suggest(key, self.known)
-            hint = f", did you mean '{meant}'?" if meant else ""
+            suggestion = suggest(key, self.known)
+            hint = f", did you mean '{suggestion}'?" if suggestion else ""
             entries.append(f"'{shorten(key)}' ({origin}{hint})")
         if entries:
             noun = "is no key" if len(entries) == 1 else "are no keys"
             sentences.append(f"There {noun} {', '.join(entries)}. `whet config` lists them all.")
-        sentences += [f"{key} ({origin}) can't be had: {reason}." for key, origin, reason in self.refused]
+        sentences += [f"{key} ({origin}) is not supported: {reason}." for key, origin, reason in self.refused]
         if sentences:
             raise UserError(" ".join(sentences))
 
 
 def suggest(key: str, known: Iterable[str]) -> str | None:
-    """What was probably meant; None where a guess would mislead."""
+    """What was probably suggestion; None where a guess would mislead."""
     plain = key.lower().replace("-", "_").split(".")[-1]
     if plain in SYNONYMS:
         return SYNONYMS[plain]

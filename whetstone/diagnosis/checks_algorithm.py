@@ -84,15 +84,15 @@ def entropy_bonus_pinned(history: RunHistory) -> Diagnosis | None:
 def beta_overrun(history: RunHistory) -> Diagnosis | None:
     """The adaptive beta grows and grows, and the KL stays beyond its target."""
     beta, kl = history.late("beta"), history.late("kl")
-    wanted, first = history.config.get("target_kl"), float(history.config.get("beta") or 0.0)
-    if beta is None or kl is None or wanted is None or len(history.rows) < ENOUGH_ROWS:
+    target, first = history.config.get("target_kl"), float(history.config.get("beta") or 0.0)
+    if beta is None or kl is None or target is None or len(history.rows) < ENOUGH_ROWS:
         return None
-    if kl <= 2 * float(wanted) or beta <= 2 * first:
+    if kl <= 2 * float(target) or beta <= 2 * first:
         return None
     return Diagnosis(
         title="The adaptive beta can't hold the KL",
         evidence=f"beta has grown from {first:g} to {beta:.3g}, and the KL is {kl:.3g}, over twice "
-        f"target_kl ({float(wanted):g}).",
+        f"target_kl ({float(target):g}).",
         remedy="Begin with a larger beta, lower learning_rate, or allow more with a larger target_kl.",
     )
 

@@ -40,7 +40,7 @@ class Copies:
 
     def __init__(self, index: Tensor, num_tokens: int, device: torch.device):
         self.index = upload(index, device)  # [K] the token of every copy
-        self.places = upload(index.argsort(stable=True).int(), device)
+        self.order = upload(index.argsort(stable=True).int(), device)
         counts = torch.bincount(index, minlength=num_tokens)
         self.bounds = upload(torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int(), device)
 
@@ -50,7 +50,7 @@ class Copies:
     def sum_gradients(self, grad: Tensor) -> Tensor:
         from whetstone.model.kernels import sum_copies
 
-        return sum_copies(grad, self.bounds, self.places)
+        return sum_copies(grad, self.bounds, self.order)
 
 
 def flash_attention(

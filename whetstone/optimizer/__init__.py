@@ -66,15 +66,15 @@ class Optimizer:
         self._accumulators.clear()
         if num_passes < 2:
             return
-        wanted = [(n, p) for n, p in enumerate(self.parameters) if p.dtype != torch.float32]
-        while wanted:
-            taken, size = [], 0
-            while wanted and (not taken or size + wanted[0][1].numel() <= BLOCK_NUMEL):
-                taken.append(wanted.pop(0))
-                size += taken[-1][1].numel()
-            block = torch.empty(size, dtype=torch.float32, device=taken[0][1].device)
-            pieces = block.split([parameter.numel() for _, parameter in taken])
-            self._accumulators |= {n: piece.view_as(p) for (n, p), piece in zip(taken, pieces, strict=True)}
+        remaining = [(n, p) for n, p in enumerate(self.parameters) if p.dtype != torch.float32]
+        while remaining:
+            chosen, size = [], 0
+            while remaining and (not chosen or size + remaining[0][1].numel() <= BLOCK_NUMEL):
+                chosen.append(remaining.pop(0))
+                size += chosen[-1][1].numel()
+            block = torch.empty(size, dtype=torch.float32, device=chosen[0][1].device)
+            pieces = block.split([parameter.numel() for _, parameter in chosen])
+            self._accumulators |= {n: piece.view_as(p) for (n, p), piece in zip(chosen, pieces, strict=True)}
 
     @property
     def learning_rate(self) -> float:

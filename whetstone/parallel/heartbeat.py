@@ -125,7 +125,7 @@ class Heartbeat:
             return
         text = (
             f"This run ends because {reason}. Start it again with auto_resume=true (or let torchrun "
-            "--max-restarts do it): it goes on from the last checkpoint."
+            "--max-restarts do it): it resumes from the last checkpoint."
         )
         if self._ranks.is_main:
             logger.error(text)

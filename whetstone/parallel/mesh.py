@@ -76,7 +76,7 @@ def restarts() -> int:
 @contextlib.contextmanager
 def start(config: ParallelConfig, device_type: str) -> Iterator[Ranks]:
     """Join the other ranks of the launch; `SINGLE` where there are none."""
-    # Weights that rest in the memory of the CPU are FSDP's business, on one GPU as well.
+    # FSDP offloads weights to the CPU, on one GPU as well.
     is_single = not is_launched() and (config.cpu_offload != "all" or device_type != "cuda")
     if is_single:
         check_launcher(os.environ)

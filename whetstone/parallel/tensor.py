@@ -75,8 +75,8 @@ def parallelize_head(head: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def _matching(trunk: nn.Module, pattern: str) -> list[tuple[str, nn.Module]]:
-    wanted = re.compile(re.escape(pattern).replace(r"\*", r"\d+"))
-    return [(name, module) for name, module in trunk.named_modules() if wanted.fullmatch(name)]
+    expression = re.compile(re.escape(pattern).replace(r"\*", r"\d+"))
+    return [(name, module) for name, module in trunk.named_modules() if expression.fullmatch(name)]
 
 
 def _column(module: nn.Module, mesh: DeviceMesh) -> None:

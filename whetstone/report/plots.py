@@ -13,7 +13,7 @@ from typing import Any
 from whetstone.report.read import Run
 
 # What matplotlib is told -> what the page makes of it.
-_COLOURS = {
+_COLORS = {
     "#010101": "var(--ink)",
     "#020202": "var(--muted)",
     "#030303": "var(--line)",
@@ -25,7 +25,7 @@ _COLOURS = {
     "#090909": "var(--c4)",
     "#0a0a0a": "var(--card)",
 }
-INK, MUTED, LINE, ACCENT, BEFORE, C1, C2, C3, C4, CARD = _COLOURS
+INK, MUTED, LINE, ACCENT, BEFORE, C1, C2, C3, C4, CARD = _COLORS
 SERIES = (ACCENT, C1, C2, C3, C4, BEFORE)
 
 # Widths in inches. Text keeps its size in points, so a picture must be about as wide as what it fills.
@@ -99,8 +99,8 @@ def _for_the_page(svg: str, name: str) -> str:
     used = set(re.findall(r'(?:url\(#|href="#)([^")]+)', svg))
     svg = re.sub(r' id="([^"]*)"', lambda m: f' id="{name}-{m[1]}"' if m[1] in used else "", svg)
     svg = re.sub(r'(url\(#|href="#)', rf"\g<1>{name}-", svg)
-    for colour, variable in _COLOURS.items():
-        svg = svg.replace(colour, variable)
+    for color, variable in _COLORS.items():
+        svg = svg.replace(color, variable)
     return svg.replace("fill: #ffffff", "fill: none").strip()  # what lies behind the whole figure
 
 
@@ -144,8 +144,8 @@ def curve(run: Run, series: Mapping[str, str], *, percent: bool = False, wide: b
     name = re.sub(r"\W", "-", next(iter(series)))
 
     def paint(axes: Any) -> None:
-        for colour, (label, steps, values) in zip(SERIES, columns, strict=False):
-            _line(axes, steps, values, colour, label=label, weight=1.8)
+        for color, (label, steps, values) in zip(SERIES, columns, strict=False):
+            _line(axes, steps, values, color, label=label, weight=1.8)
         if percent:
             axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g} %")
         else:
@@ -161,7 +161,7 @@ def curve(run: Run, series: Mapping[str, str], *, percent: bool = False, wide: b
 
 
 def time_stages(run: Run) -> list[str]:
-    """The stages whose time was measured and is worth a colour (half a per cent), the longest first."""
+    """The stages whose time was measured and is worth a color (half a per cent), the longest first."""
     keys = {key for row in run.rows for key in row if key.startswith("time/") and key != "step_time"}
     totals = {key: sum(run.column(key)[1]) for key in keys}
     least = 0.005 * sum(totals.values())
@@ -184,8 +184,8 @@ def time_areas(run: Run) -> str | None:
     def paint(axes: Any) -> None:
         if len(steps) < 3:
             bottom = [0.0] * len(steps)
-            for colour, (name, values) in zip(SERIES, stages.items(), strict=False):
-                axes.bar(steps, values, 0.4, bottom=bottom, color=colour, label=name)
+            for color, (name, values) in zip(SERIES, stages.items(), strict=False):
+                axes.bar(steps, values, 0.4, bottom=bottom, color=color, label=name)
                 bottom = [a + b for a, b in zip(bottom, values, strict=True)]
             axes.set_xlim(steps[0] - 1, steps[-1] + 1)
         else:
@@ -246,16 +246,14 @@ def smooth(values: Sequence[float], window: int) -> list[float]:
     return [math.fsum(recent) / len(recent) for recent in windows]
 
 
-def _line(
-    axes: Any, steps: list[int], values: list[float], colour: str, *, label: str, weight: float
-) -> None:
+def _line(axes: Any, steps: list[int], values: list[float], color: str, *, label: str, weight: float) -> None:
     """A few points as they are; many as a pale line under their running mean: single steps are noisy."""
     if len(values) < 20:
         dots = {"marker": "o", "markersize": 2.5 + weight / 2}
-        axes.plot(steps, values, color=colour, linewidth=weight, label=label, **dots)
+        axes.plot(steps, values, color=color, linewidth=weight, label=label, **dots)
         return
-    axes.plot(steps, values, color=colour, linewidth=0.8, alpha=0.3)
-    axes.plot(steps, smooth(values, max(3, len(values) // 20)), color=colour, linewidth=weight, label=label)
+    axes.plot(steps, values, color=color, linewidth=0.8, alpha=0.3)
+    axes.plot(steps, smooth(values, max(3, len(values) // 20)), color=color, linewidth=weight, label=label)
 
 
 def _whiskers(means: list[float], low: list[float], high: list[float]) -> list[list[float]]:

@@ -94,7 +94,7 @@ class MetricsLog:
         except Exception as error:  # whatever another package's network or disk came to
             del self._sinks[name]
             reason = f"{type(error).__name__}: {error}"
-            logger.warning(f"{name} failed ({reason}): nothing more goes there, metrics.jsonl goes on.")
+            logger.warning(f"{name} failed ({reason}): nothing more is sent there; metrics.jsonl continues.")
 
 
 class LogSchedule:
@@ -143,7 +143,7 @@ def _keep_damaged(path: Path) -> None:
         copy = free_path(path.with_name(f"{path.name}.damaged"))
         shutil.copyfile(path, copy)
         logger.warning(
-            f"{path.name} has {counted(lost, 'line')} that can't be read: it goes on without them, and "
+            f"{path.name} has {counted(lost, 'line')} that can't be read: it continues without them, and "
             f"{copy.name} is a copy of it as it was."
         )
 
@@ -160,7 +160,7 @@ def _identity(folder: Path, config: Config) -> dict[str, Any]:
 
 
 class WandbSink:
-    """A wandb run. Its id lies in the run folder, so that a resumed run goes on in the same curves."""
+    """A wandb run. Its id lies in the run folder, so that a resumed run continues the same curves."""
 
     def __init__(self, folder: Path, config: Config, resume_step: int | None) -> None:
         import wandb  # pyright: ignore[reportMissingImports]

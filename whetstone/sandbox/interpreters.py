@@ -140,7 +140,7 @@ _PRELOADED = {
     "sql": "sqlite3",
 }
 _klong: Any = None
-_own_modules: dict[str, types.ModuleType] = {}  # modules that are no business of a program
+_own_modules: dict[str, types.ModuleType] = {}  # modules that a program may not see
 
 
 def preload(runner: str) -> None:

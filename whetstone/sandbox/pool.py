@@ -71,7 +71,7 @@ class SupervisorProcess:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             cwd="/",
-            start_new_session=True,  # Ctrl-C in the terminal is the pool's business
+            start_new_session=True,  # the pool handles Ctrl-C in the terminal
             env=_clean_environment(),
         )
         other_end.close()

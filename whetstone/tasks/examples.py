@@ -70,7 +70,7 @@ def make_expressions(count: int = NUM_EXPRESSIONS) -> list[dict[str, Any]]:
     dice = random.Random(5)
     rows: dict[str, dict[str, Any]] = {}
     while len(rows) < count:
-        sentence, expression, draw = dice.choice((_number, _number, _number, _list, _word))(dice)
+        sentence, expression, draw = dice.choice((_number, _number, _number, _list, _random_word))(dice)
         if sentence in rows:
             continue
         inputs = [draw() for _ in range(6)]
@@ -132,7 +132,7 @@ def _list(dice: random.Random) -> _Draw:
     return _filled(dice, _LISTS, lambda: [dice.randint(0, 12) for _ in range(dice.randint(10, 14))])
 
 
-def _word(dice: random.Random) -> _Draw:
+def _random_word(dice: random.Random) -> _Draw:
     letters = "abcdeghilmnoprst"
     draw = lambda: "".join(dice.choice(letters) for _ in range(dice.randint(10, 14)))  # noqa: E731
     return _filled(dice, _STRINGS, draw)

@@ -1,6 +1,6 @@
 """The line that shows that a process is alive: its stage (`stages.py`), how far, and since when.
 
-In a terminal it is redrawn by a thread, so that its clock goes on during a long forward pass. In a pipe or a
+In a terminal it is redrawn by a thread, so that its clock runs during a long forward pass. In a pipe or a
 file it is a plain line after ten seconds of one stage, then at growing intervals.
 """
 

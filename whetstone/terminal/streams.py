@@ -67,7 +67,7 @@ def tell_log() -> None:
 
     while _untold and logging.getLogger("whetstone").handlers:
         logging.getLogger("whetstone.steps").warning(
-            "Nothing more can be printed (%s): the run goes on, and its messages are in this file.",
+            "Nothing more can be printed (%s): the run continues, and its messages are in this file.",
             _untold.pop(),
         )
 

@@ -37,7 +37,7 @@ def escape_controls(text: str) -> str:
 
 
 def wrap(text: str, width: int, indent: int | None = None) -> str:
-    """Lines of at most `width`; where one goes on, `indent` spaces (default: its own indent and two more).
+    """Lines of at most `width`; a continuation has `indent` spaces (default: its indent and two more).
 
     Words are never broken: a path or a command stays whole, so that it can be copied.
     """

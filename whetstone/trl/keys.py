@@ -15,12 +15,12 @@ from whetstone.errors import UserError
 from whetstone.update.micro_batch_size import DEFAULT_TOKENS
 
 
-def _words(text: str) -> frozenset[str]:
+def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
 # Handed to GRPOConfig under the same name.
-PASSED = _words("""
+PASSED = _names("""
     learning_rate lr_scheduler_type weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm
     num_iterations num_generations max_completion_length temperature top_p min_p beta epsilon delta
     sapo_temperature_pos sapo_temperature_neg ref_model_sync_steps ref_model_mixup_alpha
@@ -29,15 +29,15 @@ PASSED = _words("""
     save_total_limit
 """)
 # Worked out first (`trl_arguments`).
-CONVERTED = _words("""
+CONVERTED = _names("""
     bf16 prompts_per_step per_device_train_batch_size gradient_accumulation_steps steps_per_generation
     gradient_checkpointing torch_compile micro_batch_tokens max_steps num_train_epochs
     batch_counts_as_step warmup_ratio warmup_steps top_k
     lr_scheduler_kwargs loss_type importance_sampling_level epsilon_high kl_reference entropy_target
     generation_batch_size
 """)
-# Done by this package whoever trains.
-HANDLED = _words("""
+# Done by this package for either trainer.
+HANDLED = _names("""
     model_name_or_path device attn_implementation use_peft lora_r lora_alpha lora_dropout
     lora_target_modules apply_chat_template chat_template chat_template_kwargs prompt_template
     assistant_prefix max_prompt_length max_num_seqs vllm_mode

@@ -116,17 +116,17 @@ def parse_grid(source: str, arguments: Sequence[str]) -> Grid:
 
 
 def _variant(entry: str) -> tuple[str, list[str]]:
-    """`gspo: loss_type=gspo epsilon=3e-4` -> its name and its words; the name may be left out."""
+    """`gspo: loss_type=gspo epsilon=3e-4` -> its name and its settings; the name may be left out."""
     match = re.match(r"([^=:]+):\s", entry)
     settings = entry[match.end() :] if match else entry
     try:
-        words = shlex.split(settings)
+        overrides = shlex.split(settings)
     except ValueError:
         raise UserError(f"The variant '{entry}' has an open quote: close it.") from None
-    if not words or any("=" not in word for word in words):
+    if not overrides or any("=" not in override for override in overrides):
         usage = 'variant="NAME: key=value key=value; NAME: ..."'
         raise UserError(f"The variant '{entry}' is not understood: write {usage}.")
-    return (match.group(1).strip() if match else " ".join(words)), words
+    return (match.group(1).strip() if match else " ".join(overrides)), overrides
 
 
 def _cells(
@@ -138,14 +138,14 @@ def _cells(
     cells = []
     for choice in itertools.product(*axes.values()):
         variant = " ".join(label for label, _ in choice) or Path(source).stem
-        settings = [word for _, words in choice for word in words]
-        for label, seed_words in seeds:
+        chosen = [setting for _, settings in choice for setting in settings]
+        for label, seed_settings in seeds:
             name = re.sub(r"[^\w.=+-]+", "_", f"{variant} {label}".strip())
-            words = [*common, *settings, *seed_words]
-            config = load(source, words).config
+            settings = [*common, *chosen, *seed_settings]
+            config = load(source, settings).config
             if config.evaluation.eval_num_samples == 0 or config.evaluation.eval_only:
                 raise UserError("A comparison needs eval_num_samples above 0 and eval_only=false.")
-            cells.append(Cell(name=name, variant=variant, seed=config.run.seed, words=words))
+            cells.append(Cell(name=name, variant=variant, seed=config.run.seed, settings=settings))
     names = [cell.name for cell in cells]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
@@ -226,7 +226,7 @@ def is_done(grid: Grid, cell: Cell) -> bool:
 
 def _is_same(grid: Grid, cell: Cell) -> bool:
     before = read_mapping(grid.run_path(cell) / "config.yaml") or {}
-    now = flatten(load(grid.source, cell.words).config)
+    now = flatten(load(grid.source, cell.settings).config)
     decisive = [key for key in now if key not in RESUME_SAFE_KEYS - RESULT_KEYS]
     return all(key in before and before[key] == now[key] for key in decisive)
 
@@ -242,7 +242,7 @@ def _start(grid: Grid, cell: Cell, jobs: int) -> RunningCell:
     environment = dict(os.environ)
     if jobs > 1:  # runs that each take every core only wait for one another
         environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
-    command = [sys.executable, "-m", "whetstone", "train", grid.source, *cell.words, *folders, resume]
+    command = [sys.executable, "-m", "whetstone", "train", grid.source, *cell.settings, *folders, resume]
     process = subprocess.Popen(
         [*command, "overwrite_output_dir=true"],
         stdin=subprocess.DEVNULL,

@@ -13,7 +13,7 @@ from whetstone.report.plots import chart_style
 from whetstone.run.metrics import read_rows
 
 INK, MUTED, LINE = "#1d2327", "#6b7378", "#e4e2dc"
-COLOURS = (
+COLORS = (
     "#1f6f78", "#c8793a", "#6a7fb5", "#8a9a4b", "#a05f8a", "#7a6a58", "#3f8f5f", "#b24b4b", "#4a4a6a",
     "#c2a83e",
 )  # fmt: skip
@@ -49,10 +49,10 @@ def draw(results: Mapping[str, Any], folders: Mapping[str, Path], path: Path) ->
         figure = Figure(figsize=(11, height), layout="constrained")
         left, right = figure.subplots(1, 2, width_ratios=(3, 2))
         for number, variant in enumerate(variants):
-            colour = COLOURS[number % len(COLOURS)]
-            line = "-" if number < len(COLOURS) else "--"
-            _draw_curve(left, variant, [folders[run["run"]] for run in variant["seeds"]], (colour, line))
-            _draw_bar(right, variant, len(variants) - 1 - number, colour)
+            color = COLORS[number % len(COLORS)]
+            line = "-" if number < len(COLORS) else "--"
+            _draw_curve(left, variant, [folders[run["run"]] for run in variant["seeds"]], (color, line))
+            _draw_bar(right, variant, len(variants) - 1 - number, color)
         left.set(title="Accuracy on the evaluation problems, % (band: all seeds)", xlabel="step")
         left.xaxis.get_major_locator().set_params(integer=True)
         left.legend(loc="best")
@@ -68,16 +68,16 @@ def draw(results: Mapping[str, Any], folders: Mapping[str, Path], path: Path) ->
 
 
 def _draw_curve(axes: Any, variant: Mapping[str, Any], folders: list[Path], style: tuple[str, str]) -> None:
-    colour, line = style
+    color, line = style
     points = curve(folders)
     steps = list(points)
     axes.plot(
-        steps, [100 * fmean(points[step]) for step in steps], line, color=colour, marker="o", markersize=3.5,
+        steps, [100 * fmean(points[step]) for step in steps], line, color=color, marker="o", markersize=3.5,
         linewidth=1.6, label=variant["name"],
     )  # fmt: skip
     if len(folders) > 1:
         low, high = [100 * min(points[step]) for step in steps], [100 * max(points[step]) for step in steps]
-        axes.fill_between(steps, low, high, color=colour, alpha=0.14, linewidth=0)
+        axes.fill_between(steps, low, high, color=color, alpha=0.14, linewidth=0)
 
 
 def _highest(variant: Mapping[str, Any]) -> float:
@@ -86,9 +86,9 @@ def _highest(variant: Mapping[str, Any]) -> float:
     return max(*dots, variant["accuracy_after"]["mean"], variant["accuracy_after"]["high"] or 0.0)
 
 
-def _draw_bar(axes: Any, variant: Mapping[str, Any], row: int, colour: str) -> None:
+def _draw_bar(axes: Any, variant: Mapping[str, Any], row: int, color: str) -> None:
     after = variant["accuracy_after"]
-    axes.barh(row, 100 * after["mean"], height=0.55, color=colour, alpha=0.75)
+    axes.barh(row, 100 * after["mean"], height=0.55, color=color, alpha=0.75)
     if after["low"] is not None:
         around = [[100 * (after["mean"] - after["low"])], [100 * (after["high"] - after["mean"])]]
         axes.errorbar(100 * after["mean"], row, xerr=around, color=INK, capsize=3, linewidth=1.1)

@@ -27,7 +27,7 @@ class Cell:
     name: str  # of its run folder and its log
     variant: str
     seed: int
-    words: list[str]  # the `key=value` words that it is run with
+    settings: list[str]  # the `key=value` settings of its run
 
 
 def cell_results(folder: Path) -> dict[str, Any] | None:
@@ -58,7 +58,7 @@ def make_results(
             if (results := ended.get(cell.name)) is not None
         ]
         if runs:
-            settings = list(members[0].words)
+            settings = list(members[0].settings)
             variants.append({"name": name, "settings": settings, **_summary(runs), "seeds": runs})
     missing = [cell.name for cell in cells if ended.get(cell.name) is None]
     return {

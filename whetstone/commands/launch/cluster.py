@@ -30,7 +30,7 @@ def connect() -> Any:
     return ray
 
 
-def place(ray: Any, args: LaunchArgs) -> Any:
+def reserve(ray: Any, args: LaunchArgs) -> Any:
     """A placement group with a bundle for each rank and then for each server."""
     group = ray.util.placement_group(args.bundles, strategy="PACK")
     if group.wait(min(FIRST_WAIT_S, args.wait_s)):
@@ -53,16 +53,16 @@ def _shortage(ray: Any, args: LaunchArgs) -> str:
 
 def explain_shortage(args: LaunchArgs, has: Resources, free: Resources, machines: Sequence[Resources]) -> str:
     """The resources that the cluster lacks, in sentences."""
-    wanted = f"{args.ranks} ranks with {_describe(args.rank_bundle)} each"
+    requested = f"{args.ranks} ranks with {_describe(args.rank_bundle)} each"
     if args.servers:
-        wanted += f" and {args.servers} servers with {_describe(args.server_bundle)} each"
+        requested += f" and {args.servers} servers with {_describe(args.server_bundle)} each"
     sums = {name: sum(bundle.get(name, 0) for bundle in args.bundles) for name in ("CPU", "GPU")}
     parts = [
         f"{total:g} {name}s (it has {has.get(name, 0):g}, {free.get(name, 0):g} of them free)"
         for name, total in sums.items()
         if total
     ]
-    text = f"The Ray cluster has no room for {wanted}: that is {' and '.join(parts)}."
+    text = f"The Ray cluster has no room for {requested}: that is {' and '.join(parts)}."
     for who, bundle in (("rank", args.rank_bundle), ("server", args.server_bundle)):
         alone = [machine for machine in machines if all(machine.get(k, 0) >= v for k, v in bundle.items())]
         if not alone and machines and (who == "rank" or args.servers):

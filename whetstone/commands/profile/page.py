@@ -14,7 +14,7 @@ from whetstone.terminal.text import counted, cut
 
 STAGES = ("weight_sync", "rollout", "reward_wait", "update")
 PARTS = ("prepare", "forward", "head", "backward", "optimiser", "other")
-COLOURS = {
+COLORS = {
     "matrix products": "#1f6f78", "attention": "#6a7fb5", "elementwise": "#c8793a", "optimiser": "#a05f8a",
     "drawing tokens": "#8a9a4b", "copies": "#c2a83e", "collective": "#b24b4b", "other": "#7a6a58",
     IDLE: "#d9d7d0",
@@ -231,7 +231,7 @@ def draw(profile: Profile, path: Path) -> None:
             for kind in KINDS:
                 seconds = profile.spent.kinds[stage].get(kind, 0.0)
                 label = kind if row == 0 else None
-                axes.barh(row, seconds, 0.6, left=left, color=COLOURS[kind], label=label)
+                axes.barh(row, seconds, 0.6, left=left, color=COLORS[kind], label=label)
                 left += seconds
         axes.set_yticks(range(len(stages)), stages)
         axes.set_xlabel("seconds, of one step under the profiler")

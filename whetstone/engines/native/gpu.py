@@ -257,7 +257,7 @@ class PagedEngine(EngineBase):
         pages_per_sample = num_pages(sampling.max_tokens)
         prompts = sum(num_pages(len(request.prompt_ids) - 1) for request in requests)
         self._prepare_pages(
-            wanted=prompts + num_slots * pages_per_sample, least=num_pages(longest) + pages_per_sample
+            preferred=prompts + num_slots * pages_per_sample, least=num_pages(longest) + pages_per_sample
         )
         if self.step is not None and not self.step.is_current():
             self.step = self.graphs = None
@@ -270,10 +270,10 @@ class PagedEngine(EngineBase):
         self._write_settings(sampling)
         return Scheduler(requests, sampling, num_slots=num_slots, total_pages=state.num_pages)
 
-    def _prepare_pages(self, *, wanted: int, least: int) -> None:
+    def _prepare_pages(self, *, preferred: int, least: int) -> None:
         """Allocate as many pages as the requests can use and the memory allows."""
         state = self.state
-        if state.num_pages >= wanted:
+        if state.num_pages >= preferred:
             return
         state.release_pages()
         size = self.shape.bytes_per_token() * PAGE
@@ -288,7 +288,7 @@ class PagedEngine(EngineBase):
                 f"Not even one sequence of {least * PAGE} tokens fits into the {free / 1e9:.1f} GB of GPU "
                 "memory that are free: lower max_completion_length, or choose a smaller model."
             )
-        state.allocate_pages(max(least, DRY_RUN_PAGES, min(wanted, num_fitting)))
+        state.allocate_pages(max(least, DRY_RUN_PAGES, min(preferred, num_fitting)))
 
     def _dry_run(self, step: Step) -> Tensor:
         """Logits after two short sequences, to compare two steps."""

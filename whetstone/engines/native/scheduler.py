@@ -114,13 +114,13 @@ class Scheduler:
         """
         slots = [slot for slot, sequence in self.running.items() if sequence.remaining]
         steps = min(steps, max((self.running[slot].remaining for slot in slots), default=0))
-        wanted = {slot: self._num_missing_pages(slot, steps) for slot in slots}
-        if sum(wanted.values()) > len(self.free_pages):
+        missing = {slot: self._num_missing_pages(slot, steps) for slot in slots}
+        if sum(missing.values()) > len(self.free_pages):
             return None
         new_pages = []
         for slot in slots:
             sequence = self.running[slot]
-            for page in self._allocate(wanted[slot]):
+            for page in self._allocate(missing[slot]):
                 new_pages.append((slot, len(sequence.pages), page))
                 sequence.pages.append(page)
             sequence.num_generated += min(steps, sequence.remaining)

@@ -53,7 +53,7 @@ class SleepMixin(ABC):
 
 @dataclass
 class Server(SleepMixin):
-    """The client of one server. Several servers are the business of pool.py."""
+    """The client of one server. pool.py has several."""
 
     url: str
     _: KW_ONLY

@@ -137,7 +137,7 @@ class ServerPool(EngineBase):
     def update_weights(self, policy_version: int) -> None:
         """All processes call it together; only the leader needs the weights of its `policy`."""
         assert not self.num_generating, "weights must not change while samples are drawn with them"
-        self.weights, result = None, None  # whoever comes up now waits for the new ones
+        self.weights, result = None, None  # a server that comes up now waits for the new ones
         if self.sharing.is_leader:
             try:
                 result = self._send(policy_version)
@@ -313,7 +313,7 @@ class ServerPool(EngineBase):
         logger.warning(f"{handle.url} is lost ({trouble}): {then}.")
 
     def _revive_servers(self) -> None:
-        """Bring back whoever can be brought back; it gets the current weights before it is used."""
+        """Restart every server that can be restarted; it gets the current weights before it is used."""
         if time.monotonic() - self.last_check < CHECK_EVERY_S:
             return
         down = [handle for handle in self.handles if not handle.is_connected]
@@ -358,7 +358,7 @@ class ServerPool(EngineBase):
             raise UserError(
                 f"No rollout server is up, and none has come up within {self.timeout_s:g} s: {names}. Start "
                 "one with `whet serve CONFIG`, name running ones with rollout_servers, or raise "
-                "server_timeout_s; a run that had begun goes on with auto_resume=true."
+                "server_timeout_s; auto_resume=true resumes the run."
             )
 
     def _wait_until(self, condition: Callable[[], bool]) -> None:

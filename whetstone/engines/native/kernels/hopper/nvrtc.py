@@ -147,7 +147,7 @@ def compile_source(source: str, options: Sequence[str], architecture: str) -> by
         return Path(cached).read_bytes()
     program = ctypes.c_void_p()
     _check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None))
-    arguments = (ctypes.c_char_p * len(flags))(*(word.encode() for word in flags))
+    arguments = (ctypes.c_char_p * len(flags))(*(flag.encode() for flag in flags))
     if nvrtc.nvrtcCompileProgram(program, len(flags), arguments) != 0:
         raise Unavailable(f"it does not compile: {_text(nvrtc, 'ProgramLog', program).decode()}")
     binary = _text(nvrtc, "CUBIN", program)

@@ -1,0 +1,91 @@
+"""The language of the package: identifiers are nouns and verbs of the field, in American spelling.
+
+Reads the syntax trees; imports nothing of the package. CONTRIBUTING.md has the rules.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent.parent / "whetstone"
+# Participles and catch-all words that named three to six different things each.
+VAGUE = set(
+    [
+        "made",
+        "told",
+        "begun",
+        "given",
+        "asked",
+        "taken",
+        "kept",
+        "found",
+        "meant",
+        "one",
+        "ones",
+        "words",
+        "place",
+        "places",
+        "whoever",
+        "whatever",
+        "thing",
+        "things",
+        "stuff",
+    ]
+)
+PREPOSITIONS = {"of", "at", "through", "by", "into", "onto", "upon"}
+BRITISH = re.compile(
+    r"optimis|normalis|utilis|initialis|serialis|synchronis|maximis|minimis|tokenis|quantis|recognis|colour|"
+    r"behaviour|favour|neighbour|licence|metre"
+)
+# Paraphrases that nobody searches for.
+PHRASES = re.compile(r"\bgoes on\b|can't be had|\bto be had\b|\baffair\b|\bbusiness\b|\bwhoever\b")
+
+
+def identifiers(tree: ast.AST) -> Iterator[tuple[str, int, str]]:
+    """(name, line, kind) of everything that the code defines."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name, node.lineno, "function"
+        elif isinstance(node, ast.ClassDef):
+            yield node.name, node.lineno, "class"
+        elif isinstance(node, ast.arg):
+            yield node.arg, node.lineno, "variable"
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id, node.lineno, "variable"
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr, node.lineno, "variable"
+
+
+def is_against_the_rules(name: str, kind: str) -> bool:
+    bare = name.strip("_").lower()
+    is_preposition = kind == "function" and bare in PREPOSITIONS
+    return bare in VAGUE or is_preposition or BRITISH.search(bare) is not None
+
+
+def test_identifiers_are_terms_of_the_field() -> None:
+    wrong = [
+        f"{path.relative_to(PACKAGE)}:{line} {name}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for name, line, kind in identifiers(ast.parse(path.read_text(encoding="utf-8")))
+        if is_against_the_rules(name, kind)
+    ]
+    assert wrong == []
+
+
+def test_no_paraphrases_of_terms() -> None:
+    wrong = [
+        f"{path.relative_to(PACKAGE)}:{number} {match[0]}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if (match := PHRASES.search(line))
+    ]
+    assert wrong == []
+
+
+def test_the_rules_find_what_they_forbid() -> None:
+    tree = ast.parse(
+        "def of(made):\n    optimiser = self.words = 1\nclass Rooms: ...\ndef collect(rows): ..."
+    )
+    wrong = [name for name, _, kind in identifiers(tree) if is_against_the_rules(name, kind)]
+    assert sorted(wrong) == ["made", "of", "optimiser", "words"]
