@@ -10,29 +10,27 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent / "whetstone"
 # Participles and catch-all words that named three to six different things each.
-VAGUE = set(
-    [
-        "made",
-        "told",
-        "begun",
-        "given",
-        "asked",
-        "taken",
-        "kept",
-        "found",
-        "meant",
-        "one",
-        "ones",
-        "words",
-        "place",
-        "places",
-        "whoever",
-        "whatever",
-        "thing",
-        "things",
-        "stuff",
-    ]
-)
+VAGUE = {
+    "made",
+    "told",
+    "begun",
+    "given",
+    "asked",
+    "taken",
+    "kept",
+    "found",
+    "meant",
+    "one",
+    "ones",
+    "words",
+    "place",
+    "places",
+    "whoever",
+    "whatever",
+    "thing",
+    "things",
+    "stuff",
+}
 PREPOSITIONS = {"of", "at", "through", "by", "into", "onto", "upon"}
 BRITISH = re.compile(
     r"optimis|normalis|utilis|initialis|serialis|synchronis|maximis|minimis|tokenis|quantis|recognis|colour|"
