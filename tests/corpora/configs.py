@@ -1,6 +1,6 @@
 """Bad configurations and command lines: each ends in one sentence and exit code 2, before a model is loaded.
 
-Plain data without pytest: `tests/unit/test_bad_configs.py` runs all of it in this process, the torture
+Plain data without pytest: `tests/config/test_bad_configs.py` runs all of it in this process, the torture
 campaign as real processes. `arguments(case, folder)` writes the file of a case and gives what follows `whet`.
 """
 

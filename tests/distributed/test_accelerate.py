@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.distributed.launch import free_port
-from tests.e2e.test_train import rows, weights, words
+from tests.support.runs import rows, weights, words
 from whetstone.errors import UserError
 from whetstone.parallel.mesh import check_launcher
 

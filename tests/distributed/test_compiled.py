@@ -7,8 +7,8 @@ import torch
 
 from tests.conftest import make_policy
 from tests.distributed.launch import run_on
-from tests.distributed.test_update import CPU, difference, my_batches
-from tests.unit.test_update import make_samples, train_on, updater_for
+from tests.support.ranks import CPU, difference, my_batches
+from tests.support.update import make_samples, train_on, updater_for
 from whetstone.config.parallel import ParallelConfig
 from whetstone.config.sections import ModelConfig
 from whetstone.model.policy import Policy, should_compile
@@ -43,7 +43,7 @@ def on_ranks(given: dict[str, Any], again: bool) -> dict[str, Any]:
         varying: list[int] = []
 
         def backend(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-            """As in tests/unit/test_compiled.py no code is made. Which sizes may vary is looked at where the
+            """As in tests/model/test_compiled.py no code is made. Which sizes may vary is looked at where the
             weights of attention or of the MLP are: tokens, and no number of the model.
             """
             sizes = {str(one) for one in inputs if isinstance(one, torch.SymInt)}

@@ -14,8 +14,8 @@ import torch
 
 from tests.conftest import make_policy
 from tests.distributed.launch import CONTEXT, free_port, run_on, set_environment
-from tests.distributed.test_update import CPU, my_batches
-from tests.unit.test_update import make_samples, train_on, updater_for
+from tests.support.ranks import CPU, my_batches
+from tests.support.update import make_samples, train_on, updater_for
 from whetstone.config.parallel import ParallelConfig
 from whetstone.config.sections import ModelConfig
 from whetstone.errors import UserError

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.test_train import rows, run, weights, words
-from tests.protocol_server import ModelServer
+from tests.support.protocol_server import ModelServer
+from tests.support.runs import rows, run, weights, words
 from whetstone.model.hub import resolve
 
 SETTINGS: dict[str, Any] = {

@@ -15,7 +15,7 @@ import time
 
 import pytest
 
-from tests.e2e.test_train import rows, weights, words
+from tests.support.runs import rows, weights, words
 
 pytestmark = [
     pytest.mark.hosts,

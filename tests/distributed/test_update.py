@@ -11,7 +11,8 @@ import torch
 
 from tests.conftest import make_policy
 from tests.distributed.launch import run_on
-from tests.unit.test_update import make_samples, sequence_logprobs, train_on, updater_for
+from tests.support.ranks import CPU, difference, my_batches
+from tests.support.update import make_samples, sequence_logprobs, train_on, updater_for
 from whetstone.config import build
 from whetstone.config.parallel import ParallelConfig
 from whetstone.config.sections import ModelConfig
@@ -29,10 +30,9 @@ from whetstone.parallel.tensor import ShardedLogits
 from whetstone.run.checkpoint import Checkpoint, CheckpointData, Saver
 from whetstone.run.checkpoint_search import verify
 from whetstone.run.setup import restore
-from whetstone.update.packing import Batch, balance, bin_pack, empty_micro_batch, pack, pack_sequences
+from whetstone.update.packing import Batch, pack
 
 Case = tuple[str, dict[str, Any], str, dict[str, Any]]
-CPU = torch.device("cpu")
 GRPO = {"advantage": "group"}
 CRITIC = {"advantage": "gae", "critic_learning_rate": 1e-3}
 # What is shared, and what is trained with it; every entry is compared with a process alone.
@@ -75,12 +75,6 @@ def plain_policy(architecture: str, lora: bool) -> Policy:
             if "lora_B" in name:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) / 10)
     return Policy(model, plain.tokenizer, plain.device)
-
-
-def my_batches(samples: list[Any], ranks: Ranks, max_tokens: int = 30) -> list[Batch]:
-    bins = [bin_pack(share, max_tokens) for share in balance(samples, ranks.data_size)]
-    mine = [pack_sequences(one) for one in bins[ranks.data_rank]]
-    return mine + [empty_micro_batch(samples[0])] * (max(len(one) for one in bins) - len(mine))
 
 
 class Trained:
@@ -129,10 +123,6 @@ def compare(cases: list[Case]) -> list[tuple[str, float, float, float]]:
         weights = max(difference(a, b) for a, b in zip(alone.weights, together.weights, strict=True))
         found.append((name, gradient, rows, weights))
     return found
-
-
-def difference(one: torch.Tensor, other: torch.Tensor) -> float:
-    return ((one - other).norm() / one.norm().clamp(min=1e-12)).item()
 
 
 def steps_with_checkpoint(folder: Path, parallel: ParallelConfig, ranks: Ranks, *, resume: bool) -> list[Any]:

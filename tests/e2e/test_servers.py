@@ -1,6 +1,6 @@
 """Whole runs with rollout servers, against our own small server that speaks vLLM's interface and draws as the
-native engine does (tests/protocol_server.py): such a run must equal one with the native engine, number for
-number. The same with a real vLLM: tests/vllm.
+native engine does (tests/support/protocol_server.py): such a run must equal one with the native engine,
+number for number. The same with a real vLLM: tests/vllm.
 """
 
 import threading
@@ -9,8 +9,8 @@ import time
 import pytest
 import torch
 
-from tests.e2e.test_train import rows, run, weights
-from tests.protocol_server import ModelServer
+from tests.support.protocol_server import ModelServer
+from tests.support.runs import rows, run, weights
 from whetstone.config import load
 from whetstone.errors import UserError
 from whetstone.model.hub import resolve

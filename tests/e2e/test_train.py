@@ -1,148 +1,15 @@
-"""Whole runs of the embedded model: what they write, exact resume, interruption, evaluation alone."""
+"""Whole runs of the embedded model: what they write, the same seed, evaluation alone, programs."""
 
 import json
 import math
-import os
-import shutil
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
+from tests.support.runs import rows, run, weights, whet, words
 from whetstone.config import load
 from whetstone.run.metrics import read_rows
 from whetstone.train import evaluate_only, train
-
-# One short task, few tokens: a step takes about a second on two cores.
-SMALL = {
-    "model_name_or_path": "pebble",
-    "datasets": "{chain_sum: {config: {min_terms: 2, max_terms: 2, min_digits: 1, max_digits: 2}}}",
-    "reward_funcs": "[accuracy]",
-    "prompts_per_step": 2,
-    "num_generations": 4,
-    "max_completion_length": 32,
-    "learning_rate": 1e-3,
-    "max_steps": 4,
-    "eval_num_samples": 6,
-    "eval_greedy": False,
-    "eval_num_examples_to_print": 0,
-    "log_completions_steps": 2,
-    "save_steps": 2,
-    "reward_workers": 1,
-}
-VARIANTS = {
-    "plain": {},
-    "reference and two iterations": {"beta": 0.05, "num_iterations": 2, "max_steps": 4, "save_steps": 2},
-    "lora with dropout, two parts": {
-        "use_peft": True,
-        "lora_r": 4,
-        "lora_dropout": 0.2,
-        "steps_per_generation": 2,
-        "max_steps": 8,
-        "save_steps": 4,
-    },
-    "hf engine": {"rollout_engine": "hf"},
-    "one batch ahead, dynamic sampling": {
-        "async_rollouts": 1,
-        "dynamic_sampling": True,
-        "dynamic_sampling_max_rounds": 1,
-        "fixed_eval_steps": 1,  # evaluations must neither disturb nor be disturbed
-        "eval_greedy": False,
-    },
-    "one batch ahead on a curriculum": {
-        "async_rollouts": 1,
-        "datasets": "{chain_sum: {curriculum: {up: 0.1, down: 0.0, window: 8}}}",
-    },
-    "one batch ahead, hf engine, lora with dropout": {
-        "async_rollouts": 1,
-        "rollout_engine": "hf",
-        "use_peft": True,
-        "lora_dropout": 0.2,
-    },
-    "8-bit states, frozen reference": {"optim": "adamw_8bit", "beta": 0.05},
-    "critic, moving reference, adaptive coefficients": {
-        "advantage": "gae",
-        "critic_learning_rate": 1e-3,
-        "beta": 0.05,
-        "kl_reference": "moving",
-        "ref_model_sync_steps": 1,
-        "target_kl": 0.01,
-        "entropy_target": 0.1,
-    },
-}
-
-
-def words(folder, **changes):
-    return [
-        f"{key}={value}"
-        for key, value in {**SMALL, "output_dir": folder, "run_name": "run", **changes}.items()
-    ]
-
-
-def run(folder, **changes):
-    return train(load(None, words(folder, **changes)))
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    (file,) = list(folder.glob("*.safetensors"))
-    return load_file(file)
-
-
-def rows(folder: Path, kind: str) -> list[dict]:
-    lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
-    timed = (
-        "time/",
-        "step_time",
-        "tokens_per_s",
-        "rollout_tokens_per_s",
-        "update_tokens_per_s",
-        "peak_memory_gb",
-    )
-    return [
-        {key: value for key, value in line.items() if not key.startswith(timed)}
-        for line in lines
-        if line["kind"] == kind
-    ]
-
-
-# Twelve seconds each: the whole suite has ten minutes.
-SLOW = (
-    "hf engine",
-    "8-bit states, frozen reference",
-    "lora with dropout, two parts",
-    "one batch ahead, dynamic sampling",
-    "one batch ahead, hf engine, lora with dropout",
-)
-
-
-@pytest.mark.parametrize(
-    "variant", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in VARIANTS]
-)
-def test_a_run_that_was_cut_in_two_equals_one_that_was_not(tmp_path, variant):
-    settings = VARIANTS[variant]
-    steps = settings.get("max_steps", 4)
-    run(tmp_path / "whole", **settings)
-    # As if it had been killed after its first checkpoint: everything later is lost.
-    shutil.copytree(tmp_path / "whole", tmp_path / "half")
-    half = tmp_path / "half" / "run"
-    for lost in ("final_model", f"checkpoint-{steps}"):
-        shutil.rmtree(half / lost)
-    (half / "eval_results" / f"eval_step_{steps}.json").unlink()
-    run(tmp_path / "half", auto_resume=True, **settings)
-    whole, resumed = weights(tmp_path / "whole" / "run" / "final_model"), weights(half / "final_model")
-    assert whole.keys() == resumed.keys()
-    for name in whole:
-        assert torch.equal(whole[name], resumed[name]), name
-    assert rows(tmp_path / "whole", "train") == rows(tmp_path / "half", "train")
-    assert rows(tmp_path / "whole", "eval") == rows(tmp_path / "half", "eval")
-    if "curriculum" in variant:
-        levels = [row["curriculum/chain_sum/level"] for row in rows(tmp_path / "half", "train")]
-        assert levels[0] < levels[1] and levels[2] != levels[3], levels  # it moved before the cut and after
 
 
 def test_what_a_run_leaves_behind(tmp_path):
@@ -208,48 +75,6 @@ def test_training_moves_the_weights_and_the_same_seed_repeats(tmp_path):
     assert any(not torch.equal(a[name], c[name]) for name in a)
 
 
-def whet(*arguments, **options):
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    command = [sys.executable, "-m", "whetstone", *arguments]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, **options
-    )
-
-
-def wait_for(process, word, timeout_s=120):
-    seen = []
-    begun = time.monotonic()
-    while time.monotonic() - begun < timeout_s:
-        line = process.stdout.readline()
-        if not line:
-            break
-        seen.append(line)
-        if word in line:
-            return
-    raise AssertionError(f"'{word}' never came:\n{''.join(seen)}")
-
-
-def test_ctrl_c_saves_first_and_the_run_goes_on_to_the_same_end(tmp_path):
-    settings = {"max_steps": 8, "save_steps": 1000}
-    process = whet("train", *words(tmp_path / "cut", **settings))
-    wait_for(process, "step 1/8")
-    process.send_signal(signal.SIGINT)
-    output = process.communicate(timeout=120)[0]
-    assert process.returncode == 130, output
-    assert "Traceback" not in output and "auto_resume=true" in output
-    (saved,) = (tmp_path / "cut" / "run").glob("checkpoint-*")
-    log = (tmp_path / "cut" / "run" / "training.log").read_text()
-    assert "Stopped by" in log.splitlines()[-1]
-    run(tmp_path / "cut", auto_resume=True, **settings)
-    sessions = json.loads((tmp_path / "cut" / "run" / "run.json").read_text())["sessions"]
-    step = int(saved.name.removeprefix("checkpoint-"))
-    assert [entry["resumed_from_step"] for entry in sessions] == [None, step]
-    assert sessions[0]["command"].startswith("whet train ")
-    run(tmp_path / "whole", **settings)
-    whole, resumed = (weights(tmp_path / name / "run" / "final_model") for name in ("whole", "cut"))
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
-
-
 def test_a_run_goes_on_without_the_reader_of_its_output(tmp_path):
     process = whet("train", *words(tmp_path, max_steps=1, eval_num_samples=2))
     assert process.stdout is not None
@@ -259,20 +84,6 @@ def test_a_run_goes_on_without_the_reader_of_its_output(tmp_path):
     assert (tmp_path / "run" / "final_model").is_dir()
     log = (tmp_path / "run" / "training.log").read_text()
     assert log.count("Nothing more can be printed") == 1 and "step 1/1" in log
-
-
-@pytest.mark.slow
-def test_kill_loses_no_more_than_the_steps_after_the_checkpoint(tmp_path):
-    settings = {"max_steps": 6}
-    process = whet("train", *words(tmp_path / "cut", **settings))
-    wait_for(process, "step 3/6")
-    process.kill()
-    process.communicate()
-    run(tmp_path / "cut", auto_resume=True, **settings)
-    run(tmp_path / "whole", **settings)
-    whole, resumed = (weights(tmp_path / name / "run" / "final_model") for name in ("whole", "cut"))
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
-    assert rows(tmp_path / "whole", "train") == rows(tmp_path / "cut", "train")
 
 
 def test_evaluation_alone_agrees_with_the_runs_own(tmp_path, capsys):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.unit.cuda_on_cpu import EPS, LAYER, OFFSET, SCALE, check
+from tests.hopper.attention_on_cpu import EPS, LAYER, OFFSET, SCALE, check
 from whetstone.engines.native.kernels.hopper import attention as hopper_attention
 from whetstone.engines.native.slot_state import AttentionLayer, CacheShape, PagedState
 from whetstone.model.attention import LayerOptions

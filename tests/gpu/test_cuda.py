@@ -9,26 +9,19 @@ import pytest
 import torch
 
 from tests.conftest import ARCHITECTURES, make_policy
-from tests.unit.test_native_engine import PROMPTS, collect
-from tests.unit.test_update import flat_gradient, make_samples, train_on, updater_for
+from tests.support.engines import PROMPTS, collect
+from tests.support.gpu import WIDE, on_gpu
+from tests.support.update import flat_gradient, make_samples, train_on, updater_for
 from whetstone.engines.base import Request, SamplingParams
 from whetstone.engines.native import NativeEngine
 from whetstone.model.attention import NAME
 from whetstone.model.memory import MemoryProbe
-from whetstone.model.policy import Policy
 from whetstone.types import Group, Problem
 from whetstone.update.micro_batch_size import ShardedSizeSearch, SizeBounds, synthetic_batch
 from whetstone.update.packing import pack
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
-# Flash attention wants heads of at least 16 numbers or so.
-WIDE = {"head_dim": 32, "hidden_size": 128}
 HEADS = {"head_dim": 64, "hidden_size": 256, "intermediate_size": 512}  # as the kernels in CUDA take them
-
-
-def on_gpu(architecture: str, dtype: torch.dtype = torch.float32, **changes) -> Policy:
-    policy = make_policy(architecture, **{**WIDE, **changes})
-    return Policy(policy.model.to(device="cuda", dtype=dtype), policy.tokenizer, torch.device("cuda"))
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.gpu.replays import check_replays
-from tests.unit.gated_on_cpu import check, joined
+from tests.hopper.gated_on_cpu import check, joined
 from whetstone.engines.native.kernels.hopper import gated as hopper_gated
 from whetstone.engines.native.kernels.hopper import tiles
 from whetstone.engines.native.kernels.pointwise import add_norm, gated

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.gpu.replays import check_replays
-from tests.unit.linear_on_cpu import check
+from tests.hopper.linear_on_cpu import check
 from whetstone.engines.native.fused_linear import FusedLinear
 from whetstone.engines.native.kernels.hopper import linear as hopper_linear
 from whetstone.engines.native.kernels.hopper import tiles

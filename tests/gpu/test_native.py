@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.conftest import make_policy
-from tests.gpu.test_cuda import WIDE, on_gpu
-from tests.unit.test_native_engine import PROMPTS, collect
+from tests.support.engines import PROMPTS, collect
+from tests.support.gpu import WIDE, on_gpu
 from whetstone.engines.base import Request, SamplingParams
 from whetstone.engines.native import NativeEngine
 from whetstone.engines.native.fused_linear import FusedLinear

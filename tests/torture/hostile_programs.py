@@ -1,5 +1,5 @@
 # ruff: noqa: E501
-"""More hostile programs than tests/unit/hostile.py has: system calls, traces left for the next program, the
+"""More hostile programs than tests/support/hostile_programs.py has: system calls, traces left for the next program, the
 host's sockets and processes, the memory of the process they were forked from, forged results.
 
 They know the host's canaries by placeholders (@PORT@, @SOCKET@, @ABSTRACT@, @FILE@, @FOLDER@, @VICTIM@). A
@@ -7,7 +7,7 @@ program that gets at something prints `ESCAPED`. `TWICE`: run two times in a row
 the first left.
 """
 
-from tests.unit.hostile import Hostile, _bash, _c, _python
+from tests.support.hostile_programs import Hostile, _bash, _c, _python
 
 # x86_64 and aarch64 number of a call that no program needs, and arguments with which it would succeed for root.
 CALLS: dict[str, tuple[int, int, str]] = {

@@ -16,10 +16,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.support.hostile_programs import PROGRAMS, SECRET, Hostile
 from tests.torture import forks
 from tests.torture.hostile_programs import MORE, TWICE
 from tests.torture.trial import Outcome, Part, Setting
-from tests.unit.hostile import PROGRAMS, SECRET, Hostile
 
 MODES = ("namespaces", "filters")
 CHUNK = 12

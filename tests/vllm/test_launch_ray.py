@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from tests.e2e.test_train import rows
-from tests.unit.test_launch_ray import FLAGS, ROOT, Launched, processes
+from tests.support.launch import FLAGS, ROOT, Launched, processes
+from tests.support.runs import rows
 from whetstone.engines.servers.http import HttpClient, Unreachable
 
 pytestmark = pytest.mark.vllm

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.unit.test_native_engine import trainer_logprobs
+from tests.support.engines import trainer_logprobs
 from whetstone.config import load
 from whetstone.engines import make_engine
 from whetstone.engines.base import Request, SamplingParams

@@ -1,6 +1,6 @@
 """The base of every section: a frozen model whose fields are documented by the text below them.
 
-Numbers are finite and bounded (tests/unit/test_config_bounds.py walks them all); a switch is no number.
+Numbers are finite and bounded (tests/config/test_bounds.py walks them all); a switch is no number.
 """
 
 from collections.abc import Mapping

@@ -5,7 +5,7 @@
 - `NO_EFFECT`: nothing here depends on it, and why; noted in one line for all of them.
 - `REFUSED`: nothing here can do it, and why; accepted where the value asks for nothing.
 
-`tests/unit/test_trl_names.py` reads TRL's own classes and fails if a name has no decision. Other trainers'
+`tests/config/test_trl_names.py` reads TRL's own classes and fails if a name has no decision. Other trainers'
 names are in `aliases.py`. Imports nothing of TRL.
 """
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from tests.protocol_server import ModelServer
+from tests.support.protocol_server import ModelServer
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--model-path", type=Path, required=True)

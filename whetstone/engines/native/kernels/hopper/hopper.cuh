@@ -1,6 +1,6 @@
 // What a Hopper chip can do beyond a warp, in names: tiles fetched by a unit of their own, products by four warps,
 // barriers that count bytes, two blocks that share what they fetch. Put behind warp.cuh and before a kernel's source.
-// tests/unit/hopper_on_cpu.h says the same for a CPU.
+// tests/hopper/hopper_on_cpu.h says the same for a CPU.
 
 struct __align__(64) TensorMap { u64 words[16]; };  // where a matrix lies and what a tile of it is, by the driver
 

@@ -1,5 +1,5 @@
 // What a warp of the chip can do, in names: products by tensor cores, copies that run beside, waiting.
-// A kernel's source is put behind this one. tests/unit/warp_on_cpu.h says the same for a CPU, so that kernels can
+// A kernel's source is put behind this one. tests/hopper/warp_on_cpu.h says the same for a CPU, so that kernels can
 // be tried where there is no GPU. Given by the compiler's options: BFLOAT16 (else float16).
 
 typedef unsigned short u16;

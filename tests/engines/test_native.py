@@ -1,0 +1,196 @@
+"""The native engine against transformers' generate, and against the trainer's own logprobs."""
+
+import pytest
+import torch
+
+from tests.conftest import ARCHITECTURES, make_policy
+from tests.support.engines import PROMPTS, collect, trainer_logprobs
+from whetstone import seeds
+from whetstone.config.sections import ModelConfig
+from whetstone.engines.base import Request, SamplingParams
+from whetstone.engines.hf import HFEngine
+from whetstone.engines.native import NativeEngine
+from whetstone.engines.native.cpu import SlotEngine, sample
+from whetstone.engines.native.cpu_step import CpuLayerStep, CpuModuleStep
+from whetstone.model.attention import NAME
+from whetstone.model.policy import load_policy
+from whetstone.types import Finish
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_greedy_tokens_equal_those_of_generate(architecture):
+    policy = make_policy(architecture)
+    policy.verify()
+    engine = NativeEngine(policy, max_slots=2)  # fewer slots than samples: some wait, slots are refilled
+    sampling = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
+    ours = collect(engine, [Request(prompt_ids=prompt, seeds=(0,)) for prompt in PROMPTS], sampling)
+    policy.set_attention("eager")
+    for number, prompt in enumerate(PROMPTS):
+        theirs = policy.lm.generate(
+            torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)), max_new_tokens=24,
+            do_sample=False, eos_token_id=[-1], pad_token_id=0,
+        )  # fmt: skip
+        assert list(ours[number, 0].token_ids) == theirs[0, len(prompt) :].tolist()
+    policy.set_attention(NAME)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma2", "mistral"])
+def test_logprobs_are_the_trainers(architecture):
+    policy = make_policy(architecture)
+    engine = NativeEngine(policy, max_slots=3)
+    requests = [Request(prompt_ids=prompt, seeds=(1, 2, 3)) for prompt in PROMPTS]
+    for (r, _), completion in collect(
+        engine, requests, SamplingParams(max_tokens=16, temperature=0.7)
+    ).items():
+        expected = trainer_logprobs(policy, PROMPTS[r], completion, 0.7)
+        assert torch.allclose(torch.tensor(completion.logprobs), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_models_that_can_be_read_are_run_by_blocks_and_still_train(architecture):
+    policy = make_policy(architecture)
+    engine = NativeEngine(policy, 3).engine
+    assert isinstance(engine, SlotEngine)
+    requests = [Request(prompt_ids=prompt, seeds=(1, 2)) for prompt in PROMPTS]
+    collect(engine, requests, SamplingParams(max_tokens=3))
+    assert isinstance(engine.step, CpuLayerStep)
+    step = engine.step
+    for change in ("in place", "elsewhere"):
+        with torch.no_grad():
+            for parameter in policy.model.parameters():
+                if change == "elsewhere":
+                    parameter.data = parameter.data.clone()
+                parameter.mul_(1.05)
+        for (r, _), completion in collect(engine, requests, SamplingParams(max_tokens=8)).items():
+            expected = trainer_logprobs(policy, PROMPTS[r], completion)
+            assert torch.allclose(torch.tensor(completion.logprobs), expected, atol=1e-4)
+            assert expected.requires_grad
+        assert (engine.step is step) == (change == "in place")
+
+
+def test_an_adapter_is_run_by_the_modules():
+    policy = load_policy(ModelConfig(model_name_or_path="pebble", device="cpu", use_peft=True, lora_r=2))
+    engine = NativeEngine(policy, 3).engine
+    assert isinstance(engine, SlotEngine)
+    collect(engine, [Request(prompt_ids=(5, 9), seeds=(1,))], SamplingParams(max_tokens=3))
+    assert isinstance(engine.step, CpuModuleStep)
+
+
+def test_a_sample_does_not_depend_on_what_shares_its_batch(policy):
+    sampling = SamplingParams(max_tokens=20)
+    alone = collect(NativeEngine(policy, 1), [Request(prompt_ids=PROMPTS[1], seeds=(77,))], sampling)[0, 0]
+    crowd = [Request(prompt_ids=prompt, seeds=(5, 77, 9)) for prompt in PROMPTS]
+    for slots in (1, 2, 4, 64):
+        assert collect(NativeEngine(policy, slots), crowd, sampling)[1, 1].token_ids == alone.token_ids
+
+
+def test_samples_of_one_prompt_differ_and_repeat(policy):
+    requests = [Request(prompt_ids=PROMPTS[0], seeds=tuple(range(8)))]
+    first = collect(NativeEngine(policy, 8), requests, SamplingParams(max_tokens=12))
+    again = collect(NativeEngine(policy, 8), requests, SamplingParams(max_tokens=12))
+    assert first == again
+    assert len({completion.token_ids for completion in first.values()}) == 8
+
+
+def test_stop_token_ends_a_completion_and_is_part_of_it(policy):
+    requests = [Request(prompt_ids=prompt, seeds=tuple(range(40))) for prompt in PROMPTS]
+    done = collect(
+        NativeEngine(policy, 16), requests, SamplingParams(max_tokens=60, temperature=1.5)
+    ).values()
+    stopped = [c for c in done if c.finish is Finish.STOP]
+    cut = [c for c in done if c.finish is Finish.LENGTH]
+    assert stopped and cut
+    assert all(c.token_ids[-1] == 2 and 2 not in c.token_ids[:-1] for c in stopped)
+    assert all(len(c.token_ids) == 60 and 2 not in c.token_ids for c in cut)
+
+
+def test_completions_carry_the_version_of_the_weights(policy):
+    engine = NativeEngine(policy, 4)
+    engine.update_weights(7)
+    assert (
+        collect(engine, [Request(prompt_ids=(4,), seeds=(1,))], SamplingParams(max_tokens=2))[
+            0, 0
+        ].policy_version
+        == 7
+    )
+
+
+def test_a_generator_left_halfway_keeps_gradients_on(policy):
+    stream = NativeEngine(policy, 4).generate(
+        [Request(prompt_ids=(4, 5), seeds=(1, 2, 3))], SamplingParams(max_tokens=9)
+    )
+    next(stream)
+    assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+
+
+def test_hf_engine_has_the_trainers_logprobs_too(policy):
+    engine = HFEngine(policy, 4, None)
+    requests = [Request(prompt_ids=prompt, seeds=(1, 2)) for prompt in PROMPTS]
+    done = collect(engine, requests, SamplingParams(max_tokens=12, temperature=0.8))
+    assert len(done) == 6
+    for (r, _), completion in done.items():
+        expected = trainer_logprobs(policy, PROMPTS[r], completion, 0.8)
+        assert torch.allclose(torch.tensor(completion.logprobs), expected, atol=1e-4)
+    assert done == collect(engine, requests, SamplingParams(max_tokens=12, temperature=0.8))
+
+
+def test_hf_engine_draws_what_transformers_own_sampling_would(policy):
+    prompt = PROMPTS[0]
+    sampling = SamplingParams(
+        max_tokens=10, temperature=0.7, top_k=20, top_p=0.9, min_p=0.02, ignore_eos=True
+    )
+    done = collect(HFEngine(policy, 4, None), [Request(prompt_ids=prompt, seeds=(1, 2, 3))], sampling)
+    policy.set_attention("eager")
+    torch.manual_seed(seeds.seed(1, 2, 3))
+    out = policy.model.generate(
+        torch.tensor([prompt] * 3), do_sample=True, temperature=0.7, top_k=20, top_p=0.9, min_p=0.02,
+        max_new_tokens=10, eos_token_id=[-1],
+    )  # fmt: skip
+    assert [list(done[0, n].token_ids) for n in range(3)] == out[:, len(prompt) :].tolist()
+
+
+# ---- the drawing of tokens --------------------------------------------------------------------------------
+
+LOGITS = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
+
+
+def drawn(uniform, **settings):
+    token, logprob = sample(LOGITS, torch.tensor([uniform]), SamplingParams(max_tokens=1, **settings))
+    return token.item(), logprob.exp().item()
+
+
+def test_a_uniform_number_picks_by_the_cumulative_distribution():
+    # cumulative: 0.5, 0.8, 0.95, 1.0
+    assert [drawn(u)[0] for u in (0.0, 0.49, 0.51, 0.79, 0.81, 0.94, 0.96, 0.9999999)] == [
+        0,
+        0,
+        1,
+        1,
+        2,
+        2,
+        3,
+        3,
+    ]
+    assert drawn(0.6)[1] == pytest.approx(0.3)
+
+
+def test_filters_renormalise_what_they_leave():
+    assert drawn(0.99, top_k=2) == (1, pytest.approx(0.3 / 0.8))
+    assert drawn(0.99, top_p=0.9) == (
+        2,
+        pytest.approx(0.15 / 0.95),
+    )  # 0.5 + 0.3 < 0.9: the third is still needed
+    assert drawn(0.99, min_p=0.5) == (1, pytest.approx(0.3 / 0.8))  # at least half as likely as the likeliest
+    assert drawn(0.99, top_p=0.01) == (0, pytest.approx(1.0))
+
+
+def test_temperature_sharpens_and_greedy_takes_the_likeliest():
+    # at temperature 0.5 probabilities are squared: 0.25, 0.09, 0.0225, 0.0025 of 0.365
+    assert drawn(0.0, temperature=0.5)[1] == pytest.approx(0.25 / 0.365)
+    assert drawn(0.99, temperature=0.0) == (0, pytest.approx(0.5))
+
+
+def test_a_token_without_probability_is_never_drawn():
+    logits = torch.tensor([[0.0, float("-inf")]]).repeat(64, 1)
+    uniform = torch.full((64,), 1.0)  # what rounding can make of a number just below 1
+    assert sample(logits, uniform, SamplingParams(max_tokens=1))[0].tolist() == [0] * 64

@@ -1,0 +1,83 @@
+"""Run by test_kernels.py in a process of its own with Triton's interpreter: the update's kernels, on the CPU,
+against plain torch in float64.
+"""
+
+import torch
+
+from tests.support import triton_interpreter as interpreter  # noqa: F401
+from whetstone.model.flash import Copies, FlashPlan
+from whetstone.model.fused_head import Head, fused_statistics
+from whetstone.types import Segment
+
+
+def head_with(softcap=None, bias=False, entropy=True, rows=3, frozen=False, width=701) -> None:
+    """Values and gradients of the fused head, a few rows at a time, against autograd in float64."""
+    torch.manual_seed(0)
+    n, hidden_size, temperature = 8, 24, 0.7
+    hidden, weight = torch.randn(n, hidden_size) * 2, torch.randn(width, hidden_size)
+    targets = torch.randint(0, width, (n,))
+    targets[0], targets[1] = 0, width - 1
+    pull = torch.randn(n), torch.randn(n)
+    b = torch.randn(width) if bias else None
+
+    def run(dtype, fused):
+        h = hidden.detach().clone().to(dtype).requires_grad_()
+        w = weight.detach().clone().to(dtype).requires_grad_(not frozen)
+        c = None if b is None else b.detach().clone().to(dtype).requires_grad_()
+        if fused:
+            logprobs, ent = fused_statistics(h, targets, Head(w, c, softcap, 1 / temperature), rows)
+        else:
+            logits = torch.nn.functional.linear(h, w, c)
+            logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
+            every = (logits / temperature).log_softmax(-1)
+            logprobs = every.gather(1, targets[:, None])[:, 0]
+            ent = -(every.exp() * every).sum(-1)
+        total = (logprobs * pull[0]).sum() + ((ent * pull[1]).sum() if entropy else 0.0)
+        total.backward()
+        return [logprobs, ent, *(leaf.grad for leaf in (h, w, c) if leaf is not None and leaf.requires_grad)]
+
+    for ours, exact in zip(run(torch.float32, True), run(torch.float64, False), strict=True):
+        error = ((ours.double() - exact).norm() / exact.norm()).item()
+        assert error < 1e-5, (softcap, bias, entropy, error)
+
+
+def head_without_rows() -> None:
+    weight = torch.randn(11, 4, requires_grad=True)
+    logprobs, _ = fused_statistics(
+        torch.zeros(0, 4, requires_grad=True), torch.zeros(0).long(), Head(weight, None, None, 1.0), 2
+    )
+    logprobs.sum().backward()
+    assert weight.grad is not None and not weight.grad.any()
+
+
+def shared_keys() -> None:
+    """Gradients of copied keys add up as autograd adds them."""
+    segments = [Segment(0, 3), Segment(3, 4, 0, 3), Segment(7, 2, 0, 3), Segment(9, 5), Segment(14, 1, 9, 5)]
+    plan = FlashPlan(segments, torch.device("cpu"))
+    copies = plan.copies
+    assert isinstance(copies, Copies)
+    assert copies.index.tolist() == [0, 1, 2, 0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 7, 8, 9, 10, 11, 12, 13,
+                                     9, 10, 11, 12, 13, 14]  # fmt: skip
+    assert plan.query_bounds.tolist() == [0, 3, 7, 9, 14, 15] and plan.max_query == 5
+    assert plan.key_bounds.tolist() == [0, 3, 10, 15, 20, 26] and plan.max_key == 7
+    keys = torch.randn(15, 2, 8, requires_grad=True)
+    pull = torch.randn(26, 2, 8)
+    (keys[copies.index] * pull).sum().backward()
+    assert torch.allclose(copies.sum_gradients(pull), keys.grad, atol=1e-6)
+    assert torch.equal(copies.select(keys), keys[copies.index])
+
+
+CASES = [
+    head_with,
+    lambda: head_with(softcap=3.0, rows=100),
+    lambda: head_with(bias=True, rows=8),
+    lambda: head_with(entropy=False, frozen=True),
+    lambda: head_with(width=5000),
+    head_without_rows,
+    shared_keys,
+]
+
+if __name__ == "__main__":
+    for number, case in enumerate(CASES):
+        case()
+        print(f"{number}: agrees", flush=True)

@@ -1,0 +1,157 @@
+"""Problems to scored groups: order, seeds, cut prompts, and the numbers of a step."""
+
+import pytest
+
+from tests.conftest import make_policy
+from tests.support.rollouts import Codec, batch_of
+from whetstone.config import build, make_plan
+from whetstone.config.sections import ModelConfig
+from whetstone.engines.base import SamplingParams
+from whetstone.engines.native import NativeEngine
+from whetstone.errors import UserError
+from whetstone.model.chat import Chat
+from whetstone.rollout.collector import Collector
+from whetstone.rollout.metrics import has_reward_variance, rollout_metrics, variance_metrics
+from whetstone.rollout.source import RolloutSource
+from whetstone.tasks.mixture import build_tasks
+from whetstone.tasks.scoring.pool import Scorer
+from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score
+
+
+@pytest.fixture(scope="module")
+def config():
+    return build({"datasets": {"chain_sum": {}}, "reward_funcs": ["accuracy"], "eval_num_samples": 0})
+
+
+@pytest.fixture(scope="module")
+def scorer(config):
+    with Scorer(config) as scorer:
+        yield scorer
+
+
+def collector(scorer, **limits):
+    limits = {"max_prompt_length": None, "max_length": 128, **limits}
+    return Collector(NativeEngine(make_policy(), 4), scorer, Codec(), **limits)
+
+
+def collect(config, collector, step, max_tokens=8):
+    problems = [build_tasks(config, "train").problem(i) for i in range(3)]
+    return collector.collect(
+        problems, num_samples=2, sampling=SamplingParams(max_tokens=max_tokens), seed_parts=(1, step)
+    )
+
+
+def test_groups_come_back_in_order_and_repeat_for_the_same_step(config, scorer):
+    groups = collect(config, collector(scorer), step=5)
+    tasks = build_tasks(config, "train")
+    assert [group.problem for group in groups] == [tasks.problem(i) for i in range(3)]
+    for group in groups:
+        assert len(group.rollouts) == 2
+        assert all(r.prompt_ids == Codec().encode(group.problem) for r in group.rollouts)
+        assert all(r.text == Codec().decode(r.completion.token_ids) for r in group.rollouts)
+    assert groups == collect(config, collector(scorer), step=5)
+    assert groups != collect(config, collector(scorer), step=6)
+
+
+def test_long_prompts_lose_their_beginning_and_are_counted(config, scorer):
+    one = collector(scorer, max_prompt_length=7)
+    groups = collect(config, one, step=0)
+    assert groups[0].rollouts[0].prompt_ids == Codec().encode(groups[0].problem)[-7:]
+    assert one.num_truncated_prompts == 3
+
+
+def test_a_prompt_beyond_the_model_is_refused_by_name(config, scorer):
+    with pytest.raises(UserError, match=r"prompt of chain_sum/train/\d+ has 20 tokens.*exceeds the 24"):
+        collect(config, collector(scorer, max_length=24), step=0)
+
+
+def test_dynamic_sampling_replaces_prompts_that_teach_nothing(tmp_path):
+    rewards = tmp_path / "rewards.py"
+    # half of the prompts pay every completion alike, the others by what was written
+    rewards.write_text(
+        "def uneven(prompts, completions, completion_ids, **columns):\n"
+        "    pairs = zip(columns['id'], completion_ids)\n"
+        "    return [0.0 if sum(map(ord, i)) % 2 else float(ids[0] % 2) for i, ids in pairs]\n"
+    )
+    config = build(
+        {
+            "datasets": {"chain_sum": {}},
+            "reward_funcs": [f"{rewards}:uneven"],
+            "eval_num_samples": 0,
+            "apply_chat_template": False,
+            "prompts_per_step": 6,
+            "num_generations": 4,
+            "max_steps": 3,
+            "max_completion_length": 4,
+            "dynamic_sampling": True,
+            "dynamic_sampling_max_rounds": 8,
+        }
+    )
+    plain = config.model_copy(
+        update={"rollout": config.rollout.model_copy(update={"dynamic_sampling": False})}
+    )
+    with Scorer(config) as scorer:
+        tasks, plan = build_tasks(config, "train"), make_plan(config, num_problems=1000)
+        without = batch_of(RolloutSource(collector(scorer), tasks, plain, plan)).groups
+        source = RolloutSource(collector(scorer), tasks, config, plan)
+        rollouts = batch_of(source)
+        groups = rollouts.groups
+        flat = [n for n, group in enumerate(without) if not has_reward_variance(group)]
+        assert flat and rollouts.metrics["dynamic_sampling/resample_ratio"] >= len(flat) / 6
+        assert all(has_reward_variance(group) for group in groups)
+        assert all(groups[n] == without[n] for n in range(6) if n not in flat)  # the others are left alone
+        own = {tasks.problem(i).id for i in range(18)}
+        assert all(groups[n].problem.id not in own for n in flat)  # fresh problems, of no other batch
+        assert [tasks.problem(i) for i in rollouts.indices] == [group.problem for group in groups]
+        assert batch_of(source).groups == groups  # a function of the step
+
+
+def rollout(reward, answer, correct, length, finish=Finish.STOP, failure=None):
+    completion = Completion(
+        token_ids=(5,) * length, logprobs=(0.0,) * length, finish=finish, policy_version=0
+    )
+    score = Score(reward=reward, parts={"correct": correct, "format": 0.5}, answer=answer, failure=failure)
+    return Rollout(prompt_ids=(1,), completion=completion, text="", score=score)
+
+
+def group(task, *rollouts):
+    problem = Problem(
+        id=f"{task}/train/000000", task=task, messages=({"role": "user", "content": "?"},), answer=""
+    )
+    return Group(problem=problem, rollouts=rollouts)
+
+
+def test_numbers_of_a_step_by_hand():
+    groups = [
+        group("a", rollout(1.0, "4", 1.0, 2), rollout(0.0, "5", 0.0, 4)),
+        group("b", rollout(0.0, "5", 0.0, 6, Finish.LENGTH), rollout(0.0, "6", 0.0, 8, failure="timeout")),
+    ]
+    row = rollout_metrics(groups)
+    assert row["reward"] == 0.25 and row["reward_std"] == pytest.approx((3 / 16) ** 0.5)
+    assert row["accuracy"] == 0.25 and row["accuracy/a"] == 0.5 and row["accuracy/b"] == 0.0
+    assert row["completions/mean_length"] == 5.0 and row["completions/max_length"] == 8.0
+    assert (
+        row["completions/clipped_ratio"] == 0.25
+        and row["scoring_failures"] == 1.0
+        and row["rewards/format/mean"] == 0.5
+    )
+    assert variance_metrics(groups) == {"frac_reward_zero_std": 0.5, "frac_answers_identical": 0.0}
+
+
+def test_base_models_get_the_template_and_the_prefix():
+    class Bare:
+        chat_template = None
+
+        def __call__(self, text, add_special_tokens):
+            return {"input_ids": [1, *map(ord, text)] if add_special_tokens else list(map(ord, text))}
+
+    messages = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is {x}?"})
+    problem = Problem(id="p", task="t", messages=messages, answer="")
+    room = ModelConfig(
+        apply_chat_template=False, prompt_template="{system} Q: {question} A:", assistant_prefix=" <think>"
+    )
+    chat = Chat(Bare(), room)
+    assert chat.prompt(problem) == "Be brief. Q: What is {x}? A: <think>"
+    assert chat.encode(problem)[:2] == (1, ord("B"))
+    with pytest.raises(UserError, match="apply_chat_template=false"):
+        Chat(Bare(), ModelConfig())

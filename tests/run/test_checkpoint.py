@@ -1,0 +1,205 @@
+"""Checkpoints and run folders: whole or not there, found again, never overwritten silently."""
+
+import json
+
+import pytest
+import torch
+
+from tests.conftest import make_policy
+from tests.support.checkpoints import config_in, save
+from whetstone.errors import UserError
+from whetstone.run import checkpoint
+from whetstone.run.checkpoint_search import find_checkpoint
+from whetstone.run.folder import open_run
+
+
+def newest(run):
+    found = find_checkpoint(run, resume_from=None, auto_resume=True).checkpoint
+    assert found is not None
+    return found
+
+
+def test_the_newest_whole_checkpoint_is_found_and_old_ones_go(tmp_path):
+    for step in (2, 10, 4):
+        save(tmp_path, step)
+    assert newest(tmp_path).step == 10
+    save(tmp_path, 12, keep=2)
+    assert sorted(found.step for found in checkpoint.complete_checkpoints(tmp_path)) == [10, 12]
+    into = {"optimiser": {"moment": torch.zeros(2)}}
+    newest(tmp_path).load_tensors(into)
+    assert into["optimiser"]["moment"].tolist() == [12.0, 12.0]
+    assert newest(tmp_path).scalars() == {"seconds": 1.5, "steps_done": 12}
+
+
+def test_weights_come_back_bit_for_bit(tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    folder = save(tmp_path, 3)
+    again = AutoModelForCausalLM.from_pretrained(folder)
+    for name, tensor in make_policy(seed=3).model.state_dict().items():
+        assert torch.equal(tensor, again.state_dict()[name]), name
+
+
+def test_a_half_written_or_damaged_checkpoint_is_passed_over(tmp_path):
+    save(tmp_path, 1)
+    damaged = save(tmp_path, 2)
+    (damaged / "state" / "__0_0.distcp").write_bytes(b"cut off")
+    killed = save(tmp_path, 3)
+    (killed / "whetstone.json").unlink()
+    assert newest(tmp_path).step == 1
+    with pytest.raises(UserError, match=r"state/__0_0.distcp has another size.*checkpoint-1"):
+        find_checkpoint(tmp_path, resume_from="checkpoint-2", auto_resume=False)
+    with pytest.raises(UserError, match="there is no such folder"):
+        find_checkpoint(tmp_path, resume_from="checkpoint-77", auto_resume=False)
+
+
+def test_a_checkpoint_that_could_not_be_written_is_said_at_the_next_occasion(tmp_path):
+    def fail(folder):
+        raise OSError(28, "No space left on device", str(folder))
+
+    saver = checkpoint.Saver(tmp_path, None)
+    contents = checkpoint.CheckpointData(
+        step=1, write_model=fail, tensors={"a": {"b": torch.zeros(1)}}, scalars={}
+    )
+    saver.save(contents)
+    with pytest.raises(OSError, match="No space left"):
+        saver.finish()
+    saver.finish()  # said once
+    assert checkpoint.complete_checkpoints(tmp_path) == []
+
+
+def test_resume_true_needs_a_checkpoint_and_auto_resume_does_not(tmp_path):
+    assert find_checkpoint(tmp_path, resume_from=None, auto_resume=True).checkpoint is None
+    with pytest.raises(UserError, match="holds no whole checkpoint"):
+        find_checkpoint(tmp_path, resume_from=True, auto_resume=False)
+
+
+def test_a_folder_of_another_run_is_refused_or_moved_aside(tmp_path):
+    open_run(config_in(tmp_path))
+    (tmp_path / "r" / "metrics.jsonl").write_text("precious")
+    with pytest.raises(UserError, match=r"holds another run.*auto_resume=true"):
+        open_run(config_in(tmp_path))
+    _, found, notes = open_run(config_in(tmp_path, overwrite_output_dir=True))
+    assert found is None and "moved to" in notes[0]
+    (aside,) = [folder for folder in tmp_path.iterdir() if folder.name != "r"]
+    assert (aside / "metrics.jsonl").read_text() == "precious"
+
+
+def test_a_run_that_was_refused_at_its_start_is_in_nobodys_way(tmp_path):
+    open_run(config_in(tmp_path))
+    open_run(config_in(tmp_path))  # only settings there: nothing to lose
+
+
+def test_going_on_says_what_changed_and_refuses_another_model(tmp_path):
+    folder, _, _ = open_run(config_in(tmp_path))
+    save(folder, 5)
+    _, found, notes = open_run(config_in(tmp_path, auto_resume=True, learning_rate=1e-4, max_steps=7))
+    assert found is not None and found.step == 5
+    assert any("learning_rate is now 0.0001" in note for note in notes)
+    assert any("max_steps is now 7" in note and "learning rate" in note for note in notes)  # linear
+    fixed = config_in(tmp_path, auto_resume=True, max_steps=9, lr_scheduler_type="constant")
+    assert not any("max_steps" in note for note in open_run(fixed)[2])
+    with pytest.raises(UserError, match="was begun with model_name_or_path"):
+        open_run(config_in(tmp_path, auto_resume=True, model_name_or_path="other"))
+
+
+def test_the_mark_names_every_file(tmp_path):
+    mark = json.loads((save(tmp_path, 1) / "whetstone.json").read_text())
+    assert {
+        "state/__0_0.distcp",
+        "state/.metadata",
+        "tokenizer.json",
+        "config.json",
+        "model.safetensors",
+    } <= set(mark["files"])
+
+
+def test_damage_is_said_with_the_files_name_and_the_one_before_is_taken(tmp_path):
+    folder, _, _ = open_run(config_in(tmp_path))
+    for step in (1, 2, 3):
+        save(folder, step)
+    path = folder / "checkpoint-3" / "state" / "__0_0.distcp"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+    _, found, notes = open_run(config_in(tmp_path, auto_resume=True))
+    assert found is not None and found.step == 2
+    assert any("checkpoint-3" in note and "state/__0_0.distcp" in note for note in notes), notes
+    assert (folder / "checkpoint-3.damaged" / "state" / "__0_0.distcp").read_bytes() == bytes(data)
+    # One that was named is not replaced by another.
+    with pytest.raises(UserError, match="checkpoint-9 can't be used"):
+        open_run(config_in(tmp_path, resume_from_checkpoint="checkpoint-9"))
+
+
+def test_newer_checkpoints_of_another_attempt_are_moved_aside(tmp_path):
+    folder, _, _ = open_run(config_in(tmp_path))
+    for step in (1, 2, 3):
+        save(folder, step)
+    _, found, notes = open_run(config_in(tmp_path, resume_from_checkpoint="checkpoint-1"))
+    assert found is not None and found.step == 1
+    assert sorted(path.name for path in folder.glob("checkpoint-*")) == [
+        "checkpoint-1",
+        "checkpoint-2.aside",
+        "checkpoint-3.aside",
+    ]
+    assert sum("newer than the one to resume from" in note for note in notes) == 2
+
+
+def test_a_kill_while_an_old_checkpoint_goes_leaves_nothing_for_good(tmp_path):
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    half_deleted = tmp_path / ".checkpoint-1.deleting"
+    (tmp_path / "checkpoint-1").rename(half_deleted)
+    (half_deleted / "whetstone.json").unlink()
+    save(tmp_path, 3)  # killed before checkpoint-2 went
+    saver = checkpoint.Saver(tmp_path, 1, saved=3)
+    assert saver.has(3) and not saver.has(2)
+    saver.remove_old()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-3"]
+
+
+def test_what_is_not_ours_is_not_replaced(tmp_path):
+    (tmp_path / "checkpoint-1").mkdir()
+    (tmp_path / "checkpoint-1" / "precious.txt").write_text("precious")
+    save(tmp_path, 1)
+    assert newest(tmp_path).step == 1
+    assert (tmp_path / "checkpoint-1.aside" / "precious.txt").read_text() == "precious"
+    save(tmp_path, 1)  # ours, as it was written: replaced
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-1.aside"]
+
+
+def test_a_write_that_fails_in_torch_is_said(tmp_path, monkeypatch):
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+
+    def fail(self, *arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(FileSystemWriter, "write_data", fail)
+    saver = checkpoint.Saver(tmp_path, None)
+    saver.save(
+        checkpoint.CheckpointData(
+            step=1, write_model=lambda folder: None, tensors={"a": {"b": torch.zeros(1)}}, scalars={}
+        )
+    )
+    with pytest.raises(RuntimeError, match="No space left"):
+        saver.finish()
+    assert not saver.has(1) and checkpoint.complete_checkpoints(tmp_path) == []
+
+
+def test_a_resumed_schedule_has_the_rate_of_now():
+    from whetstone.config.update import UpdateConfig
+    from whetstone.optimizer import Optimizer
+
+    def optimiser(rate, num_steps):
+        room = UpdateConfig(learning_rate=rate, lr_scheduler_type="linear")
+        return Optimizer([torch.nn.Parameter(torch.zeros(2))], room, num_steps=num_steps, warmup_steps=0)
+
+    first = optimiser(1.0, 10)
+    for _ in range(4):
+        first.finish()
+    for rate, num_steps, expected in ((1.0, 10, 0.6), (0.5, 10, 0.3), (1.0, 20, 0.8)):
+        again = optimiser(rate, num_steps)
+        again.load_state_scalars(first.schedule.state_dict())
+        assert again.learning_rate == pytest.approx(expected, rel=1e-12)
+        again.finish()
+        assert again.learning_rate == pytest.approx(expected - rate / num_steps, rel=1e-12)

@@ -1,0 +1,85 @@
+"""Samples, updaters and gradients of a tiny policy."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from whetstone.config import build, make_plan
+from whetstone.types import Completion, Finish, Rollout, Score
+from whetstone.update.packing import Sample
+from whetstone.update.updater import Updater
+
+# Prompt and completion lengths: three completions share the first prompt, two the second.
+SIZES = [(4, 7), (4, 3), (4, 12), (9, 1), (9, 5), (8, 8)]
+
+
+ADVANTAGES = [1.0, -0.5, 0.7, -1.2, 0.3, -0.3]
+
+
+def make_samples(policy, sampler_shift=0.0):
+    generator = torch.Generator().manual_seed(1)
+    samples: list[Sample] = []
+    for (prompt, completion), advantage in zip(SIZES, ADVANTAGES, strict=True):
+        ids = torch.randint(3, 97, (prompt + completion,), generator=generator).tolist()
+        if samples and len(samples[-1].rollout.prompt_ids) == prompt:
+            ids[:prompt] = samples[-1].rollout.prompt_ids
+        logprobs = sequence_logprobs(policy, ids, prompt).detach() + sampler_shift
+        done = Completion(
+            token_ids=tuple(ids[prompt:]),
+            logprobs=tuple(logprobs.tolist()),
+            finish=Finish.STOP,
+            policy_version=0,
+        )
+        score = Score(reward=advantage, parts={"correct": 0.0}, answer=None)
+        rollout = Rollout(prompt_ids=tuple(ids[:prompt]), completion=done, text="", score=score)
+        samples.append(Sample(rollout=rollout, index=len(samples), keep=True))
+    return samples
+
+
+def sequence_logprobs(policy, ids, prompt, temperature=1.0):
+    """The plain way: one sequence at a time through the model's own forward pass."""
+    name = policy.lm.config._attn_implementation
+    policy.set_attention("eager")
+    logits = policy.lm(input_ids=torch.tensor([ids])).logits[0] / temperature
+    policy.set_attention(name)
+    return logits.log_softmax(-1)[torch.arange(prompt - 1, len(ids) - 1), torch.tensor(ids[prompt:])]
+
+
+def flat_gradient(policy):
+    return torch.cat([p.grad.detach().double().flatten() for p in policy.parameters()])
+
+
+def updater_for(policy, reference=None, **flat) -> Any:
+    flat = {
+        "max_steps": 4,
+        "max_completion_length": 16,
+        "learning_rate": 1e-3,
+        "lr_scheduler_type": "constant",
+        **flat,
+    }
+    config = build(flat)
+    plan = replace(make_plan(config, num_problems=100), num_generations=1)  # any number of samples
+    updater: Any = Updater(policy, config, plan, reference)
+    if config.loss.advantage == "group":  # here rewards are the advantages themselves
+        updater.experience_builder._with_baseline = lambda flat, *_: [
+            replace(e, advantages=e.batch.rewards[e.batch.sequence_ids]) for e in flat
+        ]
+    return updater
+
+
+def train_on(updater, minibatches, seed=0):
+    """All optimizer steps on a batch; returns its metrics."""
+    return updater.update(updater.prepare(minibatches), seed)
+
+
+def gradient_of(updater, batches):
+    """The accumulated gradient of one optimiser step, caught before the weights move."""
+    caught = {}
+
+    def catch(norm):
+        caught["gradient"], caught["norm"] = flat_gradient(updater.policy), norm
+
+    updater.optimizer.step = catch
+    row = train_on(updater, [batches])
+    return caught["gradient"], row

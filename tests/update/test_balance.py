@@ -1,0 +1,73 @@
+"""Work is dealt out by tokens, every rank gets equally many micro-batches, and nothing is lost or done
+twice.
+"""
+
+import pytest
+
+from tests.conftest import make_policy
+from tests.support.update import make_samples
+from whetstone.config import build
+from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score
+from whetstone.update.packing import Sample, balance, pack_minibatches
+
+
+def group(number: int, lengths: list[int]) -> Group:
+    rollouts = tuple(
+        Rollout(
+            prompt_ids=(1, 2, 3, number + 10),
+            completion=Completion(
+                token_ids=(7,) * length, logprobs=(-1.0,) * length, finish=Finish.STOP, policy_version=0
+            ),
+            text="",
+            score=Score(reward=float(length), parts={"correct": 0.0}, answer=None),
+        )
+        for length in lengths
+    )
+    return Group(problem=Problem(id=str(number), task="t", messages=(), answer=None), rollouts=rollouts)
+
+
+def sample(prompt: int, length: int, place: int) -> Sample:
+    return Sample(rollout=group(prompt, [length]).rollouts[0], index=place, keep=True)
+
+
+def tokens(share: list[Sample]) -> int:
+    prompts = {s.rollout.prompt_ids for s in share}
+    return sum(map(len, prompts)) + sum(len(s.rollout.completion.token_ids) for s in share)
+
+
+def test_equal_groups_stay_whole():
+    samples = [sample(p, 10, 4 * p + i) for p in range(4) for i in range(4)]
+    shares = balance(samples, 2)
+    assert [len({s.rollout.prompt_ids for s in share}) for share in shares] == [2, 2]
+    assert [tokens(share) for share in shares] == [88, 88]
+
+
+def test_one_long_group_is_cut_where_that_is_fairer():
+    samples = [sample(0, 100, i) for i in range(4)]  # one group, two ranks: 4 + 200 tokens each
+    assert [tokens(share) for share in balance(samples, 2)] == [204, 204]
+
+
+def test_every_sample_is_somewhere_once():
+    samples = make_samples(make_policy())
+    for num_ranks in (1, 2, 3, 5, 9):
+        shares = balance(samples, num_ranks)
+        assert sorted(s.index for share in shares for s in share) == [0, 1, 2, 3, 4, 5]
+        assert len(shares) == num_ranks
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 7])
+def test_all_ranks_have_equally_many_micro_batches_and_idle_ones_hold_nothing(num_ranks):
+    config = build({"num_generations": 3})
+    groups = [group(0, [9, 2, 5]), group(1, [14, 14, 1])]
+    parts = [
+        pack_minibatches(groups, config, 1, 0, max_tokens=20, rank=rank, num_ranks=num_ranks)[0]
+        for rank in range(num_ranks)
+    ]
+    assert len({len(part) for part in parts}) == 1
+    places = sorted(place for part in parts for batch in part for place in batch.batch_index.tolist())
+    assert places == list(range(6))
+    idle = [batch for part in parts for batch in part if batch.num_sequences == 0]
+    assert all(
+        len(batch.token_ids) == 2 and len(batch.logit_positions) == len(batch.targets) == 0 for batch in idle
+    )
+    assert idle or num_ranks < 7
