@@ -18,7 +18,7 @@ _processes.set_forkserver_preload(["tests.hopper.linear_on_cpu"])
 
 
 def runs(module: str, words: str, said: Path) -> None:
-    """`python -m tests.unit.MODULE WORDS` ends well; what it says goes to the file `said`."""
+    """`python -m tests.hopper.MODULE WORDS` ends well; what it says goes to the file `said`."""
     process = _processes.Process(target=_run, args=(module, words, said))
     process.start()
     process.join()
@@ -30,4 +30,4 @@ def _run(module: str, words: str, said: Path) -> None:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
     sys.argv = [module, *words.split()]
-    runpy.run_module(f"tests.unit.{module}", run_name="__main__")
+    runpy.run_module(f"tests.hopper.{module}", run_name="__main__")

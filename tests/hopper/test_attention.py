@@ -22,7 +22,7 @@ SLOW = pytest.mark.slow
     ],
 )
 def test_agrees_with_float64(words, tmp_path):
-    runs("cuda_on_cpu", words, tmp_path / "said")
+    runs("attention_on_cpu", words, tmp_path / "said")
 
 
 def test_it_takes_many_rows_and_leaves_few_long_ones_to_splits():

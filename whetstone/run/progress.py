@@ -79,7 +79,7 @@ class Progress:
     def line(self, step: int, row: Mapping[str, float], *, time_left: bool = True) -> str:
         """`step 12/60  reward 0.53  accuracy 0.61  2,345 tokens/s  41 % MFU  1:42 left`, as far as known."""
         parts = [f"step {step}/{self._num_steps}"]
-        shown = ("reward", "accuracy") if "reward" in row else ("loss",)
+        shown = [key for key in ("reward", "accuracy") if key in row] or ["loss"]
         parts += [f"{key} {row[key]:.2f}" for key in shown if key in row]
         if "tokens_per_s" in row:
             parts.append(f"{row['tokens_per_s']:,.0f} tokens/s")
