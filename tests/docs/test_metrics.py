@@ -23,6 +23,7 @@ RUNS = {
         "beta=0.1", "target_kl=0.1", "entropy_target=0.5", "off_policy_mask_threshold=0.5",
         "mask_truncated_completions=true", "top_entropy_quantile=0.5",
     ],
+    "star": ["loss_type=sft", "rejection_sampling=true", "num_generations=8"],
     "critic": ["advantage=gae", "datasets={chain_sum: {curriculum: true}}"],
 }  # fmt: skip
 # Of code tasks, and of an automatic choice on a GPU.
