@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help train test torture test-slow test-gpu test-vllm test-hosts lint check wheel clean
+.PHONY: help train test test-fast torture test-slow test-gpu test-vllm test-hosts lint check wheel clean
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -28,6 +28,15 @@ train: $(VENV)/.installed ## train the embedded model (or CONFIG) and show befor
 
 test: $(VENV)/.installed-dev ## the tests
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+# The core: mathematics, configuration, rewards, rollouts, update, model, engine; no whole runs.
+FAST := tests/test_layers.py tests/test_language.py tests/algorithm tests/config tests/evaluation tests/rewards \
+  tests/rollout tests/update tests/optimizer tests/model tests/engines/test_native.py tests/engines/test_scheduler.py \
+  $(addprefix --ignore=tests/,config/test_trl_yamls.py model/test_card.py model/test_compiled.py \
+  rewards/test_bad_rewards.py update/test_sft.py)
+
+test-fast: $(VENV)/.installed-dev ## the core of the tests, in a minute and a half
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -q $(FAST) $(ARGS)
 
 test-slow: $(VENV)/.installed-dev ## the tests that take minutes or fetch a model
 	@$(BIN)/python -m pytest -m slow $(ARGS)

@@ -78,7 +78,7 @@ def plain_policy(architecture: str, lora: bool) -> Policy:
 
 
 class Trained:
-    """Five steps of a policy on some batches: the rows, the first gradient, the weights at the end."""
+    """Three steps of a policy on some batches: the rows, the first gradient, the weights at the end."""
 
     def __init__(self, policy: Policy, batches: list[Batch], flat: dict[str, Any]):
         wants_reference = flat.get("beta", 0) > 0
@@ -86,7 +86,7 @@ class Trained:
         reference = Reference.from_policy(policy, policy, moving=moving) if wants_reference else None
         # A floor under Adam's denominator: gradients that are only rounding must not become steps of full
         # size.
-        settings = {"ref_model_sync_steps": 2, "max_steps": 5, "adam_epsilon": 1e-6}
+        settings = {"ref_model_sync_steps": 2, "max_steps": 3, "adam_epsilon": 1e-6}
         updater = updater_for(policy, reference, **settings, **flat)
         parameters = list(policy.parameters())
         if updater.critic is not None:
@@ -100,7 +100,7 @@ class Trained:
             move(norm)
 
         updater.optimizer.step = catch
-        self.rows = [train_on(updater, [batches]) for _ in range(5)]
+        self.rows = [train_on(updater, [batches]) for _ in range(3)]
         self.weights = [fsdp.full(parameter.detach()).clone() for parameter in parameters]
 
 

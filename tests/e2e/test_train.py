@@ -67,9 +67,10 @@ def test_what_a_run_leaves_behind(tmp_path):
 
 
 def test_training_moves_the_weights_and_the_same_seed_repeats(tmp_path):
-    run(tmp_path / "a", max_steps=2)
-    run(tmp_path / "b", max_steps=2)
-    run(tmp_path / "c", max_steps=2, seed=7)
+    settings = {"max_steps": 2, "eval_num_samples": 0, "save_strategy": "no"}
+    run(tmp_path / "a", **settings)
+    run(tmp_path / "b", **settings)
+    run(tmp_path / "c", **settings, seed=7)
     a, b, c = (weights(tmp_path / name / "run" / "final_model") for name in "abc")
     assert all(torch.equal(a[name], b[name]) for name in a)
     assert any(not torch.equal(a[name], c[name]) for name in a)

@@ -17,7 +17,7 @@ from whetstone.config import Config, build, make_plan
 from whetstone.errors import UserError
 from whetstone.tasks.mixture import build_tasks
 from whetstone.tasks.scoring.pool import Scorer
-from whetstone.tasks.scoring.process import ScoringRequest
+from whetstone.tasks.scoring.process import ScoringProcess, ScoringRequest
 from whetstone.types import Problem
 
 OWN = Path(__file__).parents[1] / "data" / "own_rewards.py"
@@ -436,3 +436,13 @@ def test_what_a_function_leaves_behind_hurts_nobody(name: str, tmp_path: Path, c
     printed = capfd.readouterr().err
     assert "Traceback" not in printed
     assert ("ZeroDivisionError" in printed) == (name == "raises_in_a_thread")
+
+
+@pytest.mark.parametrize("isolated", [False, True])
+def test_a_worker_whose_parent_is_gone_ends_without_a_word(isolated: bool, capfd) -> None:
+    worker = ScoringProcess(configure(), isolated=isolated)
+    while not worker.messages():
+        time.sleep(0.02)
+    worker.process.connection.close()
+    worker.process.process.wait(timeout=60)
+    assert capfd.readouterr().err == ""

@@ -154,7 +154,7 @@ def test_a_run_learns_the_solutions_and_resumes_exactly(tmp_path: Path) -> None:
 
 
 def test_rejection_sampling_trains_on_correct_samples(tmp_path: Path) -> None:
-    changes = {"rejection_sampling": True, "num_generations": 8, "max_steps": 2, "output_dir": tmp_path}
+    changes = {"rejection_sampling": True, "num_generations": 8, "max_steps": 1, "output_dir": tmp_path}
     sums = {"chain_sum": {"config": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}}}
     flat = {**settings(tmp_path), **SHORT, **changes, "datasets": sums, "developer_prompt": "DeepSeekZero"}
     for step in whetstone.steps(None, run_name="star", **flat):
