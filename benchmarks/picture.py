@@ -18,12 +18,12 @@ from matplotlib.figure import Figure
 from rollout_work import SIZES
 from step import fastest
 
-from whetstone.commands.compare.plot import COLOURS, INK, LINE, MUTED
+from whetstone.commands.compare.plot import COLORS, INK, LINE, MUTED
 from whetstone.commands.compare.plot import STYLE as PLAIN
 
 PICTURE = HERE.parent / "docs" / "speed.png"
-OURS, THEIRS, OTHER = COLOURS[0], "#8b9499", LINE
-STAGES = {"generation_s": OURS, "update_s": COLOURS[1], "sync_s": COLOURS[2]}
+OURS, THEIRS, OTHER = COLORS[0], "#8b9499", LINE
+STAGES = {"generation_s": OURS, "update_s": COLORS[1], "sync_s": COLORS[2]}
 NAMES = {
     "ours": "whetstone",
     "trl_vllm_uncorrected": "TRL + vLLM, bf16 weights,\nno importance weights",

@@ -83,7 +83,7 @@ class Progress:
         """A running cell in a few words, the share of its steps that is done, and `seconds`."""
         rows = read_rows(self._runs / cell.name / "metrics.jsonl")
         steps = [row["step"] for row in rows if row["kind"] == "train"]
-        planned = load(self._source, cell.words).config.update.max_steps
+        planned = load(self._source, cell.settings).config.update.max_steps
         step = max(steps, default=0)
         of_all = f"/{planned}" if planned > 0 else ""
         share = step / planned if planned > 0 and step else None

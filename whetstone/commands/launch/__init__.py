@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
 
 def launch(args: LaunchArgs) -> int:
     """Place the ranks and servers, run them with restarts, and return the exit code."""
-    from whetstone.commands.launch.cluster import connect, place
+    from whetstone.commands.launch.cluster import connect, reserve
     from whetstone.commands.launch.ranks import run_once
     from whetstone.commands.launch.servers import Servers
     from whetstone.run.folder import ensure_unused
@@ -41,7 +41,7 @@ def launch(args: LaunchArgs) -> int:
     ray = connect()
     for number in (signal.SIGINT, signal.SIGTERM):  # after Ray has set its own: ranks save before they end
         signal.signal(number, signal.default_int_handler)
-    group = place(ray, args)
+    group = reserve(ray, args)
     servers = Servers(ray, group, args)
     code = 1
     try:
