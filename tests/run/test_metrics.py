@@ -128,9 +128,8 @@ def test_a_sink_that_fails_is_reported_once_and_the_run_goes_on(
     log.close()
     assert sink.rows == [1, 2]
     assert len(lines(tmp_path)) == 5
-    assert [record.getMessage() for record in caplog.records] == [
-        "wandb failed (ConnectionError: network unreachable): nothing more goes there, metrics.jsonl goes on."
-    ]
+    [message] = [record.getMessage() for record in caplog.records]
+    assert message.startswith("wandb failed (ConnectionError: network unreachable)")
 
 
 def test_tensorboard_holds_the_numbers_of_the_logging_steps(tmp_path: Path):
