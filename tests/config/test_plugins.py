@@ -42,11 +42,11 @@ def test_a_class_is_loaded(folder: Path) -> None:
     [
         ("absent.py:Engine", "no file absent.py"),
         ("my_plugin.py:Engin", "has no 'Engin': it defines Engine, loss"),
-        ("my_plugin.py:NUMBER", "int"),
+        ("my_plugin.py:NUMBER", "a int, not a function"),
         ("my_plugin:absent", "has no 'absent'"),
-        ("no_such_package.module:Engine", "ModuleNotFoundError"),
-        ("my_plugin.py:", "my_plugin.py:"),
-        (":Engine", ":Engine"),
+        ("no_such_package.module:Engine", "fails to import: ModuleNotFoundError"),
+        ("my_plugin.py:", "write my_file.py:my_name"),
+        (":Engine", "write my_file.py:my_name"),
     ],
 )
 def test_an_error_names_the_key_the_value_and_the_reason(folder: Path, spec: str, complaint: str) -> None:

@@ -48,7 +48,7 @@ def test_a_run_with_every_extension(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert [row["step"] for row in steps] == [1, 2]
     for row in steps:
         assert 0 <= row["off_by_one_ratio"] <= 1
-        assert row["rewards/is_number/mean"] >= 0
         assert math.isclose(row["reward"], row["accuracy"] + row["rewards/is_number/mean"], abs_tol=1e-6)
         assert row["sampling/sampling_logp_difference/mean"] < 1e-5
+    assert max(row["rewards/is_number/mean"] for row in steps) > 0
     assert "accuracy/examples/extending/task.py:Remainders" in steps[0]

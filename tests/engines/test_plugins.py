@@ -12,65 +12,14 @@ from whetstone.engines import ENGINES, make_engine
 from whetstone.engines.packages import check_packages
 from whetstone.errors import UserError
 
-ENGINE = '''
-import torch
-
-from whetstone.engines.base import GenerationOutput
-from whetstone.model.attention import NAME
-from whetstone.types import Completion, Finish
-
-
-class Engine:
-    """Plain sampling without a cache, one sequence at a time."""
-
-    def __init__(self, config, policy):
-        self.policy, self.version = policy, 0
-
-    @torch.inference_mode()
-    def generate(self, requests, sampling):
-        self.policy.model.eval()
-        self.policy.set_attention("eager")
-        outputs = [
-            GenerationOutput(
-                request=r, sample=s, completion=self.complete(request.prompt_ids, seed, sampling)
-            )
-            for r, request in enumerate(requests)
-            for s, seed in enumerate(request.seeds)
-        ]
-        self.policy.set_attention(NAME)
-        return iter(outputs)
-
-    def complete(self, prompt, seed, sampling):
-        generator = torch.Generator().manual_seed(seed % 2**32)
-        tokens, logprobs, finish = [], [], Finish.LENGTH
-        while len(tokens) < sampling.max_tokens and finish is Finish.LENGTH:
-            logits = self.policy.lm(torch.tensor([[*prompt, *tokens]])).logits[0, -1].float()
-            distribution = (logits / (sampling.temperature or 1.0)).log_softmax(-1)
-            token = int(torch.multinomial(distribution.exp(), 1, generator=generator))
-            tokens.append(token)
-            logprobs.append(float(distribution[token]))
-            finish = Finish.STOP if token in self.policy.stop_token_ids else Finish.LENGTH
-        return Completion(
-            token_ids=tuple(tokens), logprobs=tuple(logprobs), finish=finish, policy_version=self.version
-        )
-
-    def update_weights(self, policy_version):
-        self.version = policy_version
-
-    def sleep(self): ...
-    def wake(self): ...
-    def close(self): ...
-
-
-class Half:
-    def generate(self, requests, sampling): ...
-'''
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "extending" / "engine.py"
+HALF = "class Half:\n    def generate(self, requests, sampling): ...\n"
 
 
 @pytest.fixture
 def spec(tmp_path: Path) -> str:
-    (tmp_path / "my_engine.py").write_text(ENGINE)
-    return f"{tmp_path}/my_engine.py:Engine"
+    (tmp_path / "my_engine.py").write_text(EXAMPLE.read_text() + HALF)
+    return f"{tmp_path}/my_engine.py:PlainEngine"
 
 
 @pytest.mark.parametrize("more", [[], ["async_rollouts=1"]])
@@ -93,4 +42,4 @@ def test_what_is_missing_is_named(tmp_path: Path, spec: str) -> None:
         check_packages(load("quickstart", ["rollout_engine=absent.py:Engine"]).config)
     check_packages(load("quickstart", [f"rollout_engine={spec}"]).config)
     with pytest.raises(UserError, match="has no method update_weights"):
-        make_engine(build({"rollout_engine": spec.replace("Engine", "Half")}), make_policy())
+        make_engine(build({"rollout_engine": spec.replace("PlainEngine", "Half")}), make_policy())

@@ -77,8 +77,8 @@ def test_module_form_and_relative_path(tmp_path: Path, monkeypatch: pytest.Monke
         ("absent.py:f", "no file absent.py"),
         (f"{FILE}:lenght_of_text", "has no 'lenght_of_text': it defines contents, length_of_text"),
         (f"{FILE}:not_a_function", "a int, not a function"),
-        ("no_such_package.rewards:f", "no_such_package"),
-        ("rewards.py:", "reward_funcs"),
+        ("no_such_package.rewards:f", "fails to import: ModuleNotFoundError"),
+        ("rewards.py:", "write my_file.py:my_name"),
     ],
 )
 def test_what_cannot_be_found_is_named(spec: str, complaint: str):

@@ -9,6 +9,9 @@ class Codec:
     def encode(self, problem):
         return tuple(3 + ord(c) % 90 for c in problem.question[-20:])
 
+    def encode_solution(self, problem, solution):
+        return tuple(ord(character) - 30 for character in solution)
+
     def decode(self, token_ids):
         return Characters().decode(token_ids)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
+from tests.torture.compare import TIMED
 from whetstone.config import load
 from whetstone.train import train
 
@@ -50,16 +51,8 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 def rows(folder: Path, kind: str) -> list[dict]:
     lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
-    timed = (
-        "time/",
-        "step_time",
-        "tokens_per_s",
-        "rollout_tokens_per_s",
-        "update_tokens_per_s",
-        "peak_memory_gb",
-    )
     return [
-        {key: value for key, value in line.items() if not key.startswith(timed)}
+        {key: value for key, value in line.items() if not key.startswith(TIMED)}
         for line in lines
         if line["kind"] == kind
     ]

@@ -11,9 +11,11 @@ from safetensors.torch import load_file
 import whetstone
 from whetstone.commands.sft import supervised
 from whetstone.config import build, load, make_plan
+from whetstone.engines.hf import HFEngine
 from whetstone.errors import UserError
 from whetstone.model.chat import Chat
 from whetstone.model.policy import load_policy
+from whetstone.rollout.collector import Collector, NullScorer
 from whetstone.rollout.supervised import SupervisedSource
 from whetstone.tasks.mixture import build_tasks
 from whetstone.update.updater import Updater
@@ -52,8 +54,14 @@ def source_of(flat: dict[str, Any]) -> SupervisedSource:
     policy = load_policy(config.model)
     tasks = build_tasks(config, "train")
     plan = make_plan(config, num_problems=len(tasks))
-    collector: Any = type("NoCollector", (), {"custom_metrics": {}})()
-    return SupervisedSource(collector, tasks, config, plan, Chat(policy.tokenizer, config.model))
+    collector = Collector(
+        HFEngine(policy, 1, None),
+        NullScorer(),
+        Chat(policy.tokenizer, config.model),
+        max_prompt_length=config.rollout.max_prompt_length,
+        max_length=policy.max_length,
+    )
+    return SupervisedSource(collector, tasks, config, plan)
 
 
 @pytest.mark.parametrize(
@@ -88,6 +96,11 @@ def test_a_solution_ends_like_a_sampled_completion(tmp_path: Path) -> None:
     assert tokenizer.decode(rollout.completion.token_ids[:-1]) == rollout.text
     short = source_of({**flat, "max_completion_length": 3})
     assert {len(group.rollouts[0].completion.token_ids) for group in short.next_batch(0).groups} == {3}
+    cut = source_of({**flat, "max_prompt_length": 2}).next_batch(0)
+    assert {len(group.rollouts[0].prompt_ids) for group in cut.groups} == {2}
+    assert cut.metrics["prompts_truncated"] == 4
+    with pytest.raises(UserError, match="max_completion_length"):
+        source_of({**flat, "max_completion_length": 8192}).next_batch(0)
     assert source.next_batch(0).groups == source.next_batch(0).groups != source.next_batch(1).groups
 
 

@@ -18,6 +18,7 @@ class Codec(Protocol):
     """Messages to tokens and back (`model.chat.Chat`)."""
 
     def encode(self, problem: Problem) -> tuple[int, ...]: ...
+    def encode_solution(self, problem: Problem, solution: str) -> tuple[int, ...]: ...
     def decode(self, token_ids: Sequence[int]) -> str: ...
 
 
@@ -87,7 +88,7 @@ class Collector:
         seed_parts: tuple[int | str, ...],
     ) -> list[Group]:
         """`num_samples` scored completions per problem; a sample's seed is (seed_parts, problem, sample)."""
-        prompts = [self._encode(problem, sampling.max_tokens) for problem in problems]
+        prompts = [self.encode(problem, sampling.max_tokens) for problem in problems]
         requests = [
             Request(
                 prompt_ids=prompt,
@@ -129,7 +130,8 @@ class Collector:
             for p, problem in enumerate(problems)
         ]
 
-    def _encode(self, problem: Problem, max_tokens: int) -> tuple[int, ...]:
+    def encode(self, problem: Problem, max_tokens: int) -> tuple[int, ...]:
+        """The prompt of a problem whose completion may have `max_tokens` tokens."""
         prompt = self.codec.encode(problem)
         if self.max_prompt_length is not None and len(prompt) > self.max_prompt_length:
             prompt = prompt[-self.max_prompt_length :]

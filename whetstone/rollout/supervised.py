@@ -6,34 +6,17 @@ completions from the policy and keeps the correct ones.
 """
 
 from dataclasses import replace
-from typing import Protocol
 
-from whetstone.config import Config, Plan
 from whetstone.errors import UserError
-from whetstone.rollout.collector import Collector
 from whetstone.rollout.source import RolloutBatch, RolloutSource
-from whetstone.tasks.mixture import Mixture
 from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score
 
 NO_SCORE = Score(reward=0.0, parts={}, answer=None)
 MAX_ROUNDS = 8  # of sampling, until one answer of a batch is correct
 
 
-class SolutionCodec(Protocol):
-    """`model.chat.Chat`."""
-
-    def encode(self, problem: Problem) -> tuple[int, ...]: ...
-    def encode_solution(self, problem: Problem, solution: str) -> tuple[int, ...]: ...
-
-
 class SupervisedSource(RolloutSource):
     """Batches of problems with their solutions."""
-
-    def __init__(
-        self, collector: Collector, tasks: Mixture, config: Config, plan: Plan, codec: SolutionCodec
-    ):
-        super().__init__(collector, tasks, config, plan)
-        self._codec = codec
 
     def sync_weights(self, step: int) -> None:
         """Only evaluations sample: the engine needs the weights of no other step."""
@@ -52,12 +35,9 @@ class SupervisedSource(RolloutSource):
                 f"{problem.id} has no solution to imitate: give rows with a column completion, solution or "
                 "messages, set solution_column, or set rejection_sampling=true to train on correct samples."
             )
-        rollout = self._config.rollout
-        prompt = self._codec.encode(problem)
-        if rollout.max_prompt_length is not None:
-            prompt = prompt[-rollout.max_prompt_length :]
-        tokens = self._codec.encode_solution(problem, solution)
-        limit = rollout.max_completion_length
+        limit = self._config.rollout.max_completion_length
+        prompt = self._collector.encode(problem, limit)
+        tokens = self._collector.codec.encode_solution(problem, solution)
         completion = Completion(
             token_ids=tokens[:limit],
             logprobs=(0.0,) * min(limit, len(tokens)),
@@ -79,8 +59,8 @@ class RejectionSampledSource(RolloutSource):
         )
 
     def _collect(self, step: int, attempt: int, indices: list[int]) -> list[Group]:
-        for round_number in range(MAX_ROUNDS):
-            groups = super()._collect(step, attempt + round_number * MAX_ROUNDS, indices)
+        for number in range(attempt, attempt + MAX_ROUNDS):
+            groups = super()._collect(step, number, indices)
             accepted = [_correct(group) for group in groups]
             num_samples = sum(len(group.rollouts) for group in groups)
             self._accept_ratio = sum(len(group.rollouts) for group in accepted) / num_samples

@@ -110,7 +110,7 @@ def build(
             restore(updater, checkpoint, scalars)
     with stage(f"starting the engine {config.rollout.rollout_engine}"):
         collector = make_collector(config, policy, scorer, stack)
-    source = make_source(collector, tasks, config, plan, Chat(policy.tokenizer, config.model))
+    source = make_source(collector, tasks, config, plan)
     stack.callback(source.close)
     if checkpoint is not None:
         source.load_state(scalars["source"])
@@ -136,15 +136,11 @@ def build(
     return run, checkpoint, scalars.get("seconds", 0.0)
 
 
-def make_source(
-    collector: DistributedCollector, tasks: Mixture, config: Config, plan: Plan, chat: Chat
-) -> RolloutSource:
+def make_source(collector: DistributedCollector, tasks: Mixture, config: Config, plan: Plan) -> RolloutSource:
     """Where the batches come from: samples of this step, samples one step ahead, or solutions."""
-    if config.loss.is_supervised and not config.rollout.rejection_sampling:
-        return SupervisedSource(collector, tasks, config, plan, chat)
-    if config.loss.is_supervised:
-        return RejectionSampledSource(collector, tasks, config, plan)
     source_type = AsyncRolloutSource if config.rollout.async_rollouts else RolloutSource
+    if config.loss.is_supervised:
+        source_type = RejectionSampledSource if config.rollout.rejection_sampling else SupervisedSource
     return source_type(collector, tasks, config, plan)
 
 

@@ -70,11 +70,9 @@ class ExperienceBuilder:
         if self.reference is not None and not self._kl_to_sampler:
             with self.reference.swapped_in():  # once for all: its weights may be offloaded
                 flat = [replace(e, reference_logprobs=self._reference_logprobs(e.batch)) for e in flat]
-        if self.config.loss.is_supervised:
-            pass  # solutions have no advantages
-        elif self.critic is not None:
+        if self.critic is not None:
             flat = self._with_gae(flat, beta)
-        else:
+        elif not self.config.loss.is_supervised:  # solutions have no advantages
             flat = self._with_baseline(flat, num_generations, beta)
         remaining = iter(flat)
         return [[next(remaining) for _ in minibatch] for minibatch in on_device]

@@ -40,6 +40,8 @@ class WorkerProcess:
 
     def close(self) -> None:
         """End it now; nothing is left behind. May be called twice."""
+        if self.connection.closed:  # its number may belong to another process by now
+            return
         self.connection.close()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
