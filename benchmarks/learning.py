@@ -1,6 +1,6 @@
 """Accuracy over minutes of real runs: keeps what the figure needs of a run, and draws docs/results.png.
 
-python benchmarks/learning.py --keep outputs/gsm8k --name gsm8k     -> benchmarks/results/learning/gsm8k.json
+python benchmarks/learning.py --keep outputs/gsm8k --name Whetstone -> results/learning/Whetstone.json
 python benchmarks/learning.py                                      draws every kept run
 """
 
@@ -45,31 +45,40 @@ def reduce_run(folder: Path) -> dict[str, Any]:
 
 
 def draw(runs: dict[str, dict[str, Any]]) -> None:
-    """Training accuracy as a line, evaluations with their 95 % intervals as points."""
-    figure, axes = plt.subplots(figsize=(7, 3.6), constrained_layout=True)
-    for number, (name, run) in enumerate(runs.items()):
-        color = f"C{number}"
-        axes.plot(*zip(*run["train"], strict=True), color=color, alpha=0.35, linewidth=1)
-        points = run["eval"]
-        below = [point["accuracy"] - point["accuracy_low"] for point in points]
-        above = [point["accuracy_high"] - point["accuracy"] for point in points]
-        axes.errorbar(
-            [point["minutes"] for point in points],
-            [point["accuracy"] for point in points],
-            yerr=[below, above],
-            fmt="o-", color=color, capsize=3, label=f"{name}, temperature 1",
-        )  # fmt: skip
-        greedy = [point for point in points if point["greedy_accuracy"] is not None]
-        axes.plot(
-            [point["minutes"] for point in greedy],
-            [point["greedy_accuracy"] for point in greedy],
-            "s", color=color, markerfacecolor="white", label=f"{name}, greedy",
-        )  # fmt: skip
-    axes.set(xlabel="minutes of training", ylabel="accuracy", ylim=(0.35, 0.85))
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.grid(alpha=0.3)
-    axes.legend(loc="lower right", fontsize=8)
+    """Training batches as lines, evaluations as points with 95 % intervals; by minutes and by steps."""
+    figure, panels = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True, constrained_layout=True)
+    for axes, unit in zip(panels, ("minutes", "step"), strict=True):
+        for number, (name, run) in enumerate(runs.items()):
+            draw_run(axes, name, run, unit, f"C{number}")
+        axes.set(xlabel=f"{unit} of training" if unit == "minutes" else "optimizer steps", ylim=(0.35, 0.95))
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel("accuracy")
+    panels[1].legend(loc="lower right", fontsize=8)
     figure.savefig(PICTURE, dpi=110)
+
+
+def draw_run(axes: Any, name: str, run: dict[str, Any], unit: str, color: str) -> None:
+    steps = {"minutes": [minutes for minutes, _ in run["train"]], "step": range(1, 1 + len(run["train"]))}
+    accuracy = [accuracy for _, accuracy in run["train"]]
+    axes.plot(steps[unit], accuracy, color=color, alpha=0.5, linewidth=1, label=f"{name}, training batches")
+    points = run["eval"]
+    if not points:
+        return
+    below = [point["accuracy"] - point["accuracy_low"] for point in points]
+    above = [point["accuracy_high"] - point["accuracy"] for point in points]
+    axes.errorbar(
+        [point[unit] for point in points],
+        [point["accuracy"] for point in points],
+        yerr=[below, above],
+        fmt="o-", color=color, capsize=3, label=f"{name}, test problems",
+    )  # fmt: skip
+    greedy = [point for point in points if point["greedy_accuracy"] is not None]
+    axes.plot(
+        [point[unit] for point in greedy],
+        [point["greedy_accuracy"] for point in greedy],
+        "s", color=color, markerfacecolor="white", label=f"{name}, test problems, greedy",
+    )  # fmt: skip
 
 
 def main() -> None:

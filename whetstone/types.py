@@ -88,6 +88,10 @@ class Group:
     problem: Problem
     rollouts: tuple[Rollout, ...]
 
+    @property
+    def has_reward_variance(self) -> bool:
+        return len({rollout.score.reward for rollout in self.rollouts}) > 1
+
 
 class Segment(NamedTuple):
     """A run of tokens in a packed batch, which sees itself causally and, in full, an earlier run: the prompt

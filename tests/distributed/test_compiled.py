@@ -11,7 +11,8 @@ from tests.support.ranks import CPU, difference, my_batches
 from tests.support.update import make_samples, train_on, updater_for
 from whetstone.config.parallel import ParallelConfig
 from whetstone.config.sections import ModelConfig
-from whetstone.model.policy import Policy, should_compile
+from whetstone.model.compilation import compile_layers, should_compile
+from whetstone.model.policy import Policy
 from whetstone.model.sharded import shard_policy
 from whetstone.parallel import fsdp, mesh
 
@@ -51,7 +52,7 @@ def on_ranks(given: dict[str, Any], again: bool) -> dict[str, Any]:
                 varying.append(len(sizes))
             return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
 
-        compiled.compile_layers(backend)
+        compile_layers(compiled, backend)
         expected, _ = gradients(plain, samples, PIECES)
         found, graphs = gradients(compiled, samples, PIECES)
         pairs = [pair for a, b in zip(expected, found, strict=True) for pair in zip(a, b, strict=True)]

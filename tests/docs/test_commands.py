@@ -145,6 +145,9 @@ GPUS = "several GPUs; tests/distributed runs two processes on a CPU by torchrun 
 SERVERS = "vLLM and GPUs of its own; tests/vllm and tests/e2e/test_servers.py run servers"
 RAY = "a Ray cluster with GPUs; tests/commands/test_launch.py runs one of two ranks on a CPU"
 NOT_RUN = {
+    "whet train gsm8k trainer=trl use_vllm=true vllm_mode=colocate max_steps=12": (
+        "TRL with vLLM on one GPU; tests/trl runs TRL without vLLM"
+    ),
     "accelerate launch --multi_gpu train_grpo.py ...": GPUS,
     "accelerate launch --num-processes 7 --config-file config/zero3.yaml rl_trainer.py ...": GPUS,
     "accelerate launch --num_processes 8 -m whetstone train config/grpo.yaml": GPUS,

@@ -15,6 +15,7 @@ from tests.support.update import flat_gradient, make_samples, train_on, updater_
 from whetstone.engines.base import Request, SamplingParams
 from whetstone.engines.native import NativeEngine
 from whetstone.model.attention import NAME
+from whetstone.model.compilation import compile_layers
 from whetstone.model.memory import MemoryProbe
 from whetstone.types import Group, Problem
 from whetstone.update.micro_batch_size import ShardedSizeSearch, SizeBounds, synthetic_batch
@@ -135,7 +136,7 @@ def test_compiled_layers_have_the_gradient_of_plain_ones(architecture):
     for compiled in (False, True):
         policy = on_gpu(architecture)
         if compiled:
-            policy.compile_layers()
+            compile_layers(policy)
         updater = updater_for(policy)
         updater.optimizer.step = lambda norm, of=updater: gradients.append(
             torch.cat([g.double().flatten().cpu() for g in of.optimizer.gradients()])

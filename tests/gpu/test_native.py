@@ -59,7 +59,7 @@ def test_whoever_is_sent_back_for_want_of_pages_goes_on_where_it_was(monkeypatch
     sampling = SamplingParams(max_tokens=110, ignore_eos=True)  # two pages each, and more than are there
     plenty = collect(NativeEngine(policy, 9), REQUESTS, sampling)
     engine = NativeEngine(policy, 9)
-    monkeypatch.setattr(PagedEngine, "_prepare_pages", lambda self, wanted, least: few(self.state))
+    monkeypatch.setattr(PagedEngine, "_prepare_pages", lambda self, **_: few(self.state))
     sent_back = []
     monkeypatch.setattr(
         PagedEngine, "_preempt", spying(PagedEngine._preempt, lambda slot: sent_back.append(slot))

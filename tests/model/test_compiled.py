@@ -4,7 +4,11 @@ import pytest
 import torch
 
 from tests.conftest import make_policy
-from tests.support.update import gradient_of, make_samples, updater_for
+from tests.support.update import gradient_of, make_samples, train_on, updater_for
+from whetstone.config import build
+from whetstone.model.compilation import compile_layers
+from whetstone.model.lora import add_lora
+from whetstone.model.policy import Policy
 from whetstone.update.packing import pack
 
 
@@ -22,7 +26,7 @@ def test_compiled_layers_have_the_same_gradient_and_are_compiled_once(architectu
     pieces = [samples[:2], samples[2:5], samples]
     plain = [gradient_of(updater_for(make_policy(architecture)), pack(piece, 1000))[0] for piece in pieces]
     policy = make_policy(architecture)
-    policy.compile_layers(backend="aot_eager")
+    compile_layers(policy, backend="aot_eager")
     torch._dynamo.utils.counters.clear()  # which a reset does not
     graphs = torch._dynamo.utils.counters["stats"]
     for number, piece in enumerate(pieces):
@@ -33,4 +37,28 @@ def test_compiled_layers_have_the_same_gradient_and_are_compiled_once(architectu
             once = graphs["unique_graphs"]
         assert graphs["unique_graphs"] == once, "compiled again for another length"
     assert 0 < once <= 8, once
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("use_peft", [False, True])
+def test_all_layers_share_graphs_without_scalars_on_the_cpu(use_peft):
+    """A float that is an input of the graph costs a C++ compilation; frozen embeddings, one set of graphs."""
+    torch._dynamo.reset()
+    policy = make_policy()
+    samples = make_samples(policy)
+    if use_peft:
+        settings = build({"use_peft": True, "lora_r": 4, "lora_alpha": 12, "lora_dropout": 0.0}).model
+        policy = Policy(add_lora(policy.model, settings, None), policy.tokenizer, policy.device)
+    scalars, num_graphs = [], 0
+
+    def backend(module, inputs):
+        nonlocal num_graphs
+        num_graphs += 1
+        scalars.extend(x for x in inputs if isinstance(x, torch.Tensor) and x.dim() == 0)
+        return module.forward
+
+    compile_layers(policy, backend)
+    train_on(updater_for(policy), [pack(samples, 1000)])
+    assert not scalars
+    assert num_graphs == 4  # before and after the attention, each of two functions
     torch._dynamo.reset()

@@ -11,7 +11,7 @@ from whetstone.engines.native import NativeEngine
 from whetstone.errors import UserError
 from whetstone.model.chat import Chat
 from whetstone.rollout.collector import Collector
-from whetstone.rollout.metrics import has_reward_variance, rollout_metrics, variance_metrics
+from whetstone.rollout.metrics import rollout_metrics, variance_metrics
 from whetstone.rollout.source import RolloutSource
 from whetstone.tasks.mixture import build_tasks
 from whetstone.tasks.scoring.pool import Scorer
@@ -96,9 +96,9 @@ def test_dynamic_sampling_replaces_prompts_that_teach_nothing(tmp_path):
         source = RolloutSource(collector(scorer), tasks, config, plan)
         rollouts = batch_of(source)
         groups = rollouts.groups
-        flat = [n for n, group in enumerate(without) if not has_reward_variance(group)]
+        flat = [n for n, group in enumerate(without) if not group.has_reward_variance]
         assert flat and rollouts.metrics["dynamic_sampling/resample_ratio"] >= len(flat) / 6
-        assert all(has_reward_variance(group) for group in groups)
+        assert all(group.has_reward_variance for group in groups)
         assert all(groups[n] == without[n] for n in range(6) if n not in flat)  # the others are left alone
         own = {tasks.problem(i).id for i in range(18)}
         assert all(groups[n].problem.id not in own for n in flat)  # fresh problems, of no other batch

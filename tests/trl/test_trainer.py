@@ -227,6 +227,10 @@ def test_what_trl_cannot_do_is_refused_before_anything_is_written(tmp_path, sett
         ({"loss_type": "gspo"}, {"loss_type": "grpo", "importance_sampling_level": "sequence"}),
         ({"loss_type": "cispo"}, {"loss_type": "cispo", "epsilon_high": 5.0}),
         ({"epsilon": 0.1}, {"epsilon": 0.1, "epsilon_high": 0.1}),
+        (
+            {"use_vllm": "true", "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.4},
+            {"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.4},
+        ),
         ({"max_steps": 20, "warmup_ratio": 0.1, "top_k": "null"}, {"warmup_steps": 2, "top_k": 0}),
     ],
 )
@@ -238,6 +242,11 @@ def test_the_arguments_give_trl_the_work_of_our_plan(tmp_path, settings, expecte
     made = trl.GRPOConfig(**arguments)
     assert made.generation_batch_size == plan.completions_per_batch
     assert made.max_steps == plan.num_steps
+
+
+def test_a_vllm_server_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"^vllm_mode: server .*set vllm_mode=colocate"):
+        train_with_trl(loaded(tmp_path, use_vllm="true"))
 
 
 def test_without_trl_the_user_is_told_what_to_install(tmp_path, monkeypatch):

@@ -282,6 +282,15 @@ class Config(Section):
         """The temperature of the logprobs in the loss: that of sampling, 1 for given solutions."""
         return 1.0 if self.loss.is_supervised else self.rollout.temperature
 
+    @property
+    def skips_zero_advantages(self) -> bool:
+        """Whether equal rewards within a group mean that its completions have no gradient."""
+        loss = self.loss
+        has_bonus = loss.entropy_coef != 0 or loss.entropy_target is not None
+        only_advantages = loss.beta == 0 and not has_bonus and loss.top_entropy_quantile == 1
+        is_relative = loss.advantage in ("group", "rloo") and loss.is_proportional
+        return self.update.skip_zero_advantages and only_advantages and is_relative
+
     @model_validator(mode="after")
     def _check_supervised(self) -> Self:
         if self.rollout.rejection_sampling and not self.loss.is_supervised:

@@ -44,6 +44,8 @@ class UpdateConfig(Section):
         Annotated[int, Field(ge=1, le=16_777_216)] | Literal["auto"], Resume.SAFE
     ] = "auto"
     """Tokens of a forward and backward pass, prompts included. `auto`: what fits on every GPU; CPU: 8192."""
+    skip_zero_advantages: bool = True
+    """Leave completions of advantage 0 out of the update, where the gradient is the same (docs/update.md)."""
     max_skipped_steps: int = Field(default=3, ge=1, le=MAX_STEPS)
     """The run stops after so many steps in a row whose loss or gradient is not finite."""
 

@@ -6,7 +6,7 @@ compared with the model's own forward pass at the start, so an unsupported archi
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,10 @@ from whetstone.model.hub import base_and_adapter, resolve
 from whetstone.model.loading import load_pretrained, verify_folder
 from whetstone.model.logprobs import UNSHARDED, LogitsLayout, TokenStatistics, scale_logits, token_statistics
 from whetstone.model.sharding import Sharding
-from whetstone.parallel.fsdp import Root, hide_fsdp_from_dynamo
+from whetstone.parallel.fsdp import Root
 from whetstone.parallel.mesh import SINGLE, Ranks
 from whetstone.types import Segment
 
-COMPILED_FROM = 50_000_000  # parameters
 VERIFICATION_TEXTS = (
     "Question: a train leaves at 9:40 and arrives at 11:05. How many minutes does it take?",
     "First 20 minutes to 10 o'clock, then 65 more: 20 + 65 = 85.",
@@ -73,15 +72,6 @@ class Policy:
         other = Policy(copy.deepcopy(self.model, shared), self.tokenizer, self.device)
         other.original_attention = self.original_attention
         return other
-
-    def compile_layers(self, backend: str | Callable[..., Any] = "inductor") -> None:
-        """Compile every layer, once for all: they differ in their weights only, and lengths may vary.
-
-        The whole model at once would take minutes. FSDP gathers weights outside of what is compiled.
-        """
-        for layer in self.trunk.layers:
-            hide_fsdp_from_dynamo(layer)
-            layer.compile(dynamic=True, backend=backend)
 
     def checkpoint_layers(self, number: int) -> None:
         """Activation checkpointing in the first `number` layers."""
@@ -329,16 +319,6 @@ def _adapted(model: Any, config: ModelConfig, checkpoint: str | None, start: str
     if start is not None:
         check_rank(config, start)
     return add_lora(model, config, start)
-
-
-def should_compile(config: ModelConfig, policy: Policy) -> bool:
-    """`auto`: on a GPU, where the model is large enough for a compiler's half minute to come back."""
-    if policy.ranks.tp_size > 1:  # the compiler fails on distributed tensors with lengths that vary
-        return False
-    if config.torch_compile != "auto":
-        return config.torch_compile
-    size = sum(parameter.numel() for parameter in policy.model.parameters())
-    return policy.device.type == "cuda" and size >= COMPILED_FROM
 
 
 def compute_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:

@@ -6,10 +6,6 @@ from statistics import fmean, pstdev
 from whetstone.types import Finish, Group, Rollout
 
 
-def has_reward_variance(group: Group) -> bool:
-    return len({rollout.score.reward for rollout in group.rollouts}) > 1
-
-
 def rollout_metrics(groups: Iterable[Group]) -> dict[str, float]:
     groups = list(groups)
     rollouts = [rollout for group in groups for rollout in group.rollouts]
@@ -62,6 +58,6 @@ def variance_metrics(groups: Iterable[Group]) -> dict[str, float]:
     """Fractions of prompts whose rewards are all equal (they give no gradient), and whose answers are."""
     groups = list(groups)
     return {
-        "frac_reward_zero_std": fmean(not has_reward_variance(group) for group in groups),
+        "frac_reward_zero_std": fmean(not group.has_reward_variance for group in groups),
         "frac_answers_identical": fmean(len({r.score.answer for r in g.rollouts}) == 1 for g in groups),
     }

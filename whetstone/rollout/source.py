@@ -9,7 +9,6 @@ from whetstone.config import Config, Plan
 from whetstone.errors import UserError
 from whetstone.rollout.collector import Collector, sampling_params
 from whetstone.rollout.curriculum import Curriculum
-from whetstone.rollout.metrics import has_reward_variance
 from whetstone.tasks.mixture import Mixture
 from whetstone.terminal.stages import stage
 from whetstone.types import Group
@@ -93,7 +92,7 @@ class RolloutSource:
         batch_number, num_resampled = step // self._plan.updates_per_batch, 0
         rounds = self._config.rollout.dynamic_sampling_max_rounds
         for attempt in range(rounds):
-            slots = [slot for slot, group in enumerate(groups) if not has_reward_variance(group)]
+            slots = [slot for slot, group in enumerate(groups) if not group.has_reward_variance]
             if not slots:
                 break
             # Replacements come from beyond the problems of the run's own batches.

@@ -105,7 +105,8 @@ class ThroughputMeter:
     def metrics(self, rollouts: RolloutBatch, minibatches: Sequence[Sequence[Batch]]) -> dict[str, float]:
         """The metrics of the step so far; `minibatches` are those of its update."""
         if self._num_tokens is None:
-            local = sum(len(batch.token_ids) for minibatch in minibatches for batch in minibatch)
+            trained = [batch for minibatch in minibatches for batch in minibatch if not batch.is_skipped]
+            local = sum(len(batch.token_ids) for batch in trained)
             total = torch.tensor(float(local * self._num_iterations))
             self._num_tokens = float(all_reduce_data(self._ranks, total))
         tokens = self._num_tokens

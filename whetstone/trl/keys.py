@@ -34,13 +34,14 @@ CONVERTED = _names("""
     gradient_checkpointing torch_compile micro_batch_tokens max_steps num_train_epochs
     batch_counts_as_step warmup_ratio warmup_steps top_k
     lr_scheduler_kwargs loss_type importance_sampling_level epsilon_high kl_reference entropy_target
-    generation_batch_size
+    generation_batch_size rollout_engine use_vllm vllm_mode server_gpu_memory_utilization
+    server_enable_sleep_mode server_max_model_length skip_zero_advantages
 """)
 # Done by this package for either trainer.
 HANDLED = _names("""
     model_name_or_path device attn_implementation use_peft lora_r lora_alpha lora_dropout
     lora_target_modules apply_chat_template chat_template chat_template_kwargs prompt_template
-    assistant_prefix max_prompt_length max_num_seqs vllm_mode
+    assistant_prefix max_prompt_length max_num_seqs
     datasets eval_datasets dataset_size dataset_seed eval_dataset_seed developer_prompt developer_role
     reward_funcs reward_weights reward_correct reward_wrong reward_no_answer overlong_buffer_length
     reward_timeout_s reward_workers max_reward_failure_fraction
@@ -58,9 +59,7 @@ REFUSED = {
     "target_kl": "TRL's beta is fixed",
     "off_policy_mask": "TRL's off-policy mask is the signed one",
     "importance_correction": "TRL corrects for another sampler only where vLLM samples",
-    "rollout_engine": "TRL samples by itself",
     "async_rollouts": "TRL's GRPOTrainer samples and learns in turn",
-    "use_vllm": "here TRL samples with transformers' generate",
     "max_skipped_steps": "TRL skips no steps",
     "optim": "TRL's 8-bit AdamW is that of bitsandbytes, another one",
 }
@@ -90,8 +89,17 @@ def check_keys(config: Config) -> None:
         raise _refusal("kl_reference", "rollout", "TRL has no KL against the policy that sampled", "base")
     if loss.kl_reference == "moving" and config.model.use_peft:
         raise _refusal("kl_reference", "moving", "TRL has no moving reference beside LoRA", "base")
-    if config.rollout.num_generations < 2:
+    rollout = config.rollout
+    if rollout.rollout_engine not in ("native", "vllm"):
+        raise _refusal("rollout_engine", rollout.rollout_engine, "TRL samples by generate or vLLM", "vllm")
+    if uses_vllm(config) and rollout.vllm_mode != "colocate":
+        raise _refusal("vllm_mode", rollout.vllm_mode, "here TRL's vLLM shares the trainer's GPU", "colocate")
+    if rollout.num_generations < 2:
         raise _refusal("num_generations", 1, "TRL needs at least two completions of a prompt", 8)
+
+
+def uses_vllm(config: Config) -> bool:
+    return config.rollout.rollout_engine == "vllm"
 
 
 def _refusal(key: str, value: Any, reason: str, instead: Any) -> UserError:
@@ -119,6 +127,7 @@ def trl_arguments(config: Config, plan: Plan, folder: Path, device: torch.device
         "sync_ref_model": loss.beta > 0 and loss.kl_reference == "moving",
         "use_adaptive_entropy": loss.entropy_target is not None,
         **({} if loss.entropy_target is None else {"entropy_target": loss.entropy_target}),
+        **_vllm_arguments(config),
         "use_cpu": is_cpu,
         "bf16": config.model.bf16 and not is_cpu,  # autocast over float32 weights, TRL's way
         "gradient_checkpointing": config.model.gradient_checkpointing is True,
@@ -132,6 +141,20 @@ def trl_arguments(config: Config, plan: Plan, folder: Path, device: torch.device
         "logging_steps": 1,
         "logging_nan_inf_filter": False,
         "disable_tqdm": True,
+    }
+
+
+def _vllm_arguments(config: Config) -> dict[str, Any]:
+    """vLLM in TRL's own process; TRL's correction for the sampler's logprobs stays on."""
+    if not uses_vllm(config):
+        return {}
+    utilization = config.engines.server_gpu_memory_utilization
+    return {
+        "use_vllm": True,
+        "vllm_mode": "colocate",
+        "vllm_gpu_memory_utilization": 0.3 if utilization is None else utilization,
+        "vllm_enable_sleep_mode": config.engines.server_enable_sleep_mode,
+        "vllm_max_model_length": config.engines.server_max_model_length,
     }
 
 

@@ -74,7 +74,9 @@ def build(config: Config, folder: Path, checkpoint: Checkpoint | None, stack: co
     # Always the first weights: TRL takes its reference from them and then loads the checkpoint itself.
     with stage("loading the model"):
         policy = load_policy(config.model.model_copy(update={"bf16": False}))
-    collector = make_collector(config, policy, scorer, stack)
+    # Evaluations sample here, from the weights that TRL trains.
+    native = config.rollout.model_copy(update={"rollout_engine": "native", "use_vllm": False})
+    collector = make_collector(config.model_copy(update={"rollout": native}), policy, scorer, stack)
     metrics = MetricsLog(folder, config, resume_step=None if checkpoint is None else checkpoint.step)
     stack.callback(metrics.close)
     problems = Problems(tasks, Chat(policy.tokenizer, config.model), config, policy.max_length)

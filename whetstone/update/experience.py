@@ -84,7 +84,7 @@ class ExperienceBuilder:
     def _with_logprobs(self, batch: Batch, needs_old: bool) -> Experience:
         """Old logprobs where needed, and the critic's values; advantages are not known yet."""
         experience = Experience(batch=batch, advantages=torch.zeros_like(batch.sampler_logprobs))
-        if not needs_old and self.critic is None:
+        if batch.is_skipped or (not needs_old and self.critic is None):
             return experience
         hidden = self.policy.completion_hidden(batch)
         statistics, temperature = self.policy.token_statistics, self.config.training_temperature

@@ -38,6 +38,8 @@ class GradientAccumulator:
         token_means = TokenMeans(self.ranks)
         loss = torch.zeros((), dtype=torch.float64, device=self.policy.device)
         for index, experience in enumerate(minibatch):
+            if experience.batch.is_skipped:
+                continue
             weights = normalizers.token_weights[index]
             value, minibatch[index] = self._backward(experience, weights, normalizers, token_means)
             loss += value

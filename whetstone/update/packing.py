@@ -1,7 +1,7 @@
 """Scored groups -> packed micro-batches without padding; completions of one prompt share its tokens."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ class Batch:
     rewards: Tensor  # [S]
     batch_index: Tensor  # [S] index among all completions of the step: problem x group size + sample
     sequence_mask: Tensor  # [S] 1, or 0 for a completion that is not in the loss
+    is_skipped: bool = False  # no gradient: counted in the averages of the step, but not computed
 
     @property
     def num_sequences(self) -> int:
@@ -32,7 +33,7 @@ class Batch:
 
     def to(self, device: torch.device) -> "Batch":
         moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return Batch(segments=self.segments, **moved)
+        return replace(self, **moved)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +43,7 @@ class Sample:
     rollout: Rollout
     index: int
     keep: bool  # in the loss
+    skip: bool = False  # its advantage is 0, and nothing else of it has a gradient
 
     @property
     def num_tokens(self) -> int:
@@ -61,11 +63,21 @@ def pack_minibatches(
     """The micro-batches of `rank` for each minibatch (optimizer step); all ranks have equally many."""
     packed = []
     for minibatch in split_minibatches(make_samples(groups, config), num_minibatches, seed):
-        bins = [bin_pack(samples, max_tokens) for samples in balance(minibatch, num_ranks)]
+        trained, skipped = split_skipped(minibatch)
+        bins = [bin_pack(samples, max_tokens) for samples in balance(trained, num_ranks)]
         num_empty = max(map(len, bins)) - len(bins[rank])
         batches = [pack_sequences(samples) for samples in bins[rank]]
-        packed.append(batches + [empty_micro_batch(minibatch[0])] * num_empty)
+        batches += [empty_micro_batch(minibatch[0])] * num_empty
+        if share := skipped[rank::num_ranks]:
+            batches.append(replace(pack_sequences(share), is_skipped=True))
+        packed.append(batches)
     return packed
+
+
+def split_skipped(samples: list[Sample]) -> tuple[list[Sample], list[Sample]]:
+    """Samples with and without a gradient; the first is kept where none has one, for the metrics."""
+    trained = [sample for sample in samples if not sample.skip] or samples[:1]
+    return trained, [sample for sample in samples if sample.skip and sample is not trained[0]]
 
 
 def balance(samples: list[Sample], num_ranks: int) -> list[list[Sample]]:
@@ -107,12 +119,13 @@ def _num_tokens(samples: list[Sample]) -> int:
 
 def make_samples(groups: Sequence[Group], config: Config) -> list[Sample]:
     """One sample per rollout, in order; `mask_truncated_completions` takes truncated ones out of the loss."""
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
-    mask = config.loss.mask_truncated_completions
-    return [
-        Sample(rollout=rollout, index=index, keep=not (mask and rollout.completion.finish is Finish.LENGTH))
-        for index, rollout in enumerate(rollouts)
-    ]
+    mask, samples = config.loss.mask_truncated_completions, []
+    for group in groups:
+        skip = config.skips_zero_advantages and not group.has_reward_variance
+        for rollout in group.rollouts:
+            keep = not (mask and rollout.completion.finish is Finish.LENGTH)
+            samples.append(Sample(rollout=rollout, index=len(samples), keep=keep, skip=skip))
+    return samples
 
 
 def split_minibatches(samples: list[Sample], num_minibatches: int, seed: int) -> list[list[Sample]]:
@@ -253,5 +266,6 @@ def slice_sequences(batch: Batch, first: int, last: int) -> tuple[Batch, Tensor]
         rewards=batch.rewards[first:last],
         batch_index=batch.batch_index[first:last],
         sequence_mask=batch.sequence_mask[first:last],
+        is_skipped=batch.is_skipped,
     )
     return sliced, token_mask

@@ -8,6 +8,7 @@ coefficients. Each rank has its share of the micro-batches; normalizers and metr
 import contextlib
 import logging
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
@@ -17,18 +18,20 @@ import torch
 from whetstone.algorithm.gae import explained_variance
 from whetstone.config import Config, Plan
 from whetstone.errors import UserError
+from whetstone.model.compilation import compile_layers, should_compile
 from whetstone.model.critic import Critic
-from whetstone.model.policy import Policy, should_compile
+from whetstone.model.policy import Policy
 from whetstone.model.reference import Reference
 from whetstone.optimizer import Optimizer
 from whetstone.parallel.collectives import all_gather_data
 from whetstone.terminal.stages import stage
+from whetstone.terminal.text import counted
 from whetstone.types import Group
 from whetstone.update.accumulators import StepMetrics, TokenMeans
 from whetstone.update.coefficients import Coefficients
 from whetstone.update.experience import Experience, ExperienceBuilder, split_experience
 from whetstone.update.gradient import GradientAccumulator
-from whetstone.update.micro_batch_size import MicroBatchSize, find_size
+from whetstone.update.micro_batch_size import MicroBatchSize, find_size, synthetic_batch
 from whetstone.update.oom import oom_error, retry_on_oom, split_all
 from whetstone.update.packing import Batch, pack_minibatches, split_batch
 from whetstone.update.profile_range import profile_range
@@ -63,8 +66,9 @@ class Updater:
                 warmup_steps=0,
                 **common,
             )
-        if should_compile(config.model, policy):
-            policy.compile_layers()
+        self._must_compile = should_compile(config.model, policy)
+        if self._must_compile:
+            compile_layers(policy)
         self.coefficients = Coefficients(config.loss)
         self.experience_builder = ExperienceBuilder(policy, reference, self.critic, config)
         self.accumulator = GradientAccumulator(policy, self.critic, config, self.coefficients)
@@ -110,7 +114,8 @@ class Updater:
         self.policy.model.train()
         metrics, critic_metrics = StepMetrics(), self._critic_metrics(experience)
         iterations = self.config.update.num_iterations
-        with self._oom_as_user_error(), stage("update", total=iterations * sum(map(len, experience))):
+        num_passes = sum(not e.batch.is_skipped for minibatch in experience for e in minibatch)
+        with self._oom_as_user_error(), stage("update", total=iterations * num_passes):
             for minibatch in [minibatch for _ in range(iterations) for minibatch in experience]:
                 metrics.add(self.optimizer_step(minibatch))
         counts = {"skipped_steps": float(self._num_skipped), "oom_splits": float(self._num_oom_splits)}
@@ -145,16 +150,19 @@ class Updater:
     def gradient(self, minibatch: list[Experience]) -> tuple[float, TokenMeans]:
         """Accumulate the gradient of one optimizer step over its micro-batches; returns loss and metrics.
 
-        Afterwards every experience of `minibatch` has old logprobs.
+        Afterwards every experience of `minibatch` that is not skipped has old logprobs.
         """
         normalizers = self.accumulator.normalizers([experience.batch for experience in minibatch])
-        self.optimizer.reserve_accumulators(len(minibatch))
+        num_passes = sum(not experience.batch.is_skipped for experience in minibatch)
+        self.optimizer.reserve_accumulators(num_passes)
         if self.critic is not None:
-            self.critic_optimizer.reserve_accumulators(len(minibatch))
+            self.critic_optimizer.reserve_accumulators(num_passes)
         return self.accumulator.accumulate(minibatch, normalizers)
 
     def micro_batch_tokens(self, groups: Sequence[Group]) -> int:
         """Tokens per micro-batch; `auto` is searched at the first batch, after all else is allocated."""
+        if self._must_compile:
+            self._compile()
         if self.micro_batch_size.tokens == 0:
             allow = self.config.model.gradient_checkpointing == "auto"
             with self._oom_as_user_error(), stage("finding the size of micro-batches"):
@@ -162,6 +170,15 @@ class Updater:
                     self.policy, self.trial_step, groups, allow_checkpointing=allow
                 )
         return self.micro_batch_size.tokens
+
+    def _compile(self) -> None:
+        """Run the compiler on a short batch, before anything is measured."""
+        num_layers, started_at = len(self.policy.trunk.layers), time.monotonic()
+        batch = synthetic_batch(64, longest=32, prompt=8, vocab_size=self.policy.config.vocab_size)
+        with self._oom_as_user_error(), stage(f"compiling {counted(num_layers, 'layer')}"):
+            self.trial_step([batch])
+        self._must_compile = False
+        logger.info(f"Compiled {counted(num_layers, 'layer')} in {time.monotonic() - started_at:.0f} s.")
 
     def trial_step(self, batches: list[Batch]) -> None:
         """Forward and backward passes without an update, to measure their memory."""
