@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from tests.support.gym import SMALLER, task
-from whetstone.config import Config, TaskSpec
+from whetstone.config import Config, TaskSpec, load
 from whetstone.errors import UserError
 from whetstone.tasks.gym import known_names, make_entry
-from whetstone.tasks.registry import make_task
+from whetstone.tasks.registry import make_task, make_tasks
 from whetstone.types import Problem
 
 GOLD_BELOW_ONE: set[str] = (
@@ -87,6 +87,13 @@ def test_global_generators_are_as_they_were():
     make_entry("pool_matrix", {}, 1, 0)  # seeds numpy's global generator
     assert (random.random(), np.random.random()) == expected
     assert first == [make_entry("list_functions", {}, 123456789, i)["question"] for i in range(20)]
+
+
+def test_a_scorer_that_warms_up_leaves_no_files(tmp_path, monkeypatch):
+    """The first problem of codeio under these settings runs code that writes a folder `test_dir`."""
+    monkeypatch.chdir(tmp_path)
+    make_tasks(load(None, ["datasets={codeio: {}}"]).config, "train")["codeio"].warm_up()
+    assert not list(tmp_path.iterdir())
 
 
 def test_partial_credit_is_accuracy_but_not_correct():

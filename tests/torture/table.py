@@ -40,8 +40,7 @@ def summarize(campaign: Campaign) -> dict[str, Any]:
         "seed": campaign.seed,
         "version": campaign.header["version"],
         "minutes": round(campaign.seconds / 60, 1),
-        "machine": f"{os.cpu_count()} cores, {platform.system()} {platform.release()}, "
-        f"Python {platform.python_version()}",
+        "machine": f"{os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}",
         "complete": len(campaign.records) >= len(campaign.plan),
         "parts": parts,
         "losses": [
@@ -57,7 +56,7 @@ def markdown(summary: dict[str, Any], command: str) -> str:
     lines = [
         "# The campaign",
         "",
-        "What was tried against real processes to make a run lose something, and what came of it.",
+        "Lab notes: what was tried against real processes to make a run lose something, and what came of it.",
         f"Written by the campaign itself on {summary['date']}: `{command}`, seed {summary['seed']},",
         f"{summary['minutes']:.0f} minutes on {summary['machine']}; code {summary['version']}"
         + ("." if summary["complete"] else " (a slice: not all that was planned).")

@@ -12,7 +12,7 @@ import random
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import chdir, contextmanager, suppress
 from functools import lru_cache
 from multiprocessing.connection import Connection
 from typing import Any
@@ -109,7 +109,8 @@ class GymTask(Task):
 
     def warm_up(self) -> None:
         """Score a right and a wrong answer, so that the scorer has imported all that it needs."""
-        entry = make_entry(self.task, self.settings, self._seed, 0)
+        with tempfile.TemporaryDirectory() as folder, chdir(folder):  # codeio runs code that writes files
+            entry = make_entry(self.task, self.settings, self._seed, 0)
         for answer in (gold_answer(self.task, entry), "0"):
             with suppress(Exception):  # some scorers raise on text that is not of the form they expect
                 self._dataset.score_answer(answer, entry)
