@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -231,6 +232,23 @@ def test_a_worker_killed_from_outside_is_replaced(plain: Scorer):
     for _ in range(20):
         plain.submit(answer(countdown(35), "<answer>30 + 5</answer>"))
     assert [score.parts["correct"] for score in plain.gather()] == [1.0] * 20
+
+
+def test_answers_of_a_worker_that_hangs_are_scored_again_one_by_one():
+    """Its results may be scored and not sent, so nobody knows which answer it hangs on."""
+    with Scorer(configure(reward_workers=2, reward_timeout_s=1.0)) as scorer:
+        scorer.submit(answer(countdown(35), "<answer>30 + 5</answer>"))
+        scorer.gather()  # the workers are up
+        for worker in scorer._workers:
+            forks = psutil.Process(worker.process.process.pid).children(recursive=True)
+            for process in (psutil.Process(worker.process.process.pid), *forks):
+                process.suspend()
+        scorer._polled_at = math.inf  # all are sent together
+        for n in range(20):
+            scorer.submit(answer(countdown(35), f"<answer>30 + {n}</answer>"))
+        scores = scorer.gather()
+        assert scorer.failures == 0
+        assert [n for n, score in enumerate(scores) if score.parts["correct"]] == [5]
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from whetstone.types import Score
 
 _MAX_WORKERS = 16
 _MAX_CHUNK = 16  # answers sent to a worker at once: few enough that workers share the work evenly
+_POLL_S = 0.001  # answers that come faster are sent together
 _MAX_CALL_S = 300.0  # for a whole list of answers given to a function of the user's own
 _MAX_FAILED_STARTS = 3
 _MIN_FAILURES = 3  # fewer never stop a run, whatever their share
@@ -63,6 +64,7 @@ class Scorer:
         kinds_of_workers = sorted(kinds, reverse=True) * _num_workers(config)
         self._workers = [ScoringProcess(config, isolated=isolated) for isolated in kinds_of_workers]
         self._finalizer = weakref.finalize(self, _close_all, self._workers)  # also at exit
+        self._polled_at = 0.0
         self._round = 0  # results of an earlier batch that was given up are ignored
         self._reset()
 
@@ -73,6 +75,7 @@ class Scorer:
         self._parts: dict[int, dict[str, float]] = {}
         self._details: dict[int, _Details] = {}
         self._failed: dict[int, str] = {}
+        self._alone: set[int] = set()  # answers of a job that ended a worker: each gets a job of its own
         self._crashed_once: set[int] = set()  # answers whose scoring ended a worker
         funcs = dict(zip(self._config.tasks.reward_funcs, self._names, strict=True))
         self._custom = CustomCalls(funcs, self._parts, self._failed)
@@ -80,7 +83,8 @@ class Scorer:
     def submit(self, request: ScoringRequest) -> None:
         self._unsent[self._is_isolated[request.problem.task]].append(len(self._requests))
         self._requests.append(request)
-        self._poll(0.0)
+        if time.monotonic() - self._polled_at > _POLL_S:
+            self._poll(0.0)
 
     def gather(self) -> list[Score]:
         """Wait for everything submitted since the last call: the scores in order of submission."""
@@ -133,6 +137,7 @@ class Scorer:
             if time.monotonic() > worker.deadline:
                 self._replace(index, "timeout")
         self._send_jobs()
+        self._polled_at = time.monotonic()
 
     def _send_jobs(self) -> None:
         for index, worker in enumerate(self._workers):
@@ -144,6 +149,8 @@ class Scorer:
         if unsent:
             colleagues = sum(other.isolated == worker.isolated for other in self._workers)
             size = min(_MAX_CHUNK, len(unsent), max(1, -(-len(unsent) // (2 * colleagues))))
+            if self._alone:
+                size = next((max(1, n) for n in range(size) if unsent[n] in self._alone), size)
             return Job("score", tuple(unsent.popleft() for _ in range(size)))
         return self._custom.jobs.popleft() if self._custom.jobs and not worker.isolated else None
 
@@ -178,7 +185,8 @@ class Scorer:
             for split, name, value in message["failure_rewards"]:
                 self._failure_rewards[split, name] = float(value)
         elif kind == "scored":
-            self._on_score(worker, message)
+            for result in message["results"]:
+                self._on_score(worker, result)
         else:
             job, worker.job = worker.job, None
             if job is None or job.kind != "custom":
@@ -186,22 +194,26 @@ class Scorer:
             if worker.round == self._round:
                 self._custom.on_result(job, message)
 
-    def _on_score(self, worker: ScoringProcess, message: Mapping[str, Any]) -> None:
-        number = message["number"]
+    def _on_score(self, worker: ScoringProcess, result: Mapping[str, Any]) -> None:
+        number = result["number"]
         if worker.waiting.popleft() != number:
             raise ValueError("a result for another answer")
-        parts = {str(name): float(value) for name, value in message["parts"].items()}
-        failure = message["failure"] or ("timeout" if message["seconds"] > self._limit_s else None)
+        parts = {str(name): float(value) for name, value in result["parts"].items()}
+        failure = result["failure"] or ("timeout" if result["seconds"] > self._limit_s else None)
         if not all(math.isfinite(value) for value in parts.values()):
             failure = failure or "error: a score that is not finite"
-        details = _Details(message["answer"], message["outcome"], tuple(message["tests"]))
+        details = _Details(result["answer"], result["outcome"], tuple(result["tests"]))
         if worker.round == self._round:
             self._record(number, parts, details, failure)
         if not worker.waiting:
             worker.job = None
 
     def _replace(self, index: int, failure: str) -> None:
-        """Replace a worker that hangs or died. The answer in work fails; the rest goes to other workers."""
+        """Replace a worker that hangs or died. The answer in work fails; the rest goes to other workers.
+
+        An isolated worker may have scored some of its answers without having sent the results. So it is not
+        known which of them was in work: all are scored again, each in a job of its own.
+        """
         worker = self._workers[index]
         worker.process.close()
         if not worker.ready:
@@ -217,6 +229,9 @@ class Scorer:
             return
         if worker.job.kind == "custom":
             self._custom.on_failure(worker.job, failure)
+        elif worker.isolated and len(worker.waiting) > 1:
+            self._alone.update(worker.waiting)
+            self._put_back(worker.job, tuple(worker.waiting), worker.isolated)
         else:
             suspect, *rest = worker.waiting
             if failure == "crash" and suspect not in self._crashed_once:

@@ -1,4 +1,4 @@
-"""The scoring worker process: answers in, reward parts out, one message per answer as soon as it is scored.
+"""The scoring worker process: answers in, reward parts out.
 
 Isolated workers score text by the tasks' scorers behind the sandbox's layers: many of those scorers are
 third-party code, and some evaluate their input. Open workers run programs (in their own sandbox) and call the
@@ -31,6 +31,7 @@ from whetstone.types import Problem, TaskScore
 
 PACKAGES = ("reasoning_gym", "math_verify", "sympy", "numpy")  # what isolated scorers may import late
 _MEMORY_MB = 4096  # of address space: an answer such as 10^{10^{10}} would take all there is
+_SEND_S = 0.002  # an isolated worker collects results for so long: messages cost as much as scores
 _MAX_LOGGED_CHARS = 1_000  # characters of a value that a user's function logs
 
 
@@ -107,7 +108,7 @@ def serve(connection: Connection) -> None:
     """An open worker: runs programs in their sandbox, and code of the user's with the user's rights."""
     config: Config = connection.recv()
     threading.excepthook = _report_thread
-    _serve(connection, lambda: RewardWorker(config))
+    _serve(connection, lambda: RewardWorker(config), send_s=0.0)
 
 
 def _report_thread(failure: threading.ExceptHookArgs) -> None:
@@ -127,10 +128,10 @@ def serve_isolated(connection: Connection) -> None:
         evaluator.enable(config.tasks.reward_timeout_s)
         return worker
 
-    _serve(connection, make)
+    _serve(connection, make, send_s=_SEND_S)
 
 
-def _serve(connection: Connection, make: Callable[[], RewardWorker]) -> None:
+def _serve(connection: Connection, make: Callable[[], RewardWorker], *, send_s: float) -> None:
     """Serve jobs until the pipe closes. Replies are JSON: the pool never unpickles anything."""
     warnings.simplefilter("ignore")  # sympy warns about what models write
     process = os.getpid()
@@ -149,9 +150,14 @@ def _serve(connection: Connection, make: Callable[[], RewardWorker]) -> None:
         except Exception:  # the parent is gone, or a reward function has closed or read the pipe
             return
         if kind == "score":
-            for number, problem, text, num_tokens in payload:
-                _alarm(limit_s)
-                _send(connection, _score(worker, number, problem, text, num_tokens), process)
+            results, sent_at = [], time.monotonic()
+            for count, row in enumerate(payload, start=1):
+                if not results:
+                    _alarm(limit_s)
+                results.append(_score(worker, *row))
+                if count == len(payload) or time.monotonic() - sent_at >= send_s:
+                    _send(connection, {"kind": "scored", "results": results}, process)
+                    results, sent_at = [], time.monotonic()
         else:
             _alarm(limit_s)
             _send(connection, _custom(worker, *payload), process)
@@ -183,7 +189,6 @@ def _score(worker: RewardWorker, number: int, problem: Problem, text: str, num_t
     except Exception as error:  # a bug in a scorer costs this answer its score and does not end the run
         failure = f"error: {message_of(error)}"
     return {
-        "kind": "scored",
         "number": number,
         "parts": {name: float(value) for name, value in parts.items()},
         "answer": score.answer,
