@@ -3,9 +3,12 @@
 import pytest
 import torch
 
-from tests.conftest import make_policy
+from tests.conftest import Characters, make_policy
+from whetstone.config import build
 from whetstone.errors import UserError
 from whetstone.model.attention import NAME
+from whetstone.model.lora import add_lora
+from whetstone.model.policy import Policy
 
 
 def with_large_key_biases(policy):
@@ -27,12 +30,30 @@ def test_large_key_biases_in_bf16_are_not_refused():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_wrong_forward_pass_is_refused(dtype, monkeypatch):
+def test_a_wrong_packed_pass_is_not_used(dtype, monkeypatch, caplog):
     policy = make_policy("qwen2")
     policy.model.to(dtype)
     hidden = policy.hidden
     monkeypatch.setattr(
         policy, "hidden", lambda ids, positions, attend: hidden(ids, torch.zeros_like(positions), attend)
     )
+    policy.verify()
+    assert not policy.is_packed and policy.lm.config._attn_implementation == policy.original_attention
+    assert "Qwen2ForCausalLM" in caplog.text
+
+
+def test_logits_that_differ_even_on_padded_rows_are_refused(monkeypatch):
+    policy = make_policy("qwen2")
+    head = policy.head
+    monkeypatch.setattr(policy, "head", lambda hidden: 2 * head(hidden))
     with pytest.raises(UserError, match="Qwen2ForCausalLM"):
         policy.verify()
+
+
+def test_dropout_of_the_model_is_off_and_of_the_adapter_on():
+    model = make_policy("qwen2", attention_dropout=0.1).model
+    assert not any(getattr(module, "attention_dropout", 0.0) for module in model.modules())
+    settings = build({"use_peft": True, "lora_r": 4, "lora_dropout": 0.2}).model
+    policy = Policy(add_lora(model, settings, None), Characters(), torch.device("cpu"))
+    rates = {module.p for module in policy.model.modules() if isinstance(module, torch.nn.Dropout)}
+    assert rates == {0.2}

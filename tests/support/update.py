@@ -50,6 +50,29 @@ def flat_gradient(policy):
     return torch.cat([p.grad.detach().double().flatten() for p in policy.parameters()])
 
 
+def reference_gradient(policy, samples, loss_type, temperature):
+    """-sum of weight x advantage x logprob: what every clipped loss comes to at ratio 1, in float64."""
+    policy.model.double()
+    policy.model.zero_grad()
+    total = sum(len(s.rollout.completion.token_ids) for s in samples)
+    loss = torch.zeros((), dtype=torch.float64)
+    for s in samples:
+        length = len(s.rollout.completion.token_ids)
+        weight = 1 / total
+        if loss_type in ("grpo", "gspo", "sapo"):
+            weight = 1 / (length * len(samples))
+        elif loss_type == "dr_grpo":
+            weight = 1 / (len(samples) * 16)
+        ids = [*s.rollout.prompt_ids, *s.rollout.completion.token_ids]
+        logprobs = sequence_logprobs(policy, ids, len(s.rollout.prompt_ids), temperature)
+        loss = loss - weight * s.rollout.score.reward * logprobs.sum()
+    loss.backward()
+    gradient = flat_gradient(policy)
+    policy.model.float()
+    policy.model.zero_grad()
+    return gradient
+
+
 def updater_for(policy, reference=None, **flat) -> Any:
     flat = {
         "max_steps": 4,

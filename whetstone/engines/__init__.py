@@ -1,5 +1,6 @@
 """Rollout engines; a new one needs traits in config/engine_traits.py and a constructor in `ENGINES`."""
 
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:  # base.py is used by packages that need no torch
     from whetstone.engines.base import Engine
     from whetstone.model.policy import Policy
 
+logger = logging.getLogger("whetstone")
 METHODS = ("generate", "update_weights", "sleep", "wake", "close")
 
 
@@ -47,12 +49,31 @@ def _load_engine(spec: str) -> Callable[["Config", "Policy"], "Engine"]:
 def _native(config: "Config", policy: "Policy") -> "Engine":
     from whetstone.engines.native import NativeEngine
 
+    if not _can_cache(policy):
+        return _hf(config, policy)
     if config.rollout.async_rollouts and policy.device.type == "cuda":
         raise UserError(
             "async_rollouts=1 is not supported by the native engine on a GPU, since no other thread may use "
             "it while CUDA graphs are captured: set async_rollouts=0, or rollout_engine=hf."
         )
     return NativeEngine(policy, config.rollout.max_num_seqs, fp8=config.rollout.rollout_quantization == "fp8")
+
+
+def _can_cache(policy: "Policy") -> bool:
+    """Whether keys and values have one shape in all layers, that of the native engine's cache."""
+    if not policy.is_packed:
+        return False
+    try:
+        expected = {(policy.num_cache_heads * policy.ranks.tp_size, policy.head_dim)}
+    except Exception:  # a configuration that has another size in every layer
+        expected = set()
+    if policy.cache_shapes <= expected:  # none noted: a policy that was not verified, in a test
+        return True
+    logger.warning(
+        f"The native engine can't run {type(policy.lm).__name__}, whose keys and values have the shapes "
+        f"{sorted(policy.cache_shapes)}: transformers' generate samples, which is slower."
+    )
+    return False
 
 
 def _hf(config: "Config", policy: "Policy") -> "Engine":

@@ -15,7 +15,6 @@ from transformers.generation import logits_process
 from whetstone import seeds
 from whetstone.engines.base import EngineBase, GenerationOutput, Request, SamplingParams
 from whetstone.errors import UserError
-from whetstone.model.attention import NAME
 from whetstone.model.policy import Policy
 from whetstone.types import Finish
 
@@ -33,7 +32,7 @@ class HFEngine(EngineBase):
                 f"attn_implementation '{self.attention}' can't be used ({reason}): set sdpa or eager."
             ) from None
         finally:
-            policy.set_attention(NAME)
+            policy.restore_attention()
 
     def generate(self, requests: list[Request], sampling: SamplingParams) -> Iterator[GenerationOutput]:
         samples = [(r, s) for r, request in enumerate(requests) for s in range(len(request.seeds))]
@@ -70,7 +69,7 @@ class HFEngine(EngineBase):
                     logits_processor=LogitsProcessorList([*_filters(sampling), sampler]),
                 )
         finally:
-            self.policy.set_attention(NAME)
+            self.policy.restore_attention()
         logprobs = torch.stack(sampler.logprobs, dim=1).tolist()
         for (r, s), tokens, row in zip(samples, sequences[:, width:].tolist(), logprobs, strict=True):
             end = next((i + 1 for i, token in enumerate(tokens) if token in stops), None)

@@ -21,7 +21,8 @@ COMPILED_FROM = 50_000_000  # parameters
 
 def should_compile(config: ModelConfig, policy: Policy) -> bool:
     """`auto`: on a GPU, where the model is large enough for a compiler's half minute to come back."""
-    if policy.ranks.tp_size > 1:  # the compiler fails on distributed tensors with lengths that vary
+    # The compiler fails on distributed tensors with lengths that vary, and padded rows vary in two ways.
+    if policy.ranks.tp_size > 1 or not policy.is_packed:
         return False
     if config.torch_compile != "auto":
         return config.torch_compile
@@ -37,7 +38,7 @@ def compile_layers(policy: Policy, backend: str | Callable[..., Any] = "inductor
     torch._dynamo.config.specialize_float = True
     if policy.is_lora:  # behind frozen embeddings the first layer would get graphs of its own
         policy.lm.get_input_embeddings().register_forward_hook(_require_grad)
-    for layer in policy.trunk.layers:
+    for layer in policy.layers:
         hide_fsdp_from_dynamo(layer)
         layer.compile(dynamic=True, backend=backend)
 

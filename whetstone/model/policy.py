@@ -6,6 +6,7 @@ compared with the model's own forward pass at the start, so an unsupported archi
 
 import contextlib
 import copy
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,24 +16,29 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whetstone.config.sections import ModelConfig
-from whetstone.errors import UserError
+from whetstone.errors import UserError, message_of
 from whetstone.model.attention import (
     NAME,
     AttentionFn,
+    LayerOptions,
     PackedAttention,
     index_rows,
     packed_segments,
     uses_flash,
 )
+from whetstone.model.dropout import disable_dropout
 from whetstone.model.fused_head import Head
 from whetstone.model.hub import base_and_adapter, resolve
 from whetstone.model.loading import load_pretrained, verify_folder
 from whetstone.model.logprobs import UNSHARDED, LogitsLayout, TokenStatistics, scale_logits, token_statistics
+from whetstone.model.padded import padded_hidden, rows_hidden
 from whetstone.model.sharding import Sharding
 from whetstone.parallel.fsdp import Root
 from whetstone.parallel.mesh import SINGLE, Ranks
 from whetstone.types import Segment
 
+logger = logging.getLogger("whetstone")
+ATTENTION_KINDS = {"full_attention", "sliding_attention", "chunked_attention"}  # of config.layer_types
 VERIFICATION_TEXTS = (
     "Question: a train leaves at 9:40 and arrives at 11:05. How many minutes does it take?",
     "First 20 minutes to 10 o'clock, then 65 more: 20 + 65 = 85.",
@@ -61,26 +67,41 @@ class Policy:
         self.device = device
         self.is_lora = hasattr(model, "peft_config")
         self.lm = model.get_base_model() if self.is_lora else model
-        self.trunk = getattr(self.lm, self.lm.base_model_prefix)
+        self.trunk = getattr(self.lm, self.lm.base_model_prefix, None) or self.lm.model
         self.config = self.lm.config.get_text_config()
         self.original_attention = self.lm.config._attn_implementation
-        self.set_attention(NAME)
+        self.is_packed = True  # False: trained on padded rows by the model's own forward pass
+        self.cache_shapes: set[tuple[int, int]] = set()  # (heads, size) of keys and values, seen by `verify`
+        disable_dropout(self.lm)
+        self.restore_attention()
 
     def copy(self) -> "Policy":
         """A policy with the same weights: those that train are copied, the others shared."""
         shared = {id(p): p for p in self.model.parameters() if not p.requires_grad}
         other = Policy(copy.deepcopy(self.model, shared), self.tokenizer, self.device)
         other.original_attention = self.original_attention
+        other.is_packed, other.cache_shapes = self.is_packed, self.cache_shapes
+        other.restore_attention()
         return other
 
     def checkpoint_layers(self, number: int) -> None:
         """Activation checkpointing in the first `number` layers."""
         self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        for layer, module in enumerate(self.trunk.layers):
+        for layer, module in enumerate(self.layers):
             module.gradient_checkpointing = layer < number
+
+    @property
+    def layers(self) -> Any:
+        """The decoder layers, under whichever name."""
+        lists = [module for module in self.trunk.modules() if isinstance(module, nn.ModuleList)]
+        return getattr(self.trunk, "layers", None) or max(lists, key=len)
 
     def set_attention(self, name: str) -> None:
         self.lm.set_attn_implementation(name)
+
+    def restore_attention(self) -> None:
+        """The attention of the update: ours, or the model's own where it can't be packed."""
+        self.set_attention(NAME if self.is_packed else self.original_attention)
 
     @property
     def ranks(self) -> Ranks:
@@ -134,13 +155,13 @@ class Policy:
     @contextlib.contextmanager
     def _uncompiled(self) -> Iterator[None]:
         """Inside, this policy's layers run uncompiled; torch's own switch would hold for all threads."""
-        compiled = [layer._compiled_call_impl for layer in self.trunk.layers]
-        for layer in self.trunk.layers:
+        compiled = [layer._compiled_call_impl for layer in self.layers]
+        for layer in self.layers:
             layer._compiled_call_impl = None
         try:
             yield
         finally:
-            for layer, call in zip(self.trunk.layers, compiled, strict=True):
+            for layer, call in zip(self.layers, compiled, strict=True):
                 layer._compiled_call_impl = call
 
     def head(self, hidden: Tensor) -> Tensor:
@@ -153,6 +174,8 @@ class Policy:
 
     def completion_hidden_of(self, trunk: nn.Module, batch: Any) -> Tensor:
         """The same with another trunk of this architecture (the critic's), inside a call of its root."""
+        if not self.is_packed:
+            return padded_hidden(trunk, batch)
         token_ids, position_ids, segments = batch.token_ids, batch.position_ids, batch.segments
         # With sequence parallelism tokens must divide among the ranks: an unused segment fills up.
         extra = 0 if self.sharding is None else -len(token_ids) % self.sharding.token_multiple
@@ -202,9 +225,11 @@ class Policy:
 
     @property
     def _logit_transform(self) -> tuple[float | None, float | None]:
-        """Applied to logits after the output matrix: a softcap (Gemma), a divisor (Granite)."""
+        """Applied to logits after the output matrix: a softcap (Gemma), a divisor (Granite, Cohere)."""
         config = self.config
-        return getattr(config, "final_logit_softcapping", None), getattr(config, "logits_scaling", None)
+        scale = getattr(config, "logit_scale", None)
+        scaling = getattr(config, "logits_scaling", None) if scale is None else 1 / scale
+        return getattr(config, "final_logit_softcapping", None), scaling
 
     def _plain_head(self, temperature: float) -> Head | None:
         """`_logits` as one matrix, for kernels; None where it is more than that (an adapter, a slice)."""
@@ -224,29 +249,66 @@ class Policy:
 
         The model's own pass uses sdpa: eager attention in bf16 is off by 0.3 with the large key biases of
         Qwen2.5. Half precision is compared on text alone, since random tokens double the rounding error.
+        Where the packed pass differs or fails, the policy is trained on padded rows.
         """
         self.model.eval()
         rows = self._verification_rows()
-        attend = PackedAttention(packed_segments([len(row) for row in rows]), self.device)
-        position_ids = torch.cat([torch.arange(len(row), device=self.device) for row in rows])
-        ours = self.head(self.hidden(torch.cat(rows)[None], position_ids[None], attend)[0]).float()
         # transformers' own attention: eager where sdpa is missing or would leave out the softcap.
         plain = self.lm._supports_sdpa and not self._attention_softcap
         self.set_attention("sdpa" if plain else "eager")
         own = torch.cat([self.lm(input_ids=row[None], use_cache=False).logits[0] for row in rows]).float()
-        self.set_attention(NAME)
         if not own.isfinite().all():
             raise UserError(
                 "The model computes numbers that are not finite: its weights are damaged; fetch it again."
             )
-        error = (ours - own).norm() / own.norm()
-        bound = 1e-3 if self.lm.dtype == torch.float32 else 5e-2
+        bound, name = 1e-3 if self.lm.dtype == torch.float32 else 5e-2, type(self.lm).__name__
+        self.restore_attention()
+        reason = self._packing_problem(rows, own, bound)
+        if reason is None:
+            return
+        self.is_packed = False
+        self.restore_attention()
+        hidden = [row[: len(ids)] for row, ids in zip(rows_hidden(self.trunk, rows), rows, strict=True)]
+        error = float((self.head(torch.cat(hidden)).float() - own).norm() / own.norm())
         if not error < bound:
             raise UserError(
-                f"The architecture {type(self.lm).__name__} can't be trained on packed sequences yet: our "
-                f"forward pass differs from its own by {error:.1e}. Choose a Llama, Qwen, Mistral, SmolLM, "
-                "Gemma or Phi model."
+                f"The architecture {name} can't be trained yet: our logits differ from its own by "
+                f"{error:.1e}. Choose a Llama, Qwen, Mistral, SmolLM, Gemma or Phi model."
             )
+        logger.warning(
+            f"{name} can't be packed (our forward pass {reason}): it is trained on padded rows and sampled "
+            "by transformers' generate, which is slower."
+        )
+
+    def _packing_problem(self, rows: list[Tensor], own: Tensor, bound: float) -> str | None:
+        """What is wrong with the packed pass on `rows`, whose logits are `own`; None: nothing."""
+        kinds = set(getattr(self.config, "layer_types", None) or []) - ATTENTION_KINDS
+        if kinds:
+            return f"knows nothing of {min(kinds)} layers"
+        try:
+            packed = self._packed_logits(rows)
+            # A convolution that reaches into the sequence before changes few tokens, less than bf16 rounds.
+            others = self._packed_logits([(rows[0] + 1) % self.config.vocab_size, *rows[1:]])
+        except Exception as failure:  # an architecture that knows nothing of packed sequences
+            return f"fails ({message_of(failure)})"
+        error = float((packed - own).norm() / own.norm())
+        if not error < bound:
+            return f"differs by {error:.1e}"
+        changed = (others - packed)[len(rows[0]) :].norm(dim=-1) / packed[len(rows[0]) :].norm(dim=-1)
+        # Nothing changes in attention and MLPs, to the bit; experts may get other tiles and round otherwise.
+        has_experts = any(hasattr(self.config, f"num_{kind}experts") for kind in ("", "local_"))
+        return "mixes sequences" if changed.max() > (0.1 if has_experts else 1e-3) else None
+
+    def _packed_logits(self, rows: list[Tensor]) -> Tensor:
+        """[T, V] of rows laid end to end; notes the shapes of keys and values."""
+        packed = PackedAttention(packed_segments([len(row) for row in rows]), self.device)
+
+        def attend(query: Tensor, key: Tensor, value: Tensor, options: LayerOptions) -> Tensor:
+            self.cache_shapes |= {(tensor.shape[1], tensor.shape[3]) for tensor in (key, value)}
+            return packed(query, key, value, options)
+
+        position_ids = torch.cat([torch.arange(len(row), device=self.device) for row in rows])
+        return self.head(self.hidden(torch.cat(rows)[None], position_ids[None], attend)[0]).float()
 
     def _verification_rows(self) -> list[Tensor]:
         """Text, and in float32 random tokens, too."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from whetstone.config.parallel import ParallelConfig
 from whetstone.config.sections import ModelConfig
+from whetstone.errors import UserError
 from whetstone.model.card import finish_adapter
 from whetstone.model.policy import Policy, choose_device, compute_dtype, enable_checkpointing, load_policy
 from whetstone.model.sharding import Sharding
@@ -32,8 +33,17 @@ def load_sharded(
     device = choose_device(config.device)
     # The first rank loads into the memory of the CPU: shards go to the devices, the whole model may not fit
     # one.
-    source = run_on_main(ranks, lambda: load_policy(config, weights, torch.device("cpu")))
+    source = run_on_main(ranks, lambda: _packed(load_policy(config, weights, torch.device("cpu"))))
     return shard_policy(source, config, parallel, ranks, device)
+
+
+def _packed(policy: Policy) -> Policy:
+    if not policy.is_packed:
+        raise UserError(
+            f"{type(policy.lm).__name__} is trained on padded rows, which needs a single process: start it "
+            "without a launcher, or choose a Llama, Qwen, Mistral, SmolLM, Gemma or Phi model."
+        )
+    return policy
 
 
 def shard_policy(

@@ -53,6 +53,9 @@ class NullScorer:
         count, self._count = self._count, 0
         return [Score(reward=0.0, parts={"correct": 0.0}, answer=None)] * count
 
+    def discard(self) -> None:
+        self._count = 0
+
     def __enter__(self) -> "NullScorer":
         return self
 
@@ -101,6 +104,7 @@ class Collector:
             self.engine.wake()
             for output in self.engine.generate(requests, sampling):
                 if self.cancelled:
+                    self.scorer.discard()
                     raise RolloutCancelled
                 text = self.codec.decode(output.completion.token_ids)
                 request = ScoringRequest(

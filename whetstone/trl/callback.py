@@ -11,7 +11,6 @@ from transformers import TrainerCallback
 from whetstone.config import Config, Plan
 from whetstone.evaluation.display import print_result
 from whetstone.evaluation.evaluator import EvalResult, Evaluator
-from whetstone.model.attention import NAME
 from whetstone.model.card import finish_adapter
 from whetstone.model.manifest import write_manifest
 from whetstone.model.policy import Policy
@@ -48,7 +47,7 @@ def evaluate(run: TrlRun, step: int) -> EvalResult | None:
     if run.evaluator is None:
         return None
     model, was_training = run.policy.model, run.policy.model.training
-    run.policy.set_attention(NAME)
+    run.policy.restore_attention()
     ends = step in (0, run.plan.num_steps)
     result = run.evaluator.run(step, greedy=ends and run.config.evaluation.eval_greedy)
     run.policy.set_attention(run.attention)

@@ -93,7 +93,7 @@ def find_size(
             "gradient_checkpointing=auto, optim=adamw_8bit or cpu_offload=optimizer, or lower "
             "max_completion_length."
         )
-    layers, num_layers = size.checkpointed_layers, len(policy.trunk.layers)
+    layers, num_layers = size.checkpointed_layers, len(policy.layers)
     detail = f", with activation checkpointing in {layers} of {num_layers} layers" if layers else ""
     logger.info(f"Micro-batches of {size.tokens:,} tokens fit{detail}.")
     return size
@@ -167,7 +167,7 @@ class SizeSearch(_Search):
 
     def _with_checkpointing(self, plain_peaks: dict[int, int]) -> MicroBatchSize:
         """Memory is linear in the number of checkpointed layers, too."""
-        num_layers, target = len(self.policy.trunk.layers), self.bounds.target_tokens
+        num_layers, target = len(self.policy.layers), self.bounds.target_tokens
         self.policy.checkpoint_layers(num_layers)
         peaks = self._measure()
         tokens = max(peaks, default=0)
@@ -263,7 +263,7 @@ class ShardedSizeSearch(_Search):
         plain = self._grow(smallest, self.bounds.max_tokens)
         if not allow_checkpointing or plain.tokens >= self._target:
             return MicroBatchSize(tokens=plain.tokens)
-        num_layers = len(self.policy.trunk.layers)
+        num_layers = len(self.policy.layers)
         self.policy.checkpoint_layers(num_layers)
         checkpointed = self._grow(plain.tokens, self._target)
         if checkpointed.tokens < self._target:

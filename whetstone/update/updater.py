@@ -173,7 +173,7 @@ class Updater:
 
     def _compile(self) -> None:
         """Run the compiler on a short batch, before anything is measured."""
-        num_layers, started_at = len(self.policy.trunk.layers), time.monotonic()
+        num_layers, started_at = len(self.policy.layers), time.monotonic()
         batch = synthetic_batch(64, longest=32, prompt=8, vocab_size=self.policy.config.vocab_size)
         with self._oom_as_user_error(), stage(f"compiling {counted(num_layers, 'layer')}"):
             self.trial_step([batch])

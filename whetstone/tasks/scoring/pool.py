@@ -107,6 +107,10 @@ class Scorer:
                     self._restart(index)
             self._reset()
 
+    def discard(self) -> None:
+        """Forget everything submitted since the last `gather`."""
+        self._reset()
+
     def close(self) -> None:
         """End the workers. May be called twice."""
         self._finalizer()

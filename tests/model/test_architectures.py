@@ -1,0 +1,45 @@
+"""Every architecture of docs/models.md: gradient against float64, engine against generate, and its path."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from tests.support.models import MODELS, examine, tiny_policy
+from whetstone.errors import UserError
+from whetstone.model.sharded import _packed
+
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+
+
+@pytest.mark.parametrize("model_type", MODELS)
+def test_gradient_and_engine_are_right_and_the_page_names_the_path(model_type):
+    result = examine(model_type)
+    assert result.gradient_error < 1e-5
+    assert result.tokens_equal
+    assert result.logprob_difference < 1e-5
+    assert result.row(model_type) in PAGE.read_text(encoding="utf-8").splitlines()
+
+
+def test_the_page_names_no_other_model():
+    rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    assert len(rows) == 1 + len(MODELS)
+
+
+@pytest.mark.parametrize("model_type", ["lfm2", "falcon_h1"])
+def test_layers_that_reach_into_another_sequence_are_found_in_bf16(model_type, monkeypatch, caplog):
+    """Their error over all tokens is less than bf16 rounds."""
+    monkeypatch.setattr("whetstone.model.policy.ATTENTION_KINDS", {"full_attention", "conv", "hybrid"})
+    policy = tiny_policy(model_type)
+    policy.model.bfloat16()
+    policy.is_packed = True
+    with caplog.at_level(logging.WARNING):
+        policy.verify()
+    assert not policy.is_packed
+    assert "mixes sequences" in caplog.text
+
+
+def test_padded_models_need_a_single_process():
+    assert _packed(tiny_policy("llama")).is_packed
+    with pytest.raises(UserError, match="single process"):
+        _packed(tiny_policy("lfm2"))

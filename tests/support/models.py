@@ -1,0 +1,201 @@
+"""Tiny models of the architectures that people train, and what each of them runs on.
+
+python -m tests.support.models > docs/models.md
+"""
+
+import logging
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from tests.conftest import TINY, Characters
+from tests.support.engines import collect
+from tests.support.update import gradient_of, make_samples, reference_gradient, updater_for
+from whetstone.config import build
+from whetstone.engines import make_engine
+from whetstone.engines.base import Request, SamplingParams
+from whetstone.engines.hf import HFEngine
+from whetstone.model.policy import Policy
+from whetstone.update.packing import pack
+
+WINDOW = {"sliding_window": 8}
+EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+LINEAR = {
+    "num_hidden_layers": 4,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+LATENT = {
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "num_key_value_heads": 4,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "n_group": 2,
+    "topk_group": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+}
+CONVOLUTION = {
+    "num_hidden_layers": 4,
+    "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+    "block_multiple_of": 16,
+}
+STATE_SPACE = {
+    "mamba_chunk_size": 16,
+    "mamba_d_ssm": 32,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 8,
+    "mamba_d_state": 8,
+}
+# transformers' model_type -> (models of this architecture, settings of a tiny one)
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama 2 to 3.3, SmolLM 1 and 2, TinyLlama, Yi, R1-Distill-Llama", {}),
+    "llama4_text": ("Llama 4 (text)", EXPERTS),
+    "qwen2": ("Qwen 2, Qwen 2.5, Qwen2.5-Math and -Coder, R1-Distill-Qwen", {}),
+    "qwen2_moe": ("Qwen1.5-MoE, Qwen2-MoE", {**EXPERTS, "shared_expert_intermediate_size": 32}),
+    "qwen3": ("Qwen 3", {}),
+    "qwen3_moe": ("Qwen 3 MoE (30B-A3B)", EXPERTS),
+    "qwen3_next": ("Qwen3-Next", {**EXPERTS, **LINEAR}),
+    "qwen3_5_text": ("Qwen 3.5 (text)", LINEAR),
+    "qwen3_5_moe_text": ("Qwen 3.5 MoE (text)", {**EXPERTS, **LINEAR}),
+    "gemma": ("Gemma", {}),
+    "gemma2": ("Gemma 2", {**WINDOW, "query_pre_attn_scalar": 8}),
+    "gemma3_text": ("Gemma 3 (text)", {**WINDOW, "query_pre_attn_scalar": 8}),
+    "gemma4_text": (
+        "Gemma 4 (text)",
+        {**WINDOW, "vocab_size_per_layer_input": 97, "hidden_size_per_layer_input": 8, "global_head_dim": 16},
+    ),
+    "mistral": ("Mistral 7B, Mistral Nemo, Mistral Small (text)", WINDOW),
+    "ministral3": ("Ministral 3 (text)", {}),
+    "mixtral": ("Mixtral", EXPERTS),
+    "phi3": ("Phi-3, Phi-3.5, Phi-4", {}),
+    "phimoe": ("Phi-3.5-MoE", EXPERTS),
+    "smollm3": ("SmolLM 3", {}),
+    "olmo2": ("OLMo 2", {}),
+    "olmo3": ("OLMo 3", WINDOW),
+    "olmoe": ("OLMoE", EXPERTS),
+    "granite": ("Granite 3", {}),
+    "granitemoe": ("Granite 3 MoE", EXPERTS),
+    "gpt_oss": ("gpt-oss", {**EXPERTS, **WINDOW}),
+    "deepseek_v3": ("DeepSeek V3, R1; Kimi K2", LATENT),
+    "lfm2": ("LFM2", CONVOLUTION),
+    "falcon_h1": ("Falcon-H1", STATE_SPACE),
+    "glm4": ("GLM-4", {}),
+    "glm4_moe": ("GLM-4.5", {}),
+    "exaone4": ("EXAONE 4", {}),
+    "ernie4_5": ("ERNIE 4.5", {}),
+    "hunyuan_v1_dense": ("Hunyuan (dense)", {}),
+    "seed_oss": ("Seed-OSS", {}),
+    "apertus": ("Apertus", {}),
+    "cohere2": ("Command R7B, Command A", WINDOW),
+    "starcoder2": ("StarCoder 2", {}),
+    "stablelm": ("StableLM", {}),
+    "nanochat": ("nanochat", {}),
+    "gpt2": ("GPT-2", {}),
+}
+PAGE = """\
+# Models
+
+Reference: which architectures run, and how. Written by `python -m tests.support.models`, which examines a
+tiny model with random weights of each; `tests/model/test_architectures.py` repeats it.
+
+For each: the gradient of the update equals that of float64, one sequence at a time, to 1e-5; the engine
+samples the greedy tokens of `model.generate`.
+
+- **packed**: sequences are concatenated without padding. **padded**: the model's own forward pass on padded
+  rows, which is slower; for convolutions, recurrences and attention that our kernels do not know. The run
+  says so at its start. Padded models need a single process.
+- **fused**: the native engine with fused layers. **modules**: the native engine with the model's own modules,
+  which is slower. **generate**: transformers' `generate`, slower still; vLLM is an alternative
+  ([servers.md](servers.md)).
+
+Any other causal language model of transformers is tried in the same way at the start of a run. It is refused
+only if the logits of its padded rows differ from its own. Mixtures of experts were examined for correctness
+only: never trained at size, and without an auxiliary loss.
+
+| models | architecture | update | rollouts |
+|---|---|---|---|
+"""
+PROMPTS = [(5, 9, 33, 8), (7, 3, 41, 60, 61, 62, 13, 20, 21, 22, 23), (11, 12)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examination:
+    architecture: str
+    update: str  # packed or padded
+    engine: str  # fused, modules or generate
+    gradient_error: float  # against float64, one sequence at a time
+    tokens_equal: bool  # greedy tokens of the engine and of model.generate
+    logprob_difference: float  # largest, of the same tokens
+
+    def row(self, model_type: str) -> str:
+        return f"| {MODELS[model_type][0]} | `{self.architecture}` | {self.update} | {self.engine} |"
+
+
+def tiny_policy(model_type: str) -> Policy:
+    """A policy with random weights, verified as a loaded one is."""
+    settings = {**TINY, **MODELS[model_type][1]}
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[model_type](**settings)).float()
+    with torch.no_grad():
+        for parameter in model.parameters():  # larger weights, so that attention matters
+            if parameter.dim() > 1:
+                parameter.mul_(2)
+    policy = Policy(model, Characters(), torch.device("cpu"))
+    policy.verify()
+    return policy
+
+
+def examine(model_type: str) -> Examination:
+    policy = tiny_policy(model_type)
+    samples = make_samples(policy)
+    experts = getattr(policy.lm.config, "_experts_implementation", None)
+    policy.lm.set_experts_implementation("eager")  # the faster one has no float64
+    expected = reference_gradient(policy, samples, "dapo", temperature=1.0)
+    policy.lm.set_experts_implementation(experts)
+    gradient, _ = gradient_of(updater_for(policy), pack(samples, max_tokens=30))
+    policy.model.zero_grad()
+    sampling = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+    requests = [Request(prompt_ids=prompt, seeds=(1,)) for prompt in PROMPTS]
+    engine = make_engine(build({}), policy)
+    ours, own = collect(engine, requests, sampling), collect(HFEngine(policy, 9, None), requests, sampling)
+    pairs = [(a, b) for key in own for a, b in zip(ours[key].logprobs, own[key].logprobs, strict=True)]
+    return Examination(
+        architecture=type(policy.lm).__name__,
+        update="packed" if policy.is_packed else "padded",
+        engine=_path(engine),
+        gradient_error=float((gradient - expected).norm() / expected.norm()),
+        tokens_equal=all(ours[key].token_ids == own[key].token_ids for key in own),
+        logprob_difference=max(abs(a - b) for a, b in pairs),
+    )
+
+
+def _path(engine: Any) -> str:
+    if isinstance(engine, HFEngine):
+        return "generate"
+    return "fused" if type(engine.engine.step).__name__ == "CpuLayerStep" else "modules"
+
+
+def page(rows: list[str]) -> str:
+    return PAGE + "\n".join(rows) + "\n"
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    print(page([examine(model_type).row(model_type) for model_type in MODELS]), end="")
+
+
+if __name__ == "__main__":
+    main()
