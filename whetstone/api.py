@@ -19,6 +19,7 @@ from whetstone.report import write_report
 from whetstone.rewards.source import spec_of
 from whetstone.run.folder import run_dir
 from whetstone.run.metrics import read_rows
+from whetstone.run.sft_start import start_from_sft
 from whetstone.train import Step, evaluate_only, finish, loop, open_training, save
 from whetstone.train import train as run_training
 
@@ -87,6 +88,8 @@ def steps(
         raise UserError(
             "whetstone.steps goes through our own training: set trainer=whetstone, eval_only=false."
         )
+    if loaded.config.update.sft_steps:
+        loaded = start_from_sft(loaded, run_training)
     with open_training(loaded) as (run, step, started_at):
         try:
             for done in loop(run, step, started_at):

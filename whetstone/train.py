@@ -28,6 +28,7 @@ from whetstone.run.eval_only import evaluate_only
 from whetstone.run.folder import plan_shape
 from whetstone.run.progress import Progress
 from whetstone.run.setup import TrainingRun, build, init_distributed
+from whetstone.run.sft_start import start_from_sft
 from whetstone.run.signals import StopRequest
 from whetstone.terminal.stages import stage
 from whetstone.types import Group
@@ -40,6 +41,8 @@ def train(loaded: LoadedConfig) -> dict[str, Any]:
     config = loaded.config
     if config.evaluation.eval_only:
         return evaluate_only(loaded)
+    if config.update.sft_steps:
+        loaded = start_from_sft(loaded, train)
     if config.run.trainer == "trl":
         from whetstone.trl import train_with_trl
 

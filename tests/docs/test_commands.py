@@ -129,6 +129,7 @@ SLOW = {
     "whet train gsm8k data_path=gsm8k/train.jsonl eval_path=gsm8k/test.jsonl": (
         "whet train gsm8k data_path=rows.json eval_path=rows.json"
     ),
+    "whet train smollm2_cpu": "whet train smollm2_cpu sft_steps=1",
     "whet train course_cpu run_name=accuracy_only 'reward_funcs=[accuracy]'": "",
     "whet train examples/extending/config.yaml": "",
     "whet train datasets='{gcd: {}}'": "",

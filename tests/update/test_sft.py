@@ -17,6 +17,7 @@ from whetstone.model.chat import Chat
 from whetstone.model.policy import load_policy
 from whetstone.rollout.collector import Collector, NullScorer
 from whetstone.rollout.supervised import SupervisedSource
+from whetstone.run.sft_start import sft_config
 from whetstone.tasks.mixture import build_tasks
 from whetstone.update.updater import Updater
 
@@ -195,3 +196,34 @@ def test_settings_of_rl_are_refused(changes: dict[str, Any]) -> None:
         build({"loss_type": "sft", **changes})
     with pytest.raises(UserError, match="rejection_sampling"):
         build({"rejection_sampling": True})
+
+
+def test_sft_steps_run_before_rl_and_are_not_repeated_on_resume(tmp_path):
+    flat = settings(
+        tmp_path, output_dir=str(tmp_path), run_name="both", eval_num_samples=4, num_generations=4
+    )
+    flat |= {"loss_type": "dapo", "beta": 0.01, "max_steps": 2, "max_completion_length": 16, "save_steps": 1}
+    flat |= {"sft_steps": 3, "sft_learning_rate": 2e-3, "eval_greedy": False}
+    run = whetstone.train(None, **flat)
+    supervised = whetstone.Run(tmp_path / "both_sft")
+    rows = [row for row in supervised.metrics if row["kind"] == "train"]
+    assert len(rows) == 3 and rows[-1]["loss"] < rows[0]["loss"]
+    assert max(row["learning_rate"] for row in rows) == pytest.approx(2e-3)
+    assert run.results["accuracy_before"] == supervised.results["accuracy_after"]  # the same weights
+    assert [row["step"] for row in run.metrics if row["kind"] == "train"] == [1, 2]
+    written = (tmp_path / "both_sft" / "train_results.json").stat().st_mtime_ns
+    whetstone.train(None, **{**flat, "max_steps": 3, "auto_resume": True})
+    assert (tmp_path / "both_sft" / "train_results.json").stat().st_mtime_ns == written
+    assert [row["step"] for row in run_rows(tmp_path / "both")] == [1, 2, 3]
+
+
+def run_rows(folder: Path) -> list[dict[str, Any]]:
+    return [row for row in whetstone.Run(folder).metrics if row["kind"] == "train"]
+
+
+def test_settings_of_rl_are_left_out_of_the_supervised_steps():
+    flat = {"advantage": "gae", "async_rollouts": 1, "dynamic_sampling": True, "sft_steps": 5}
+    flat |= {"datasets": {"chain_sum": {"curriculum": True}}, "output_dir": "somewhere"}
+    config = sft_config(build(flat))
+    assert config.loss.is_supervised and config.update.max_steps == 5 and config.update.sft_steps == 0
+    assert config.run.output_dir == "somewhere_sft"

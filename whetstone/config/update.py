@@ -14,6 +14,10 @@ class UpdateConfig(Section):
     """Optimizer steps of the whole run; -1: from num_train_epochs."""
     num_train_epochs: Annotated[float, Resume.SAFE] = Field(default=1.0, gt=0, le=1_000_000)
     """Passes over the training problems, where max_steps is -1."""
+    sft_steps: int = Field(default=0, ge=0, le=MAX_STEPS)
+    """Supervised steps on the tasks' solutions before RL, as a run NAME_sft of its own (docs/sft.md)."""
+    sft_learning_rate: float = Field(default=1e-5, ge=0, le=10)
+    """Peak learning rate of these steps."""
     batch_counts_as_step: bool = False
     """Count accumulation steps, not optimizer steps, in max_steps and fixed_eval_steps."""
     num_iterations: int = Field(default=1, ge=1, le=1_000)

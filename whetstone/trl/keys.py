@@ -36,6 +36,7 @@ CONVERTED = _names("""
     lr_scheduler_kwargs loss_type importance_sampling_level epsilon_high kl_reference entropy_target
     generation_batch_size rollout_engine use_vllm vllm_mode server_gpu_memory_utilization
     server_enable_sleep_mode server_max_model_length skip_zero_advantages
+    sft_steps sft_learning_rate
 """)
 # Done by this package for either trainer.
 HANDLED = _names("""
