@@ -221,6 +221,13 @@ def run_rows(folder: Path) -> list[dict[str, Any]]:
     return [row for row in whetstone.Run(folder).metrics if row["kind"] == "train"]
 
 
+def test_supervised_training_has_no_supervised_steps_before_it():
+    with pytest.raises(UserError, match=r"^sft_steps is for RL"):
+        build({"loss_type": "sft", "sft_steps": 5})
+    config = load("smollm2_cpu", supervised("smollm2_cpu", [])).config
+    assert config.loss.is_supervised and config.update.sft_steps == 0
+
+
 def test_settings_of_rl_are_left_out_of_the_supervised_steps():
     flat = {"advantage": "gae", "async_rollouts": 1, "dynamic_sampling": True, "sft_steps": 5}
     flat |= {"datasets": {"chain_sum": {"curriculum": True}}, "output_dir": "somewhere"}

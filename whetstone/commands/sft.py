@@ -34,7 +34,7 @@ def supervised(source: str, settings: list[str]) -> list[str]:
     """The settings of a supervised run: those of the user after the defaults."""
     from whetstone.config import load
 
-    defaults = ["loss_type=sft", "run_name=sft"]
+    defaults = ["loss_type=sft", "run_name=sft", "sft_steps=0"]
     loaded = load(source, [*defaults, *settings])
     if "learning_rate" not in loaded.origins:
         defaults.append(f"learning_rate={1e-4 if loaded.config.model.use_peft else 1e-5}")

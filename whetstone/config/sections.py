@@ -307,6 +307,7 @@ class Config(Section):
             ("off_policy_mask_threshold", self.loss.off_policy_mask_threshold is not None),
             ("dynamic_sampling", self.rollout.dynamic_sampling),
             ("trainer: trl", self.run.trainer == "trl"),
+            ("sft_steps", self.update.sft_steps > 0),
             ("curriculum", has_curriculum),
         ):
             if is_set:

@@ -35,10 +35,9 @@ CONVERTED = _names("""
     batch_counts_as_step warmup_ratio warmup_steps top_k
     lr_scheduler_kwargs loss_type importance_sampling_level epsilon_high kl_reference entropy_target
     generation_batch_size rollout_engine use_vllm vllm_mode server_gpu_memory_utilization
-    server_enable_sleep_mode server_max_model_length skip_zero_advantages
-    sft_steps sft_learning_rate
+    server_enable_sleep_mode server_max_model_length
 """)
-# Done by this package for either trainer.
+# Done by this package for either trainer, or only a matter of speed.
 HANDLED = _names("""
     model_name_or_path device attn_implementation use_peft lora_r lora_alpha lora_dropout
     lora_target_modules apply_chat_template chat_template chat_template_kwargs prompt_template
@@ -51,6 +50,7 @@ HANDLED = _names("""
     output_dir run_name trainer report_to wandb_project wandb_name wandb_entity wandb_tags logging_steps
     logging_first_step log_reward_variance verbose_variance_logging log_completions_steps save_strategy
     save_steps auto_resume resume_from_checkpoint overwrite_output_dir
+    sft_steps sft_learning_rate skip_zero_advantages
 """)
 # Refused unless at its default, with the reason; a key that stands nowhere here is refused without one.
 REFUSED = {
