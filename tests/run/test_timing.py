@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.conftest import make_policy
+from whetstone.config import build
 from whetstone.rollout.source import RolloutBatch
 from whetstone.run.timing import (
     StageTimer,
@@ -17,6 +18,7 @@ from whetstone.run.timing import (
     reset_peak_memory,
 )
 from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score
+from whetstone.update.experience import ExperienceBuilder
 from whetstone.update.packing import Sample, pack
 
 CPU = torch.device("cpu")
@@ -97,6 +99,35 @@ def test_mfu_of_a_step_by_hand():
     assert row["time/rollout"] == pytest.approx(2.5)
     assert row["tokens_per_s"] == pytest.approx(8 / 3.5)
     assert row["rollout_tokens_per_s"] == pytest.approx(8 / 2.5)
+
+
+def test_mfu_counts_the_passes_without_gradients():
+    policy = make_policy()
+    batches = pack([Sample(rollout=rollout((5, 6), 3), index=0, keep=True)], 100)
+    meter = ThroughputMeter(policy, num_iterations=2, num_passes=1, peak_tflops=1e-3)
+    meter.start_step().seconds |= {"rollout": 3.0, "update": 0.5}
+    meter.timer.peaks_gb["update"] = 1.0
+    row = meter.metrics(made([rollout((5, 6), 3)], seconds=2.9, scoring_s=0.4), [batches])
+    num_parameters = sum(p.numel() for p in policy.model.parameters())
+    assert row["mfu"] == pytest.approx((2 * 6 + 2) * num_parameters * (2 + 3) / (0.5 * 1e9))
+
+
+@pytest.mark.parametrize(
+    ("settings", "minibatches", "passes"),
+    [
+        ({}, 1, 0),
+        ({}, 4, 1),  # old logprobs: the later minibatches meet another policy
+        ({"beta": 0.1}, 1, 1),  # the reference
+        ({"beta": 0.1}, 2, 2),
+        ({"beta": 0.1, "kl_in": "reward"}, 1, 2),
+        ({"beta": 0.1, "kl_reference": "rollout", "num_iterations": 2}, 1, 1),
+    ],
+)
+def test_passes_without_gradients(settings, minibatches, passes):
+    config = build(settings)
+    policy = make_policy()
+    reference = object() if config.loss.beta > 0 and config.loss.kl_reference != "rollout" else None
+    assert ExperienceBuilder(policy, reference, None, config).num_passes(minibatches) == passes  # type: ignore[arg-type]
 
 
 def test_no_mfu_where_the_peak_is_unknown():

@@ -129,7 +129,10 @@ def build(
         evaluator=Evaluator(config, problems, collector, folder) if problems else None,
         metrics=metrics,
         throughput=ThroughputMeter(
-            policy, num_iterations=plan.num_iterations, peak_tflops=config.measure.peak_tflops
+            policy,
+            num_iterations=plan.num_iterations,
+            num_passes=updater.experience_builder.num_passes(plan.minibatches),
+            peak_tflops=config.measure.peak_tflops,
         ),
     )
     stack.callback(run.saver.finish)

@@ -1,8 +1,8 @@
 """Time and throughput of a step: seconds by stage, tokens per second, model FLOPs utilization, peak memory.
 
 Model FLOPs utilization (MFU) counts 6 N operations per token, where N is every parameter of the model,
-embeddings included. Frozen weights under LoRA have no gradient: 4 per parameter. Recomputed activations,
-passes without gradients and attention's products are not counted.
+embeddings included. Frozen weights under LoRA have no gradient: 4 per parameter. A pass without gradients
+(reference logprobs, old logprobs) adds 2. Recomputed activations and attention's products are not counted.
 """
 
 import contextlib
@@ -85,7 +85,10 @@ class StageTimer:
 class ThroughputMeter:
     """Throughput and MFU from the cost of a token and the peak of the device."""
 
-    def __init__(self, policy: Policy, *, num_iterations: int, peak_tflops: float | None):
+    def __init__(
+        self, policy: Policy, *, num_iterations: int, num_passes: int = 0, peak_tflops: float | None
+    ) -> None:
+        """`num_passes`: without gradients, once for a batch."""
         self.device = policy.device
         self.exact = False
         self._ranks = policy.ranks
@@ -93,6 +96,7 @@ class ThroughputMeter:
         trained = sum(parameter.numel() for parameter in policy.parameters())
         everything = sum(parameter.numel() for parameter in policy.model.parameters())
         self.flops_per_token = flops_per_token(trained, everything - trained)
+        self._flops_per_token_once = 2.0 * everything * num_passes
         self.peak_flops = peak_flops(device_name(policy.device), peak_tflops)
         self.timer = StageTimer(policy.device)
         self._num_tokens: float | None = None  # of the update of this step, on all ranks
@@ -114,7 +118,8 @@ class ThroughputMeter:
         metrics = {**self.timer.metrics(rollouts), "update_tokens_per_s": tokens / seconds}
         if self.peak_flops is not None:
             possible = self.peak_flops * self._ranks.world_size * seconds
-            metrics["mfu"] = self.flops_per_token * tokens / possible
+            per_token = self.flops_per_token + self._flops_per_token_once / self._num_iterations
+            metrics["mfu"] = per_token * tokens / possible
         metrics["peak_memory_gb"] = max(self.timer.peaks_gb.values())
         return metrics
 

@@ -65,7 +65,7 @@ class ExperienceBuilder:
         on_device = [[batch.to(self.policy.device) for batch in minibatch] for minibatch in minibatches]
         # With several minibatches the later ones meet an updated policy, so their old logprobs are computed
         # now. With one, the first update is on-policy, and its own logprobs serve as the old ones.
-        needs_old = len(on_device) > 1 or self._kl_to_sampler or self.config.loss.kl_in == "reward"
+        needs_old = self._needs_old(len(on_device))
         flat = [self._with_logprobs(batch, needs_old) for minibatch in on_device for batch in minibatch]
         if self.reference is not None and not self._kl_to_sampler:
             with self.reference.swapped_in():  # once for all: its weights may be offloaded
@@ -76,6 +76,14 @@ class ExperienceBuilder:
             flat = self._with_baseline(flat, num_generations, beta)
         remaining = iter(flat)
         return [[next(remaining) for _ in minibatch] for minibatch in on_device]
+
+    def num_passes(self, num_minibatches: int) -> int:
+        """Forward passes of the model that `build` takes for each token."""
+        is_own = self._needs_old(num_minibatches) or self.critic is not None
+        return is_own + (self.reference is not None and not self._kl_to_sampler)
+
+    def _needs_old(self, num_minibatches: int) -> bool:
+        return num_minibatches > 1 or self._kl_to_sampler or self.config.loss.kl_in == "reward"
 
     @property
     def _kl_to_sampler(self) -> bool:
