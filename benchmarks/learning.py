@@ -1,7 +1,8 @@
-"""Accuracy over minutes of real runs: keeps what the figure needs of a run, and draws docs/results.png.
+"""Accuracy over minutes of real runs: keeps what a figure needs of a run, and draws docs/recipes/RECIPE.png.
 
-python benchmarks/learning.py --keep outputs/gsm8k --name Whetstone -> results/learning/Whetstone.json
-python benchmarks/learning.py                                      draws every kept run
+python benchmarks/learning.py --keep outputs/gsm8k --recipe gsm8k --name Whetstone
+                                       keeps the run in results/learning/gsm8k/Whetstone.json
+python benchmarks/learning.py          draws the kept runs of every recipe
 """
 
 import argparse
@@ -16,7 +17,7 @@ import matplotlib.pyplot as plt
 from matplotlib.ticker import PercentFormatter
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS, PICTURE = ROOT / "benchmarks" / "results" / "learning", ROOT / "docs" / "results.png"
+RESULTS, PICTURES = ROOT / "benchmarks" / "results" / "learning", ROOT / "docs" / "recipes"
 
 
 def reduce_run(folder: Path) -> dict[str, Any]:
@@ -40,28 +41,51 @@ def reduce_run(folder: Path) -> dict[str, Any]:
             }
             for row in rows
             if row["kind"] == "eval"
-        ],
+        ]
+        + [evaluated_later(file, minutes) for file in folder.glob("evaluations/*/eval_results/*.json")],
     }
 
 
-def draw(runs: dict[str, dict[str, Any]]) -> None:
-    """Training batches as lines, evaluations as points with 95 % intervals; by minutes and by steps."""
+def evaluated_later(file: Path, minutes: dict[int, float]) -> dict[str, Any]:
+    """What `whet eval` wrote for a checkpoint of the run."""
+    result = json.loads(file.read_text(encoding="utf-8"))["summary"]
+    accuracy, greedy = result["accuracy"], result["greedy_accuracy"]
+    return {
+        "step": result["step"],
+        "minutes": minutes[result["step"]],
+        "accuracy": accuracy["mean"],
+        "accuracy_low": accuracy["low"],
+        "accuracy_high": accuracy["high"],
+        "greedy_accuracy": None if greedy is None else greedy["mean"],
+    }
+
+
+def draw(picture: Path, runs: dict[str, dict[str, Any]]) -> None:
+    """By minutes and by steps: training batches as thin lines, evaluations as circles with 95 % intervals,
+    greedy ones as squares."""
     figure, panels = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True, constrained_layout=True)
     for axes, unit in zip(panels, ("minutes", "step"), strict=True):
         for number, (name, run) in enumerate(runs.items()):
             draw_run(axes, name, run, unit, f"C{number}")
-        axes.set(xlabel=f"{unit} of training" if unit == "minutes" else "optimizer steps", ylim=(0.35, 0.95))
+        axes.set(xlabel=f"{unit} of training" if unit == "minutes" else "optimizer steps")
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("accuracy")
+    for marker, text in (("o-", "test problems, sampled, 95 % intervals"), ("s", "test problems, greedy")):
+        panels[1].plot(
+            [], [], marker, color="gray", markerfacecolor="white" if marker == "s" else None, label=text
+        )
+    panels[1].plot([], [], color="gray", alpha=0.5, linewidth=1, label="training batches")
     panels[1].legend(loc="lower right", fontsize=8)
-    figure.savefig(PICTURE, dpi=110)
+    figure.savefig(picture, dpi=110)
+    plt.close(figure)
 
 
 def draw_run(axes: Any, name: str, run: dict[str, Any], unit: str, color: str) -> None:
     steps = {"minutes": [minutes for minutes, _ in run["train"]], "step": range(1, 1 + len(run["train"]))}
     accuracy = [accuracy for _, accuracy in run["train"]]
-    axes.plot(steps[unit], accuracy, color=color, alpha=0.5, linewidth=1, label=f"{name}, training batches")
+    axes.plot(steps[unit], accuracy, color=color, alpha=0.4, linewidth=1)
+    axes.plot([], [], color=color, linewidth=4, label=name)
     points = run["eval"]
     if not points:
         return
@@ -71,14 +95,19 @@ def draw_run(axes: Any, name: str, run: dict[str, Any], unit: str, color: str) -
         [point[unit] for point in points],
         [point["accuracy"] for point in points],
         yerr=[below, above],
-        fmt="o-", color=color, capsize=3, label=f"{name}, test problems",
+        fmt="o-", color=color, capsize=3,
     )  # fmt: skip
     greedy = [point for point in points if point["greedy_accuracy"] is not None]
     axes.plot(
         [point[unit] for point in greedy],
         [point["greedy_accuracy"] for point in greedy],
-        "s", color=color, markerfacecolor="white", label=f"{name}, test problems, greedy",
+        "s", color=color, markerfacecolor="white",
     )  # fmt: skip
+
+
+def kept_runs(folder: Path) -> list[Path]:
+    """Whetstone's first."""
+    return sorted(folder.glob("*.json"), key=lambda path: (not path.stem.startswith("Whetstone"), path.stem))
 
 
 def main() -> None:
@@ -86,13 +115,16 @@ def main() -> None:
     parser.add_argument(
         "--keep", type=Path, metavar="RUN", help="keep what the figure needs of this run folder"
     )
-    parser.add_argument("--name", help="name of the kept run (default: the folder's)")
+    parser.add_argument("--recipe", help="the run's figure (default: its folder's name)")
+    parser.add_argument("--name", default="Whetstone", help="name of the kept run in the figure")
     args = parser.parse_args()
-    RESULTS.mkdir(parents=True, exist_ok=True)
     if args.keep is not None:
-        kept = RESULTS / f"{args.name or args.keep.name}.json"
+        kept = RESULTS / (args.recipe or args.keep.name) / f"{args.name}.json"
+        kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_text(json.dumps(reduce_run(args.keep), indent=1) + "\n", encoding="utf-8")
-    draw({path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))})
+    for folder in sorted(path for path in RESULTS.iterdir() if path.is_dir()):
+        runs = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in kept_runs(folder)}
+        draw(PICTURES / f"{folder.name}.png", runs)
 
 
 if __name__ == "__main__":

@@ -129,6 +129,8 @@ SLOW = {
     "whet train gsm8k data_path=gsm8k/train.jsonl eval_path=gsm8k/test.jsonl": (
         "whet train gsm8k data_path=rows.json eval_path=rows.json"
     ),
+    "whet train six_tasks": "",
+    "whet train six_tasks use_peft=true learning_rate=2.0e-5 beta=0.01 max_steps=20": "",
     "whet train smollm2_cpu": "whet train smollm2_cpu sft_steps=1",
     "whet train course_cpu run_name=accuracy_only 'reward_funcs=[accuracy]'": "",
     "whet train examples/extending/config.yaml": "",
@@ -145,10 +147,10 @@ SLOW = {
 GPUS = "several GPUs; tests/distributed runs two processes on a CPU by torchrun and by accelerate"
 SERVERS = "vLLM and GPUs of its own; tests/vllm and tests/e2e/test_servers.py run servers"
 RAY = "a Ray cluster with GPUs; tests/commands/test_launch.py runs one of two ranks on a CPU"
+TRL_VLLM = "TRL with vLLM on one GPU; tests/trl runs TRL without vLLM"
 NOT_RUN = {
-    "whet train gsm8k trainer=trl use_vllm=true vllm_mode=colocate max_steps=12": (
-        "TRL with vLLM on one GPU; tests/trl runs TRL without vLLM"
-    ),
+    "whet train gsm8k trainer=trl use_vllm=true vllm_mode=colocate max_steps=12": TRL_VLLM,
+    "whet train six_tasks trainer=trl use_vllm=true vllm_mode=colocate max_steps=12": TRL_VLLM,
     "accelerate launch --multi_gpu train_grpo.py ...": GPUS,
     "accelerate launch --num-processes 7 --config-file config/zero3.yaml rl_trainer.py ...": GPUS,
     "accelerate launch --num_processes 8 -m whetstone train config/grpo.yaml": GPUS,
