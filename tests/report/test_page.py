@@ -453,9 +453,9 @@ def test_a_change_that_may_be_chance_is_called_that(tmp_path: Path):
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path):
-    with pytest.raises(UserError, match=r"no run folder .*nowhere"):
+    with pytest.raises(UserError, match="nowhere"):
         write_report(tmp_path / "nowhere")
-    with pytest.raises(UserError, match=r"neither rows in metrics\.jsonl nor eval_results"):
+    with pytest.raises(UserError, match=r"metrics\.jsonl.*eval_results"):
         write_report(tmp_path)
 
 
