@@ -83,13 +83,13 @@ def test_variants_bring_their_own_settings() -> None:
     [
         (["loss_type=grpo"], "nothing to compare"),
         (["loss_type=grpo,nonsense"], "loss_type"),
-        (["los_type=grpo,dapo"], "did you mean 'loss_type'"),
-        (["seed=1,2,"], "empty value"),
-        (["loss_type=grpo,grpo"], "twice"),
-        (["output_dir=a,b", "seed=1,2"], "output_dir can't differ"),
-        (["seed=1,2", "eval_num_samples=0"], "eval_num_samples above 0"),
+        (["los_type=grpo,dapo"], "'los_type'.*'loss_type'"),
+        (["seed=1,2,"], "seed=1,2,"),
+        (["loss_type=grpo,grpo"], "loss_type.*grpo"),
+        (["output_dir=a,b", "seed=1,2"], "output_dir"),
+        (["seed=1,2", "eval_num_samples=0"], "eval_num_samples"),
         (["variant=gspo: epsilon"], "variant="),
-        (["seed=1,2", "more"], "'more' is not understood"),
+        (["seed=1,2", "more"], "'more'"),
     ],
 )
 def test_what_can_not_be_compared_is_refused_before_anything_runs(words: list[str], says: str) -> None:

@@ -46,12 +46,12 @@ def test_flags_and_what_is_launched():
     ("given", "named"),
     [
         (["train"], "torchrun"),
-        (["--ray", "train"], "how many ranks"),
-        (["--ray", "--ranks", "two", "train"], "--ranks.*whole number"),
-        (["--ray", "--ranks=2", "--servers=-1", "train"], "--servers.*whole number of at least 0"),
-        (["--ray", "--ranks=2", "--cpus-per-server=nan", "train"], "--cpus-per-server.*number"),
-        (["--ray", "--nodes=2", "train"], "no option '--nodes'"),
-        (["--ray", "--ranks=2"], "what to launch"),
+        (["--ray", "train"], "--ranks"),
+        (["--ray", "--ranks", "two", "train"], "--ranks.*'two'"),
+        (["--ray", "--ranks=2", "--servers=-1", "train"], "--servers.*-1"),
+        (["--ray", "--ranks=2", "--cpus-per-server=nan", "train"], "--cpus-per-server.*nan"),
+        (["--ray", "--nodes=2", "train"], "'--nodes'"),
+        (["--ray", "--ranks=2"], "train"),
     ],
 )
 def test_what_cannot_be_understood_is_said(given, named):
@@ -76,14 +76,14 @@ def test_how_many_servers_a_configuration_gets():
 @pytest.mark.parametrize(
     ("flags", "settings", "named"),
     [
-        (["--servers=1"], [], "native samples here.*rollout_engine=vllm"),
-        (["--servers=1"], ["rollout_engine=vllm", "vllm_mode=colocate"], "own processes.*vllm_mode=server"),
+        (["--servers=1"], [], "native.*rollout_engine=vllm"),
+        (["--servers=1"], ["rollout_engine=vllm", "vllm_mode=colocate"], "vllm_mode=server"),
         (
             ["--servers=1"],
             ["rollout_engine=vllm", "rollout_servers=n:8000"],
-            r"running ones \(http://n:8000\)",
+            "http://n:8000",
         ),
-        ([], ["rollout_engine=vllm", "server_devices=[6,7]"], "Ray chooses them.*--servers 2"),
+        ([], ["rollout_engine=vllm", "server_devices=[6,7]"], "--servers 2"),
         (["--gpus-per-server=4"], ["rollout_engine=vllm"], "server_tensor_parallel_size=4"),
         ([], ["rollout_engine=vllm", "tp_size=2"], "tp_size=1"),
     ],
@@ -111,7 +111,7 @@ def test_what_a_cluster_lacks_is_said():
 def test_a_folder_that_holds_another_run_is_refused_before_anything_is_started(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").write_text("{}")
-    with pytest.raises(UserError, match="holds another run"):
+    with pytest.raises(UserError, match=re.escape(str(tmp_path / "run"))):
         launch(parse(["--ray", "--ranks=1", "train", *words(tmp_path, overwrite_output_dir=False)]))
 
 

@@ -205,22 +205,22 @@ def test_what_cannot_be_is_refused_in_a_sentence_that_names_it(word: str, named:
 
 
 def test_a_file_that_is_not_there_or_not_yaml(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no configuration file 'nowhere\.yaml'.*quickstart"):
+    with pytest.raises(UserError, match=r"'nowhere\.yaml'.*quickstart"):
         load("nowhere.yaml")
     broken = tmp_path / "broken.yaml"
     broken.write_text("a: 1\n\tb: 2\n")  # a tab may not indent
-    with pytest.raises(UserError, match="not readable as YAML near line 2"):
+    with pytest.raises(UserError, match=r"broken\.yaml.*line 2"):
         load(broken)
     listed = tmp_path / "list.yaml"
     listed.write_text("- max_steps\n")
-    with pytest.raises(UserError, match="holds a list"):
+    with pytest.raises(UserError, match=r"list\.yaml.* list"):
         load(listed)
     empty = tmp_path / "empty.yaml"
     empty.write_text("")
     assert read_yaml(empty) == {}
     binary = tmp_path / "weights.yaml"
     binary.write_bytes(b"\xff\xfe\x00\x9d")
-    with pytest.raises(UserError, match="not a text file"):
+    with pytest.raises(UserError, match=r"weights\.yaml"):
         load(binary)
 
 

@@ -40,13 +40,13 @@ def test_a_class_is_loaded(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "complaint"),
     [
-        ("absent.py:Engine", "no file absent.py"),
-        ("my_plugin.py:Engin", "has no 'Engin': it defines Engine, loss"),
-        ("my_plugin.py:NUMBER", "a int, not a function"),
-        ("my_plugin:absent", "has no 'absent'"),
-        ("no_such_package.module:Engine", "fails to import: ModuleNotFoundError"),
-        ("my_plugin.py:", "write my_file.py:my_name"),
-        (":Engine", "write my_file.py:my_name"),
+        ("absent.py:Engine", r"file absent\.py"),
+        ("my_plugin.py:Engin", "'Engin'.*Engine, loss"),
+        ("my_plugin.py:NUMBER", "int"),
+        ("my_plugin:absent", "'absent'"),
+        ("no_such_package.module:Engine", "ModuleNotFoundError"),
+        ("my_plugin.py:", "my_file.py:my_name"),
+        (":Engine", "my_file.py:my_name"),
     ],
 )
 def test_an_error_names_the_key_the_value_and_the_reason(folder: Path, spec: str, complaint: str) -> None:
@@ -61,5 +61,5 @@ def test_an_error_inside_the_file_has_its_line(folder: Path) -> None:
     with pytest.raises(UserError, match=r"RuntimeError: no data here \(broken.py, line 4\)"):
         load_object("broken.py:loss", "loss_type")
     (folder / "broken.py").write_text("def loss(:\n")
-    with pytest.raises(UserError, match="not readable as Python"):
+    with pytest.raises(UserError, match=r"broken\.py.*line 1"):
         check_object("broken.py:loss", "loss_type")

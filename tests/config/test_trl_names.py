@@ -306,7 +306,7 @@ def test_a_batch_size_without_effect_is_said(tmp_path: Path) -> None:
 
 
 def test_a_section_that_names_the_model_twice(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="twice"):
+    with pytest.raises(UserError, match="model_name_or_path"):
         load(written(tmp_path, "model: {path: a, name: b}"))
     same = load(written(tmp_path, "model: {path: a, name: a}"))
     assert same.config.model.model_name_or_path == "a"

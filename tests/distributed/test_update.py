@@ -321,5 +321,5 @@ def test_a_sliced_vocabulary_gives_the_same_statistics_in_float64(results):
 def test_what_cannot_be_split_is_refused(results):
     for result in results[2]:  # on every rank, so that none waits
         fused, heads = result["refused"]
-        assert "no tensor-parallel plan for phi3" in fused and "tp_size to 1" in fused
-        assert "num_key_value_heads" in heads and "divisor" in heads
+        assert "phi3" in fused and "tp_size" in fused
+        assert "num_key_value_heads" in heads

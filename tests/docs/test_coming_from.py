@@ -118,7 +118,7 @@ def test_tasks_of_rl_for_real(tmp_path: Path) -> None:
     config = load(written(tmp_path, TASKS_OF_RL_FOR_REAL)).config
     mixture = Mixture(config, "train")
     assert {mixture.problem(i).task for i in range(4)} == {"basic_arithmetic", "syllogism"}
-    with pytest.raises(UserError, match="num_premises 3, but in reasoning-gym it is always 2"):
+    with pytest.raises(UserError, match=r"num_premises 3.* 2"):
         load_task("syllogism", {"num_premises": 3})
 
 
@@ -183,7 +183,7 @@ def test_reasoning_and_other_recipes_of_q() -> None:
 
 
 def test_who_contradicts_within_one_place_is_told_so() -> None:
-    with pytest.raises(UserError, match="use_vllm is true, but rollout_engine is native"):
+    with pytest.raises(UserError, match=r"use_vllm.*rollout_engine.*native"):
         load("q/1.5b", ["use_vllm=true", "rollout_engine=native"])
 
 
@@ -227,9 +227,9 @@ training: {num_epochs: 2, learning_rate: 5e-6}
     off = load(written(tmp_path, "lora: {r: 8, enabled: false}")).config.model
     assert not off.use_peft
     for text, complaint in (
-        ("training: {epochz: 2}", "no key 'epochz'"),
-        ("beta: 1\ngrpo: {beta: 2}", "beta is given twice .theirs.yaml, once under grpo."),
-        ("kl_coef: 0.1\nbeta: 0.3", "kl_coef and beta .theirs.yaml. both mean beta"),
+        ("training: {epochz: 2}", "'epochz'"),
+        ("beta: 1\ngrpo: {beta: 2}", "beta .*theirs.yaml.*grpo"),
+        ("kl_coef: 0.1\nbeta: 0.3", "kl_coef.*beta.*theirs.yaml"),
     ):
         with pytest.raises(UserError, match=complaint):
             load(written(tmp_path, text))
@@ -303,11 +303,11 @@ def test_an_adapter_as_the_model_goes_on_or_is_merged(tmp_path: Path) -> None:
     whole = load_policy(ModelConfig(model_name_or_path=adapter))
     torch.testing.assert_close(logits(whole), expected, atol=1e-4, rtol=1e-4)
     assert not whole.is_lora and sum(parameter.numel() for parameter in whole.parameters()) == 2_677_056
-    with pytest.raises(UserError, match=r"lora_r is 16, but the adapter .* has 4: set lora_r=4"):
+    with pytest.raises(UserError, match=r"lora_r.* 16.*set lora_r=4"):
         load_policy(ModelConfig(model_name_or_path=adapter, use_peft=True))
     settings = tmp_path / "adapter_config.json"
     settings.write_text(settings.read_text().replace(base_and_adapter(adapter)[0], "/gone/away"))
-    with pytest.raises(UserError, match="is an adapter of /gone/away"):
+    with pytest.raises(UserError, match="/gone/away"):
         load_policy(ModelConfig(model_name_or_path=adapter))
 
 
@@ -329,9 +329,7 @@ def test_a_rollout_is_cut_into_updates() -> None:
 
 
 def test_a_rollout_that_does_not_divide_is_refused() -> None:
-    with pytest.raises(
-        UserError, match=r"per_rollout_size is 9, .* 4 updates of updates_per_rollout: set it to 8"
-    ):
+    with pytest.raises(UserError, match=r"per_rollout_size.* 9.* 4 .*updates_per_rollout.* 8"):
         load(None, ["per_rollout_size=9", "updates_per_rollout=4"])
 
 

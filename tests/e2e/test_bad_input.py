@@ -100,7 +100,7 @@ def test_a_folder_of_another_run_is_left_alone(tmp_path, capsys):
     (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1}\n')
     assert train(tmp_path, "overwrite_output_dir=false") == 2
     error = complaint(capsys)
-    assert "holds another run" in error and "auto_resume=true" in error
+    assert str(tmp_path / "run") in error and "auto_resume=true" in error
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == '{"step": 1}\n'
 
 
@@ -108,4 +108,4 @@ def test_a_folder_of_another_run_is_left_alone(tmp_path, capsys):
 def test_a_gpu_that_is_not_there(tmp_path, capsys):
     assert train(tmp_path, "device=cuda") == 2
     error = complaint(capsys)
-    assert "no CUDA GPU" in error and "device=cpu" in error
+    assert "device=cpu" in error

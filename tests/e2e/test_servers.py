@@ -86,7 +86,7 @@ def test_a_push_that_goes_wrong_in_silence_stops_the_run(tmp_path, start, monkey
     """The server says that it has the new weights, and keeps the old ones."""
     server = start()
     monkeypatch.setattr(server, "load_tensors", lambda tensors: None)
-    with pytest.raises(UserError, match=r"logprobs differ from the trainer's by.*weight_transfer=disk"):
+    with pytest.raises(UserError, match=r"logprobs.*weight_transfer=disk"):
         run(
             tmp_path, rollout_engine="vllm", rollout_servers=server.url, **{**SETTINGS, "learning_rate": 0.02}
         )
@@ -99,7 +99,7 @@ def test_the_bound_on_the_difference():
         )
 
     check(0.09)
-    with pytest.raises(UserError, match=r"by 0.11 a token in the mean \(at most 0.1 is allowed"):
+    with pytest.raises(UserError, match=r"0\.11 .*0\.1 "):
         check(0.11)
     with pytest.raises(UserError, match="nan"):
         check(float("nan"))

@@ -11,6 +11,8 @@ from whetstone.config import load
 from whetstone.run.metrics import read_rows
 from whetstone.train import evaluate_only, train
 
+PICTURES = True
+
 
 def test_what_a_run_leaves_behind(tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer

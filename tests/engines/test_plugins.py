@@ -38,8 +38,8 @@ def test_every_engine_has_traits_and_a_constructor() -> None:
 
 
 def test_what_is_missing_is_named(tmp_path: Path, spec: str) -> None:
-    with pytest.raises(UserError, match=r"rollout_engine names 'absent\.py:Engine', but there is no file"):
+    with pytest.raises(UserError, match=r"rollout_engine.*'absent\.py:Engine'"):
         check_packages(load("quickstart", ["rollout_engine=absent.py:Engine"]).config)
     check_packages(load("quickstart", [f"rollout_engine={spec}"]).config)
-    with pytest.raises(UserError, match="has no method update_weights"):
+    with pytest.raises(UserError, match="update_weights"):
         make_engine(build({"rollout_engine": spec.replace("PlainEngine", "Half")}), make_policy())

@@ -338,7 +338,7 @@ def test_no_server_at_all_ends_with_a_sentence(house):
     home.pool.update_weights(0)
     home.servers[0].kill()
     begun = time.monotonic()
-    with pytest.raises(UserError, match=r"none has come up within 1 s.*whet serve.*auto_resume"):
+    with pytest.raises(UserError, match=r" 1 s.*whet serve.*auto_resume"):
         home.collect()
     assert time.monotonic() - begun < 8
 
@@ -354,7 +354,7 @@ def test_a_server_that_hangs_is_left(house):
 def test_a_server_that_can_not_take_the_weights_is_lost_and_then_named(house):
     home = house("vllm", 1, timeout_s=30.0)
     home.servers[0].fail_push = True
-    with pytest.raises(UserError, match=r"failed 5 times in a row.*no memory left for the new weights"):
+    with pytest.raises(UserError, match=r"5 times.*no memory left for the new weights"):
         home.pool.update_weights(0)
 
 
@@ -404,7 +404,7 @@ def test_an_aborted_completion_is_drawn_again(house):
         **answer,
         "choices": [{**answer["choices"][0], "finish_reason": "abort"}],
     }
-    with pytest.raises(UserError, match="failed 5 times in a row"):
+    with pytest.raises(UserError, match="5 times"):
         for _ in range(8):
             home.check()
             time.sleep(0.1)
@@ -462,7 +462,7 @@ def test_stop_tokens_and_lengths(house):
 def test_a_server_for_shorter_texts_is_refused(house):
     home = house("vllm", 1)
     home.pool.handles[0].server.max_tokens = 128
-    with pytest.raises(UserError, match=r"takes 128 tokens at most.*max_completion_length is 128"):
+    with pytest.raises(UserError, match=r"128 tokens.*max_completion_length.* 128"):
         home.pool.update_weights(0)
 
 

@@ -82,14 +82,14 @@ def test_a_server_that_can_not_start_says_why(tmp_path):
         server.restart_if_dead()
         assert server.process is not None
         server.process.wait()
-    with pytest.raises(UserError, match=f"ended {RESTARTS + 1} times.*no such model"):
+    with pytest.raises(UserError, match=rf"\b{RESTARTS + 1}\b.*no such model"):
         server.restart_if_dead()
 
 
 def test_a_server_that_takes_too_long_is_stopped(tmp_path):
     server = process_of(tmp_path, "import time; print('getting ready', flush=True); time.sleep(60)")
     server.start()
-    with pytest.raises(UserError, match=r"not up after 0.5 s: raise server_timeout_s.*getting ready"):
+    with pytest.raises(UserError, match=r"0\.5 s.*server_timeout_s.*getting ready"):
         server.wait_until_up(0.5)
     assert not server.is_running
 

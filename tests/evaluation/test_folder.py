@@ -37,7 +37,7 @@ def test_where_that_is_impossible_they_lie_in_the_configured_folder(tmp_path: Pa
     assert evaluation_folder(config) == tmp_path / "elsewhere" / "r" / "evaluations" / "final_model"
     (tmp_path / "elsewhere" / "r" / "evaluations" / "final_model").rmdir()
     (tmp_path / "elsewhere" / "r" / "evaluations" / "final_model").write_text("also in the way")
-    with pytest.raises(UserError, match="set output_dir"):
+    with pytest.raises(UserError, match="output_dir"):
         evaluation_folder(config)
 
 

@@ -3,6 +3,7 @@ templates, which are programs.
 """
 
 import json
+import re
 import shutil
 
 import pytest
@@ -56,7 +57,7 @@ def test_a_template_is_refused_or_rendered(tmp_path, name):
     messages = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 2 + 2?"})
     problem = Problem(id="p", task="t", messages=messages, answer="4")
     if MODELS[name].exit_code:
-        with pytest.raises(UserError, match="chat template of"):
+        with pytest.raises(UserError, match=re.escape(str(tmp_path / "model"))):
             Chat(tokenizer, room)
     else:  # the system message is part of the user's
         text = Chat(tokenizer, room).prompt(problem)
@@ -79,7 +80,7 @@ def test_a_rendering_that_never_ends_is_stopped(monkeypatch):
     tokenizer = AutoTokenizer.from_pretrained(PEBBLE)
     tokenizer.chat_template = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     monkeypatch.setattr(templates, "RENDER_S", 0.2)
-    with pytest.raises(UserError, match=r"ran for 0\.2 s"):
+    with pytest.raises(UserError, match=r"0\.2 s"):
         templates.render(tokenizer, [{"role": "user", "content": "?"}], "m")
 
 
@@ -92,7 +93,7 @@ def test_a_folder_that_we_wrote_is_compared_with_its_checksums(tmp_path):
     data = bytearray(path.read_bytes())
     data[-1000] ^= 1  # a weight: nothing else would notice
     path.write_bytes(bytes(data))
-    with pytest.raises(UserError, match=r"model\.safetensors is damaged.*whetstone\.json"):
+    with pytest.raises(UserError, match=r"model\.safetensors.*whetstone\.json"):
         load_policy(room)
     (tmp_path / "final_model" / "whetstone.json").unlink()
     load_policy(room)  # changed on purpose
@@ -104,7 +105,7 @@ def test_an_adapter_on_an_adapter_is_refused(tmp_path):
         about = {"base_model_name_or_path": str(tmp_path / base)}
         (tmp_path / name / "adapter_config.json").write_text(json.dumps(about))
         (tmp_path / name / "adapter_model.safetensors").write_bytes(b"")
-    with pytest.raises(UserError, match="is an adapter itself"):
+    with pytest.raises(UserError, match=re.escape(str(tmp_path / "two"))):
         base_and_adapter(str(tmp_path / "one"))
 
 

@@ -47,8 +47,8 @@ def test_logging_callables_reach_a_function_that_names_them():
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [
-        ("too_few", "1 values for 2 completions"),
-        ("no_numbers", "returned a str"),
+        ("too_few", "1 .*2 "),
+        ("no_numbers", r"\bstr\b"),
     ],
 )
 def test_wrong_return_values_are_refused(name: str, complaint: str):
@@ -74,11 +74,11 @@ def test_module_form_and_relative_path(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("spec", "complaint"),
     [
-        ("absent.py:f", "no file absent.py"),
-        (f"{FILE}:lenght_of_text", "has no 'lenght_of_text': it defines contents, length_of_text"),
-        (f"{FILE}:not_a_function", "a int, not a function"),
-        ("no_such_package.rewards:f", "fails to import: ModuleNotFoundError"),
-        ("rewards.py:", "write my_file.py:my_name"),
+        ("absent.py:f", r"absent\.py"),
+        (f"{FILE}:lenght_of_text", "'lenght_of_text'.*contents, length_of_text"),
+        (f"{FILE}:not_a_function", r"\bint\b"),
+        ("no_such_package.rewards:f", "ModuleNotFoundError"),
+        ("rewards.py:", "my_file.py:my_name"),
     ],
 )
 def test_what_cannot_be_found_is_named(spec: str, complaint: str):
@@ -88,5 +88,5 @@ def test_what_cannot_be_found_is_named(spec: str, complaint: str):
 
 def test_a_file_that_is_no_python_is_named(tmp_path: Path):
     (tmp_path / "bad.py").write_text("def f(:\n")
-    with pytest.raises(UserError, match="not readable as Python"):
+    with pytest.raises(UserError, match=r"bad\.py.*line 1"):
         check_object(f"{tmp_path}/bad.py:f", "reward_funcs")

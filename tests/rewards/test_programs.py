@@ -173,8 +173,8 @@ def test_the_check_of_humaneval_is_understood() -> None:
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
-        ("for i in range(3):\n    assert f(i) == i", "holds for"),
-        ("assert (", "no Python"),
+        ("for i in range(3):\n    assert f(i) == i", r"\bfor\b"),
+        ("assert (", "Python"),
         ("x = 1", "asserts nothing"),
         ("assert 1 == 1", "nothing about the program"),
         ("def check(candidate):\n    assert candidate(1)", "entry_point"),
@@ -188,14 +188,14 @@ def test_other_test_code_is_refused(code: str, reason: str) -> None:
 @pytest.mark.parametrize(
     ("raw", "language", "complaint"),
     [
-        ([], PYTHON, "has no tests"),
-        ([{"stdin": "1"}], PYTHON, "says not what is expected"),
+        ([], PYTHON, "Row 3.*tests"),
+        ([{"stdin": "1"}], PYTHON, "Row 3, test 1"),
         ([{"args": [1]}], PYTHON, "no `expected`"),
-        ([{"args": [1], "expected": 1}], C, "calls a function, which c"),
+        ([{"args": [1], "expected": 1}], C, r"test 1.*\bc\b"),
         (["assert f(1)"], Q, "is assertion code"),
-        ([{"stout": "1"}], PYTHON, "the field 'stout'"),
+        ([{"stout": "1"}], PYTHON, "'stout'"),
         ([3], PYTHON, "write an object"),
-        ([{"code": "x", "stdout": "1"}], C, "has code, which c"),
+        ([{"code": "x", "stdout": "1"}], C, r"\bcode\b.*\bc\b"),
     ],
 )
 def test_tests_that_can_not_be_used_are_refused(raw: Any, language: Any, complaint: str) -> None:

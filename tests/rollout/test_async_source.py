@@ -237,7 +237,7 @@ def test_an_engine_that_never_gets_new_weights_is_found_out(rewards, scorer):
     _, _, _, source, _ = watched_parts(rewards, scorer, Stale)
     batch_of(source, 0)
     batch_of(source, 2)
-    with pytest.raises(UserError, match="weights of step 0 for the batch of step 4"):
+    with pytest.raises(UserError, match=r"step 0 .*step 4"):
         batch_of(source, 4)
     source.close()
 

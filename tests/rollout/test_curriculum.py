@@ -59,7 +59,7 @@ def test_the_evaluation_never_changes():
     plain, climbing = config_of(curriculum=False), config_of()
     assert eval_problems(climbing) == eval_problems(plain)
     assert not build_tasks(climbing, "eval").curricula
-    with pytest.raises(UserError, match="never change"):
+    with pytest.raises(UserError, match="eval_datasets"):
         build({"eval_datasets": {"chain_sum": {"curriculum": True}}})
 
 
@@ -124,13 +124,13 @@ def test_scores_are_right_at_every_level():
 
 def test_tasks_without_a_curriculum_are_refused_by_name():
     for name in ("acre", "countdown", "knight_swap"):
-        with pytest.raises(UserError, match=rf"The task {name} has no curriculum.*`whet tasks`"):
+        with pytest.raises(UserError, match=rf"{name}.*curriculum.*`whet tasks`"):
             build_tasks(config_of(name, eval_num_samples=0), "train")
-    with pytest.raises(UserError, match="levels 0 to 10, but its start is 11"):
+    with pytest.raises(UserError, match=r"0 to 10.*start.* 11"):
         build_tasks(config_of(curriculum={"start": 11}), "train")
-    with pytest.raises(UserError, match=r"down is 0\.9"):
+    with pytest.raises(UserError, match=r"down .*0\.9"):
         config_of(curriculum={"up": 0.8, "down": 0.9})
-    with pytest.raises(UserError, match=r"'faster' is not known inside datasets\.chain_sum\.curriculum"):
+    with pytest.raises(UserError, match=r"'faster'.*datasets\.chain_sum\.curriculum"):
         config_of(curriculum={"faster": 1})
     without = [task.name for task in list_tasks() if not task.levels]
     assert without == [

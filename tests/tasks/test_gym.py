@@ -128,7 +128,7 @@ def test_scorers_that_pay_for_wrong_answers_are_put_right(name: str, wrong, righ
 def test_scorers_that_raise_score_nothing():
     one = task("prime_factorization")
     problem = one.problem(0)
-    with pytest.raises(ValueError, match="invalid literal"):
+    with pytest.raises(ValueError, match="'2 x y'"):
         one._dataset.score_answer("2 x y", problem.answer)  # the trap itself is still there
     assert one.score(problem, "<answer>2 x y</answer>").parts == {"correct": 0.0, "accuracy": 0.0}
 
@@ -136,11 +136,11 @@ def test_scorers_that_raise_score_nothing():
 @pytest.mark.parametrize(
     ("name", "settings", "complaint"),
     [
-        ("chain_sum", {"max_term": 3}, "no setting 'max_term': did you mean 'max_terms'"),
-        ("chain_sum", {"seed": 3}, "set dataset_seed"),
-        ("chain_sum", {"min_terms": 5, "max_terms": 2}, "does not accept its config: max_terms must be"),
-        ("chain_sums", {}, "no task 'chain_sums': did you mean 'chain_sum'"),
-        ("composite", {}, "name its tasks"),
+        ("chain_sum", {"max_term": 3}, "'max_term'.*'max_terms'"),
+        ("chain_sum", {"seed": 3}, "dataset_seed"),
+        ("chain_sum", {"min_terms": 5, "max_terms": 2}, "max_terms"),
+        ("chain_sums", {}, "'chain_sums'.*'chain_sum'"),
+        ("composite", {}, "composite"),
     ],
 )
 def test_what_is_wrong_in_a_config_is_named(name: str, settings: dict, complaint: str):
@@ -172,5 +172,5 @@ def test_developer_prompt_by_name_as_text_and_in_the_users_message():
     assert text.messages[0] == {"role": "developer", "content": "Think first."}
     merged = prompts(developer_prompt="Think first.", developer_role="user")
     assert merged.messages == ({"role": "user", "content": f"Think first.\n\n{bare.question}"},)
-    with pytest.raises(UserError, match="did you mean 'DeepSeekZero'"):
+    with pytest.raises(UserError, match="'DeepSeekZero'"):
         prompts(developer_prompt="DeepSeekzero")

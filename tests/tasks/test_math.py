@@ -161,11 +161,11 @@ def test_separate_evaluation_files_are_used_whole(tmp_path: Path):
             "rows.json",
             '[{"question": "a", "truth": "b"}]',
             {"answer_column": "anwser"},
-            r"no column 'anwser': set answer_column to one of its columns \(question, truth\)",
+            r"'anwser'.*answer_column.*\(question, truth\)",
         ),
         ("rows.json", '[{"question": "a", "answer": ""}]', {}, "no row with both question and answer"),
         ("rows.json", '[{"question": "a", "answer": "1"}]', {}, "too few different questions"),
-        ("rows.json", "[]", {"max_sample": 3}, "no setting 'max_sample': did you mean 'max_samples'"),
+        ("rows.json", "[]", {"max_sample": 3}, "'max_sample'.*'max_samples'"),
         ("rows.json", "[]", {"max_samples": 0}, "max_samples 0"),
         ("rows.json", "[]", {"eval_fraction": 2}, "eval_fraction 2"),
     ],
@@ -180,16 +180,14 @@ def test_complaints_name_the_thing(
 
 
 def test_rows_are_needed():
-    with pytest.raises(UserError, match="needs rows"):
+    with pytest.raises(UserError, match="path"):
         make({})
 
 
 def test_a_hub_data_set_that_cannot_be_had_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(
-        UserError, match=r"hub data set nobody/nothing-here \(configuration main, split train\)"
-    ):
+    with pytest.raises(UserError, match=r"nobody/nothing-here \(.*main.*train\)"):
         len(make({"dataset": "nobody/nothing-here", "name": "main"}))
 
 
@@ -220,5 +218,5 @@ def test_a_label_tells_entries_of_the_same_kind_apart(tmp_path: Path):
 
 
 def test_spec_is_not_needed_twice():
-    with pytest.raises(UserError, match="no setting 'pth': did you mean 'path'"):
+    with pytest.raises(UserError, match=r"'pth'.*'path'"):
         make_task(build({}), "math", TaskSpec(weight=1.0, config={"pth": "x"}), "train")

@@ -115,7 +115,7 @@ def test_a_space_that_the_evaluation_fills_is_refused():
     tiny = {"coin_flip": {"config": {"min_trials": 3, "max_trials": 3}}}
     config = build({"datasets": tiny, "eval_num_samples": 200})
     mixture = build_tasks(config, "train")
-    with pytest.raises(UserError, match="coin_flip has too few different problems beside the evaluation set"):
+    with pytest.raises(UserError, match="coin_flip"):
         for i in range(100):
             mixture.problem(i)
 
@@ -149,10 +149,10 @@ def test_gold_answers_are_checked(tmp_path: Path):
 @pytest.mark.parametrize(
     ("datasets", "complaint"),
     [
-        ({}, "No task is given"),
-        ({"chain_sum": {"weight": 0}}, "have weight 0"),
-        ({"countdwn": {}}, "no task 'countdwn': did you mean 'countdown'.*whet tasks"),
-        ({"xyzzy": {}}, "no task 'xyzzy'. `whet tasks` lists them all"),
+        ({}, "datasets"),
+        ({"chain_sum": {"weight": 0}}, "weight 0"),
+        ({"countdwn": {}}, "'countdwn'.*'countdown'.*whet tasks"),
+        ({"xyzzy": {}}, "'xyzzy'.*`whet tasks`"),
     ],
 )
 def test_wrong_mixtures_are_named(datasets: dict, complaint: str):

@@ -1,6 +1,7 @@
 """Rows of the user's own: what is taken for an answer, how it is compared, what is paid and what is shown."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +174,7 @@ def test_messages_are_the_prompt(tmp_path: Path):
 def test_empty_rows_are_left_out_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     rows = [*CAPITALS, {"question": "", "answer": "x"}, {"question": "b?", "answer": None}]
     assert len(make(tmp_path, rows)) == 3
-    assert "1 rows with an empty question" in caplog.text and "1 rows with an empty answer" in caplog.text
+    assert re.search("1 rows .*question", caplog.text) and re.search("1 rows .*answer", caplog.text)
 
 
 def test_columns_reach_functions_under_their_own_names(tmp_path: Path):
@@ -197,7 +198,7 @@ def test_prompts_alone_need_a_function(tmp_path: Path):
     rows = [{"prompt": f"{i}?"} for i in range(9)]
     with pytest.raises(UserError, match=r"reward_funcs=\[my_rewards.py:my_function\]"):
         len(make(tmp_path, rows))
-    with pytest.raises(UserError, match="no answers to compare by match=exact"):
+    with pytest.raises(UserError, match="match=exact"):
         len(make(tmp_path, rows, match="exact"))
     (tmp_path / "mine.py").write_text("def f(completions, **columns):\n    return [0.5] * len(completions)\n")
     task = make(tmp_path, rows, reward_funcs=[f"{tmp_path}/mine.py:f"], reward_workers=1)

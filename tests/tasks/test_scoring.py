@@ -219,7 +219,7 @@ def test_too_many_failures_stop_the_run_with_the_reason():
     with Scorer(config) as scorer:
         for n in range(8):
             scorer.submit(answer(countdown(35), "raise" if n < 5 else "fine"))
-        with pytest.raises(UserError, match=r"failed on 5 of 8 answers.*KeyError: 'no such thing'.*'raise'"):
+        with pytest.raises(UserError, match=r"5 of 8.*KeyError: 'no such thing'.*'raise'"):
             scorer.gather()
         for n in range(8):
             scorer.submit(answer(countdown(35), "raise" if n < 4 else "fine"))
@@ -254,10 +254,10 @@ def test_answers_of_a_worker_that_hangs_are_scored_again_one_by_one():
 @pytest.mark.parametrize(
     ("keys", "complaint"),
     [
-        ({"reward_funcs": ["acuracy"]}, "no reward function 'acuracy': did you mean 'accuracy'"),
-        ({"reward_funcs": ["absent.py:f"]}, "no file absent.py"),
-        ({"reward_funcs": ["accuracy", "accuracy"]}, "names 'accuracy' twice"),
-        ({"reward_funcs": ["length"]}, "needs overlong_buffer_length"),
+        ({"reward_funcs": ["acuracy"]}, "'acuracy'.*'accuracy'"),
+        ({"reward_funcs": ["absent.py:f"]}, r"absent\.py"),
+        ({"reward_funcs": ["accuracy", "accuracy"]}, "reward_funcs.*'accuracy'"),
+        ({"reward_funcs": ["length"]}, "overlong_buffer_length"),
     ],
 )
 def test_reward_functions_that_cannot_be_are_refused_at_once(keys: dict, complaint: str):
@@ -371,7 +371,7 @@ def test_values_that_are_no_rewards_cost_their_own_answer_only():
 
 @pytest.mark.parametrize("name", ["one_value", "too_few", "no_numbers"])
 def test_a_function_without_one_value_for_each_answer_ends_the_run(name: str):
-    with pytest.raises(UserError, match=f"{name} returned .*one number, or None, for each"):
+    with pytest.raises(UserError, match=rf"\b{name}\b"):
         scored(name, ["a", "b"])
 
 
@@ -388,7 +388,7 @@ def test_failures_of_small_steps_are_judged_together():
         scorer.submit(answer(countdown(35), "raise"))
         scorer.gather()
         scorer.submit(answer(countdown(35), "raise"))
-        with pytest.raises(UserError, match="failed on 3 of 3 answers"):
+        with pytest.raises(UserError, match="3 of 3"):
             scorer.gather()
 
 

@@ -256,7 +256,7 @@ def test_without_trl_the_user_is_told_what_to_install(tmp_path, monkeypatch):
 
 
 def test_a_prompt_that_trl_could_not_cut_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"more than max_prompt_length \(3\), and TRL can't cut it"):
+    with pytest.raises(UserError, match=r"max_prompt_length \(3\).*TRL"):
         train_with_trl(loaded(tmp_path, max_prompt_length=3, eval_num_samples=0))
 
 

@@ -179,7 +179,7 @@ def test_a_sequence_that_does_not_fit_is_told():
     def attempt(batches):
         device.attempt(len(batches[0].token_ids))
 
-    with pytest.raises(UserError, match="One sequence of 5,000 tokens"):
+    with pytest.raises(UserError, match="5,000 tokens"):
         find_size(device.policy, attempt, [group], device, allow_checkpointing=True)
 
 
@@ -282,7 +282,7 @@ def test_memory_that_runs_out_before_the_update_cuts_micro_batches_too(what):
 def test_a_single_sequence_that_does_not_fit_ends_the_run_with_a_remedy():
     updater = updater_for(make_policy())
     updater.policy.completion_hidden = lambda batch: _fail(None)
-    with pytest.raises(UserError, match="micro_batch_tokens lower"):
+    with pytest.raises(UserError, match="micro_batch_tokens"):
         train_on(updater, [pack(make_samples(make_policy()), 1000)])
 
 

@@ -213,7 +213,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_a_few_in_a_row_stop_the_run():
     assert all(torch.equal(a, b) for a, b in zip(before, policy.parameters(), strict=True))
     assert train_on(updater, [pack(samples, 100)])["skipped_steps"] == 0  # a good one in between
     train_on(updater, [pack(broken, 100)])
-    with pytest.raises(UserError, match="2 steps in a row"):
+    with pytest.raises(UserError, match="2 steps"):
         train_on(updater, [pack(broken, 100)])
 
 

@@ -8,12 +8,16 @@ from whetstone.commands import COMMANDS
 from whetstone.commands.parser import CommandParser
 
 DESCRIPTION = """
-Print a completion script for commands, options, shipped recipes and configuration keys.
+Print a completion script for commands, options, shipped recipes and configuration keys. A file is read by
+every new shell; make its folder first (mkdir -p). bash also needs the package bash-completion, and zsh a line
+before compinit in ~/.zshrc: fpath=(~/.zfunc $fpath).
 """
 EXAMPLES = """
-whet completion bash > ~/.local/share/bash-completion/completions/whet
 source <(whet completion bash)                        this shell only
-whet completion zsh > ~/.zfunc/_whet                  with ~/.zfunc in $fpath
+source <(whet completion zsh)                         this shell only, after compinit
+whet completion fish | source                         this shell only
+whet completion bash > ~/.local/share/bash-completion/completions/whet
+whet completion zsh > ~/.zfunc/_whet
 whet completion fish > ~/.config/fish/completions/whet.fish
 """
 
@@ -58,7 +62,6 @@ _whet() {{
   local current="${{COMP_WORDS[COMP_CWORD]}}" command="${{COMP_WORDS[1]}}" options= candidates=
   if [ "$COMP_CWORD" -eq 1 ]; then
     COMPREPLY=($(compgen -W '{" ".join(names.commands)} --help --version' -- "$current"))
-    compopt +o nospace
     return
   fi
   case "$command" in
@@ -68,14 +71,19 @@ _whet() {{
     {"|".join(names.with_settings)}) candidates='{" ".join([*names.recipes, *names.keys])}' ;;
     completion) candidates='{" ".join(SCRIPTS)}' ;;
   esac
-  COMPREPLY=($(compgen -W "$options $candidates" -- "$current") $(compgen -f -- "$current"))
+  local -a found=($(compgen -W "$options $candidates" -- "$current")) files=()
+  local IFS=$'\n'
+  [ "$command" = completion ] || files=($(compgen -f -- "$current"))
+  if [ "${{#found[@]}}" -eq 0 ]; then compopt -o filenames; fi
+  if [[ "${{found[*]}}" == *= ]]; then compopt -o nospace; fi
+  COMPREPLY=("${{found[@]}}" "${{files[@]}}")
 }}
-complete -o nospace -F _whet whet
+complete -F _whet whet
 """
 
 
 def zsh(names: Candidates) -> str:
-    commands = "\n".join(f"    '{name}:{_quote(summary)}'" for name, summary in names.commands.items())
+    commands = "\n".join(f"    '{name}:{_plain(summary)}'" for name, summary in names.commands.items())
     options = "\n".join(f"    {name}) compadd -- {' '.join(o)} ;;" for name, o in names.options.items())
     return f"""#compdef whet
 _whet() {{
@@ -84,6 +92,7 @@ _whet() {{
   )
   if (( CURRENT == 2 )); then
     _describe command commands
+    [[ $PREFIX == -* ]] && compadd -- --help --version
     return
   fi
   case $words[2] in
@@ -93,8 +102,9 @@ _whet() {{
     {"|".join(names.with_settings)})
       compadd -- {" ".join(names.recipes)}
       compadd -S '' -- {" ".join(names.keys)} ;;
-    completion) compadd -- {" ".join(SCRIPTS)} ;;
+    completion) compadd -- {" ".join(SCRIPTS)}; return ;;
   esac
+  compset -P '*='
   _files
 }}
 if [ "$funcstack[1]" = "_whet" ]; then _whet "$@"; else compdef _whet whet; fi
@@ -104,8 +114,9 @@ if [ "$funcstack[1]" = "_whet" ]; then _whet "$@"; else compdef _whet whet; fi
 def fish(names: Candidates) -> str:
     lines = ["# whet completion for fish"]
     first, with_settings = "__fish_use_subcommand", " ".join(names.with_settings)
+    lines += [f"complete -c whet -n {first} -l {flag}" for flag in ("help", "version")]
     for name, summary in names.commands.items():
-        lines.append(f"complete -c whet -n {first} -f -a {name} -d '{_quote(summary)}'")
+        lines.append(f"complete -c whet -n {first} -f -a {name} -d '{_plain(summary)}'")
         for flag in names.options[name]:
             if flag.startswith("--"):
                 lines.append(f"complete -c whet -n '__fish_seen_subcommand_from {name}' -l {flag[2:]}")
@@ -115,8 +126,9 @@ def fish(names: Candidates) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _quote(text: str) -> str:
-    return text.replace("'", "").replace(":", r"\:")
+def _plain(text: str) -> str:
+    """Without what ends a single-quoted word of a shell."""
+    return text.replace("'", "")
 
 
 SCRIPTS = {"bash": bash, "zsh": zsh, "fish": fish}

@@ -83,13 +83,20 @@ def print_task(name: str, settings: list[str], answer: str | None = None) -> Non
         print(f"best constant answer: {constant} of problems (default settings)")
     for note in task.notes():
         print(note)
-    for index in range(min(NUM_SAMPLES, len(task))):
-        _print_problem(config, task, task.problem(index), chat, answer)
+    problems = [task.problem(index) for index in range(min(NUM_SAMPLES, len(task)))]
+    scores = [None] * len(problems) if answer is None else _score_answer(config, problems, answer)
+    for problem, score in zip(problems, scores, strict=True):
+        _print_problem(task, problem, chat)
+        if score is not None:
+            extracted = "no answer found" if score.answer is None else f"taken for the answer: {score.answer}"
+            failure = f"\nscoring failed: {score.failure}" if score.failure else ""
+            print(f"{' your answer ':-^80}\n{answer}")
+            print(f"{' its score ':-^80}\n{extracted}\n{_format_parts(score)}{failure}")
+        elif (gold := task.gold(problem)) is not None:
+            print(f"{' its score ':-^80}\n{_format_parts(task.score(problem, gold))}")
 
 
-def _print_problem(
-    config: Config, task: Any, problem: "Problem", chat: "Chat | None", answer: str | None
-) -> None:
+def _print_problem(task: Any, problem: "Problem", chat: "Chat | None") -> None:
     print(f"\n{f' {problem.id} ':-^80}")
     if chat is None:
         print("\n".join(f"{message['role']}: {message['content']}" for message in problem.messages))
@@ -97,26 +104,20 @@ def _print_problem(
         print(chat.prompt(problem))
     gold = task.gold(problem)
     print(f"{' no gold answer is known ':-^80}" if gold is None else f"{' gold answer ':-^80}\n{gold}")
-    if gold is not None and answer is None:
-        print(f"{' its score ':-^80}\n{_format_parts(task.score(problem, gold))}")
-    if answer is not None:
-        score = _score_answer(config, problem, answer)
-        extracted = "no answer found" if score.answer is None else f"taken for the answer: {score.answer}"
-        failure = f"\nscoring failed: {score.failure}" if score.failure else ""
-        print(f"{' your answer ':-^80}\n{answer}")
-        print(f"{' its score ':-^80}\n{extracted}\n{_format_parts(score)}{failure}")
 
 
-def _score_answer(config: Config, problem: "Problem", answer: str) -> "Score":
-    """Score an untrusted text in an isolated process, as in training."""
+def _score_answer(config: Config, problems: "list[Problem]", answer: str) -> "list[Score]":
+    """Score an untrusted text on each problem in an isolated process, as in training."""
     from whetstone.tasks.scoring.pool import Scorer
     from whetstone.tasks.scoring.process import ScoringRequest
 
     only = {"reward_workers": 1, "reward_funcs": ["accuracy"], "reward_weights": None}
+    only |= {"max_reward_failure_fraction": 1.0}  # a failure is shown
     tasks = config.tasks.model_copy(update=only)
     with Scorer(config.model_copy(update={"tasks": tasks})) as scorer:
-        scorer.submit(ScoringRequest(problem=problem, text=answer, completion_ids=(), truncated=False))
-        return scorer.gather()[0]
+        for problem in problems:
+            scorer.submit(ScoringRequest(problem=problem, text=answer, completion_ids=(), truncated=False))
+        return scorer.gather()
 
 
 def _print_settings(name: str, values: dict[str, Any]) -> None:

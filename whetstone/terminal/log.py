@@ -55,6 +55,8 @@ def log_ending(
         ending.error("%s", error)
     elif isinstance(error, KeyboardInterrupt):
         ending.info("Stopped by Ctrl-C or SIGTERM.")
+    elif isinstance(error, GeneratorExit):
+        ending.info("The loop over whetstone.steps was left.")
     elif isinstance(error, SystemExit):
         ending.error("Ended with exit code %s.", error.code)
     elif error is not None:
