@@ -153,12 +153,12 @@ def test_names_without_effect_are_noted_in_one_line(tmp_path: Path) -> None:
 
 def test_all_that_is_unknown_or_refused_is_named_at_once(tmp_path: Path) -> None:
     file = written(
-        tmp_path, "train_file: a\nclip_range: 0.1\nkl_horizon: 5\nload_in_4bit: true\nuse_dora: true"
+        tmp_path, "train_file: a\nclip_range: 0.1\nkl_horizon: 5\nload_in_4bit: true\nneftune_noise_alpha: 5"
     )
     with pytest.raises(UserError) as caught:
         load(file, ["max_step=3"])
     message = str(caught.value)
-    for name in ("train_file", "clip_range", "kl_horizon", "load_in_4bit", "use_dora", "max_step"):
+    for name in ("train_file", "clip_range", "kl_horizon", "load_in_4bit", "neftune_noise_alpha", "max_step"):
         assert name in message
     for meant in ("'data_path'", "'epsilon'", "'max_steps'"):
         assert meant in message

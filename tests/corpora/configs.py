@@ -184,7 +184,7 @@ VALUES: dict[str, list[str]] = {
     "load_in_4bit": ["true"],
     "use_qlora": ["true"],
     "trust_remote_code": ["true"],
-    "use_dora": ["true"],
+    "use_dora": ["3"],
     "load_best_model_at_end": ["true"],
     "repetition_penalty": ["1.1"],
     "neftune_noise_alpha": ["5"],

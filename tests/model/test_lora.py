@@ -5,8 +5,17 @@ import torch
 from peft.tuners.lora import Linear
 
 from tests.conftest import make_policy
+from tests.support.engines import PROMPTS, collect, trainer_logprobs
+from tests.support.update import flat_gradient, make_samples, reference_gradient
+from whetstone.config import build, make_plan
 from whetstone.config.sections import ModelConfig
-from whetstone.model.lora import add_lora
+from whetstone.engines.base import Request, SamplingParams
+from whetstone.engines.native import NativeEngine
+from whetstone.errors import UserError
+from whetstone.model.lora import add_lora, check_rank
+from whetstone.model.policy import Policy
+from whetstone.update.packing import pack
+from whetstone.update.updater import Updater
 
 
 def lora_layers(dtype: torch.dtype, **settings) -> list[Linear]:
@@ -38,3 +47,65 @@ def test_the_forward_pass_is_pefts(dropout: float) -> None:
         assert not torch.equal(own, layer.base_layer(x))
         layer.enable_adapters(False)
         assert torch.equal(layer(x), layer.base_layer(x))
+
+
+VARIANTS = pytest.mark.parametrize("settings", [{}, {"use_rslora": True}, {"use_dora": True}], ids=str)
+
+
+def lora_policy(**settings) -> Policy:
+    plain = make_policy()
+    model = add_lora(plain.lm, ModelConfig(use_peft=True, lora_r=4, lora_alpha=12, **settings), None)
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and "lora_A" not in name:
+            parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
+    policy = Policy(model, plain.tokenizer, plain.device)
+    policy.verify()
+    assert policy.is_packed
+    return policy
+
+
+@VARIANTS
+def test_the_gradient_of_an_adapter_is_that_of_a_float64_pass(settings) -> None:
+    policy = lora_policy(**settings)
+    samples = make_samples(policy)
+    expected = reference_gradient(policy, samples, "dapo", 1.0)
+    config = build(
+        {"num_generations": 6, "prompts_per_step": 1, "max_steps": 4, "scale_rewards": "none", **settings}
+    )
+    updater = Updater(policy, config, make_plan(config, num_problems=10), None)
+    updater.gradient(updater.experience_builder.build([pack(samples, 60)], num_generations=6, beta=0.0)[0])
+    torch.testing.assert_close(flat_gradient(policy), expected, rtol=1e-4, atol=1e-6)
+
+
+@VARIANTS
+def test_the_engine_samples_from_the_adapter_that_is_trained(settings) -> None:
+    policy = lora_policy(**settings)
+    requests = [Request(prompt_ids=prompt, seeds=(1, 2)) for prompt in PROMPTS]
+    sampled = collect(NativeEngine(policy, max_slots=3), requests, SamplingParams(max_tokens=12))
+    for (number, _), completion in sampled.items():
+        expected = trainer_logprobs(policy, PROMPTS[number], completion)
+        assert torch.allclose(torch.tensor(completion.logprobs), expected, atol=1e-4)
+
+
+def test_rslora_is_lora_with_a_larger_scale() -> None:
+    plain, stable = lora_layers(torch.float32), lora_layers(torch.float32, use_rslora=True)
+    assert [layer.scaling["default"] for layer in plain] == [12 / 4] * len(plain)
+    assert [layer.scaling["default"] for layer in stable] == [12 / 2] * len(stable)
+
+
+def test_an_adapter_of_another_kind_is_not_continued(tmp_path) -> None:
+    lora_policy(use_dora=True).model.save_pretrained(tmp_path)
+    config = ModelConfig(use_peft=True, lora_r=4, lora_alpha=12)
+    with pytest.raises(UserError, match="use_dora=True"):
+        check_rank(config, str(tmp_path))
+    check_rank(config.model_copy(update={"use_dora": True}), str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("engine", "key"), [("vllm", "use_dora"), ("sglang", "use_dora"), ("sglang", "use_rslora")]
+)
+def test_engines_that_do_not_know_a_variant_refuse_it(engine, key) -> None:
+    with pytest.raises(UserError, match=key):
+        build({"use_peft": True, "rollout_engine": engine, key: True})
+    build({"use_peft": True, "rollout_engine": "vllm", "use_rslora": True})

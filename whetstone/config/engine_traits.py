@@ -21,6 +21,8 @@ class EngineTraits:
     """It supports rollout_quantization."""
     uses_attn_implementation: bool = False
     """It runs the transformers model with attn_implementation."""
+    adapters: tuple[str, ...] = ("use_rslora", "use_dora")
+    """Variants of LoRA that it samples from."""
     package: str = "torch"
     install: str | None = None
     """The command that installs the package; None: it comes with whetstone."""
@@ -30,9 +32,13 @@ ENGINE_TRAITS: dict[str, EngineTraits] = {
     "native": EngineTraits(in_process=True, can_quantize=True),
     "hf": EngineTraits(in_process=True, uses_attn_implementation=True, package="transformers"),
     "vllm": EngineTraits(
-        has_servers=True, can_colocate=True, package="vllm", install="pip install 'vllm>=0.22,<0.33'"
+        has_servers=True,
+        can_colocate=True,
+        adapters=("use_rslora",),
+        package="vllm",
+        install="pip install 'vllm>=0.22,<0.33'",
     ),
-    "sglang": EngineTraits(has_servers=True, package="sglang", install="pip install sglang"),
+    "sglang": EngineTraits(has_servers=True, adapters=(), package="sglang", install="pip install sglang"),
 }
 if TYPE_CHECKING:
     EngineName = str

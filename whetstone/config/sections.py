@@ -45,6 +45,10 @@ class ModelConfig(Section):
     """Rank of the adapter."""
     lora_alpha: Annotated[int, Resume.FIXED] = Field(default=32, ge=1, le=1_048_576)
     """Scale of the adapter: its product is multiplied by lora_alpha / lora_r."""
+    use_rslora: Annotated[bool, Resume.FIXED] = False
+    """Multiply it by lora_alpha / sqrt(lora_r) instead (rank-stabilized LoRA)."""
+    use_dora: Annotated[bool, Resume.FIXED] = False
+    """Train the magnitudes of the matrices too (DoRA). Slower: engine and update run module by module."""
     lora_dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout in front of the adapter, in the update only."""
     lora_target_modules: Annotated[Name | list[Name] | None, Resume.FIXED] = "all-linear"
@@ -316,6 +320,12 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        engine = self.rollout.rollout_engine
+        for key in ("use_rslora", "use_dora"):
+            if self.model.use_peft and getattr(self.model, key) and key not in engine_traits(engine).adapters:
+                raise ValueError(
+                    f"{engine} has no adapters with {key}: leave it out, or set rollout_engine: native"
+                )
         if self.rollout.vllm_mode == "colocate" and self.engines.addresses:
             raise ValueError(
                 f"vllm_mode is colocate, but the server {self.engines.addresses[0]} is named: leave the "

@@ -180,8 +180,6 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "lora_target_parameters": ((), "adapters are for linear layers: use lora_target_modules"),
     "lora_modules_to_save": ((), "beside an adapter no other weights are trained"),
     "lora_task_type": (("CAUSAL_LM",), "only causal language models are trained"),
-    "use_rslora": ((), "adapters are scaled by lora_alpha / lora_r: multiply lora_alpha by sqrt(lora_r)"),
-    "use_dora": ((), "the adapter is plain LoRA"),
     "load_in_8bit": ((), "weights are trained from bf16 or float32: set use_peft=true bf16=true"),
     "load_in_4bit": ((), "weights are trained from bf16 or float32: set use_peft=true bf16=true"),
 }

@@ -27,6 +27,8 @@ def add_lora(model: Any, config: ModelConfig, adapter: str | None) -> Any:
         r=config.lora_r,
         lora_alpha=config.lora_alpha,
         lora_dropout=config.lora_dropout,
+        use_rslora=config.use_rslora,
+        use_dora=config.use_dora,
         target_modules=config.lora_target_modules or "all-linear",
         task_type="CAUSAL_LM",
     )
@@ -44,7 +46,8 @@ def check_rank(config: ModelConfig, adapter: str) -> None:
 
     with guarded(adapter):
         settings: Any = PeftConfig.from_pretrained(adapter)
-    for key, value in (("lora_r", settings.r), ("lora_alpha", settings.lora_alpha)):
+    keys = {"lora_r": "r", "lora_alpha": "lora_alpha", "use_rslora": "use_rslora", "use_dora": "use_dora"}
+    for key, value in ((key, getattr(settings, name)) for key, name in keys.items()):
         if value != getattr(config, key):
             raise UserError(
                 f"{key} is {getattr(config, key)}, but the adapter {adapter} has {value}: set {key}={value}."

@@ -54,6 +54,8 @@ def shard_policy(
     assert metadata is not None
     if device.type == "cuda":
         device = torch.device("cuda", ranks.local_rank)
+    if metadata["adapter"] is not None and metadata["adapter"].use_dora:
+        raise UserError("use_dora needs whole matrices: train with one process, or leave it out.")
     if ranks.tp_size > 1:
         text = metadata["config"].get_text_config()
         dropout = config.lora_dropout if metadata["adapter"] is not None else 0.0
