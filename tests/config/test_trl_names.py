@@ -34,7 +34,7 @@ SAME = _names("""
     ref_model_sync_steps top_entropy_quantile entropy_coef entropy_coef_min entropy_coef_max
     entropy_coef_delta entropy_target off_policy_mask_threshold use_bias_correction_kl
     logging_steps logging_first_step save_strategy save_steps save_total_limit resume_from_checkpoint
-    use_peft lora_r lora_alpha lora_dropout lora_target_modules
+    use_peft lora_r lora_alpha lora_dropout lora_target_modules use_rslora use_dora
 """)
 # Keys of rows: `data_keys.py` puts them into the settings of a task.
 DATA = _names("dataset_name dataset_config dataset_train_split dataset_test_split")
