@@ -40,7 +40,7 @@ def test_long_lines_go_on_in_their_column(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(doctor, "examine", lambda: [finding])
     out = io.StringIO()
     monkeypatch.setattr(rich, "_console", Console(file=out, width=80, force_terminal=True, color_system=None))
-    doctor.doctor()
+    run(["doctor"])
     _, first, *others = out.getvalue().splitlines()
     assert first.startswith("  no   GPU          [none] words")
     assert others and all(line.startswith(" " * 20 + "words") for line in others)

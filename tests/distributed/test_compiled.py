@@ -9,8 +9,7 @@ from tests.conftest import make_policy
 from tests.distributed.launch import run_on
 from tests.support.ranks import CPU, difference, my_batches
 from tests.support.update import make_samples, train_on, updater_for
-from whetstone.config.parallel import ParallelConfig
-from whetstone.config.sections import ModelConfig
+from whetstone.config.sections import ModelConfig, ParallelConfig
 from whetstone.model.compilation import compile_layers, should_compile
 from whetstone.model.policy import Policy
 from whetstone.model.sharded import shard_policy

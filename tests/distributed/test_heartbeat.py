@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.distributed.launch import CONTEXT, free_port, set_environment
-from whetstone.config.parallel import ParallelConfig
+from whetstone.config.sections import ParallelConfig
 from whetstone.parallel import mesh
 from whetstone.parallel.collectives import all_reduce_ranks
 from whetstone.parallel.heartbeat import EXIT_CODE, Heartbeat

@@ -16,8 +16,7 @@ from tests.conftest import make_policy
 from tests.distributed.launch import CONTEXT, free_port, run_on, set_environment
 from tests.support.ranks import CPU, my_batches
 from tests.support.update import make_samples, train_on, updater_for
-from whetstone.config.parallel import ParallelConfig
-from whetstone.config.sections import ModelConfig
+from whetstone.config.sections import ModelConfig, ParallelConfig
 from whetstone.errors import UserError
 from whetstone.model.policy import Policy
 from whetstone.model.sharded import shard_policy

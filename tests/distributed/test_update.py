@@ -14,8 +14,7 @@ from tests.distributed.launch import run_on
 from tests.support.ranks import CPU, difference, my_batches
 from tests.support.update import make_samples, sequence_logprobs, train_on, updater_for
 from whetstone.config import build
-from whetstone.config.parallel import ParallelConfig
-from whetstone.config.sections import ModelConfig
+from whetstone.config.sections import ModelConfig, ParallelConfig
 from whetstone.engines import make_engine
 from whetstone.engines.base import Request, SamplingParams
 from whetstone.errors import UserError

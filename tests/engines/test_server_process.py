@@ -11,7 +11,7 @@ import pytest
 from whetstone.config import load
 from whetstone.engines.servers.http import HttpClient, RequestRejected, free_port
 from whetstone.engines.servers.process import RESTARTS, ServerCommand, ServerProcess, error_lines
-from whetstone.engines.servers.setup import server_command
+from whetstone.engines.servers.setup import COMMANDS
 from whetstone.errors import UserError
 
 # Answers after a moment, and has a child that would outlive it.
@@ -118,7 +118,7 @@ def test_a_package_that_is_missing_is_named_with_its_command(monkeypatch):
     for engine, words in (("vllm", "pip install 'vllm>=0.22,<0.33'"), ("sglang", "pip install sglang")):
         config = load(None, [f"rollout_engine={engine}"]).config
         with pytest.raises(UserError) as raised:
-            server_command(config, None, "127.0.0.1", 8000)
+            COMMANDS[engine](config, devices=None, host="127.0.0.1", port=8000)
         assert words in str(raised.value) and "rollout_servers" in str(raised.value)
 
 
@@ -128,7 +128,7 @@ def test_the_flags_that_training_needs(monkeypatch):
         "use_vllm=true use_peft=true lora_r=20 max_prompt_length=100 max_completion_length=28 max_num_seqs=12"
     )
     config = load(None, [*words.split(), "server_args=[--trust-remote-code]"]).config
-    command = server_command(config, None, "127.0.0.1", 8123)
+    command = COMMANDS["vllm"](config, devices=None, host="127.0.0.1", port=8123)
     line = " ".join(command.args)
     for part in (
         "--logprobs-mode processed_logprobs",

@@ -16,7 +16,7 @@ from rich.console import Console
 from whetstone.config import build
 from whetstone.errors import UserError
 from whetstone.files import atomic_write
-from whetstone.run.metrics import LogSchedule, MetricsLog, WandbSink, read_rows
+from whetstone.run.metrics import LogSchedule, MetricsLog, read_rows, wandb_sink
 from whetstone.run.progress import Progress
 from whetstone.terminal.log import setup_logging
 from whetstone.terminal.stages import stage
@@ -175,11 +175,12 @@ def test_wandb_goes_on_in_the_same_run(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_wandb_gets_entity_and_tags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    pytest.importorskip("wandb")
+    wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    sink = WandbSink(tmp_path, build({"wandb_entity": "us", "wandb_tags": ["a", "b"]}), None)
-    assert (sink._run.entity, tuple(sink._run.tags or ())) == ("us", ("a", "b"))
+    sink = wandb_sink(tmp_path, build({"wandb_entity": "us", "wandb_tags": ["a", "b"]}), None)
+    run = wandb.run
+    assert run is not None and (run.entity, tuple(run.tags or ())) == ("us", ("a", "b"))
     sink.close()
 
 

@@ -35,11 +35,7 @@ def add_arguments(parser: CommandParser) -> None:
     """No arguments."""
 
 
-def run(args: argparse.Namespace) -> None:
-    doctor()
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Check:
     """One thing that was looked for."""
 
@@ -54,7 +50,7 @@ def examine() -> list[Check]:
     return [*_machine(), *_engines(), *_sandbox(), *_languages(), *_extras()]
 
 
-def doctor() -> None:
+def run(args: argparse.Namespace) -> None:
     """Print the checks."""
     console = rich.get_console()
     section = ""
@@ -83,10 +79,10 @@ def _machine() -> list[Check]:
     for number in range(torch.cuda.device_count()):
         shape = torch.cuda.get_device_properties(number)
         lines[f"GPU {number}"] = f"{shape.name}, {shape.total_memory / 2**30:.0f} GB"
-    checks = [Check(section="Machine", name=name, there=True, says=says) for name, says in lines.items()]
+    checks = [Check("Machine", name, True, says) for name, says in lines.items()]
     if not torch.cuda.is_available():
         says = "torch sees none: training runs on the CPU, which suits small models only"
-        checks.append(Check(section="Machine", name="GPU", there=False, says=says))
+        checks.append(Check("Machine", "GPU", False, says))
     return checks
 
 
@@ -100,7 +96,7 @@ def _engines() -> list[Check]:
         there = _has(traits.package)
         hint = traits.install or "comes with whetstone"
         says = f"{traits.package} {version(traits.package) or 'not installed'}" if there else hint
-        checks.append(Check(section="Engines (rollout_engine)", name=name, there=there, says=says))
+        checks.append(Check("Engines (rollout_engine)", name, there, says))
     return checks
 
 
@@ -114,10 +110,7 @@ def _sandbox() -> list[Check]:
     except UserError as error:
         there, kind, statement = False, "none", str(error)
         scoring = "tasks that evaluate answers (math, integrals, ...) need sandbox_isolation=limits"
-    return [
-        Check(section=section, name=kind, there=there, says=statement),
-        Check(section=section, name="scoring", there=there, says=scoring),
-    ]
+    return [Check(section, kind, there, statement), Check(section, "scoring", there, scoring)]
 
 
 def _languages() -> list[Check]:
@@ -129,7 +122,7 @@ def _languages() -> list[Check]:
             toolchain = tools(name)
             commands = toolchain.compilers or (toolchain.command,)
             says += ": " + ", then ".join(command[0] for command in commands)
-        checks.append(Check(section="Languages of programs", name=name, there=there, says=says))
+        checks.append(Check("Languages of programs", name, there, says))
     return checks
 
 
@@ -137,11 +130,6 @@ def _extras() -> list[Check]:
     extras = {"trl": "trainer: trl", "ray": "sandbox_pool: ray"}
     extras |= {sink: f"report_to: {sink}" for sink in SINKS}
     return [
-        Check(
-            section="Extras",
-            name=name,
-            there=_has(name),
-            says=f"{version(name) or f'pip install {name}'}, for {use}",
-        )
+        Check("Extras", name, _has(name), f"{version(name) or f'pip install {name}'}, for {use}")
         for name, use in extras.items()
     ]

@@ -60,8 +60,8 @@ class CommandParser(argparse.ArgumentParser):
             elif option == "--":
                 self._reject(argument)
             else:
-                self._check_spelling(option)
                 key = option[2:].replace("-", "_")
+                self._check_spelling(option, key)
                 if equals:
                     result.append(key + argument[len(option) :])
                 else:
@@ -69,13 +69,11 @@ class CommandParser(argparse.ArgumentParser):
                     result.append(f"{key}={rest.pop(0) if has_value else 'true'}")
         return result
 
-    def _check_spelling(self, option: str) -> None:
+    def _check_spelling(self, option: str, key: str) -> None:
         """Reject an option that is nearly one of the command's and is no key of the configuration."""
-        if close_match(option, self._option_string_actions, cutoff=0.75) is None:
-            return
         from whetstone.config.load import is_known_key
 
-        if not is_known_key(option[2:].replace("-", "_")):
+        if close_match(option, self._option_string_actions, cutoff=0.75) and not is_known_key(key):
             self._reject(option)
 
     def _reject(self, argument: str) -> NoReturn:

@@ -60,7 +60,8 @@ class DataKeys:
             return {}, []
         datasets = specs(ours if is_new else before)
         source = [key for key in _SOURCES if key in settings]
-        if source and datasets and not is_new and not _takes_rows(datasets):
+        has_source = any(set(_SOURCES) & set(spec.get("config") or {}) for spec in datasets.values())
+        if source and not (is_new or has_source or any(map(_reads_rows, datasets))):
             datasets = {}  # a data set named later takes the place of generated problems
         if source and not datasets:
             datasets = {"rows" if "dataset" in settings else "math": {}}
@@ -72,8 +73,11 @@ class DataKeys:
             self._waiting = {}
             result["datasets"] = datasets = _put(datasets, settings, self._named)
         result |= self._limited(datasets, limit, before)
-        note = f"{', '.join(named)} ({origin}): {_meaning(result, datasets, settings)}."
-        return result, [note] if named else []
+        size = result.get("dataset_size")
+        meaning = "all problems are used" if size is None else f"{size} problems are used"
+        if settings and datasets:
+            meaning = f"the rows of task {next(iter(datasets))}"
+        return result, [f"{', '.join(named)} ({origin}): {meaning}."] if named else []
 
     def finish(self) -> list[str]:
         """A note of splits without a data set; columns without one are refused."""
@@ -140,11 +144,6 @@ def _all_or_some(key: str, value: Any) -> int | None:
     return value
 
 
-def _takes_rows(datasets: dict[str, dict[str, Any]]) -> bool:
-    has_source = any(set(_SOURCES) & set(spec.get("config") or {}) for spec in datasets.values())
-    return has_source or any(map(_reads_rows, datasets))
-
-
 def _reads_rows(name: str) -> bool:
     return name.split("/")[0] in ROW_SETTINGS
 
@@ -180,10 +179,3 @@ def _limit(datasets: dict[str, dict[str, Any]], limit: int | None) -> dict[str, 
             config["max_samples"] = limit
         limited[name] = {**spec, "config": config} if config or "config" in spec else spec
     return limited
-
-
-def _meaning(result: dict[str, Any], datasets: dict[str, Any], settings: dict[str, Any]) -> str:
-    if settings and datasets:
-        return f"the rows of task {next(iter(datasets))}"
-    size = result.get("dataset_size")
-    return "all problems are used" if size is None else f"{size} problems are used"

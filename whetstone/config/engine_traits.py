@@ -11,21 +11,14 @@ from whetstone.config.plugins import is_plugin
 
 @dataclass(frozen=True, kw_only=True)
 class EngineTraits:
-    in_process: bool = False
-    """It samples in the trainer's process, from the policy's weights or a copy: no push can be missed."""
-    has_servers: bool = False
-    """It samples in rollout servers with weights of their own."""
-    can_colocate: bool = False
-    """vllm_mode: colocate runs it in the trainer's process."""
-    can_quantize: bool = False
-    """It supports rollout_quantization."""
-    uses_attn_implementation: bool = False
-    """It runs the transformers model with attn_implementation."""
-    adapters: tuple[str, ...] = ("use_rslora", "use_dora")
-    """Variants of LoRA that it samples from."""
+    in_process: bool = False  # samples in the trainer's process, from the policy's weights or a copy
+    has_servers: bool = False  # samples in rollout servers with weights of their own
+    can_colocate: bool = False  # vllm_mode: colocate runs it in the trainer's process
+    can_quantize: bool = False  # supports rollout_quantization
+    uses_attn_implementation: bool = False  # runs the transformers model with attn_implementation
+    adapters: tuple[str, ...] = ("use_rslora", "use_dora")  # variants of LoRA that it samples from
     package: str = "torch"
-    install: str | None = None
-    """The command that installs the package; None: it comes with whetstone."""
+    install: str | None = None  # the command that installs the package; None: it comes with whetstone
 
 
 ENGINE_TRAITS: dict[str, EngineTraits] = {

@@ -87,11 +87,6 @@ class LossConfig(Section):
         return self.loss_type in LOSSES and LOSSES[self.loss_type].supervised
 
     @property
-    def is_proportional(self) -> bool:
-        """Whether the loss of a token is known to be 0 where its advantage is 0."""
-        return self.loss_type in LOSSES and not self.is_supervised
-
-    @property
     def _bounds_weight(self) -> bool:
         return self.loss_type in LOSSES and LOSSES[self.loss_type].bounds_weight
 

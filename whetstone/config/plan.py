@@ -100,7 +100,12 @@ def make_plan(config: Config, *, num_problems: int, world_size: int = 1) -> Plan
         unit = f"the {completions} completions of a step"
         minibatches = _quotient("generation_batch_size", rollout.generation_batch_size, completions, unit)
     prompts = per_step * minibatches
-    _check_size(prompts * rollout.num_generations)
+    completions = prompts * rollout.num_generations
+    if completions > MAX_COMPLETIONS:
+        raise UserError(
+            f"A batch would have {completions:,} completions, more than {MAX_COMPLETIONS:,}: lower "
+            "num_generations, prompts_per_step, gradient_accumulation_steps or steps_per_generation."
+        )
 
     to_steps = accumulation if update.batch_counts_as_step else 1
     updates_per_batch = minibatches * update.num_iterations
@@ -146,14 +151,6 @@ def _quotient(key: str, value: int, unit: int, of_what: str) -> int:
         good = max(1, round(value / unit)) * unit
         raise UserError(f"{key} ({value}) is not a multiple of {of_what}: set it to {good}.")
     return value // unit
-
-
-def _check_size(completions: int) -> None:
-    if completions > MAX_COMPLETIONS:
-        raise UserError(
-            f"A batch would have {completions:,} completions, more than {MAX_COMPLETIONS:,}: lower "
-            "num_generations, prompts_per_step, gradient_accumulation_steps or steps_per_generation."
-        )
 
 
 def ineffective_settings(config: Config, plan: Plan) -> list[str]:

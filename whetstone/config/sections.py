@@ -9,13 +9,23 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from whetstone.config.base import MAX_COUNT, MAX_STEPS, Name, Resume, Section, Seed, Steps, Text, accept
+from whetstone.config.base import (
+    MAX_COUNT,
+    MAX_SECONDS,
+    MAX_STEPS,
+    Name,
+    Resume,
+    Section,
+    Seed,
+    Steps,
+    Text,
+    accept,
+)
 from whetstone.config.engine_traits import EngineName, engine_traits
 from whetstone.config.engines import EnginesConfig
 from whetstone.config.loss import CriticConfig, LossConfig
-from whetstone.config.parallel import ParallelConfig
+from whetstone.config.losses import LOSSES
 from whetstone.config.plugins import PluginSpec
-from whetstone.config.programs import ProgramsConfig
 from whetstone.config.tasks import TasksConfig
 from whetstone.config.update import UpdateConfig
 from whetstone.config.yaml_text import shorten
@@ -70,6 +80,33 @@ class ModelConfig(Section):
         if both := sorted(ours & set(self.chat_template_kwargs)):
             raise ValueError(f"chat_template_kwargs sets {', '.join(both)}: leave it out")
         return self
+
+
+class ProgramsConfig(Section):
+    """Code tasks: what is paid for a program that runs, and how it is kept from doing harm."""
+
+    use_reasoning_format: bool = False
+    """Ask for `<reasoning>...</reasoning><answer>...</answer>`; false: the program directly."""
+    base_reward_weight: float = Field(default=1.0, ge=0, le=MAX_COUNT)
+    """Reward for the fraction of passed tests (all or nothing with test_reward: all)."""
+    perfect_reward_weight: float = Field(default=1.0, ge=0, le=MAX_COUNT)
+    """What is paid on top for passing every test."""
+    test_reward: Literal["partial", "all"] = "partial"
+    """`partial`: base_reward_weight x fraction of tests passed; `all`: only if all of them pass."""
+    max_tests_per_problem: int = Field(default=3, ge=0, le=MAX_COUNT)
+    """Tests for a training answer, chosen once per problem by dataset_seed; 0: all, as in evaluation."""
+    sandbox_pool: Literal["local", "ray"] = "local"
+    """Where programs run: on this machine, one at a time for each of reward_workers, or on a Ray cluster."""
+    ray_address: Name = "auto"
+    """Ray cluster of sandbox_pool: ray; `auto` finds a running one, `local` starts one here."""
+    sandbox_isolation: Literal["auto", "namespaces", "filters", "limits"] = "auto"
+    """`auto`: the strongest that works, at least `filters`; `limits`: files and network are not protected."""
+    sandbox_time_limit_s: float = Field(default=2.0, gt=0, le=3_600)
+    """For one test of a problem that names no time limit of its own."""
+    sandbox_memory_mb: int = Field(default=512, ge=32, le=1_048_576)
+    """For all processes of a program together."""
+    sandbox_output_kb: int = Field(default=256, ge=1, le=1_048_576)
+    """What a program may print in one test; more ends it."""
 
 
 class RolloutConfig(Section):
@@ -245,6 +282,24 @@ class RunConfig(Section):
         return [s for e in entries if (s := str(e).strip())] if isinstance(entries, list) else entries
 
 
+class ParallelConfig(Section):
+    """How the ranks that a launcher started share the work: ddp_size x shards x tp_size of them."""
+
+    resume: ClassVar = Resume.SAFE
+    tp_size: int = Field(default=1, ge=1, le=1_024)
+    """Tensor-parallel ranks: each layer's matrices are split over so many ranks with the same tokens."""
+    ddp_size: int = Field(default=1, ge=1, le=65_536)
+    """Replicas of the sharded weights (FSDP2 within each of so many groups); 1: sharded over all ranks."""
+    sequence_parallel: bool = False
+    """With tp_size: also split norms and activations between layers along the tokens: less memory."""
+    cpu_offload: Annotated[Literal["none", "optimizer", "all"], accept({True: "all", False: "none"})] = "none"
+    """Keep optimizer state and reference (all: sharded weights too) in CPU memory while unused. GPU only."""
+    heartbeat_timeout_s: float = Field(default=30.0, ge=2, le=600)
+    """A rank without a heartbeat for so long is declared dead, and all others end with that reason."""
+    collective_timeout_s: float = Field(default=1800.0, ge=10, le=MAX_SECONDS)
+    """Longest wait of one rank for the others (the slowest rollouts, the loading of a large model)."""
+
+
 class MeasurementConfig(Section):
     """What the device could do, for those that this package does not know. Does not affect training."""
 
@@ -292,7 +347,8 @@ class Config(Section):
         loss = self.loss
         has_bonus = loss.entropy_coef != 0 or loss.entropy_target is not None
         only_advantages = loss.beta == 0 and not has_bonus and loss.top_entropy_quantile == 1
-        is_relative = loss.advantage in ("group", "rloo") and loss.is_proportional
+        is_proportional = loss.loss_type in LOSSES and not loss.is_supervised  # 0 where the advantage is 0
+        is_relative = loss.advantage in ("group", "rloo") and is_proportional
         return self.update.skip_zero_advantages and only_advantages and is_relative
 
     @model_validator(mode="after")

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from whetstone.config.base import MAX_COUNT, Name, Resume, Section, Seed, Text, accept
 
@@ -38,6 +38,7 @@ class TaskSpec(Section):
     curriculum: Annotated[CurriculumSpec | None, accept({True: {}, False: None})] = None
 
 
+OneOrMany = Annotated[list[Name], BeforeValidator(lambda v: [v] if isinstance(v, str) else v)]
 _WITHOUT_TAGS = frozenset({"math", "code", "rows"})  # tasks whose own prompts ask for no <answer> tags
 _PROMPTS_WITH_TAGS = frozenset({"DeepSeekZero", "default", "simple", "direct", "chain_of_draft"})
 
@@ -59,7 +60,7 @@ class TasksConfig(Section):
     """System message: a text, or DeepSeekZero, default, simple, direct, chain_of_draft (reasoning-gym's)."""
     developer_role: Name = "system"
     """Role under which the developer prompt is given; `user` puts it in front of the question."""
-    reward_funcs: list[Name] = Field(default_factory=lambda: ["accuracy", "format"])
+    reward_funcs: OneOrMany = Field(default_factory=lambda: ["accuracy", "format"])
     """`accuracy`, `format` (default where prompts ask for tags), `length`, or my_rewards.py:function."""
     reward_weights: list[Annotated[float, Field(ge=-MAX_COUNT, le=MAX_COUNT)]] | None = None
     """One weight per entry of reward_funcs; all 1 by default."""
@@ -110,11 +111,6 @@ class TasksConfig(Section):
         asks = "<answer>" in prompt or prompt.strip() in _PROMPTS_WITH_TAGS
         with_tags = [n for n in map(str, names) if n.split("/")[0] not in _WITHOUT_TAGS and ":" not in n]
         return values if asks or with_tags else {**values, "reward_funcs": ["accuracy"]}
-
-    @field_validator("reward_funcs", mode="before")
-    @classmethod
-    def _one_or_many(cls, value: Any) -> Any:
-        return [value] if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -62,8 +62,10 @@ class Translation:
         if "dataset_size" in ours and ours["dataset_size"] is None:
             for keys in (ours, self.flat, self.origins):
                 keys.pop("dataset_size", None)
-        if ours.get("use_vllm") is not None and "rollout_engine" not in ours:
-            self._drop_earlier_engine(ours["use_vllm"])
+        use_vllm, engine = ours.get("use_vllm"), self.flat.get("rollout_engine")
+        if "rollout_engine" not in ours and (use_vllm is True or (use_vllm is not None and engine == "vllm")):
+            self.flat.pop("rollout_engine", None)  # of an earlier layer
+            self.origins.pop("rollout_engine", None)
         self._keep_weights(ours, origin)
         self.flat.update(ours)
         self.origins.update(dict.fromkeys(ours, origin))
@@ -149,12 +151,6 @@ class Translation:
             ours["reward_weights"] = matched
             shown = ", ".join(f"{name} {weight}" for name, weight in zip(new, matched, strict=True))
             self.notes.append(f"reward_weights follows reward_funcs ({origin}): {shown}.")
-
-    def _drop_earlier_engine(self, use_vllm: Any) -> None:
-        """`use_vllm` in a later layer than `rollout_engine` wins over it."""
-        if use_vllm is True or self.flat.get("rollout_engine") == "vllm":
-            self.flat.pop("rollout_engine", None)
-            self.origins.pop("rollout_engine", None)
 
     def _logging_fraction(self) -> None:
         """`logging_steps` below 1 is TRL's fraction of all steps."""

@@ -44,16 +44,12 @@ def finish_adapter(folder: Path) -> None:
     # peft writes the names of modules in the order of a set, which differs from process to process.
     if isinstance(settings.get("target_modules"), list):
         settings["target_modules"] = sorted(settings["target_modules"])
-    settings["base_model_name_or_path"] = public_name(str(settings["base_model_name_or_path"]))
+    base = settings["base_model_name_or_path"] = public_name(str(settings["base_model_name_or_path"]))
     path.write_text(json.dumps(settings, indent=2, sort_keys=True), encoding="utf-8")
-    (folder / CARD).write_text(adapter_card(settings["base_model_name_or_path"]), encoding="utf-8")
-
-
-def adapter_card(base: str) -> str:
-    """The card of an adapter whose run has not ended."""
     title = f"# LoRA adapter of {shown_name(base)}"
     text = "A checkpoint of a reinforcement learning run with whetstone. Its accuracy was not measured."
-    return "\n\n".join([_front_matter(base, lora=True), title, text, _usage(base, lora=True)])
+    card = [_front_matter(base, lora=True), title, text, _usage(base, lora=True)]
+    (folder / CARD).write_text("\n\n".join(card), encoding="utf-8")
 
 
 def write_final_card(run: Path, results: Mapping[str, Any]) -> None:

@@ -32,7 +32,10 @@ def should_compile(config: ModelConfig, policy: Policy) -> bool:
 
 def compile_layers(policy: Policy, backend: str | Callable[..., Any] = "inductor") -> None:
     """Every layer on its own, for any number of tokens; the compiler runs at the first pass."""
-    _keep_graphs()
+    folder = cache_folder() / "compiled"  # for the next run: torch's own folder is emptied at a restart
+    with contextlib.suppress(OSError):  # a home that can't be written
+        folder.mkdir(parents=True, exist_ok=True)
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
     # Floats of a layer (the epsilon of a norm, the scale of an adapter) are constants. Otherwise each becomes
     # a CPU tensor of the graph, with a C++ kernel that takes seconds to compile.
     torch._dynamo.config.specialize_float = True
@@ -41,14 +44,6 @@ def compile_layers(policy: Policy, backend: str | Callable[..., Any] = "inductor
     for layer in policy.layers:
         hide_fsdp_from_dynamo(layer)
         layer.compile(dynamic=True, backend=backend)
-
-
-def _keep_graphs() -> None:
-    """The next run finds them in the user's cache; torch's own folder is emptied at a restart."""
-    folder = cache_folder() / "compiled"
-    with contextlib.suppress(OSError):  # a home that can't be written
-        folder.mkdir(parents=True, exist_ok=True)
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
 
 
 def _require_grad(_module: nn.Module, _inputs: Any, output: Tensor) -> Tensor:

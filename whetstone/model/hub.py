@@ -41,7 +41,8 @@ def resolve(name: str) -> str:
         raise UserError(
             f"{name} is a file, not a model: give the folder that holds config.json and the weights."
         )
-    if _looks_like_path(name):
+    # Hub names are `name` or `owner/name`; anything else with separators means a folder.
+    if name.startswith((".", "~", os.sep)) or name.endswith("/") or name.count("/") > 1 or "\\" in name:
         raise UserError(
             f"There is no model folder {name}: give a folder that exists, a hub name such as {SMOLLM2_HUB}, "
             f"or one of {PEBBLE}, {SMOLLM2}."
@@ -167,20 +168,12 @@ def load_gguf(gguf: Path) -> "PreTrainedModel":
     import torch
     from transformers import AutoModelForCausalLM
 
-    settings = {}
-    try:
+    options: Any = {"gguf_file": gguf.name, "dtype": torch.float32}
+    with contextlib.suppress(ImportError):  # transformers before 5.19 always dequantizes
         from transformers import GgufConfig
 
-        settings["quantization_config"] = GgufConfig(dequantize=True)
-    except ImportError:  # transformers before 5.19 always dequantizes
-        pass
-    options: Any = {"gguf_file": gguf.name, "dtype": torch.float32, **settings}
+        options["quantization_config"] = GgufConfig(dequantize=True)
     return AutoModelForCausalLM.from_pretrained(str(gguf.parent), **options)
-
-
-def _looks_like_path(name: str) -> bool:
-    """Hub names are `name` or `owner/name`; anything else with separators means a folder."""
-    return name.startswith((".", "~", os.sep)) or name.endswith("/") or name.count("/") > 1 or "\\" in name
 
 
 def _checked(folder: Path) -> Path:

@@ -97,7 +97,7 @@ def _wrap(model: Any, settings: Any) -> Any:
 def _with_short_forward(model: Any) -> Any:
     """`model` with a shorter forward pass in its plain LoRA layers: it compiles faster and casts nothing."""
     for module in model.modules():
-        if is_plain_lora(module) and not any(rate > 0 for rate in _dropout_rates(module)):
+        if is_plain_lora(module) and not any(getattr(d, "p", 0.0) > 0 for d in module.lora_dropout.values()):
             module.__class__ = _short_linear()
     return model
 
@@ -107,10 +107,6 @@ def is_plain_lora(layer: Any) -> bool:
     from peft.tuners.lora import Linear
 
     return isinstance(layer, Linear) and not layer.lora_variant and not any(layer.lora_bias.values())
-
-
-def _dropout_rates(layer: Any) -> list[float]:
-    return [getattr(dropout, "p", 0.0) for dropout in layer.lora_dropout.values()]
 
 
 @functools.cache

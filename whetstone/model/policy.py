@@ -26,7 +26,6 @@ from whetstone.model.attention import (
     packed_segments,
     uses_flash,
 )
-from whetstone.model.dropout import disable_dropout
 from whetstone.model.fused_head import Head
 from whetstone.model.hub import base_and_adapter, resolve
 from whetstone.model.loading import load_pretrained, verify_folder
@@ -72,8 +71,19 @@ class Policy:
         self.original_attention = self.lm.config._attn_implementation
         self.is_packed = True  # False: trained on padded rows by the model's own forward pass
         self.cache_shapes: set[tuple[int, int]] = set()  # (heads, size) of keys and values, seen by `verify`
-        disable_dropout(self.lm)
+        self._disable_dropout()
         self.restore_attention()
+
+    def _disable_dropout(self) -> None:
+        """No dropout and no noise of routers, except in adapters: what is trained is what sampled."""
+        for name, module in self.lm.named_modules():
+            if "lora_" in name:
+                continue
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+            for key, value in vars(module).items():
+                if isinstance(value, float) and ("dropout" in key or "jitter" in key):
+                    setattr(module, key, 0.0)
 
     def copy(self) -> "Policy":
         """A policy with the same weights: those that train are copied, the others shared."""
@@ -252,7 +262,13 @@ class Policy:
         Where the packed pass differs or fails, the policy is trained on padded rows.
         """
         self.model.eval()
-        rows = self._verification_rows()
+        vocab_size = self.config.vocab_size
+        texts = [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in VERIFICATION_TEXTS]
+        rows = [torch.tensor(ids[:64]) % vocab_size for ids in texts]
+        if self.lm.dtype == torch.float32:  # random tokens, too
+            generator = torch.Generator().manual_seed(0)
+            rows += [torch.randint(0, vocab_size, (n,), generator=generator) for n in (5, 9, 3)]
+        rows = [row.to(self.device) for row in rows]
         # transformers' own attention: eager where sdpa is missing or would leave out the softcap.
         plain = self.lm._supports_sdpa and not self._attention_softcap
         self.set_attention("sdpa" if plain else "eager")
@@ -309,18 +325,6 @@ class Policy:
 
         position_ids = torch.cat([torch.arange(len(row), device=self.device) for row in rows])
         return self.head(self.hidden(torch.cat(rows)[None], position_ids[None], attend)[0]).float()
-
-    def _verification_rows(self) -> list[Tensor]:
-        """Text, and in float32 random tokens, too."""
-        vocab_size = self.config.vocab_size
-        rows = [
-            torch.tensor(self.tokenizer(text, add_special_tokens=False)["input_ids"][:64]) % vocab_size
-            for text in VERIFICATION_TEXTS
-        ]
-        if self.lm.dtype == torch.float32:
-            generator = torch.Generator().manual_seed(0)
-            rows += [torch.randint(0, vocab_size, (n,), generator=generator) for n in (5, 9, 3)]
-        return [row.to(self.device) for row in rows]
 
     @property
     def _attention_softcap(self) -> float | None:

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whetstone.config.parallel import ParallelConfig
-from whetstone.config.sections import ModelConfig
+from whetstone.config.sections import ModelConfig, ParallelConfig
 from whetstone.errors import UserError
 from whetstone.model.card import finish_adapter
 from whetstone.model.policy import Policy, choose_device, compute_dtype, enable_checkpointing, load_policy
@@ -163,7 +162,14 @@ def _build_meta(metadata: dict[str, Any], config: ModelConfig, compute: torch.dt
 
 def model_writer(policy: Policy) -> Callable[[Path], None]:
     """Gather and copy the weights on all ranks; the first calls the result, which writes them."""
-    state = gathered_state(policy)
+    state: dict[str, Tensor] = {}  # on the CPU of the first rank; empty on the others
+    for name, parameter in policy.model.named_parameters():
+        if policy.is_lora and not parameter.requires_grad:  # an adapter is saved alone
+            continue
+        whole = fsdp.full(parameter.detach())
+        if policy.ranks.is_main:
+            dtype = whole.dtype if policy.is_lora else policy.dtype
+            state[name] = whole.to("cpu", dtype=dtype, copy=True)
 
     def write(folder: Path) -> None:
         # Weights that are shared (embedding and output) go under one name, as transformers expects.
@@ -178,16 +184,3 @@ def model_writer(policy: Policy) -> Callable[[Path], None]:
             path.write_text(json.dumps(metadata, indent=2, sort_keys=True) + "\n")
 
     return write
-
-
-def gathered_state(policy: Policy) -> dict[str, Tensor]:
-    """What transformers saves (LoRA: the adapter), on the CPU of the first rank; empty on the others."""
-    state: dict[str, Tensor] = {}
-    for name, parameter in policy.model.named_parameters():
-        if policy.is_lora and not parameter.requires_grad:
-            continue
-        whole = fsdp.full(parameter.detach())
-        if policy.ranks.is_main:
-            dtype = whole.dtype if policy.is_lora else policy.dtype
-            state[name] = whole.to("cpu", dtype=dtype, copy=True)
-    return state

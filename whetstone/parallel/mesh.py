@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from whetstone.config.parallel import ParallelConfig
+from whetstone.config.sections import ParallelConfig
 from whetstone.errors import UserError
 
 
@@ -100,19 +100,14 @@ def start(config: ParallelConfig, device_type: str) -> Iterator[Ranks]:
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo", timeout=timeout, **arguments
     )
-    silence_warnings()
+    # Warnings of torch that do not concern a user; the view is never changed in place.
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", message="To construct DTensor from torch.Tensor")
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
     try:
         yield make_ranks(config, device_type, local_rank)
     finally:
         dist.destroy_process_group()
-
-
-def silence_warnings() -> None:
-    """Silence warnings of torch that do not concern a user."""
-    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", message="To construct DTensor from torch.Tensor")
-    # Never changed in place.
-    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
 
 
 def make_ranks(config: ParallelConfig, device_type: str, local_rank: int = 0) -> Ranks:

@@ -96,8 +96,9 @@ class Saver:
         self._group: Any = dist.new_group(backend="gloo") if ranks.mesh is not None else None
         self._thread: threading.Thread | None = None
         self._failure: Exception | None = None
-        if ranks.is_main:
-            remove_leftovers(run)
+        for ending in ("writing", "deleting") if ranks.is_main else ():  # of a run that was killed
+            for path in (*run.glob(f".checkpoint-*.{ending}"), *run.glob(f".final_model.{ending}")):
+                clear_temp(path)
 
     def save(self, data: CheckpointData) -> None:
         """Start to write `checkpoint-<step>`; returns when the tensors have been copied."""
@@ -166,13 +167,6 @@ def save_model(write_model: Callable[[Path], None], folder: Path, step: int) -> 
     write_model(aside)
     write_manifest(aside, step=step)
     publish(aside, folder)
-
-
-def remove_leftovers(run: Path) -> None:
-    """Delete temporary folders that a killed run left."""
-    for ending in ("writing", "deleting"):
-        for path in (*run.glob(f".checkpoint-*.{ending}"), *run.glob(f".final_model.{ending}")):
-            clear_temp(path)
 
 
 def complete_checkpoints(run: Path) -> list[Checkpoint]:

@@ -41,10 +41,9 @@ def scratch_folder() -> Iterator[Path]:
 def open_run(
     config: Config, ranks: Ranks = SINGLE, *, is_restart: bool = False
 ) -> tuple[Path, Checkpoint | None, list[str]]:
-    """The run folder, the checkpoint to resume from (None: a new run), and notes for the user.
+    """The run folder, the checkpoint to resume from (None: a new run), and notes. A collective call.
 
-    A collective call; only the first rank changes files. `is_restart`: a launcher restarted the run after a
-    failure, so it resumes whatever the settings say.
+    `is_restart`: a launcher restarted the run after a failure, so it resumes whatever the settings say.
     """
     folder, run = run_dir(config), config.run
     search = find_checkpoint(folder, resume_from=None, auto_resume=is_restart, ranks=ranks)
@@ -65,7 +64,13 @@ def _open(config: Config, search: Search, *, is_restart: bool) -> list[str]:
         stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(folder.stat().st_mtime))
         moved = folder.rename(free_path(folder.with_name(f"{folder.name}.{stamp}")))
         notes.append(f"The earlier run was moved to {moved}.")
-    _make(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"The run folder {folder} can't be made ({error.strerror}): set output_dir to a place you may "
+            "write to."
+        ) from None
     if resumed is not None:
         notes += search.notes
         notes += _clear_newer(folder, search)
@@ -174,13 +179,3 @@ def plan_shape(plan: Plan) -> dict[str, int]:
     """What decides which problems belong to which step."""
     names = ("prompts_per_batch", "num_generations", "minibatches", "num_iterations")
     return {name: getattr(plan, name) for name in names}
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"The run folder {folder} can't be made ({error.strerror}): set output_dir to a place you may "
-            "write to."
-        ) from None

@@ -9,9 +9,10 @@ import logging
 import math
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from whetstone.config import Config, flatten
 from whetstone.errors import UserError
@@ -23,12 +24,12 @@ logger = logging.getLogger("whetstone")
 MAX_STEP = 2**53
 
 
-class Sink(Protocol):
+@dataclass(frozen=True)
+class Sink:
     """Where metrics go besides metrics.jsonl."""
 
-    def write(self, step: int, row: Mapping[str, float]) -> None: ...
-
-    def close(self) -> None: ...
+    write: Callable[[int, Mapping[str, float]], object]  # of a step, a row
+    close: Callable[[], object]
 
 
 class MetricsLog:
@@ -45,7 +46,7 @@ class MetricsLog:
         self._sinks: dict[str, Sink] = {}
         for name in run.report_to if has_sinks else ():
             with _start(name):
-                self._sinks[name] = SINK_TYPES[name](folder, config, resume_step)
+                self._sinks[name] = SINKS[name](folder, config, resume_step)
         rows: list[dict[str, Any]] = []
         if resume_step is not None:
             _keep_damaged(self._path)
@@ -159,71 +160,47 @@ def _identity(folder: Path, config: Config) -> dict[str, Any]:
     return {"project": run.wandb_project, "name": name, "config": flatten(config)}
 
 
-class WandbSink:
+def wandb_sink(folder: Path, config: Config, resume_step: int | None) -> Sink:
     """A wandb run. Its id lies in the run folder, so that a resumed run continues the same curves."""
+    import wandb  # pyright: ignore[reportMissingImports]
 
-    def __init__(self, folder: Path, config: Config, resume_step: int | None) -> None:
-        import wandb  # pyright: ignore[reportMissingImports]
-
-        id_file = folder / ".wandb_id"
-        known = id_file.read_text().strip() if resume_step is not None and id_file.is_file() else None
-        self._run = wandb.init(
-            **_identity(folder, config),
-            entity=config.run.wandb_entity,
-            tags=config.run.wandb_tags or None,
-            dir=str(folder),
-            id=known,
-            resume="allow" if known else None,
-        )
-        id_file.write_text(self._run.id)
-        # Our own axis: wandb's refuses to go back, which a resumed run does by a few steps.
-        self._run.define_metric("step")
-        self._run.define_metric("*", step_metric="step")
-
-    def write(self, step: int, row: Mapping[str, float]) -> None:
-        self._run.log({"step": step, **row})
-
-    def close(self) -> None:
-        self._run.finish()
+    id_file = folder / ".wandb_id"
+    known = id_file.read_text().strip() if resume_step is not None and id_file.is_file() else None
+    run = wandb.init(
+        **_identity(folder, config),
+        entity=config.run.wandb_entity,
+        tags=config.run.wandb_tags or None,
+        dir=str(folder),
+        id=known,
+        resume="allow" if known else None,
+    )
+    id_file.write_text(run.id)
+    # Our own axis: wandb's refuses to go back, which a resumed run does by a few steps.
+    run.define_metric("step")
+    run.define_metric("*", step_metric="step")
+    return Sink(lambda step, row: run.log({"step": step, **row}), run.finish)
 
 
-class TensorboardSink:
+def tensorboard_sink(folder: Path, config: Config, resume_step: int | None) -> Sink:
     """Event files in `tensorboard/`; steps after the one resumed from are purged."""
+    import tensorboard  # noqa: F401  # pyright: ignore[reportMissingImports]  # torch's own message hides its name
+    from torch.utils.tensorboard import SummaryWriter
 
-    def __init__(self, folder: Path, config: Config, resume_step: int | None) -> None:
-        import tensorboard  # noqa: F401  # pyright: ignore[reportMissingImports]  # torch's own message hides its name
-        from torch.utils.tensorboard import SummaryWriter
-
-        purge = None if resume_step is None else resume_step + 1
-        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=purge)
-        text = "\n".join(f"    {key}: {value}" for key, value in flatten(config).items())
-        self._writer.add_text("config", text, 0)
-
-    def write(self, step: int, row: Mapping[str, float]) -> None:
-        for key, value in row.items():
-            self._writer.add_scalar(key, value, step)
-
-    def close(self) -> None:
-        self._writer.close()
+    purge = None if resume_step is None else resume_step + 1
+    writer = SummaryWriter(str(folder / "tensorboard"), purge_step=purge)
+    text = "\n".join(f"    {key}: {value}" for key, value in flatten(config).items())
+    writer.add_text("config", text, 0)
+    return Sink(lambda step, row: [writer.add_scalar(key, row[key], step) for key in row], writer.close)
 
 
-class TrackioSink:
-    """A trackio run."""
+def trackio_sink(folder: Path, config: Config, resume_step: int | None) -> Sink:
+    import trackio  # pyright: ignore[reportMissingImports]
 
-    def __init__(self, folder: Path, config: Config, resume_step: int | None) -> None:
-        import trackio  # pyright: ignore[reportMissingImports]
-
-        resume = "never" if resume_step is None else "allow"
-        self._run = trackio.init(**_identity(folder, config), resume=resume)
-
-    def write(self, step: int, row: Mapping[str, float]) -> None:
-        self._run.log(dict(row), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
+    run = trackio.init(**_identity(folder, config), resume="never" if resume_step is None else "allow")
+    return Sink(lambda step, row: run.log(dict(row), step=step), run.finish)
 
 
-SINK_TYPES = {"wandb": WandbSink, "tensorboard": TensorboardSink, "trackio": TrackioSink}
+SINKS = {"wandb": wandb_sink, "tensorboard": tensorboard_sink, "trackio": trackio_sink}
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 class Progress:
-    """Call `update` after each step and `close` at the end (or use it in a `with`)."""
+    """Call `update` after each step; in a `with`, the live line is shown, too."""
 
     def __init__(
         self,
@@ -101,9 +101,6 @@ class Progress:
             return None
         return per_step * (self._num_steps - step)
 
-    def close(self) -> None:
-        self._stack.close()
-
     def __enter__(self) -> Self:
         shown = self._stack.enter_context(display(is_main=not self._console.quiet, console=self._console))
         shown.surroundings = self
@@ -111,7 +108,7 @@ class Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self._stack.close()
 
 
 def spacing(num_steps: int) -> int:

@@ -27,9 +27,10 @@ NAME = "run.json"
 
 def record_session(folder: Path, *, resumed_from: int | None = None, num_ranks: int = 1) -> dict[str, Any]:
     """Write this session into run.json and, in one line, into the log; returns its entry."""
+    program = Path(sys.argv[0]).name.replace("__main__.py", "whet")  # `python -m whetstone` is the same
     session = {
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "command": _command(),
+        "command": shlex.join([program, *sys.argv[1:]]),
         "whetstone": __version__,
         "commit": commit(),
         "python": platform.python_version(),
@@ -80,13 +81,15 @@ def headline(session: dict[str, Any]) -> str:
 
 def machine() -> dict[str, Any]:
     """Processor, cores that we may use, memory in GB (2^30), GPUs."""
+    import torch
+
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": _cpu_name(),
         "cores": cores,
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "gpus": _gpu_names(),
+        "gpus": [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())],
     }
 
 
@@ -99,12 +102,6 @@ def commit() -> str | None:
     if _git(here.parent, "ls-files", "--error-unmatch", here.name) is None:
         return None
     return _git(here.parent, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
-
-
-def _command() -> str:
-    """As it was typed: `python -m whetstone` and `whet` are the same."""
-    program = "whet" if Path(sys.argv[0]).name == "__main__.py" else Path(sys.argv[0]).name
-    return shlex.join([program, *sys.argv[1:]])
 
 
 def _git(folder: Path, *args: str) -> str | None:
@@ -131,11 +128,3 @@ def _cpu_name() -> str:
         lines = []
     named = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     return next(named, platform.processor() or platform.machine())
-
-
-def _gpu_names() -> list[str]:
-    import torch
-
-    if not torch.cuda.is_available():
-        return []
-    return [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]

@@ -116,12 +116,14 @@ def build(
         source.load_state(scalars["source"])
     metrics = MetricsLog(folder, config, resume_step=start_step, has_sinks=ranks.is_main)
     stack.callback(metrics.close)
+    own = run_dir(config)
+    saved = start_step if checkpoint and checkpoint.folder.resolve().parent == own.resolve() else None
     run = TrainingRun(
         config=config,
         plan=plan,
         ranks=ranks,
         folder=folder,
-        saver=make_saver(config, ranks, checkpoint),
+        saver=Saver(own, config.run.save_total_limit, ranks, saved),
         policy=policy,
         source=source,
         learning_signal=LearningSignal(config),
@@ -145,12 +147,6 @@ def make_source(collector: DistributedCollector, tasks: Mixture, config: Config,
     if config.loss.is_supervised:
         source_type = RejectionSampledSource if config.rollout.rejection_sampling else SupervisedSource
     return source_type(collector, tasks, config, plan)
-
-
-def make_saver(config: Config, ranks: Ranks, checkpoint: Checkpoint | None) -> Saver:
-    run = run_dir(config)
-    is_own = checkpoint is not None and checkpoint.folder.resolve().parent == run.resolve()
-    return Saver(run, config.run.save_total_limit, ranks, checkpoint.step if checkpoint and is_own else None)
 
 
 def restore(updater: Updater, checkpoint: Checkpoint, scalars: dict[str, Any]) -> None:

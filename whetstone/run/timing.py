@@ -58,13 +58,10 @@ class StageTimer:
         started = time.monotonic()
         with profile_range(stage):
             yield
-            self._synchronize()
+            if self.exact and self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
         self.seconds[stage] = time.monotonic() - started
         self.peaks_gb[stage] = peak_memory_gb(self.device)
-
-    def _synchronize(self) -> None:
-        if self.exact and self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
 
     def metrics(self, rollouts: RolloutBatch) -> dict[str, float]:
         """Seconds of the loop by stage (a batch sampled in the background costs only the wait)."""

@@ -36,8 +36,6 @@ def plain(value: Any, depth: int = 0) -> Any:
         return sorted((plain(entry, depth + 1) for entry in value), key=json.dumps)
     if kind is dict:
         return {_key(key): plain(entry, depth + 1) for key, entry in value.items()}
-    if kind.__module__ == "numpy" and kind.__name__ != "ndarray":
-        return plain(value.item(), depth + 1)
     if kind.__module__ == "numpy":
         return plain(value.tolist(), depth + 1)
     raise NotPlain(f"a value of type {kind.__name__}")
@@ -124,10 +122,6 @@ def _python(source: str, call: tuple[str, list[Any]] | None, after_compile: Comp
         data = memoryview(f"{VALUE_MARKER}{text}\n".encode())
         while data:
             data = data[write(1, data) :]
-    return _run_exit_handlers()
-
-
-def _run_exit_handlers() -> int:
     if "threading" in sys.modules:  # not imported here: its hook at every fork would cost more than it gives
         sys.modules["threading"]._shutdown()  # waits for the program's threads
     atexit._run_exitfuncs()

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -22,16 +22,16 @@ from whetstone.errors import UserError
 from whetstone.sandbox.program import VALUE_MARKER, Job, Limits, Program
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Language:
     """A line of the table. Commands begin with the name of a program, which is looked for on the PATH."""
 
-    name: str
     title: str
-    fences: tuple[str, ...]  # what stands behind ``` in a model's answer
-    runner: str = "exec"
+    fences: tuple[str, ...]  # what stands behind ``` in a model's answer; the first is the name
     file: str
     install_hint: str
+    _: KW_ONLY
+    runner: str = "exec"
     compilers: tuple[str, ...] = ()  # the quickest first; the next where it fails
     command: str = "{build_dir}/main"
     print_call: Callable[[str, tuple[Any, ...]], str] | None = None  # code that prints a call's value
@@ -39,6 +39,10 @@ class Language:
     has_booleans: bool = True  # its truth values are not just 1 and 0
     limit_address_space: bool = True
     environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.fences[0]
 
     @property
     def takes_code(self) -> bool:
@@ -92,120 +96,88 @@ def _print_q(function: str, arguments: tuple[Any, ...]) -> str:
     return f'\n-1 "{mark}",.j.j {function}[{args}];\n'
 
 
-LANGUAGES: dict[str, Language] = {
-    language.name: language
-    for language in (
-        Language(
-            name="python",
-            title="Python",
-            fences=("python", "py", "python3"),
-            runner="python",
-            file="main.py",
-            install_hint="it runs whetstone itself",
-        ),
-        Language(
-            name="klong",
-            title="Klong",
-            fences=("klong", "kg"),
-            runner="klong",
-            file="main.kg",
-            install_hint="pip install klongpy==0.7.1",
-            has_booleans=False,
-        ),
-        Language(
-            name="q",
-            title="q (kdb+)",
-            fences=("q", "kdb", "kdb+"),
-            file="main.q",
-            install_hint="install kdb+ from kx.com (the personal edition is free) and put `q` on the PATH, "
-            "or pip install pykx and set up its licence: PyKX without a licence can't evaluate q",
-            command="q main.q -q",
-            print_call=_print_q,
-            environment={"QINIT": "/dev/null"},
-        ),
-        Language(
-            name="sql",
-            title="SQL (SQLite)",
-            fences=("sql", "sqlite"),
-            runner="sql",
-            file="main.sql",
-            install_hint="Python's sqlite3 module, which most builds of Python have",
-            syntax_error=r"OperationalError: near |incomplete input|syntax error",
-        ),
-        Language(
-            name="javascript",
-            title="JavaScript",
-            fences=("javascript", "js", "node"),
-            file="main.js",
-            install_hint="install node (apt install nodejs)",
-            command="node --max-old-space-size=256 main.js",
-            print_call=_print_javascript,
-            syntax_error=r"^SyntaxError:",
-            limit_address_space=False,
-            environment={"OPENSSL_CONF": "/dev/null"},
-        ),
-        Language(
-            name="bash",
-            title="Bash",
-            fences=("bash", "sh", "shell"),
-            file="main.sh",
-            install_hint="install bash",
-            command="bash main.sh",
-            syntax_error=r"syntax error",
-        ),
-        Language(
-            name="c",
-            title="C",
-            fences=("c",),
-            file="main.c",
-            install_hint="install gcc, clang or tcc (apt install gcc)",
-            compilers=(
-                "tcc -o main main.c -lm",
-                "gcc -O2 -w -o main main.c -lm",
-                "clang -O2 -w -o main main.c -lm",
-            ),
-        ),
-        Language(
-            name="cpp",
-            title="C++",
-            fences=("cpp", "c++", "cxx"),
-            file="main.cpp",
-            install_hint="install g++ or clang++ (apt install g++)",
-            compilers=(
-                "g++ -O1 -w -std=c++17 -o main main.cpp",
-                "clang++ -O1 -w -std=c++17 -o main main.cpp",
-            ),
-        ),
-        Language(
-            name="rust",
-            title="Rust",
-            fences=("rust", "rs"),
-            file="main.rs",
-            install_hint="install rustc (https://rustup.rs) and a C compiler to link with",
-            compilers=("rustc -O --edition=2021 -Awarnings -o main main.rs",),
-        ),
-        Language(
-            name="java",
-            title="Java (class Main)",
-            fences=("java",),
-            file="Main.java",
-            install_hint="install a JDK (apt install default-jdk-headless)",
-            compilers=(
-                "javac -J-XX:TieredStopAtLevel=1 -J-XX:-UsePerfData -J-Xshare:auto -proc:none Main.java",
-            ),
-            command="java -XX:TieredStopAtLevel=1 -XX:-UsePerfData -XX:+UseSerialGC -Xmx256m -Xshare:auto "
-            "-cp {build_dir} Main",
-            limit_address_space=False,
-        ),
-    )
-}
+_TABLE = (
+    Language("Python", ("python", "py", "python3"), "main.py", "it runs whetstone itself", runner="python"),
+    Language(
+        "Klong", ("klong", "kg"), "main.kg", "pip install klongpy==0.7.1", runner="klong", has_booleans=False
+    ),
+    Language(
+        "q (kdb+)",
+        ("q", "kdb", "kdb+"),
+        "main.q",
+        "install kdb+ from kx.com (the personal edition is free) and put `q` on the PATH, or pip install "
+        "pykx and set up its licence: PyKX without a licence can't evaluate q",
+        command="q main.q -q",
+        print_call=_print_q,
+        environment={"QINIT": "/dev/null"},
+    ),
+    Language(
+        "SQL (SQLite)",
+        ("sql", "sqlite"),
+        "main.sql",
+        "Python's sqlite3 module, which most builds of Python have",
+        runner="sql",
+        syntax_error=r"OperationalError: near |incomplete input|syntax error",
+    ),
+    Language(
+        "JavaScript",
+        ("javascript", "js", "node"),
+        "main.js",
+        "install node (apt install nodejs)",
+        command="node --max-old-space-size=256 main.js",
+        print_call=_print_javascript,
+        syntax_error=r"^SyntaxError:",
+        limit_address_space=False,
+        environment={"OPENSSL_CONF": "/dev/null"},
+    ),
+    Language(
+        "Bash",
+        ("bash", "sh", "shell"),
+        "main.sh",
+        "install bash",
+        command="bash main.sh",
+        syntax_error=r"syntax error",
+    ),
+    Language(
+        "C",
+        ("c",),
+        "main.c",
+        "install gcc, clang or tcc (apt install gcc)",
+        compilers=("tcc -o main main.c -lm", *(f"{cc} -O2 -w -o main main.c -lm" for cc in ("gcc", "clang"))),
+    ),
+    Language(
+        "C++",
+        ("cpp", "c++", "cxx"),
+        "main.cpp",
+        "install g++ or clang++ (apt install g++)",
+        compilers=tuple(f"{cc} -O1 -w -std=c++17 -o main main.cpp" for cc in ("g++", "clang++")),
+    ),
+    Language(
+        "Rust",
+        ("rust", "rs"),
+        "main.rs",
+        "install rustc (https://rustup.rs) and a C compiler to link with",
+        compilers=("rustc -O --edition=2021 -Awarnings -o main main.rs",),
+    ),
+    Language(
+        "Java (class Main)",
+        ("java",),
+        "Main.java",
+        "install a JDK (apt install default-jdk-headless)",
+        compilers=("javac -J-XX:TieredStopAtLevel=1 -J-XX:-UsePerfData -J-Xshare:auto -proc:none Main.java",),
+        command="java -XX:TieredStopAtLevel=1 -XX:-UsePerfData -XX:+UseSerialGC -Xmx256m -Xshare:auto "
+        "-cp {build_dir} Main",
+        limit_address_space=False,
+    ),
+)
+LANGUAGES = {language.name: language for language in _TABLE}
 _PYKX = "import pykx, sys; assert pykx.licensed; pykx.q('\\\\l ' + sys.argv[1])"
 
 
 def language(name: str) -> Language:
     """The language called `name` (or one of its names in fences)."""
     for known in LANGUAGES.values():
-        if name.lower() == known.name or name.lower() in known.fences:
+        if name.lower() in known.fences:
             return known
     raise UserError(f"There is no language '{name}': choose from {', '.join(LANGUAGES)}.")
 

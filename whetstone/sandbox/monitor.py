@@ -62,7 +62,9 @@ class Monitor:
                     return
                 if time.monotonic() >= next_check:
                     next_check = time.monotonic() + _MEMORY_POLL_S
-                    self._check_memory()
+                    processes = descendants(self._env, self._zygote) if self._env.has_proc else []
+                    if sum(map(_memory_of, processes)) > self._max_memory:
+                        self.exceeded_limit = "memory"
         finally:
             os.close(exited)
 
@@ -83,11 +85,6 @@ class Monitor:
             self.exceeded_limit = self.exceeded_limit or "output"
             return False
         return bool(piece)
-
-    def _check_memory(self) -> None:
-        processes = descendants(self._env, self._zygote) if self._env.has_proc else []
-        if sum(map(_memory_of, processes)) > self._max_memory:
-            self.exceeded_limit = "memory"
 
 
 def _memory_of(process: int) -> int:

@@ -165,7 +165,8 @@ def _bind(path: str, new: str) -> bool:
     else:
         with open(target, "w", encoding="ascii"):
             pass
-    syscalls.bind_read_only(path, target)
+    syscalls.mount(path, target, None, syscalls.MS_BIND | syscalls.MS_REC)
+    syscalls.make_read_only(target, recursive=True)
     return True
 
 

@@ -169,7 +169,10 @@ class LocalPool:
                 self._supervisors.pop(program.language).close()
                 continue
             assert len(answer["results"]) == len(job.inputs)
-            results = (_with_syntax_error(Result(**entry), program.language) for entry in answer["results"])
+            results = [Result(**entry) for entry in answer["results"]]
+            for number, result in enumerate(results):
+                if result.outcome == "crash" and is_syntax_error(program.language, result.stderr):
+                    results[number] = replace(result, compile_error=True)
             return Outcome(results=tuple(results))
         return Outcome(results=(LOST,) * len(program.inputs))
 
@@ -216,11 +219,6 @@ class LocalPool:
         atexit.unregister(self.close)
 
 
-def _with_syntax_error(result: Result, language: str) -> Result:
-    is_error = result.outcome == "crash" and is_syntax_error(language, result.stderr)
-    return replace(result, compile_error=True) if is_error else result
-
-
 def free_user_number() -> int:
     """A user number that nobody has, for a process that gives up its own."""
     return _FIRST_USER + (os.getpid() * 256 + next(_user_numbers) % 256) % (1 << 28)
@@ -237,11 +235,7 @@ def strongest_kind(isolation: str) -> str:
         return pool.kind
 
 
-_shared: dict[str, LocalPool] = {}
-
-
+@cache
 def shared_pool(isolation: str) -> LocalPool:
     """This process's own pool; it ends with the process."""
-    if isolation not in _shared:
-        _shared[isolation] = LocalPool(isolation=isolation)
-    return _shared[isolation]
+    return LocalPool(isolation=isolation)

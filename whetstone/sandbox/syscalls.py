@@ -49,12 +49,6 @@ def mount(source: str, target: str, kind: str | None, flags: int, data: str = ""
     _call("mount", *texts[:3], ctypes.c_ulong(flags), texts[3])
 
 
-def bind_read_only(source: str, target: str) -> None:
-    """`source` with everything mounted beneath it, at `target`, for reading."""
-    mount(source, target, None, MS_BIND | MS_REC)
-    make_read_only(target, recursive=True)
-
-
 def make_read_only(target: str, *, recursive: bool) -> None:
     attributes = struct.pack("QQQQ", MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID, 0, 0, 0)
     buffer = ctypes.create_string_buffer(attributes)

@@ -68,9 +68,8 @@ class GymTask(Task):
         # Made now, so that bad settings are found before anything is trained.
         self._dataset = _dataset(self.task, _CacheKey(self.settings), self._seed)
         if split == "train" and spec.curriculum is not None:
-            self.max_level = check_levels(
-                self.task, self.settings, spec.curriculum.start, spec.curriculum.top
-            )
+            levels = spec.curriculum
+            self.max_level = check_levels(self.task, self.settings, levels.start, levels.top)
 
     def at_level(self, level: int) -> "GymTask":
         """The same task at a level of its curriculum: its problems are functions of (seed, index, level)."""

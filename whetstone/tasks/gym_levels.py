@@ -12,19 +12,28 @@ from whetstone.errors import UserError
 
 def settings_at(task: str, level: int, settings: dict[str, Any]) -> dict[str, Any]:
     """`settings` with what the curriculum says of `level` put in."""
-    curriculum = _curriculum(task)
+    from reasoning_gym.coaching.attributes import RangeAttributeDefinition
+    from reasoning_gym.factory import create_curriculum
+
+    curriculum = create_curriculum(task)
     curriculum.set_global_level(level)
     level_config = curriculum.generate_configuration(dict(settings))
-    return {**settings, **{field: getattr(level_config, field) for field in _fields(curriculum)}}
+    fields: list[str] = []
+    for attribute in curriculum.attributes.values():
+        if isinstance(attribute, RangeAttributeDefinition):
+            fields += [attribute.lower_field_name, attribute.upper_field_name]
+        else:
+            fields.append(attribute.field_name)  # type: ignore[attr-defined]
+    return {**settings, **{field: getattr(level_config, field) for field in fields}}
 
 
 def top_level(task: str, settings: dict[str, Any]) -> int:
     """The highest level up to which the task accepts every one; -1 where it accepts none or has none."""
-    from reasoning_gym.factory import CURRICULA, DATASETS
+    from reasoning_gym.factory import CURRICULA, DATASETS, create_curriculum
 
     if task not in CURRICULA:
         return -1
-    attributes = _curriculum(task).attributes.values()
+    attributes = create_curriculum(task).attributes.values()
     highest = max((len(attribute.levels) for attribute in attributes), default=0) - 1
     for level in range(highest + 1):
         try:
@@ -58,24 +67,3 @@ def describe_levels(task: str, settings: dict[str, Any]) -> str:
     first, last = settings_at(task, 0, settings), settings_at(task, highest, settings)
     changes = [f"{key} {first[key]} to {last[key]}" for key in first if first[key] != last[key]]
     return f"levels 0 to {highest}: {', '.join(changes)}"
-
-
-def _curriculum(task: str) -> Any:
-    from reasoning_gym.factory import create_curriculum
-
-    return create_curriculum(task)
-
-
-def _fields(curriculum: Any) -> list[str]:
-    """The settings that the attributes of a curriculum stand for."""
-    from reasoning_gym.coaching.attributes import RangeAttributeDefinition
-
-    return [
-        field
-        for attribute in curriculum.attributes.values()
-        for field in (
-            (attribute.lower_field_name, attribute.upper_field_name)
-            if isinstance(attribute, RangeAttributeDefinition)
-            else (attribute.field_name,)
-        )
-    ]

@@ -183,11 +183,12 @@ def read_grid(folder: Path) -> Grid:
 def run_cells(grid: Grid, jobs: int) -> tuple[dict[str, str], bool]:
     """Run what is not done, `jobs` at once; returns failed cells with the end of their log."""
     progress = Progress(grid.source, grid.cells, grid.folder / "runs", jobs)
-    waiting = [cell for cell in grid.cells if not is_done(grid, cell)]
+    ended = [cell for cell in grid.cells if (grid.run_path(cell) / "train_results.json").is_file()]
+    done = [cell for cell in ended if _is_same(grid, cell)]
+    waiting = [cell for cell in grid.cells if cell not in done]
     progress.begin(len(waiting))
-    for cell in grid.cells:
-        if cell not in waiting:
-            progress.finished(cell, None)
+    for cell in done:
+        progress.finished(cell, None)
     failed: dict[str, str] = {}
     running: list[RunningCell] = []
     with StopRequest() as stop:
@@ -219,12 +220,8 @@ def run_cells(grid: Grid, jobs: int) -> tuple[dict[str, str], bool]:
     return failed, stop.requested
 
 
-def is_done(grid: Grid, cell: Cell) -> bool:
-    """Whether the cell's run has ended with the configuration that is asked for now."""
-    return (grid.run_path(cell) / "train_results.json").is_file() and _is_same(grid, cell)
-
-
 def _is_same(grid: Grid, cell: Cell) -> bool:
+    """Whether the cell's run has the configuration that is asked for now."""
     before = read_mapping(grid.run_path(cell) / "config.yaml") or {}
     now = flatten(load(grid.source, cell.settings).config)
     decisive = [key for key in now if key not in RESUME_SAFE_KEYS - RESULT_KEYS]

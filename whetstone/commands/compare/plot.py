@@ -60,7 +60,9 @@ def draw(results: Mapping[str, Any], folders: Mapping[str, Path], path: Path) ->
         right.set_yticks(range(len(variants)), [variant["name"] for variant in reversed(variants)])
         right.tick_params(axis="y", labelcolor=INK)
         right.grid(visible=False, axis="y")
-        high = max(_highest(variant) for variant in variants)
+        dots = [run["accuracy_after"]["mean"] for variant in variants for run in variant["seeds"]]
+        ends = [variant["accuracy_after"][key] or 0.0 for variant in variants for key in ("mean", "high")]
+        high = max(*dots, *ends)
         right.set_xlim(0, min(102, max(10, 105 * high)))
         aside = path.with_name(f".{path.name}")
         FigureCanvasAgg(figure).print_figure(aside, dpi=150, format="png")
@@ -78,12 +80,6 @@ def _draw_curve(axes: Any, variant: Mapping[str, Any], folders: list[Path], styl
     if len(folders) > 1:
         low, high = [100 * min(points[step]) for step in steps], [100 * max(points[step]) for step in steps]
         axes.fill_between(steps, low, high, color=color, alpha=0.14, linewidth=0)
-
-
-def _highest(variant: Mapping[str, Any]) -> float:
-    """The largest share that a variant's bar, whisker or dots reach."""
-    dots = [run["accuracy_after"]["mean"] for run in variant["seeds"]]
-    return max(*dots, variant["accuracy_after"]["mean"], variant["accuracy_after"]["high"] or 0.0)
 
 
 def _draw_bar(axes: Any, variant: Mapping[str, Any], row: int, color: str) -> None:

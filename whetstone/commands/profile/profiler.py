@@ -51,12 +51,13 @@ def profile(loaded: LoadedConfig, *, num_timed: int = 2) -> Path:
         folder = free_path(run_dir(loaded.config) / "profile")
         folder.mkdir(parents=True)
         shutil.move(scratch / TRACE, folder / TRACE)
+        device, on_gpu = run.policy.device, run.policy.device.type == "cuda"
         result = Profile(
             name=loaded.config.run.run_name or run_dir(loaded.config).name,
             date=datetime.date.today().isoformat(),
             model=describe_model(run.policy, config),
-            device=device_name(run.policy.device) or f"CPU, {torch.get_num_threads()} threads",
-            memory_gb=_memory_gb(run.policy.device),
+            device=device_name(device) or f"CPU, {torch.get_num_threads()} threads",
+            memory_gb=torch.cuda.get_device_properties(device).total_memory / 1e9 if on_gpu else None,
             config=config,
             peak_flops=run.throughput.peak_flops,
             rows=recorder.rows[1 : 1 + num_timed],
@@ -114,10 +115,3 @@ class Recorder:
                 kinds.append(torch.profiler.ProfilerActivity.CUDA)
             self.profiler = torch.profiler.profile(activities=kinds)
             self.profiler.start()
-
-
-def _memory_gb(device: torch.device) -> float | None:
-    """All the memory of a GPU."""
-    if device.type != "cuda":
-        return None
-    return torch.cuda.get_device_properties(device).total_memory / 1e9

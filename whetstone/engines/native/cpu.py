@@ -90,7 +90,12 @@ class SlotEngine(EngineBase):
             finished = self._finished(generation, new_slots)
             if finished:  # they leave before the next token is computed
                 return finished
-        self._decode(generation)
+        positions = self._tensor([sequence.position for sequence in running])
+        token_ids = self._tensor([sequence.tokens[-1] for sequence in running])
+        attend = DecodeAttention(generation.cache, positions, max(sequence.position for sequence in running))
+        if self.step is None:
+            self.step = make_cpu_step(self.policy, token_ids, positions, attend)
+        self._sample(self.step(token_ids, positions, attend), running, generation.sampling)
         return self._finished(generation, range(len(running)))
 
     def _admit(self, generation: _Generation) -> None:
@@ -120,16 +125,6 @@ class SlotEngine(EngineBase):
         slots = [slot for group in groups.values() for slot in group]
         rows = [row for row, group in enumerate(groups.values()) for _ in group]
         self._sample(logits[self._tensor(rows)], [running[slot] for slot in slots], generation.sampling)
-
-    def _decode(self, generation: _Generation) -> None:
-        running = generation.running
-        positions = self._tensor([sequence.position for sequence in running])
-        token_ids = self._tensor([sequence.tokens[-1] for sequence in running])
-        longest = max(sequence.position for sequence in running)
-        attend = DecodeAttention(generation.cache, positions, longest)
-        if self.step is None:
-            self.step = make_cpu_step(self.policy, token_ids, positions, attend)
-        self._sample(self.step(token_ids, positions, attend), running, generation.sampling)
 
     def _sample(self, logits: Tensor, sequences: list[_RunningSequence], sampling: SamplingParams) -> None:
         uniform = torch.tensor(
@@ -184,7 +179,7 @@ def sample(logits: Tensor, uniform: Tensor, sampling: SamplingParams) -> tuple[T
         tokens = logits.argmax(-1)
         return tokens, logits.log_softmax(-1).gather(-1, tokens[:, None]).squeeze(-1)
     logprobs = (logits / sampling.temperature).log_softmax(-1)
-    if sampling.top_k or sampling.top_p < 1 or sampling.min_p > 0:
+    if sampling.is_filtered:
         logprobs = _filter(logprobs, sampling).log_softmax(-1)
     cumulative = logprobs.exp().cumsum(-1)
     total = cumulative[:, -1:]

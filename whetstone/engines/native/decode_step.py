@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from whetstone.engines.native import decoder_layers
 from whetstone.engines.native.decoder_layers import Decoder, DecoderLayer, UnsupportedArchitecture
 from whetstone.engines.native.fp8 import ALIGNMENT, Fp8Linear, supports_fp8
-from whetstone.engines.native.fused_linear import FusedLinear, lora_copy_bytes
+from whetstone.engines.native.fused_linear import FusedLinear
 from whetstone.engines.native.prefill import PagedPrefill
 from whetstone.engines.native.slot_state import NUM_CACHED, PROMPT_LEN, TOKEN, AttentionLayer, PagedState
 from whetstone.errors import UserError
@@ -151,8 +151,9 @@ def _is_plain_embedding(embedding: Any) -> bool:
 
 def _fits_lora_copy(policy: Policy) -> bool:
     """Whether merged copies of the LoRA layers leave two thirds of the memory to the update and the cache."""
-    layers = [module for module in policy.trunk.modules() if hasattr(module, "get_base_layer")]
-    return policy.device.type != "cuda" or lora_copy_bytes(layers) < free_memory(policy.device) / 3
+    layers: list[Any] = [module for module in policy.trunk.modules() if hasattr(module, "get_base_layer")]
+    copies = sum(layer.get_base_layer().weight.nbytes for layer in layers)
+    return policy.device.type != "cuda" or copies < free_memory(policy.device) / 3
 
 
 @torch.no_grad()

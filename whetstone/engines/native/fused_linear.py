@@ -154,11 +154,6 @@ def is_linear_or_lora(layer: Any) -> bool:
     return isinstance(layer, nn.Linear) or is_plain_lora(layer)
 
 
-def lora_copy_bytes(layers: list[Any]) -> int:
-    """Bytes of merged copies of the layers with LoRA."""
-    return sum(_base(layer).weight.nbytes for layer in layers if not isinstance(layer, nn.Linear))
-
-
 def _make_contiguous(parameters: list[nn.Parameter]) -> Tensor:
     """Move parameters into one contiguous tensor; they stay the same parameters."""
     if len(parameters) == 1:

@@ -267,7 +267,12 @@ class PagedEngine(EngineBase):
         elif self.weights_changed:
             self.step.refresh()
         self.weights_changed = False
-        self._write_settings(sampling)
+        stops = sampling.stop_ids(self.policy.stop_token_ids)
+        assert len(stops) <= slot_state.MAX_STOPS
+        settings = [sampling.temperature, sampling.top_p, sampling.min_p, sampling.top_k]
+        state.settings.copy_(torch.tensor(settings, dtype=torch.float32))
+        state.stops.copy_(torch.tensor([*stops, *[-1] * (slot_state.MAX_STOPS - len(stops))]))
+        state.slots.zero_()
         return Scheduler(requests, sampling, num_slots=num_slots, total_pages=state.num_pages)
 
     def _prepare_pages(self, *, preferred: int, least: int) -> None:
@@ -300,15 +305,6 @@ class PagedEngine(EngineBase):
             state.table[slot, :2] = torch.tensor([2 * slot, 2 * slot + 1], dtype=torch.int32)
         self._prefill(step, [PrefillSequence(ids[:n], [2 * slot], [], []) for slot, n in enumerate(lengths)])
         return step(state, torch.arange(len(lengths), dtype=torch.int32, device=self.shape.device))
-
-    def _write_settings(self, sampling: SamplingParams) -> None:
-        state = self.state
-        stops = sampling.stop_ids(self.policy.stop_token_ids)
-        assert len(stops) <= slot_state.MAX_STOPS
-        settings = [sampling.temperature, sampling.top_p, sampling.min_p, sampling.top_k]
-        state.settings.copy_(torch.tensor(settings, dtype=torch.float32))
-        state.stops.copy_(torch.tensor([*stops, *[-1] * (slot_state.MAX_STOPS - len(stops))]))
-        state.slots.zero_()
 
     def _upload(self, values: Tensor) -> Tensor:
         return upload(values, self.shape.device)

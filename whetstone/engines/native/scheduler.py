@@ -114,7 +114,11 @@ class Scheduler:
         """
         slots = [slot for slot, sequence in self.running.items() if sequence.remaining]
         steps = min(steps, max((self.running[slot].remaining for slot in slots), default=0))
-        missing = {slot: self._num_missing_pages(slot, steps) for slot in slots}
+        missing = {}
+        for slot in slots:
+            sequence = self.running[slot]
+            num_tokens = sequence.num_generated + min(steps, sequence.remaining)
+            missing[slot] = max(0, num_pages(num_tokens) - len(sequence.pages))
         if sum(missing.values()) > len(self.free_pages):
             return None
         new_pages = []
@@ -150,11 +154,6 @@ class Scheduler:
         for request in idle:
             self.free_pages.extend(self.prompts.pop(request).pages)
         return bool(idle)
-
-    def _num_missing_pages(self, slot: int, steps: int) -> int:
-        sequence = self.running[slot]
-        num_tokens = sequence.num_generated + min(steps, sequence.remaining)
-        return max(0, num_pages(num_tokens) - len(sequence.pages))
 
     def _allocate(self, count: int) -> list[int]:
         assert count <= len(self.free_pages)

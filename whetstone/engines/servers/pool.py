@@ -159,8 +159,12 @@ class ServerPool(EngineBase):
         connected = self._wait_for_servers()
         version = f"{self.run}-{policy_version}"
         wants_folder = self.policy.is_lora or any(handle.server.wants_folder for handle in connected)
-        if wants_folder:
-            self._check_shared_folder(connected)
+        remote = [handle.url for handle in connected if handle.server.http.host not in LOCAL]
+        if wants_folder and remote and self.weight_dir is None:
+            raise UserError(
+                f"Weights go to {remote[0]} by file, and it runs on another machine: set weight_transfer_dir "
+                "to a folder that both see, or start it for weight_transfer: nccl (docs/servers.md)."
+            )
         folder = self.folders.write(self.policy, version) if wants_folder else None
         self.weights = WeightUpdate(version=version, policy=self.policy, folder=folder)
         with ThreadPoolExecutor(max_workers=len(connected)) as pool:
@@ -175,14 +179,6 @@ class ServerPool(EngineBase):
         """Those that are up, at least one."""
         self._wait_until(lambda: any(handle.is_connected for handle in self.handles))
         return [handle for handle in self.handles if handle.is_connected]
-
-    def _check_shared_folder(self, handles: list[ServerHandle]) -> None:
-        remote = [handle.url for handle in handles if handle.server.http.host not in LOCAL]
-        if remote and self.weight_dir is None:
-            raise UserError(
-                f"Weights go to {remote[0]} by file, and it runs on another machine: set weight_transfer_dir "
-                "to a folder that both see, or start it for weight_transfer: nccl (docs/servers.md)."
-            )
 
     def _load(self, handle: ServerHandle) -> None:
         """Send the current weights, unless another process has done so; a server that fails at it is down."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from whetstone.config import Config
 from whetstone.engines.servers.http import free_port
 from whetstone.engines.servers.pool import ServerHandle, ServerPool, ServerSharing
-from whetstone.engines.servers.process import ServerCommand, ServerProcess
+from whetstone.engines.servers.process import ServerProcess
 from whetstone.engines.servers.settings import max_slots
 from whetstone.engines.servers.sglang import SGLangServer
 from whetstone.engines.servers.sglang import command as sglang_command
@@ -92,11 +92,8 @@ def start_server(config: Config, number: int, *, devices: str | None, host: str,
     """`devices`: its own GPUs; its log is in the run folder."""
     folder = Path(config.run.output_dir) / (config.run.run_name or "") / "servers"
     log = (folder / f"server-{number}.log").resolve()
-    process = ServerProcess(server_command(config, devices, host, port), log)
+    make_command = COMMANDS[config.rollout.rollout_engine]
+    process = ServerProcess(make_command(config, devices=devices, host=host, port=port), log)
     process.start()
     logger.info(f"Starting a {config.rollout.rollout_engine} server: {process.command.url}, {process.log}")
     return process
-
-
-def server_command(config: Config, devices: str | None, host: str, port: int) -> ServerCommand:
-    return COMMANDS[config.rollout.rollout_engine](config, devices=devices, host=host, port=port)

@@ -199,14 +199,8 @@ def command(config: Config, *, devices: str | None, host: str, port: int) -> Ser
     if (length := settings.max_model_length(config)) is not None:
         args += ["--context-length", str(length)]
     if config.model.use_peft:
-        args += [
-            "--enable-lora",
-            "--max-loras-per-batch",
-            "2",
-            "--max-lora-rank",
-            str(settings.lora_rank(config)),
-        ]
-        args += ["--lora-target-modules", "all"]
+        args += ["--enable-lora", "--max-loras-per-batch", "2", "--lora-target-modules", "all"]
+        args += ["--max-lora-rank", str(settings.lora_rank(config))]
     if devices is None and config.engines.server_enable_sleep_mode:
         args += ["--enable-memory-saver", "--enable-weights-cpu-backup"]
     environment = {} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}

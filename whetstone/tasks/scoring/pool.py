@@ -66,9 +66,10 @@ class Scorer:
         self._finalizer = weakref.finalize(self, _close_all, self._workers)  # also at exit
         self._polled_at = 0.0
         self._round = 0  # results of an earlier batch that was given up are ignored
-        self._reset()
+        self.discard()
 
-    def _reset(self) -> None:
+    def discard(self) -> None:
+        """Forget everything submitted since the last `gather`."""
         self._round += 1
         self._requests: list[ScoringRequest] = []
         self._unsent: dict[bool, deque[int]] = {True: deque(), False: deque()}  # for isolated workers, open
@@ -105,11 +106,7 @@ class Scorer:
             for index, worker in enumerate(self._workers):
                 if worker.job is not None:  # only after an error
                     self._restart(index)
-            self._reset()
-
-    def discard(self) -> None:
-        """Forget everything submitted since the last `gather`."""
-        self._reset()
+            self.discard()
 
     def close(self) -> None:
         """End the workers. May be called twice."""

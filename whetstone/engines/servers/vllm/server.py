@@ -9,6 +9,7 @@ Weights are loaded from files (`reload_weights`), as a LoRA adapter, or over vLL
 - 0.24's IPC imports ray (`command` asks for it only where that works).
 """
 
+import contextlib
 import importlib.util
 import itertools
 import json
@@ -51,7 +52,10 @@ class VLLMServer(Server):
         self.has_processed_logprobs = model["logprobs_mode"] == "processed_logprobs"
         self.can_release, self.asleep = ["weights", "kv_cache"] if model.get("enable_sleep_mode") else [], []
         self._check_length(model["max_model_len"], "--max-model-len")
-        self.reports_weight_version = self._offers_weight_info()
+        self.reports_weight_version = False
+        with contextlib.suppress(RequestRejected):
+            self.http.get("/weight_info")
+            self.reports_weight_version = True
         backend = (info.get("weight_transfer_config") or {}).get("backend")
         method = backend if self.weight_transfer == "auto" else self.weight_transfer
         method = method if method in ("nccl", "ipc") else "disk"
@@ -74,13 +78,6 @@ class VLLMServer(Server):
                 f"{self.url} runs without VLLM_SERVER_DEV_MODE=1, so it can't be given new weights: {REMEDY}."
             ) from None
         return info["vllm_config"]
-
-    def _offers_weight_info(self) -> bool:
-        try:
-            self.http.get("/weight_info")
-        except RequestRejected:
-            return False
-        return True
 
     def load(self, update: WeightUpdate) -> None:
         self._wake("weights")  # the cache may sleep on
@@ -214,10 +211,8 @@ def command(config: Config, *, devices: str | None, host: str, port: int) -> Ser
         args += ["--max-lora-rank", str(settings.lora_rank(config))]
         environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     if on_gpu:
-        args += [
-            "--gpu-memory-utilization",
-            f"{settings.memory_fraction(config, alone=devices is not None):g}",
-        ]
+        fraction = settings.memory_fraction(config, alone=devices is not None)
+        args += ["--gpu-memory-utilization", f"{fraction:g}"]
         args += ["--tensor-parallel-size", str(config.engines.server_tensor_parallel_size)]
         backend = transfer_backend(config, alone=devices is not None)
         if backend is not None:

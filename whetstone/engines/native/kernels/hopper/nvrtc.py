@@ -136,7 +136,7 @@ def tensor_map(tensor: Tensor, sizes: list[int], strides: list[int], box: list[i
 
 def compile_source(source: str, options: Sequence[str], architecture: str) -> bytes:
     """CUDA C++ -> machine code for `architecture` (sm_90), from the cache if it was compiled before."""
-    nvrtc = _nvrtc()
+    nvrtc = _library(f"libnvrtc.so.{(torch.version.cuda or '12').split('.')[0]}")
     version = (ctypes.c_int(), ctypes.c_int())
     _check(nvrtc.nvrtcVersion(*map(ctypes.byref, version)))
     flags = [f"--gpu-architecture={architecture}", "-std=c++17", *options]
@@ -177,16 +177,11 @@ def _check(status: int) -> None:
         raise Unavailable(f"CUDA says {status}")
 
 
-@functools.cache
 def _driver() -> ctypes.CDLL:
     return _library("libcuda.so.1")
 
 
 @functools.cache
-def _nvrtc() -> ctypes.CDLL:
-    return _library(f"libnvrtc.so.{(torch.version.cuda or '12').split('.')[0]}")
-
-
 def _library(name: str) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(name)
