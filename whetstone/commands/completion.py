@@ -30,7 +30,6 @@ def run(args: argparse.Namespace) -> None:
 class Candidates:
     """What may follow `whet`, and each of its commands."""
 
-    commands: dict[str, str]  # name -> summary
     options: dict[str, list[str]]  # command -> its options
     with_settings: list[str]  # commands that take CONFIG and key=value
     recipes: list[str]
@@ -43,7 +42,6 @@ def candidates() -> Candidates:
     modules = {name: importlib.import_module(f"whetstone.commands.{name}") for name in COMMANDS}
     parsers = {name: CommandParser(name, module) for name, module in modules.items()}
     return Candidates(
-        commands=COMMANDS,
         options={name: [*parser._option_string_actions] for name, parser in parsers.items()},
         with_settings=[name for name, parser in parsers.items() if parser.accepts_settings],
         recipes=recipe_names(),
@@ -57,7 +55,7 @@ def bash(names: Candidates) -> str:
 _whet() {{
   local current="${{COMP_WORDS[COMP_CWORD]}}" command="${{COMP_WORDS[1]}}" options= candidates=
   if [ "$COMP_CWORD" -eq 1 ]; then
-    COMPREPLY=($(compgen -W '{" ".join(names.commands)} --help --version' -- "$current"))
+    COMPREPLY=($(compgen -W '{" ".join(COMMANDS)} --help --version' -- "$current"))
     compopt +o nospace
     return
   fi
@@ -75,7 +73,7 @@ complete -o nospace -F _whet whet
 
 
 def zsh(names: Candidates) -> str:
-    commands = "\n".join(f"    '{name}:{_quote(summary)}'" for name, summary in names.commands.items())
+    commands = "\n".join(f"    '{name}:{_quote(summary)}'" for name, summary in COMMANDS.items())
     options = "\n".join(f"    {name}) compadd -- {' '.join(o)} ;;" for name, o in names.options.items())
     return f"""#compdef whet
 _whet() {{
@@ -104,7 +102,7 @@ if [ "$funcstack[1]" = "_whet" ]; then _whet "$@"; else compdef _whet whet; fi
 def fish(names: Candidates) -> str:
     lines = ["# whet completion for fish"]
     first, with_settings = "__fish_use_subcommand", " ".join(names.with_settings)
-    for name, summary in names.commands.items():
+    for name, summary in COMMANDS.items():
         lines.append(f"complete -c whet -n {first} -f -a {name} -d '{_quote(summary)}'")
         for flag in names.options[name]:
             if flag.startswith("--"):
