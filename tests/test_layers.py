@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, str] = {
     "rollout": "errors types seeds terminal config tasks parallel engines",
     "optimizer": "errors config parallel",
     "update": "errors types terminal config algorithm parallel model optimizer",
-    "evaluation": "errors types files terminal config tasks rollout",
+    "evaluation": "types files terminal config tasks rollout",
     "run": "errors types files terminal config rewards tasks algorithm parallel model engines rollout update "
     "evaluation",
     "diagnosis": "errors run",

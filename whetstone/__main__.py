@@ -1,7 +1,5 @@
 """`whet` and `python -m whetstone`: argv -> command -> exit code.
 
-Imports only the module of the command that is called.
-
 Exit codes: 0 success, 2 an error that the user can correct (one sentence, no traceback), 130 Ctrl-C. Any
 other exception is a bug: exit code 1, with a traceback and where to report it.
 """
@@ -94,7 +92,8 @@ def _dispatch(argv: list[str]) -> int:
     if wants_help:
         print(parser.format_help(), end="")
         return 0
-    _check_platform(sys.platform)
+    if sys.platform not in ("linux", "darwin"):  # without fork and resource limits some import would raise
+        raise UserError(f"This system ({sys.platform}) is not supported: use Linux, or WSL 2 under Windows.")
     return command.run(parser.parse(arguments)) or 0
 
 
@@ -104,12 +103,6 @@ def _first_line(name: str, arguments: list[str]) -> str:
     named += [argument for argument in arguments if argument.startswith("checkpoint_path=")]
     source = named[0] if named else DEFAULT_RECIPE if name != "doctor" else ""
     return f"whetstone {__version__}: {name} {source}".rstrip()
-
-
-def _check_platform(platform: str) -> None:
-    """Elsewhere fork and resource limits are missing: some import would raise."""
-    if platform not in ("linux", "darwin"):
-        raise UserError(f"This system ({platform}) is not supported: use Linux, or WSL 2 under Windows.")
 
 
 def _print_error(sentence: str) -> int:

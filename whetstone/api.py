@@ -1,8 +1,4 @@
-"""The Python API: `whetstone.train`, `whetstone.evaluate`, `whetstone.load_config`. docs/python.md shows it.
-
-Reward functions given as Python callables run in the scoring processes, with their time limit, as those of
-files do: rewards/source.py writes the source of a notebook's function to output_dir/reward_funcs.
-"""
+"""The Python API (docs/python.md): `whetstone.train`, `steps`, `evaluate`, `load_config` and `Run`."""
 
 import json
 import time

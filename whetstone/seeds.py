@@ -2,8 +2,7 @@
 
 `seed(run, step, problem, sample)` names a sample; `uniforms(seed, start, count)` are its random numbers.
 Because nothing is drawn from a generator that moves on, a run can be stopped and resumed anywhere and makes
-the same choices. Global generators are not touched: code that needs one (torch, reasoning-gym) gets
-a seed from here.
+the same choices. Global generators are not touched.
 """
 
 import hashlib
@@ -21,9 +20,7 @@ def seed(*parts: int | str) -> int:
 
 
 def uniforms(sample_seed: int, start: int, count: int) -> np.ndarray:
-    """The random numbers in [0, 1) of token positions start .. start+count-1 of one sample (splitmix64, 53
-    bits).
-    """
+    """The random numbers in [0, 1) of `count` token positions of one sample from `start` on (splitmix64)."""
     counter = np.arange(start + 1, start + count + 1, dtype=np.uint64)
     with np.errstate(over="ignore"):
         z = np.uint64(sample_seed & _MASK) + counter * np.uint64(_GOLDEN)

@@ -17,13 +17,13 @@ from whetstone.evaluation.display import print_result
 from whetstone.evaluation.evaluator import EvalResult
 from whetstone.model.sharded import model_writer
 from whetstone.parallel import mesh
-from whetstone.parallel.collectives import any_rank
+from whetstone.parallel.collectives import all_gather_objects
 from whetstone.report.results import write_results
-from whetstone.rollout.logprob_check import check_logprob_difference
-from whetstone.rollout.metrics import length_metrics, rollout_metrics, variance_metrics
-from whetstone.rollout.source import RolloutBatch
+from whetstone.rollout.metrics import (
+    check_logprob_difference,
+)
 from whetstone.run.checkpoint import CheckpointData, save_model
-from whetstone.run.completions import show_variance, write_completions
+from whetstone.run.completions import log_rollouts
 from whetstone.run.eval_only import evaluate_only
 from whetstone.run.folder import plan_shape
 from whetstone.run.progress import Progress
@@ -96,31 +96,18 @@ def loop(run: TrainingRun, step: int, started_at: float) -> Iterator[Step]:
                 metrics = run.updater.update(experience, seed)
             check_logprob_difference(metrics, config, rollouts.metrics["staleness"])
             step += plan.updates_per_batch
-            metrics |= log_rollouts(run, step, rollouts) | run.throughput.metrics(rollouts, batches)
+            metrics |= log_rollouts(run.folder, step, rollouts.groups, config, plan, run.learning_signal)
+            metrics |= rollouts.metrics | run.throughput.metrics(rollouts, batches)
             progress.update(step, metrics)
             with timer("eval"):
                 if plan.is_due(plan.eval_every, step) and step < plan.num_steps:
                     evaluate(run, step)
             metrics |= run.throughput.metrics(rollouts, batches)
             run.metrics.log(step, metrics)
-            stopping = any_rank(run.ranks, stop.requested)
+            stopping = any(all_gather_objects(run.ranks, stop.requested))
             if plan.is_due(plan.save_every, step) or stopping:
                 save(run, step, time.monotonic() - started_at)
             yield Step(step=step, metrics=metrics, groups=rollouts.groups)
-
-
-def log_rollouts(run: TrainingRun, step: int, rollouts: RolloutBatch) -> dict[str, float]:
-    """Write and print completions where they are due; returns the metrics of the rollouts."""
-    config, plan, groups = run.config.run, run.plan, rollouts.groups
-    if plan.is_due(config.log_completions_steps, step) or step == plan.updates_per_batch:
-        write_completions(run.folder, step, groups)
-    if config.verbose_variance_logging:
-        show_variance(groups)
-    if run.config.loss.is_supervised:
-        return {**length_metrics([r for group in groups for r in group.rollouts]), **rollouts.metrics}
-    run.learning_signal.observe(groups)
-    variance = variance_metrics(groups) if config.log_reward_variance else {}
-    return {**rollout_metrics(groups), **variance, **rollouts.metrics}
 
 
 def evaluate(run: TrainingRun, step: int) -> EvalResult | None:

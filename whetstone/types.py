@@ -94,9 +94,7 @@ class Group:
 
 
 class Segment(NamedTuple):
-    """A run of tokens in a packed batch, which sees itself causally and, in full, an earlier run: the prompt
-    it shares with other completions.
-    """
+    """Tokens of a packed batch, which see each other causally and all of an earlier run: a shared prompt."""
 
     start: int
     length: int

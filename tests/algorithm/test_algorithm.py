@@ -7,10 +7,15 @@ import pytest
 import torch
 
 from whetstone.algorithm import losses
-from whetstone.algorithm.advantages import estimate
-from whetstone.algorithm.gae import explained_variance, gae, value_loss, whiten
-from whetstone.algorithm.kl import ESTIMATORS
-from whetstone.algorithm.losses import LossInputs, LossOutputs, importance_ratio, policy_loss, ratio_level
+from whetstone.algorithm.advantages import estimate, explained_variance, gae, value_loss, whiten
+from whetstone.algorithm.losses import (
+    ESTIMATORS,
+    LossInputs,
+    LossOutputs,
+    importance_ratio,
+    policy_loss,
+    ratio_level,
+)
 from whetstone.algorithm.masks import high_entropy, off_policy_keep, sampler_weights, sequence_mean
 from whetstone.algorithm.reduce import token_weights
 from whetstone.config.losses import LOSSES, Loss

@@ -14,7 +14,7 @@ from tests.support.runs import rows, run, weights
 from whetstone.config import load
 from whetstone.errors import UserError
 from whetstone.model.hub import resolve
-from whetstone.rollout.logprob_check import check_logprob_difference
+from whetstone.rollout.metrics import check_logprob_difference
 
 SETTINGS = {
     "max_steps": 2,

@@ -6,7 +6,7 @@ import pytest
 
 from whetstone.config import Config, load
 from whetstone.errors import UserError
-from whetstone.evaluation.folder import evaluation_folder, step_of, title_of
+from whetstone.run.eval_only import evaluation_folder, step_of, title_of
 
 
 def configure(tmp_path: Path, weights: Path | None) -> Config:

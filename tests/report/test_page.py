@@ -18,8 +18,7 @@ from whetstone.evaluation.evaluator import EvalResult, Evaluator
 from whetstone.files import atomic_write
 from whetstone.report import plots, write_report
 from whetstone.report.examples import pairs
-from whetstone.report.findings import findings
-from whetstone.report.page import CSS, page
+from whetstone.report.page import CSS, findings, page
 from whetstone.report.plots import short_number, smooth
 from whetstone.report.read import read_run
 from whetstone.run.metrics import MetricsLog

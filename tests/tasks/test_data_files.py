@@ -5,6 +5,8 @@ import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import datasets
 import pyarrow
@@ -16,7 +18,7 @@ from whetstone import __main__ as cli
 from whetstone.config import load
 from whetstone.errors import UserError
 from whetstone.tasks.row_files import read_file, read_folder
-from whetstone.tasks.rows import pick_column
+from whetstone.tasks.rows import RowTask
 
 ROWS = [{"question": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(12)]
 LONGEST_S = 60  # a hang, even on a busy machine
@@ -171,7 +173,8 @@ def test_jsonl_may_hold_any_line_separator_of_unicode_inside_a_text(tmp_path: Pa
 
 def test_columns_may_differ_from_row_to_row():
     rows = [{"question": "a"}, {"question": "b", "answer": "1"}]
-    assert pick_column(rows, None, ("answer",), "answer_column", "x") == "answer"
+    task: Any = SimpleNamespace(settings={}, _raw=rows, _where="x")
+    assert RowTask._column(task, "answer_column", ("answer",)) == "answer"
 
 
 def test_a_folder_holds_splits_by_name(tmp_path: Path):

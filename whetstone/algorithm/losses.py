@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whetstone.algorithm.kl import ESTIMATORS
 from whetstone.algorithm.masks import sequence_mean
 from whetstone.config.losses import AVERAGES, LOSSES, RATIO_LEVELS, Loss
 from whetstone.config.plugins import load_object
@@ -163,3 +162,19 @@ def reinforce(inputs: LossInputs, config: LossConfig) -> LossOutputs:
 def negative_log_likelihood(inputs: LossInputs, config: LossConfig) -> LossOutputs:
     """-log p: supervised fine-tuning on solutions."""
     return LossOutputs(loss=-inputs.logprobs, clipped=torch.zeros_like(inputs.ratio))
+
+
+def k3(logprobs: Tensor, reference: Tensor) -> Tensor:
+    difference = reference - logprobs
+    return torch.exp(difference) - difference - 1
+
+
+# Estimators of the KL divergence from a reference. With d = log p - log q (policy, reference) and tokens
+# sampled from the policy, all three have the KL divergence near their mean: k1 = d exactly, but noisy and of
+# either sign; k2 = d^2 / 2 nearly, never negative; k3 = exp(-d) + d - 1 exactly, never negative. As part of a
+# loss only the gradient matters: that of k2 is the KL's, that of k1 is 0 on average.
+ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "k1": lambda logprobs, reference: logprobs - reference,
+    "k2": lambda logprobs, reference: (logprobs - reference).square() / 2,
+    "k3": k3,
+}

@@ -34,7 +34,6 @@ def run(args: argparse.Namespace) -> None:
 class Candidates:
     """What may follow `whet`, and each of its commands."""
 
-    commands: dict[str, str]  # name -> summary
     options: dict[str, list[str]]  # command -> its options
     with_settings: list[str]  # commands that take CONFIG and key=value
     recipes: list[str]
@@ -47,7 +46,6 @@ def candidates() -> Candidates:
     modules = {name: importlib.import_module(f"whetstone.commands.{name}") for name in COMMANDS}
     parsers = {name: CommandParser(name, module) for name, module in modules.items()}
     return Candidates(
-        commands=COMMANDS,
         options={name: [*parser._option_string_actions] for name, parser in parsers.items()},
         with_settings=[name for name, parser in parsers.items() if parser.accepts_settings],
         recipes=recipe_names(),
@@ -61,7 +59,7 @@ def bash(names: Candidates) -> str:
 _whet() {{
   local current="${{COMP_WORDS[COMP_CWORD]}}" command="${{COMP_WORDS[1]}}" options= candidates=
   if [ "$COMP_CWORD" -eq 1 ]; then
-    COMPREPLY=($(compgen -W '{" ".join(names.commands)} --help --version' -- "$current"))
+    COMPREPLY=($(compgen -W '{" ".join(COMMANDS)} --help --version' -- "$current"))
     return
   fi
   case "$command" in
@@ -83,7 +81,7 @@ complete -F _whet whet
 
 
 def zsh(names: Candidates) -> str:
-    commands = "\n".join(f"    '{name}:{_plain(summary)}'" for name, summary in names.commands.items())
+    commands = "\n".join(f"    '{name}:{_plain(summary)}'" for name, summary in COMMANDS.items())
     options = "\n".join(f"    {name}) compadd -- {' '.join(o)} ;;" for name, o in names.options.items())
     return f"""#compdef whet
 _whet() {{
@@ -115,7 +113,7 @@ def fish(names: Candidates) -> str:
     lines = ["# whet completion for fish"]
     first, with_settings = "__fish_use_subcommand", " ".join(names.with_settings)
     lines += [f"complete -c whet -n {first} -l {flag}" for flag in ("help", "version")]
-    for name, summary in names.commands.items():
+    for name, summary in COMMANDS.items():
         lines.append(f"complete -c whet -n {first} -f -a {name} -d '{_plain(summary)}'")
         for flag in names.options[name]:
             if flag.startswith("--"):

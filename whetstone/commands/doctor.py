@@ -1,7 +1,4 @@
-"""`whet doctor`: devices, packages, engines, languages and isolation of this machine.
-
-Changes nothing and downloads nothing. The isolation is measured: a sandbox is started and asked.
-"""
+"""`whet doctor`: devices, packages, engines, languages and (measured) isolation of this machine."""
 
 import argparse
 import importlib.util

@@ -48,6 +48,8 @@ class CommandParser(argparse.ArgumentParser):
         return args
 
     def _settings_as_positionals(self, argv: list[str]) -> list[str]:
+        from whetstone.config.load import is_known_key
+
         result, rest = [], list(argv)
         while rest:
             argument = rest.pop(0)
@@ -61,20 +63,14 @@ class CommandParser(argparse.ArgumentParser):
                 self._reject(argument)
             else:
                 key = option[2:].replace("-", "_")
-                self._check_spelling(option, key)
+                if close_match(option, self._option_string_actions, cutoff=0.75) and not is_known_key(key):
+                    self._reject(option)  # nearly one of the command's
                 if equals:
                     result.append(key + argument[len(option) :])
                 else:
                     has_value = bool(rest) and not rest[0].startswith("--") and "=" not in rest[0]
                     result.append(f"{key}={rest.pop(0) if has_value else 'true'}")
         return result
-
-    def _check_spelling(self, option: str, key: str) -> None:
-        """Reject an option that is nearly one of the command's and is no key of the configuration."""
-        from whetstone.config.load import is_known_key
-
-        if close_match(option, self._option_string_actions, cutoff=0.75) and not is_known_key(key):
-            self._reject(option)
 
     def _reject(self, argument: str) -> NoReturn:
         if not argument.startswith("-"):

@@ -1,7 +1,4 @@
-"""`whet serve`: start the rollout servers of a configuration, restart dead ones, stop them at Ctrl-C.
-
-They serve any run of the same model: a run sends its weights before it samples.
-"""
+"""`whet serve`: start the rollout servers of a configuration, restart dead ones, stop them at Ctrl-C."""
 
 import argparse
 import contextlib
@@ -51,8 +48,6 @@ def serve(config: Config) -> None:
         processes = start_servers(config, host, ports)
         for process in processes:
             stack.callback(process.stop)
-        for process in processes:
-            process.wait_until_up(config.engines.server_timeout_s)
         names = ",".join(process.command.url for process in processes)
         print(f"Up: {names}. Train with rollout_servers={names}; Ctrl-C stops.", flush=True)
         while True:

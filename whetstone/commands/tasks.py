@@ -1,7 +1,4 @@
-"""`whet tasks`: list the tasks, or show sample problems of one: prompt, gold answer, score.
-
-Loads a tokenizer to show a prompt, never weights.
-"""
+"""`whet tasks`: list the tasks, or show problems of one: prompt, gold answer, score. Loads no weights."""
 
 import argparse
 from enum import Enum

@@ -1,13 +1,30 @@
 """Top-level keys of a data set (`dataset_name`, splits, columns, `max_samples`) -> settings of a task.
 
-Where no task is named, `dataset_name` means the task `rows` and `data_path` the task `math`. Reads no data.
+Where no task is named, `dataset_name` means the task `rows` and `data_path` the task `math`. Any setting of a
+task that reads rows is also a plain key, which goes to the one task that has it. Reads no data.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
-from whetstone.config.row_settings import ROW_SETTINGS
 from whetstone.errors import UserError
 
+SOURCE_KEYS = ("path", "dataset", "name", "split", "eval_path", "eval_split", "eval_fraction", "max_samples")
+QUESTION_KEYS = ("question_column", "prompt_column", "answer_column", "solution_column")
+# kind of task -> its settings
+ROW_SETTINGS: dict[str, tuple[str, ...]] = {
+    "math": (*SOURCE_KEYS, *QUESTION_KEYS),
+    "rows": (*SOURCE_KEYS, *QUESTION_KEYS, "match"),
+    "code": (
+        *SOURCE_KEYS, "language", "statement_column", "tests_column", "test_fields", "prompt",
+        "continue_starter",
+    ),
+    "countdown": (
+        *SOURCE_KEYS, "numbers_column", "target_column", "messages_column", "operators", "use_all_numbers",
+        "base_reward",
+    ),
+}  # fmt: skip
+PLAIN_KEYS = frozenset(key for keys in ROW_SETTINGS.values() for key in keys)
 # key -> the setting of a task that it means
 SETTINGS: dict[str, str] = {
     "dataset_name": "dataset",
@@ -36,6 +53,28 @@ COLUMNS: dict[str, dict[str, str]] = {
 }
 _SOURCES = ("path", "dataset")
 ALL = -1  # of max_samples
+
+
+def place_settings(
+    values: dict[str, Any], before: Mapping[str, Any], reserved: Mapping[str, Any] | frozenset[str]
+) -> dict[str, Any]:
+    """`values` with plain settings moved into the task of `datasets` that has them, unless `reserved`."""
+    plain = [key for key in values if key in PLAIN_KEYS and key not in reserved]
+    datasets = values.get("datasets") or before.get("datasets")
+    if not plain or not isinstance(datasets, Mapping):
+        return values
+    specs, left = dict(datasets), dict(values)
+    for key in plain:
+        fitting = [name for name in specs if key in ROW_SETTINGS.get(str(name).split("/")[0], ())]
+        if len(fitting) > 1:
+            raise UserError(
+                f"{key} may be meant for {' or '.join(fitting)}: write datasets.{fitting[0]}.config.{key}, "
+                "or put it under its task in `datasets`."
+            )
+        spec = (specs[fitting[0]] or {}) if fitting else None
+        if isinstance(spec, Mapping) and isinstance(spec.get("config") or {}, Mapping):
+            specs[fitting[0]] = {**spec, "config": {**(spec.get("config") or {}), key: left.pop(key)}}
+    return {**left, "datasets": specs} if len(left) < len(values) else values
 
 
 class DataKeys:
@@ -118,8 +157,9 @@ def _settings(values: dict[str, Any]) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for key, setting in SETTINGS.items():
         value = values.get(key)
-        if key in ("max_samples", "max_train_problems"):
-            value = _all_or_some(key, value)
+        if setting == "max_samples" and value is not None:
+            if isinstance(value, bool) or not isinstance(value, int) or value == 0 or value < ALL:
+                raise UserError(f"{key} has to be how many problems to use, or -1 for all.")
         elif key == "dataset_configs" and isinstance(value, list):
             if len(value) > 1:
                 raise UserError(
@@ -134,14 +174,6 @@ def _settings(values: dict[str, Any]) -> dict[str, Any]:
         if settings.setdefault(setting, value) != value:
             raise UserError(f"{key} and another key give the data set's {setting} twice: leave one out.")
     return settings
-
-
-def _all_or_some(key: str, value: Any) -> int | None:
-    if isinstance(value, bool) or not isinstance(value, int | None) or (value is not None and value < ALL):
-        value = 0
-    if value == 0:
-        raise UserError(f"{key} has to be how many problems to use, or -1 for all.")
-    return value
 
 
 def _reads_rows(name: str) -> bool:

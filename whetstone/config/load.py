@@ -1,7 +1,4 @@
-"""A flat YAML file and `key=value` arguments -> a `Config`, with a note of where each value came from.
-
-Rejects what it does not know, all of it in one message. Batch arithmetic is in `plan.py`.
-"""
+"""A flat YAML file and `key=value` arguments -> a `Config`, with a note of where each value came from."""
 
 import os
 from collections.abc import Iterable
@@ -133,11 +130,6 @@ def _sentence(error: ValidationError) -> str:
         )
     shown = repr(first.get("input"))
     got = "" if first["type"] == "value_error" or len(shown) > 80 else f" (it is {shown})"
-    return f"{name}: {message}{got}.{_help(where[0])}"
-
-
-def _help(key: str) -> str:
-    if key not in SECTION_OF:
-        return ""
-    description = SECTION_FIELDS[SECTION_OF[key]].model_fields[key].description
-    return f" Its meaning: {' '.join(description.split())}" if description else ""
+    field = SECTION_FIELDS[SECTION_OF[where[0]]].model_fields[where[0]] if where[0] in SECTION_OF else None
+    meaning = f" Its meaning: {' '.join(field.description.split())}" if field and field.description else ""
+    return f"{name}: {message}{got}.{meaning}"

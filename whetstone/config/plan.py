@@ -48,6 +48,8 @@ class Plan:
         planned = config.evaluation.eval_num_samples
         evaluations = 1 + math.ceil(self.num_steps / (self.eval_every or self.num_steps)) if planned else 0
         repeats = self.num_batches * self.prompts_per_batch / self.num_problems
+        seen = "seen once" if repeats == 1 else f"seen {repeats:.2g} times"
+        seen = f"{100 * repeats:.2g} % of them seen" if repeats < 1 else seen
         measured = planned if num_eval_problems is None else num_eval_problems
         size = config.update.micro_batch_tokens
         lines = [
@@ -58,7 +60,7 @@ class Plan:
             f"{counted(self.num_steps, 'optimiser step')}, {self.updates_per_batch} a batch "
             f"({counted(self.minibatches, 'part')} x {counted(self.num_iterations, 'iteration')}), "
             "micro-batches of " + ("as many tokens as fit" if size == "auto" else f"{size:,} tokens"),
-            f"{counted(self.num_problems, 'training problem')}, {_times_seen(repeats)}; "
+            f"{counted(self.num_problems, 'training problem')}, {seen}; "
             f"{counted(evaluations, 'evaluation')} of {counted(measured, 'problem')} x "
             f"{config.evaluation.eval_samples_per_problem}",
         ]
@@ -133,12 +135,6 @@ def make_plan(config: Config, *, num_problems: int, world_size: int = 1) -> Plan
         warmup_steps=update.warmup_steps or math.ceil(update.warmup_ratio * num_steps),
         num_problems=num_problems,
     )
-
-
-def _times_seen(repeats: float) -> str:
-    if repeats < 1:
-        return f"{100 * repeats:.2g} % of them seen"
-    return "seen once" if repeats == 1 else f"seen {repeats:.2g} times"
 
 
 def _every(steps: float, num_steps: int, to_steps: int = 1) -> int:

@@ -1,8 +1,4 @@
-"""Layers of keys as users write them -> our own flat keys, with notes of what was understood.
-
-Nested sections, dotted keys, other trainers' names and values, data keys. Knows names only: values are
-checked by `sections.py`.
-"""
+"""Layers of keys as users write them -> our own flat keys, with notes. Knows names, not their values."""
 
 import math
 from collections.abc import Iterable
@@ -20,9 +16,8 @@ from whetstone.config.aliases import (
     WITHOUT_EFFECT,
 )
 from whetstone.config.data_keys import SETTINGS as DATA_KEYS
-from whetstone.config.data_keys import DataKeys
+from whetstone.config.data_keys import DataKeys, place_settings
 from whetstone.config.overrides import COMMAND_LINE, expand_dotted, parse_json
-from whetstone.config.row_settings import place_settings
 from whetstone.config.unknown import Complaints
 from whetstone.config.yaml_text import shorten
 from whetstone.errors import UserError

@@ -109,11 +109,6 @@ def eval_strategy(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
     return {"fixed_eval_steps": 1 / epochs if by_epochs else 0}
 
 
-def _warmup_steps(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
-    is_ratio = isinstance(value, float) and 0 < value < 1
-    return {"warmup_ratio" if is_ratio else "warmup_steps": value}
-
-
 CONVERTED: dict[str, Converter] = {
     "dtype": _dtype,
     "fp16": _fp16,
@@ -123,7 +118,9 @@ CONVERTED: dict[str, Converter] = {
     "use_adaptive_entropy": _adaptive_entropy,
     "vllm_importance_sampling_correction": _importance_correction,
     "eval_strategy": eval_strategy,
-    "warmup_steps": _warmup_steps,
+    "warmup_steps": lambda value, flat: {
+        "warmup_ratio" if isinstance(value, float) and 0 < value < 1 else "warmup_steps": value
+    },
     "use_cpu": lambda value, flat: {"device": "cpu"} if value else {},
 }
 

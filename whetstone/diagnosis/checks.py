@@ -5,7 +5,7 @@ A check is a pure function RunHistory -> Diagnosis | None. `explain.py` calls an
 
 from statistics import median
 
-from whetstone.diagnosis.history import Diagnosis, Drop, RunHistory, Severity, percent
+from whetstone.diagnosis.history import Diagnosis, RunHistory, Severity, percent
 
 LITTLE_VARIANCE = 0.2  # share of prompts with differing rewards below which hardly anything is learnt
 SOLVED = 0.95  # accuracy in training from which missing variance means that all answers are right
@@ -213,7 +213,8 @@ def learning_rate_too_high(history: RunHistory) -> Diagnosis | None:
     if early and late is not None and late > max(1.0, 3 * early[0]):
         signs.append(f"entropy rose from {early[0]:.2g} to {late:.2g}: the answers have become noise")
     fall = history.fall()
-    if fall is not None and _fell_at_once(history, fall):
+    few_updates = max(5 * history.updates_per_batch, len(history.rows) // 10)  # a slow fall has other causes
+    if fall is not None and fall.fell_step - fall.best_step <= few_updates:
         signs.append(
             f"accuracy fell from {percent(fall.best)} at step {fall.best_step} to {percent(fall.last)} by "
             f"step {fall.fell_step}"
@@ -229,11 +230,6 @@ def learning_rate_too_high(history: RunHistory) -> Diagnosis | None:
         "below; go on from a checkpoint before the damage (resume_from_checkpoint) or begin anew.",
         severity=Severity.GRAVE,
     )
-
-
-def _fell_at_once(history: RunHistory, fall: Drop) -> bool:
-    """Whether it took few updates: a slow decline has other causes."""
-    return fall.fell_step - fall.best_step <= max(5 * history.updates_per_batch, len(history.rows) // 10)
 
 
 def collapse(history: RunHistory) -> Diagnosis | None:

@@ -1,8 +1,4 @@
-"""`whet explain RUN`: why the loss is 0, the reward is flat, or the run collapsed, and the setting to change.
-
-`diagnose` is pure; `load_history` reads the files of a run; `explain` prints. The single checks are in
-`checks.py` and `checks_algorithm.py`.
-"""
+"""`whet explain RUN`: why the loss is 0, the reward is flat, the run collapsed, and the setting to change."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -37,19 +33,16 @@ def diagnose(
     if fall is not None:
         before = RunHistory([row for row in rows if row["step"] < fall.fell_step], evals, config)
         later = [v for check in CONSEQUENCES if (v := check(history)) is not None and check(before) is None]
-        verdicts = [_as_consequence(verdict) if verdict in later else verdict for verdict in verdicts]
+        remedy = "This came with the collapse: mend that first."
+        verdicts = [
+            replace(v, title=f"{v.title}, since the collapse", remedy=remedy, severity=Severity.NOTE)
+            if v in later
+            else v
+            for v in verdicts
+        ]
     if is_solved(history) or all(verdict.severity is Severity.NOTE for verdict in verdicts):
         verdicts = [_outcome(history), *verdicts]  # the first of the notes
     return sorted(verdicts, key=lambda verdict: verdict.severity)  # stable: checks stand in order of weight
-
-
-def _as_consequence(verdict: Diagnosis) -> Diagnosis:
-    return replace(
-        verdict,
-        title=f"{verdict.title}, since the collapse",
-        remedy="This came with the collapse: mend that first.",
-        severity=Severity.NOTE,
-    )
 
 
 def _outcome(history: RunHistory) -> Diagnosis:

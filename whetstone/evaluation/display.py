@@ -11,7 +11,7 @@ from rich.table import Table as TerminalTable
 from rich.text import Text
 
 from whetstone.evaluation.evaluator import EvalRecord, EvalResult
-from whetstone.evaluation.statistics import Accuracy, Difference
+from whetstone.evaluation.statistics import Accuracy
 from whetstone.terminal.log import STEP_LINES
 from whetstone.terminal.text import counted, escape_controls, wrap
 
@@ -50,8 +50,10 @@ def headline(result: EvalResult) -> str:
     if result.samples_per_problem > 1 and result.is_judged:
         rates = (f"pass@{k} {100 * value:.1f} %" for k, value in result.pass_at_k.items() if k > 1)
         parts.append(", ".join(rates))
-    if result.delta_vs_step0 is not None:
-        parts.append(format_delta(result.delta_vs_step0))
+    if (delta := result.delta_vs_step0) is not None:
+        points = f"{100 * delta.difference:+.1f} points since step 0"
+        p_value = "p < 0.001" if delta.p_value < 0.001 else f"p = {delta.p_value:.3f}"
+        parts.append(f"{points} [{100 * delta.low:+.1f}, {100 * delta.high:+.1f}], {p_value}")
     if result.clipped_ratio > 0:
         parts.append(f"{100 * result.clipped_ratio:.1f} % truncated")
     if result.num_failures:
@@ -67,13 +69,6 @@ def format_accuracy(accuracy: Accuracy) -> str:
 def format_mean(mean: Accuracy) -> str:
     """`0.615 [0.546, 0.680]`"""
     return f"{mean.mean:.3g} [{mean.low:.3g}, {mean.high:.3g}]"
-
-
-def format_delta(delta: Difference) -> str:
-    """`+27.0 points since step 0 [19.8, 33.9], p < 0.001`"""
-    low, high = 100 * delta.low, 100 * delta.high
-    p_value = "p < 0.001" if delta.p_value < 0.001 else f"p = {delta.p_value:.3f}"
-    return f"{100 * delta.difference:+.1f} points since step 0 [{low:+.1f}, {high:+.1f}], {p_value}"
 
 
 def _task_table(result: EvalResult) -> TerminalTable:

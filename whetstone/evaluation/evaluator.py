@@ -153,7 +153,8 @@ class Evaluator:
             "completions": [asdict(record) for record in completions],
             "greedy_completions": [asdict(record) for record in greedy_completions],
         }
-        atomic_write(self._file(step), json.dumps(json_safe(document), ensure_ascii=False, indent=1))
+        text = json.dumps(json_safe(document), ensure_ascii=False, indent=1)
+        atomic_write(self._folder / f"eval_step_{step}.json", text)
         return result
 
     def _summarize(
@@ -194,9 +195,6 @@ class Evaluator:
             is_judged=is_judged,
         )
 
-    def _file(self, step: int) -> Path:
-        return self._folder / f"eval_step_{step}.json"
-
     def _sample_records(self, name: str, temperature: float, num_samples: int) -> list[EvalRecord]:
         sampling = sampling_params(self._config, temperature)
         at_once = self._config.evaluation.per_device_eval_batch_size
@@ -215,7 +213,7 @@ class Evaluator:
 
     def _start_records(self) -> list[EvalRecord] | None:
         """The records of step 0, from its file (a resumed run wasn't there); None if not comparable."""
-        path = self._file(0)
+        path = self._folder / "eval_step_0.json"
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
             temperature = document["summary"]["temperature"]

@@ -33,10 +33,15 @@ class Chat:
                 logger.info(f"The chat template of {where} knows no system message: it opens the user's.")
 
     def messages(self, problem: Problem) -> list[dict[str, str]]:
-        """The conversation as the chat template takes it."""
+        """The conversation as the chat template takes it: a system message may have to open the user's."""
+        messages = [dict(message) for message in problem.messages]
         if self._takes_system:
-            return [dict(message) for message in problem.messages]
-        return templates.merge_system(problem.messages)
+            return messages
+        system = "\n\n".join(message["content"] for message in messages if message["role"] == "system")
+        others = [message for message in messages if message["role"] != "system"]
+        if system and others:
+            others[0]["content"] = f"{system}\n\n{others[0]['content']}"
+        return others
 
     def prompt(self, problem: Problem) -> str:
         """The prompt as the model sees it."""

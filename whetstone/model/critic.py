@@ -1,7 +1,4 @@
-"""The value model of the actor-critic: the expected return before each completion token.
-
-`head`: a linear layer on the policy's hidden states. `model`: its own trunk, initialized from the policy's.
-"""
+"""The value model of the actor-critic: the expected return before each completion token."""
 
 from typing import Any
 

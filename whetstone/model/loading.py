@@ -111,8 +111,12 @@ def check_weights(folder: Path) -> None:
     if (folder / "generation_config.json").exists():  # transformers would go on without: other stop tokens
         read_object(folder / "generation_config.json")
     shapes: dict[str, list[int]] = {}
-    for path in _weight_files(folder):
-        shapes |= _shapes(path)
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    names = {single.name} if single.is_file() else set()
+    if not names and index.is_file():
+        names = set(read_object(index)["weight_map"].values())
+    for name in sorted(names):
+        shapes |= _shapes(folder / name)
     text: dict[str, Any] = about["text_config"] if isinstance(about.get("text_config"), dict) else about
     layers = text.get("num_hidden_layers", text.get("n_layer"))
     there = {int(match[1]) for name in shapes if (match := LAYER.search(name))}
@@ -158,15 +162,6 @@ def check_index(index: Path) -> None:
             f"The model folder {index.parent} lacks {len(missing)} of {len(names)} weight files, "
             f"{missing[0]} first: copy them there, or fetch the model again."
         )
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that transformers will read: one, or those of an index."""
-    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if single.is_file():
-        return [single]
-    names = read_object(index)["weight_map"].values() if index.is_file() else ()
-    return [folder / name for name in sorted(set(names))]
 
 
 def _shapes(path: Path) -> dict[str, list[int]]:

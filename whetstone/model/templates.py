@@ -22,7 +22,6 @@ TRIAL_S = 60.0  # wall clock; the trial itself may take 3 s of CPU time
 RENDER_S = 20.0  # CPU time of this thread
 MAX_TEXT = 20_000_000  # characters of one prompt
 SYSTEM, QUESTION = "whetstonesystemmessage", "whetstonequestion"
-Messages = list[dict[str, str]]
 
 
 class RanTooLong(Exception):
@@ -62,15 +61,6 @@ def _try(template: str, tokens: tuple[tuple[str, str], ...], where: str) -> bool
     if QUESTION not in alone["text"]:
         raise UserError(f"The chat template of {where} leaves the user's message out: {remedy}")
     return SYSTEM in together.get("text", "")
-
-
-def merge_system(messages: Sequence[Mapping[str, str]]) -> Messages:
-    """The same conversation without a system role: its message opens the first one of the user."""
-    system = "\n\n".join(message["content"] for message in messages if message["role"] == "system")
-    others = [dict(message) for message in messages if message["role"] != "system"]
-    if system and others:
-        others[0]["content"] = f"{system}\n\n{others[0]['content']}"
-    return others
 
 
 def render(

@@ -4,6 +4,7 @@ At a learning rate of 1e-6 an update is far below the spacing of bf16 values and
 parameters are the high 16 bits of float32 masters (compact.py), and gradients accumulate in float32.
 """
 
+import functools
 import warnings
 from typing import Any
 
@@ -41,25 +42,28 @@ class Optimizer:
         self._accumulators: dict[int, Tensor] = {}  # where they are summed, if there will be several
         for index, parameter in enumerate(parameters):
             if parameter.dtype != torch.float32:
-                parameter.register_post_accumulate_grad_hook(self._accumulate_hook(index))
-        self.adam = _make_adam(parameters, config, offload)
+                parameter.register_post_accumulate_grad_hook(functools.partial(self._accumulate, index))
+        parts, coded = [local(parameter) for parameter in parameters], config.optim == "adamw_8bit"
+        self.adam: TorchAdamW | CompactAdamW
+        if not coded and all(part.device.type == "cpu" and part.dtype == torch.float32 for part in parts):
+            self.adam = TorchAdamW(parameters)
+        else:  # what the CPU trains is in its memory anyway
+            offload = offload and parts[0].device.type != "cpu"
+            self.adam = CompactAdamW(parameters, coded=coded, offload=offload)
         # The schedules of torch want an optimizer: this one holds the rate, and moves nothing.
         holder = torch.optim.SGD([torch.zeros(1)], lr=config.learning_rate)
         self.schedule = make_schedule(holder, config, num_steps=num_steps, warmup_steps=warmup_steps)
 
-    def _accumulate_hook(self, index: int) -> Any:
-        def move(parameter: Tensor) -> None:
-            gradient = parameter.grad
-            assert gradient is not None
-            total, accumulator = self._sums.get(index), self._accumulators.get(index)
-            if total is not None:
-                # `float` copies a first one that stayed as it was, and is the identity later.
-                self._sums[index] = total.float().add_(gradient)
-            else:  # a step of one micro-batch needs no float32 copy
-                self._sums[index] = gradient if accumulator is None else accumulator.copy_(gradient)
-            parameter.grad = None
-
-        return move
+    def _accumulate(self, index: int, parameter: Tensor) -> None:
+        gradient = parameter.grad
+        assert gradient is not None
+        total, accumulator = self._sums.get(index), self._accumulators.get(index)
+        if total is not None:
+            # `float` copies a first one that stayed as it was, and is the identity later.
+            self._sums[index] = total.float().add_(gradient)
+        else:  # a step of one micro-batch needs no float32 copy
+            self._sums[index] = gradient if accumulator is None else accumulator.copy_(gradient)
+        parameter.grad = None
 
     def reserve_accumulators(self, num_passes: int) -> None:
         """Allocate the sums of several backward passes before their activations: less fragmentation."""
@@ -159,17 +163,6 @@ class Optimizer:
             self.schedule._last_lr = [
                 rate * factor(step) for rate, factor in zip(rates, factors, strict=True)
             ]
-
-
-def _make_adam(
-    parameters: list[nn.Parameter], config: UpdateConfig, offload: bool
-) -> TorchAdamW | CompactAdamW:
-    parts = [local(parameter) for parameter in parameters]
-    coded = config.optim == "adamw_8bit"
-    if not coded and all(part.device.type == "cpu" and part.dtype == torch.float32 for part in parts):
-        return TorchAdamW(parameters)
-    # What the CPU trains is in its memory anyway.
-    return CompactAdamW(parameters, coded=coded, offload=offload and parts[0].device.type != "cpu")
 
 
 def _norms(gradients: list[Tensor]) -> list[Tensor]:

@@ -125,11 +125,6 @@ class OffloadStream:
             self._outward.synchronize()
 
 
-def host_memory(size: int, device: torch.device) -> Tensor:
-    """Zeros on the host, pinned where a GPU copies from it."""
-    return torch.zeros(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
-
-
 class CompactAdamW:
     """Moves parameters that are bf16 or float32; a sharded one in this rank's part."""
 
@@ -151,7 +146,8 @@ class CompactAdamW:
         self._locations: list[list[tuple[Piece, Bucket]]] = [[] for _ in parameters]
         for bucket in self._buckets:
             if offload:
-                bucket.memory = host_memory(bucket.size, device)
+                is_pinned = device.type == "cuda"
+                bucket.memory = torch.zeros(bucket.size, dtype=torch.uint8, pin_memory=is_pinned)
             else:
                 home = local(parameters[bucket.pieces[0].index]).device
                 bucket.memory = torch.zeros(bucket.size, dtype=torch.uint8, device=home)
@@ -237,11 +233,10 @@ class CompactAdamW:
 def pick_kernel(device: torch.device) -> Callable[..., None]:
     """The pass over the weights: fused on a GPU, plain torch elsewhere."""
     if device.type == "cuda":
-        try:
+        with contextlib.suppress(ImportError):  # a torch without Triton: slower, the same numbers
             from whetstone.optimizer import kernels
-        except ImportError:  # a torch without Triton: slower, the same numbers
-            return adamw_step
-        return kernels.adamw_step
+
+            return kernels.adamw_step
     return adamw_step
 
 

@@ -6,6 +6,7 @@ round-to-nearest would freeze it. The random bits are a function of (step, param
 values quantize to the same codes.
 """
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -38,16 +39,14 @@ class Codebook:
 
 FIRST_MOMENT = Codebook(levels=127, decades=4.0, floor=1e-30, is_signed=True)
 SECOND_MOMENT = Codebook(levels=255, decades=10.0, floor=1e-25, is_signed=False)
-_tables: dict[tuple[Codebook, torch.device], Tensor] = {}
 
 
+@functools.cache
 def table(codebook: Codebook, device: torch.device) -> Tensor:
     """Code -> value in units of the scale; float32 [levels + 1]."""
-    if (codebook, device) not in _tables:
-        below = torch.arange(codebook.levels - 1, -1, -1, dtype=torch.float64) / (codebook.levels - 1)
-        values = torch.cat([torch.zeros(1, dtype=torch.float64), 10 ** (-codebook.decades * below)])
-        _tables[codebook, device] = values.float().to(device)
-    return _tables[codebook, device]
+    below = torch.arange(codebook.levels - 1, -1, -1, dtype=torch.float64) / (codebook.levels - 1)
+    values = torch.cat([torch.zeros(1, dtype=torch.float64), 10 ** (-codebook.decades * below)])
+    return values.float().to(device)
 
 
 def quantize(codebook: Codebook, values: Tensor, chance: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,7 @@
 `_data` means data ranks: of tensor-parallel ranks, which work on the same tokens, only the first counts.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -76,11 +76,6 @@ def broadcast_from_main(ranks: Ranks, local: T) -> T:
     return box[0]
 
 
-def any_rank(ranks: Ranks, local: bool) -> bool:
-    """Whether the value is true on any rank."""
-    return any(all_gather_objects(ranks, local))
-
-
 def min_over_ranks(ranks: Ranks, local: float) -> float:
     """The minimum over all ranks."""
     if ranks.world_size == 1:
@@ -93,11 +88,6 @@ def min_over_ranks(ranks: Ranks, local: float) -> float:
 def barrier(ranks: Ranks) -> None:
     if ranks.world_size > 1:
         dist.barrier()
-
-
-def shard_list(ranks: Ranks, items: Sequence[T]) -> list[T]:
-    """Every data_size-th item, from `data_rank` on."""
-    return list(items[ranks.data_rank :: ranks.data_size])
 
 
 def run_on_main(ranks: Ranks, work: Callable[[], T], *, to_all: bool = False) -> T | None:

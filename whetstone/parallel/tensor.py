@@ -49,7 +49,8 @@ def parallelize(trunk: Any, config: Any, mesh: DeviceMesh, *, sequence: bool) ->
     between = TOKENS if sequence else WHOLE
     entries: set[str] = set()
     for pattern, style in config.base_model_tp_plan.items():
-        for name, module in _matching(trunk, pattern):
+        expression = re.compile(re.escape(pattern).replace(r"\*", r"\d+"))
+        for name, module in [entry for entry in trunk.named_modules() if expression.fullmatch(entry[0])]:
             if style == "colwise":
                 _column(module, mesh)
                 entries.add(name.rpartition(".")[0])
@@ -65,18 +66,17 @@ def parallelize(trunk: Any, config: Any, mesh: DeviceMesh, *, sequence: bool) ->
                 if "norm" in name:
                     _norm(module, mesh, TOKENS, TOKENS)
         _norm(trunk.norm, mesh, TOKENS, WHOLE)
-    _embedding(trunk.embed_tokens, mesh, between)
+    embedding = trunk.embed_tokens
+    _distribute(embedding, mesh, lambda _: (Shard(0),))
+    for name, buffer in list(embedding.named_buffers(recurse=False)):  # Gemma's scale
+        embedding._buffers[name] = distribute_tensor(buffer, mesh, WHOLE)
+    _around(embedding, mesh, WHOLE, between)
 
 
 def parallelize_head(head: nn.Module, mesh: DeviceMesh) -> None:
     """Split the output head by its vocabulary; it gives the rank's own slice of the logits."""
     _column(head, mesh)
     _enter(head, mesh, WHOLE)
-
-
-def _matching(trunk: nn.Module, pattern: str) -> list[tuple[str, nn.Module]]:
-    expression = re.compile(re.escape(pattern).replace(r"\*", r"\d+"))
-    return [(name, module) for name, module in trunk.named_modules() if expression.fullmatch(name)]
 
 
 def _column(module: nn.Module, mesh: DeviceMesh) -> None:
@@ -98,13 +98,6 @@ def _row(module: nn.Module, mesh: DeviceMesh, after: Placements) -> None:
 def _norm(module: nn.Module, mesh: DeviceMesh, before: Placements, after: Placements) -> None:
     _distribute(module, mesh, lambda _: WHOLE)
     _around(module, mesh, before, after)
-
-
-def _embedding(module: nn.Module, mesh: DeviceMesh, after: Placements) -> None:
-    _distribute(module, mesh, lambda _: (Shard(0),))
-    for name, buffer in list(module.named_buffers(recurse=False)):  # Gemma's scale
-        module._buffers[name] = distribute_tensor(buffer, mesh, WHOLE)
-    _around(module, mesh, WHOLE, after)
 
 
 def _enter(module: nn.Module, mesh: DeviceMesh, before: Placements) -> None:

@@ -1,7 +1,4 @@
-"""A run folder -> report.html: one page that opens offline. Reads files only, of any run, even half of one.
-
-`read.py` reads the folder, `plots.py` draws, `page.py` writes the HTML, `report.css` is its style.
-"""
+"""A run folder -> report.html: one page that opens offline. Reads files only, of any run, even unfinished."""
 
 import os
 from pathlib import Path

@@ -7,13 +7,16 @@ import html
 import json
 import math
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from whetstone.diagnosis.explain import diagnose, load_history
+from whetstone.diagnosis.history import Severity
 from whetstone.report import plots
 from whetstone.report.curves import curves_of
 from whetstone.report.examples import Pair, pairs
-from whetstone.report.findings import findings
 from whetstone.report.read import Evaluation, Run
 from whetstone.terminal.text import counted
 
@@ -156,6 +159,51 @@ def _headline_of_reward(run: Run) -> str:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """A sentence for the reader; `grave` ones ask for something to be done."""
+
+    title: str
+    text: str
+    grave: bool = True
+
+
+def findings(run: Run) -> list[Finding]:
+    """How far the run has come, and what `whet explain` finds wrong with it."""
+    verdicts = diagnose(*load_history(run.folder)) if run.rows else []
+    problems = [
+        Finding(title=verdict.title, text=f"{verdict.evidence} {verdict.remedy}")
+        for verdict in verdicts
+        if verdict.severity is not Severity.NOTE
+    ]
+    return [*_state(run), *problems]
+
+
+def _state(run: Run) -> Iterator[Finding]:
+    if run.results is None and run.rows:
+        planned = run.config.get("max_steps")
+        of_all = f" of {planned}" if isinstance(planned, int) and planned > 0 else ""
+        text = f"This report was made at step {run.num_steps}{of_all}; whet report makes it anew any time."
+        yield Finding(title="Not finished yet", text=text, grave=False)
+    if not run.evaluations:
+        yield Finding(
+            title="No evaluation",
+            text="Nothing was measured on problems outside training: set eval_num_samples to get accuracy "
+            "before and after.",
+        )
+    elif run.last is None and run.rows:
+        text = f"There is no evaluation after step {run.evaluations[0].step}: nothing to compare yet."
+        yield Finding(title="One evaluation only", text=text, grave=False)
+    versus = run.last.summary.get("delta_vs_step0") if run.last else None
+    if versus is not None and versus["p_value"] >= 0.05:
+        yield Finding(
+            title="The change may be chance",
+            text="Without any true change a difference this large comes up with probability "
+            f"{versus['p_value']:.2g}. More problems (eval_num_samples), more samples of each or more steps "
+            "would tell.",
+        )
+
+
 def _findings(run: Run) -> str:
     items = "".join(
         f'<li class="{"" if finding.grave else "quiet"}"><b>{esc(finding.title)}</b>{esc(finding.text)}</li>'
@@ -178,7 +226,11 @@ def _progress(run: Run) -> str:
         figures.append(_figure(plots.accuracy_curve(run), "Accuracy", f"Right answers{where}", wide=True))
     curves = curves_of(run)
     odd = len(curves) % 2 == 0  # with the reward's, an odd number: it takes the whole width
-    reward = plots.curve(run, _reward_series(run), wide=odd)
+    # The reward, and its parts where there is more than one; "correct" is the accuracy curve already.
+    keys = dict.fromkeys(key for row in run.rows for key in row if re.fullmatch("rewards/.*/mean", key))
+    names = [key.split("/", 1)[1].removesuffix("/mean") for key in keys if key != "rewards/correct/mean"][:4]
+    parts = {f"rewards/{name}/mean": name for name in names} if len(names) > 1 else {}
+    reward = plots.curve(run, {"reward": "reward", **parts}, wide=odd)
     if reward is not None:
         figures.append(_figure(reward, "Reward", "What is maximized, and its unweighted parts.", wide=odd))
     for curve in curves:
@@ -192,22 +244,11 @@ def _progress(run: Run) -> str:
     return f'<h2>How it went</h2>\n<div class="grid">{"".join(figures)}</div>'
 
 
-def _reward_series(run: Run) -> dict[str, str]:
-    """The reward, and its parts where there is more than one; "correct" is the accuracy curve already."""
-    keys = dict.fromkeys(key for row in run.rows for key in row if re.fullmatch("rewards/.*/mean", key))
-    names = [key.split("/", 1)[1].removesuffix("/mean") for key in keys if key != "rewards/correct/mean"][:4]
-    return {"reward": "reward"} | ({f"rewards/{name}/mean": name for name in names} if len(names) > 1 else {})
-
-
 def _time_text(run: Run) -> str:
+    """Shares of the stages, how well the update used the device, and the most memory of any step."""
     totals = {key.removeprefix("time/"): sum(run.column(key)[1]) for key in plots.time_stages(run)}
     whole = sum(run.column("step_time")[1]) or sum(totals.values())
     shares = ", ".join(f"{name} {100 * seconds / whole:.0f} %" for name, seconds in totals.items())
-    return f"Seconds of each step. In all: {shares}.{_use_text(run)}"
-
-
-def _use_text(run: Run) -> str:
-    """How well the update used the device, and the most memory that any step took."""
     facts = []
     speed, mfu = run.recent("update_tokens_per_s"), run.recent("mfu")
     if speed is not None:
@@ -218,7 +259,8 @@ def _use_text(run: Run) -> str:
     peaks = run.column("peak_memory_gb")[1]
     if peaks:
         facts.append(f"peak memory {max(peaks):.1f} GB")
-    return f" {'; '.join(facts)}." if facts else ""
+    use = f" {'; '.join(facts)}." if facts else ""
+    return f"Seconds of each step. In all: {shares}.{use}"
 
 
 def _tasks(run: Run) -> str:

@@ -138,7 +138,8 @@ def normalize(answer: str) -> str:
     text = text.replace("\\$", "").replace("$", "").replace("\\%", "").replace("%", "")
     text = re.sub(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ)|\\degree\b|°", "", text)
     text_only = _TEXT.fullmatch(text.strip())
-    text = text_only.group(1) if text_only else _strip_text(text)
+    # `5\text{ cm}` is 5, `2\text{ and }3` keeps its words.
+    text = text_only.group(1) if text_only else _TEXT.sub(r"\1", _TRAILING_TEXT.sub("", text))
     text = _VARIABLE.sub("", text.strip())
     text = _TRAILING_UNIT.sub("", text.strip())
     text = re.sub(r"(?<=\d)(?:,|\s)(?=\d{3}(?!\d))", "", text)
@@ -151,11 +152,6 @@ def normalize(answer: str) -> str:
         return form.format(*mixed.groups())
     text = re.sub(r"(?<!\d)\s+|\s+(?!\d|\s)", "", text)  # "1 2" is not 12
     return text.lower() if text.isalpha() and len(text) > 1 else text
-
-
-def _strip_text(text: str) -> str:
-    r"""`5\text{ cm}` is 5, `2\text{ and }3` keeps its words."""
-    return _TEXT.sub(r"\1", _TRAILING_TEXT.sub("", text))
 
 
 def as_number(text: str) -> Fraction | None:
@@ -183,12 +179,14 @@ def math_equal(answer: str, truth: str) -> bool:
     if not normal_answer or says_more(answer, truth) or names_another_variable(answer, truth):
         return False
     number, true_number = as_number(normal_answer), as_number(normal_truth)
-    if is_percent(answer) and not is_percent(truth):
-        return percent_equals(number, true_number)
+    if _PERCENT.search(answer) and not _PERCENT.search(truth):
+        # 50 % stands for 1/2, but not for 50, nor 4200 % for 42: only a truth up to 1 can be a share.
+        return true_number is not None and 0 < abs(true_number) <= 1 and number == 100 * true_number
     if normal_answer == normal_truth:
         return True
-    if not _is_consistent(normal_answer):
-        return False
+    sides = [as_number(side) for side in normal_answer.split("=")]
+    if None not in sides and len(set(sides)) > 1:
+        return False  # an equation of numbers that are not equal, such as 43=42
     if number is not None and true_number is not None:
         if number == true_number:
             return True
@@ -197,12 +195,6 @@ def math_equal(answer: str, truth: str) -> bool:
     if max(len(answer), len(truth)) > _LONGEST_FOR_SYMBOLIC:
         return False
     return evaluate(_math_verify, answer, truth) == 1.0
-
-
-def _is_consistent(text: str) -> bool:
-    """False for an equation of numbers that are not equal, such as 43=42."""
-    numbers = [as_number(side) for side in text.split("=")]
-    return len(numbers) == 1 or None in numbers or len(set(numbers)) == 1
 
 
 def says_more(answer: str, truth: str) -> bool:
@@ -216,15 +208,6 @@ def names_another_variable(answer: str, truth: str) -> bool:
     """`x=5` for `y=5`; a bare 5 names none."""
     name, true_name = (_LETTER_BEFORE_EQUALS.match(text.strip().strip("$")) for text in (answer, truth))
     return name is not None and true_name is not None and name[1] != true_name[1]
-
-
-def is_percent(text: str) -> bool:
-    return _PERCENT.search(text) is not None
-
-
-def percent_equals(percentage: Fraction | None, truth: Fraction | None) -> bool:
-    """50 % stands for 1/2, but not for 50, nor 4200 % for 42: only a truth up to 1 can be a share."""
-    return percentage is not None and truth is not None and 0 < abs(truth) <= 1 and percentage == 100 * truth
 
 
 def _math_verify(answer: str, truth: str) -> bool:

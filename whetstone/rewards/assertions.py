@@ -147,13 +147,13 @@ def _needed(statements: list[ast.stmt], names: set[str]) -> list[ast.stmt]:
     """The earlier statements that matter for `names`, and no others: they may hold what is expected."""
     chosen: set[int] = set()
     while True:
-        more = {i for i, statement in enumerate(statements) if i not in chosen and _touches(statement, names)}
+        more = set()
+        for i, statement in enumerate(statements):
+            is_call = isinstance(statement, ast.Expr)  # which may change what it uses
+            touched = _defined_names(statement) | (_loaded_names(statement) if is_call else set())
+            if i not in chosen and touched & names:
+                more.add(i)
         if not more:
             return [statements[i] for i in sorted(chosen)]
         chosen |= more
         names = names | set().union(*(_loaded_names(statements[i]) for i in more))
-
-
-def _touches(statement: ast.stmt, names: set[str]) -> bool:
-    is_call = isinstance(statement, ast.Expr)  # which may change what it uses
-    return bool(_defined_names(statement) & names or (is_call and _loaded_names(statement) & names))

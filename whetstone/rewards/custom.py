@@ -16,7 +16,7 @@ from typing import Any
 from whetstone.config.plugins import load_object
 
 # What functions of one answer call its text, and the truth: the columns that are looked for, in this order.
-_LISTS = {"completions", "prompts", "completion_ids"}
+LISTS = {"completions", "prompts", "completion_ids"}
 _TEXTS = ("generated_text", "output", "response", "completion")
 _TRUTHS = {"ground_truth": ("answer", "target"), "ground_truth_ans": ("target", "answer")}
 LARGEST = 1e9  # a reward beyond it would overflow the arithmetic of advantages
@@ -70,14 +70,9 @@ def call(
 
 def text_parameter(parameters: Mapping[str, inspect.Parameter]) -> str | None:
     """The parameter that takes the text of one answer; None where the function takes whole lists."""
-    if _LISTS & set(parameters):
+    if LISTS & set(parameters):
         return None
     return next((name for name in _TEXTS if name in parameters), None)
-
-
-def takes_completions(parameters: Mapping[str, inspect.Parameter]) -> bool:
-    """Whether it takes whole lists, as TRL's functions do, or the text of one answer."""
-    return bool(_LISTS & set(parameters)) or text_parameter(parameters) is not None
 
 
 def _call_each(

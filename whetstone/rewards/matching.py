@@ -41,7 +41,8 @@ def extract(text: str, match: str) -> str | None:
     answer = extract_math(text)
     if answer is not None:
         return answer or None
-    text = _outside_thoughts(text)
+    _, closed, rest = text.rpartition("</think>")  # thoughts may never end
+    text = rest if closed else "" if "<think>" in text else text
     if "####" in text:
         return text.rsplit("####", 1)[1].strip().split("\n")[0].strip() or None
     if match == "numeric":
@@ -51,12 +52,6 @@ def extract(text: str, match: str) -> str | None:
     if not lines:
         return None
     return _PREFIX.sub("", lines[-1]).strip(" *_`") or None
-
-
-def _outside_thoughts(text: str) -> str:
-    """What follows the thoughts; nothing where they never end."""
-    _, closed, rest = text.rpartition("</think>")
-    return rest if closed else "" if "<think>" in text else text
 
 
 def same(answer: str, truth: str, match: str) -> bool:

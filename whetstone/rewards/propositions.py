@@ -71,17 +71,10 @@ class _Parser:
         table = self.binary(level + 1)
         while self.accept(_LOOSEST_FIRST[level]):
             right = self.binary(level + 1)
-            table = self.combine(_LOOSEST_FIRST[level], table, right)
+            implied, equal = (self.all & ~table) | right, self.all & ~(table ^ right)
+            combined = {AND: table & right, OR: table | right, IMPLIES: implied, IFF: equal}
+            table = combined[_LOOSEST_FIRST[level]]
         return table
-
-    def combine(self, operator: str, left: int, right: int) -> int:
-        if operator == AND:
-            return left & right
-        if operator == OR:
-            return left | right
-        if operator == IMPLIES:
-            return (self.all & ~left) | right
-        return self.all & ~(left ^ right)
 
     def factor(self) -> int:
         self.depth += 1

@@ -108,7 +108,7 @@ def _check_parameters(function: object, spec: str) -> None:
     if positional_only or not (parameters or takes_all):
         what = f"{positional_only[0]} can't be given by name" if positional_only else "it takes no arguments"
         raise UserError(f"reward_funcs names '{spec}', but {what}: {_REMEDY}.")
-    if not takes_all and not custom.takes_completions(parameters):
+    if not (takes_all or custom.LISTS & set(parameters) or custom.text_parameter(parameters)):
         raise UserError(f"reward_funcs names '{spec}', which takes no completions: {_REMEDY}.")
 
 

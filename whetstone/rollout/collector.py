@@ -1,13 +1,16 @@
 """Problems -> scored groups: encode prompts, sample completions, score each as it finishes."""
 
+import contextlib
 import time
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from whetstone import seeds
 from whetstone.config import Config
 from whetstone.engines.base import Engine, Request, SamplingParams
 from whetstone.errors import UserError
+from whetstone.parallel.collectives import all_gather_data_objects
+from whetstone.parallel.mesh import Ranks
 from whetstone.tasks.scoring.pool import Scorer
 from whetstone.tasks.scoring.process import ScoringRequest
 from whetstone.terminal.stages import advance, stage
@@ -39,7 +42,7 @@ class GroupCollector(Protocol):
     ) -> list[Group]: ...
 
 
-class NullScorer:
+class NullScorer(contextlib.AbstractContextManager["NullScorer"]):
     """Scores nothing: for tensor-parallel ranks whose first rank scores the same tokens."""
 
     def __init__(self) -> None:
@@ -55,9 +58,6 @@ class NullScorer:
 
     def discard(self) -> None:
         self._count = 0
-
-    def __enter__(self) -> "NullScorer":
-        return self
 
     def __exit__(self, *_: object) -> None: ...
 
@@ -147,6 +147,50 @@ class Collector:
                 "the problems or developer_prompt (null leaves it out), or set max_prompt_length."
             )
         return prompt
+
+
+class DistributedCollector(Collector):
+    """Shards the problems, samples and scores locally, gathers the groups: every rank gets all, in order.
+
+    Of tensor-parallel ranks, which decode the same tokens, only the first scores.
+    """
+
+    def __init__(self, *args: Any, ranks: Ranks, side_group: Any, **kwargs: Any):
+        """`side_group`: a second process group, for a thread that samples during the update."""
+        super().__init__(*args, **kwargs)
+        self._ranks, self._side_group = ranks, side_group
+        self.is_collective = ranks.world_size > 1
+
+    def collect(self, problems: list[Problem], **options: Any) -> list[Group]:
+        """`Collector.collect` on all ranks; counts truncated prompts of all, and the longest `scoring_s`."""
+        num_truncated, scoring_s = self.num_truncated_prompts, self.scoring_s
+        self.num_truncated_prompts, self.scoring_s = 0, 0.0
+        groups, failure, cancelled = [], None, False
+        shard = problems[self._ranks.data_rank :: self._ranks.data_size]
+        try:
+            groups = super().collect(shard, **options) if shard else []
+        except UserError as error:
+            failure = str(error)
+        except RolloutCancelled:  # reported too: other ranks may wait for this rank's groups
+            cancelled = True
+        counts = (self.num_truncated_prompts, self.scoring_s, dict(self.scorer.custom_metrics))
+        reports = all_gather_data_objects(
+            self._ranks, (groups, failure, cancelled, *counts), self._side_group
+        )
+        failures = [failure for _, failure, *_ in reports if failure is not None]
+        if failures:
+            raise UserError(failures[0])
+        if any(cancelled for _, _, cancelled, *_ in reports):
+            raise RolloutCancelled
+        self.num_truncated_prompts = num_truncated + sum(truncated for *_, truncated, _, _ in reports)
+        self.scoring_s = scoring_s + max(seconds for *_, seconds, _ in reports)
+        metrics: dict[str, list[float]] = {}
+        for *_, own in reports:
+            for name, value in own.items():
+                metrics.setdefault(name, []).append(value)
+        self.custom_metrics = {name: sum(values) / len(values) for name, values in metrics.items()}
+        shards = [groups for groups, *_ in reports]
+        return [shards[i % len(shards)][i // len(shards)] for i in range(len(problems))]
 
 
 def sampling_params(config: Config, temperature: float) -> SamplingParams:

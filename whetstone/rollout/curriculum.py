@@ -1,8 +1,4 @@
-"""Curriculum: a difficulty level per task that rises with accuracy, and falls where configured.
-
-The state is the level and the newest answers at that level; a checkpoint holds it. `tasks/gym_levels.py`
-defines the levels. Evaluation problems have none.
-"""
+"""Curriculum: a difficulty level per task that rises with accuracy, and falls where configured."""
 
 import math
 from collections.abc import Iterable, Mapping

@@ -25,7 +25,10 @@ class LearningSignal:
 
     def observe(self, groups: Sequence[Group]) -> None:
         """Count a batch; warn once, when the third in a row has no variance."""
-        if self._has_variance(groups):
+        rewards = [[rollout.score.reward for rollout in group.rollouts] for group in groups]
+        if not self._by_group:
+            rewards = [[reward for group in rewards for reward in group]]
+        if any(len(set(group)) > 1 for group in rewards):
             self._groups, self._num_batches = [], 0
             return
         self._num_batches += 1
@@ -35,12 +38,6 @@ class LearningSignal:
             logger.warning(f"Nothing to learn from in {self._num_batches} steps in a row: {self._reason()}")
         if self._warned:
             self._groups = []
-
-    def _has_variance(self, groups: Sequence[Group]) -> bool:
-        rewards = [[rollout.score.reward for rollout in group.rollouts] for group in groups]
-        if not self._by_group:
-            rewards = [[reward for group in rewards for reward in group]]
-        return any(len(set(group)) > 1 for group in rewards)
 
     def _reason(self) -> str:
         """Why, and what to change, in two sentences."""

@@ -1,9 +1,15 @@
-"""Metrics of a step's rollouts: reward, accuracy, lengths, truncation, outcomes of programs."""
+"""Metrics of a step's rollouts: reward, accuracy, lengths, truncation, programs; the check of logprobs."""
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, pstdev
 
+from whetstone.config import Config
+from whetstone.config.engine_traits import engine_traits
+from whetstone.errors import UserError
 from whetstone.types import Finish, Group, Rollout
+
+STALE_FACTOR = 10  # for the logprobs of stale samples
 
 
 def rollout_metrics(groups: Iterable[Group]) -> dict[str, float]:
@@ -61,3 +67,28 @@ def variance_metrics(groups: Iterable[Group]) -> dict[str, float]:
         "frac_reward_zero_std": fmean(not group.has_reward_variance for group in groups),
         "frac_answers_identical": fmean(len({r.score.answer for r in g.rollouts}) == 1 for g in groups),
     }
+
+
+def check_logprob_difference(metrics: Mapping[str, float], config: Config, staleness: float = 0.0) -> None:
+    """Raise a UserError when the logprobs of engine and trainer differ by more than rounding.
+
+    top_p raises the engine's logprobs by at most -log(top_p) per token. top_k and min_p have no bound: with
+    them nothing is checked.
+    """
+    if config.loss.is_supervised or config.rollout.top_k or config.rollout.min_p:
+        return
+    if staleness and engine_traits(config.rollout.rollout_engine).in_process:
+        return  # an in-process copy can't miss an update
+    difference = metrics["sampling/sampling_logp_difference/mean"]
+    allowed = config.engines.max_logprob_difference * (STALE_FACTOR if staleness else 1)
+    bound = allowed - math.log(config.rollout.top_p)
+    if difference <= bound:
+        return
+    name = config.rollout.rollout_engine
+    raise UserError(
+        f"The {name} engine's logprobs differ from the trainer's by {difference:.3g} a token in the mean (at "
+        f"most {bound:.3g} is allowed, see max_logprob_difference): it does not sample "
+        "from the trainer's weights, and this step should not count. Go on from the last checkpoint with "
+        "weight_transfer=disk or rollout_engine=native; if the engine merely computes this model less "
+        "exactly, raise max_logprob_difference and set importance_correction=token_truncate."
+    )

@@ -70,11 +70,6 @@ class Checkpoint:
             ) from None
         return scalars
 
-    @property
-    def seconds(self) -> float:
-        """How long the run had taken, as the manifest has it."""
-        return read_manifest(self.folder).seconds
-
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointData:

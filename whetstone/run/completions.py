@@ -6,7 +6,10 @@ from pathlib import Path
 import rich
 from rich.markup import escape
 
+from whetstone.config import Config, Plan
 from whetstone.files import atomic_write, json_safe
+from whetstone.rollout.learning_signal import LearningSignal
+from whetstone.rollout.metrics import length_metrics, rollout_metrics, variance_metrics
 from whetstone.terminal.text import cut, escape_controls
 from whetstone.types import Group
 
@@ -55,3 +58,17 @@ def show_variance(groups: list[Group]) -> None:
 
 def _one_line(text: str, limit: int) -> str:
     return cut(escape_controls(" ".join(text.split())), limit)
+
+
+def log_rollouts(
+    folder: Path, step: int, groups: list[Group], config: Config, plan: Plan, signal: LearningSignal
+) -> dict[str, float]:
+    """Write and print completions where they are due; returns the metrics of the rollouts."""
+    if plan.is_due(config.run.log_completions_steps, step) or step == plan.updates_per_batch:
+        write_completions(folder, step, groups)
+    if config.run.verbose_variance_logging:
+        show_variance(groups)
+    if config.loss.is_supervised:
+        return length_metrics([rollout for group in groups for rollout in group.rollouts])
+    signal.observe(groups)
+    return rollout_metrics(groups) | (variance_metrics(groups) if config.run.log_reward_variance else {})

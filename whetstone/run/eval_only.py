@@ -1,18 +1,25 @@
-"""`whet eval`: evaluate `checkpoint_path`, or the model itself, without training."""
+"""`whet eval`: evaluate `checkpoint_path`, or the model itself, without training.
+
+The results lie beside the checkpoint: RUN/evaluations/NAME for RUN/NAME. Where that may not be written, or
+for weights that belong to no run, they lie in the configured run folder.
+"""
 
 import contextlib
+import json
 import logging
+import os
+import re
+import tempfile
 from pathlib import Path
 from typing import Any
 
-from whetstone.config import LoadedConfig
+from whetstone.config import Config, LoadedConfig
 from whetstone.errors import UserError
 from whetstone.evaluation.display import print_result
 from whetstone.evaluation.evaluator import Evaluator
-from whetstone.evaluation.folder import evaluation_folder, step_of, title_of
 from whetstone.model.loading import verify_folder
 from whetstone.model.sharded import load_sharded
-from whetstone.run.folder import scratch_folder
+from whetstone.run.folder import run_dir, scratch_folder
 from whetstone.run.record import record_session
 from whetstone.run.setup import describe_model, init_distributed, make_collector, make_scorer
 from whetstone.tasks.mixture import eval_problems
@@ -54,3 +61,43 @@ def evaluate_only(loaded: LoadedConfig) -> dict[str, Any]:
         print_result(result, title=title_of(config), num_examples=num_examples)
         logger.info(f"Every completion and score is in {folder / 'eval_results'}.")
     return result.summary()
+
+
+def evaluation_folder(config: Config) -> Path:
+    """The folder of an evaluation, made and found to be writable."""
+    weights = config.evaluation.checkpoint_path
+    name = "model" if weights is None else Path(os.path.abspath(weights)).name
+    candidates = [run_dir(config) / "evaluations" / name]
+    if weights is not None and (Path(weights).parent / "config.yaml").is_file():
+        candidates.insert(0, Path(weights).parent / "evaluations" / name)
+    reason = None
+    for candidate in candidates:
+        try:
+            candidate.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=candidate):
+                return candidate
+        except OSError as error:
+            reason = error.strerror
+    raise UserError(f"{candidates[-1]} may not be written ({reason}): set output_dir to another folder.")
+
+
+def title_of(config: Config) -> str:
+    """`Evaluation of outputs/quickstart/final_model (step 30)`"""
+    weights = config.evaluation.checkpoint_path
+    if weights is None:
+        return f"Evaluation of {config.model.model_name_or_path}"
+    step = step_of(Path(weights))
+    return f"Evaluation of {weights}" + ("" if step is None else f" (step {step})")
+
+
+def step_of(weights: Path) -> int | None:
+    """The optimizer step that a checkpoint-N or final_model folder was saved at; None where nobody knows."""
+    named = re.fullmatch(r"checkpoint-(\d+)", weights.name)
+    if named:
+        return int(named[1])
+    try:
+        results = json.loads((weights.parent / "train_results.json").read_text(encoding="utf-8"))
+        steps = results["steps"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return steps if weights.name == "final_model" and isinstance(steps, int) else None

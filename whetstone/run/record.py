@@ -1,7 +1,4 @@
-"""run.json: version, commit, machine and command of each session of a run. Resuming appends an entry.
-
-Also reads the other small files of a run folder.
-"""
+"""run.json: version, commit, machine and command of each session; also reads small files of a run folder."""
 
 import importlib.metadata
 import json
@@ -83,10 +80,15 @@ def machine() -> dict[str, Any]:
     """Processor, cores that we may use, memory in GB (2^30), GPUs."""
     import torch
 
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "system": f"{platform.system()} {platform.machine()}",
-        "cpu": _cpu_name(),
+        "cpu": next(names, platform.processor() or platform.machine()),
         "cores": cores,
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "gpus": [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())],
@@ -119,12 +121,3 @@ def version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    named = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor() or platform.machine())

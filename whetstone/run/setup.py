@@ -25,8 +25,7 @@ from whetstone.parallel.heartbeat import Heartbeat
 from whetstone.parallel.mesh import SINGLE, Ranks
 from whetstone.rewards.verify import check_reward_funcs, verify
 from whetstone.rollout.async_source import AsyncRolloutSource
-from whetstone.rollout.collector import NullScorer
-from whetstone.rollout.distributed import DistributedCollector
+from whetstone.rollout.collector import DistributedCollector, NullScorer
 from whetstone.rollout.learning_signal import LearningSignal
 from whetstone.rollout.source import RolloutSource
 from whetstone.rollout.supervised import RejectionSampledSource, SupervisedSource

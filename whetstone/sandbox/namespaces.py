@@ -4,6 +4,7 @@
 interpreters, an empty working directory and devices without content. Needs user namespaces, or root.
 """
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -138,7 +139,12 @@ def _build_root(visible: Sequence[str], hidden: Sequence[str], disk_mb: int, hel
         with open(new + SPAWN_HELPER, "wb") as file:
             file.write(helper)
         os.chmod(new + SPAWN_HELPER, 0o755)
-    has_proc = _proc(new)
+    os.mkdir(f"{new}/proc")
+    safe = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC | syscalls.MS_RDONLY
+    has_proc = False  # inside a container whose own /proc is covered in part: programs go without
+    with contextlib.suppress(OSError):
+        syscalls.mount("proc", f"{new}/proc", "proc", safe)
+        has_proc = True
     for name in ("tmp", "var/tmp"):
         os.makedirs(os.path.dirname(f"{new}/{name}"), exist_ok=True)
         # An interpreter that lies beneath it keeps its place, read-only; TMPDIR names the box all the same.
@@ -179,13 +185,3 @@ def _devices(new: str) -> None:
     for name, suffix in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
         os.symlink(f"/proc/self/fd{suffix}", f"{new}/dev/{name}")
     os.symlink(WORK_DIR, f"{new}/dev/shm")
-
-
-def _proc(new: str) -> bool:
-    os.mkdir(f"{new}/proc")
-    safe = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC | syscalls.MS_RDONLY
-    try:
-        syscalls.mount("proc", f"{new}/proc", "proc", safe)
-    except OSError:  # inside a container whose own /proc is covered in part: programs go without
-        return False
-    return True

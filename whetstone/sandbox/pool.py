@@ -5,6 +5,7 @@ describe it. A supervisor that dies or does not answer is replaced. Expected val
 """
 
 import atexit
+import contextlib
 import os
 import select
 import shutil
@@ -138,7 +139,7 @@ def _clean_environment() -> dict[str, str]:
     }
 
 
-class LocalPool:
+class LocalPool(contextlib.AbstractContextManager["LocalPool"]):
     """Runs one program at a time on this machine."""
 
     def __init__(
@@ -210,9 +211,6 @@ class LocalPool:
         """End all supervisors. May be called twice."""
         while self._supervisors:
             self._supervisors.popitem()[1].close()
-
-    def __enter__(self) -> "LocalPool":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -1,7 +1,4 @@
-"""Programming problems from rows: a statement and tests. A program is paid by the tests that it passes.
-
-Every row is checked when it is read. `rewards/programs.py` runs and compares.
-"""
+"""Programming problems from rows: a statement and tests. A program is paid by the tests that it passes."""
 
 import json
 import math

@@ -1,7 +1,4 @@
-"""The best constant answer of each reasoning-gym task: the accuracy of not reading the question.
-
-Read from a table that `scripts/measure_constants.py` writes.
-"""
+"""The best constant answer of each reasoning-gym task, by a table of `scripts/measure_constants.py`."""
 
 import json
 from collections.abc import Mapping

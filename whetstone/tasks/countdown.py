@@ -17,7 +17,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from whetstone.config import Config, TaskSpec
-from whetstone.config.row_settings import ROW_SETTINGS
+from whetstone.config.data_keys import ROW_SETTINGS
 from whetstone.errors import UserError
 from whetstone.rewards.answers import extract_tag
 from whetstone.rewards.equations import check_equation

@@ -1,8 +1,4 @@
-"""Right answers for the five reasoning-gym tasks that give none: from the entry's metadata, or by search.
-
-intermediate_integration leaves some integrals unevaluated: these are computed. For every other task the gold
-answer is the entry's own.
-"""
+"""Right answers for the five reasoning-gym tasks that give none: from the entry's metadata, or by search."""
 
 import json
 import math

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from whetstone.config.row_settings import ROW_SETTINGS
+from whetstone.config.data_keys import ROW_SETTINGS
 from whetstone.errors import UserError
 from whetstone.rewards.answers import final_answer
 from whetstone.seeds import seed
@@ -48,7 +48,16 @@ class RowTask(Task):
         """The column that a setting (or its alias) names, or the first of the usual names that is there."""
         column = self.settings.get(setting)
         column = column if column or not alias else self.settings.get(alias)
-        return pick_column(self._raw, column, defaults, setting, self._where)
+        columns, where = columns_of(self._raw), self._where
+        if not columns:
+            raise UserError(
+                f"{where} has rows without any column: write one object with named columns per row."
+            )
+        for name in defaults if column is None else (column,):
+            if name in columns:
+                return name
+        name, known = " or ".join(defaults) if column is None else f"'{column}'", list_columns(columns)
+        raise UserError(f"{where} has no column {name}: set {setting} to one of its columns ({known}).")
 
     def _own_side(self, rows: list[Any], questions: list[str]) -> list[Any]:
         """All rows, or this split's part of a source that training and evaluation share.
@@ -154,21 +163,6 @@ def _hub_resolves(endpoint: str) -> bool:
 def columns_of(rows: Sequence[Row]) -> list[str]:
     """The columns that occur in any row, in order of appearance."""
     return list(dict.fromkeys(str(name) for row in rows for name in row))
-
-
-def pick_column(
-    rows: Sequence[Row], column: str | None, defaults: Sequence[str], what: str, where: str
-) -> str:
-    """The column named in the config, or the first of the usual names that is there."""
-    columns = columns_of(rows)
-    if not columns:
-        raise UserError(f"{where} has rows without any column: write one object with named columns per row.")
-    for name in defaults if column is None else (column,):
-        if name in columns:
-            return name
-    name = " or ".join(defaults) if column is None else f"'{column}'"
-    known = list_columns(columns)
-    raise UserError(f"{where} has no column {name}: set {what} to one of its columns ({known}).")
 
 
 def list_columns(names: list[str]) -> str:

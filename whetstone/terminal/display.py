@@ -44,7 +44,9 @@ class Display:
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
-        if _can_redraw(self._console):
+        # A pipe with FORCE_COLOR is called a terminal, but keeps every line drawn.
+        is_forced = bool(os.environ.keys() & {"FORCE_COLOR", "TTY_COMPATIBLE"})
+        if self._console.is_interactive and (self._console.file.isatty() or not is_forced):
             self._live = Live(
                 get_renderable=self._render,
                 console=self._console,
@@ -98,12 +100,6 @@ class Display:
                 say(f"  {self.line(now)}", console=self._console)
                 pause = min(2 * pause, LONGEST_PAUSE_S)
                 due = now + pause
-
-
-def _can_redraw(console: Console) -> bool:
-    """A pipe with FORCE_COLOR is called a terminal, but keeps every line drawn."""
-    is_forced = bool(os.environ.keys() & {"FORCE_COLOR", "TTY_COMPATIBLE"})
-    return console.is_interactive and (console.file.isatty() or not is_forced)
 
 
 _current: Display | None = None

@@ -40,8 +40,12 @@ def setup_logging(
     logger.addHandler(file)
     logger.addHandler(_TerminalHandler())
     logger.setLevel(logging.INFO)
-    for library in LIBRARIES:
-        _redirect(logging.getLogger(library), file)
+    for library in map(logging.getLogger, LIBRARIES):  # to our file instead of the terminal
+        for handler in [*library.handlers]:
+            if type(handler) in (logging.StreamHandler, _FileHandler):
+                library.removeHandler(handler)
+        library.addHandler(file)
+        library.propagate = False
     tell_log()
     return logger
 
@@ -61,15 +65,6 @@ def log_ending(
         ending.error("Ended with exit code %s.", error.code)
     elif error is not None:
         ending.error("%s", "".join(traceback.format_exception(kind, error, trace)).rstrip())
-
-
-def _redirect(library: logging.Logger, file: logging.Handler) -> None:
-    """A library's messages go to our file instead of the terminal."""
-    for handler in [*library.handlers]:
-        if type(handler) in (logging.StreamHandler, _FileHandler):
-            library.removeHandler(handler)
-    library.addHandler(file)
-    library.propagate = False
 
 
 class _Formatter(logging.Formatter):

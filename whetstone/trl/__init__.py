@@ -1,8 +1,4 @@
-"""`trainer: trl`: the same YAML, tasks, rewards and evaluation, sampled and trained by TRL's own GRPOTrainer.
-
-Problems, prompts, scoring, evaluation, metrics and run folder are ours, so that runs can be compared. A key
-that TRL does not have is rejected by name.
-"""
+"""`trainer: trl`: the same YAML, tasks, rewards and evaluation, trained by TRL's own GRPOTrainer."""
 
 from whetstone.trl.run import train_with_trl
 

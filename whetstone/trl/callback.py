@@ -15,10 +15,9 @@ from whetstone.model.card import finish_adapter
 from whetstone.model.manifest import write_manifest
 from whetstone.model.policy import Policy
 from whetstone.rollout.learning_signal import LearningSignal
-from whetstone.rollout.metrics import rollout_metrics, variance_metrics
 from whetstone.run.atomic_folder import share_files
 from whetstone.run.checkpoint import Checkpoint
-from whetstone.run.completions import show_variance, write_completions
+from whetstone.run.completions import log_rollouts
 from whetstone.run.metrics import MetricsLog
 from whetstone.run.progress import Progress
 from whetstone.run.signals import StopRequest
@@ -111,19 +110,11 @@ class TrlCallback(TrainerCallback):
 
     def _row(self, step: int) -> dict[str, float]:
         """Means over the optimiser steps of the batch, and what its rollouts looked like."""
-        settings, plan, rewards = self.run.config.run, self.run.plan, self.run.rewards
-        groups = rewards.groups
-        if plan.is_due(settings.log_completions_steps, step) or step == plan.updates_per_batch:
-            write_completions(self.run.folder, step, groups)
-        if settings.verbose_variance_logging:
-            show_variance(groups)
-        self.signal.observe(groups)
+        run, groups = self.run, self.run.rewards.groups
         keys = dict.fromkeys(key for entry in self.logs for key in entry)
         row = {key: fmean(entry[key] for entry in self.logs if key in entry) for key in keys}
-        row |= rollout_metrics(groups)
-        if settings.log_reward_variance:
-            row |= variance_metrics(groups)
-        return {**row, **rewards.scorer.custom_metrics, **self._times(groups)}
+        row |= log_rollouts(run.folder, step, groups, run.config, run.plan, self.signal)
+        return {**row, **run.rewards.scorer.custom_metrics, **self._times(groups)}
 
     def _times(self, groups: list[Group]) -> dict[str, float]:
         tokens = sum(len(r.completion.token_ids) for g in groups for r in g.rollouts)

@@ -93,14 +93,10 @@ def check_keys(config: Config) -> None:
     rollout = config.rollout
     if rollout.rollout_engine not in ("native", "vllm"):
         raise _refusal("rollout_engine", rollout.rollout_engine, "TRL samples by generate or vLLM", "vllm")
-    if uses_vllm(config) and rollout.vllm_mode != "colocate":
+    if rollout.rollout_engine == "vllm" and rollout.vllm_mode != "colocate":
         raise _refusal("vllm_mode", rollout.vllm_mode, "here TRL's vLLM shares the trainer's GPU", "colocate")
     if rollout.num_generations < 2:
         raise _refusal("num_generations", 1, "TRL needs at least two completions of a prompt", 8)
-
-
-def uses_vllm(config: Config) -> bool:
-    return config.rollout.rollout_engine == "vllm"
 
 
 def _refusal(key: str, value: Any, reason: str, instead: Any) -> UserError:
@@ -147,7 +143,7 @@ def trl_arguments(config: Config, plan: Plan, folder: Path, device: torch.device
 
 def _vllm_arguments(config: Config) -> dict[str, Any]:
     """vLLM in TRL's own process; TRL's correction for the sampler's logprobs stays on."""
-    if not uses_vllm(config):
+    if config.rollout.rollout_engine != "vllm":
         return {}
     utilization = config.engines.server_gpu_memory_utilization
     return {

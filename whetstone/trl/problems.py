@@ -1,7 +1,4 @@
-"""Our mixture as TRL's dataset, our scorer as its reward function.
-
-The prompts become the very tokens that our own trainer sees. Imports nothing of TRL.
-"""
+"""Our mixture as TRL's dataset, in the tokens that our trainer sees; our scorer as its reward function."""
 
 import copy
 import json

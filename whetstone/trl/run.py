@@ -1,7 +1,4 @@
-"""A run with `trainer: trl`: build the run, train with GRPOTrainer, write what our runs write.
-
-The only file that imports TRL, inside functions.
-"""
+"""A run with `trainer: trl`: build the run, train with GRPOTrainer, write what our runs write."""
 
 import contextlib
 import logging
@@ -16,6 +13,7 @@ from whetstone.config import Config, LoadedConfig
 from whetstone.errors import UserError
 from whetstone.evaluation.evaluator import Evaluator
 from whetstone.model.chat import Chat
+from whetstone.model.manifest import read_manifest
 from whetstone.model.policy import load_policy
 from whetstone.model.sharded import model_writer
 from whetstone.report.results import write_results
@@ -50,7 +48,7 @@ def train_with_trl(loaded: LoadedConfig) -> dict[str, Any]:
             logger.info(note)
         run = build(config, folder, checkpoint, stack)
         stop = stack.enter_context(StopRequest())
-        before = 0.0 if checkpoint is None else checkpoint.seconds
+        before = 0.0 if checkpoint is None else read_manifest(checkpoint.folder).seconds
         started_at = time.monotonic() - before
         callback = TrlCallback(run, stop, started_at)
         trainer = make_trainer(run, callback)

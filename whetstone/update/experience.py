@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from whetstone.algorithm.advantages import estimate
-from whetstone.algorithm.gae import gae, whiten
-from whetstone.algorithm.kl import ESTIMATORS
+from whetstone.algorithm.advantages import estimate, gae, whiten
+from whetstone.algorithm.losses import ESTIMATORS
 from whetstone.config import Config
 from whetstone.model.critic import Critic
 from whetstone.model.policy import Policy

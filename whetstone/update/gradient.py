@@ -1,11 +1,11 @@
 """The gradient of one optimizer step: policy loss, KL, entropy bonus and value loss."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from whetstone.algorithm.gae import value_loss
+from whetstone.algorithm.advantages import value_loss
 from whetstone.algorithm.losses import LossInputs, PolicyLoss, importance_ratio, policy_loss, ratio_level
 from whetstone.algorithm.masks import high_entropy, off_policy_keep, sampler_weights, sequence_mean
 from whetstone.algorithm.reduce import token_weights
@@ -13,12 +13,41 @@ from whetstone.config import Config
 from whetstone.model.critic import Critic
 from whetstone.model.policy import Policy
 from whetstone.parallel.collectives import all_gather_data, all_reduce_data
+from whetstone.parallel.mesh import Ranks
 from whetstone.terminal.stages import advance
-from whetstone.update.accumulators import LossNormalizers, TokenMeans
 from whetstone.update.coefficients import Coefficients
 from whetstone.update.experience import Experience
 from whetstone.update.packing import Batch
 from whetstone.update.profile_range import profile_range
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossNormalizers:
+    """Counts over a whole optimizer step, fixed before its first backward pass."""
+
+    token_weights: list[Tensor]  # per micro-batch, [S]: the weight of a token of each completion
+    num_tokens: float  # in the loss
+    num_entropy_tokens: float  # that the entropy bonus is averaged over
+    entropy_threshold: Tensor | None  # None: tokens of any entropy are in the loss
+
+
+class TokenMeans:
+    """Means over the tokens of an optimizer step on all ranks. Sums stay on the device until `means`."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self.sums: dict[str, tuple[Tensor, int]] = {}
+
+    def add(self, num_tokens: int, **values: Tensor | None) -> None:
+        for name, value in values.items():
+            if value is not None:
+                total, count = self.sums.get(name, (torch.zeros((), device=value.device), 0))
+                self.sums[name] = (total + value.sum(), count + num_tokens)
+
+    def means(self) -> dict[str, float]:
+        table = torch.tensor([(total.item(), count) for total, count in self.sums.values()])
+        table = all_reduce_data(self.ranks, table.double()).tolist()
+        return {name: total / max(1, count) for name, (total, count) in zip(self.sums, table, strict=True)}
 
 
 class GradientAccumulator:

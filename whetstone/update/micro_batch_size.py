@@ -1,8 +1,4 @@
-"""Find the micro-batch size: tokens per forward and backward pass, and layers with activation checkpointing.
-
-On a GPU synthetic batches are run: in one process until memory runs out (`SizeSearch`), with sharded weights
-without running out (`ShardedSizeSearch`). On a CPU the size is a constant.
-"""
+"""Find the micro-batch size, tokens per pass, and how many layers need activation checkpointing."""
 
 import logging
 import math

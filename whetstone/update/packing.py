@@ -63,7 +63,9 @@ def pack_minibatches(
     """The micro-batches of `rank` for each minibatch (optimizer step); all ranks have equally many."""
     packed = []
     for minibatch in split_minibatches(make_samples(groups, config), num_minibatches, seed):
-        trained, skipped = split_skipped(minibatch)
+        # The first sample is kept where none has a gradient, for the metrics.
+        trained = [sample for sample in minibatch if not sample.skip] or minibatch[:1]
+        skipped = [sample for sample in minibatch if sample.skip and sample is not trained[0]]
         bins = [bin_pack(samples, max_tokens) for samples in balance(trained, num_ranks)]
         num_empty = max(map(len, bins)) - len(bins[rank])
         batches = [pack_sequences(samples) for samples in bins[rank]]
@@ -72,12 +74,6 @@ def pack_minibatches(
             batches.append(replace(pack_sequences(share), is_skipped=True))
         packed.append(batches)
     return packed
-
-
-def split_skipped(samples: list[Sample]) -> tuple[list[Sample], list[Sample]]:
-    """Samples with and without a gradient; the first is kept where none has one, for the metrics."""
-    trained = [sample for sample in samples if not sample.skip] or samples[:1]
-    return trained, [sample for sample in samples if sample.skip and sample is not trained[0]]
 
 
 def balance(samples: list[Sample], num_ranks: int) -> list[list[Sample]]:

@@ -1,8 +1,7 @@
 """Rollouts -> optimizer steps: `pack`, `prepare` (experience), `update`.
 
-`update` uses one batch of rollouts `num_iterations` times over its minibatches, one optimizer step each,
-accumulated over packed micro-batches. Owns the optimizers, the critic, the reference and the adaptive
-coefficients. Each rank has its share of the micro-batches; normalizers and metrics cover all ranks.
+Owns the optimizers, the critic, the reference and the adaptive coefficients. Each rank has its share of the
+micro-batches; normalizers and metrics cover all ranks.
 """
 
 import contextlib
@@ -15,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from whetstone.algorithm.gae import explained_variance
+from whetstone.algorithm.advantages import explained_variance
 from whetstone.config import Config, Plan
 from whetstone.errors import UserError
 from whetstone.model.compilation import compile_layers, should_compile
@@ -27,10 +26,9 @@ from whetstone.parallel.collectives import all_gather_data
 from whetstone.terminal.stages import stage
 from whetstone.terminal.text import counted
 from whetstone.types import Group
-from whetstone.update.accumulators import StepMetrics, TokenMeans
 from whetstone.update.coefficients import Coefficients
 from whetstone.update.experience import Experience, ExperienceBuilder, split_experience
-from whetstone.update.gradient import GradientAccumulator
+from whetstone.update.gradient import GradientAccumulator, TokenMeans
 from whetstone.update.micro_batch_size import MicroBatchSize, find_size, synthetic_batch
 from whetstone.update.oom import oom_error, retry_on_oom, split_all
 from whetstone.update.packing import Batch, pack_minibatches, split_batch
@@ -66,6 +64,7 @@ class Updater:
                 warmup_steps=0,
                 **common,
             )
+        self._optimizers = [self.optimizer, *([self.critic_optimizer] if self.critic else [])]
         self._must_compile = should_compile(config.model, policy)
         if self._must_compile:
             compile_layers(policy)
@@ -112,16 +111,16 @@ class Updater:
         """
         torch.manual_seed(seed)
         self.policy.model.train()
-        metrics, critic_metrics = StepMetrics(), self._critic_metrics(experience)
+        critic_metrics = self._critic_metrics(experience)
         iterations = self.config.update.num_iterations
         num_passes = sum(not e.batch.is_skipped for minibatch in experience for e in minibatch)
         with self._oom_as_user_error(), stage("update", total=iterations * num_passes):
-            for minibatch in [minibatch for _ in range(iterations) for minibatch in experience]:
-                metrics.add(self.optimizer_step(minibatch))
+            steps = [self.optimizer_step(minibatch) for _ in range(iterations) for minibatch in experience]
+        means = {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]}
         counts = {"skipped_steps": float(self._num_skipped), "oom_splits": float(self._num_oom_splits)}
         self._num_skipped = self._num_oom_splits = 0
         size = self.micro_batch_size.metrics()
-        return {**critic_metrics, **metrics.means(), **counts, **self.coefficients.metrics(), **size}
+        return {**critic_metrics, **means, **counts, **self.coefficients.metrics(), **size}
 
     def optimizer_step(self, minibatch: list[Experience]) -> dict[str, float]:
         """Gradient, clipping, weights, schedule; a step whose loss or gradient is not finite is skipped."""
@@ -134,12 +133,22 @@ class Updater:
         metrics = {**means, "loss": loss, "grad_norm": norm, "learning_rate": self.optimizer.learning_rate}
         if math.isfinite(loss) and math.isfinite(norm):
             with profile_range("optimiser"):
-                self._apply_gradients(norm)
+                if self.steps_done >= self.config.critic.critic_warmup_steps or self.critic is None:
+                    self.optimizer.step(norm)
+                if self.critic is not None:
+                    self.critic_optimizer.step(self.critic_optimizer.gradient_norm())
+            self.consecutive_skips = 0
         else:
-            self._skip(loss, norm)
-        self.optimizer.finish()
-        if self.critic is not None:
-            self.critic_optimizer.finish()
+            self._num_skipped += 1
+            self.consecutive_skips += 1
+            if self.consecutive_skips >= self.config.update.max_skipped_steps:
+                raise UserError(
+                    f"{self.consecutive_skips} steps in a row had a loss ({loss}) or gradient norm ({norm}) "
+                    "that is not finite, and were skipped: lower learning_rate, or go back to an earlier "
+                    "checkpoint with resume_from_checkpoint."
+                )
+        for optimizer in self._optimizers:
+            optimizer.finish()
         self.steps_done += 1
         self.coefficients.adapt(means)
         is_due = self.steps_done % self.config.loss.ref_model_sync_steps == 0
@@ -154,9 +163,8 @@ class Updater:
         """
         normalizers = self.accumulator.normalizers([experience.batch for experience in minibatch])
         num_passes = sum(not experience.batch.is_skipped for experience in minibatch)
-        self.optimizer.reserve_accumulators(num_passes)
-        if self.critic is not None:
-            self.critic_optimizer.reserve_accumulators(num_passes)
+        for optimizer in self._optimizers:
+            optimizer.reserve_accumulators(num_passes)
         return self.accumulator.accumulate(minibatch, normalizers)
 
     def micro_batch_tokens(self, groups: Sequence[Group]) -> int:
@@ -271,23 +279,5 @@ class Updater:
             raise oom_error(error, self.ranks, self.micro_batch_size.tokens) from None
 
     def _zero_grad(self) -> None:
-        self.optimizer.zero_grad()
-        if self.critic is not None:
-            self.critic_optimizer.zero_grad()
-
-    def _apply_gradients(self, norm: float) -> None:
-        if self.steps_done >= self.config.critic.critic_warmup_steps or self.critic is None:
-            self.optimizer.step(norm)
-        if self.critic is not None:
-            self.critic_optimizer.step(self.critic_optimizer.gradient_norm())
-        self.consecutive_skips = 0
-
-    def _skip(self, loss: float, norm: float) -> None:
-        self._num_skipped += 1
-        self.consecutive_skips += 1
-        if self.consecutive_skips >= self.config.update.max_skipped_steps:
-            raise UserError(
-                f"{self.consecutive_skips} steps in a row had a loss ({loss}) or gradient norm ({norm}) that "
-                "is not finite, and were skipped: lower learning_rate, or go back to an earlier checkpoint "
-                "with resume_from_checkpoint."
-            )
+        for optimizer in self._optimizers:
+            optimizer.zero_grad()

@@ -209,7 +209,9 @@ def run_cells(grid: Grid, jobs: int) -> tuple[dict[str, str], bool]:
                     if entry.process.returncode == 0:
                         progress.finished(entry.cell, time.monotonic() - entry.started_at)
                     elif not stop.requested:
-                        failed[entry.cell.name] = last_line(grid.log_path(entry.cell))
+                        text = grid.log_path(entry.cell).read_text(encoding="utf-8", errors="replace")
+                        lines = [line.strip() for line in text.splitlines() if line.strip()]
+                        failed[entry.cell.name] = lines[-1] if lines else "it wrote nothing"
                         progress.failed(entry.cell, failed[entry.cell.name])
         finally:
             progress.end()
@@ -249,12 +251,6 @@ def _start(grid: Grid, cell: Cell, jobs: int) -> RunningCell:
         start_new_session=True,  # Ctrl-C reaches them through us, once
     )
     return RunningCell(cell=cell, process=process, log=log)
-
-
-def last_line(path: Path) -> str:
-    """The last line of a log that says anything: of a failed run, its error."""
-    lines = [line.strip() for line in path.read_text(encoding="utf-8", errors="replace").splitlines()]
-    return next((line for line in reversed(lines) if line), "it wrote nothing")
 
 
 def write_table(grid: Grid, failed: dict[str, str]) -> dict:

@@ -1,8 +1,4 @@
-"""compare.png: how accuracy rose in every variant, and where it ended.
-
-Left, means over seeds, banded from the lowest to the highest seed. Right, the final accuracy with its 95 %
-interval over seeds, each seed a dot.
-"""
+"""compare.png: how accuracy rose in every variant (left), and where it ended (right)."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,8 +1,4 @@
-"""`whet launch --ray`: training ranks and rollout servers as Ray actors in one placement group.
-
-A rank is an ordinary `whet train` process that gets the addresses of the servers. A run that fails is
-restarted from its last checkpoint up to `--max-restarts` times; its servers keep running.
-"""
+"""`whet launch --ray`: training ranks and rollout servers as Ray actors in one placement group."""
 
 import argparse
 import signal

@@ -1,8 +1,4 @@
-"""Rollout servers as Ray actors on their own bundles: started as `whet serve` does, restarted, stopped.
-
-A server that dies, or whose actor dies, is restarted at its address. The ranks' server pool
-(engines/servers/pool.py) then redoes what was lost and sends it the weights.
-"""
+"""Rollout servers as Ray actors on their own bundles; a server that dies is restarted at its address."""
 
 import os
 import threading

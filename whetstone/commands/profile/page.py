@@ -57,15 +57,6 @@ class Profile:
         return self.spent.parts.get(name, 0.0) / (sum(self.spent.parts.values()) or 1.0)
 
 
-def show_page(text: str) -> None:
-    """Print the page, without its picture."""
-    import rich
-    from rich.markdown import Markdown
-
-    lines = [line for line in text.splitlines() if not line.startswith("![")]
-    rich.get_console().print(Markdown("\n".join(lines)))
-
-
 def write_page(profile: Profile, path: Path, *, picture: str, trace: str) -> str:
     first = advice(profile)
     text = "\n\n".join(

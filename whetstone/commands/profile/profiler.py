@@ -1,8 +1,4 @@
-"""`whet profile`: one step to warm up, some steps timed, and one more under torch's profiler.
-
-The loop is training's own (`train.loop`) with a recorder in the place of the metrics. Times and memory are
-those of the steps without the profiler, which slows everything down.
-"""
+"""`whet profile`: train's own loop, one step to warm up, some timed, and one more under torch's profiler."""
 
 import contextlib
 import datetime
@@ -14,9 +10,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import rich
 import torch
+from rich.markdown import Markdown
 
-from whetstone.commands.profile.page import Profile, draw, show_page, write_page
+from whetstone.commands.profile.page import Profile, draw, write_page
 from whetstone.commands.profile.trace import analyse, read_events
 from whetstone.config import Config, LoadedConfig, make_plan
 from whetstone.errors import UserError
@@ -67,7 +65,8 @@ def profile(loaded: LoadedConfig, *, num_timed: int = 2) -> Path:
         )
         draw(result, folder / PICTURE)
         page = write_page(result, folder / PAGE, picture=PICTURE, trace=TRACE)
-    show_page(page)
+    lines = [line for line in page.splitlines() if not line.startswith("![")]  # without its picture
+    rich.get_console().print(Markdown("\n".join(lines)))
     logger.info(f"The page, its picture and the trace are in {folder}.")
     return folder
 

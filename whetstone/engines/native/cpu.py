@@ -1,8 +1,4 @@
-"""The native engine on a CPU: continuous batching over slots.
-
-Waiting samples enter free slots, finished ones leave at once. A prompt is prefilled once for all its samples
-that enter together.
-"""
+"""The native engine on a CPU: continuous batching over slots; samples of a prompt share its prefill."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator

@@ -1,8 +1,4 @@
-"""The slot KV cache of the CPU engine and the attention functions that read it.
-
-Running sequences always occupy slots 0 .. n-1, so a step works on plain views: when a sequence finishes, the
-last one moves into its slot.
-"""
+"""The slot KV cache of the CPU engine, and attention on it. Running sequences occupy slots 0 .. n-1."""
 
 import torch
 import torch.nn.functional as F

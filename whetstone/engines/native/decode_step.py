@@ -1,8 +1,4 @@
-"""One decode step of the model on a GPU: rows of slots -> logits.
-
-`FusedStep` runs the layers of decoder_layers.py with seven or eight kernels each, `ModuleStep` the
-transformers modules. `make_step` compares the two on real tokens and chooses.
-"""
+"""One decode step on a GPU: rows of slots -> logits, by fused layers (decoder_layers.py) or the modules."""
 
 import logging
 from collections.abc import Callable

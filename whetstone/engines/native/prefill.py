@@ -1,8 +1,4 @@
-"""Prefill: packed sequences -> their keys and values in the pages.
-
-A preempted sequence continues into pages of its own, and its prompt may be cached already: then only the rest
-is written. `PagedPrefill` is also an attention function that transformers modules can call.
-"""
+"""Prefill: packed sequences -> their keys and values in the pages."""
 
 from dataclasses import dataclass
 from itertools import chain

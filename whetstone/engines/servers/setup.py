@@ -58,7 +58,8 @@ def _own_servers(config: Config, sharing: ServerSharing) -> tuple[list[str], lis
     processes, failure = [], None
     if sharing.is_leader:
         try:
-            processes = _start_and_wait(config)
+            ports = [free_port() for _ in config.engines.server_devices or [""]]
+            processes = start_servers(config, "127.0.0.1", ports)
         except UserError as error:
             failure = str(error)
     addresses, failure = sharing.broadcast(([process.command.url for process in processes], failure))
@@ -67,25 +68,18 @@ def _own_servers(config: Config, sharing: ServerSharing) -> tuple[list[str], lis
     return addresses, processes
 
 
-def _start_and_wait(config: Config) -> list[ServerProcess]:
-    ports = [free_port() for _ in config.engines.server_devices or [""]]
-    processes = start_servers(config, "127.0.0.1", ports)
+def start_servers(config: Config, host: str, ports: list[int]) -> list[ServerProcess]:
+    """Start one server for each entry of server_devices, or one, and wait until they answer."""
+    devices: list[str | None] = [*config.engines.server_devices] or [None]
+    processes = []
     with contextlib.ExitStack() as stack:  # if one cannot start, the others are stopped
-        for process in processes:
-            stack.callback(process.stop)
+        for number, (own, port) in enumerate(zip(devices, ports, strict=True)):
+            processes.append(start_server(config, number, devices=own, host=host, port=port))
+            stack.callback(processes[-1].stop)
         for process in processes:
             process.wait_until_up(config.engines.server_timeout_s)
         stack.pop_all()
     return processes
-
-
-def start_servers(config: Config, host: str, ports: list[int]) -> list[ServerProcess]:
-    """Start one server for each entry of server_devices, or one; does not wait for them."""
-    devices: list[str | None] = [*config.engines.server_devices] or [None]
-    return [
-        start_server(config, number, devices=own, host=host, port=port)
-        for number, (own, port) in enumerate(zip(devices, ports, strict=True))
-    ]
 
 
 def start_server(config: Config, number: int, *, devices: str | None, host: str, port: int) -> ServerProcess:

@@ -59,17 +59,15 @@ class CustomCalls:
                 self._parts.setdefault(number, {})[name] = float(value)
         self.metrics.update(message["metrics"])
         for column, entries in message["columns"].items():
-            self._add_extra(job, column, entries)
-
-    def _add_extra(self, job: Job, column: str, entries: Sequence[Any]) -> None:
-        if len(entries) != len(job.numbers):
-            logger.warning(
-                f"The reward function {job.spec} gave log_extra {len(entries)} values of '{column}' for "
-                f"{len(job.numbers)} completions: they are not written. Give one value for each completion."
-            )
-            return
-        for number, entry in zip(job.numbers, entries, strict=True):
-            self.extra.setdefault(number, {})[column] = entry
+            if len(entries) != len(job.numbers):
+                logger.warning(
+                    f"The reward function {job.spec} gave log_extra {len(entries)} values of '{column}' for "
+                    f"{len(job.numbers)} completions: they are not written. Give one value for each "
+                    "completion."
+                )
+                continue
+            for number, entry in zip(job.numbers, entries, strict=True):
+                self.extra.setdefault(number, {})[column] = entry
 
     def on_failure(self, job: Job, failure: str) -> None:
         """Retry one answer at a time to find the one at fault; stop where each of the first hangs or dies."""

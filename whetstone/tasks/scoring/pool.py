@@ -6,6 +6,7 @@ counts in `failures`. More failures than `max_reward_failure_fraction` allows st
 thread: `submit` and `gather` poll the workers.
 """
 
+import contextlib
 import math
 import os
 import time
@@ -43,7 +44,7 @@ class _Details(NamedTuple):
     tests: tuple[str, ...] = ()
 
 
-class Scorer:
+class Scorer(contextlib.AbstractContextManager["Scorer"]):
     """Scores answers in worker processes."""
 
     def __init__(self, config: Config) -> None:
@@ -96,7 +97,9 @@ class Scorer:
                 self._poll(1.0)
                 self._check_failures()
                 reach(len(self._details))
-            self._fail_without_reward()
+            for number, parts in self._parts.items():  # else it would be trained on as if it were worth 0
+                if number not in self._failed and not any(name in parts for name in self._names):
+                    self._failed[number] = "no reward function returned a number"
             self._check_failures()
             self.failures = len(self._failed)
             self._recent.append((self.failures, len(numbers)))
@@ -111,9 +114,6 @@ class Scorer:
     def close(self) -> None:
         """End the workers. May be called twice."""
         self._finalizer()
-
-    def __enter__(self) -> "Scorer":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -260,12 +260,6 @@ class Scorer:
             self._failed[number] = failure
         self._parts.setdefault(number, {}).update(parts)
         self._details[number] = details
-
-    def _fail_without_reward(self) -> None:
-        """An answer for which no function has a number would be trained on as if it were worth 0."""
-        for number, parts in self._parts.items():
-            if number not in self._failed and not any(name in parts for name in self._names):
-                self._failed[number] = "no reward function returned a number"
 
     def _check_failures(self) -> None:
         """Raise where this batch, alone or with the recent ones, has more failures than allowed."""

@@ -10,6 +10,7 @@ Weights are loaded from files (`reload_weights`), as a LoRA adapter, or over vLL
 """
 
 import contextlib
+import importlib.metadata
 import importlib.util
 import itertools
 import json
@@ -235,11 +236,8 @@ def transfer_backend(config: Config, *, alone: bool) -> str | None:
         return None
     if config.engines.weight_transfer != "auto":
         return config.engines.weight_transfer
-    return "nccl" if alone else "ipc" if _ipc_is_here() else None
-
-
-def _ipc_is_here() -> bool:
-    """Older versions import ray for it, whether it is used or not."""
-    from importlib.metadata import version
-
-    return importlib.util.find_spec("ray") is not None or parse_version(version("vllm")) >= (0, 32)
+    if alone:
+        return "nccl"
+    # Older versions import ray for IPC, whether it is used or not.
+    has_ray = importlib.util.find_spec("ray") is not None
+    return "ipc" if has_ray or parse_version(importlib.metadata.version("vllm")) >= (0, 32) else None
