@@ -34,7 +34,7 @@ SAME = _names("""
     ref_model_sync_steps top_entropy_quantile entropy_coef entropy_coef_min entropy_coef_max
     entropy_coef_delta entropy_target off_policy_mask_threshold use_bias_correction_kl
     logging_steps logging_first_step save_strategy save_steps save_total_limit resume_from_checkpoint
-    use_peft lora_r lora_alpha lora_dropout lora_target_modules use_rslora use_dora
+    use_peft lora_r lora_alpha lora_dropout lora_target_modules use_rslora use_dora load_in_4bit
 """)
 # Keys of rows: `data_keys.py` puts them into the settings of a task.
 DATA = _names("dataset_name dataset_config dataset_train_split dataset_test_split")
@@ -116,7 +116,7 @@ def test_the_default_of_trl_loads(name: str, tmp_path: Path) -> None:
         ("reward_funcs: [accuracy_reward, think_format_reward]", {"reward_funcs": ["accuracy", "format"]}),
         ("lr_scheduler_kwargs: {num_warmup_steps: 5}", {"warmup_steps": 5, "lr_scheduler_kwargs": {}}),
         ("wandb_entity: me\nwandb_tags: a,b", {"wandb_entity": "me", "wandb_tags": ["a", "b"]}),
-        ("use_rslora: false\nload_in_4bit: false\nrepetition_penalty: 1.0\nmodel_revision: main", {}),
+        ("use_rslora: false\nbnb_4bit_quant_type: nf4\nrepetition_penalty: 1.0\nmodel_revision: main", {}),
     ],
 )
 def test_values_are_converted(text: str, expected: dict, tmp_path: Path) -> None:
@@ -153,12 +153,12 @@ def test_names_without_effect_are_noted_in_one_line(tmp_path: Path) -> None:
 
 def test_all_that_is_unknown_or_refused_is_named_at_once(tmp_path: Path) -> None:
     file = written(
-        tmp_path, "train_file: a\nclip_range: 0.1\nkl_horizon: 5\nload_in_4bit: true\nneftune_noise_alpha: 5"
+        tmp_path, "train_file: a\nclip_range: 0.1\nkl_horizon: 5\nload_in_8bit: true\nneftune_noise_alpha: 5"
     )
     with pytest.raises(UserError) as caught:
         load(file, ["max_step=3"])
     message = str(caught.value)
-    for name in ("train_file", "clip_range", "kl_horizon", "load_in_4bit", "neftune_noise_alpha", "max_step"):
+    for name in ("train_file", "clip_range", "kl_horizon", "load_in_8bit", "neftune_noise_alpha", "max_step"):
         assert name in message
     for meant in ("'data_path'", "'epsilon'", "'max_steps'"):
         assert meant in message
@@ -293,8 +293,8 @@ def test_flags_of_the_q_project() -> None:
     config = load("q/1.5b", words).config
     assert (config.evaluation.eval_num_samples, config.evaluation.eval_samples_per_problem) == (7, 8)
     assert config.programs.perfect_reward_weight == 1.0
-    with pytest.raises(UserError, match="use_qlora"):
-        load("q/1.5b", ["--use_qlora"])
+    config = load("q/1.5b", ["--use_qlora"]).config
+    assert (config.model.use_peft, config.model.load_in_4bit) == (True, True)
 
 
 def test_a_batch_size_without_effect_is_said(tmp_path: Path) -> None:

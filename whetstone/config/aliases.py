@@ -98,6 +98,7 @@ CONVERTED: dict[str, Converter] = {
         "perfect_reward_weight": float(value) if isinstance(value, bool) else value
     },
     "eval_pass_at_k": _pass_at_k,
+    "use_qlora": lambda value, flat: {"use_peft": True, "load_in_4bit": True} if value else {},
 }
 
 _PAGING = " Paging is cpu_offload: optimizer, which keeps the states in the memory of the CPU."
@@ -144,7 +145,6 @@ WITHOUT_EFFECT: dict[str, str] = NO_EFFECT | by_name(_WHY_NOT)
 # known elsewhere, but not supported: (values that ask for nothing, why)
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     **trl_names.REFUSED,
-    "use_qlora": ((), "weights are trained from bf16 or float32: set use_peft=true bf16=true"),
     "dataset_mixture": ((), "give each data set its own entry in datasets"),
     "dataset_mixer": ((), "give each data set its own entry in datasets"),
 }

@@ -16,7 +16,8 @@ class EngineTraits:
     can_colocate: bool = False  # vllm_mode: colocate runs it in the trainer's process
     can_quantize: bool = False  # supports rollout_quantization
     uses_attn_implementation: bool = False  # runs the transformers model with attn_implementation
-    adapters: tuple[str, ...] = ("use_rslora", "use_dora")  # variants of LoRA that it samples from
+    # Variants of LoRA that it samples from.
+    adapters: tuple[str, ...] = ("use_rslora", "use_dora", "load_in_4bit")
     package: str = "torch"
     install: str | None = None  # the command that installs the package; None: it comes with whetstone
 

@@ -154,8 +154,8 @@ _WHY_NOT: dict[str, str] = {
     "checkpoints are whole, written by the first rank": """
         save_only_model save_on_each_node enable_jit_checkpoint restore_callback_states_from_checkpoint""",
     "it belongs to a setting that is not here": """
-        vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg bnb_4bit_quant_type use_bnb_nested_quant
-        bnb_4bit_quant_storage label_smoothing_factor""",
+        vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg bnb_4bit_quant_storage
+        label_smoothing_factor""",
 }
 NO_EFFECT = by_name(_WHY_NOT)
 
@@ -177,6 +177,7 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "lora_target_parameters": ((), "adapters are for linear layers: use lora_target_modules"),
     "lora_modules_to_save": ((), "beside an adapter no other weights are trained"),
     "lora_task_type": (("CAUSAL_LM",), "only causal language models are trained"),
-    "load_in_8bit": ((), "weights are trained from bf16 or float32: set use_peft=true bf16=true"),
-    "load_in_4bit": ((), "weights are trained from bf16 or float32: set use_peft=true bf16=true"),
+    "load_in_8bit": ((), "weights beneath an adapter have 16 bits or 4: set load_in_4bit=true use_peft=true"),
+    "bnb_4bit_quant_type": (("nf4",), "4-bit weights are NF4"),
+    "use_bnb_nested_quant": ((), "the scales of 4-bit weights are kept in float32"),
 }

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from whetstone.config.sections import ModelConfig
 from whetstone.model.hub import cache_folder
+from whetstone.model.nf4 import num_parameters
 from whetstone.model.policy import Policy
 from whetstone.parallel.fsdp import hide_fsdp_from_dynamo
 
@@ -26,8 +27,7 @@ def should_compile(config: ModelConfig, policy: Policy) -> bool:
         return False
     if config.torch_compile != "auto":
         return config.torch_compile
-    size = sum(parameter.numel() for parameter in policy.model.parameters())
-    return policy.device.type == "cuda" and size >= COMPILED_FROM
+    return policy.device.type == "cuda" and num_parameters(policy.model) >= COMPILED_FROM
 
 
 def compile_layers(policy: Policy, backend: str | Callable[..., Any] = "inductor") -> None:

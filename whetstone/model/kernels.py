@@ -1,4 +1,4 @@
-"""Triton kernels of the update, for GPUs: statistics of logits and their gradient, sums of copied keys.
+"""Triton kernels for GPUs: statistics of logits and their gradient, sums of copied keys, 4-bit weights.
 
 `z` are the logits as the loss sees them: bent by a softcap where the model has one, then multiplied by
 `scale` (1 / temperature). Everything is computed in float32, whatever the logits are stored in.
@@ -128,5 +128,28 @@ def sum_copies(grad: Tensor, bounds: Tensor, order: Tensor) -> Tensor:
     block = min(1024, triton.next_power_of_2(width))
     _sum_copies_kernel[num_tokens, triton.cdiv(width, block)](
         grad, out, bounds, order, width, BLOCK=block, num_warps=4 if block >= 512 else 2
+    )
+    return out
+
+
+@triton.jit
+def _dequantize_nf4_kernel(codes_ptr, scales_ptr, levels_ptr, out_ptr, size, BLOCK: tl.constexpr):
+    byte = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = byte < size
+    code = tl.load(codes_ptr + byte, mask=inside, other=0).to(tl.int32)
+    scale = tl.load(scales_ptr + byte // 32, mask=inside, other=0.0)
+    first = tl.load(levels_ptr + (code >> 4)) * scale
+    second = tl.load(levels_ptr + (code & 15)) * scale
+    weight = tl.program_id(0).to(tl.int64) * 2 * BLOCK + tl.arange(0, 2 * BLOCK)
+    values = tl.interleave(first, second).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + weight, values, mask=weight < 2 * size)
+
+
+def dequantize_nf4(codes: Tensor, scales: Tensor, levels: Tensor, dtype: torch.dtype) -> Tensor:
+    """Codes [N, K / 2], two to a byte, and a scale for each 64 weights -> [N, K]."""
+    out = torch.empty(codes.shape[0], 2 * codes.shape[1], dtype=dtype, device=codes.device)
+    size, block = codes.numel(), 1024
+    _dequantize_nf4_kernel[(triton.cdiv(size, block),)](
+        codes, scales, levels, out, size, BLOCK=block, num_warps=4
     )
     return out

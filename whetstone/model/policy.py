@@ -30,6 +30,7 @@ from whetstone.model.fused_head import Head
 from whetstone.model.hub import base_and_adapter, resolve
 from whetstone.model.loading import load_pretrained, verify_folder
 from whetstone.model.logprobs import UNSHARDED, LogitsLayout, TokenStatistics, scale_logits, token_statistics
+from whetstone.model.nf4 import quantize_model
 from whetstone.model.padded import padded_hidden, rows_hidden
 from whetstone.model.sharding import Sharding
 from whetstone.parallel.fsdp import Root
@@ -363,6 +364,8 @@ def load_policy(
     if model._hf_peft_config_loaded:  # transformers has put an adapter of the hub into it by itself
         raise UserError(f"{base} is an adapter: fetch it, and give its folder as model_name_or_path.")
     device = device or home
+    if config.load_in_4bit:
+        quantize_model(model, device)
     model.to(device)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token

@@ -55,6 +55,8 @@ def shard_policy(
         device = torch.device("cuda", ranks.local_rank)
     if metadata["adapter"] is not None and metadata["adapter"].use_dora:
         raise UserError("use_dora needs whole matrices: train with one process, or leave it out.")
+    if config.load_in_4bit:
+        raise UserError("load_in_4bit needs whole matrices: train with one process, or leave it out.")
     if ranks.tp_size > 1:
         text = metadata["config"].get_text_config()
         dropout = config.lora_dropout if metadata["adapter"] is not None else 0.0

@@ -16,6 +16,7 @@ from whetstone.errors import UserError
 from whetstone.evaluation.evaluator import Evaluator
 from whetstone.evaluation.statistics import wilson
 from whetstone.model.chat import Chat
+from whetstone.model.nf4 import num_parameters
 from whetstone.model.policy import Policy, choose_device
 from whetstone.model.reference import Reference
 from whetstone.model.sharded import load_sharded
@@ -179,7 +180,7 @@ def describe_ranks(ranks: Ranks) -> list[str]:
 
 
 def describe_model(policy: Policy, config: Config) -> str:
-    total = sum(parameter.numel() for parameter in policy.model.parameters())
+    total = num_parameters(policy.model)
     trained = sum(parameter.numel() for parameter in policy.parameters())
     precision = str(policy.dtype).removeprefix("torch.")
     name = config.model.model_name_or_path

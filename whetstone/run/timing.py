@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from whetstone.model.nf4 import num_parameters
 from whetstone.model.policy import Policy
 from whetstone.parallel.collectives import all_reduce_data
 from whetstone.rollout.source import RolloutBatch
@@ -91,7 +92,7 @@ class ThroughputMeter:
         self._ranks = policy.ranks
         self._num_iterations = num_iterations
         trained = sum(parameter.numel() for parameter in policy.parameters())
-        everything = sum(parameter.numel() for parameter in policy.model.parameters())
+        everything = num_parameters(policy.model)
         self.flops_per_token = flops_per_token(trained, everything - trained)
         self._flops_per_token_once = 2.0 * everything * num_passes
         self.peak_flops = peak_flops(device_name(policy.device), peak_tflops)

@@ -40,7 +40,8 @@ CONVERTED = _names("""
 # Done by this package for either trainer, or only a matter of speed.
 HANDLED = _names("""
     model_name_or_path device attn_implementation use_peft lora_r lora_alpha lora_dropout
-    use_rslora use_dora lora_target_modules apply_chat_template chat_template chat_template_kwargs
+    use_rslora use_dora load_in_4bit lora_target_modules apply_chat_template chat_template
+    chat_template_kwargs
     prompt_template assistant_prefix max_prompt_length max_num_seqs
     datasets eval_datasets dataset_size dataset_seed eval_dataset_seed developer_prompt developer_role
     reward_funcs reward_weights reward_correct reward_wrong reward_no_answer overlong_buffer_length

@@ -16,6 +16,7 @@ from whetstone.engines.native.slot_state import NUM_CACHED, PROMPT_LEN, TOKEN, A
 from whetstone.errors import UserError
 from whetstone.model.attention import LayerOptions
 from whetstone.model.memory import free_memory
+from whetstone.model.nf4 import Nf4Linear
 from whetstone.model.policy import Policy
 
 logger = logging.getLogger("whetstone")
@@ -147,8 +148,9 @@ def _is_plain_embedding(embedding: Any) -> bool:
 
 def _fits_lora_copy(policy: Policy) -> bool:
     """Whether merged copies of the LoRA layers leave two thirds of the memory to the update and the cache."""
-    layers: list[Any] = [module for module in policy.trunk.modules() if hasattr(module, "get_base_layer")]
-    copies = sum(layer.get_base_layer().weight.nbytes for layer in layers)
+    adapted: list[Any] = [module for module in policy.trunk.modules() if hasattr(module, "get_base_layer")]
+    bases = [layer.get_base_layer() for layer in adapted]
+    copies = sum(base.weight.nbytes for base in bases if not isinstance(base, Nf4Linear))
     return policy.device.type != "cuda" or copies < free_memory(policy.device) / 3
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whetstone.engines.native.fused_linear import FusedLinear, is_linear_or_lora
+from whetstone.engines.native.fused_linear import FusedLinear, fuse, is_linear_or_lora
 from whetstone.engines.native.slot_state import AttentionLayer
 from whetstone.model.attention import LayerOptions, PackedAttention, packed_segments
 from whetstone.model.policy import Policy
@@ -126,10 +126,10 @@ def _read_layer(
             norm_offset=norm_kind[1],
             norm_eps=norm_kind[0],
         ),
-        qkv=FusedLinear(qkv, merge=merge),
-        out=FusedLinear([attention.o_proj], merge=merge),
-        gate_up=FusedLinear(gate_up, merge=merge),
-        down=FusedLinear([mlp.down_proj], merge=merge),
+        qkv=fuse(qkv, merge=merge),
+        out=fuse([attention.o_proj], merge=merge),
+        gate_up=fuse(gate_up, merge=merge),
+        down=fuse([mlp.down_proj], merge=merge),
         gelu=activation != "silu",
         input_norm=module.input_layernorm.weight.data,
         after_attention=post_attention if has_post_norms else None,

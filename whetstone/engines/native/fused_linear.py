@@ -3,7 +3,8 @@
 Query, key and value (and the MLP's gate and up) become one matrix. The policy's parameters are moved next to
 each other in memory and stay there: no copy exists, and an update of the policy updates the fused matrix. A
 LoRA adapter is merged into a copy, refreshed after each update, if memory suffices; else it is applied in two
-thin products. The trained weights are never changed.
+thin products. Over 4-bit weights it always is: they are dequantized for each product, as in the update. The
+trained weights are never changed.
 """
 
 from typing import Any
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whetstone.model.lora import is_plain_lora
+from whetstone.model.nf4 import Nf4Linear, dequantize
 
 TILE, ALIGNMENT = 128, 8  # of cuBLAS kernels; in elements
 MAX_ROWS, MAX_SPLITS, MIN_SPLIT_DEPTH = 256, 4, 1024
@@ -36,7 +38,7 @@ class FusedLinear:
                 self.bias = self._biases() if self._copies_bias() else _make_contiguous(biases)
 
     def __call__(self, x: Tensor) -> Tensor:
-        out = F.linear(x, self.weight, self.bias)
+        out = F.linear(x, self._matrix(), self.bias)
         if self.adapter is not None:
             out.addmm_(F.linear(x, self.adapter.down), self.adapter.up)
         return out
@@ -65,6 +67,9 @@ class FusedLinear:
         multiprocessors = torch.cuda.get_device_properties(weight.device).multi_processor_count
         rows, columns = weight.shape
         return num_splits(num_rows, rows, columns, multiprocessors)
+
+    def _matrix(self) -> Tensor:
+        return self.weight
 
     def _copies_bias(self) -> bool:
         return self.is_copy or any(_base(layer).bias is None for layer in self.layers)
@@ -96,7 +101,41 @@ class FusedLinear:
 
     def _biases(self) -> Tensor:
         bases = map(_base, self.layers)
-        return torch.cat([b.weight.new_zeros(len(b.weight)) if b.bias is None else b.bias for b in bases])
+        zeros = self._matrix().new_zeros
+        return torch.cat([zeros(base.out_features) if base.bias is None else base.bias for base in bases])
+
+
+class FusedNf4Linear(FusedLinear):
+    """The same for 4-bit layers. `weight` holds their codes, which no kernel for dense matrices takes."""
+
+    def __init__(self, layers: list[Any]):
+        self.layers, self.is_copy = layers, False
+        bases = [_base(layer) for layer in layers]
+        self.weight = _make_contiguous([base.codes for base in bases])
+        self.scales = _make_contiguous([base.scales for base in bases])
+        self.dtype = bases[0].dtype
+        is_adapted = any(not isinstance(layer, nn.Linear) for layer in layers)
+        self.adapter = Adapter(layers) if is_adapted else None
+        self.bias = None if all(base.bias is None for base in bases) else self._biases()
+
+    def split_k(self, x: Tensor) -> Tensor:
+        return self(x)
+
+    def _matrix(self) -> Tensor:
+        return dequantize(self.weight, self.scales, self.dtype)
+
+    def _copies_bias(self) -> bool:
+        return True
+
+    def is_current(self) -> bool:
+        return self.weight.data_ptr() == _base(self.layers[0]).codes.data_ptr()
+
+
+def fuse(layers: list[Any], *, merge: bool = True) -> FusedLinear:
+    """One matrix for layers with the same input. `merge`: see `FusedLinear`."""
+    if all(isinstance(_base(layer), Nf4Linear) for layer in layers):
+        return FusedNf4Linear(layers)
+    return FusedLinear(layers, merge=merge)
 
 
 def num_splits(num_rows: int, rows: int, columns: int, multiprocessors: int) -> int:
@@ -122,17 +161,16 @@ class Adapter:
 
     def __init__(self, layers: list[Any]):
         self.layers = layers
-        base = _base(layers[0]).weight
-        ranks = [down.shape[0] for layer in layers for down, _, _ in _lora_factors(layer)]
-        width = sum(_base(layer).weight.shape[0] for layer in layers)
-        self.down = base.new_zeros(sum(ranks), base.shape[1])
-        self.up = base.new_zeros(sum(ranks), width)
+        downs = [down for layer in layers for down, _, _ in _lora_factors(layer)]
+        rank, width = sum(map(len, downs)), sum(_base(layer).out_features for layer in layers)
+        self.down = downs[0].new_zeros(rank, _base(layers[0]).in_features)
+        self.up = self.down.new_zeros(rank, width)
         self.refresh()
 
     def refresh(self) -> None:
         row = column = 0
         for layer in self.layers:
-            size = _base(layer).weight.shape[0]
+            size = _base(layer).out_features
             for down, up, scale in _lora_factors(layer):
                 rank = down.shape[0]
                 self.down[row : row + rank].copy_(down)
