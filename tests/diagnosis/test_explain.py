@@ -186,6 +186,12 @@ def test_a_healthy_run_is_called_healthy_and_its_loss_is_explained() -> None:
     assert titles(several) == ["Healthy: it learns"]
 
 
+def test_a_critic_needs_no_variance_within_a_prompt() -> None:
+    alone = CONFIG | {"num_generations": 1, "advantage": "gae"}
+    verdicts = diagnose(rows(loss=0.3, frac_reward_zero_std=1.0), evals(0.4, 0.6), alone)
+    assert titles(verdicts) == ["Healthy: it learns"]
+
+
 @pytest.mark.parametrize(
     ("changes", "title", "number", "setting"),
     [

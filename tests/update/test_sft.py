@@ -73,7 +73,7 @@ def source_of(flat: dict[str, Any]) -> SupervisedSource:
         ({"messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]}, "4"),
         ({"question": "2 + 2?", "solution": "Two twos: \\boxed{4}", "answer": "4"}, "Two twos: \\boxed{4}"),
         ({"question": "2 + 2?", "answer": "2 and 2 <<2+2=4>>4.\n#### 4"}, "2 and 2 4.\n\\boxed{4}"),
-        ({"question": "2 + 2?", "answer": "4"}, "<think>\n</think>\n<answer>4</answer>"),
+        ({"question": "2 + 2?", "answer": "4"}, "<answer>4</answer>"),
     ],
 )
 def test_the_solution_of_a_row(tmp_path: Path, row: dict[str, Any], solution: str) -> None:
@@ -86,6 +86,16 @@ def test_the_solution_of_a_row(tmp_path: Path, row: dict[str, Any], solution: st
     flat["datasets"]["rows"]["config"] |= {"eval_fraction": 0.01} | ({} if has_answer else {"match": "none"})
     tasks = build_tasks(build(flat), "train")
     assert {tasks.tasks["rows"].solution(tasks.problem(index)) for index in range(len(tasks))} == {solution}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "start"), [("Answer with <answer>.", "<answer>"), ("DeepSeekZero", "<think>"), ("", "<answer>")]
+)
+def test_an_empty_place_for_thoughts_is_imitated_only_where_the_prompt_asks_for_it(prompt, start) -> None:
+    config = build({"datasets": {"chain_sum": {}}, "developer_prompt": prompt or None})
+    tasks = build_tasks(config, "train")
+    solution = tasks.tasks["chain_sum"].solution(tasks.problem(0))
+    assert solution is not None and solution.startswith(start) and solution.endswith("</answer>")
 
 
 def test_a_solution_ends_like_a_sampled_completion(tmp_path: Path) -> None:

@@ -74,9 +74,12 @@ class RunHistory:
 
     @property
     def reward_variance(self) -> float | None:
-        """The fraction of recent prompts whose completions have different rewards; None where not logged."""
+        """The fraction of recent prompts whose completions have different rewards.
+
+        None where it is not logged, or where the baseline is no group: a critic's, of one completion.
+        """
         zero_std = self.late("frac_reward_zero_std")
-        return None if zero_std is None else 1 - zero_std
+        return None if zero_std is None or self.config.get("num_generations") == 1 else 1 - zero_std
 
     @property
     def completions_per_row(self) -> int:

@@ -33,6 +33,8 @@ from whetstone.seeds import seed
 from whetstone.tasks.prompts import Messages, build_messages, developer_prompt
 from whetstone.types import Problem, TaskScore
 
+NO_THOUGHTS = "<think>\n</think>\n"  # what the gold answers of tasks begin with
+
 
 class Task(ABC):
     """A source of problems whose answers can be verified. Knows nothing of models, tokens or steps."""
@@ -70,8 +72,13 @@ class Task(ABC):
         return None
 
     def solution(self, problem: Problem) -> str | None:
-        """The completion that supervised fine-tuning imitates: of rows their own solution; None: unknown."""
-        return self.gold(problem)
+        """The completion that supervised fine-tuning imitates: of rows their own solution; None: unknown.
+
+        Without an empty place for thoughts, unless the prompt asks for one: tokens that teach nothing.
+        """
+        gold = self.gold(problem)
+        asked = any("<think>" in message["content"] for message in problem.messages)
+        return gold if gold is None or asked else gold.removeprefix(NO_THOUGHTS)
 
     def columns(self, problem: Problem) -> dict[str, Any]:
         """What reward functions of the user's own get by name, beside prompts and completions."""

@@ -23,7 +23,7 @@ from whetstone.rewards.answers import extract_tag
 from whetstone.rewards.equations import check_equation
 from whetstone.seeds import seed
 from whetstone.tasks import rows
-from whetstone.tasks.base import check_setting_names
+from whetstone.tasks.base import NO_THOUGHTS, check_setting_names
 from whetstone.tasks.prompts import conversation
 from whetstone.types import Problem, TaskScore
 
@@ -111,7 +111,7 @@ class CountdownTask(rows.RowTask):
     def gold(self, problem: Problem) -> str:
         entry = problem.answer
         solution = entry.get("solution") or solve(entry["numbers"], entry["target"], self._settings)
-        return f"<think>\n</think>\n<answer>{solution or 'no solution found'}</answer>"
+        return f"{NO_THOUGHTS}<answer>{solution or 'no solution found'}</answer>"
 
     def columns(self, problem: Problem) -> dict[str, Any]:
         entry = problem.answer

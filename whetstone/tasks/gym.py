@@ -24,7 +24,7 @@ from whetstone.errors import UserError
 from whetstone.rewards.answers import extract_tag
 from whetstone.sandbox.evaluator import evaluate
 from whetstone.seeds import seed
-from whetstone.tasks.base import Task, check_setting_names
+from whetstone.tasks.base import NO_THOUGHTS, Task, check_setting_names
 from whetstone.tasks.gym_gold import gold_answer
 from whetstone.tasks.gym_levels import check_levels, settings_at
 from whetstone.tasks.gym_repairs import is_flawed, score_answer
@@ -115,7 +115,7 @@ class GymTask(Task):
                 self._dataset.score_answer(answer, entry)
 
     def gold(self, problem: Problem) -> str:
-        return f"<think>\n</think>\n<answer>{gold_answer(self.task, problem.answer)}</answer>"
+        return f"{NO_THOUGHTS}<answer>{gold_answer(self.task, problem.answer)}</answer>"
 
     def columns(self, problem: Problem) -> dict[str, Any]:
         return {"answer": problem.answer["answer"], "metadata": problem.answer["metadata"]}

@@ -5,6 +5,7 @@ from typing import Any
 
 from whetstone.errors import UserError
 from whetstone.rewards.answers import extract_math, final_answer
+from whetstone.tasks.base import NO_THOUGHTS
 from whetstone.tasks.own_rows import RowsTask
 from whetstone.tasks.prompts import conversation
 from whetstone.tasks.rows import question_text, row_settings
@@ -57,7 +58,7 @@ class MathTask(RowsTask):
         return extract_math(text) or None
 
     def gold(self, problem: Problem) -> str:
-        return f"<think>\n</think>\n<answer>\\boxed{{{problem.answer['answer']}}}</answer>"
+        return f"{NO_THOUGHTS}<answer>\\boxed{{{problem.answer['answer']}}}</answer>"
 
     def columns(self, problem: Problem) -> dict[str, Any]:
         return {**problem.answer.get("columns", {}), "answer": problem.answer["answer"]}

@@ -14,6 +14,7 @@ from whetstone.errors import UserError, did_you_mean
 from whetstone.rewards import matching
 from whetstone.rewards.answers import final_answer, math_equal
 from whetstone.tasks import rows
+from whetstone.tasks.base import NO_THOUGHTS
 from whetstone.tasks.prompts import Messages, without_solution
 from whetstone.types import Problem, TaskScore
 
@@ -173,10 +174,10 @@ class RowsTask(rows.RowTask):
         truth = problem.answer["answer"]
         if problem.answer["match"] == "none" or truth is None or "answer>" in truth or "\\boxed" in truth:
             return None
-        return f"<think>\n</think>\n<answer>{truth}</answer>"
+        return f"{NO_THOUGHTS}<answer>{truth}</answer>"
 
     def solution(self, problem: Problem) -> str | None:
-        return problem.answer.get("solution") or self.gold(problem)
+        return problem.answer.get("solution") or super().solution(problem)
 
     def columns(self, problem: Problem) -> dict[str, Any]:
         return {"answer": problem.answer["answer"], **problem.answer.get("columns", {})}
