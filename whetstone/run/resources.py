@@ -87,8 +87,8 @@ def memory_warning(series: Sequence[tuple[int, int]], available: int | None) -> 
     if growth * HORIZON <= available:
         return None
     return (
-        f"Host memory grows by {growth / GB:.2g} GB a step and {available / GB:.2g} GB are free, so it runs out "
-        f"in about {available / growth:.0f} steps: look for a leak in your own reward functions, and set "
+        f"Host memory grows by {growth / GB:.2g} GB a step and {available / GB:.2g} GB are free, so it runs "
+        f"out in about {available / growth:.0f} steps: look for a leak in your own reward functions, and set "
         f"save_steps to {HORIZON // 5} or less, so that auto_resume=true continues from a checkpoint."
     )
 
