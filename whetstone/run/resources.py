@@ -55,10 +55,10 @@ class ResourceMonitor:
             self._first = used if self._first is None else self._first
             self._series.append((step, used))
             row |= {"host/memory_gb": used / GB, "host/memory_growth_gb": (used - self._first) / GB}
-            self._warn("memory", memory_warning(self._series, available_memory()))
+            self._warn("memory", memory_warning([*self._series], available_memory()))
         try:
             free = shutil.disk_usage(self._folder).free
-        except OSError:  # the folder is away: whoever writes there will say so
+        except OSError:  # the folder is gone: the next write there raises
             return row
         row["host/disk_free_gb"] = free / GB
         self._warn("disk", disk_warning(free, self._newest_checkpoint(), self._folder))

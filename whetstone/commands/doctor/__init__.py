@@ -95,5 +95,5 @@ def print_checks(checks: Sequence[Check]) -> None:
         console.print(text, soft_wrap=True)
     counts = Counter(check.status for check in checks)
     ending = "Training could not run." if counts["problem"] else "Training can run."
-    found = f"{counted(counts['problem'], 'problem')}, {counted(counts['warning'], 'warning')}"
-    console.print(Text(f"{found}. {ending}"), soft_wrap=True)
+    summary = f"{counted(counts['problem'], 'problem')}, {counted(counts['warning'], 'warning')}"
+    console.print(Text(f"{summary}. {ending}"), soft_wrap=True)

@@ -188,8 +188,8 @@ def has_kernels(capability: tuple[int, int], architectures: list[str]) -> bool:
 
 def _parse(architecture: str) -> tuple[str, tuple[int, int], str] | None:
     """`sm_90a` -> (sm, (9, 0), a)."""
-    found = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", architecture)
-    return None if found is None else (found[1], (int(found[2]), int(found[3])), found[4])
+    match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", architecture)
+    return None if match is None else (match[1], (int(match[2]), int(match[3])), match[4])
 
 
 def try_kernel(number: int) -> str | None:
@@ -227,9 +227,9 @@ def _triton(gpus: list[Gpu]) -> Check:
 def _compiler(*, is_needed: bool) -> Check:
     """For Triton's launchers and torch.compile."""
     names = (os.environ.get("CC"), "gcc", "clang", "cc")
-    found = next((path for name in names if name and (path := shutil.which(name))), None)
-    if found is not None:
-        return make_check(SECTION, "C compiler", found)
+    compiler = next((path for name in names if name and (path := shutil.which(name))), None)
+    if compiler is not None:
+        return make_check(SECTION, "C compiler", compiler)
     detail = "none on the PATH, and Triton and torch.compile need one"
     return make_check(SECTION, "C compiler", detail, "apt install gcc", problem=is_needed)
 
@@ -250,11 +250,11 @@ def _nccl(gpus: list[Gpu], config: Config | None) -> list[Check]:
     if len(gpus) < 2 and not is_needed:
         return []
     try:
-        found = nccl.version()
+        release = nccl.version()
     except (AttributeError, RuntimeError):
-        found = None
-    if found is not None:
-        return [make_check(SECTION, "NCCL", ".".join(map(str, found)))]
+        release = None
+    if release is not None:
+        return [make_check(SECTION, "NCCL", ".".join(map(str, release)))]
     remedy = "pip install --force-reinstall torch, from an index of CUDA builds for Linux"
     return [make_check(SECTION, "NCCL", "torch is built without it", remedy, problem=is_needed)]
 

@@ -17,8 +17,8 @@ def present_gpus() -> list[str]:
     """A name for each NVIDIA GPU of this machine, whether or not torch can use it."""
     models = []
     for file in sorted(DRIVER_FOLDER.glob("gpus/*/information")):
-        found = re.search(r"^Model:\s*(.+)$", _read(file), re.MULTILINE)
-        models.append(found[1].strip() if found else "NVIDIA GPU")
+        match = re.search(r"^Model:\s*(.+)$", _read(file), re.MULTILINE)
+        models.append(match[1].strip() if match else "NVIDIA GPU")
     if models:
         return models
     listed = re.findall(r"^GPU \d+: (.+?)(?: \(UUID.*)?$", nvidia_smi("-L"), re.MULTILINE)
@@ -34,9 +34,9 @@ def present_gpus() -> list[str]:
 
 def driver_version() -> str | None:
     """`570.86.15`; None without a driver."""
-    found = re.search(r"\s(\d{3}\.\d+(?:\.\d+)*)\s", _read(DRIVER_FOLDER / "version"))
-    if found:
-        return found[1]
+    match = re.search(r"\s(\d{3}\.\d+(?:\.\d+)*)\s", _read(DRIVER_FOLDER / "version"))
+    if match:
+        return match[1]
     lines = nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader").split()
     return lines[0] if lines and re.fullmatch(r"[\d.]+", lines[0]) else None
 

@@ -57,12 +57,12 @@ def _package(section: str, name: str, *, is_needed: bool, reason: str = "") -> C
     """Installed, in a supported version."""
     supported = supported_versions(name)
     install = f"pip install '{name}{supported}'" if supported else f"pip install {name}"
-    found = version(name) if is_installed(name.replace("-", "_")) else None
-    if found is None:
+    present = version(name) if is_installed(name.replace("-", "_")) else None
+    if present is None:
         return make_check(section, name, f"not installed{reason}", install, problem=is_needed)
-    if not is_supported(name, found):
-        return make_check(section, name, f"{found}, and {supported} is supported{reason}", install)
-    return make_check(section, name, f"{found}{reason}")
+    if not is_supported(name, present):
+        return make_check(section, name, f"{present}, and {supported} is supported{reason}", install)
+    return make_check(section, name, f"{present}{reason}")
 
 
 def _engine(name: str, *, is_needed: bool) -> Check:
