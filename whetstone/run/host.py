@@ -3,6 +3,7 @@
 Reads /proc and /sys on Linux. Where a file is missing, the number is None or that of the whole machine.
 """
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -49,8 +50,13 @@ def tree_memory(root: int | None = None) -> int | None:
 
 
 def _children(process: int) -> list[int]:
-    files = (PROC / str(process) / "task").glob("*/children")
-    return [int(child) for file in files for child in file.read_text().split()]
+    """A child belongs to the thread that started it. Plain calls: there may be thousands of threads."""
+    children = []
+    folder = f"{PROC}/{process}/task"
+    for thread in os.listdir(folder):
+        with contextlib.suppress(OSError), open(f"{folder}/{thread}/children", "rb") as file:
+            children += [int(child) for child in file.read().split()]
+    return children
 
 
 def _meminfo(name: str) -> int | None:

@@ -29,10 +29,13 @@ logger = logging.getLogger("whetstone")
 
 
 class ResourceMonitor:
-    """`metrics(step)` once a step; warns once about memory and once about the disk. Never raises."""
+    """`metrics(step)` once a step; warns once about memory and once about the disk.
 
-    def __init__(self, folder: Path, device: torch.device) -> None:
-        self._folder = folder
+    Only the first rank has numbers: those of its GPU and its host.
+    """
+
+    def __init__(self, folder: Path, device: torch.device, *, is_main: bool = True) -> None:
+        self._folder, self._is_main = folder, is_main
         self._gpu = GpuSampler(device)
         self._root = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else os.getpid()  # torchrun's ranks
         self._first: int | None = None
@@ -41,7 +44,8 @@ class ResourceMonitor:
         self._warned: set[str] = set()
 
     def __enter__(self) -> Self:
-        self._gpu.start()
+        if self._is_main:
+            self._gpu.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -49,6 +53,8 @@ class ResourceMonitor:
 
     def metrics(self, step: int) -> dict[str, float]:
         """The row of a step that is done."""
+        if not self._is_main:
+            return {}
         row = self._gpu.metrics()
         used = tree_memory(self._root)
         if used is not None:

@@ -137,7 +137,7 @@ def build(
             num_passes=updater.experience_builder.num_passes(plan.minibatches),
             peak_tflops=config.measure.peak_tflops,
         ),
-        resources=stack.enter_context(ResourceMonitor(folder, policy.device)),
+        resources=stack.enter_context(ResourceMonitor(folder, policy.device, is_main=ranks.is_main)),
     )
     stack.callback(run.saver.finish)
     return run, checkpoint, scalars.get("seconds", 0.0)

@@ -37,7 +37,7 @@ def _model(name: str) -> Check:
 def _hub_model(name: str) -> Check:
     """In the cache of the hub, or on the hub."""
     cached = hub_cache() / f"models--{name.replace('/', '--')}" / "snapshots"
-    if any(cached.glob("*/config.json")) and any(cached.glob("*/*.safetensors")):
+    if any(cached.glob("*/*config.json")) and any(cached.glob("*/*.safetensors")):  # or an adapter's
         return make_check(SECTION, "model", f"{name} in {hub_cache()}")
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
         detail = f"{name} is not in {hub_cache()}, and HF_HUB_OFFLINE is set"
