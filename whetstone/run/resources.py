@@ -144,7 +144,8 @@ class GpuSampler:
         self._over = threading.Event()
 
     def start(self) -> None:
-        if self._device.type == "cuda" and self._read() is not None:
+        if self._device.type == "cuda" and (sample := self._read()) is not None:
+            self._samples.append(sample)
             threading.Thread(target=self._work, name="gpu-sampler", daemon=True).start()
 
     def stop(self) -> None:

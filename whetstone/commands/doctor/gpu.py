@@ -86,9 +86,10 @@ def _without_gpu(must: bool) -> list[Check]:
 
     present = nvidia.present_gpus()
     if not present:
-        detail = "torch sees none: training runs on the CPU, which suits small models only"
-        remedy = "set device=cpu" if must else "use a machine with an NVIDIA GPU for larger models"
-        return [make_check(SECTION, "GPU", detail, remedy, problem=must)]
+        if must:
+            return [make_check(SECTION, "GPU", "this machine has none", "set device=cpu", problem=True)]
+        detail = "this machine has none: training runs on the CPU, which suits small models only"
+        return [make_check(SECTION, "GPU", detail, "use a machine with an NVIDIA GPU for larger models")]
     names, built = ", ".join(present), torch.version.cuda
     if built is None:
         detail = f"torch {torch.__version__} is built without CUDA, and this machine has {names}"

@@ -23,7 +23,7 @@ def _model(name: str) -> Check:
     if name == SMOLLM2:
         if (cache_folder() / SMOLLM2).is_dir():
             return make_check(SECTION, "model", f"{name} in {cache_folder()}")
-        return _hub_model(SMOLLM2_HUB)
+        return _hub_model(SMOLLM2_HUB, only_source=False)  # the package registry has it, too
     try:
         folder = resolve(name)
     except UserError as error:
@@ -34,14 +34,14 @@ def _model(name: str) -> Check:
     return _hub_model(folder)
 
 
-def _hub_model(name: str) -> Check:
+def _hub_model(name: str, *, only_source: bool = True) -> Check:
     """In the cache of the hub, or on the hub."""
     cached = hub_cache() / f"models--{name.replace('/', '--')}" / "snapshots"
     if any(cached.glob("*/*config.json")) and any(cached.glob("*/*.safetensors")):  # or an adapter's
         return make_check(SECTION, "model", f"{name} in {hub_cache()}")
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
         detail = f"{name} is not in {hub_cache()}, and HF_HUB_OFFLINE is set"
-        return make_check(SECTION, "model", detail, "unset HF_HUB_OFFLINE, or give a folder", problem=True)
+        return make_check(SECTION, "model", detail, "unset HF_HUB_OFFLINE", problem=only_source)
     failure = ask_hub(name)
     if failure is None:
         return make_check(SECTION, "model", f"{name} is on the hub and will be fetched")
@@ -49,7 +49,7 @@ def _hub_model(name: str) -> Check:
     remedy = "set model_name_or_path to a folder"
     if "gated" in failure.lower() or "401" in failure:
         remedy = "accept its license on its page, and run `hf auth login`"
-    return make_check(SECTION, "model", detail, remedy, problem=True)
+    return make_check(SECTION, "model", detail, remedy, problem=only_source)
 
 
 def ask_hub(name: str) -> str | None:
