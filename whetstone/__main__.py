@@ -85,7 +85,8 @@ def _dispatch(argv: list[str]) -> int:
         return 0
     name, *arguments = argv[1:] if argv[0] == "help" else argv
     wants_help = argv[0] == "help" or any(argument in ("-h", "--help") for argument in arguments)
-    if name in WITH_FIRST_LINE and not wants_help and is_main_rank():
+    is_document = "--json" in arguments  # nothing else may be printed
+    if name in WITH_FIRST_LINE and not (wants_help or is_document) and is_main_rank():
         print(escape_controls(_first_line(name, arguments)), flush=True)
     command = import_command(name)
     parser = CommandParser(name, command)

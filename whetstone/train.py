@@ -102,7 +102,7 @@ def loop(run: TrainingRun, step: int, started_at: float) -> Iterator[Step]:
             with timer("eval"):
                 if plan.is_due(plan.eval_every, step) and step < plan.num_steps:
                     evaluate(run, step)
-            metrics |= run.throughput.metrics(rollouts, batches)
+            metrics |= run.throughput.metrics(rollouts, batches) | run.resources.metrics(step)
             run.metrics.log(step, metrics)
             stopping = any(all_gather_objects(run.ranks, stop.requested))
             if plan.is_due(plan.save_every, step) or stopping:

@@ -48,6 +48,8 @@ QUICK = {
     "whet config [CONFIG]": "whet config grpo",
     "whet config config/multi_tasks.yaml": "",
     "whet doctor": "",
+    "whet doctor --json": "",
+    "whet doctor CONFIG": "whet doctor quickstart",
     "whet launch --help": "",
     "whet tasks": "",
     "whet tasks NAME": "whet tasks gcd",

@@ -26,8 +26,13 @@ RUNS = {
     "star": ["loss_type=sft", "rejection_sampling=true", "num_generations=8"],
     "critic": ["advantage=gae", "datasets={chain_sum: {curriculum: true}}"],
 }  # fmt: skip
-# Of code tasks, and of an automatic choice on a GPU.
-ELSEWHERE = {"programs/<outcome>_ratio", "checkpointed_layers"}
+# Of code tasks, of an automatic choice on a GPU, and of a GPU with NVML.
+ELSEWHERE = {
+    "programs/<outcome>_ratio",
+    "checkpointed_layers",
+    "gpu/utilization_ratio",
+    "gpu/memory_used_gb",
+}
 
 
 def documented() -> set[str]:

@@ -28,16 +28,16 @@ from whetstone.errors import UserError
 def test_each_is_named_with_its_command(
     words: list[str], package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packages, "_is_installed", lambda name: name != package)
+    monkeypatch.setattr(packages, "is_installed", lambda name: name != package)
     with pytest.raises(UserError) as caught:
         packages.check_packages(load("quickstart", words).config)
     assert "pip install" in str(caught.value) and package in str(caught.value)
-    monkeypatch.setattr(packages, "_is_installed", lambda name: name == package)
+    monkeypatch.setattr(packages, "is_installed", lambda name: name == package)
     packages.check_packages(load("quickstart", words).config)
 
 
 def test_a_server_that_runs_elsewhere_needs_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packages, "_is_installed", lambda name: False)
+    monkeypatch.setattr(packages, "is_installed", lambda name: False)
     packages.check_packages(load("quickstart", ["rollout_engine=vllm", "rollout_servers=node1:8000"]).config)
     packages.check_packages(load("quickstart", ["eval_only=true", "report_to=wandb"]).config)
 
@@ -48,7 +48,7 @@ def test_it_is_noticed_before_torch_is_imported(tmp_path: Path) -> None:
         f"code = run(['train', 'quickstart', 'rollout_engine=sglang', 'output_dir={tmp_path}/runs']); "
         "sys.exit(code if 'torch' not in sys.modules else 9)"
     )
-    if packages._is_installed("sglang"):
+    if packages.is_installed("sglang"):
         pytest.skip("sglang is installed")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.returncode == 2, done.stderr

@@ -86,6 +86,21 @@ def test_a_server_that_can_not_start_says_why(tmp_path):
         server.restart_if_dead()
 
 
+@pytest.mark.parametrize(
+    ("code", "setting"),
+    [
+        ("raise RuntimeError('CUDA out of memory. Tried to allocate 2 GiB')", "max_num_seqs"),
+        ("raise ValueError('No available memory for the cache blocks.')", "server_gpu_memory_utilization"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGBUS)", "--shm-size"),
+    ],
+)
+def test_a_known_end_of_a_server_names_what_to_change(tmp_path, code, setting):
+    server = process_of(tmp_path, code)
+    server.start()
+    with pytest.raises(UserError, match=setting):
+        server.wait_until_up(20)
+
+
 def test_a_server_that_takes_too_long_is_stopped(tmp_path):
     server = process_of(tmp_path, "import time; print('getting ready', flush=True); time.sleep(60)")
     server.start()

@@ -1,6 +1,7 @@
 """Problems to scored groups: order, seeds, cut prompts, and the numbers of a step."""
 
 import pytest
+import torch
 
 from tests.conftest import make_policy
 from tests.support.rollouts import Codec, batch_of
@@ -63,6 +64,28 @@ def test_long_prompts_lose_their_beginning_and_are_counted(config, scorer):
 def test_a_prompt_beyond_the_model_is_refused_by_name(config, scorer):
     with pytest.raises(UserError, match=r"prompt of chain_sum/train/\d+ has 20 tokens.*exceeds the 24"):
         collect(config, collector(scorer, max_length=24), step=0)
+
+
+@pytest.mark.parametrize(
+    ("error", "settings"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore"), "max_num_seqs"),
+        (RuntimeError("something else"), None),
+    ],
+)
+def test_gpu_memory_that_runs_out_in_the_engine_names_its_settings(
+    config, scorer, monkeypatch, error, settings
+):
+    one = collector(scorer)
+
+    def fail(requests, sampling):
+        raise error
+        yield
+
+    monkeypatch.setattr(one.engine, "generate", fail)
+    with pytest.raises(UserError if settings else RuntimeError, match=settings or "something else") as caught:
+        collect(config, one, step=0)
+    assert "more" not in str(caught.value)
 
 
 def test_dynamic_sampling_replaces_prompts_that_teach_nothing(tmp_path):

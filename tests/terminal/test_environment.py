@@ -69,8 +69,47 @@ def test_a_limit_on_the_size_of_files_is_a_sentence(tmp_path: Path) -> None:
     ):  # as safetensors says it
         sentence = sentence_of(error)
         assert sentence is not None and "ulimit -f" in sentence and "auto_resume=true" in sentence
-    assert sentence_of(RuntimeError("CUDA out of memory")) is None
+    assert sentence_of(RuntimeError("something else")) is None
     assert sentence_of(FileNotFoundError(errno.ENOENT, "no such file", "x")) is None
+
+
+@pytest.mark.parametrize(
+    ("message", "setting"),
+    [
+        ("CUDA error: no kernel image is available for execution on the device", "device=cpu"),
+        ("The NVIDIA driver on your system is too old (found version 12020).", "whet doctor"),
+        (
+            "CUDA error: CUDA-capable device(s) is/are busy or unavailable",
+            "CUDA_VISIBLE",
+        ),
+        ("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has", "use_peft"),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "use_peft"),
+        ("unable to write to file </torch_12_34_0>: No space left on device (28)", "--shm-size"),
+        ("NCCL WARN Error while creating shared memory segment /dev/shm/nccl-x (size 9637888)", "--shm-size"),
+        ("DataLoader worker (pid 7) is killed by signal: Bus error.", "--shm-size"),
+        ("[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1)", "collective_timeout_s"),
+        ("gloo/transport: Timed out waiting 1800000ms for recv operation", "collective_timeout_s"),
+        ("No available memory for the cache blocks. Try increasing", "server_gpu_memory_utilization"),
+        ("Failed to find C compiler. Please specify via CC environment variable", "gcc"),
+        ("[enforce fail at inline_container.cc:595] . unexpected pos 64 vs 0", "save_total_limit"),
+        ("I/O error: No space left on device (os error 28)", "output_dir"),
+    ],
+)
+def test_a_known_failure_names_what_to_change(message: str, setting: str) -> None:
+    sentence = sentence_of(RuntimeError(message))
+    assert sentence is not None and setting in sentence and "\n" not in sentence
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("expected scalar type Float but found Half"),
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+        FileNotFoundError(errno.ENOENT, "No such file or directory", "/dev/shm/run/x"),
+    ],
+)
+def test_other_errors_keep_their_traceback(error: Exception) -> None:
+    assert sentence_of(error) is None
 
 
 @pytest.mark.skipif(

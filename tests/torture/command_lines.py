@@ -44,8 +44,7 @@ def _unknown() -> Iterator[Case]:
     ):
         yield Case(name=f"unknown command {word[:20]!r}", argv=[word])
     for command in COMMANDS:
-        if command != "doctor":
-            yield Case(name=f"{command}: unknown configuration", argv=[command, "no-such-thing-at-all"])
+        yield Case(name=f"{command}: unknown configuration", argv=[command, "no-such-thing-at-all"])
         yield Case(name=f"{command}: unknown key", argv=[command, "no_such_key=1"])
         yield Case(name=f"{command}: unknown flag", argv=[command, "--no-such-flag"])
     for command in ("report", "explain"):

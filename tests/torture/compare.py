@@ -15,6 +15,8 @@ TIMED = (
     "rollout_tokens_per_s",
     "update_tokens_per_s",
     "peak_memory_gb",
+    "host/",
+    "gpu/",
 )
 TIMED_KEYS = frozenset(["seconds", "tokens_per_s", "date", "started", "duration_s"])
 

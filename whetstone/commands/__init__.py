@@ -12,7 +12,7 @@ COMMANDS: dict[str, str] = {  # name -> summary
     "tasks": "list every task, or show sample problems of one",
     "report": "write the HTML report of a run",
     "explain": "diagnose a run: why the loss is 0, the reward is flat, or the run collapsed",
-    "doctor": "show what this machine has, and how to get what it lacks",
+    "doctor": "check this machine, or what a configuration needs of it; a remedy for each lack",
     "profile": "profile a few steps: a trace and a summary",
     "compare": "train a grid of variants and seeds; a table and a plot of the results",
     "serve": "start the rollout servers of a configuration (vLLM, SGLang)",

@@ -19,7 +19,15 @@ class EngineTraits:
     # Variants of LoRA that it samples from.
     adapters: tuple[str, ...] = ("use_rslora", "use_dora", "load_in_4bit")
     package: str = "torch"
-    install: str | None = None  # the command that installs the package; None: it comes with whetstone
+    comes_with_whetstone: bool = True  # the package is one of whetstone's own requirements
+    versions: str = ""  # of the package that are supported, as pip writes them; empty: not bounded here
+
+    @property
+    def install(self) -> str | None:
+        """The command that installs the package; None: it comes with whetstone."""
+        if self.comes_with_whetstone:
+            return None
+        return "pip install " + (f"'{self.package}{self.versions}'" if self.versions else self.package)
 
 
 ENGINE_TRAITS: dict[str, EngineTraits] = {
@@ -30,9 +38,10 @@ ENGINE_TRAITS: dict[str, EngineTraits] = {
         can_colocate=True,
         adapters=("use_rslora",),
         package="vllm",
-        install="pip install 'vllm>=0.22,<0.33'",
+        comes_with_whetstone=False,
+        versions=">=0.22,<0.33",
     ),
-    "sglang": EngineTraits(has_servers=True, adapters=(), package="sglang", install="pip install sglang"),
+    "sglang": EngineTraits(has_servers=True, adapters=(), package="sglang", comes_with_whetstone=False),
 }
 if TYPE_CHECKING:
     EngineName = str

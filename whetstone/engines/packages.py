@@ -1,40 +1,89 @@
-"""Check, without importing them, that the optional packages of a configuration are installed."""
+"""Which packages a configuration needs, whether they are installed, and which versions are supported.
 
+Nothing is imported: `whet train` names a missing package before it imports torch.
+"""
+
+import importlib.metadata
 import importlib.util
 from collections.abc import Iterator
+from functools import cache
+from typing import NamedTuple
 
 from whetstone.config import Config
-from whetstone.config.engine_traits import engine_traits
+from whetstone.config.engine_traits import ENGINE_TRAITS, engine_traits
 from whetstone.config.plugins import check_object, is_plugin
 from whetstone.errors import UserError
+
+
+class NeededPackage(NamedTuple):
+    """A package that a setting needs."""
+
+    package: str
+    reason: str  # the setting
+    install: str  # the command
+    instead: str  # what to set otherwise
 
 
 def check_packages(config: Config) -> None:
     """Raise, with the command that installs it, if a package or the file of an engine is missing."""
     if is_plugin(config.rollout.rollout_engine):
         check_object(config.rollout.rollout_engine, "rollout_engine")
-    for package, reason, install, instead in _needed(config):
-        if not _is_installed(package):
+    for package, reason, install, instead in needed_packages(config):
+        if not is_installed(package):
             missing = f"{reason} needs the package {package}, which is not installed"
             raise UserError(f"{missing}: run `{install}`, or set {instead}.")
 
 
-def _needed(config: Config) -> Iterator[tuple[str, str, str, str]]:
-    """(package, which setting needs it, how to install it, what to set instead)."""
+def needed_packages(config: Config) -> Iterator[NeededPackage]:
+    """The optional packages that the settings of a run need."""
     if not config.evaluation.eval_only:
         for name in config.run.report_to:
-            yield name, f"report_to: {name}", f"pip install {name}", "report_to=none"
+            yield NeededPackage(name, f"report_to: {name}", f"pip install {name}", "report_to=none")
         if config.run.trainer == "trl":
-            yield "trl", "trainer: trl", "pip install 'whetstone[trl]'", "trainer=whetstone"
+            yield NeededPackage("trl", "trainer: trl", "pip install 'whetstone[trl]'", "trainer=whetstone")
     engine = config.rollout.rollout_engine
     traits = engine_traits(engine)
     if traits.has_servers and not config.engines.addresses:
         # A server that runs already, on this machine or another, needs no package here.
         instead = "rollout_engine=native, or rollout_servers to a server that runs"
-        yield traits.package, f"rollout_engine: {engine}", traits.install or "", instead
+        yield NeededPackage(traits.package, f"rollout_engine: {engine}", traits.install or "", instead)
     if config.programs.sandbox_pool == "ray":
-        yield "ray", "sandbox_pool: ray", "pip install ray", "sandbox_pool=local"
+        yield NeededPackage("ray", "sandbox_pool: ray", "pip install ray", "sandbox_pool=local")
 
 
-def _is_installed(package: str) -> bool:
+def is_installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
+
+
+def supported_versions(package: str) -> str:
+    """The supported versions of a package, as pip writes them; empty: any, as far as is known."""
+    of_engine = next((traits.versions for traits in ENGINE_TRAITS.values() if traits.package == package), "")
+    return of_engine or _required_versions().get(_normalized(package), "")
+
+
+def is_supported(package: str, version: str) -> bool:
+    """Whether a version lies within the supported ones. A build such as 2.13.0+cu128 is 2.13.0."""
+    from packaging.specifiers import SpecifierSet
+
+    return SpecifierSet(supported_versions(package)).contains(version, prereleases=True)
+
+
+@cache
+def _required_versions() -> dict[str, str]:
+    """Package -> versions, from whetstone's own requirements; none in a tree that is not installed."""
+    from packaging.requirements import Requirement
+
+    try:
+        lines = importlib.metadata.requires("whetstone") or []
+    except importlib.metadata.PackageNotFoundError:
+        return {}
+    requirements = [Requirement(line) for line in lines]
+    # As pip writes them: the lower bound first.
+    return {
+        _normalized(entry.name): ",".join(sorted(map(str, entry.specifier), reverse=True))
+        for entry in requirements
+    }
+
+
+def _normalized(package: str) -> str:
+    return package.lower().replace("_", "-")

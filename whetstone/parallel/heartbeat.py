@@ -20,6 +20,7 @@ from typing import Self
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
+from whetstone.errors import first_line, known_failure
 from whetstone.parallel.mesh import Ranks, restarts
 
 logger = logging.getLogger("whetstone")
@@ -65,10 +66,11 @@ class Heartbeat:
             if is_lost_connection(error):
                 # Somebody else's failure: the threads find out whose, and end this process with it. Said at
                 # once all the same, for the launcher may end us before they do.
-                logger.error(f"The connection to another rank was lost ({_first_line(error)}).")
+                lost = f"connection to another rank was lost ({_explained(error)})"
+                logger.error(f"The {lost}.")
                 time.sleep(self._timeout_s + 2 * self._pause_s)
-                self._exit(f"the connection to another rank was lost ({_first_line(error)})")
-            self._publish(f"rank {self._ranks.rank} on {socket.gethostname()} ended: {_first_line(error)}")
+                self._exit(f"the {lost}")
+            self._publish(f"rank {self._ranks.rank} on {socket.gethostname()} ended: {_explained(error)}")
         self._over.set()
         with contextlib.suppress(RuntimeError):  # the store is gone: the first rank ended before this one
             self._store.set(f"alive/{self._ranks.rank}", "done")
@@ -141,6 +143,7 @@ def is_lost_connection(error: BaseException) -> bool:
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and is_phrased)
 
 
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__
+def _explained(error: BaseException) -> str:
+    """The first line of an error, and what it means where that is known."""
+    meaning = known_failure(str(error))
+    return first_line(error) if meaning is None else f"{first_line(error)}. {meaning}"

@@ -2,13 +2,13 @@
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from whetstone import seeds
 from whetstone.config import Config
 from whetstone.engines.base import Engine, Request, SamplingParams
-from whetstone.errors import UserError
+from whetstone.errors import UserError, first_line, is_out_of_memory
 from whetstone.parallel.collectives import all_gather_data_objects
 from whetstone.parallel.mesh import Ranks
 from whetstone.tasks.scoring.pool import Scorer
@@ -100,7 +100,7 @@ class Collector:
             for problem, prompt in zip(problems, prompts, strict=True)
         ]
         outputs, texts = [], []
-        with stage("sampling", total=len(problems) * num_samples):
+        with stage("sampling", total=len(problems) * num_samples), explain_engine_oom():
             self.engine.wake()
             for output in self.engine.generate(requests, sampling):
                 if self.cancelled:
@@ -147,6 +147,20 @@ class Collector:
                 "the problems or developer_prompt (null leaves it out), or set max_prompt_length."
             )
         return prompt
+
+
+@contextlib.contextmanager
+def explain_engine_oom() -> Iterator[None]:
+    """GPU memory that ran out in the engine, as a UserError with the settings to change."""
+    try:
+        yield
+    except RuntimeError as error:  # torch.OutOfMemoryError is one
+        if not is_out_of_memory(str(error)):
+            raise
+        raise UserError(
+            f"The GPU's memory ran out in the engine while it sampled ({first_line(error)}): set "
+            "max_num_seqs lower (64), or max_completion_length."
+        ) from None
 
 
 class DistributedCollector(Collector):

@@ -34,6 +34,7 @@ from whetstone.run.checkpoint import Checkpoint, Saver
 from whetstone.run.folder import check_plan, open_run, run_dir, scratch_folder
 from whetstone.run.metrics import MetricsLog
 from whetstone.run.record import record_session
+from whetstone.run.resources import ResourceMonitor
 from whetstone.run.timing import ThroughputMeter
 from whetstone.tasks.mixture import Mixture, build_tasks, check_gold, eval_problems, prepare_tasks
 from whetstone.tasks.scoring.pool import Scorer
@@ -63,6 +64,7 @@ class TrainingRun:
     evaluator: Evaluator | None
     metrics: MetricsLog
     throughput: ThroughputMeter
+    resources: ResourceMonitor
 
 
 def init_distributed(config: Config, stack: contextlib.ExitStack) -> Ranks:
@@ -136,6 +138,7 @@ def build(
             num_passes=updater.experience_builder.num_passes(plan.minibatches),
             peak_tflops=config.measure.peak_tflops,
         ),
+        resources=stack.enter_context(ResourceMonitor(folder, policy.device, is_main=ranks.is_main)),
     )
     stack.callback(run.saver.finish)
     return run, checkpoint, scalars.get("seconds", 0.0)

@@ -1,10 +1,10 @@
-"""Errors of the machine as sentences: full disk, file-size limit, missing working directory or /proc."""
+"""Errors of the machine as sentences: full disk or GPU, file-size limit, no working directory or /proc."""
 
 import errno
 import os
 import sys
 
-from whetstone.errors import UserError
+from whetstone.errors import UserError, first_line, is_out_of_memory, known_failure
 
 # What every installation has, by the names that are imported.
 REQUIRED = frozenset(
@@ -45,11 +45,18 @@ def sentence_of(error: BaseException) -> str | None:
             f"The Python package {error.name} is not installed in {sys.prefix}: install whetstone with what "
             "it needs (python -m pip install -e . in a clone, or a wheel without --no-deps)."
         )
+    if (meaning := known_failure(str(error))) is not None:  # before the disk: /dev/shm is another
+        return f"{meaning} ({first_line(error)[:200]})."
+    if is_out_of_memory(str(error)):
+        return (
+            f"The GPU's memory ran out ({first_line(error)[:200]}): set use_peft=true or a smaller "
+            "model_name_or_path, and let `whet doctor` show who else uses the GPU."
+        )
     named = f" while writing {error.filename}" if isinstance(error, OSError) and error.filename else ""
     if is_full_disk(error):
         return (
-            f"The disk is full{named}: free some space or set output_dir to another disk, then give the same "
-            "command with auto_resume=true; checkpoints written before are whole."
+            f"The disk is full{named}: free some space, set save_total_limit=2 or set output_dir to another "
+            "disk, then give the same command with auto_resume=true; checkpoints written before are whole."
         )
     if _has_number_or_words(error, errno.EFBIG):
         return (

@@ -20,6 +20,7 @@ from whetstone.run.checkpoint import Checkpoint
 from whetstone.run.completions import log_rollouts
 from whetstone.run.metrics import MetricsLog
 from whetstone.run.progress import Progress
+from whetstone.run.resources import ResourceMonitor
 from whetstone.run.signals import StopRequest
 from whetstone.run.timing import peak_memory_gb, reset_peak_memory
 from whetstone.trl.problems import Rewards
@@ -38,6 +39,7 @@ class TrlRun:
     rewards: Rewards
     evaluator: Evaluator | None
     metrics: MetricsLog
+    resources: ResourceMonitor
     checkpoint: Checkpoint | None
 
 
@@ -106,7 +108,8 @@ class TrlCallback(TrainerCallback):
             self.progress.update(step, row)
             if plan.is_due(plan.eval_every, step) and step < plan.num_steps:
                 evaluate(self.run, step)
-            self.run.metrics.log(step, row | self._times(self.run.rewards.groups))
+            row |= self._times(self.run.rewards.groups) | self.run.resources.metrics(step)
+            self.run.metrics.log(step, row)
 
     def _row(self, step: int) -> dict[str, float]:
         """Means over the optimiser steps of the batch, and what its rollouts looked like."""

@@ -21,6 +21,7 @@ from whetstone.run.checkpoint import Checkpoint, save_model
 from whetstone.run.folder import open_run
 from whetstone.run.metrics import MetricsLog
 from whetstone.run.record import record_session
+from whetstone.run.resources import ResourceMonitor
 from whetstone.run.setup import build_tasks_and_plan, make_collector, make_scorer
 from whetstone.run.signals import StopRequest
 from whetstone.terminal.log import log_ending, setup_logging
@@ -87,6 +88,7 @@ def build(config: Config, folder: Path, checkpoint: Checkpoint | None, stack: co
         rewards=Rewards(problems, scorer, policy.stop_token_ids, plan.num_generations),
         evaluator=Evaluator(config, fixed, collector, folder) if fixed else None,
         metrics=metrics,
+        resources=stack.enter_context(ResourceMonitor(folder, policy.device)),
         checkpoint=checkpoint,
     )
 

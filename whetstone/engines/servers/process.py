@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from whetstone.engines.servers.http import HttpClient
-from whetstone.errors import UserError
+from whetstone.errors import UserError, is_out_of_memory, known_failure
 
 logger = logging.getLogger("whetstone")
 
 STOP_S = 20.0  # for a server to end by itself before it is killed
 RESTARTS = 3  # of a server that dies again before it was ever up
+LOG_END = 20_000  # characters of a log in which the reason of its end is searched
 PR_SET_PDEATHSIG = 1
 # PDEATHSIG refers to the thread that started the child: this one lives as long as the process.
 _STARTER_THREAD = ThreadPoolExecutor(max_workers=1, thread_name_prefix="server-starter")
@@ -70,7 +71,7 @@ class ServerProcess:
             raise UserError(
                 f"The server {self.command.url} ended {self.restarts + 1} times before it was up (exit code "
                 f"{self.process.returncode}); its last words: {self.log_tail()} All of them are in "
-                f"{self.log}."
+                f"{self.log}.{self._meaning()}"
             )
         self.restarts += 1
         self._kill()  # workers that outlived it would hold its memory
@@ -91,7 +92,7 @@ class ServerProcess:
             if not self.is_running:
                 raise UserError(
                     f"The server could not start (exit code {self.process.returncode}); its last words: "
-                    f"{self.log_tail()} All of them are in {self.log}."
+                    f"{self.log_tail()} All of them are in {self.log}.{self._meaning()}"
                 )
             if time.monotonic() - started_at > timeout_s:
                 self.stop()
@@ -103,8 +104,21 @@ class ServerProcess:
         self.restarts = 0
 
     def log_tail(self) -> str:
-        text = self.log.read_text(encoding="utf-8", errors="replace") if self.log.is_file() else ""
-        return error_lines(text, 2)
+        return error_lines(self._log_text(), 2)
+
+    def _log_text(self) -> str:
+        return self.log.read_text(encoding="utf-8", errors="replace") if self.log.is_file() else ""
+
+    def _meaning(self) -> str:
+        """What the end of the server means and which setting to change; empty where it is not known."""
+        assert self.process is not None
+        text = self._log_text()[-LOG_END:]
+        if self.process.returncode == -signal.SIGBUS:
+            text += "\nbus error"
+        meaning = known_failure(text)
+        if meaning is None and is_out_of_memory(text):
+            meaning = "Its GPU memory ran out: set server_gpu_memory_utilization or max_num_seqs lower"
+        return "" if meaning is None else f" {meaning}."
 
     def stop(self) -> None:
         if self.is_running:

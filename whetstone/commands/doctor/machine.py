@@ -1,0 +1,119 @@
+"""Python, processors, host memory, shared memory; the folders that a run writes, and the disks under them."""
+
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from importlib.metadata import PackageNotFoundError, metadata
+from pathlib import Path
+
+from whetstone.commands.doctor.check import Check, make_check
+from whetstone.config import Config
+from whetstone.config.engine_traits import engine_traits
+from whetstone.model.hub import cache_folder
+from whetstone.run import host
+
+MACHINE, FOLDERS = "Machine", "Folders and disks"
+SHARED_MEMORY = Path("/dev/shm")
+GB = 2**30
+MIN_MEMORY = 2 * GB
+MIN_SHARED = GB  # Docker's default is 64 MB
+MIN_DISK, LEAST_DISK = 2 * GB, GB // 8  # below: a warning, a problem
+
+
+def check_machine(config: Config | None) -> list[Check]:
+    return [_python(), _processors(), _memory(), *_shared_memory(config)]
+
+
+def check_folders(config: Config | None) -> list[Check]:
+    """Write access and free space, by writing a file that has no name."""
+    output = Path("outputs") if config is None else Path(config.run.output_dir) / (config.run.run_name or "")
+    return [
+        _folder("output_dir", output, "set output_dir to another folder", is_needed=True),
+        _folder("model cache", hub_cache(), "set HF_HOME to another folder"),
+        _folder("own cache", cache_folder(), "set WHETSTONE_CACHE to another folder"),
+        _folder("temporary", _temporary_folder(), "set TMPDIR to another folder", is_needed=True),
+    ]
+
+
+def _python() -> Check:
+    from packaging.specifiers import SpecifierSet
+
+    detail = f"{platform.python_version()} on {platform.system()} {platform.machine()}, {sys.prefix}"
+    try:
+        supported = metadata("whetstone")["Requires-Python"] or ""
+    except PackageNotFoundError:  # a source tree that is not installed
+        supported = ""
+    if SpecifierSet(supported).contains(platform.python_version(), prereleases=True):
+        return make_check(MACHINE, "Python", detail)
+    remedy = f"install whetstone under a Python {supported} (make PYTHON=python3.12 train)"
+    return make_check(MACHINE, "Python", detail, remedy, problem=True)
+
+
+def _processors() -> Check:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return make_check(MACHINE, "CPU", f"{cores} cores")
+
+
+def _memory() -> Check:
+    limit, total, free = host.memory_limit(), host.total_memory(), host.available_memory()
+    detail = f"{limit / GB:.1f} GB"
+    if limit < total:
+        detail += f" (limit of the control group; the machine has {total / GB:.1f} GB)"
+    if free is None:
+        return make_check(MACHINE, "memory", detail)
+    detail += f", {free / GB:.1f} GB available"
+    remedy = "end other processes, or raise the limit of the container (docker run --memory)"
+    return make_check(MACHINE, "memory", detail, remedy if free < MIN_MEMORY else "")
+
+
+def _shared_memory(config: Config | None) -> list[Check]:
+    """Ranks (NCCL) and servers exchange data there; a single process does not."""
+    is_needed = config is not None and (num_ranks(config) > 1 or _starts_servers(config))
+    if not SHARED_MEMORY.is_dir() or (config is not None and not is_needed):
+        return []
+    size = shutil.disk_usage(SHARED_MEMORY)
+    detail = f"{SHARED_MEMORY} has {size.total / GB:.1f} GB, {size.free / GB:.1f} GB free"
+    remedy = "start the container with --shm-size=8g" if size.free < MIN_SHARED else ""
+    return [make_check(MACHINE, "shared memory", detail, remedy, problem=is_needed)]
+
+
+def num_ranks(config: Config) -> int:
+    """The ranks of this launch, or as many as the configuration needs at least."""
+    launched = int(os.environ.get("WORLD_SIZE", "1"))
+    return launched if launched > 1 else config.parallel.tp_size * config.parallel.ddp_size
+
+
+def _starts_servers(config: Config) -> bool:
+    return engine_traits(config.rollout.rollout_engine).has_servers and not config.engines.addresses
+
+
+def hub_cache() -> Path:
+    """Where transformers keeps models of the hub."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+    home = Path(os.environ.get("HF_HOME") or home)
+    return Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
+
+
+def _temporary_folder() -> Path:
+    try:
+        return Path(tempfile.gettempdir())
+    except OSError:  # none can be written
+        return Path(os.environ.get("TMPDIR") or "/tmp")
+
+
+def _folder(name: str, path: Path, otherwise: str, *, is_needed: bool = False) -> Check:
+    """A folder that may not exist yet: the nearest one above it counts."""
+    here = next((folder for folder in (path, *path.absolute().parents) if folder.exists()), Path("/"))
+    try:
+        with tempfile.TemporaryFile(dir=here) as file:
+            file.write(b"x" * 4096)
+            file.flush()
+        free = shutil.disk_usage(here).free
+    except OSError as error:
+        detail = f"{path} may not be written ({error.strerror})"
+        return make_check(FOLDERS, name, detail, otherwise, problem=is_needed)
+    detail = f"{path}: writable, {free / GB:.1f} GB free"
+    remedy = "" if free >= MIN_DISK else f"free some space, or {otherwise}"
+    return make_check(FOLDERS, name, detail, remedy, problem=is_needed and free < LEAST_DISK)
