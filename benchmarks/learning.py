@@ -31,7 +31,9 @@ def reduce_run(folder: Path) -> dict[str, Any]:
     session = json.loads((folder / "run.json").read_text(encoding="utf-8"))["sessions"][-1]
     return {
         "session": {key: session[key] for key in ("started", "torch", "transformers", "machine")},
-        "train": [[minutes[row["step"]], row["accuracy"]] for row in rows if row["kind"] == "train"],
+        "train": [
+            [row["step"], minutes[row["step"]], row["accuracy"]] for row in rows if row["kind"] == "train"
+        ],
         "eval": [
             {
                 "step": row["step"],
@@ -82,9 +84,8 @@ def draw(picture: Path, runs: dict[str, dict[str, Any]]) -> None:
 
 
 def draw_run(axes: Any, name: str, run: dict[str, Any], unit: str, color: str) -> None:
-    steps = {"minutes": [minutes for minutes, _ in run["train"]], "step": range(1, 1 + len(run["train"]))}
-    accuracy = [accuracy for _, accuracy in run["train"]]
-    axes.plot(steps[unit], accuracy, color=color, alpha=0.4, linewidth=1)
+    steps, minutes, accuracy = zip(*run["train"], strict=True)
+    axes.plot(steps if unit == "step" else minutes, accuracy, color=color, alpha=0.4, linewidth=1)
     axes.plot([], [], color=color, linewidth=4, label=name)
     points = run["eval"]
     if not points:

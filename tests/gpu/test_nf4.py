@@ -23,9 +23,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 CUDA = torch.device("cuda")
 
 
-def nf4_policy(architecture: str, dtype: torch.dtype = torch.float32) -> Policy:
+def nf4_policy(architecture: str) -> Policy:
     plain = make_policy(architecture, **WIDE)
-    lm = plain.lm.to(dtype)
+    lm = plain.lm
     quantize_model(lm, CUDA)
     model = add_lora(lm.to(CUDA), ModelConfig(use_peft=True, lora_r=8, load_in_4bit=True), None)
     generator = torch.Generator().manual_seed(0)
@@ -76,7 +76,7 @@ def test_the_engine_samples_from_the_numbers_that_are_trained(architecture: str)
 def test_compiled_layers_have_the_gradient_of_plain_ones() -> None:
     gradients = []
     for compiled in (False, True):
-        policy = nf4_policy("llama", torch.bfloat16)
+        policy = nf4_policy("llama")
         if compiled:
             compile_layers(policy)
         updater = updater_for(policy)
@@ -85,4 +85,4 @@ def test_compiled_layers_have_the_gradient_of_plain_ones() -> None:
         )
         train_on(updater, [pack(make_samples(make_policy("llama")), 1000)])
     plain, fast = gradients
-    assert plain.norm() > 0 and (fast - plain).norm() / plain.norm() < 3e-2
+    assert plain.norm() > 0 and (fast - plain).norm() / plain.norm() < 1e-4
