@@ -89,7 +89,8 @@ def test_the_solution_of_a_row(tmp_path: Path, row: dict[str, Any], solution: st
 
 
 @pytest.mark.parametrize(
-    ("prompt", "start"), [("Answer with <answer>.", "<answer>"), ("DeepSeekZero", "<think>"), ("", "<answer>")]
+    ("prompt", "start"),
+    [("Answer with <answer>.", "<answer>"), ("DeepSeekZero", "<think>"), ("", "<answer>")],
 )
 def test_an_empty_place_for_thoughts_is_imitated_only_where_the_prompt_asks_for_it(prompt, start) -> None:
     config = build({"datasets": {"chain_sum": {}}, "developer_prompt": prompt or None})
