@@ -5,7 +5,7 @@ python benchmarks/cost_tables.py
 
 from dataclasses import replace
 
-from whetstone.commands.plan.cost_model import (
+from whetstone.cost.step import (
     H200,
     MODELS,
     Layout,

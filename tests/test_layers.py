@@ -27,18 +27,19 @@ MAY_IMPORT: dict[str, str] = {
     "parallel": "errors config",
     "model": "errors types config parallel",
     "engines": "errors types seeds config parallel model",
+    "cost": "errors config tasks model",
     "rollout": "errors types seeds terminal config tasks parallel engines",
     "optimizer": "errors config parallel",
-    "update": "errors types terminal config algorithm parallel model optimizer",
+    "update": "errors types terminal config algorithm parallel model cost optimizer",
     "evaluation": "types files terminal config tasks rollout",
-    "run": "errors types files terminal config rewards tasks algorithm parallel model engines rollout update "
-    "evaluation",
+    "run": "errors types files terminal config rewards tasks algorithm parallel model engines cost rollout "
+    "update evaluation",
     "diagnosis": "errors run",
     "report": "errors files terminal model evaluation run diagnosis",
     "trl": "errors types terminal config tasks algorithm model rollout update evaluation run report",
     "train": "types seeds terminal config parallel model rollout evaluation run report trl",
     "api": "errors config engines report rewards run train",
-    "commands": "errors types files terminal config sandbox tasks model engines update evaluation run "
+    "commands": "errors types files terminal config sandbox tasks model engines cost update evaluation run "
     "diagnosis report train",
     "__main__": "errors terminal commands",
 }

@@ -24,7 +24,7 @@ BUG = (
 )
 # Commands whose result is more than what they print: they succeed even where the output is lost.
 WITH_RESULTS = ("train", "sft", "eval", "profile", "compare", "serve", "launch")
-WITH_FIRST_LINE = ("train", "sft", "eval", "profile", "compare", "serve", "doctor")
+WITH_FIRST_LINE = ("train", "sft", "eval", "profile", "compare", "serve", "doctor", "plan")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

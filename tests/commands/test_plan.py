@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.cost_tables import MEASURED
-from whetstone.commands.plan.cost_model import H200, MODELS, Layout, Work, memory, predict
+from whetstone.cost.step import H200, MODELS, Layout, Work, memory, predict
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from whetstone.commands.plan.cost_model import MODELS, Layout, Work, memory
 from whetstone.config import load, make_plan
 from whetstone.config.load import recipe_folders
 from whetstone.config.plan import ineffective_settings
+from whetstone.cost.step import MODELS, Layout, Work, memory
 from whetstone.update.micro_batch_size import DEFAULT_TOKENS
 
 # ranks by the command in the header, of them data ranks; prompts a step; GPUs of servers

@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks import cost_tables
 from whetstone.commands.compare.grid import parse_grid
-from whetstone.commands.plan.cost_model import MODELS, Layout, Work, memory
 from whetstone.config import LoadedConfig, load, make_plan
+from whetstone.cost.step import MODELS, Layout, Work, memory
 from whetstone.train import train
 
 ROOT = Path(__file__).resolve().parents[2]

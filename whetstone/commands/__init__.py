@@ -12,6 +12,7 @@ COMMANDS: dict[str, str] = {  # name -> summary
     "tasks": "list every task, or show sample problems of one",
     "report": "write the HTML report of a run",
     "explain": "diagnose a run: why the loss is 0, the reward is flat, or the run collapsed",
+    "plan": "memory, time and cost of a run before it starts; where it fits, and what to change",
     "doctor": "check this machine, or what a configuration needs of it; a remedy for each lack",
     "profile": "profile a few steps: a trace and a summary",
     "compare": "train a grid of variants and seeds; a table and a plot of the results",

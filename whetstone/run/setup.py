@@ -31,6 +31,7 @@ from whetstone.rollout.learning_signal import LearningSignal
 from whetstone.rollout.source import RolloutSource
 from whetstone.rollout.supervised import RejectionSampledSource, SupervisedSource
 from whetstone.run.checkpoint import Checkpoint, Saver
+from whetstone.run.cost_line import describe_cost
 from whetstone.run.folder import check_plan, open_run, run_dir, scratch_folder
 from whetstone.run.metrics import MetricsLog
 from whetstone.run.record import record_session
@@ -106,7 +107,8 @@ def build(
     with stage("loading the model"):
         weights = None if checkpoint is None else checkpoint.folder
         policy = load_sharded(config.model, config.parallel, ranks, weights)
-        logger.info(describe_model(policy, config))
+        for line in (describe_model(policy, config), *describe_cost(policy, config, plan, tasks)):
+            logger.info(line)
         updater = Updater(policy, config, plan, make_reference(config, policy, checkpoint))
         if checkpoint is not None:
             restore(updater, checkpoint, scalars)

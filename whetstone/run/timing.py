@@ -15,32 +15,13 @@ from pathlib import Path
 
 import torch
 
+from whetstone.cost.chips import find_chip
 from whetstone.model.nf4 import num_parameters
 from whetstone.model.policy import Policy
 from whetstone.parallel.collectives import all_reduce_data
 from whetstone.rollout.source import RolloutBatch
 from whetstone.update.packing import Batch
 from whetstone.update.profile_range import profile_range
-
-# Part of the device's name -> dense bf16 TFLOP/s of its data sheet. The first match counts.
-PEAK_TFLOPS = {
-    "B200": 2250.0,
-    "H200": 989.0,
-    "H100 PCIe": 756.0,
-    "H100 NVL": 835.0,
-    "H100": 989.0,
-    "A100": 312.0,
-    "A10": 125.0,
-    "A30": 165.0,
-    "A40": 150.0,
-    "L40S": 362.0,
-    "L40": 181.0,
-    "L4": 121.0,
-    "RTX A6000": 155.0,
-    "RTX 5090": 209.5,
-    "RTX 4090": 165.2,
-    "RTX 3090": 71.0,
-}
 
 
 class StageTimer:
@@ -136,8 +117,8 @@ def peak_flops(name: str | None, peak_tflops: float | None) -> float | None:
     """Peak operations per second of the device; None if unknown, as on a CPU."""
     if peak_tflops is not None:
         return peak_tflops * 1e12
-    known = next((rate for part, rate in PEAK_TFLOPS.items() if name is not None and part in name), None)
-    return None if known is None else known * 1e12
+    chip = find_chip(name)
+    return None if chip is None else chip.tflops * 1e12
 
 
 def reset_peak_memory(device: torch.device) -> None:

@@ -77,8 +77,8 @@ class Task(ABC):
         Without an empty place for thoughts, unless the prompt asks for one: tokens that teach nothing.
         """
         gold = self.gold(problem)
-        asked = any("<think>" in message["content"] for message in problem.messages)
-        return gold if gold is None or asked else gold.removeprefix(NO_THOUGHTS)
+        wants_thoughts = any("<think>" in message["content"] for message in problem.messages)
+        return gold if gold is None or wants_thoughts else gold.removeprefix(NO_THOUGHTS)
 
     def columns(self, problem: Problem) -> dict[str, Any]:
         """What reward functions of the user's own get by name, beside prompts and completions."""

@@ -63,8 +63,12 @@ def find_size(
     probe: MemoryProbe | None = None,
     *,
     allow_checkpointing: bool,
+    planned: MicroBatchSize | None = None,
 ) -> MicroBatchSize:
-    """The size for batches like `groups`, by trial steps whose memory `probe` measures; a collective call."""
+    """The size for batches like `groups`, by trial steps whose memory `probe` measures; a collective call.
+
+    `planned`: tried first where nothing is sharded.
+    """
     if probe is None:
         if policy.device.type != "cuda":
             return MicroBatchSize(DEFAULT_TOKENS)
@@ -82,7 +86,9 @@ def find_size(
 
     # FSDP does not recover from an interrupted pass, not even on one rank.
     search = SizeSearch if policy.sharding is None else ShardedSizeSearch
-    size = search(policy, run_tokens, bounds, probe).find(allow_checkpointing=allow_checkpointing)
+    size = search(policy, run_tokens, bounds, probe).find(
+        allow_checkpointing=allow_checkpointing, planned=planned
+    )
     if size.tokens < bounds.longest:
         raise UserError(
             f"One sequence of {bounds.longest:,} tokens does not fit into the GPU's memory: set "
@@ -133,14 +139,34 @@ class _Search:
 class SizeSearch(_Search):
     """Search in one process by running out of memory, which grows linearly with tokens and plain layers."""
 
-    def find(self, *, allow_checkpointing: bool) -> MicroBatchSize:
+    def find(self, *, allow_checkpointing: bool, planned: MicroBatchSize | None = None) -> MicroBatchSize:
         """The largest size that fits; below the target, the fewest checkpointed layers that reach it."""
         self._peak(MIN_TOKENS)  # compiles, and allocates what is allocated once
+        if planned is not None and (size := self._near(planned)) is not None:
+            return size
         peaks = self._measure()
         size = MicroBatchSize(tokens=max(peaks, default=0))
         if allow_checkpointing and size.tokens < self.bounds.target_tokens:
             size = self._with_checkpointing(peaks)
         return size
+
+    def _near(self, planned: MicroBatchSize) -> MicroBatchSize | None:
+        """The planned size, or a larger one where its peak leaves room; None: it does not fit."""
+        tokens, layers = min(planned.tokens, self.bounds.max_tokens), planned.checkpointed_layers
+        if layers:
+            self.policy.checkpoint_layers(layers)
+        peak = self._peak(tokens)
+        if peak is None:
+            if layers:
+                self.policy.checkpoint_layers(0)
+            return None
+        if layers:
+            return MicroBatchSize(tokens=tokens, checkpointed_layers=layers)
+        larger = int(tokens * MEMORY_FRACTION * self.probe.free() / max(1, peak))
+        larger = min(self.bounds.max_tokens, larger)
+        if larger > 1.1 * tokens and self._peak(larger) is not None:
+            tokens = larger
+        return MicroBatchSize(tokens=tokens)
 
     def _measure(self) -> dict[int, int]:
         """Tokens -> peak bytes of sizes that fit, the largest among them; empty if none does."""
@@ -252,8 +278,9 @@ class ShardedSizeSearch(_Search):
     runs out.
     """
 
-    def find(self, *, allow_checkpointing: bool) -> MicroBatchSize:
+    def find(self, *, allow_checkpointing: bool, planned: MicroBatchSize | None = None) -> MicroBatchSize:
         """The largest size that fits on every rank; below the target, few checkpointed layers."""
+        del planned  # a trial that is too large can't be survived
         smallest = min(MIN_TOKENS, self.bounds.max_tokens)
         self._measure(smallest)  # compiles, and allocates what is allocated once
         plain = self._grow(smallest, self.bounds.max_tokens)

@@ -9,16 +9,19 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 import torch
 
 from whetstone.algorithm.advantages import explained_variance
 from whetstone.config import Config, Plan
+from whetstone.cost.memory import memory_plan, setup_of
+from whetstone.cost.shape import shape_of
 from whetstone.errors import UserError
 from whetstone.model.compilation import compile_layers, should_compile
 from whetstone.model.critic import Critic
+from whetstone.model.memory import usable_memory
 from whetstone.model.policy import Policy
 from whetstone.model.reference import Reference
 from whetstone.optimizer import Optimizer
@@ -175,9 +178,26 @@ class Updater:
             allow = self.config.model.gradient_checkpointing == "auto"
             with self._oom_as_user_error(), stage("finding the size of micro-batches"):
                 self.micro_batch_size = find_size(
-                    self.policy, self.trial_step, groups, allow_checkpointing=allow
+                    self.policy,
+                    self.trial_step,
+                    groups,
+                    allow_checkpointing=allow,
+                    planned=self._planned_size(groups) if allow else None,
                 )
         return self.micro_batch_size.tokens
+
+    def _planned_size(self, groups: Sequence[Group]) -> MicroBatchSize | None:
+        """By the arithmetic of `whet plan`; None where it is not for this device."""
+        if self.policy.device.type != "cuda" or self.ranks.world_size > 1:
+            return None
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        setup = replace(
+            setup_of(self.config, self.plan, prompt_tokens=max(len(r.prompt_ids) for r in rollouts)),
+            completion_tokens=max(len(r.completion.token_ids) for r in rollouts),
+        )
+        shape = shape_of(self.config.model.model_name_or_path, self.policy.lm.config)
+        memory = memory_plan(shape, setup, float(usable_memory(self.policy.device)))
+        return MicroBatchSize(tokens=memory.tokens, checkpointed_layers=memory.checkpointed or None)
 
     def _compile(self) -> None:
         """Run the compiler on a short batch, before anything is measured."""

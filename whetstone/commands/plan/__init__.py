@@ -1,1 +1,104 @@
-"""Predicted time and memory of a configuration."""
+"""`whet plan`: memory, time and cost of a configuration before it runs, without loading weights."""
+
+import argparse
+import json
+import os
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from whetstone.commands.parser import DEFAULT_RECIPE, CommandParser, add_settings, number, source_and_settings
+from whetstone.errors import UserError
+
+if TYPE_CHECKING:
+    from whetstone.commands.plan.device import Device
+    from whetstone.cost.estimate import Estimate
+
+DESCRIPTION = """
+Show what a run needs before it starts: parameters, batches, memory by part while sampling and in the update,
+seconds a step, hours, and on which GPUs it fits; where it does not, the smallest change that makes it fit.
+No weights are loaded. The device is this machine's GPU or CPU, or the one that --gpu names.
+"""
+EXAMPLES = """
+whet plan gsm8k
+whet plan gsm8k --gpu "RTX 4090" use_peft=true
+whet plan config/multi_tasks.yaml --gpu H100 --gpus 4 --price 2.5
+whet plan quickstart --measure
+"""
+
+
+def add_arguments(parser: CommandParser) -> None:
+    add_settings(parser)
+    parser.add_argument("--gpu", metavar="NAME", help="a GPU by its name (H100), or its memory in GB (24)")
+    parser.add_argument("--gpus", type=number(int, 1), default=1, metavar="N", help="how many of them")
+    parser.add_argument(
+        "--tokens",
+        type=number(float, 1),
+        metavar="N",
+        help="mean length of completions (default: the longest)",
+    )
+    parser.add_argument("--measure", action="store_true", help="measure the rates of this machine first")
+    parser.add_argument("--price", type=number(float), metavar="X", help="what a GPU costs an hour")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the plan; exit code 1 where the run does not fit the device."""
+    from whetstone.commands.plan.device import choose_device
+    from whetstone.commands.plan.display import print_plan
+    from whetstone.config import load
+    from whetstone.cost.estimate import estimate, fit_table
+    from whetstone.cost.prompts import look_at_prompts
+    from whetstone.cost.shape import model_shape
+
+    os.environ.setdefault("HF_HUB_ETAG_TIMEOUT", "5")
+    source, settings = source_and_settings(args)
+    config = load(source or DEFAULT_RECIPE, settings).config
+    device = choose_device(config, args.gpu, measure=args.measure)
+    gpus = int(args.gpus)
+    if gpus > 1 and not device.on_gpu:
+        raise UserError("--gpus is for GPUs, and there is none here: name one with --gpu H100.")
+    shape, prompts = model_shape(config.model.model_name_or_path), look_at_prompts(config)
+    plan = estimate(
+        config,
+        shape,
+        prompts,
+        capacity=device.capacity,
+        machine=device.machine,
+        gpus=gpus,
+        on_gpu=device.on_gpu,
+        tokens=args.tokens,
+    )
+    table = fit_table(config, shape, prompts)
+    if args.json:
+        print(json.dumps(document(plan, device, table, args.price), indent=1))
+    else:
+        print_plan(config, plan, prompts, device, table, price=args.price, tokens=args.tokens)
+    return int(not plan.memory.fits)
+
+
+def document(
+    plan: "Estimate", device: "Device", table: dict[int, dict[int, Any]], price: float | None
+) -> dict[str, Any]:
+    """The plan as plain data."""
+    from whetstone.commands.plan.display import running_cost
+
+    cost = running_cost(plan, device, price)
+    return {
+        "model": asdict(plan.shape) | {"trained": plan.trained},
+        "device": {"name": device.name, "memory_bytes": device.capacity, "gpus": plan.setup.gpus},
+        "batch": asdict(plan.plan),
+        "prompt_tokens": plan.setup.prompt_tokens,
+        "memory_bytes": {"update": plan.memory.update, "sampling": plan.memory.rollout},
+        "peak_bytes": plan.memory.peak,
+        "fits": plan.memory.fits,
+        "micro_batch_tokens": plan.memory.tokens,
+        "checkpointed_layers": plan.memory.checkpointed,
+        "seconds": None
+        if plan.time is None
+        else asdict(plan.time) | {"batch_s": plan.time.batch_s, "total_s": plan.time.total_s},
+        "energy_kwh": cost.kwh,
+        "price": cost.price,
+        "fits_gpus": {
+            str(size): {str(n): change for n, change in row.items()} for size, row in table.items()
+        },
+    }

@@ -1,4 +1,4 @@
-"""What a step costs on some number of GPUs: seconds and memory from flops, bytes and link speeds.
+"""Seconds of a step on some number of devices, from operations, bytes and link speeds.
 
 The constants are fitted to measurements on one H200; everything beyond one GPU is prediction.
 `python benchmarks/cost_tables.py` compares both and prints the tables of docs/scale.md and docs/lab/scale.md.
@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 UPDATE_SHARE = 0.725  # of the peak, forward and backward, recomputation counted as work; compiled layers
 UPDATE_TOKEN_S = 4.2e-6  # beside that for each token, whatever the size: attention, norms, gates, the rest
+LORA_TOKEN_S = 2.4e-6  # and for each token of an adapter's thin products
+UPDATE_S = 0.15  # of an update whatever its size: packing, uploads, the optimizer's launch
 DECODE_SHARE = 0.86  # of the peak, or of the memory's speed, for the matrix products of a decode step
 # A decode step's time per layer beside products and cache: the native engine with its fused kernels, and a
 # model's own modules in a CUDA graph (from an early probe: 41,546 tokens/s at 1.5 B, 256 sequences).
@@ -34,6 +36,9 @@ class Machine:
     near_link: float  # bytes/s each way to GPUs of the same host
     far_link: float  # bytes/s each way to GPUs of other hosts
     per_host: int = 8
+    token_s: float = UPDATE_TOKEN_S
+    lora_token_s: float = LORA_TOKEN_S
+    update_s: float = UPDATE_S
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +60,8 @@ class Work:
     new_tokens: int
     micro_batch_tokens: int = 32768
     checkpointing: bool = True
+    backward: int = 4  # operations for each parameter in the backward pass: 2 beneath an adapter
+    is_lora: bool = False
 
     @property
     def update_tokens(self) -> int:
@@ -141,9 +148,10 @@ def decode_step(machine: Machine, model: Model, work: Work, layout: Layout, sequ
 def update_seconds(machine: Machine, model: Model, work: Work, layout: Layout) -> float:
     """Forward, backward and optimizer of the fullest rank, with the traffic that does not hide."""
     tokens = work.update_tokens / layout.data * (IMBALANCE if layout.data > 1 else 1.0)
-    passes = 8 if work.checkpointing else 6
-    products = passes * model.parameters / (machine.flops * UPDATE_SHARE)
-    compute = tokens * (products + UPDATE_TOKEN_S * passes / 6) / layout.tp
+    forward = 2 * (1 + int(work.checkpointing))
+    products = (forward + work.backward) * model.parameters / (machine.flops * UPDATE_SHARE)
+    rest = machine.token_s * (forward + 4) / 6 + (machine.lora_token_s if work.is_lora else 0.0)
+    compute = tokens * (products + rest) / layout.tp
     batches = max(1.0, tokens / work.micro_batch_tokens)
     own = model.parameters / layout.tp
     # Gathered in bf16 on the way forward and back, gradients scattered in float32, each micro-batch.

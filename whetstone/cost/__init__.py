@@ -1,0 +1,1 @@
+"""What a configuration costs before it runs: bytes and seconds by arithmetic, without weights."""

@@ -1,0 +1,230 @@
+"""Bytes on each GPU by part, while sampling and in the update, and the micro-batch that fits.
+
+Constants are fitted to peaks that were measured on one H200 (docs/lab/plan.md).
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from whetstone.config.plan import Plan
+from whetstone.config.sections import Config
+from whetstone.cost.shape import ModelShape
+
+# As in model/logprobs.py, engines/native/gpu.py and update/micro_batch_size.py.
+LOGITS_BYTES, LOGITS_SHARE = 1 << 30, 1 / 32
+SLOTS, PAGE = 1024, 64
+RESERVED = 1 << 30
+CACHE_FRACTION, UPDATE_FRACTION = 0.85, 0.92
+MAX_TOKENS, TARGET_TOKENS, MIN_TOKENS, CPU_TOKENS = 16384, 8192, 256, 8192
+
+CONTEXT = 0.7e9  # of CUDA itself, beside what torch counts
+PROCESS = 0.7e9  # of Python and its libraries, on a CPU
+GRAPHS = 0.25e9  # CUDA graphs and workspaces
+BUCKETS = 2 * 64 * 2**20  # on the GPU, where the optimizer states are on the host
+NF4_BYTES = 0.5 + 4 / 64  # of a weight with its share of a scale
+MOMENTS = {"adamw_torch": 8.0, "adamw_8bit": 2 + 8 / 256}
+# Numbers that a layer keeps for the backward pass, beside queries, keys, values and the attention's output:
+# in units of the hidden size and of the MLP's width.
+KEPT_HIDDEN, KEPT_INNER, COMPILED, PLAIN = 2.8, 3.25, 1.02, 1.25
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What the memory of a run depends on, beside the model."""
+
+    bytes_per_number: int  # 2: bf16
+    on_gpu: bool
+    lora_r: int | None
+    load_in_4bit: bool
+    optim: str
+    offload: bool
+    has_reference: bool
+    critic: Literal["none", "head", "model"]
+    checkpointing: bool | None  # None: as needed
+    micro_batch_tokens: int | None  # None: as many as fit
+    num_sequences: int  # sampled at once
+    group: int
+    prompt_tokens: int
+    completion_tokens: int
+    samples_here: bool  # the engine is in this process
+    gpus: int = 1
+    tp: int = 1
+    replicas: int = 1
+
+    @property
+    def shards(self) -> int:
+        return max(1, self.gpus // (self.tp * self.replicas))
+
+    @property
+    def longest(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryPlan:
+    """Bytes by part; `tokens` of a micro-batch and `checkpointed` layers that were chosen."""
+
+    update: dict[str, float]
+    rollout: dict[str, float]
+    tokens: int
+    checkpointed: int
+    fits: bool
+
+    @property
+    def peak(self) -> float:
+        return max(sum(self.update.values()), sum(self.rollout.values()))
+
+
+def setup_of(config: Config, plan: Plan, *, prompt_tokens: int, gpus: int = 1, on_gpu: bool = True) -> Setup:
+    """Read a configuration."""
+    model, loss, size = config.model, config.loss, config.update.micro_batch_tokens
+    data_ranks = max(1, gpus // config.parallel.tp_size)
+    sequences = -(-plan.prompts_per_batch // data_ranks) * plan.num_generations
+    checkpointing = model.gradient_checkpointing
+    is_lora = model.use_peft
+    return Setup(
+        bytes_per_number=2 if model.bf16 and on_gpu else 4,
+        on_gpu=on_gpu,
+        lora_r=model.lora_r if is_lora else None,
+        load_in_4bit=model.load_in_4bit,
+        optim=config.update.optim,
+        offload=config.parallel.cpu_offload != "none" and on_gpu,
+        has_reference=loss.beta > 0 and not (is_lora and loss.kl_reference == "initial"),
+        critic=config.critic.critic if loss.advantage == "gae" else "none",
+        checkpointing=None if checkpointing == "auto" else checkpointing,
+        micro_batch_tokens=None if size == "auto" else size,
+        num_sequences=min(sequences, config.rollout.max_num_seqs or SLOTS),
+        group=plan.num_generations,
+        prompt_tokens=prompt_tokens,
+        completion_tokens=config.rollout.max_completion_length,
+        samples_here=not config.engines.addresses,
+        gpus=gpus,
+        tp=config.parallel.tp_size,
+        replicas=config.parallel.ddp_size,
+    )
+
+
+def memory_plan(shape: ModelShape, setup: Setup, capacity: float) -> MemoryPlan:
+    """The parts on each of `setup.gpus` devices of `capacity` bytes."""
+    states = state_bytes(shape, setup, capacity)
+    room = capacity - (CONTEXT if setup.on_gpu else PROCESS)
+    held = sum(states.values())
+    logits = min(LOGITS_BYTES, LOGITS_SHARE * capacity) if setup.on_gpu else LOGITS_BYTES
+    fraction = UPDATE_FRACTION if setup.on_gpu else 1.0
+    free = fraction * (room - held) - logits
+    tokens, checkpointed = _micro_batch(shape, setup, free)
+    activations = activation_bytes(shape, setup, tokens, checkpointed)
+    update = {**states, "activations": activations, "logits": logits}
+    gradients = states["gradients"]
+    rollout = {part: size for part, size in states.items() if part != "gradients"}
+    least = 0.0
+    if setup.samples_here:
+        sampling = 8.0 * shape.vocabulary * setup.num_sequences
+        cache = cache_bytes(shape, setup, setup.num_sequences)
+        if setup.on_gpu:
+            spare = room - held + gradients - RESERVED - sampling
+            least = cache_bytes(shape, setup, min(setup.group, setup.num_sequences))
+            cache = max(least, min(cache, CACHE_FRACTION * spare))
+            rollout["CUDA graphs"] = GRAPHS
+        rollout |= {"KV cache": cache, "logits": sampling}
+    fits = activations <= free and sum(rollout.values()) <= room
+    return MemoryPlan(update=update, rollout=rollout, tokens=tokens, checkpointed=checkpointed, fits=fits)
+
+
+def adapter_parameters(shape: ModelShape, setup: Setup) -> int:
+    return (setup.lora_r or 0) * shape.linear_sides
+
+
+def trained_parameters(shape: ModelShape, setup: Setup) -> int:
+    return shape.parameters if setup.lora_r is None else adapter_parameters(shape, setup)
+
+
+def state_bytes(shape: ModelShape, setup: Setup, capacity: float) -> dict[str, float]:
+    """What stays from step to step, and the gradients."""
+    size, trained = setup.bytes_per_number, trained_parameters(shape, setup)
+    alone = setup.gpus == 1
+    split = 1 if alone else setup.tp * setup.shards
+    frozen = 0 if setup.lora_r is None else shape.parameters
+    parts = {"weights": 0.0, "adapter": 0.0, "gradients": 4.0 * trained / split}
+    moments = MOMENTS.get(setup.optim, 8.0)
+    master = 0.0
+    if setup.lora_r is None:
+        # On one GPU a float32 weight is two halves, whose upper one computes; in shards it is whole.
+        parts["weights"] = (size if alone else 4.0) * trained / split
+        master = 2.0 * trained if alone and size == 2 else 0.0
+    else:
+        held = size * frozen
+        if setup.load_in_4bit:
+            held = size * (frozen - shape.linear) + NF4_BYTES * shape.linear
+        parts["weights"] = held / split
+        parts["adapter"] = 4.0 * trained / split
+    if setup.offload:
+        parts["optimizer states"] = BUCKETS
+    else:
+        parts["optimizer states"] = master + moments * trained / split
+    if setup.has_reference and not setup.offload:
+        parts["reference"] = float(size) * trained / split
+    if setup.critic == "model":
+        parts["critic"] = (size + 2.0 + moments + 4.0) * shape.parameters / split
+    if not alone and setup.samples_here:
+        parts["copy to sample from"] = 2.0 * shape.parameters / setup.tp
+        parts["gathered layers"] = 2 * 2.0 * shape.parameters / setup.tp / shape.layers
+    elif setup.samples_here and setup.on_gpu and setup.lora_r is not None and not setup.load_in_4bit:
+        merged = float(size) * shape.linear  # a copy, if it leaves two thirds of what is free
+        if merged < (capacity - CONTEXT - sum(parts.values())) / 3:
+            parts["merged adapter"] = merged
+    return {part: value for part, value in parts.items() if value or part in ("weights", "gradients")}
+
+
+def activation_bytes(shape: ModelShape, setup: Setup, tokens: int, checkpointed: int) -> float:
+    """Of a micro-batch: inputs of checkpointed layers, what the others keep, and one layer's gradients."""
+    plain = shape.layers - checkpointed
+    inputs = setup.bytes_per_number * shape.hidden * checkpointed
+    return tokens * (inputs + (plain + 1) * layer_bytes(shape, setup))
+
+
+def layer_bytes(shape: ModelShape, setup: Setup) -> float:
+    """What a layer keeps of a token."""
+    heads = (2 * shape.heads + 2 * shape.kv_heads) * shape.head_dim
+    numbers = KEPT_HIDDEN * shape.hidden + heads + KEPT_INNER * shape.inner
+    return (COMPILED if setup.on_gpu else PLAIN) * setup.bytes_per_number * numbers / setup.tp
+
+
+def cache_bytes(shape: ModelShape, setup: Setup, sequences: int) -> float:
+    """Keys and values of so many sequences; those of a prompt are shared by its group."""
+    prompts = -(-sequences // setup.group)
+    tokens = sequences * _paged(setup.completion_tokens) + prompts * _paged(setup.prompt_tokens)
+    return tokens * shape.kv_bytes * setup.bytes_per_number / 2 / setup.tp
+
+
+def _paged(tokens: int) -> int:
+    return PAGE * math.ceil(tokens / PAGE)
+
+
+def _micro_batch(shape: ModelShape, setup: Setup, free: float) -> tuple[int, int]:
+    """Tokens and checkpointed layers, as update/micro_batch_size.py chooses them."""
+    total = -(-setup.num_sequences // setup.group) * setup.prompt_tokens
+    total += setup.num_sequences * setup.completion_tokens
+    limit = CPU_TOKENS if not setup.on_gpu else MAX_TOKENS
+    most, target = (max(setup.longest, min(size, total)) for size in (limit, TARGET_TOKENS))
+    if setup.micro_batch_tokens is not None:
+        most = target = max(setup.longest, min(setup.micro_batch_tokens, total))
+
+    def fitting(checkpointed: int) -> int:
+        return int(free / activation_bytes(shape, setup, 1, checkpointed))
+
+    every = shape.layers
+    if setup.checkpointing is not None or not setup.on_gpu:
+        layers = every if setup.checkpointing else 0
+        return max(setup.longest, min(most, fitting(layers))), layers
+    if fitting(0) >= target:
+        return min(most, fitting(0)), 0
+    layers = next((number for number in range(1, every) if fitting(number) >= target), every)
+    return max(setup.longest, min(target, fitting(layers))), layers
+
+
+def on_more(setup: Setup, gpus: int) -> Setup:
+    """The same run on so many GPUs."""
+    sequences = -(-setup.num_sequences // max(1, gpus // setup.tp))
+    return replace(setup, gpus=gpus, num_sequences=max(setup.group, sequences))

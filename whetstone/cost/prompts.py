@@ -1,0 +1,55 @@
+"""How long prompts are: some problems of the tasks, and the model's tokenizer where this machine has it."""
+
+from dataclasses import dataclass
+from statistics import fmean
+
+from whetstone.config.sections import Config
+from whetstone.errors import UserError
+from whetstone.model.chat import Chat
+from whetstone.model.hub import resolve
+from whetstone.tasks.mixture import build_tasks
+
+NUM_PROBLEMS = 16
+CHARACTERS_PER_TOKEN = 3.5  # of English text and numbers, where there is no tokenizer
+DEFAULT_TOKENS = 200
+DEFAULT_PROBLEMS = 10_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompts:
+    """Mean tokens of a prompt, the number of training problems, and how they were found out."""
+
+    tokens: int
+    num_problems: int
+    source: str
+
+
+def look_at_prompts(config: Config) -> Prompts:
+    """Never fails: a plan is wanted before the data is there."""
+    try:
+        tasks = build_tasks(config, "train", [])
+        problems = [tasks.problem(index) for index in range(min(NUM_PROBLEMS, len(tasks)))]
+    except (UserError, OSError) as error:
+        tokens, reason = DEFAULT_TOKENS, f"assumed, since the problems can't be made here: {error}"
+        return Prompts(tokens=tokens, num_problems=DEFAULT_PROBLEMS, source=reason)
+    characters = fmean(sum(len(m["content"]) for m in problem.messages) for problem in problems)
+    tokens, source = round(characters / CHARACTERS_PER_TOKEN) + 20, "by their letters"
+    chat = _local_chat(config)
+    if chat is not None:
+        tokens = round(fmean(len(chat.encode(problem)) for problem in problems))
+        source = f"the mean of {len(problems)} problems"
+    limit = config.rollout.max_prompt_length
+    return Prompts(
+        tokens=tokens if limit is None else min(tokens, limit), num_problems=len(tasks), source=source
+    )
+
+
+def _local_chat(config: Config) -> Chat | None:
+    from transformers import AutoTokenizer
+
+    try:
+        name = resolve(config.model.model_name_or_path)
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, local_files_only=True)
+        return Chat(tokenizer, config.model)
+    except Exception:  # not on this machine, or broken, which the run itself will say
+        return None
