@@ -91,7 +91,10 @@ class RolloutSource:
         """Groups of training problems from `first` on, with seeds of their own. Leaves nothing behind."""
         with self._collector.scorer.probing():
             return self._collector.collect(
-                [self._tasks.problem(index, self._curriculum.levels) for index in range(first, first + number)],
+                [
+                    self._tasks.problem(index, self._curriculum.levels)
+                    for index in range(first, first + number)
+                ],
                 num_samples=self._plan.num_generations,
                 sampling=sampling_params(self._config, self._config.rollout.temperature),
                 seed_parts=(self._config.run.seed, "preflight"),

@@ -9,7 +9,6 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -24,6 +23,7 @@ from whetstone.parallel.collectives import broadcast_from_main
 from whetstone.rollout.learning_signal import explain_equal_rewards, has_learning_signal
 from whetstone.rollout.metrics import check_logprob_difference
 from whetstone.rollout.source import RolloutSource
+from whetstone.terminal.findings import Finding, Status
 from whetstone.terminal.stages import stage
 from whetstone.terminal.text import counted
 from whetstone.types import Finish, Group, Rollout
@@ -39,20 +39,6 @@ NO_ANSWER_WARNING = 0.5
 VARIANCE_WARNING = 0.2
 FILE = "preflight.json"
 logger = logging.getLogger("whetstone")
-
-
-class Status(StrEnum):
-    OK = "ok"
-    WARNING = "warning"
-    PROBLEM = "problem"  # the run is stopped
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    name: str
-    status: Status
-    text: str
-    remedy: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,12 +77,13 @@ def preflight(config: Config, source: RolloutSource, policy: Policy, folder: Pat
     result = examine(config, source, policy)
     if policy.ranks.is_main:
         atomic_write(folder / FILE, json.dumps(result.as_dict(), ensure_ascii=False, indent=1))
-    if result.stops and config.run.preflight == "stop":
+    stopped_by = result.problems if config.run.preflight == "stop" else []
+    for finding in result.findings:
+        if finding.status is not Status.OK and finding not in stopped_by:
+            logger.warning(f"Preflight, {finding.name}: {finding.text}. {finding.remedy}")
+    if stopped_by:
         raise result.error()
     logger.info(f"Preflight: {'; '.join(finding.text for finding in result.findings)}.")
-    for finding in result.findings:
-        if finding.status is not Status.OK:
-            logger.warning(f"Preflight, {finding.name}: {finding.text}. {finding.remedy}")
 
 
 def examine(config: Config, source: RolloutSource, policy: Policy) -> Preflight:
@@ -185,7 +172,9 @@ def judge(config: Config, groups: Sequence[Group], numbers: dict[str, float]) ->
 def _truncation(config: Config, numbers: dict[str, float]) -> Finding:
     ratio, limit = numbers["truncated_ratio"], config.rollout.max_completion_length
     status = Status.OK if ratio < TRUNCATED_WARNING else Status.WARNING
-    what = "solutions" if config.loss.is_supervised and not config.rollout.rejection_sampling else "completions"
+    what = (
+        "solutions" if config.loss.is_supervised and not config.rollout.rejection_sampling else "completions"
+    )
     return Finding(
         name="truncated",
         status=Status.PROBLEM if ratio > TRUNCATED_STOP else status,
