@@ -34,7 +34,7 @@ SMALL = shlex.split(
     "model_name_or_path=pebble bf16=false max_steps=1 eval_num_samples=2 eval_samples_per_problem=1 "
     "eval_num_examples_to_print=0 eval_greedy=false max_completion_length=8 prompts_per_step=2 "
     "num_generations=2 per_device_train_batch_size=4 gradient_accumulation_steps=1 save_strategy=no "
-    "reward_workers=1 report_to=none overwrite_output_dir=true"
+    "reward_workers=1 report_to=none overwrite_output_dir=true preflight=off"
 )
 
 # Commands that run in a second or two -> what stands in for their placeholders ("": they run as they are).

@@ -58,6 +58,19 @@ class Preflight:
     def stops(self) -> bool:
         return bool(self.problems)
 
+    def summary(self) -> str:
+        """The main numbers in a line."""
+        numbers = self.measurements
+        parts = [
+            f"{numbers['num_completions']:,} completions of {numbers['num_prompts']:,} prompts",
+            f"{_percent(numbers['truncated_ratio'])} truncated",
+        ]
+        if "no_answer_ratio" in numbers:
+            parts.append(f"{_percent(numbers['no_answer_ratio'])} without an answer")
+        if "reward_variance_ratio" in numbers:
+            parts.append(f"rewards differ on {_percent(numbers['reward_variance_ratio'])} of the prompts")
+        return f"Preflight: {', '.join(parts)}."
+
     def as_dict(self) -> dict[str, Any]:
         return json_safe({"stops": self.stops, **asdict(self)})
 
@@ -83,7 +96,7 @@ def preflight(config: Config, source: RolloutSource, policy: Policy, folder: Pat
             logger.warning(f"Preflight, {finding.name}: {finding.text}. {finding.remedy}")
     if stopped_by:
         raise result.error()
-    logger.info(f"Preflight: {'; '.join(finding.text for finding in result.findings)}.")
+    logger.info(result.summary())
 
 
 def examine(config: Config, source: RolloutSource, policy: Policy) -> Preflight:
