@@ -1,0 +1,104 @@
+"""Probes every scorer of reasoning-gym, as it is and as repaired here, and writes docs/lab/scorers.md.
+
+    python scripts/audit_scorers.py                 all tasks (about 20 minutes on two cores)
+    python scripts/audit_scorers.py gcd maze        prints the findings on these tasks
+
+Both are scored in the isolated processes of `whet check --rewards`. The page lists every probe that
+reasoning-gym's own scorer pays and should not, with what this package pays for it.
+"""
+
+import json
+import math
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from whetstone.config import Config, TaskSpec, build  # noqa: E402
+from whetstone.rewards.answers import extract_tag  # noqa: E402
+from whetstone.tasks.check_rewards import TaskCheck, check_rewards  # noqa: E402
+from whetstone.tasks.gym import GymTask, known_names  # noqa: E402
+from whetstone.terminal.findings import Status  # noqa: E402
+from whetstone.types import Problem, TaskScore  # noqa: E402
+
+NUM_PROBLEMS = 20
+NUM_RAW = 5  # a scorer that hangs takes its limit each time
+SMALLER = {"knight_swap": {"max_nodes": 6, "max_attempts": 5}, "futoshiki": {"max_board_size": 5}}
+AT_ONCE = 15  # tasks of a configuration: a worker warms up all of them
+DOCS = ROOT / "docs" / "lab" / "scorers.md"
+TABLE = ROOT / "build" / "scorers.json"
+
+
+class Raw(GymTask):
+    """A task of reasoning-gym on the same problems, paid by its own scorer."""
+
+    def __init__(self, config: Config, name: str, spec: TaskSpec, split: str, shared: bool = False) -> None:
+        super().__init__(config, name.rpartition("/")[2], spec, split, shared)
+        self.name = name
+
+    def score(self, problem: Problem, text: str) -> TaskScore:
+        answer = extract_tag(text)
+        value = 0.0 if answer is None else float(self._dataset.score_answer(answer, problem.answer))
+        return TaskScore(correct=value >= 1.0, reward=value if math.isfinite(value) else 0.0, answer=answer)
+
+
+def audit(names: list[str], *, raw: bool) -> dict[str, TaskCheck]:
+    """The probes of these tasks, by reasoning-gym's scorers or by ours."""
+    prefix = f"{Path(__file__).resolve()}:Raw/" if raw else "reasoning_gym/"
+    checks: dict[str, TaskCheck] = {}
+    for first in range(0, len(names), AT_ONCE):
+        some = names[first : first + AT_ONCE]
+        datasets = {prefix + name: {"config": SMALLER.get(name, {})} for name in some}
+        flat: dict[str, Any] = {"datasets": datasets, "reward_workers": 2, "eval_num_samples": 0}
+        config = build({**flat, "reward_timeout_s": 2.0 if raw else 10.0})
+        for check in check_rewards(config, NUM_RAW if raw else NUM_PROBLEMS):
+            name = check.task.removeprefix(prefix)
+            checks[name] = check
+            for finding in check.findings:
+                if finding.status is not Status.OK:
+                    print(
+                        f"{'raw' if raw else 'now':<4} {finding.status:<8} {name}: {finding.text}", flush=True
+                    )
+    return checks
+
+
+def rows(before: dict[str, TaskCheck], now: dict[str, TaskCheck]) -> list[dict[str, Any]]:
+    """The probes that look wrong before or now."""
+    table = []
+    for name in sorted(before):
+        ours = {result.name: result for result in now[name].results}
+        theirs = {result.name: result for result in before[name].results}
+        for probe in dict.fromkeys([*theirs, *ours]):
+            old, new = theirs.get(probe), ours.get(probe)
+            if any(result is not None and result.status is not Status.OK for result in (old, new)):
+                table.append({"task": name, "probe": probe, "before": cell(old), "now": cell(new)})
+    return table
+
+
+def cell(result: Any) -> str:
+    """`paid on 5 of 5`, `part credit 0.31`, `fails on 5 of 5`, `0`."""
+    if result is None:
+        return "-"
+    if result.failures:
+        return f"scoring fails on {result.failures} of {result.number}"
+    if result.paid:
+        return f"paid on {result.paid} of {result.number}"
+    return f"{result.accuracy:.2f}" if result.accuracy else "0"
+
+
+def main() -> None:
+    names = sys.argv[1:] or known_names()
+    before, now = audit(names, raw=True), audit(names, raw=False)
+    table = {"reasoning_gym": version("reasoning-gym"), "rows": rows(before, now)}
+    if sys.argv[1:]:
+        print(json.dumps(table, indent=1, ensure_ascii=False))
+        return
+    TABLE.parent.mkdir(exist_ok=True)
+    TABLE.write_text(json.dumps(table, indent=1, ensure_ascii=False), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
