@@ -27,7 +27,7 @@ from whetstone.types import Problem, TaskScore  # noqa: E402
 NUM_PROBLEMS = 20
 NUM_RAW = 5  # a scorer that hangs takes its limit each time
 SMALLER = {"knight_swap": {"max_nodes": 6, "max_attempts": 5}, "futoshiki": {"max_board_size": 5}}
-AT_ONCE = 15  # tasks of a configuration: a worker warms up all of them
+AT_ONCE = 5  # tasks of a configuration: a worker that was ended warms up all of them again
 DOCS = ROOT / "docs" / "lab" / "scorers.md"
 TABLE = ROOT / "build" / "scorers.json"
 
@@ -52,16 +52,15 @@ def audit(names: list[str], *, raw: bool) -> dict[str, TaskCheck]:
     for first in range(0, len(names), AT_ONCE):
         some = names[first : first + AT_ONCE]
         datasets = {prefix + name: {"config": SMALLER.get(name, {})} for name in some}
-        flat: dict[str, Any] = {"datasets": datasets, "reward_workers": 2, "eval_num_samples": 0}
+        flat: dict[str, Any] = {"datasets": datasets, "reward_workers": 1, "eval_num_samples": 0}
         config = build({**flat, "reward_timeout_s": 2.0 if raw else 10.0})
         for check in check_rewards(config, NUM_RAW if raw else NUM_PROBLEMS):
             name = check.task.removeprefix(prefix)
             checks[name] = check
             for finding in check.findings:
                 if finding.status is not Status.OK:
-                    print(
-                        f"{'raw' if raw else 'now':<4} {finding.status:<8} {name}: {finding.text}", flush=True
-                    )
+                    scorer = "theirs" if raw else "ours"
+                    print(f"{scorer:<6} {finding.status:<8} {name}: {finding.text}", flush=True)
     return checks
 
 

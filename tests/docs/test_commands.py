@@ -47,6 +47,7 @@ QUICK = {
     "whet config CONFIG": "whet config grpo",
     "whet config [CONFIG]": "whet config grpo",
     "whet config config/multi_tasks.yaml": "",
+    "whet check CONFIG --rewards": "whet check datasets='{gcd: {}}' --rewards --problems 2 reward_workers=1",
     "whet doctor": "",
     "whet launch --help": "",
     "whet tasks": "",
@@ -80,6 +81,8 @@ SLOW = {
     "python train_grpo.py --config-path config --config-name grpo max_steps=100 "
     "model_name_or_path=Qwen/Qwen2.5-1.5B-Instruct report_to=none": "",
     "python train_grpo.py --config-path config --config-name grpo max_steps=100 report_to=none": "",
+    "whet check": "whet check quickstart",
+    "whet check quickstart": "",
     "whet compare CONFIG loss_type=grpo,dapo seed=1,2,3": (
         "whet compare course_cpu loss_type=grpo,dapo seed=1"
     ),
@@ -149,6 +152,7 @@ SERVERS = "vLLM and GPUs of its own; tests/vllm and tests/e2e/test_servers.py ru
 RAY = "a Ray cluster with GPUs; tests/commands/test_launch.py runs one of two ranks on a CPU"
 TRL_VLLM = "TRL with vLLM on one GPU; tests/trl runs TRL without vLLM"
 NOT_RUN = {
+    "whet check quickstart max_completion_length=2": "exit code 1; tests/run/test_preflight.py runs it",
     "whet train gsm8k trainer=trl use_vllm=true vllm_mode=colocate max_steps=12": TRL_VLLM,
     "whet train six_tasks trainer=trl use_vllm=true vllm_mode=colocate max_steps=12": TRL_VLLM,
     "accelerate launch --multi_gpu train_grpo.py ...": GPUS,
@@ -286,6 +290,8 @@ def small_words(words: list[str]) -> list[str]:
         return []
     if verb == "eval":
         left_out |= {"model_name_or_path", "overwrite_output_dir"}
+    if verb == "check":  # with 8 tokens it would stop
+        left_out |= {"max_completion_length", "num_generations"}
     if verb == "compare":
         left_out |= {"overwrite_output_dir", "report_to"}
     return [word for word in SMALL if word.partition("=")[0] not in left_out]

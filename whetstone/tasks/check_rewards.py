@@ -104,10 +104,10 @@ def score_probes(task: Task, scorer: Scorer, num_problems: int) -> list[Scored]:
     rest = []
     for problem in problems:
         answer, form = answers.get(problem.id), forms.get(problem.id, "")
-        before, found, after = form.rpartition(answer) if answer else ("", "", "")
+        before, middle, after = form.rpartition(answer) if answer else ("", "", "")
         others = [other for name, other in answers.items() if name != problem.id]
-        for probe in make_probes(answer if found else None, others):
-            text = probe.text if probe.is_whole or not found else f"{before}{probe.text}{after}"
+        for probe in make_probes(answer if middle else None, others):
+            text = probe.text if probe.is_whole or not middle else f"{before}{probe.text}{after}"
             rest.append((problem, probe, text))
     return scored + score(scorer, rest)
 
@@ -170,13 +170,11 @@ class Judge:
             if unpaid:
                 return Status.PROBLEM, f"not {share}, {_example(unpaid[0])}"
             return self._slow(entries)
-        if paid and kind is Kind.OTHER:
-            allowed = (self._constant_rate + COINCIDENCES) * len(entries)
-            return (
-                (Status.OK, "") if len(paid) <= allowed else (Status.WARNING, f"{share}, {_example(paid[0])}")
-            )
-        if paid and kind is Kind.NEAR:
-            is_rule = len(paid) > len(entries) / 2
+        if paid and kind in (Kind.OTHER, Kind.NEAR):
+            allowed = (self._constant_rate + COINCIDENCES) * len(entries) if kind is Kind.OTHER else 0
+            if len(paid) <= allowed:
+                return Status.OK, ""
+            is_rule = len(paid) > max(allowed, len(entries) / 2)
             return (Status.PROBLEM if is_rule else Status.WARNING), f"{share}, {_example(paid[0])}"
         if paid:
             return Status.PROBLEM, f"{share}, {_example(paid[0])}"
