@@ -25,6 +25,7 @@ from whetstone.types import Problem, Score
 
 MOST_FOR_JUNK = 0.15  # mean part credit of a worthless answer
 MOST_FOR_HEDGE = 0.5  # mean part credit of the gold answer among others
+MOST_FOR_OTHER = 0.3  # mean part credit of another problem's gold answer
 COINCIDENCES = 0.2  # share of other problems' gold answers that may be right, beside the best constant's
 SLOW = 0.5  # share of the time limit
 
@@ -190,7 +191,8 @@ class Judge:
                 if name in golden and parts.get(name, 0.0) >= golden[name]:
                     text = f"{name} pays {parts[name]:.3g}, and {golden[name]:.3g} for the gold answer"
                     return Status.PROBLEM, f"{text}, {example}"
-        limit = {Kind.WORTHLESS: MOST_FOR_JUNK, Kind.HEDGE: MOST_FOR_HEDGE}.get(kind)
+        limits = {Kind.WORTHLESS: MOST_FOR_JUNK, Kind.HEDGE: MOST_FOR_HEDGE, Kind.OTHER: MOST_FOR_OTHER}
+        limit = limits.get(kind)
         if limit is not None and parts.get("accuracy", 0.0) > limit * max(1.0, golden.get("accuracy", 1.0)):
             return Status.WARNING, f"part credit of {parts['accuracy']:.2f} in the mean, {example}"
         return self._slow(entries)

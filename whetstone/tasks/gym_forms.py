@@ -101,7 +101,13 @@ def _tower(text: str, entry: dict[str, Any]) -> bool:
     return all(move and 1 <= int(move[1]) <= pegs and 1 <= int(move[2]) <= pegs for move in moves)
 
 
+def _boxnet(text: str, entry: dict[str, Any]) -> bool:
+    """Agents carry boxes: the scorer also lets them carry the targets to the boxes."""
+    return re.search(r"move\(\s*(?!box_)", text) is None
+
+
 _CHECKS = {
+    "boxnet": _boxnet,
     "intermediate_integration": _integral,
     "knights_knaves": _knights,
     "polynomial_multiplication": lambda text, _: is_plain_expression(text, _LETTERS, frozenset()),
