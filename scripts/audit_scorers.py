@@ -10,7 +10,6 @@ reasoning-gym's own scorer pays and should not, with what this package pays for 
 import json
 import math
 import sys
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +24,10 @@ from whetstone.terminal.findings import Status  # noqa: E402
 from whetstone.types import Problem, TaskScore  # noqa: E402
 
 NUM_PROBLEMS = 20
-NUM_RAW = 5  # a scorer that hangs takes its limit each time
+NUM_RAW = 10  # a scorer that hangs takes its limit each time
 SMALLER = {"knight_swap": {"max_nodes": 6, "max_attempts": 5}, "futoshiki": {"max_board_size": 5}}
 AT_ONCE = 5  # tasks of a configuration: a worker that was ended warms up all of them again
 DOCS = ROOT / "docs" / "lab" / "scorers.md"
-TABLE = ROOT / "build" / "scorers.json"
 
 
 class Raw(GymTask):
@@ -88,15 +86,20 @@ def cell(result: Any) -> str:
     return f"{result.accuracy:.2f}" if result.accuracy else "0"
 
 
+def write_page(table: list[dict[str, Any]]) -> None:
+    """docs/lab/scorers.md: the text above the table stays, the rows are new."""
+    head, mark, _ = DOCS.read_text(encoding="utf-8").partition("|---|---|---|---|\n")
+    lines = [f"| {row['task']} | {row['probe']} | {row['before']} | {row['now']} |" for row in table]
+    DOCS.write_text(head + mark + "\n".join(lines) + "\n", encoding="utf-8")
+
+
 def main() -> None:
     names = sys.argv[1:] or known_names()
-    before, now = audit(names, raw=True), audit(names, raw=False)
-    table = {"reasoning_gym": version("reasoning-gym"), "rows": rows(before, now)}
+    table = rows(audit(names, raw=True), audit(names, raw=False))
     if sys.argv[1:]:
         print(json.dumps(table, indent=1, ensure_ascii=False))
-        return
-    TABLE.parent.mkdir(exist_ok=True)
-    TABLE.write_text(json.dumps(table, indent=1, ensure_ascii=False), encoding="utf-8")
+    else:
+        write_page(table)
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ def test_what_is_ok_a_warning_and_a_problem() -> None:
     assert statuses([good, *[wrong] * 9])["rewards"] is Status.WARNING
     # These estimators compare completions of different prompts.
     assert statuses([right, wrong], advantage="group")["rewards"] is Status.PROBLEM
-    assert statuses([right, wrong], advantage="batch")["rewards"] is Status.OK
+    assert statuses([right, wrong], advantage="reinforce_pp")["rewards"] is Status.OK
     cut = [rollout(float(n), length=8) for n in range(2)]
     assert statuses([group(*cut, *cut)])["truncated"] is Status.PROBLEM
     assert statuses([group(*cut, rollout(0.0), rollout(0.0))])["truncated"] is Status.WARNING
@@ -120,7 +120,7 @@ def test_logprobs_that_are_off_by_one_are_found() -> None:
     ("name", "changes"),
     [
         ("truncated", {"max_completion_length": 2}),
-        ("rewards", {"datasets": HARD, "max_completion_length": 64}),
+        ("rewards", {"datasets": HARD, "max_completion_length": 64, "num_generations": 2}),
     ],
 )
 def test_a_hopeless_run_is_stopped_before_any_update(
@@ -157,18 +157,26 @@ def test_the_key_decides_whether_a_problem_stops(tmp_path: Path, monkeypatch: py
         preflight(build({}), None, policy, tmp_path)  # type: ignore[arg-type]
 
 
-def test_a_run_is_the_same_with_and_without_and_a_resumed_one_has_none(tmp_path: Path) -> None:
+SHORT = {"eval_num_samples": 2, "save_steps": 1, "max_steps": 1}
+
+
+def test_a_run_is_the_same_with_and_without(tmp_path: Path) -> None:
     for name in ("stop", "off"):
-        run(tmp_path / name, preflight=name, max_steps=2)
+        run(tmp_path / name, preflight=name, **SHORT)
     for kind in ("train", "eval"):
-        assert rows(tmp_path / "stop", kind) == rows(tmp_path / "off", kind)
+        assert rows(tmp_path / "stop", kind) == rows(tmp_path / "off", kind) != []
     ours, theirs = (weights(tmp_path / name / "run" / "final_model") for name in ("stop", "off"))
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)
-    file = tmp_path / "stop" / "run" / "preflight.json"
-    assert not (tmp_path / "off" / "run" / "preflight.json").exists()
-    file.unlink()
-    run(tmp_path / "stop", preflight="stop", max_steps=3, auto_resume=True)
-    assert rows(tmp_path / "stop", "train")[-1]["step"] == 3 and not file.exists()
+    files = [(tmp_path / name / "run" / "preflight.json").exists() for name in ("stop", "off")]
+    assert files == [True, False]
+
+
+@pytest.mark.slow
+def test_a_resumed_run_has_no_preflight(tmp_path: Path) -> None:
+    run(tmp_path, preflight="off", **SHORT)
+    run(tmp_path, preflight="stop", **{**SHORT, "max_steps": 2}, auto_resume=True)
+    assert rows(tmp_path, "train")[-1]["step"] == 2
+    assert not (tmp_path / "run" / "preflight.json").exists()
 
 
 # The embedded model solves sums, words and letters; of the other tasks it never solves one, so rewards do not
@@ -176,11 +184,11 @@ def test_a_run_is_the_same_with_and_without_and_a_resumed_one_has_none(tmp_path:
 SOLVES = {"quickstart", "course_cpu", "sums"}
 
 
-def cases() -> list[Any]:
-    names = [str(recipe) for recipe in RECIPES if str(recipe) != "zero3"]
-    return [pytest.param(name, marks=[] if name == "course_cpu" else pytest.mark.slow) for name in names]
+def cases() -> list[str]:
+    return [str(recipe) for recipe in RECIPES if str(recipe) != "zero3"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", cases())
 def test_each_recipe(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In full where pebble can answer; elsewhere scoring, lengths and logprobs, but not `rewards`."""

@@ -42,9 +42,10 @@ SUMS = "datasets={chain_sum: {config: {min_terms: 2, max_terms: 2, min_digits: 1
 
 
 def test_the_probes_of_a_number() -> None:
-    probes = {probe.name: probe for probe in make_probes("7", ["7", "12", "9"])}
+    probes = {probe.name: probe for probe in make_probes("7", ["7", "12", "9"], "What is 105 - 98?")}
     assert probes["gold + 1"].text == "8" and probes["gold - 1"].text == "6"
     assert probes["other gold"].text == "12" and probes["all options"].text == "12 or 7 or 9"
+    assert probes["from question"].text == "105"
     assert probes["one character"].text == "8" and "7" in probes["buried"].text
     assert {probes[name].kind for name in ("empty", "junk", "huge", "code")} == {Kind.WORTHLESS}
     assert "gold + 1" not in {probe.name for probe in make_probes("seven", ["eight"])}
@@ -75,7 +76,7 @@ def test_a_sound_configuration_has_exit_code_0(capsys: pytest.CaptureFixture[str
     words = ["check", SUMS, "--rewards", "reward_workers=1"]
     assert cli.run([*words, "--problems", "3"]) == 0
     shown = capsys.readouterr().out
-    assert "63 answers of 21 kinds" in shown and "problem" not in shown
+    assert "66 answers of 22 kinds" in shown and "problem" not in shown
     assert cli.run([*words, "--problems", "1"]) == 2
 
 

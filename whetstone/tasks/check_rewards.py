@@ -107,7 +107,7 @@ def score_probes(task: Task, scorer: Scorer, num_problems: int) -> list[Scored]:
         answer, form = answers.get(problem.id), forms.get(problem.id, "")
         before, middle, after = form.rpartition(answer) if answer else ("", "", "")
         others = [other for name, other in answers.items() if name != problem.id]
-        for probe in make_probes(answer if middle else None, others):
+        for probe in make_probes(answer if middle else None, others, problem.question):
             text = probe.text if probe.is_whole or not middle else f"{before}{probe.text}{after}"
             rest.append((problem, probe, text))
     return scored + score(scorer, rest)

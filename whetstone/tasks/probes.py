@@ -15,9 +15,10 @@ class Kind(StrEnum):
 
     GOLD = "gold"  # everything
     WORTHLESS = "worthless"  # nothing: empty, junk, hostile
-    OTHER = "other"  # another problem's gold answer: nothing, but for coincidences
+    OTHER = "other"  # another gold answer, a number of the question: nothing, but for coincidences
     NEAR = "near"  # part credit at most, but for problems with several right answers
-    HEDGE = "hedge"  # the gold answer among others: part credit at most
+    HEDGE = "hedge"  # the gold answer among others: little
+    SURROUNDED = "surrounded"  # the gold answer in other text: part credit by its share at most
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,14 @@ _CONSTANT = (
 )
 
 
-def make_probes(gold: str | None, others: Sequence[str]) -> list[Probe]:
+def make_probes(gold: str | None, others: Sequence[str], question: str = "") -> list[Probe]:
     """The probes of a problem; `others`: gold answers of other problems. Without `gold`: worthless ones."""
     probes = [*_WHOLE, *_CONSTANT]
     if gold is None:
         return probes
+    numbers = [number for number in _NUMBER.findall(question) if number != gold.strip()]
+    if numbers:
+        probes.append(Probe("from question", Kind.OTHER, max(numbers, key=len)))
     different = [other for other in dict.fromkeys(others) if other.strip().lower() != gold.strip().lower()]
     if different:
         probes.append(Probe("other gold", Kind.OTHER, different[0]))
@@ -63,8 +67,10 @@ def make_probes(gold: str | None, others: Sequence[str]) -> list[Probe]:
         probes.append(Probe("gold + 1", Kind.NEAR, str(Decimal(gold.strip()) + 1)))
         probes.append(Probe("gold - 1", Kind.NEAR, str(Decimal(gold.strip()) - 1)))
     probes.append(Probe("one character", Kind.NEAR, change_character(gold)))
-    probes.append(Probe("buried", Kind.HEDGE, f"It may be 31 or 17, but {gold} is possible, and so is 59"))
-    probes.append(Probe("gold and junk", Kind.HEDGE, f"{gold}\nlorem ipsum 7 dolor sit amet"))
+    probes.append(
+        Probe("buried", Kind.SURROUNDED, f"It may be 31 or 17, but {gold} is possible, and so is 59")
+    )
+    probes.append(Probe("gold and junk", Kind.SURROUNDED, f"{gold}\nlorem ipsum 7 dolor sit amet"))
     return [probe for probe in probes if probe.text.strip() != gold.strip() or probe.is_whole]
 
 
