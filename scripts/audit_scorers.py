@@ -19,13 +19,14 @@ sys.path.insert(0, str(ROOT))
 from whetstone.config import Config, TaskSpec, build  # noqa: E402
 from whetstone.rewards.answers import extract_tag  # noqa: E402
 from whetstone.tasks.check_rewards import TaskCheck, check_rewards  # noqa: E402
-from whetstone.tasks.gym import GymTask, known_names  # noqa: E402
+from whetstone.tasks.gym import EVALUATED, GymTask, known_names  # noqa: E402
 from whetstone.terminal.findings import Status  # noqa: E402
 from whetstone.types import Problem, TaskScore  # noqa: E402
 
 NUM_PROBLEMS = 20
-NUM_RAW = 10  # a scorer that hangs takes its limit each time
+NUM_RAW, NUM_EVALUATED = 10, 3  # a scorer that evaluates the text may hang, and takes its limit each time
 SMALLER = {"knight_swap": {"max_nodes": 6, "max_attempts": 5}, "futoshiki": {"max_board_size": 5}}
+EVALUATES = EVALUATED | {"countdown", "puzzle24"}
 AT_ONCE = 5  # tasks of a configuration: a worker that was ended warms up all of them again
 DOCS = ROOT / "docs" / "lab" / "scorers.md"
 
@@ -47,12 +48,14 @@ def audit(names: list[str], *, raw: bool) -> dict[str, TaskCheck]:
     """The probes of these tasks, by reasoning-gym's scorers or by ours."""
     prefix = f"{Path(__file__).resolve()}:Raw/" if raw else "reasoning_gym/"
     checks: dict[str, TaskCheck] = {}
+    names = sorted(names, key=lambda name: (name in EVALUATES, name))
     for first in range(0, len(names), AT_ONCE):
         some = names[first : first + AT_ONCE]
         datasets = {prefix + name: {"config": SMALLER.get(name, {})} for name in some}
         flat: dict[str, Any] = {"datasets": datasets, "reward_workers": 1, "eval_num_samples": 0}
-        config = build({**flat, "reward_timeout_s": 2.0 if raw else 10.0})
-        for check in check_rewards(config, NUM_RAW if raw else NUM_PROBLEMS):
+        config = build({**flat, "reward_timeout_s": 1.0 if raw else 10.0})
+        number = NUM_EVALUATED if EVALUATES & set(some) else NUM_RAW
+        for check in check_rewards(config, number if raw else NUM_PROBLEMS):
             name = check.task.removeprefix(prefix)
             checks[name] = check
             for finding in check.findings:
@@ -63,16 +66,19 @@ def audit(names: list[str], *, raw: bool) -> dict[str, TaskCheck]:
 
 
 def rows(before: dict[str, TaskCheck], now: dict[str, TaskCheck]) -> list[dict[str, Any]]:
-    """The probes that look wrong before or now."""
-    table = []
+    """The probes that look wrong before or now; those of a task that are paid the same share a row."""
+    table: dict[tuple[str, str, str], list[str]] = {}
     for name in sorted(before):
         ours = {result.name: result for result in now[name].results}
         theirs = {result.name: result for result in before[name].results}
         for probe in dict.fromkeys([*theirs, *ours]):
             old, new = theirs.get(probe), ours.get(probe)
             if any(result is not None and result.status is not Status.OK for result in (old, new)):
-                table.append({"task": name, "probe": probe, "before": cell(old), "now": cell(new)})
-    return table
+                table.setdefault((name, cell(old), cell(new)), []).append(probe)
+    return [
+        {"task": name, "probe": ", ".join(probes), "before": old, "now": new}
+        for (name, old, new), probes in table.items()
+    ]
 
 
 def cell(result: Any) -> str:

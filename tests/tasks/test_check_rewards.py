@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from whetstone import __main__ as cli
-from whetstone.config import load
-from whetstone.tasks.check_rewards import check_rewards
-from whetstone.tasks.probes import Kind, change_character, make_probes
+from whetstone.config import build, load
+from whetstone.tasks.check_rewards import Judge, Scored, check_rewards
+from whetstone.tasks.probes import Kind, Probe, change_character, make_probes
 from whetstone.terminal.findings import Status
+from whetstone.types import Problem, Score
 
 REWARDS = """
 import time
@@ -63,13 +64,50 @@ def test_functions_that_pay_what_they_should_not_are_found(
     assert cli.run([*words, "--rewards", "--problems", "2", "--json"]) == 1
     document = json.loads(capsys.readouterr().out)
     results = {result["name"]: result for result in document["tasks"]["chain_sum"]}
-    wrong = {name for name, result in results.items() if result["status"] == "problem"}
-    assert wrong == {"junk", "no text", "nested list"} and document["problems"] == 3
+    wrong = {name: result["status"] for name, result in results.items() if result["status"] != "ok"}
+    assert wrong == {"junk": "warning", "no text": "warning", "nested list": "problem"}
+    assert document["problems"] == 1
     assert results["gold"]["parts"] == {"accuracy": 1.0, "pays_junk": 1.0, "pays_empty": 1.0, "raises": 1.0}
     assert (results["gold"]["paid"], results["gold"]["number"], results["gold"]["reward"]) == (2, 2, 4.0)
     assert results["junk"]["parts"]["pays_junk"] == 1.0 and "pays_junk pays 1" in results["junk"]["note"]
     assert results["no text"]["parts"]["pays_empty"] == 1.0
     assert results["nested list"]["failures"] == 2 and "RecursionError" in results["nested list"]["note"]
+
+
+def scored(name: str, kind: Kind, reward: float, correct: float = 0.0) -> Scored:
+    problem = Problem(id="gcd/train/0", task="gcd", messages=(), answer="5")
+    parts = {"correct": correct, "accuracy": reward}
+    score = Score(reward=reward, parts=parts, answer="x")
+    return Scored(problem=problem, probe=Probe(name, kind, "x"), text="x", score=score, seconds=0.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reward", "correct", "status"),
+    [
+        (Kind.WORTHLESS, 0.0, 0.0, Status.OK),
+        (Kind.WORTHLESS, 0.2, 0.0, Status.WARNING),  # part credit
+        (Kind.WORTHLESS, 1.0, 0.0, Status.PROBLEM),  # as much as the gold answer
+        (Kind.WORTHLESS, 1.0, 1.0, Status.PROBLEM),
+        (Kind.SURROUNDED, 0.9, 0.0, Status.OK),
+        (Kind.SURROUNDED, 1.0, 1.0, Status.PROBLEM),
+        (Kind.HEDGE, 0.6, 0.0, Status.WARNING),
+        (Kind.OTHER, 1.0, 1.0, Status.PROBLEM),
+        (Kind.NEAR, 0.9, 0.0, Status.OK),
+        (Kind.NEAR, 1.0, 1.0, Status.PROBLEM),
+    ],
+)
+def test_what_looks_wrong(kind: Kind, reward: float, correct: float, status: Status) -> None:
+    entries = [scored("gold", Kind.GOLD, 1.0, 1.0), *[scored("probe", kind, reward, correct)] * 4]
+    gold, probe = Judge(build({}), 0.0).results(entries)
+    assert (gold.status, probe.status, probe.paid) == (Status.OK, status, 4 * correct)
+    (unpaid,) = Judge(build({}), 0.0).results([scored("gold", Kind.GOLD, 0.5)])
+    assert unpaid.status is Status.PROBLEM
+    # A constant that is right on 70 % of the problems may be another problem's gold answer.
+    other = [scored("probe", Kind.OTHER, 1.0, 1.0)] * 3 + [scored("probe", Kind.OTHER, 0.0)]
+    assert [Judge(build({}), rate).results(other)[0].status for rate in (0.0, 0.7)] == [
+        Status.PROBLEM,
+        Status.OK,
+    ]
 
 
 def test_a_sound_configuration_has_exit_code_0(capsys: pytest.CaptureFixture[str]) -> None:

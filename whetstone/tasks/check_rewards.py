@@ -27,6 +27,7 @@ MOST_FOR_JUNK = 0.15  # mean part credit of a worthless answer
 MOST_FOR_HEDGE = 0.5  # mean part credit of the gold answer among others
 MOST_FOR_OTHER = 0.3  # mean part credit of another problem's gold answer
 COINCIDENCES = 0.2  # share of other problems' gold answers that may be right, beside the best constant's
+MOST_OF_GOLD = 0.5  # share of the gold answer's whole reward that a worthless answer may earn
 SLOW = 0.5  # share of the time limit
 
 
@@ -182,15 +183,20 @@ class Judge:
         return self._part_credit(entries, gold)
 
     def _part_credit(self, entries: list[Scored], gold: list[Scored]) -> tuple[Status, str]:
-        """Of probes that are never right: a mean that is too high, a function that does not distinguish."""
+        """Of probes that are never right: a mean that is too high, a reward that does not distinguish."""
         kind, example = entries[0].probe.kind, _example(entries[0])
         parts = _means([entry.score for entry in entries])
         golden = _means([entry.score for entry in gold])
-        if kind is Kind.WORTHLESS:
+        if kind is Kind.WORTHLESS and gold:
+            reward, most = (fmean(entry.score.reward for entry in some) for some in (entries, gold))
+            if reward >= most or reward > MOST_OF_GOLD * most > 0:
+                text = f"the reward is {reward:.3g}, and {most:.3g} for the gold answer"
+                return Status.PROBLEM if reward >= most else Status.WARNING, f"{text}, {example}"
+        if kind in (Kind.WORTHLESS, Kind.HEDGE, Kind.SURROUNDED):
             for name in self._own:
                 if name in golden and parts.get(name, 0.0) >= golden[name]:
                     text = f"{name} pays {parts[name]:.3g}, and {golden[name]:.3g} for the gold answer"
-                    return Status.PROBLEM, f"{text}, {example}"
+                    return Status.WARNING, f"{text}, {example}"
         limits = {Kind.WORTHLESS: MOST_FOR_JUNK, Kind.HEDGE: MOST_FOR_HEDGE, Kind.OTHER: MOST_FOR_OTHER}
         limit = limits.get(kind)
         if limit is not None and parts.get("accuracy", 0.0) > limit * max(1.0, golden.get("accuracy", 1.0)):
