@@ -48,6 +48,8 @@ QUICK = {
     "whet config [CONFIG]": "whet config grpo",
     "whet config config/multi_tasks.yaml": "",
     "whet check CONFIG --rewards": "whet check datasets='{gcd: {}}' --rewards --problems 2 reward_workers=1",
+    "whet check datasets='{gcd: {}}' 'reward_funcs=[my_rewards.py:contains]' apply_chat_template=false "
+    "--rewards": "whet check datasets='{gcd: {}}' 'reward_funcs=[accuracy]' --rewards --problems 2",
     "whet doctor": "",
     "whet launch --help": "",
     "whet tasks": "",
