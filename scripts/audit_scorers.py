@@ -94,7 +94,8 @@ def cell(result: Any) -> str:
 
 def write_page(table: list[dict[str, Any]]) -> None:
     """docs/lab/scorers.md: the text above the table stays, the rows are new."""
-    head, mark, _ = DOCS.read_text(encoding="utf-8").partition("|---|---|---|---|\n")
+    mark = "| task | probe | paid before | paid now |\n|---|---|---|---|\n"
+    head, _, _ = DOCS.read_text(encoding="utf-8").partition(mark)
     lines = [f"| {row['task']} | {row['probe']} | {row['before']} | {row['now']} |" for row in table]
     DOCS.write_text(head + mark + "\n".join(lines) + "\n", encoding="utf-8")
 
