@@ -47,7 +47,8 @@ with two answers, 70 % may mean nothing. It was measured on training problems wi
 (reasoning-gym {gym}, {problems} problems a task; fewer where a problem takes seconds). A dash: no constant
 is right on {fewest} % of the problems.
 
-- Scorers of reasoning-gym that pay wrong answers or junk are repaired (`whetstone/tasks/gym_repairs.py`).
+- Scorers of reasoning-gym that pay wrong answers or junk are repaired (`whetstone/tasks/gym_repairs.py`);
+  [lab/scorers.md](lab/scorers.md) lists what they paid.
 - An answer without the form that its task asks for earns nothing (`whetstone/tasks/gym_forms.py`).
 - An answer longer than 1,000 characters plus four times the gold answer earns nothing.
 - In propositional_logic a conclusion must need at least two premises. Problems with contradictory premises

@@ -19,13 +19,12 @@ from whetstone.model.sharded import model_writer
 from whetstone.parallel import mesh
 from whetstone.parallel.collectives import all_gather_objects
 from whetstone.report.results import write_results
-from whetstone.rollout.metrics import (
-    check_logprob_difference,
-)
+from whetstone.rollout.metrics import check_logprob_difference
 from whetstone.run.checkpoint import CheckpointData, save_model
 from whetstone.run.completions import log_rollouts
 from whetstone.run.eval_only import evaluate_only
 from whetstone.run.folder import plan_shape
+from whetstone.run.preflight import preflight
 from whetstone.run.progress import Progress
 from whetstone.run.setup import TrainingRun, build, init_distributed
 from whetstone.run.sft_start import start_from_sft
@@ -69,6 +68,7 @@ def open_training(loaded: LoadedConfig) -> Iterator[tuple[TrainingRun, int, floa
         run, checkpoint, seconds_before = build(loaded, init_distributed(loaded.config, stack), stack)
         started_at = time.monotonic() - seconds_before
         if checkpoint is None:
+            preflight(run.config, run.source, run.policy, run.folder)
             evaluate(run, 0)
         yield run, 0 if checkpoint is None else checkpoint.step, started_at
 

@@ -31,6 +31,7 @@ TINY = [
     "fixed_eval_steps=1",
     "save_strategy='no'",
     "reward_workers=1",
+    "preflight=off",
 ]
 
 

@@ -35,6 +35,7 @@ SMALL = {
     "eval_samples_per_problem": 1,
     "reward_workers": 1,
     "save_strategy": "no",
+    "preflight": "off",  # 24 tokens are too few; tests/run/test_preflight.py checks the recipes
     "output_dir": "out",
     "run_name": "run",
 }

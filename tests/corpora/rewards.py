@@ -37,7 +37,7 @@ def command(case: Case, output_dir: Path, *, num_steps: int = 2) -> list[str]:
         *("train", "model_name_or_path=pebble", "datasets={chain_sum: {}}", "eval_num_samples=0"),
         *(f"max_steps={num_steps}", "prompts_per_step=4", "num_generations=4", "max_completion_length=16"),
         *(f"reward_funcs=[{case.spec}]", "reward_workers=1", "reward_timeout_s=2", "save_strategy=no"),
-        *(f"output_dir={output_dir}", "run_name=run", "overwrite_output_dir=true"),
+        *(f"output_dir={output_dir}", "run_name=run", "overwrite_output_dir=true", "preflight=off"),
     ]
 
 

@@ -28,6 +28,7 @@ TINY = [
     "eval_greedy=false",
     "save_strategy='no'",
     "reward_workers=1",
+    "preflight=off",
 ]
 
 Explained = Callable[..., list[Diagnosis]]

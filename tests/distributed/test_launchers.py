@@ -12,7 +12,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = (
-    "max_steps=1 num_generations=4 per_device_train_batch_size=4 max_completion_length=8 eval_num_samples=0"
+    "max_steps=1 num_generations=4 per_device_train_batch_size=4 max_completion_length=8 eval_num_samples=0 "
+    "preflight=off"
 )
 
 

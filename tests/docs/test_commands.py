@@ -34,7 +34,7 @@ SMALL = shlex.split(
     "model_name_or_path=pebble bf16=false max_steps=1 eval_num_samples=2 eval_samples_per_problem=1 "
     "eval_num_examples_to_print=0 eval_greedy=false max_completion_length=8 prompts_per_step=2 "
     "num_generations=2 per_device_train_batch_size=4 gradient_accumulation_steps=1 save_strategy=no "
-    "reward_workers=1 report_to=none overwrite_output_dir=true"
+    "reward_workers=1 report_to=none overwrite_output_dir=true preflight=off"
 )
 
 # Commands that run in a second or two -> what stands in for their placeholders ("": they run as they are).
@@ -47,6 +47,9 @@ QUICK = {
     "whet config CONFIG": "whet config grpo",
     "whet config [CONFIG]": "whet config grpo",
     "whet config config/multi_tasks.yaml": "",
+    "whet check CONFIG --rewards": "whet check datasets='{gcd: {}}' --rewards --problems 2 reward_workers=1",
+    "whet check datasets='{gcd: {}}' 'reward_funcs=[my_rewards.py:contains]' apply_chat_template=false "
+    "--rewards": "whet check datasets='{gcd: {}}' 'reward_funcs=[accuracy]' --rewards --problems 2",
     "whet doctor": "",
     "whet doctor --json": "",
     "whet doctor CONFIG": "whet doctor quickstart",
@@ -82,6 +85,8 @@ SLOW = {
     "python train_grpo.py --config-path config --config-name grpo max_steps=100 "
     "model_name_or_path=Qwen/Qwen2.5-1.5B-Instruct report_to=none": "",
     "python train_grpo.py --config-path config --config-name grpo max_steps=100 report_to=none": "",
+    "whet check": "whet check quickstart",
+    "whet check quickstart": "",
     "whet compare CONFIG loss_type=grpo,dapo seed=1,2,3": (
         "whet compare course_cpu loss_type=grpo,dapo seed=1"
     ),
@@ -151,6 +156,7 @@ SERVERS = "vLLM and GPUs of its own; tests/vllm and tests/e2e/test_servers.py ru
 RAY = "a Ray cluster with GPUs; tests/commands/test_launch.py runs one of two ranks on a CPU"
 TRL_VLLM = "TRL with vLLM on one GPU; tests/trl runs TRL without vLLM"
 NOT_RUN = {
+    "whet check quickstart max_completion_length=2": "exit code 1; tests/run/test_preflight.py runs it",
     "whet train gsm8k trainer=trl use_vllm=true vllm_mode=colocate max_steps=12": TRL_VLLM,
     "whet train six_tasks trainer=trl use_vllm=true vllm_mode=colocate max_steps=12": TRL_VLLM,
     "accelerate launch --multi_gpu train_grpo.py ...": GPUS,
@@ -288,6 +294,8 @@ def small_words(words: list[str]) -> list[str]:
         return []
     if verb == "eval":
         left_out |= {"model_name_or_path", "overwrite_output_dir"}
+    if verb == "check":  # with 8 tokens it would stop
+        left_out |= {"max_completion_length", "num_generations"}
     if verb == "compare":
         left_out |= {"overwrite_output_dir", "report_to"}
     return [word for word in SMALL if word.partition("=")[0] not in left_out]

@@ -24,7 +24,7 @@ GPU_RECIPES = ("syllogism_toy", "multi_tasks", "grpo")
 SMALL = shlex.split(
     "model_name_or_path=pebble bf16=false max_steps=2 eval_num_samples=5 eval_num_examples_to_print=0 "
     "eval_greedy=false max_completion_length=64 per_device_train_batch_size=4 gradient_accumulation_steps=1 "
-    "num_generations=4 save_strategy='no' reward_workers=1 report_to=none"
+    "num_generations=4 save_strategy='no' reward_workers=1 report_to=none preflight=off"
 )
 
 

@@ -16,7 +16,7 @@ SMALL = [
         "max_completion_length=8",
         "reward_workers=1",
     ),
-    *("eval_num_samples=2", "eval_greedy=false", "save_strategy=no", "output_dir=out"),
+    *("eval_num_samples=2", "eval_greedy=false", "save_strategy=no", "output_dir=out", "preflight=off"),
 ]
 
 

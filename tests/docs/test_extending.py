@@ -13,6 +13,7 @@ from whetstone.algorithm.losses import LossInputs
 from whetstone.config import Config
 
 SMALL = {"reward_workers": 1, "prompts_per_step": 2, "num_generations": 2, "eval_num_samples": 2}
+SMALL |= {"preflight": "off"}  # the example's engine is slow
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -12,7 +12,7 @@ from whetstone.train import train
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 SMALL = [
     "max_steps=2", "prompts_per_step=2", "num_generations=2", "max_completion_length=16", "reward_workers=1",
-    "eval_num_samples=0", "save_strategy=no",
+    "eval_num_samples=0", "save_strategy=no", "preflight=off",
 ]  # fmt: skip
 RUNS = {
     "grpo": [

@@ -16,7 +16,7 @@ PICTURES = True
 PAGE = (ROOT / "docs/python.md").read_text(encoding="utf-8")
 SMALL = {
     "prompts_per_step": 2, "num_generations": 2, "max_completion_length": 16, "reward_workers": 1,
-    "eval_num_samples": 2, "fixed_eval_steps": 2,
+    "eval_num_samples": 2, "fixed_eval_steps": 2, "preflight": "off",
 }  # fmt: skip
 
 

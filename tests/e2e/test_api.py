@@ -14,7 +14,7 @@ from whetstone.rewards.source import spec_of
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = {
     "max_steps": 2, "prompts_per_step": 2, "num_generations": 2, "max_completion_length": 16,
-    "reward_workers": 1, "eval_num_samples": 2,
+    "reward_workers": 1, "eval_num_samples": 2, "preflight": "off",
 }  # fmt: skip
 SCRIPT = """
 import math as mathematics

@@ -16,6 +16,7 @@ def train(tmp_path, *words):
         "num_generations=2",
         "eval_num_samples=0",
         "reward_workers=1",
+        "preflight=off",
     ]
     return cli.run(["train", *base, *small, *words])
 

@@ -25,7 +25,7 @@ def spec(tmp_path: Path) -> str:
 @pytest.mark.parametrize("more", [[], ["async_rollouts=1"]])
 def test_it_trains(tmp_path: Path, spec: str, more: list[str]) -> None:
     settings = f"output_dir={tmp_path} run_name=own max_steps=2 prompts_per_step=2 num_generations=2"
-    limits = "max_completion_length=4 eval_num_samples=0 reward_workers=1"
+    limits = "max_completion_length=4 eval_num_samples=0 reward_workers=1 preflight=off"
     words = [f"rollout_engine={spec}", *settings.split(), *limits.split(), *more]
     assert run(["train", "quickstart", *words]) == 0
     rows = (tmp_path / "own" / "metrics.jsonl").read_text().splitlines()

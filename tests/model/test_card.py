@@ -19,7 +19,7 @@ from whetstone.train import train
 WORDS = shlex.split(
     "prompts_per_step=1 num_generations=2 max_steps=2 save_steps=1 max_completion_length=8 "
     "eval_num_samples=2 eval_greedy=false eval_num_examples_to_print=0 reward_workers=1 run_name=run "
-    "use_peft=true lora_r=4 "
+    "use_peft=true lora_r=4 preflight=off "
     "learning_rate=1e-2 entropy_coef=0.1 "  # a gradient even where rewards do not differ
     "'datasets={chain_sum: {config: {min_terms: 2, max_terms: 2, min_digits: 1, max_digits: 1}}}'"
 )

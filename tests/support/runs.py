@@ -30,6 +30,7 @@ SMALL = {
     "log_completions_steps": 2,
     "save_steps": 2,
     "reward_workers": 1,
+    "preflight": "off",  # tests/run/test_preflight.py is about it
 }
 
 

@@ -151,6 +151,17 @@ def test_game_of_24_takes_any_expression_of_the_given_numbers():
         ("game_of_life", {"answer": "[[0,1],[1,0]]"}, "[[0,1],[0,0]]", 0.45),
         ("game_of_life", {"answer": "[[0,1],[1,0]]"}, "[[0,1],[1,0]]", 1.0),
         ("game_of_life", {"answer": "[[0,1],[1,0]]"}, "[[0,1,1],[1,0,1]]", 0.0),
+        ("prime_factorization", {"answer": "2 × 2 × 3"}, "12", 0.01),  # noqa: RUF001
+        ("prime_factorization", {"answer": "2 × 2 × 3"}, "1 × 12", 0.01),  # noqa: RUF001
+        ("prime_factorization", {"answer": "2 × 2 × 3"}, "2 × 6", 0.5),  # noqa: RUF001
+        ("prime_factorization", {"answer": "2 × 2 × 3"}, "3 × 2 × 2", 1.0),  # noqa: RUF001
+        ("prime_factorization", {"answer": "7"}, "7", 1.0),
+        (
+            "knights_knaves",
+            {"answer": "Zoey is a knight, and Riley is a knave."},
+            "Zoey is a knight, and Riley is a knight.",
+            0.65**3,
+        ),
         ("letter_jumble", {"answer": "a big dog"}, "a big dog and more", 3 / 5),
         ("word_sorting", {"answer": "a, b", "metadata": {"sorted_words": ["a", "b"]}}, "a, b, junk", 2 / 3),
     ],
@@ -255,3 +266,20 @@ def test_the_table_of_constants_covers_all_tasks_and_holds():
     named = [row["rate"] for row in table["tasks"].values() if row["answer"] is not None]
     assert min(named) >= measure_constants.FEWEST and max(named) == table["tasks"]["syllogism"]["rate"]
     assert json.loads(measure_constants.TABLE.read_text(encoding="utf-8")) == table
+
+
+def test_boxnet_pays_for_boxes_that_are_carried_and_not_for_targets_that_are():
+    one = task("boxnet")
+    problem = one.problem(0)
+    gold = gold_answer("boxnet", problem.answer)
+    assert paid(one, problem, gold) == 1.0
+    assert paid(one, problem, gold.replace("move(box_", "move(target_", 1)) == 0.0
+
+
+def test_a_ladder_of_words_that_are_none_earns_little():
+    ladder = task("word_ladder")
+    for index in range(8):
+        problem = ladder.problem(index)
+        start, end = problem.answer["metadata"]["start_word"], problem.answer["metadata"]["end_word"]
+        by_letters = dict.fromkeys(end[:n] + start[n:] for n in range(len(start) + 1))
+        assert paid(ladder, problem, ",".join(by_letters)) in (0.5**3, 0.25**3, 0.125**3)

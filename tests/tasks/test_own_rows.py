@@ -218,6 +218,7 @@ def test_a_run_without_answers_shows_the_reward(
     )
     (tmp_path / "mine.py").write_text("def f(completions, n):\n    return [float(i % 2) for i in n]\n")
     small = ["max_steps=1", "prompts_per_step=2", "num_generations=2", "max_completion_length=8"]
+    small += ["preflight=off"]  # f pays all completions of a prompt the same
     words = ["rows", "data_path=p.jsonl", "reward_funcs=[mine.py:f]", "model_name_or_path=pebble", *small]
     words += [
         "reward_workers=1",

@@ -82,6 +82,7 @@ def test_a_task_from_a_file_trains_and_is_evaluated(folder: Path) -> None:
         "log_completions_steps": 1,
         "reward_workers": 1,
         "save_strategy": "no",
+        "preflight": "off",
         "output_dir": folder / "outputs",
         "run_name": "own",
     }

@@ -10,6 +10,7 @@ from tests.torture.inputs import TINY, Case
 COMMANDS = (
     "train",
     "eval",
+    "check",
     "config",
     "tasks",
     "report",

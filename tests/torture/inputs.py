@@ -45,6 +45,7 @@ TINY = (
     "reward_workers=1",
     "output_dir=out",
     "run_name=run",
+    "preflight=off",
 )
 
 

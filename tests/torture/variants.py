@@ -14,6 +14,7 @@ BASE = {
     "model_name_or_path": "pebble",
     "datasets": SUMS,
     "reward_funcs": "[accuracy]",
+    "preflight": "off",
     "prompts_per_step": 2,
     "num_generations": 4,
     "max_completion_length": 16,

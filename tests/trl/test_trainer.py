@@ -37,6 +37,7 @@ SMALL = {
     "eval_num_examples_to_print": 0,
     "save_steps": 1,
     "reward_workers": 1,
+    "preflight": "off",
 }
 
 

@@ -234,6 +234,8 @@ class RunConfig(Section):
     """Steps between lines in the terminal and in report_to; metrics.jsonl has every step."""
     logging_first_step: bool = True
     """Show the first step whatever logging_steps says."""
+    preflight: Annotated[Literal["stop", "warn", "off"], accept({True: "stop", False: "off"})] = "stop"
+    """Sample some training prompts before step 1, and stop where nothing can be learned (docs/check.md)."""
     log_reward_variance: bool = True
     """Log the fractions of prompts whose rewards, and whose answers, differ."""
     verbose_variance_logging: bool = False

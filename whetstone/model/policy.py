@@ -160,11 +160,11 @@ class Policy:
 
     def hidden(self, token_ids: Tensor, position_ids: Tensor, attend: AttentionFn) -> Tensor:
         """[B, T] tokens and positions -> [B, T, H] last hidden states. For engines: never compiled."""
-        with self._uncompiled():
+        with self.uncompiled():
             return self.root(lambda: self._hidden_of(self.trunk, token_ids, position_ids, attend))
 
     @contextlib.contextmanager
-    def _uncompiled(self) -> Iterator[None]:
+    def uncompiled(self) -> Iterator[None]:
         """Inside, this policy's layers run uncompiled; torch's own switch would hold for all threads."""
         compiled = [layer._compiled_call_impl for layer in self.layers]
         for layer in self.layers:

@@ -59,6 +59,9 @@ class NullScorer(contextlib.AbstractContextManager["NullScorer"]):
     def discard(self) -> None:
         self._count = 0
 
+    def probing(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
     def __exit__(self, *_: object) -> None: ...
 
 

@@ -17,55 +17,62 @@ class LearningSignal:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        # These compare completions of one prompt; the other estimators those of the whole batch.
-        self._by_group = config.loss.advantage in ("group", "rloo")
         self._groups: list[Group] = []
         self._num_batches = 0
         self._warned = False
 
     def observe(self, groups: Sequence[Group]) -> None:
         """Count a batch; warn once, when the third in a row has no variance."""
-        rewards = [[rollout.score.reward for rollout in group.rollouts] for group in groups]
-        if not self._by_group:
-            rewards = [[reward for group in rewards for reward in group]]
-        if any(len(set(group)) > 1 for group in rewards):
+        if has_learning_signal(groups, self._config):
             self._groups, self._num_batches = [], 0
             return
         self._num_batches += 1
         self._groups = [*self._groups, *groups]
         if self._num_batches >= PATIENCE and not self._warned:
             self._warned = True
-            logger.warning(f"Nothing to learn from in {self._num_batches} steps in a row: {self._reason()}")
+            reason = explain_equal_rewards(self._groups, self._config)
+            logger.warning(f"Nothing to learn from in {self._num_batches} steps in a row: {reason}")
         if self._warned:
             self._groups = []
 
-    def _reason(self) -> str:
-        """Why, and what to change, in two sentences."""
-        rollouts = [rollout for group in self._groups for rollout in group.rollouts]
-        number = counted(len(rollouts), "completion")
-        scored = [rollout for rollout in rollouts if rollout.score.failure is None]
-        right = sum(rollout.score.parts["correct"] >= 1 for rollout in scored)
-        failed = len(rollouts) - len(scored)
-        cut = sum(rollout.completion.finish is Finish.LENGTH for rollout in rollouts)
-        unread = sum(rollout.score.answer is None for rollout in rollouts)
-        if right == len(rollouts):
-            return f"all {number} were right. Make the problems harder (datasets, or curriculum), or stop."
-        if failed > len(rollouts) / 2:
-            return f"{failed:,} of {number} could not be scored. See completions/ and mend the reward."
-        if right == 0 and cut > len(rollouts) / 2:
-            limit = self._config.rollout.max_completion_length
-            return f"{cut:,} of {number} reached max_completion_length ({limit}), none was right. Raise it."
-        if right == 0 and unread > len(rollouts) / 2:
-            return (
-                f"no answer was found in {unread:,} of {number}. Ask for the form of the answer "
-                "(developer_prompt), pay for it (reward_funcs=[accuracy,format]), or take an instruct model."
-            )
-        if right == 0:
-            return (
-                f"all {number} were wrong. Make the problems easier (datasets, or curriculum), raise "
-                "num_generations, or take a stronger model_name_or_path."
-            )
+
+def has_learning_signal(groups: Sequence[Group], config: Config) -> bool:
+    """Whether rewards differ among the completions that the advantage compares."""
+    if config.loss.advantage in ("group", "rloo"):  # the completions of one prompt
+        return any(group.has_reward_variance for group in groups)
+    return len({rollout.score.reward for group in groups for rollout in group.rollouts}) > 1
+
+
+def explain_equal_rewards(groups: Sequence[Group], config: Config) -> str:
+    """Why all rewards are the same, and what to change, in two sentences."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    number = counted(len(rollouts), "completion")
+    scored = [rollout for rollout in rollouts if rollout.score.failure is None]
+    is_judged = any("correct" in rollout.score.parts for rollout in scored) or not scored
+    right = sum(rollout.score.parts.get("correct", 0.0) >= 1 for rollout in scored)
+    failed = len(rollouts) - len(scored)
+    cut = sum(rollout.completion.finish is Finish.LENGTH for rollout in rollouts)
+    unread = sum(rollout.score.answer is None for rollout in rollouts)
+    if right == len(rollouts):
+        return f"all {number} were right. Make the problems harder (datasets, or curriculum), or stop."
+    if failed > len(rollouts) / 2:
+        return f"{failed:,} of {number} could not be scored. See completions/ and mend the reward."
+    if not is_judged:  # rows without answers
+        return f"all {number} were paid the same. See what reward_funcs pays, or raise temperature."
+    if right == 0 and cut > len(rollouts) / 2:
+        limit = config.rollout.max_completion_length
+        return f"{cut:,} of {number} reached max_completion_length ({limit}), none was right. Raise it."
+    if right == 0 and unread > len(rollouts) / 2:
         return (
-            f"{right:,} of {number} were right, but those compared with each other were all paid the same. "
-            "Raise temperature or num_generations, set dynamic_sampling=true, and see what reward_funcs pays."
+            f"no answer was found in {unread:,} of {number}. Ask for the form of the answer "
+            "(developer_prompt), pay for it (reward_funcs=[accuracy,format]), or take an instruct model."
         )
+    if right == 0:
+        return (
+            f"all {number} were wrong. Make the problems easier (datasets, or curriculum), raise "
+            "num_generations, or take a stronger model_name_or_path."
+        )
+    return (
+        f"{right:,} of {number} were right, but those compared with each other were all paid the same. "
+        "Raise temperature or num_generations, set dynamic_sampling=true, and see what reward_funcs pays."
+    )

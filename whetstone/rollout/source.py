@@ -87,6 +87,19 @@ class RolloutSource:
             metrics=metrics,
         )
 
+    def probe(self, first: int, number: int) -> list[Group]:
+        """Groups of training problems from `first` on, with seeds of their own. Leaves nothing behind."""
+        with self._collector.scorer.probing():
+            return self._collector.collect(
+                [
+                    self._tasks.problem(index, self._curriculum.levels)
+                    for index in range(first, first + number)
+                ],
+                num_samples=self._plan.num_generations,
+                sampling=sampling_params(self._config, self._config.rollout.temperature),
+                seed_parts=(self._config.run.seed, "preflight"),
+            )
+
     def _resample_zero_variance(self, step: int, groups: list[Group], indices: list[int]) -> int:
         """Dynamic sampling (DAPO): replace groups whose rewards are all equal; returns how many."""
         batch_number, num_resampled = step // self._plan.updates_per_batch, 0

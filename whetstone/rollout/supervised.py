@@ -24,6 +24,10 @@ class SupervisedSource(RolloutSource):
         if step in (0, plan.num_steps) or plan.is_due(plan.eval_every, step):
             super().sync_weights(step)
 
+    def probe(self, first: int, number: int) -> list[Group]:
+        """The solutions of training problems from `first` on."""
+        return self._collect(0, 0, list(range(first, first + number)))
+
     def _collect(self, step: int, attempt: int, indices: list[int]) -> list[Group]:
         problems = [self._tasks.problem(index, self._curriculum.levels) for index in indices]
         return [Group(problem=problem, rollouts=(self._rollout(problem, step),)) for problem in problems]

@@ -52,6 +52,7 @@ _FORMS = {
     }.items()
 }
 
+_AGENT = re.compile(r"Agent\[\d{1,4}(?:\.\d)?, ?\d{1,4}(?:\.\d)?\]", re.ASCII)
 _MOVE = re.compile(r"Move disk \d{1,3} from Peg (\d{1,3}) to Peg (\d{1,3})", re.ASCII)
 _FUNCTIONS = frozenset(
     {"exp", "log", "ln", "sin", "cos", "tan", "sec", "csc", "cot", "asin", "acos", "atan", "sinh", "cosh"}
@@ -101,7 +102,15 @@ def _tower(text: str, entry: dict[str, Any]) -> bool:
     return all(move and 1 <= int(move[1]) <= pegs and 1 <= int(move[2]) <= pegs for move in moves)
 
 
+def _boxnet(text: str, entry: dict[str, Any]) -> bool:
+    """Agents carry boxes: the scorer takes any name for one, and lets them carry targets to the boxes."""
+    agents = re.findall(r'"([^"]*)"\s*:', text)
+    carries_boxes = re.search(r"move\((?!box_)", text) is None
+    return carries_boxes and all(_AGENT.fullmatch(agent) for agent in agents)
+
+
 _CHECKS = {
+    "boxnet": _boxnet,
     "intermediate_integration": _integral,
     "knights_knaves": _knights,
     "polynomial_multiplication": lambda text, _: is_plain_expression(text, _LETTERS, frozenset()),

@@ -23,8 +23,12 @@ Entry = dict[str, Any]
 _COIN_TOLERANCE = Fraction(1, 10_000)  # reasoning-gym's own
 _WELL_FORMED = 0.01  # what reasoning-gym pays for an answer of the right form
 _USES_NUMBERS = 0.05  # the same, where it also uses the numbers of the problem
-# Part credit for closeness is raised to this power: a constant would earn up to 0.46 of the full mark.
-_POWER = {"futoshiki": 3, "mini_sudoku": 3, "rectangle_count": 3, "sudoku": 3, "time_intervals": 8}
+# Part credit for closeness is raised to this power: a constant or a guess (all are knights, a ladder of words
+# that are none) would earn up to 0.65 of the full mark.
+_POWER = {
+    **{"futoshiki": 3, "knights_knaves": 3, "mini_sudoku": 3, "rectangle_count": 3, "sudoku": 3},
+    **{"time_intervals": 8, "word_ladder": 3},
+}
 _WEAK_CONCLUSION = 0.1  # a conclusion that follows from one premise alone
 _CHOICES = frozenset({"true", "false", "yes", "no", "on", "off", "undetermined"})
 _GSM = re.compile(r"\$?\s*(-?\d[\d,]*(?:\.\d+)?)\s*(?:%|[A-Za-z]{1,20})?\.?")
@@ -173,6 +177,12 @@ def _number_sorting(answer: str, entry: Entry, value: float) -> float:
     return value if all(map(math.isclose, numbers, gold)) else 0.0
 
 
+def _prime_factorization(answer: str, entry: Entry, value: float) -> float:
+    """reasoning-gym pays half for a product without any factor found: the number itself, also times 1."""
+    factors = [int(factor) for factor in answer.split("×") if factor.strip()]  # noqa: RUF001
+    return value if value == 1.0 or sum(factor > 1 for factor in factors) > 1 else min(value, _WELL_FORMED)
+
+
 def _word_sorting(answer: str, entry: Entry, value: float) -> float:
     num_words = len(entry["metadata"]["sorted_words"])
     return value * num_words / max(num_words, answer.count(",") + 1)
@@ -202,6 +212,7 @@ _REPAIRS: dict[str, Callable[[str, Entry, float], float]] = {
     "figlet_font": _figlet_font,
     "letter_jumble": _letter_jumble,
     "number_sorting": _number_sorting,
+    "prime_factorization": _prime_factorization,
     "spell_backward": lambda answer, entry, _: _matching_letters(answer.lower(), entry["answer"].lower()),
     "word_sorting": _word_sorting,
 }

@@ -50,7 +50,7 @@ HANDLED = _names("""
     eval_num_examples_to_print per_device_eval_batch_size eval_only checkpoint_path
     output_dir run_name trainer report_to wandb_project wandb_name wandb_entity wandb_tags logging_steps
     logging_first_step log_reward_variance verbose_variance_logging log_completions_steps save_strategy
-    save_steps auto_resume resume_from_checkpoint overwrite_output_dir
+    save_steps auto_resume resume_from_checkpoint overwrite_output_dir preflight
     sft_steps sft_learning_rate skip_zero_advantages
 """)
 # Refused unless at its default, with the reason; a key that stands nowhere here is refused without one.

@@ -20,9 +20,10 @@ from whetstone.report.results import write_results
 from whetstone.run.checkpoint import Checkpoint, save_model
 from whetstone.run.folder import open_run
 from whetstone.run.metrics import MetricsLog
+from whetstone.run.preflight import preflight
 from whetstone.run.record import record_session
 from whetstone.run.resources import ResourceMonitor
-from whetstone.run.setup import build_tasks_and_plan, make_collector, make_scorer
+from whetstone.run.setup import build_tasks_and_plan, make_collector, make_scorer, make_source
 from whetstone.run.signals import StopRequest
 from whetstone.terminal.log import log_ending, setup_logging
 from whetstone.terminal.stages import stage
@@ -76,6 +77,8 @@ def build(config: Config, folder: Path, checkpoint: Checkpoint | None, stack: co
     # Evaluations sample here, from the weights that TRL trains.
     native = config.rollout.model_copy(update={"rollout_engine": "native", "use_vllm": False})
     collector = make_collector(config.model_copy(update={"rollout": native}), policy, scorer, stack)
+    if checkpoint is None:
+        preflight(config, make_source(collector, tasks, config, plan), policy, folder)
     metrics = MetricsLog(folder, config, resume_step=None if checkpoint is None else checkpoint.step)
     stack.callback(metrics.close)
     problems = Problems(tasks, Chat(policy.tokenizer, config.model), config, policy.max_length)

@@ -12,7 +12,7 @@ import os
 import time
 import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from multiprocessing.connection import wait
 from typing import Any, NamedTuple
 
@@ -52,11 +52,13 @@ class Scorer(contextlib.AbstractContextManager["Scorer"]):
         self._config = config
         self._names = part_names(config.tasks.reward_funcs)
         self._limit_s = config.tasks.reward_timeout_s
+        self._max_failure_fraction = config.tasks.max_reward_failure_fraction
         names = [*config.tasks.datasets, *config.tasks.eval_datasets]
         self._is_isolated = {name: task_class(name).isolated for name in names}
         self._failure_rewards: dict[tuple[str, str], float] = {}
         self._failed_starts = 0
         self.failures = 0  # answers of the last `gather` that could not be scored
+        self.seconds: list[float] = []  # of scoring each answer of the last `gather`, own functions left out
         self._recent: deque[tuple[int, int]] = deque(maxlen=_WINDOW)  # (failures, answers) of past batches
         self.custom_metrics: dict[str, float] = {}  # from the user's `log_metric` in the last `gather`
         kinds = set(self._is_isolated.values()) or {True}
@@ -75,6 +77,7 @@ class Scorer(contextlib.AbstractContextManager["Scorer"]):
         self._requests: list[ScoringRequest] = []
         self._unsent: dict[bool, deque[int]] = {True: deque(), False: deque()}  # for isolated workers, open
         self._parts: dict[int, dict[str, float]] = {}
+        self._seconds: dict[int, float] = {}
         self._details: dict[int, _Details] = {}
         self._failed: dict[int, str] = {}
         self._alone: set[int] = set()  # answers of a job that ended a worker: each gets a job of its own
@@ -104,12 +107,24 @@ class Scorer(contextlib.AbstractContextManager["Scorer"]):
             self.failures = len(self._failed)
             self._recent.append((self.failures, len(numbers)))
             self.custom_metrics = self._custom.metrics
+            self.seconds = [self._seconds.get(number, self._limit_s) for number in numbers]
             return [self._final_score(number) for number in numbers]
         finally:
             for index, worker in enumerate(self._workers):
                 if worker.job is not None:  # only after an error
                     self._restart(index)
             self.discard()
+
+    @contextlib.contextmanager
+    def probing(self) -> Iterator[None]:
+        """Inside, failures are reported and stop nothing; later batches do not count them."""
+        recent, self._recent = self._recent, deque(maxlen=_WINDOW)
+        self._max_failure_fraction = 1.0
+        try:
+            yield
+        finally:
+            self._recent = recent
+            self._max_failure_fraction = self._config.tasks.max_reward_failure_fraction
 
     def close(self) -> None:
         """End the workers. May be called twice."""
@@ -205,6 +220,7 @@ class Scorer(contextlib.AbstractContextManager["Scorer"]):
             failure = failure or "error: a score that is not finite"
         details = _Details(result["answer"], result["outcome"], tuple(result["tests"]))
         if worker.round == self._round:
+            self._seconds[number] = result["seconds"]
             self._record(number, parts, details, failure)
         if not worker.waiting:
             worker.job = None
@@ -265,7 +281,7 @@ class Scorer(contextlib.AbstractContextManager["Scorer"]):
         """Raise where this batch, alone or with the recent ones, has more failures than allowed."""
         if not self._failed:
             return
-        share = self._config.tasks.max_reward_failure_fraction
+        share = self._max_failure_fraction
         now = (len(self._failed), len(self._requests))
         for batches in ([now], [now, *self._recent]):
             count, total = (sum(numbers) for numbers in zip(*batches, strict=True))

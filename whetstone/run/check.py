@@ -1,0 +1,44 @@
+"""`whet check`: the preflight of a configuration without a run folder, an optimizer or an update."""
+
+import contextlib
+
+from whetstone.config import Config, LoadedConfig
+from whetstone.model.sharded import load_sharded
+from whetstone.run.preflight import Preflight, examine
+from whetstone.run.setup import (
+    build_tasks_and_plan,
+    init_distributed,
+    make_collector,
+    make_scorer,
+    make_source,
+)
+from whetstone.run.sft_start import sft_config
+from whetstone.tasks.mixture import prepare_tasks
+from whetstone.terminal.stages import stage
+
+
+def check(loaded: LoadedConfig) -> tuple[Preflight, bool]:
+    """The preflight of a configuration, and whether this process is the first rank."""
+    config = first_stage(loaded.config)
+    with contextlib.ExitStack() as stack:
+        ranks = init_distributed(config, stack)
+        _, tasks, plan = build_tasks_and_plan(config, ranks)
+        prepare_tasks(tasks)
+        scorer = stack.enter_context(make_scorer(config, ranks))
+        with stage("loading the model"):
+            policy = load_sharded(config.model, config.parallel, ranks)
+        with stage(f"starting the engine {config.rollout.rollout_engine}"):
+            collector = make_collector(config, policy, scorer, stack)
+        source = make_source(collector, tasks, config, plan)
+        stack.callback(source.close)
+        return examine(config, source, policy), ranks.is_main
+
+
+def first_stage(config: Config) -> Config:
+    """What trains first: the supervised steps where there are some. TRL's problems are sampled natively."""
+    if config.update.sft_steps:
+        config = sft_config(config)
+    if config.run.trainer == "trl":
+        native = config.rollout.model_copy(update={"rollout_engine": "native", "use_vllm": False})
+        config = config.model_copy(update={"rollout": native})
+    return config
