@@ -1,53 +1,62 @@
-"""The cost model: held to the rows that benchmarks kept, its bytes counted by hand."""
+"""`whet plan`: the numbers of the arithmetic, exit codes, and bad input."""
 
 import json
-from pathlib import Path
 
 import pytest
 
-from benchmarks.cost_tables import MEASURED
-from whetstone.cost.step import H200, MODELS, Layout, Work, memory, predict
-
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+from whetstone.__main__ import run
 
 
-def test_what_the_cost_model_is_held_to_are_the_rows_that_were_kept():
-    def rows(name, **wanted):
-        kept = json.loads((RESULTS / f"{name}.json").read_text())["rows"]
-        [row] = [row for row in kept if all(row.get(key) == value for key, value in wanted.items())]
-        return row
-
-    for (what, name, sequences), figure in MEASURED.items():
-        size = name.lower()
-        if what == "decode":
-            row = rows("rollout", who="native", size=size, num_sequences=sequences, shape="full")
-            assert row["tokens_per_s"] == figure
-        elif what == "step":
-            assert rows("step", who="ours", size=size)["total_s"] == pytest.approx(figure, rel=1e-3)
-        else:
-            row = rows("update", who="ours", size=size, setting="defaults", shape="ragged")
-            found = row["tokens_run"] / row["seconds"] if what == "update" else row["peak_gb"]
-            assert found == pytest.approx(figure, rel=2e-3)
+def document(capsys: pytest.CaptureFixture[str], *words: str) -> dict:
+    code = run(["plan", *words, "--json"])
+    plan = json.loads(capsys.readouterr().out)
+    assert code == int(not plan["fits"])
+    return plan
 
 
-def test_one_gpu_exchanges_nothing_and_eight_share_the_states():
-    work = Work(prompts=8, group=1, prompt_tokens=1000, new_tokens=1000, checkpointing=False)
-    single, eight = (predict(H200, MODELS["1.5B"], work, Layout(gpus=gpus)) for gpus in (1, 8))
-    assert single.gather_s == single.exchange_s == 0 < eight.gather_s
-    assert eight.memory < single.memory
-    assert single.update_s / 8 <= eight.update_s < single.update_s / 4  # the fullest rank, and its own reads
+def test_a_plan_for_a_named_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = document(capsys, "six_tasks", "--gpu", "H200", "--price", "2", "--tokens", "200")
+    assert plan["model"]["parameters"] == plan["model"]["trained"] == 1_543_714_304
+    assert plan["batch"]["prompts_per_batch"] * plan["batch"]["num_generations"] == 256
+    assert plan["fits"] and plan["micro_batch_tokens"] == 16384 and plan["checkpointed_layers"] == 0
+    assert plan["peak_bytes"] == sum(plan["memory_bytes"]["update"].values())
+    seconds = plan["seconds"]
+    assert seconds["batch_s"] == pytest.approx(seconds["rollout_s"] + seconds["update_s"])
+    assert plan["price"] == pytest.approx(2 * seconds["total_s"] / 3600)
+    assert plan["energy_kwh"] == pytest.approx(0.75 * 0.7 * seconds["total_s"] / 3600)
+    assert plan["fits_gpus"]["141"]["1"] == {} and plan["fits_gpus"]["16"]["1"]
+
+
+def test_what_does_not_fit_ends_with_1_and_an_adapter_that_does_with_0(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model = "model_name_or_path=Qwen/Qwen2.5-7B-Instruct"
+    plan = document(capsys, "six_tasks", model, "--gpu", "24")
+    assert not plan["fits"] and plan["seconds"] is None
+    change = plan["fits_gpus"]["24"]["1"]
+    words = [f"{key}={str(value).lower()}" for key, value in change.items()]
+    assert document(capsys, "six_tasks", model, "--gpu", "24", *words)["fits"]
+
+
+def test_this_machine_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "quickstart", "device=cpu"]) == 0
+    out = capsys.readouterr().out
+    assert "2.68 M parameters" in out and "KV cache" in out and "8 GPUs" in out
 
 
 @pytest.mark.parametrize(
-    "layout, bytes_each",
+    "words",
     [
-        (Layout(gpus=1), 2 + 2 + 8 + 4),  # upper halves, lower halves, moments, gradients
-        (Layout(gpus=1, optim="adamw_8bit"), 2 + 2 + 2 + 8 / 256 + 4),
-        (Layout(gpus=1, offload=True), 2 + 4),
-        (Layout(gpus=4), (4 + 8 + 4) / 4 + 2 + 2 * 2 / 28),  # shards, the sampling copy, one layer twice
+        ["quickstart", "--gpu", "Z9000"],
+        ["quickstart", "--gpu", "H100", "--measure"],
+        ["quickstart", "device=cpu", "--gpus", "4"],
+        ["quickstart", "--gpus", "0"],
+        ["quickstart", "--tokens", "few"],
+        ["quickstart", "model_name_or_path=/nowhere/at/all"],
     ],
+    ids=str,
 )
-def test_bytes_of_a_parameter_in_the_cost_model(layout, bytes_each):
-    work = Work(prompts=1, group=1, prompt_tokens=1, new_tokens=1, micro_batch_tokens=0)
-    buckets = 2 * 64 * 2**20 if layout.offload else 0
-    assert memory(MODELS["1.5B"], work, layout) == pytest.approx(bytes_each * 1.54e9 + buckets)
+def test_bad_input_is_one_sentence(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", *words]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("whet: ") and error.count("\n") == 1

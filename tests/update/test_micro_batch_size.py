@@ -14,6 +14,7 @@ from whetstone.errors import UserError
 from whetstone.model.reference import Reference
 from whetstone.update.micro_batch_size import (
     MAX_TOKENS,
+    MIN_TOKENS,
     SHARDED_MEMORY_FRACTION,
     TARGET_TOKENS,
     Measurement,
@@ -60,10 +61,13 @@ class Device:
     def free(self) -> float:
         return self.size
 
-    def find(self, kind: Any = SizeSearch, *, wanted=1 << 30, allow_checkpointing=True) -> MicroBatchSize:
+    def find(
+        self, kind: Any = SizeSearch, *, wanted=1 << 30, allow_checkpointing=True, planned=None
+    ) -> MicroBatchSize:
         bounds = SizeBounds(longest=self.longest, total=wanted, uses_padding=self.square > 0)
         probe: Any = self
-        return kind(self.policy, self.attempt, bounds, probe).find(allow_checkpointing=allow_checkpointing)
+        search = kind(self.policy, self.attempt, bounds, probe)
+        return search.find(allow_checkpointing=allow_checkpointing, planned=planned)
 
 
 @pytest.mark.parametrize("kind", [SizeSearch, ShardedSizeSearch])
@@ -78,6 +82,28 @@ def test_what_fits_is_found_by_two_sizes():
     budget = device.find()
     assert 0.9 * 12_000 < budget.tokens <= 12_000 and budget.checkpointed_layers is None
     assert len(device.tried) <= 6
+
+
+@pytest.mark.parametrize(
+    ("planned", "expected", "num_tries"),
+    [
+        (MicroBatchSize(MAX_TOKENS), (MAX_TOKENS, None), 1),  # right
+        (MicroBatchSize(9_000), (MAX_TOKENS, None), 2),  # too small: the next try takes what is left
+        (MicroBatchSize(TARGET_TOKENS, 4), (TARGET_TOKENS, 4), 1),
+    ],
+    ids=str,
+)
+def test_a_plan_saves_trials(planned, expected, num_tries):
+    device = Device(1e9)
+    budget = device.find(planned=planned)
+    assert (budget.tokens, budget.checkpointed_layers) == expected
+    assert device.tried[0] == MIN_TOKENS and len(device.tried) == 1 + num_tries
+
+
+def test_a_plan_that_does_not_fit_is_forgotten():
+    for planned in (MicroBatchSize(MAX_TOKENS), MicroBatchSize(TARGET_TOKENS, 1)):
+        device, other = Device(100 + 8192 * 6.5), Device(100 + 8192 * 6.5)
+        assert device.find(planned=planned) == other.find()
 
 
 def test_as_few_layers_as_it_takes_are_run_again():

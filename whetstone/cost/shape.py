@@ -4,6 +4,7 @@ They are counted on transformers' own modules, built on the meta device from the
 a table of well-known models, or on the hub.
 """
 
+import contextlib
 import functools
 import re
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from whetstone.errors import UserError, message_of
-from whetstone.model.hub import SMOLLM2, base_and_adapter, cache_folder
+from whetstone.model.hub import HUB_TIMEOUT_S, SMOLLM2, base_and_adapter, cache_folder
 
 # Model without owner and kind (-Instruct, -Base, -Coder, -Math) -> type, hidden size, layers, heads, heads of
 # keys and values, MLP width, vocabulary, whether the output matrix is the embedding, and other settings.
@@ -75,6 +76,7 @@ def model_shape(name: str) -> ModelShape:
 
 
 def _model_config(name: str) -> Any:
+    from huggingface_hub import HfApi
     from transformers import AutoConfig
 
     known = known_config(name)
@@ -83,6 +85,9 @@ def _model_config(name: str) -> Any:
         return known
     base, _ = base_and_adapter(name)
     try:
+        with contextlib.suppress(OSError):  # neither a folder nor in the hub's cache
+            return AutoConfig.from_pretrained(base, trust_remote_code=False, local_files_only=True)
+        HfApi().model_info(base, timeout=HUB_TIMEOUT_S)  # transformers would try for half a minute
         return AutoConfig.from_pretrained(base, trust_remote_code=False)
     except Exception as error:  # whatever transformers and the hub raise
         raise UserError(

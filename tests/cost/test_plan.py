@@ -1,0 +1,149 @@
+"""Memory and time by arithmetic, beside peaks and seconds that an H200 took (docs/lab/plan.md)."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from whetstone.config import build, flatten, load, make_plan
+from whetstone.cost.chips import find_chip
+from whetstone.cost.estimate import changes, estimate, smallest_change
+from whetstone.cost.memory import (
+    BUCKETS,
+    MemoryPlan,
+    Setup,
+    activation_bytes,
+    memory_plan,
+    setup_of,
+    state_bytes,
+)
+from whetstone.cost.prompts import Prompts, look_at_prompts
+from whetstone.cost.shape import ModelShape, model_shape
+from whetstone.cost.timing import TimePlan, chip_machine, rollout_seconds, time_plan
+
+PROMPTS = Prompts(tokens=130, num_problems=7473, source="")
+H200_BYTES = 150e9
+H200 = find_chip("NVIDIA H200")
+
+
+@pytest.fixture(scope="module")
+def qwen() -> ModelShape:
+    """Qwen2.5-Coder-1.5B as it was measured: with an output matrix of its own."""
+    shape = model_shape("Qwen/Qwen2.5-Coder-1.5B-Instruct")
+    return replace(shape, parameters=shape.parameters + shape.vocabulary * shape.hidden)
+
+
+def planned(shape: ModelShape, recipe: str, words: list[str], tokens: float) -> tuple[MemoryPlan, TimePlan]:
+    assert H200 is not None
+    config = load(recipe, words).config
+    plan = make_plan(config, num_problems=7473)
+    setup = setup_of(config, plan, prompt_tokens=130)
+    memory = memory_plan(shape, setup, H200_BYTES)
+    return memory, time_plan(shape, setup, memory, chip_machine(H200), config, plan, tokens)
+
+
+# Recipe, settings, mean length; measured: peak GB, seconds of sampling and update, share of prompts whose
+# completions all earned the same and were left out of the update.
+MEASURED = [
+    ("gsm8k", [], 308, 65.1, 2.70, 5.64, 0.12),
+    ("gsm8k", ["num_generations=8"], 308, 65.1, 1.65, 2.41, 0.29),
+    ("gsm8k", ["num_generations=8", "use_peft=true"], 308, 41.5, 1.85, 2.38, 0.22),
+    ("six_tasks", [], 200, 65.1, 1.05, 1.22, 0.03),
+    ("six_tasks", ["use_peft=true", "beta=0.01"], 200, 41.0, 1.09, 1.59, 0.03),
+    ("critic", [], 209, 65.0, 1.63, 2.61, 0.0),
+    ("local_kl", [], 204, 65.1, 1.04, 2.74, 0.02),
+]
+
+
+@pytest.mark.parametrize(("recipe", "words", "tokens", "peak", "rollout", "update", "skipped"), MEASURED)
+def test_plans_are_near_what_real_runs_took(
+    qwen: ModelShape,
+    recipe: str,
+    words: list[str],
+    tokens: float,
+    peak: float,
+    rollout: float,
+    update: float,
+    skipped: float,
+) -> None:
+    memory, seconds = planned(qwen, recipe, words, tokens)
+    assert -0.05 < memory.peak / 1e9 / peak - 1 < 0.10
+    assert seconds.rollout_s == pytest.approx(rollout, rel=0.20)
+    assert seconds.update_s * (1 - skipped) == pytest.approx(update, rel=0.20)
+
+
+def setup(**changes: object) -> Setup:
+    config = build({"bf16": True, "num_generations": 8, "prompts_per_step": 32, "max_steps": 1})
+    plan = make_plan(config, num_problems=100)
+    return replace(setup_of(config, plan, prompt_tokens=100), **changes)  # pyright: ignore
+
+
+@pytest.mark.parametrize(
+    ("changes", "bytes_each"),
+    [
+        ({}, 2 + 2 + 8 + 4),  # upper halves, lower halves, moments, gradients
+        ({"optim": "adamw_8bit"}, 2 + 2 + 2 + 8 / 256 + 4),
+        ({"offload": True}, 2 + 4),
+        ({"has_reference": True}, 16 + 2),
+        ({"bytes_per_number": 4}, 4 + 8 + 4),
+        ({"gpus": 4, "samples_here": False}, 16 / 4),
+    ],
+)
+def test_bytes_of_a_trained_parameter(qwen: ModelShape, changes: dict, bytes_each: float) -> None:
+    parts = state_bytes(qwen, setup(**changes), H200_BYTES)
+    buckets = BUCKETS if changes.get("offload") else 0
+    assert sum(parts.values()) == pytest.approx(bytes_each * qwen.parameters + buckets)
+
+
+def test_bytes_beneath_an_adapter(qwen: ModelShape) -> None:
+    plain = state_bytes(qwen, setup(lora_r=16), H200_BYTES)
+    assert plain["weights"] == 2 * qwen.parameters and plain["merged adapter"] == 2 * qwen.linear
+    assert sum(plain[part] for part in ("adapter", "gradients", "optimizer states")) == 16 * 18_464_768
+    assert "merged adapter" not in state_bytes(qwen, setup(lora_r=16), 8e9)  # on the fly
+    four = state_bytes(qwen, setup(lora_r=16, load_in_4bit=True), H200_BYTES)
+    assert four["weights"] == pytest.approx(2 * (qwen.parameters - qwen.linear) + 0.5625 * qwen.linear)
+    assert "merged adapter" not in four
+
+
+def test_micro_batches_shrink_with_the_memory_and_layers_are_checkpointed(qwen: ModelShape) -> None:
+    plans = [memory_plan(qwen, setup(completion_tokens=512), size * 1e9) for size in (141, 80, 48, 40, 24)]
+    assert [plan.fits for plan in plans] == [True, True, True, True, False]
+    assert plans[0].tokens == 16384 and plans[0].checkpointed == 0
+    assert all(a.tokens >= b.tokens for a, b in itertools.pairwise(plans))
+    assert plans[3].tokens == 8192 and 0 < plans[3].checkpointed < qwen.layers
+    for size, plan in zip((141, 80, 48, 40), plans[:4], strict=True):
+        assert plan.peak < size * 1e9
+    half, whole = (activation_bytes(qwen, setup(), tokens, 0) for tokens in (1000, 2000))
+    assert whole == 2 * half
+
+
+def test_every_suggested_change_fits_and_none_before_it_does() -> None:
+    shape = model_shape("Qwen/Qwen2.5-7B-Instruct")
+    config = build({"bf16": True, "max_steps": 1, "max_completion_length": 1024, "model_name_or_path": "x"})
+    for size in (16, 24, 48, 80, 141):
+        change = smallest_change(config, shape, PROMPTS, capacity=size * 1e9)
+        order = list(changes(config))
+        assert change is not None
+        for earlier in order[: order.index(change)]:
+            tried = build({**flatten(config), **earlier})
+            assert not estimate(tried, shape, PROMPTS, capacity=size * 1e9).memory.fits
+        fitting = build({**flatten(config), **change})
+        assert estimate(fitting, shape, PROMPTS, capacity=size * 1e9).memory.fits
+    assert smallest_change(config, shape, PROMPTS, capacity=141e9) == {}
+    assert smallest_change(config, shape, PROMPTS, capacity=3e9) is None
+
+
+def test_short_completions_take_less_time_and_waves_more(qwen: ModelShape) -> None:
+    assert H200 is not None
+    machine = chip_machine(H200)
+    long, short = (rollout_seconds(qwen, setup(), machine, 256, tokens) for tokens in (512, 128))
+    assert short < long
+    few = rollout_seconds(qwen, setup(num_sequences=64), machine, 256, 512)
+    assert long < few < 4 * long
+
+
+def test_prompts_are_measured_or_assumed() -> None:
+    real = look_at_prompts(load("quickstart").config)
+    assert 5 < real.tokens < 100 and real.num_problems == 10_000
+    missing = look_at_prompts(load("gsm8k").config)
+    assert missing.tokens == 200 and "gsm8k/train.jsonl" in missing.source

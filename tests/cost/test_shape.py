@@ -1,0 +1,65 @@
+"""Shapes of models without weights: counts that their cards give, and those of real modules."""
+
+from typing import Any
+
+import pytest
+import transformers
+
+from tests.conftest import make_policy
+from whetstone.cost.shape import known_config, model_shape, shape_of
+from whetstone.errors import UserError
+from whetstone.model.nf4 import num_parameters
+from whetstone.model.policy import load_policy
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "kv_bytes"),
+    [
+        ("Qwen/Qwen2.5-Coder-1.5B-Instruct", 1_543_714_304, 2 * 28 * 2 * 128 * 2),
+        ("Qwen/Qwen2.5-7B", 7_615_616_512, 2 * 28 * 4 * 128 * 2),
+        ("unsloth/Llama-3.2-1B-Instruct", 1_235_814_400, 2 * 16 * 8 * 64 * 2),
+        ("meta-llama/Llama-3.1-70B-Instruct", 70_553_706_496, 2 * 80 * 8 * 128 * 2),
+        ("Qwen/Qwen3-4B-Instruct-2507", 4_022_468_096, 2 * 36 * 8 * 128 * 2),
+        ("google/gemma-3-270m-it", 268_098_176, 2 * 18 * 1 * 256 * 2),
+    ],
+)
+def test_known_models_have_the_parameters_of_their_cards(name: str, parameters: int, kv_bytes: int) -> None:
+    shape = model_shape(name)
+    assert (shape.parameters, shape.kv_bytes) == (parameters, kv_bytes)
+
+
+def test_a_folder_is_counted_like_its_loaded_model() -> None:
+    from whetstone.config.sections import ModelConfig
+
+    policy, shape = load_policy(ModelConfig(device="cpu", use_peft=True, lora_r=8)), model_shape("pebble")
+    adapter = sum(p.numel() for p in policy.parameters())
+    assert adapter == 8 * shape.linear_sides
+    assert shape.parameters == num_parameters(policy.model) - adapter
+    assert shape.layers == len(policy.layers) and shape.head_dim == policy.head_dim
+
+
+def test_no_token_is_multiplied_by_a_separate_embedding() -> None:
+    config = make_policy("llama").lm.config
+    one = shape_of("one", config)
+    config.tie_word_embeddings = not config.tie_word_embeddings
+    other = shape_of("other", config)
+    assert abs(one.parameters - other.parameters) == config.vocab_size * config.hidden_size
+    assert one.active == other.active
+
+
+def test_a_token_uses_few_experts() -> None:
+    size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    settings: Any = {**size, **experts, "head_dim": 8, "vocab_size": 100}
+    config = transformers.Qwen3MoeConfig(**settings)
+    shape = shape_of("mixture", config)
+    each = 3 * 32 * 16  # gate, up and down of one expert
+    separate = 0 if config.tie_word_embeddings else 100 * 32
+    assert shape.parameters - shape.active == 2 * 6 * each + separate
+    assert shape.inner == 2 * 16
+
+
+def test_unknown_models_are_refused_with_what_to_give() -> None:
+    assert known_config("somebody/else-9b") is None
+    with pytest.raises(UserError, match="somebody/else-9b"):
+        model_shape("somebody/else-9b")
