@@ -51,6 +51,9 @@ QUICK = {
     "whet check datasets='{gcd: {}}' 'reward_funcs=[my_rewards.py:contains]' apply_chat_template=false "
     "--rewards": "whet check datasets='{gcd: {}}' 'reward_funcs=[accuracy]' --rewards --problems 2",
     "whet doctor": "",
+    "whet plan": "whet plan quickstart",
+    "whet plan CONFIG": "whet plan quickstart",
+    "whet plan six_tasks --gpu H200 --tokens 200 --price 2.5": "",
     "whet doctor --json": "",
     "whet doctor CONFIG": "whet doctor quickstart",
     "whet launch --help": "",
@@ -86,6 +89,7 @@ SLOW = {
     "model_name_or_path=Qwen/Qwen2.5-1.5B-Instruct report_to=none": "",
     "python train_grpo.py --config-path config --config-name grpo max_steps=100 report_to=none": "",
     "whet check": "whet check quickstart",
+    "whet check CONFIG": "whet check quickstart",
     "whet check quickstart": "",
     "whet compare CONFIG loss_type=grpo,dapo seed=1,2,3": (
         "whet compare course_cpu loss_type=grpo,dapo seed=1"
@@ -132,10 +136,12 @@ SLOW = {
         "whet train config/grpo.yaml auto_resume=true max_steps=2 overwrite_output_dir=false"
     ),
     "whet train CONFIG auto_resume=true": "whet train config/grpo.yaml auto_resume=true",
-    "whet train gsm8k": "whet train gsm8k data_path=rows.json eval_path=rows.json",
-    "whet train gsm8k data_path=gsm8k/train.jsonl eval_path=gsm8k/test.jsonl": (
+    "whet train gsm8k max_steps=120": "whet train gsm8k data_path=rows.json eval_path=rows.json",
+    "whet train gsm8k data_path=gsm8k/train.jsonl eval_path=gsm8k/test.jsonl max_steps=120": (
         "whet train gsm8k data_path=rows.json eval_path=rows.json"
     ),
+    "whet train critic": "",
+    "whet train local_kl": "",
     "whet train six_tasks": "",
     "whet train six_tasks use_peft=true learning_rate=2.0e-5 beta=0.01 max_steps=20": "",
     "whet train smollm2_cpu": "whet train smollm2_cpu sft_steps=1",
@@ -157,7 +163,7 @@ RAY = "a Ray cluster with GPUs; tests/commands/test_launch.py runs one of two ra
 TRL_VLLM = "TRL with vLLM on one GPU; tests/trl runs TRL without vLLM"
 NOT_RUN = {
     "whet check quickstart max_completion_length=2": "exit code 1; tests/run/test_preflight.py runs it",
-    "whet train gsm8k trainer=trl use_vllm=true vllm_mode=colocate max_steps=12": TRL_VLLM,
+    "whet train gsm8k trainer=trl use_vllm=true vllm_mode=colocate num_generations=8 max_steps=12": TRL_VLLM,
     "whet train six_tasks trainer=trl use_vllm=true vllm_mode=colocate max_steps=12": TRL_VLLM,
     "accelerate launch --multi_gpu train_grpo.py ...": GPUS,
     "accelerate launch --num-processes 7 --config-file config/zero3.yaml rl_trainer.py ...": GPUS,

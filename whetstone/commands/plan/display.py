@@ -48,7 +48,8 @@ def print_plan(
         _say(line)
     _say(f"prompts of about {counted(plan.setup.prompt_tokens, 'token')} ({prompts.source})")
     _print_memory(plan, device)
-    _print_time(plan, device, price, tokens)
+    if plan.memory.fits:
+        _print_time(plan, device, price, tokens)
     _print_table(table)
 
 
