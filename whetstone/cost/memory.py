@@ -114,6 +114,8 @@ def memory_plan(shape: ModelShape, setup: Setup, capacity: float) -> MemoryPlan:
     fraction = UPDATE_FRACTION if setup.on_gpu else 1.0
     free = fraction * (room - held) - logits
     tokens, checkpointed = _micro_batch(shape, setup, free)
+    # On a CPU autograd keeps about three copies.
+    logits = min(logits, (1 if setup.on_gpu else 3) * setup.bytes_per_number * shape.vocabulary * tokens)
     activations = activation_bytes(shape, setup, tokens, checkpointed)
     update = {**states, "activations": activations, "logits": logits}
     gradients = states["gradients"]
