@@ -14,6 +14,8 @@ NOT_RECIPES = {"zero3"}  # settings of accelerate
 # What a recipe needs beside the embedded model. The q recipes train Klong in q's place: no q can be had here.
 OWN = {
     "countdown": {"steps_per_generation": 2},
+    "critic": {"datasets": "{gcd: {}}"},  # the six tasks are those of dapo
+    "local_kl": {"datasets": "{gcd: {}}"},
     "gsm8k": {"data_path": "rows.json", "eval_path": "rows.json"},
     "math": {"data_path": "rows.json"},
     "rows": {"data_path": "rows.json"},

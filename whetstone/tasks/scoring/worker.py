@@ -168,6 +168,7 @@ def _send(connection: Connection, message: dict[str, Any], process: int) -> None
     if os.getpid() != process:  # a reward function has forked, and this is its copy of us
         os._exit(1)
     try:
+        os.set_blocking(connection.fileno(), True)  # a reward function may have changed it
         protocol.send(connection.fileno(), message)
     except OSError:  # a reward function has closed the pipe, or the parent is gone
         os._exit(1)
