@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from whetstone.config import build, flatten, load, make_plan
+from whetstone.cost import memory
 from whetstone.cost.chips import find_chip
 from whetstone.cost.estimate import changes, estimate, smallest_change
 from whetstone.cost.memory import (
@@ -20,6 +21,8 @@ from whetstone.cost.memory import (
 from whetstone.cost.prompts import Prompts, look_at_prompts
 from whetstone.cost.shape import ModelShape, model_shape
 from whetstone.cost.timing import TimePlan, chip_machine, rollout_seconds, time_plan
+from whetstone.engines.native import SLOTS_ON_GPU, gpu, slot_state
+from whetstone.update import micro_batch_size
 
 PROMPTS = Prompts(tokens=130, num_problems=7473, source="")
 H200_BYTES = 150e9
@@ -93,6 +96,29 @@ def test_bytes_of_a_trained_parameter(qwen: ModelShape, changes: dict, bytes_eac
     parts = state_bytes(qwen, setup(**changes), H200_BYTES)
     buckets = BUCKETS if changes.get("offload") else 0
     assert sum(parts.values()) == pytest.approx(bytes_each * qwen.parameters + buckets)
+
+
+def test_constants_are_those_of_the_engine_and_of_the_search() -> None:
+    assert (memory.SLOTS, memory.PAGE) == (SLOTS_ON_GPU, slot_state.PAGE)
+    assert (memory.RESERVED, memory.CACHE_FRACTION) == (gpu.RESERVED_BYTES, gpu.MEMORY_FRACTION)
+    own = (memory.MAX_TOKENS, memory.TARGET_TOKENS, memory.CPU_TOKENS, memory.UPDATE_FRACTION)
+    search = micro_batch_size
+    assert own == (search.MAX_TOKENS, search.TARGET_TOKENS, search.DEFAULT_TOKENS, search.MEMORY_FRACTION)
+
+
+@pytest.mark.parametrize(
+    ("words", "has_reference"),
+    [
+        (["beta=0"], False),
+        (["beta=0.1"], True),
+        (["beta=0.1", "kl_reference=rollout", "num_iterations=2"], False),
+        (["beta=0.1", "use_peft=true"], False),
+        (["beta=0.1", "use_peft=true", "kl_reference=moving"], True),
+    ],
+)
+def test_a_reference_of_its_own(words: list[str], has_reference: bool) -> None:
+    config = load("six_tasks", words).config
+    assert setup_of(config, make_plan(config, num_problems=9), prompt_tokens=9).has_reference == has_reference
 
 
 def test_bytes_beneath_an_adapter(qwen: ModelShape) -> None:

@@ -5,11 +5,10 @@ import torch
 from peft.tuners.lora import Linear
 
 from tests.conftest import make_policy
-from tests.support.engines import PROMPTS, collect, trainer_logprobs
+from tests.support.engines import compare_with_trainer
 from tests.support.update import flat_gradient, make_samples, reference_gradient
 from whetstone.config import build, make_plan
 from whetstone.config.sections import ModelConfig
-from whetstone.engines.base import Request, SamplingParams
 from whetstone.engines.native import NativeEngine
 from whetstone.errors import UserError
 from whetstone.model.lora import add_lora, check_rank
@@ -81,11 +80,7 @@ def test_the_gradient_of_an_adapter_is_that_of_a_float64_pass(settings) -> None:
 @VARIANTS
 def test_the_engine_samples_from_the_adapter_that_is_trained(settings) -> None:
     policy = lora_policy(**settings)
-    requests = [Request(prompt_ids=prompt, seeds=(1, 2)) for prompt in PROMPTS]
-    sampled = collect(NativeEngine(policy, max_slots=3), requests, SamplingParams(max_tokens=12))
-    for (number, _), completion in sampled.items():
-        expected = trainer_logprobs(policy, PROMPTS[number], completion)
-        assert torch.allclose(torch.tensor(completion.logprobs), expected, atol=1e-4)
+    compare_with_trainer(NativeEngine(policy, max_slots=3), policy)
 
 
 def test_rslora_is_lora_with_a_larger_scale() -> None:

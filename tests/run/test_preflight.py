@@ -150,11 +150,12 @@ def test_the_key_decides_whether_a_problem_stops(tmp_path: Path, monkeypatch: py
     result = Preflight(findings=(finding,), measurements=numbers, problem="gcd/train/0", prompt="?")
     monkeypatch.setattr(preflight_module, "examine", lambda *_: result)
     policy: Any = SimpleNamespace(ranks=SINGLE)
+    source: Any = None
     for value, has_file in ((False, False), ("warn", True)):  # YAML reads `off` as false
-        preflight(build({"preflight": value}), None, policy, tmp_path)  # type: ignore[arg-type]
+        preflight(build({"preflight": value}), source, policy, tmp_path)
         assert (tmp_path / "preflight.json").exists() is has_file
     with pytest.raises(UserError, match="all wrong"):
-        preflight(build({}), None, policy, tmp_path)  # type: ignore[arg-type]
+        preflight(build({}), source, policy, tmp_path)
 
 
 SHORT = {"eval_num_samples": 2, "save_steps": 1, "max_steps": 1}

@@ -74,7 +74,7 @@ def smallest_change(
 
 
 def changes(config: Config) -> Iterator[Changes]:
-    """From none to large ones: first those that leave the result alone."""
+    """From none to large ones; an adapter and shorter completions come last."""
     yield {}
     base: Changes = {}
     if config.update.micro_batch_tokens != "auto":

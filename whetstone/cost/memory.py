@@ -4,26 +4,25 @@ Constants are fitted to peaks that were measured on one H200 (docs/lab/plan.md).
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from whetstone.config.plan import Plan
 from whetstone.config.sections import Config
 from whetstone.cost.shape import ModelShape
+from whetstone.cost.step import BUCKETS, STATES
+from whetstone.model.logprobs import FUSED_BYTES, FUSED_SHARE
 
-# As in model/logprobs.py, engines/native/gpu.py and update/micro_batch_size.py.
-LOGITS_BYTES, LOGITS_SHARE = 1 << 30, 1 / 32
+# Of engines/native and update/micro_batch_size.py, which are above this package: a test compares them.
 SLOTS, PAGE = 1024, 64
 RESERVED = 1 << 30
 CACHE_FRACTION, UPDATE_FRACTION = 0.85, 0.92
-MAX_TOKENS, TARGET_TOKENS, MIN_TOKENS, CPU_TOKENS = 16384, 8192, 256, 8192
+MAX_TOKENS, TARGET_TOKENS, CPU_TOKENS = 16384, 8192, 8192
 
 CONTEXT = 0.7e9  # of CUDA itself, beside what torch counts
 PROCESS = 0.7e9  # of Python and its libraries, on a CPU
 GRAPHS = 0.25e9  # CUDA graphs and workspaces
-BUCKETS = 2 * 64 * 2**20  # on the GPU, where the optimizer states are on the host
 NF4_BYTES = 0.5 + 4 / 64  # of a weight with its share of a scale
-MOMENTS = {"adamw_torch": 8.0, "adamw_8bit": 2 + 8 / 256}
 # Numbers that a layer keeps for the backward pass, beside queries, keys, values and the attention's output:
 # in units of the hidden size and of the MLP's width.
 KEPT_HIDDEN, KEPT_INNER, COMPILED, PLAIN = 2.8, 3.25, 1.02, 1.25
@@ -79,18 +78,18 @@ class MemoryPlan:
 def setup_of(config: Config, plan: Plan, *, prompt_tokens: int, gpus: int = 1, on_gpu: bool = True) -> Setup:
     """Read a configuration."""
     model, loss, size = config.model, config.loss, config.update.micro_batch_tokens
+    has_weights = loss.kl_reference == "moving" or not model.use_peft  # else the adapter is switched off
     data_ranks = max(1, gpus // config.parallel.tp_size)
     sequences = -(-plan.prompts_per_batch // data_ranks) * plan.num_generations
     checkpointing = model.gradient_checkpointing
-    is_lora = model.use_peft
     return Setup(
         bytes_per_number=2 if model.bf16 and on_gpu else 4,
         on_gpu=on_gpu,
-        lora_r=model.lora_r if is_lora else None,
+        lora_r=model.lora_r if model.use_peft else None,
         load_in_4bit=model.load_in_4bit,
         optim=config.update.optim,
         offload=config.parallel.cpu_offload != "none" and on_gpu,
-        has_reference=loss.beta > 0 and not (is_lora and loss.kl_reference == "initial"),
+        has_reference=loss.beta > 0 and loss.kl_reference != "rollout" and has_weights,
         critic=config.critic.critic if loss.advantage == "gae" else "none",
         checkpointing=None if checkpointing == "auto" else checkpointing,
         micro_batch_tokens=None if size == "auto" else size,
@@ -110,7 +109,7 @@ def memory_plan(shape: ModelShape, setup: Setup, capacity: float) -> MemoryPlan:
     states = state_bytes(shape, setup, capacity)
     room = capacity - (CONTEXT if setup.on_gpu else PROCESS)
     held = sum(states.values())
-    logits = min(LOGITS_BYTES, LOGITS_SHARE * capacity) if setup.on_gpu else LOGITS_BYTES
+    logits = min(FUSED_BYTES, FUSED_SHARE * capacity) if setup.on_gpu else FUSED_BYTES
     fraction = UPDATE_FRACTION if setup.on_gpu else 1.0
     free = fraction * (room - held) - logits
     tokens, checkpointed = _micro_batch(shape, setup, free)
@@ -149,7 +148,7 @@ def state_bytes(shape: ModelShape, setup: Setup, capacity: float) -> dict[str, f
     split = 1 if alone else setup.tp * setup.shards
     frozen = 0 if setup.lora_r is None else shape.parameters
     parts = {"weights": 0.0, "adapter": 0.0, "gradients": 4.0 * trained / split}
-    moments = MOMENTS.get(setup.optim, 8.0)
+    moments = STATES[setup.optim]
     master = 0.0
     if setup.lora_r is None:
         # On one GPU a float32 weight is two halves, whose upper one computes; in shards it is whole.
@@ -224,9 +223,3 @@ def _micro_batch(shape: ModelShape, setup: Setup, free: float) -> tuple[int, int
         return min(most, fitting(0)), 0
     layers = next((number for number in range(1, every) if fitting(number) >= target), every)
     return max(setup.longest, min(target, fitting(layers))), layers
-
-
-def on_more(setup: Setup, gpus: int) -> Setup:
-    """The same run on so many GPUs."""
-    sequences = -(-setup.num_sequences // max(1, gpus // setup.tp))
-    return replace(setup, gpus=gpus, num_sequences=max(setup.group, sequences))

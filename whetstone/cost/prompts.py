@@ -7,7 +7,7 @@ from whetstone.config.sections import Config
 from whetstone.errors import UserError
 from whetstone.model.chat import Chat
 from whetstone.model.hub import resolve
-from whetstone.tasks.mixture import build_tasks
+from whetstone.tasks.mixture import Mixture, build_tasks
 
 NUM_PROBLEMS = 16
 CHARACTERS_PER_TOKEN = 3.5  # of English text and numbers, where there is no tokenizer
@@ -36,12 +36,18 @@ def look_at_prompts(config: Config) -> Prompts:
     tokens, source = round(characters / CHARACTERS_PER_TOKEN) + 20, "by their letters"
     chat = _local_chat(config)
     if chat is not None:
-        tokens = round(fmean(len(chat.encode(problem)) for problem in problems))
-        source = f"the mean of {len(problems)} problems"
-    limit = config.rollout.max_prompt_length
-    return Prompts(
-        tokens=tokens if limit is None else min(tokens, limit), num_problems=len(tasks), source=source
-    )
+        return count_prompts(config, tasks, chat)
+    limit = config.rollout.max_prompt_length or tokens
+    return Prompts(tokens=min(tokens, limit), num_problems=len(tasks), source=source)
+
+
+def count_prompts(config: Config, tasks: Mixture, chat: Chat) -> Prompts:
+    """By the tokens of some problems."""
+    problems = [tasks.problem(index) for index in range(min(NUM_PROBLEMS, len(tasks)))]
+    tokens = round(fmean(len(chat.encode(problem)) for problem in problems))
+    limit = config.rollout.max_prompt_length or tokens
+    source = f"the mean of {len(problems)} problems"
+    return Prompts(tokens=min(tokens, limit), num_problems=len(tasks), source=source)
 
 
 def _local_chat(config: Config) -> Chat | None:

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from whetstone.config.plan import Plan
@@ -71,23 +72,24 @@ def measure_machine(name: str, memory: float, *, on_gpu: bool, seconds: float = 
     """Rates of this machine: large products and copies, each for some seconds."""
     import torch
 
-    device = torch.device("cuda" if on_gpu else "cpu")
+    device, wait = torch.device("cuda" if on_gpu else "cpu"), torch.cuda.synchronize if on_gpu else bool
     side, dtype = (8192, torch.bfloat16) if on_gpu else (1536, torch.float32)
     left, right = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
     source = torch.zeros((1 << 30) if on_gpu else (1 << 26), device=device, dtype=dtype)
     target = torch.empty_like(source)
 
-    def rate(work: float, run: object) -> float:
-        assert callable(run)
+    repeats = 10 if on_gpu else 1
+
+    def rate(work: float, run: Callable[[], object]) -> float:
         run()
         best, deadline = 0.0, time.monotonic() + seconds
         while time.monotonic() < deadline or best == 0.0:
-            _wait(device)
+            wait()
             started_at = time.monotonic()
-            for _ in range(10 if on_gpu else 1):
+            for _ in range(repeats):
                 run()
-            _wait(device)
-            best = max(best, (10 if on_gpu else 1) * work / (time.monotonic() - started_at))
+            wait()
+            best = max(best, repeats * work / (time.monotonic() - started_at))
         return best
 
     flops = rate(2.0 * side**3, lambda: torch.mm(left, right))
@@ -98,13 +100,6 @@ def measure_machine(name: str, memory: float, *, on_gpu: bool, seconds: float = 
         name=name, flops=flops, memory_speed=copy, memory=memory, near_link=1e9, far_link=1e9, token_s=0.0,
         lora_token_s=0.0, update_s=0.0,
     )  # fmt: skip
-
-
-def _wait(device: object) -> None:
-    import torch
-
-    if getattr(device, "type", "cpu") == "cuda":
-        torch.cuda.synchronize()
 
 
 def time_plan(

@@ -89,13 +89,9 @@ def level_table(device: torch.device) -> Tensor:
     return torch.tensor(LEVELS, device=device)
 
 
+@torch.library.custom_op("whetstone::dequantize_nf4", mutates_args=())
 def dequantize(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     """[N, K] of a dtype: level x scale in float32, rounded once."""
-    return _dequantize(codes, scales, dtype)
-
-
-@torch.library.custom_op("whetstone::dequantize_nf4", mutates_args=())
-def _dequantize(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     if codes.is_cuda:
         from whetstone.model.kernels import dequantize_nf4
 
@@ -104,7 +100,7 @@ def _dequantize(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     return (values.unflatten(1, (-1, BLOCK)) * scales[..., None]).flatten(1).to(dtype)
 
 
-@_dequantize.register_fake
+@dequantize.register_fake
 def _(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     return codes.new_empty(codes.shape[0], 2 * codes.shape[1], dtype=dtype)
 

@@ -1,13 +1,11 @@
 """One line at the start of a run: the memory and time that `whet plan` expects."""
 
-from statistics import fmean
-
 import torch
 
-from whetstone.config import Config, Plan
+from whetstone.config import Config
 from whetstone.cost.chips import find_chip
 from whetstone.cost.estimate import Estimate, estimate
-from whetstone.cost.prompts import NUM_PROBLEMS, Prompts
+from whetstone.cost.prompts import count_prompts
 from whetstone.cost.shape import shape_of
 from whetstone.cost.timing import chip_machine
 from whetstone.errors import UserError
@@ -19,11 +17,11 @@ from whetstone.tasks.mixture import Mixture
 from whetstone.terminal.text import duration
 
 
-def describe_cost(policy: Policy, config: Config, plan: Plan, tasks: Mixture) -> list[str]:
+def describe_cost(policy: Policy, config: Config, tasks: Mixture) -> list[str]:
     """Nothing where the model has no plan."""
     on_gpu = policy.device.type == "cuda"
     try:
-        planned, capacity = _estimate(policy, config, plan, tasks, on_gpu)
+        planned, capacity = _estimate(policy, config, tasks, on_gpu)
     except UserError:
         return []
     where = "of GPU memory" if on_gpu else "of memory"
@@ -37,13 +35,8 @@ def describe_cost(policy: Policy, config: Config, plan: Plan, tasks: Mixture) ->
     return [text]
 
 
-def _estimate(
-    policy: Policy, config: Config, plan: Plan, tasks: Mixture, on_gpu: bool
-) -> tuple[Estimate, float]:
-    chat = Chat(policy.tokenizer, config.model)
-    problems = [tasks.problem(index) for index in range(min(NUM_PROBLEMS, len(tasks)))]
-    tokens = round(fmean(len(chat.encode(problem)) for problem in problems))
-    prompts = Prompts(tokens=tokens, num_problems=plan.num_problems, source="")
+def _estimate(policy: Policy, config: Config, tasks: Mixture, on_gpu: bool) -> tuple[Estimate, float]:
+    prompts = count_prompts(config, tasks, Chat(policy.tokenizer, config.model))
     capacity = float(usable_memory(policy.device) if on_gpu else memory_limit())
     chip = find_chip(torch.cuda.get_device_name(policy.device)) if on_gpu else None
     planned = estimate(

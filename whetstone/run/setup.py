@@ -107,7 +107,7 @@ def build(
     with stage("loading the model"):
         weights = None if checkpoint is None else checkpoint.folder
         policy = load_sharded(config.model, config.parallel, ranks, weights)
-        for line in (describe_model(policy, config), *describe_cost(policy, config, plan, tasks)):
+        for line in (describe_model(policy, config), *describe_cost(policy, config, tasks)):
             logger.info(line)
         updater = Updater(policy, config, plan, make_reference(config, policy, checkpoint))
         if checkpoint is not None:

@@ -19,11 +19,12 @@ def settings_at(task: str, level: int, settings: dict[str, Any]) -> dict[str, An
     curriculum.set_global_level(level)
     level_config = curriculum.generate_configuration(dict(settings))
     fields: list[str] = []
-    for attribute in curriculum.attributes.values():
+    attributes: list[Any] = [*curriculum.attributes.values()]
+    for attribute in attributes:
         if isinstance(attribute, RangeAttributeDefinition):
             fields += [attribute.lower_field_name, attribute.upper_field_name]
         else:
-            fields.append(attribute.field_name)  # type: ignore[attr-defined]
+            fields.append(attribute.field_name)
     return {**settings, **{field: getattr(level_config, field) for field in fields}}
 
 

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +49,6 @@ def run(args: argparse.Namespace) -> int:
     from whetstone.cost.prompts import look_at_prompts
     from whetstone.cost.shape import model_shape
 
-    os.environ.setdefault("HF_HUB_ETAG_TIMEOUT", "5")
     source, settings = source_and_settings(args)
     config = load(source or DEFAULT_RECIPE, settings).config
     device = choose_device(config, args.gpu, measure=args.measure)

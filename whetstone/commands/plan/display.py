@@ -1,7 +1,6 @@
 """A plan on the terminal."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import rich
 from rich.table import Table
@@ -137,5 +136,5 @@ def _count(number: int) -> str:
     return f"{number:,}"
 
 
-def _say(text: str, style: Any = "") -> None:
-    rich.print(Text(escape_controls(text), style=style))
+def _say(text: str) -> None:
+    rich.print(Text(escape_controls(text)))
