@@ -6,8 +6,9 @@
     python benchmarks/plan.py --table
 
 Each is `whet train` on a folder with random weights, all completions of full length. Memory is the most that
-was allocated at any moment, seconds are the median of the steps after the first. The plan has the rates of
-the data sheet.
+was allocated at any moment, seconds are the median of the steps after the first. They are planned with the
+rates of the data sheet and with those that `whet plan --measure` finds on this machine. Settings with a cap
+do not fit it as they are: they run under it with the change that `whet plan` suggests.
 """
 
 import argparse
@@ -15,14 +16,16 @@ import json
 import statistics
 import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from contest import HERE, Contest, Row, attempt, machine, table
 
 RESULTS = HERE / "results" / "plan.json"
 COLUMNS = (
-    "size", "settings", "peak_gb", "planned_peak_gb", "peak_ratio", "step_s", "planned_step_s", "step_ratio",
-    "micro_batch_tokens", "planned_tokens",
+    "size", "settings", "cap_gb", "change", "peak_gb", "planned_peak_gb", "peak_ratio", "step_s", "by_chip",
+    "by_measured", "micro_batch_tokens", "planned_tokens",
 )  # fmt: skip
 WIDE = {"prompts_per_step": 32, "num_generations": 8, "max_completion_length": 256}
 LONG = {"prompts_per_step": 4, "num_generations": 4, "max_completion_length": 2048}
@@ -42,6 +45,13 @@ CASES: list[tuple[str, Row]] = [
     ("7b", {**WIDE, **LORA}),
     ("7b", {**LONG, **LORA, "gradient_checkpointing": True}),
 ]
+CAPPED: list[tuple[str, int, Row]] = [
+    ("0.5b", 8, WIDE),
+    ("1.5b", 24, WIDE),
+    ("1.5b", 16, WIDE),
+    ("3b", 24, LONG),
+    ("7b", 24, WIDE),
+]
 
 
 def main(words: list[str] | None = None) -> None:
@@ -49,6 +59,7 @@ def main(words: list[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", help="sizes: 0.5b,1.5b,3b,7b")
+    parser.add_argument("--cases", choices=("free", "capped", "all"), default="all")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--limit-s", type=float, default=570.0, help="stop after so many seconds")
     parser.add_argument("--write", action="store_true", help="keep the rows in --out")
@@ -61,7 +72,7 @@ def main(words: list[str] | None = None) -> None:
         return print(table(json.loads(args.out.read_text())["rows"], COLUMNS))
     contest = Contest(
         script="plan.py",
-        identity=("size", "settings"),
+        identity=("size", "settings", "cap_gb"),
         about={"machine": machine(), "command": "python benchmarks/plan.py --write"},
         out=args.out if args.write else None,
         limit_s=args.limit_s - 10,
@@ -69,15 +80,21 @@ def main(words: list[str] | None = None) -> None:
     )
     if args.cpu:
         setting = {"prompts_per_step": 4, "num_generations": 4, "max_completion_length": 32}
-        task = {"who": "plan", "size": "pebble", "steps": args.steps, "setting": setting, "model": "pebble"}
-        contest.run(task)
+        contest.run(
+            {"who": "plan", "size": "pebble", "steps": args.steps, "setting": setting, "model": "pebble"}
+        )
     else:
         from update import model_folder
 
-        for size, setting in CASES:
-            if args.only is None or size in args.only.split(","):
-                task = {"who": "plan", "size": size, "steps": args.steps, "setting": setting}
-                contest.run({**task, "model": model_folder(size, args.models, contest.left_s)})
+        only = None if args.only is None else args.only.split(",")
+        contest.run({"who": "rates", "size": "-"})
+        rates = contest.rows[0].get("rates")
+        free = [(size, None, setting) for size, setting in CASES]
+        for size, cap, setting in {"free": free, "capped": CAPPED, "all": [*free, *CAPPED]}[args.cases]:
+            if only is None or size in only:
+                task = {"who": "plan", "size": size, "steps": args.steps, "setting": setting, "cap_gb": cap}
+                model = model_folder(size, args.models, contest.left_s)
+                contest.run({**task, "model": model, "rates": rates})
     print(table(contest.rows, COLUMNS))
 
 
@@ -87,9 +104,10 @@ def run(task: Row) -> Row:
 
     from whetstone.config import load
     from whetstone.cost.chips import find_chip
-    from whetstone.cost.estimate import estimate
+    from whetstone.cost.estimate import estimate, smallest_change
     from whetstone.cost.prompts import look_at_prompts
     from whetstone.cost.shape import model_shape
+    from whetstone.cost.step import Machine
     from whetstone.cost.timing import chip_machine
     from whetstone.model.memory import usable_memory
     from whetstone.run.host import memory_limit
@@ -97,6 +115,12 @@ def run(task: Row) -> Row:
     from whetstone.train import train
 
     on_gpu = torch.cuda.is_available()
+    if task.get("cap_gb"):
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(task["cap_gb"] * 1e9 / total)
+    capacity = float(usable_memory(torch.device("cuda")) if on_gpu else memory_limit())
+    shape = model_shape(task["model"])
+    change: Row | None = {}
     with tempfile.TemporaryDirectory() as folder:
         settings = {
             "model_name_or_path": task["model"],
@@ -111,39 +135,73 @@ def run(task: Row) -> Row:
             "preflight": "off",
             **task["setting"],
         }
-        loaded = load(None, [f"{key}={json.dumps(value)}" for key, value in settings.items()])
-        chip = find_chip(torch.cuda.get_device_name()) if on_gpu else None
+        if task.get("cap_gb"):
+            config = load(None, as_words(settings)).config
+            change = smallest_change(config, shape, look_at_prompts(config), capacity=capacity)
+            if not change:
+                raise RuntimeError("nothing makes it fit" if change is None else "it fits as it is")
+            settings |= change
+        loaded = load(None, as_words(settings))
         train(loaded)
         rows = [row for row in read_rows(Path(folder) / "metrics.jsonl") if "time/update" in row]
-        plan = estimate(
-            loaded.config,
-            model_shape(task["model"]),
-            look_at_prompts(loaded.config),
-            capacity=float(usable_memory(torch.device("cuda")) if on_gpu else memory_limit()),
-            machine=None if chip is None else chip_machine(chip),
-            on_gpu=on_gpu,
-            tokens=rows[-1]["completions/mean_length"],
+
+    later = rows[1:]  # the first compiles, captures and looks for the size that fits
+    step, tokens = statistics.median(row["step_time"] for row in later), later[-1]["completions/mean_length"]
+
+    def plan(machine: Machine | None) -> Any:
+        prompts = look_at_prompts(loaded.config)
+        return estimate(
+            loaded.config, shape, prompts, capacity=capacity, machine=machine, on_gpu=on_gpu, tokens=tokens
         )
+
+    chip = find_chip(torch.cuda.get_device_name()) if on_gpu else None
+    planned = plan(None if chip is None else chip_machine(chip))
+    measured = plan(Machine(**task["rates"])) if task.get("rates") else None
     peak = max(row["peak_memory_gb"] for row in rows)
-    step = statistics.median(row["step_time"] for row in rows[1:])
-    planned_step = None if plan.time is None else plan.time.batch_s
     return {
+        "cap_gb": task.get("cap_gb"),
+        "change": json.dumps(change),
         "peak_gb": peak,
-        "planned_peak_gb": plan.memory.peak / 1e9,
-        "peak_ratio": plan.memory.peak / 1e9 / peak,
+        "planned_peak_gb": planned.memory.peak / 1e9,
+        "peak_ratio": planned.memory.peak / 1e9 / peak,
         "step_s": step,
-        "planned_step_s": planned_step,
-        "step_ratio": None if planned_step is None else planned_step / step,
+        "rollout_s": statistics.median(row["time/rollout"] for row in later),
+        "update_s": statistics.median(row["time/update"] for row in later),
+        "by_chip": None if planned.time is None else planned.time.batch_s / step,
+        "by_measured": None if measured is None else measured.time.batch_s / step,
+        "planned": None if planned.time is None else asdict(planned.time),
+        "parts": {"update": planned.memory.update, "rollout": planned.memory.rollout},
+        "usable_gb": capacity / 1e9,
         "micro_batch_tokens": rows[-1]["micro_batch_tokens"],
-        "planned_tokens": plan.memory.tokens,
-        "completion_tokens": rows[-1]["completions/mean_length"],
+        "checkpointed_layers": rows[-1].get("checkpointed_layers", 0),
+        "planned_tokens": planned.memory.tokens,
+        "planned_checkpointed": planned.memory.checkpointed,
+        "oom_splits": sum(row["oom_splits"] for row in rows),
+        "completion_tokens": tokens,
     }
+
+
+def as_words(settings: Row) -> list[str]:
+    return [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+
+
+def measure_rates() -> Row:
+    """The rates of this GPU, as `whet plan --measure` has them."""
+    import torch
+
+    from whetstone.cost.timing import measure_machine
+
+    properties = torch.cuda.get_device_properties(0)
+    return {"rates": asdict(measure_machine(properties.name, float(properties.total_memory), on_gpu=True))}
 
 
 if __name__ == "__main__":
     if len(sys.argv) == 2 and sys.argv[1].startswith("{"):  # started by contest.py
         case = json.loads(sys.argv[1])
-        about = {"who": case["who"], "size": case["size"], "settings": json.dumps(case["setting"])}
-        attempt(about, lambda: run(case))
+        about = {"who": case["who"], "size": case["size"]}
+        if case["who"] == "rates":
+            attempt(about, measure_rates)
+        else:
+            attempt({**about, "settings": json.dumps(case["setting"])}, lambda: run(case))
     else:
         main()

@@ -85,10 +85,9 @@ def find_size(
         trial_step([batch, batch])  # twice: one micro-batch would need no gradient accumulators
 
     # FSDP does not recover from an interrupted pass, not even on one rank.
-    search = SizeSearch if policy.sharding is None else ShardedSizeSearch
-    size = search(policy, run_tokens, bounds, probe).find(
-        allow_checkpointing=allow_checkpointing, planned=planned
-    )
+    kind = SizeSearch if policy.sharding is None else ShardedSizeSearch
+    search = kind(policy, run_tokens, bounds, probe)
+    size = search.find(allow_checkpointing=allow_checkpointing, planned=planned)
     if size.tokens < bounds.longest:
         raise UserError(
             f"One sequence of {bounds.longest:,} tokens does not fit into the GPU's memory: set "
@@ -97,7 +96,7 @@ def find_size(
         )
     layers, num_layers = size.checkpointed_layers, len(policy.layers)
     detail = f", with activation checkpointing in {layers} of {num_layers} layers" if layers else ""
-    logger.info(f"Micro-batches of {size.tokens:,} tokens fit{detail}.")
+    logger.info(f"Micro-batches of {size.tokens:,} tokens fit{detail} ({search.num_trials} sizes tried).")
     return size
 
 
@@ -134,6 +133,7 @@ class _Search:
     run_tokens: Callable[[int], None]  # runs one forward and backward pass of a synthetic batch
     bounds: SizeBounds
     probe: MemoryProbe
+    num_trials: int = -1  # the first only compiles
 
 
 class SizeSearch(_Search):
@@ -206,6 +206,7 @@ class SizeSearch(_Search):
 
     def _peak(self, tokens: int) -> int | None:
         """Bytes that a pass allocates on top of those before; None if it runs out of memory."""
+        self.num_trials += 1
         try:
             return self.probe.peak_bytes(lambda: self.run_tokens(tokens))
         except torch.OutOfMemoryError:
@@ -317,6 +318,7 @@ class ShardedSizeSearch(_Search):
             trial = self._measure(size)
 
     def _measure(self, tokens: int) -> Measurement:
+        self.num_trials += 1
         used = self.probe.peak_bytes(lambda: self.run_tokens(tokens))
         available = SHARDED_MEMORY_FRACTION * self.probe.free()
         headroom = min_over_ranks(self.policy.ranks, available / max(1, used))
