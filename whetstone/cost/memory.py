@@ -25,7 +25,8 @@ GRAPHS = 0.25e9  # CUDA graphs and workspaces
 NF4_BYTES = 0.5 + 4 / 64  # of a weight with its share of a scale
 # Numbers that a layer keeps for the backward pass, beside queries, keys, values and the attention's output:
 # in units of the hidden size and of the MLP's width.
-KEPT_HIDDEN, KEPT_INNER, COMPILED, PLAIN = 2.8, 3.25, 1.02, 1.25
+KEPT_HIDDEN, KEPT_INNER, COMPILED, PLAIN = 2.8, 3.25, 0.99, 1.25
+HEAD_LAYERS = 0.78  # what the final norm and the loss keep, in layers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,12 +110,12 @@ def memory_plan(shape: ModelShape, setup: Setup, capacity: float) -> MemoryPlan:
     states = state_bytes(shape, setup, capacity)
     room = capacity - (CONTEXT if setup.on_gpu else PROCESS)
     held = sum(states.values())
-    logits = min(FUSED_BYTES, FUSED_SHARE * capacity) if setup.on_gpu else FUSED_BYTES
+    logits = 2 * min(FUSED_BYTES, FUSED_SHARE * capacity) if setup.on_gpu else FUSED_BYTES  # and gradients
     fraction = UPDATE_FRACTION if setup.on_gpu else 1.0
     free = fraction * (room - held) - logits
     tokens, checkpointed = _micro_batch(shape, setup, free)
     # On a CPU autograd keeps about three copies.
-    logits = min(logits, (1 if setup.on_gpu else 3) * setup.bytes_per_number * shape.vocabulary * tokens)
+    logits = min(logits, (2 if setup.on_gpu else 3) * setup.bytes_per_number * shape.vocabulary * tokens)
     activations = activation_bytes(shape, setup, tokens, checkpointed)
     update = {**states, "activations": activations, "logits": logits}
     gradients = states["gradients"]
@@ -179,10 +180,10 @@ def state_bytes(shape: ModelShape, setup: Setup, capacity: float) -> dict[str, f
 
 
 def activation_bytes(shape: ModelShape, setup: Setup, tokens: int, checkpointed: int) -> float:
-    """Of a micro-batch: inputs of checkpointed layers, what the others keep, and one layer's gradients."""
+    """Of a micro-batch: inputs of checkpointed layers, what the others and the loss keep."""
     plain = shape.layers - checkpointed
     inputs = setup.bytes_per_number * shape.hidden * checkpointed
-    return tokens * (inputs + (plain + 1) * layer_bytes(shape, setup))
+    return tokens * (inputs + (plain + HEAD_LAYERS) * layer_bytes(shape, setup))
 
 
 def layer_bytes(shape: ModelShape, setup: Setup) -> float:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 UPDATE_SHARE = 0.725  # of the peak, forward and backward, recomputation counted as work; compiled layers
 UPDATE_TOKEN_S = 4.2e-6  # beside that for each token, whatever the size: attention, norms, gates, the rest
 LORA_TOKEN_S = 2.4e-6  # and for each token of an adapter's thin products
-UPDATE_S = 0.15  # of an update whatever its size: packing, uploads, the optimizer's launch
+UPDATE_S = 0.10  # of an update whatever its size: packing, uploads, the optimizer's launch
 DECODE_SHARE = 0.86  # of the peak, or of the memory's speed, for the matrix products of a decode step
 # A decode step's time per layer beside products and cache: the native engine with its fused kernels, and a
 # model's own modules in a CUDA graph (from an early probe: 41,546 tokens/s at 1.5 B, 256 sequences).
