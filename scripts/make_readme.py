@@ -1,7 +1,8 @@
-"""Makes the parts of README.md that show the quickstart: the block of its output, and docs/report.png.
+"""Makes parts of README.md: the block of the quickstart's output, docs/report.png, the table of GPU needs.
 
-    python scripts/make_readme.py                                run the quickstart (minutes), then write both
+    python scripts/make_readme.py                                run the quickstart (minutes), then write all
     python scripts/make_readme.py --run FOLDER --output FILE     from a run that has ended and what it printed
+    python scripts/make_readme.py --needs                        the table of GPU needs alone
 
 The picture is a screenshot by Chromium; without it the block alone is written, and the script says so.
 Changes no other part of README.md.
@@ -18,11 +19,29 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from whetstone.config import load, make_plan  # noqa: E402
+from whetstone.config import build, load, make_plan  # noqa: E402
+from whetstone.cost.estimate import GPU_SIZES_GB, MAX_FITTING_SHARE, estimate  # noqa: E402
+from whetstone.cost.prompts import Prompts  # noqa: E402
+from whetstone.cost.shape import model_shape  # noqa: E402
 
 README, PICTURE = ROOT / "README.md", ROOT / "docs" / "report.png"
-SHOWN_STEPS = (1, 5, 10, 30)
+SHOWN_STEPS = (1, 10, 30)
 SIZE = (1200, 1485)
+MODELS = ("0.5B", "1.5B", "3B", "7B", "14B", "32B")  # of Qwen2.5
+WORK = {
+    "bf16": True,
+    "prompts_per_step": 16,
+    "num_generations": 8,
+    "max_completion_length": 1024,
+    "max_steps": 1,
+}
+PROMPTS = Prompts(tokens=200, num_problems=10_000, source="")
+NEEDS = {
+    "every weight": {},
+    "`optim=adamw_8bit cpu_offload=optimizer`": {"optim": "adamw_8bit", "cpu_offload": "optimizer"},
+    "LoRA: `use_peft=true`": {"use_peft": True},
+    "QLoRA: `use_peft=true load_in_4bit=true`": {"use_peft": True, "load_in_4bit": True},
+}
 
 
 def plan_lines() -> list[str]:
@@ -73,6 +92,33 @@ def with_block(text: str, lines: list[str]) -> str:
     return f"{text[:start]}```\n" + "\n".join(lines) + f"\n{text[end:]}"
 
 
+def needs_table() -> list[str]:
+    """The smallest GPU for each model and way to train it, by `whet plan`."""
+    rows = [f"| GB of one GPU, 16 prompts x 8 x 1,024 tokens | {' | '.join(MODELS)} |"]
+    rows.append("|---" * (1 + len(MODELS)) + "|")
+    for name, change in NEEDS.items():
+        config = build({**WORK, **change})
+        cells = []
+        for model in MODELS:
+            shape = model_shape(f"Qwen/Qwen2.5-{model}-Instruct")
+            sizes = (
+                size
+                for size in (8, 12, *GPU_SIZES_GB)
+                if estimate(config, shape, PROMPTS, capacity=MAX_FITTING_SHARE * size * 1e9).memory.fits
+            )
+            cells.append(str(next(sizes, "more")))
+        rows.append(f"| {name} | {' | '.join(cells)} |")
+    return rows
+
+
+def with_needs(text: str, rows: list[str]) -> str:
+    """The README with another table of needs, which is where the old one is."""
+    lines = text.splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("| GB of one GPU"))
+    end = next(number for number in range(start, len(lines)) if not lines[number].startswith("|"))
+    return "\n".join([*lines[:start], *rows, *lines[end:]]) + "\n"
+
+
 def run_quickstart(folder: Path) -> tuple[Path, list[str]]:
     """The run folder, and what was printed (into a pipe, so that every step has a line)."""
     command = [sys.executable, "-u", "-m", "whetstone", "train", "quickstart", f"output_dir={folder}"]
@@ -109,7 +155,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(usage=__doc__)
     parser.add_argument("--run", type=Path, help="the folder of a quickstart that has ended")
     parser.add_argument("--output", type=Path, help="what it printed")
+    parser.add_argument("--needs", action="store_true", help="write the table of GPU needs alone")
     given = parser.parse_args()
+    README.write_text(with_needs(README.read_text(encoding="utf-8"), needs_table()), encoding="utf-8")
+    if given.needs:
+        return
     if (given.run is None) != (given.output is None):
         parser.error("--run and --output belong together")
     with tempfile.TemporaryDirectory() as folder:

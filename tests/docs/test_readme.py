@@ -41,3 +41,7 @@ def test_the_block_is_cut_out_of_a_log() -> None:
     again = make_readme.with_block(TEXT, found)
     assert make_readme.shown_block(again) == found
     assert again.split("## Your own run")[1] == TEXT.split("## Your own run")[1]
+
+
+def test_the_table_of_gpu_needs_is_the_plan_s() -> None:
+    assert make_readme.with_needs(TEXT, make_readme.needs_table()) == TEXT, f"{REMEDY} --needs"
