@@ -18,6 +18,7 @@ OWN = {
     "local_kl": {"datasets": "{gcd: {}}"},
     "gsm8k": {"data_path": "rows.json", "eval_path": "rows.json"},
     "math": {"data_path": "rows.json"},
+    "math_test": {"data_path": "rows.json"},
     "rows": {"data_path": "rows.json"},
     "smollm2_cpu": {"sft_steps": 1},
 }

@@ -25,7 +25,7 @@ GRAPHS = 0.25e9  # CUDA graphs and workspaces
 NF4_BYTES = 0.5 + 4 / 64  # of a weight with its share of a scale
 # Numbers that a layer keeps for the backward pass, beside queries, keys, values and the attention's output:
 # in units of the hidden size and of the MLP's width.
-KEPT_HIDDEN, KEPT_INNER, COMPILED, PLAIN = 2.8, 3.25, 0.99, 1.25
+KEPT_HIDDEN, KEPT_INNER, COMPILED, PLAIN = 2.8, 3.25, 0.99, 1.5
 HEAD_LAYERS = 0.78  # what the final norm and the loss keep, in layers
 
 
@@ -108,7 +108,9 @@ def setup_of(config: Config, plan: Plan, *, prompt_tokens: int, gpus: int = 1, o
 def memory_plan(shape: ModelShape, setup: Setup, capacity: float) -> MemoryPlan:
     """The parts on each of `setup.gpus` devices of `capacity` bytes."""
     states = state_bytes(shape, setup, capacity)
-    room = capacity - (CONTEXT if setup.on_gpu else PROCESS)
+    room = capacity - CONTEXT
+    if not setup.on_gpu:
+        states, room = {"process": PROCESS, **states}, capacity
     held = sum(states.values())
     logits = 2 * min(FUSED_BYTES, FUSED_SHARE * capacity) if setup.on_gpu else FUSED_BYTES  # and gradients
     fraction = UPDATE_FRACTION if setup.on_gpu else 1.0
