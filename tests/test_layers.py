@@ -32,8 +32,8 @@ MAY_IMPORT: dict[str, str] = {
     "optimizer": "errors config parallel",
     "update": "errors types terminal config algorithm parallel model cost optimizer",
     "evaluation": "types files terminal config tasks rollout",
-    "run": "errors types files terminal config rewards tasks algorithm parallel model engines cost rollout "
-    "update evaluation",
+    "run": "errors types seeds files terminal config rewards tasks algorithm parallel model engines cost "
+    "rollout update evaluation",
     "diagnosis": "errors run",
     "report": "errors files terminal model evaluation run diagnosis",
     "trl": "errors types terminal config tasks algorithm model rollout update evaluation run report",

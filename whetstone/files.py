@@ -11,13 +11,14 @@ from typing import Any
 from whetstone.errors import UserError
 
 
-def atomic_write(path: Path, text: str) -> None:
+def atomic_write(path: Path, content: str | bytes) -> None:
     """Write a whole file beside its place and rename it there: readers see the old or the new, never half."""
+    data = content.encode() if isinstance(content, str) else content
     aside = path.with_name(f".{path.name}.part")
     with explain_disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with aside.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with aside.open("wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         aside.replace(path)

@@ -97,6 +97,7 @@ def loop(run: TrainingRun, step: int, started_at: float) -> Iterator[Step]:
             check_logprob_difference(metrics, config, rollouts.metrics["staleness"])
             step += plan.updates_per_batch
             metrics |= log_rollouts(run.folder, step, rollouts.groups, config, plan, run.learning_signal)
+            run.token_log.write(step, rollouts.groups)
             metrics |= rollouts.metrics | run.throughput.metrics(rollouts, batches)
             progress.update(step, metrics)
             with timer("eval"):

@@ -242,6 +242,10 @@ class RunConfig(Section):
     """Print the completions of every prompt whose answers differ."""
     log_completions_steps: int = Field(default=10, ge=0, le=MAX_STEPS)
     """Write all completions of every so-many-th step into completions/; 0: never."""
+    log_tokens_groups: int = Field(default=4, ge=0, le=MAX_COUNT)
+    """Groups of each step whose tokens are written with logprobs, weights and masks; 0: none."""
+    log_tokens_mb: float = Field(default=200.0, gt=0, le=1e6)
+    """Disk for these tokens; beyond it some steps in between are removed."""
     save_strategy: Annotated[Literal["steps", "epoch", "no"], accept({False: "no"})] = "steps"
     """When checkpoints are written."""
     save_steps: Steps = Field(default=500, gt=0)

@@ -37,6 +37,7 @@ from whetstone.run.metrics import MetricsLog
 from whetstone.run.record import record_session
 from whetstone.run.resources import ResourceMonitor
 from whetstone.run.timing import ThroughputMeter
+from whetstone.run.token_log import TokenLog
 from whetstone.tasks.mixture import Mixture, build_tasks, check_gold, eval_problems, prepare_tasks
 from whetstone.tasks.scoring.pool import Scorer
 from whetstone.terminal.log import log_ending, setup_logging
@@ -63,6 +64,7 @@ class TrainingRun:
     learning_signal: LearningSignal
     updater: Updater
     evaluator: Evaluator | None
+    token_log: TokenLog
     metrics: MetricsLog
     throughput: ThroughputMeter
     resources: ResourceMonitor
@@ -133,6 +135,7 @@ def build(
         learning_signal=LearningSignal(config),
         updater=updater,
         evaluator=Evaluator(config, problems, collector, folder) if problems else None,
+        token_log=TokenLog(folder, config, policy, updater.accumulator.tokens),
         metrics=metrics,
         throughput=ThroughputMeter(
             policy,

@@ -19,6 +19,7 @@ from whetstone.update.coefficients import Coefficients
 from whetstone.update.experience import Experience
 from whetstone.update.packing import Batch
 from whetstone.update.profile_range import profile_range
+from whetstone.update.token_table import TokenTable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +60,7 @@ class GradientAccumulator:
         self.config = config
         self.coefficients = coefficients
         self.ranks = policy.ranks
+        self.tokens = TokenTable()
 
     def accumulate(
         self, minibatch: list[Experience], normalizers: LossNormalizers
@@ -159,6 +161,7 @@ class GradientAccumulator:
         with profile_range("backward"):
             total.backward()
         self._add_metrics(token_means, experience, now.entropy.detach(), outputs, multipliers)
+        self._record(experience, now.logprobs.detach(), now.entropy.detach(), outputs, multipliers)
         return loss.detach().double(), experience
 
     def _add_metrics(
@@ -189,6 +192,41 @@ class GradientAccumulator:
                     multipliers.get("importance_correction")
                 ),
             },
+        )
+
+    def _record(
+        self,
+        experience: Experience,
+        logprobs: Tensor,
+        entropy: Tensor,
+        outputs: PolicyLoss,
+        multipliers: dict[str, Tensor],
+    ) -> None:
+        """Keep what the loss saw of each token (run/token_log.py writes some of it)."""
+        batch = experience.batch
+        mask = batch.sequence_mask[batch.sequence_ids]
+        weight = mask
+        for value in multipliers.values():
+            weight = weight * value
+        correction = multipliers.get("importance_correction")
+        bound = self._truncated(correction)
+        if correction is not None and bound is None:
+            bound = (correction == 0).float()
+        self.tokens.add(
+            batch,
+            logprob=logprobs,
+            old_logprob=experience.old_logprobs,
+            sampler_logprob=batch.sampler_logprobs,
+            entropy=entropy,
+            advantage=experience.advantages,
+            weight=weight,
+            kl=outputs.kl,
+            value=experience.values,
+            clipped=outputs.clipped,
+            importance_bound=bound,
+            off_policy=_removed(multipliers.get("off_policy")),
+            low_entropy=_removed(multipliers.get("low_entropy")),
+            truncated_completion=1 - mask,
         )
 
     def _value_error(self, experience: Experience, hidden: Tensor) -> Tensor:
@@ -233,3 +271,8 @@ class GradientAccumulator:
     def _entropy(self, batch: Batch) -> Tensor:
         hidden = self.policy.completion_hidden(batch)
         return self.policy.token_statistics(hidden, batch, self.config.training_temperature).entropy
+
+
+def _removed(multiplier: Tensor | None) -> Tensor | None:
+    """1 for tokens that a multiplier takes out of the loss."""
+    return None if multiplier is None else (multiplier == 0).float()

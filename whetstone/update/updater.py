@@ -114,6 +114,7 @@ class Updater:
         """
         torch.manual_seed(seed)
         self.policy.model.train()
+        self.accumulator.tokens.clear()
         critic_metrics = self._critic_metrics(experience)
         iterations = self.config.update.num_iterations
         num_passes = sum(not e.batch.is_skipped for minibatch in experience for e in minibatch)
