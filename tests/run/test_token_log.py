@@ -39,7 +39,7 @@ def test_the_file_has_the_tokens_of_the_completions(folder: Path) -> None:
         for completion in description["completions"]:
             row = written[completion["problem"], completion["sample"]]
             span = slice(start, start + completion["tokens"])
-            assert completion["tokens"] == row["length"]
+            assert completion["tokens"] == row["length"] and completion["reward"] == row["reward"]
             text = "".join(description["texts"][str(token)] for token in token_ids[span])
             assert text.startswith(row["completion"])  # a stop token follows
             start = span.stop

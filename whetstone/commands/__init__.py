@@ -11,6 +11,7 @@ COMMANDS: dict[str, str] = {  # name -> summary
     "check": "check a configuration before the run: what can be learned, what the rewards pay",
     "config": "list every key, or show the resolved configuration of a file",
     "tasks": "list every task, or show sample problems of one",
+    "watch": "look at runs in the browser while they run: curves, completions, tokens",
     "report": "write the HTML report of a run",
     "explain": "diagnose a run: why the loss is 0, the reward is flat, or the run collapsed",
     "plan": "memory, time and cost of a run before it starts; where it fits, and what to change",

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import rich
 from rich.markup import escape
@@ -14,30 +15,32 @@ from whetstone.terminal.text import cut, escape_controls
 from whetstone.types import Group
 
 
+def completion_row(step: int, group: Group, sample: int) -> dict[str, Any]:
+    """What is written of a completion, prompt messages and all."""
+    rollout = group.rollouts[sample]
+    return {
+        "step": step,
+        "problem": group.problem.id,
+        "task": group.problem.task,
+        "messages": [dict(message) for message in group.problem.messages],
+        "sample": sample,
+        "completion": rollout.text,
+        "answer": rollout.score.answer,
+        "reward": rollout.score.reward,
+        "parts": dict(rollout.score.parts),
+        "failure": rollout.score.failure,
+        **({"outcome": rollout.score.outcome} if rollout.score.outcome else {}),
+        **({"tests": list(rollout.score.tests)} if rollout.score.tests else {}),
+        **({"extra": dict(rollout.score.extra)} if rollout.score.extra else {}),
+        "length": len(rollout.completion.token_ids),
+        "finish": rollout.completion.finish.value,
+    }
+
+
 def write_completions(run_folder: Path, step: int, groups: list[Group]) -> None:
-    """`completions/step_N.jsonl`: one line per completion, prompt messages and all."""
-    lines = [
-        {
-            "step": step,
-            "problem": group.problem.id,
-            "task": group.problem.task,
-            "messages": [dict(message) for message in group.problem.messages],
-            "sample": number,
-            "completion": rollout.text,
-            "answer": rollout.score.answer,
-            "reward": rollout.score.reward,
-            "parts": dict(rollout.score.parts),
-            "failure": rollout.score.failure,
-            **({"outcome": rollout.score.outcome} if rollout.score.outcome else {}),
-            **({"tests": list(rollout.score.tests)} if rollout.score.tests else {}),
-            **({"extra": dict(rollout.score.extra)} if rollout.score.extra else {}),
-            "length": len(rollout.completion.token_ids),
-            "finish": rollout.completion.finish.value,
-        }
-        for group in groups
-        for number, rollout in enumerate(group.rollouts)
-    ]
-    text = "".join(json.dumps(json_safe(line), ensure_ascii=False) + "\n" for line in lines)
+    """`completions/step_N.jsonl`: one line per completion."""
+    rows = [completion_row(step, group, sample) for group in groups for sample in range(len(group.rollouts))]
+    text = "".join(json.dumps(json_safe(row), ensure_ascii=False) + "\n" for row in rows)
     atomic_write(run_folder / "completions" / f"step_{step}.jsonl", text)
 
 

@@ -109,7 +109,7 @@ def _clear_files(folder: Path) -> list[str]:
     """Move aside what has the name of a file that the run writes, and is none."""
     notes = []
     files = ("training.log", "metrics.jsonl", "config.yaml", "train_results.json", "report.html", "run.json")
-    files += ("preflight.json",)
+    files += ("preflight.json", "status.json")
     folders = ("eval_results", "completions")
     for name in (*files, *(f".{name}.part" for name in files), *folders):
         path = folder / name

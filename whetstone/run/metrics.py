@@ -115,10 +115,10 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    return [row for row in map(_parse_row, lines) if row is not None]
+    return [row for row in map(parse_row, lines) if row is not None]
 
 
-def _parse_row(line: str) -> dict[str, Any] | None:
+def parse_row(line: str) -> dict[str, Any] | None:
     """A row as it was written: numbers, and null for what JSON has no number for; None for anything else."""
     try:
         row = json.loads(line)
@@ -139,7 +139,7 @@ def _keep_damaged(path: Path) -> None:
     if not path.is_file():
         return
     whole = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
-    lost = sum(_parse_row(line) is None for line in whole)
+    lost = sum(parse_row(line) is None for line in whole)
     if lost:
         copy = free_path(path.with_name(f"{path.name}.damaged"))
         shutil.copyfile(path, copy)

@@ -36,6 +36,7 @@ from whetstone.run.folder import check_plan, open_run, run_dir, scratch_folder
 from whetstone.run.metrics import MetricsLog
 from whetstone.run.record import record_session
 from whetstone.run.resources import ResourceMonitor
+from whetstone.run.status import StatusFile
 from whetstone.run.timing import ThroughputMeter
 from whetstone.run.token_log import TokenLog
 from whetstone.tasks.mixture import Mixture, build_tasks, check_gold, eval_problems, prepare_tasks
@@ -93,6 +94,7 @@ def build(
     folder = folder if ranks.is_main else stack.enter_context(scratch_folder())
     setup_logging(folder, is_main=ranks.is_main)
     stack.push(log_ending)
+    stack.enter_context(StatusFile(folder, is_main=ranks.is_main))
     start_step = None if checkpoint is None else checkpoint.step
     record_session(folder, resumed_from=start_step, num_ranks=ranks.world_size)
     for note in (*loaded.notes, *notes):

@@ -1,7 +1,8 @@
 """Tokens of some groups of each step: `completions/tokens_N.npz`, written after the update.
 
 Arrays that `numpy.load` reads: `token_ids`, `numbers` (a row for each column), `rules` (a bit for each rule
-that removed or bounded the token), and `description`, JSON in UTF-8 with names and the texts of tokens.
+that removed or bounded the token), and `description`: JSON in UTF-8 with names, the texts of tokens, and the
+completions as completions/step_N.jsonl has them.
 """
 
 import io
@@ -16,9 +17,10 @@ import numpy as np
 
 from whetstone import seeds
 from whetstone.config import Config
-from whetstone.files import atomic_write
+from whetstone.files import atomic_write, json_safe
 from whetstone.model.policy import Policy
 from whetstone.parallel.collectives import all_gather_objects
+from whetstone.run.completions import completion_row
 from whetstone.types import Group
 from whetstone.update.token_table import NUMBERS, RULES, TokenRows, TokenTable
 
@@ -66,7 +68,7 @@ def pack_tokens(
         group, sample = divmod(index, len(groups[0].rollouts))
         completion = groups[group].rollouts[sample].completion
         own = rows.get(index) or _without_update(completion.logprobs)
-        completions.append({"problem": groups[group].problem.id, "sample": sample, "tokens": len(own.rules)})
+        completions.append({**completion_row(step, groups[group], sample), "tokens": len(own.rules)})
         token_ids.append(np.array(completion.token_ids, dtype=np.int32))
         numbers.append(own.numbers)
         rules.append(own.rules)
@@ -84,9 +86,13 @@ def pack_tokens(
         token_ids=ids,
         numbers=np.concatenate(numbers, axis=1).astype(np.float16),
         rules=np.concatenate(rules),
-        description=np.frombuffer(json.dumps(description, ensure_ascii=False).encode(), dtype=np.uint8),
+        description=np.frombuffer(_json_bytes(description), dtype=np.uint8),
     )
     return buffer.getvalue()
+
+
+def _json_bytes(value: Any) -> bytes:
+    return json.dumps(json_safe(value), ensure_ascii=False).encode(errors="replace")
 
 
 def _without_update(logprobs: Sequence[float]) -> TokenRows:

@@ -1,0 +1,49 @@
+"""status.json says what a run does, and how it ended."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from whetstone.errors import UserError
+from whetstone.run.status import StatusFile
+from whetstone.terminal.stages import stage
+
+
+def read(folder: Path) -> dict:
+    return json.loads((folder / "status.json").read_text())
+
+
+def test_stages_appear_while_they_last(tmp_path: Path) -> None:
+    with StatusFile(tmp_path, interval_s=0.02):
+        assert read(tmp_path)["state"] == "running" and read(tmp_path)["stages"] == []
+        with stage("evaluation"), stage("sampling", total=8) as inner:
+            inner.count = 3
+            deadline = time.monotonic() + 10
+            while read(tmp_path)["stages"] != [["evaluation", "sampling 3/8"]]:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+    status = read(tmp_path)
+    assert status["state"] == "ended" and status["stages"] == [] and "reason" not in status
+    assert abs(status["time"] - time.time()) < 60 and status["started"] <= status["time"]
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"), [(UserError("Lower it."), "Lower it."), (KeyError("x"), "KeyError: 'x'")]
+)
+def test_a_failure_has_its_reason(tmp_path: Path, error: Exception, reason: str) -> None:
+    with pytest.raises(type(error)), StatusFile(tmp_path):
+        raise error
+    assert (read(tmp_path)["state"], read(tmp_path)["reason"]) == ("failed", reason)
+
+
+def test_a_folder_that_is_gone_hurts_nobody_and_other_ranks_write_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with StatusFile(folder, interval_s=0.01):
+        folder.rename(tmp_path / "elsewhere")
+        time.sleep(0.05)
+    with StatusFile(tmp_path, is_main=False):
+        pass
+    assert not (tmp_path / "status.json").exists()

@@ -1,0 +1,64 @@
+"""status.json: what the run is doing now, for whoever reads the run folder; written once a second."""
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any, Self
+
+from whetstone.errors import UserError
+from whetstone.terminal.stages import active
+
+NAME = "status.json"
+INTERVAL_S = 1.0
+
+
+class StatusFile:
+    """In a `with`: running; afterwards ended, or failed with the reason. A kill leaves `running` behind."""
+
+    def __init__(self, folder: Path, *, is_main: bool = True, interval_s: float = INTERVAL_S) -> None:
+        self._path = folder / NAME
+        self._is_main, self._interval_s = is_main, interval_s
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="status", daemon=True)
+        self.started_at = time.time()
+
+    def __enter__(self) -> Self:
+        if self._is_main:
+            self._write("running")
+            self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if not self._is_main:
+            return
+        self._over.set()
+        self._thread.join()
+        reason = None
+        if error is not None:
+            reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        self._write("ended" if kind is None else "failed", reason)
+
+    def _run(self) -> None:
+        while not self._over.wait(self._interval_s):
+            self._write("running")
+
+    def _write(self, state: str, reason: str | None = None) -> None:
+        stages = [[str(stage) for stage in thread] for thread in active()]
+        status: dict[str, Any] = {
+            "state": state,
+            "time": time.time(),
+            "started": self.started_at,
+            "stages": stages,
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            **({"reason": reason[:1000]} if reason else {}),
+        }
+        # Without a flush to the disk, and a failure is nobody's: the next second brings another one.
+        with contextlib.suppress(OSError):
+            aside = self._path.with_name(f".{NAME}.part")
+            aside.write_text(json.dumps(status), encoding="utf-8")
+            aside.replace(self._path)

@@ -1,0 +1,165 @@
+"""The server behind the page: static files, JSON of run folders, and events while a run goes on.
+
+Only what `find_runs` names can be read. On another address than this machine's own it asks for a token.
+"""
+
+import json
+import secrets
+import threading
+from collections.abc import Callable
+from http import HTTPStatus
+from http.cookies import CookieError, SimpleCookie
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from whetstone.diagnosis.explain import diagnose, load_history
+from whetstone.errors import UserError
+from whetstone.files import json_safe
+from whetstone.watch import runs
+
+TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+LOCAL = ("localhost", "127.0.0.1", "[::1]")
+FOLLOW_S = 0.5  # between two looks at a run folder
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+
+class WatchServer(ThreadingHTTPServer):
+    """Serves the runs below `root`; `token` is None on this machine's own address."""
+
+    daemon_threads = True
+
+    def __init__(self, root: Path, host: str = "127.0.0.1", port: int = 0) -> None:
+        self.root = root
+        self.token = None if host in ("127.0.0.1", "::1", "localhost") else secrets.token_urlsafe(16)
+        self.closing = threading.Event()
+        super().__init__((host, port), Handler)
+
+    @property
+    def address(self) -> str:
+        host, port = self.server_address[:2]
+        query = "" if self.token is None else f"/?token={self.token}"
+        return f"http://{host!s}:{port}{query}"
+
+    def shutdown(self) -> None:
+        self.closing.set()
+        super().shutdown()
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: WatchServer
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """The terminal belongs to the run."""
+
+    def do_GET(self) -> None:
+        url = urlsplit(self.path)
+        if not self._is_allowed(url.query):
+            return self._send(HTTPStatus.FORBIDDEN, b"This address needs its token.", "text/plain")
+        parts = [unquote(part) for part in url.path.strip("/").split("/")]
+        try:
+            if parts[0] != "api":
+                self._send_static(parts)
+            elif parts == ["api", "runs"]:
+                self._send_json(
+                    [{"name": name, **runs.summary(folder)} for name, folder in self._runs().items()]
+                )
+            elif len(parts) >= 4 and parts[1] == "runs" and parts[2] in self._runs():
+                self._send_run(self._runs()[parts[2]], parts[3:])
+            else:
+                self._send(HTTPStatus.NOT_FOUND, b"There is no such run.", "text/plain")
+        except (BrokenPipeError, ConnectionResetError):  # the page was closed
+            self.close_connection = True
+
+    def _runs(self) -> dict[str, Path]:
+        return runs.find_runs(self.server.root)
+
+    def _is_allowed(self, query: str) -> bool:
+        """A page of another site can make a browser send requests here, under a name of its own."""
+        token = self.server.token
+        if token is None:
+            host = self.headers.get("Host", "").rpartition(":")[0] or self.headers.get("Host", "")
+            return host in LOCAL
+        try:
+            cookie = SimpleCookie(self.headers.get("Cookie", "")).get("token")
+        except CookieError:
+            cookie = None
+        given = [*parse_qs(query).get("token", []), *([cookie.value] if cookie else [])]
+        return any(secrets.compare_digest(value.encode(), token.encode()) for value in given)
+
+    def _send_static(self, parts: list[str]) -> None:
+        name = "index.html" if parts == [""] else parts[-1]
+        path = files("whetstone.watch") / "static" / name
+        if len(parts) > 1 or "/" in name or Path(name).suffix not in TYPES or not path.is_file():
+            return self._send(HTTPStatus.NOT_FOUND, b"There is no such page.", "text/plain")
+        self._send(HTTPStatus.OK, path.read_bytes(), TYPES[Path(name).suffix])
+
+    def _send_run(self, folder: Path, what: list[str]) -> None:
+        readers: dict[str, Callable[[Path, int], Any]] = {
+            "completions": runs.completions,
+            "evaluations": runs.evaluation,
+            "tokens": runs.tokens,
+        }
+        if what == ["events"]:
+            return self._send_events(folder)
+        if what == ["summary"]:
+            return self._send_json(runs.summary(folder))
+        if what == ["findings"]:
+            return self._send_json(_findings(folder))
+        if len(what) == 2 and what[0] in readers and what[1].isdecimal() and len(what[1]) < 16:
+            found = readers[what[0]](folder, int(what[1]))
+            if found is not None:
+                return self._send_json(found)
+        self._send(HTTPStatus.NOT_FOUND, b"The run has no such file.", "text/plain")
+
+    def _send_events(self, folder: Path) -> None:
+        """Server-sent events until the page is closed."""
+        self.send_response(HTTPStatus.OK)
+        for name, value in (HEADERS | {"Content-Type": "text/event-stream"}).items():
+            self.send_header(name, value)
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.close_connection = True
+        follower = runs.Follower(folder)
+        while not self.server.closing.is_set():
+            changes = follower.changes()
+            text = f"data: {json.dumps(json_safe(changes))}\n\n" if changes else ": still here\n\n"
+            self.wfile.write(text.encode())
+            self.wfile.flush()
+            self.server.closing.wait(FOLLOW_S)
+
+    def _send_json(self, value: Any) -> None:
+        content = json.dumps(json_safe(value), ensure_ascii=False).encode(errors="replace")
+        self._send(HTTPStatus.OK, content, "application/json")
+
+    def _send(self, status: HTTPStatus, content: bytes, kind: str) -> None:
+        self.send_response(status)
+        for name, value in HEADERS.items():
+            self.send_header(name, value)
+        if self.server.token is not None and status is HTTPStatus.OK:
+            self.send_header("Set-Cookie", f"token={self.server.token}; HttpOnly; SameSite=Strict; Path=/")
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+
+def _findings(folder: Path) -> list[dict[str, str]]:
+    """What `whet explain` says; nothing before the first step."""
+    try:
+        verdicts = diagnose(*load_history(folder))
+    except UserError:
+        return []
+    return [
+        {"severity": v.severity.name.lower(), "title": v.title, "evidence": v.evidence, "remedy": v.remedy}
+        for v in verdicts
+    ]

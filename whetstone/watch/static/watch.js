@@ -1,0 +1,268 @@
+import { LineChart, format } from "./chart.js";
+import { Run } from "./runs.js";
+import { COLORINGS, ruleText, tokenNode, visible } from "./tokens.js";
+
+const VIEWS = { now: "Now", curves: "Curves", groups: "Groups", evaluation: "Before and after" };
+const FIRST = ["reward", "accuracy", "frac_reward_zero_std", "completions/mean_length", "completions/clipped_ratio",
+  "entropy", "kl", "grad_norm", "loss", "sampling/sampling_logp_difference/mean", "tokens_per_s", "step_time"];
+const state = { runs: new Map(), chosen: [], view: "now", xName: "step", smoothing: 0, range: null, step: null,
+  problem: null, filter: "all", text: "", bin: null, coloring: "logprob", showAll: false };
+const main = document.getElementById("main");
+let redrawDue = false;
+
+function node(name, properties = {}, ...children) {
+  const made = Object.assign(document.createElement(name), properties);
+  made.append(...children.filter((child) => child !== null && child !== undefined));
+  return made;
+}
+function button(text, onclick, attributes = {}) {
+  const made = node("button", { type: "button", textContent: text, onclick });
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  return made;
+}
+const current = () => state.runs.get(state.chosen[0]) ?? null;
+const percent = (x) => (typeof x === "number" ? `${(100 * x).toFixed(1)} %` : "");
+function duration(seconds) {
+  if (!Number.isFinite(seconds)) return "";
+  const whole = Math.round(seconds), pad = (n) => String(n).padStart(2, "0");
+  const parts = [Math.floor(whole / 3600), Math.floor(whole / 60) % 60, whole % 60];
+  return parts[0] ? `${parts[0]}:${pad(parts[1])}:${pad(parts[2])}` : `${parts[1]}:${pad(parts[2])}`;
+}
+
+// The address remembers what is shown, so that it can be sent to somebody.
+function writeAddress() {
+  const parts = { runs: state.chosen.join("\n"), view: state.view, step: state.step ?? "", problem: state.problem ?? "" };
+  history.replaceState(null, "", `#${new URLSearchParams(parts)}`);
+}
+function readAddress() {
+  const parts = new URLSearchParams(location.hash.slice(1));
+  state.chosen = (parts.get("runs") ?? "").split("\n").filter((name) => state.runs.has(name));
+  if (parts.get("view") in VIEWS) state.view = parts.get("view");
+  state.step = parts.get("step") ? Number(parts.get("step")) : null;
+  state.problem = parts.get("problem") || null;
+}
+
+async function loadRuns() {
+  const entries = await (await fetch("/api/runs")).json();
+  for (const entry of entries) {
+    const known = state.runs.get(entry.name);
+    if (known) known.update(entry); else state.runs.set(entry.name, new Run(entry));
+  }
+  return entries.length;
+}
+
+function choose(names) {
+  for (const [name, run] of state.runs) if (!names.includes(name)) run.leave();
+  state.chosen = names;
+  for (const name of names) state.runs.get(name).follow(redraw);
+  redraw();
+}
+
+function drawRuns() {
+  const head = node("thead", {}, node("tr", {}, ...["", "run", "state", "model", "started"].map((t) => node("th", { textContent: t, scope: "col" }))));
+  const body = node("tbody");
+  for (const run of state.runs.values()) {
+    const box = node("input", { type: "checkbox", checked: state.chosen.includes(run.name), ariaLabel: `show ${run.name}` });
+    box.onchange = () => choose(box.checked ? [...state.chosen, run.name] : state.chosen.filter((name) => name !== run.name));
+    const place = state.chosen.indexOf(run.name);
+    const key = node("span", { className: "key" });
+    if (place >= 0) key.style.background = `var(--series-${place % 6})`;
+    const cells = [box, node("span", {}, key, run.name), run.state, String(run.config.model_name_or_path ?? ""), String(run.sessions[0]?.started ?? "").replace("T", " ").slice(0, 16)];
+    body.append(node("tr", {}, ...cells.map((cell) => node("td", {}, cell))));
+  }
+  const table = document.getElementById("runs");
+  table.replaceChildren(table.caption, head, body);
+}
+
+function drawViews() {
+  document.getElementById("views").replaceChildren(...Object.entries(VIEWS).map(([view, title]) =>
+    button(title, () => { state.view = view; redraw(); }, view === state.view ? { "aria-current": "page" } : {})));
+}
+
+function redraw() {
+  if (redrawDue) return;
+  redrawDue = true;
+  setTimeout(() => { redrawDue = false; draw(); }, 100);
+}
+
+function draw() {
+  const run = current();
+  writeAddress();
+  drawRuns();
+  drawViews();
+  const lost = run?.isLost ? "The server does not answer. " : "";
+  document.getElementById("state").textContent = run ? `${lost}${run.name}: ${run.state}, step ${run.last?.step ?? 0}` : "Choose a run.";
+  if (!run) return main.replaceChildren();
+  ({ now: drawNow, curves: drawCurves, groups: drawGroups, evaluation: drawEvaluation })[state.view](run);
+}
+
+function tile(title, value) { return node("div", { className: "tile" }, node("span", { className: "quiet", textContent: title }), node("b", { textContent: value })); }
+
+async function drawNow(run) {
+  const row = run.last ?? {}, status = run.status ?? {};
+  const total = run.config.max_steps, recent = run.points("step_time", "step").slice(-20).map(([, y]) => y);
+  const mean = recent.reduce((a, b) => a + b, 0) / recent.length;
+  const stages = (status.stages ?? []).map((thread) => thread.join(": ")).join("; ");
+  const tiles = node("div", { className: "tiles" },
+    tile("state", run.state), tile("step", total > 0 ? `${row.step ?? 0} / ${total}` : String(row.step ?? 0)),
+    tile("time left", run.state === "running" && total > 0 && recent.length ? duration(mean * (total - row.step)) : ""),
+    tile("tokens/s", format(row.tokens_per_s)), tile("reward", format(row.reward)), tile("accuracy", percent(row.accuracy)),
+    tile("peak memory", row.peak_memory_gb ? `${format(row.peak_memory_gb)} GB` : ""),
+    tile("GPU busy", percent(row["gpu/utilization_ratio"])));
+  for (const empty of tiles.querySelectorAll("b:empty")) empty.parentElement.remove();
+  const findings = (await run.fetch("findings")) ?? [];
+  const doing = run.state === "silent" ? `No sign of life since ${new Date(status.time * 1000).toLocaleTimeString()}.` : stages || status.reason || "";
+  if (state.view !== "now") return;
+  main.replaceChildren(tiles, node("p", { id: "stage", textContent: doing }), node("h2", { textContent: "What stands out" }),
+    ...findings.map((f) => node("div", { className: `finding ${f.severity}` }, node("b", { textContent: f.title }), node("div", { textContent: f.evidence }), node("div", { className: "quiet", textContent: f.remedy }))));
+}
+
+const charts = new Map();
+function drawCurves() {
+  const runs = state.chosen.map((name) => state.runs.get(name));
+  const keys = new Set(runs.flatMap((run) => Object.keys(run.last ?? {})));
+  const others = [...keys].filter((key) => !FIRST.includes(key) && !["step", "kind", "minutes"].includes(key)).sort();
+  const shown = [...FIRST.filter((key) => keys.has(key)), ...(state.showAll ? others : [])];
+  const slider = node("input", { type: "range", min: 0, max: 0.98, step: 0.02, value: state.smoothing, ariaLabel: "smoothing", oninput: () => { state.smoothing = Number(slider.value); redraw(); } });
+  const controls = node("div", { className: "controls" },
+    ...["step", "minute"].map((name) => button(`by ${name}`, () => { state.xName = name; state.range = null; charts.clear(); redraw(); }, { "aria-pressed": String(state.xName === name) })),
+    node("label", {}, "smoothing ", slider),
+    button("whole run", () => { state.range = null; redraw(); }),
+    button(state.showAll ? "fewer curves" : `all ${keys.size} metrics`, () => { state.showAll = !state.showAll; redraw(); }));
+  const chart = (title) => {
+    if (!charts.has(title)) charts.set(title, new LineChart(title, { xName: state.xName, onZoom: (range) => { state.range = range; redraw(); } }));
+    return charts.get(title);
+  };
+  const drawn = [];
+  if (runs.some((run) => run.evals.size)) {
+    const one = chart("evaluation accuracy");
+    one.draw(runs.map((run, color) => {
+      const points = run.evalPoints("accuracy", state.xName), high = run.evalPoints("accuracy_high", state.xName);
+      return { name: run.name, color, points, start: points[0]?.[1], band: run.evalPoints("accuracy_low", state.xName).map(([x, low], n) => [x, low, high[n]?.[1] ?? low]) };
+    }), { range: state.range });
+    drawn.push(one.figure);
+  }
+  for (const key of shown) {
+    const one = chart(key);
+    one.draw(runs.map((run, color) => ({ name: run.name, color, points: run.points(key, state.xName) })), { range: state.range, smoothing: state.smoothing });
+    drawn.push(one.figure);
+  }
+  const table = node("table", {}, node("caption", { className: "hidden", textContent: "Last values" }),
+    node("thead", {}, node("tr", {}, node("th", { textContent: "metric" }), ...runs.map((run) => node("th", { className: "number", textContent: run.name })))),
+    node("tbody", {}, ...[...keys].filter((key) => key !== "kind").sort().map((key) => node("tr", {}, node("th", { scope: "row", textContent: key }), ...runs.map((run) => node("td", { className: "number", textContent: format(run.last?.[key]) }))))));
+  if (main.firstChild?.id === "curves" && document.activeElement === main.querySelector("input[type=range]")) {
+    main.querySelector(".charts").replaceChildren(...drawn);  // the slider keeps the pointer
+    return;
+  }
+  main.replaceChildren(node("div", { id: "curves" }, controls, node("div", { className: "charts" }, ...drawn), node("details", {}, node("summary", { textContent: "Last values as a table" }), node("div", { className: "scroll" }, table))));
+}
+
+const cache = new Map();
+async function cached(run, what, step) {
+  const key = JSON.stringify([run.name, what, step]);
+  if (!cache.has(key)) {
+    if (cache.size > 20) cache.delete(cache.keys().next().value);
+    cache.set(key, await run.fetch(what, step));
+  }
+  return cache.get(key);
+}
+
+function byProblem(rows) {
+  const groups = new Map();
+  for (const row of rows) groups.set(row.problem, [...(groups.get(row.problem) ?? []), row]);
+  return groups;
+}
+const KINDS = {
+  all: () => true,
+  "all right": (rows) => rows.every((row) => row.parts?.correct === 1),
+  "all wrong": (rows) => rows.every((row) => row.parts?.correct === 0),
+  mixed: (rows) => new Set(rows.map((row) => row.reward)).size > 1,
+  truncated: (rows) => rows.some((row) => row.finish === "length"),
+  failed: (rows) => rows.some((row) => row.failure),
+};
+
+async function drawGroups(run) {
+  const steps = [...new Set([...run.steps.completions, ...run.steps.tokens])].sort((a, b) => a - b);
+  if (!steps.length) return main.replaceChildren(node("p", { textContent: "No completions are written yet: log_completions_steps says when." }));
+  if (!steps.includes(state.step)) state.step = run.steps.completions.at(-1) ?? steps.at(-1);
+  const step = state.step, tokens = run.steps.tokens.includes(step) ? await cached(run, "tokens", step) : null;
+  const written = run.steps.completions.includes(step) ? await cached(run, "completions", step) : null;
+  const rows = written?.length ? written : (tokens?.parts ?? []).map((part) => part.row);
+  const withTokens = new Set((tokens?.parts ?? []).map((part) => part.row.problem));
+  if (state.view !== "groups" || state.step !== step) return;
+  const matches = (list) => KINDS[state.filter](list) && (!state.text || list.some((row) => JSON.stringify([row.messages, row.completion]).toLowerCase().includes(state.text.toLowerCase())))
+    && (state.bin === null || list.some((row) => binOf(row.reward, bins) === state.bin));
+  const bins = rewardBins(rows);
+  const groups = [...byProblem(rows)].filter(([, list]) => matches(list)).sort(([a], [b]) => withTokens.has(b) - withTokens.has(a));
+  const picked = groups.find(([problem]) => problem === state.problem) ?? groups[0];
+  const stepBox = node("select", { ariaLabel: "step", onchange: () => { state.step = Number(stepBox.value); redraw(); } }, ...steps.map((s) => node("option", { value: s, textContent: `step ${s}${run.steps.tokens.includes(s) ? " (tokens)" : ""}`, selected: s === step })));
+  const filter = node("select", { ariaLabel: "filter", onchange: () => { state.filter = filter.value; redraw(); } }, ...Object.keys(KINDS).map((kind) => node("option", { textContent: kind, selected: kind === state.filter })));
+  const search = node("input", { type: "search", placeholder: "text", value: state.text, ariaLabel: "text of prompt or completion", onchange: () => { state.text = search.value; redraw(); } });
+  const coloring = node("select", { ariaLabel: "color tokens by", onchange: () => { state.coloring = coloring.value; redraw(); } }, ...[...Object.entries(COLORINGS).map(([name, c]) => [name, c.title]), ["rule", "the rule that removed it"]].map(([value, textContent]) => node("option", { value, textContent, selected: value === state.coloring })));
+  const list = node("div", { className: "list" }, ...groups.map(([problem, rowsOf]) => {
+    const rewards = rowsOf.map((row) => format(row.reward)).join(" ");
+    return button(`${withTokens.has(problem) ? "\u25cf " : ""}${problem}  ${rewards}`, () => { state.problem = problem; redraw(); }, problem === picked?.[0] ? { "aria-current": "true" } : {});
+  }));
+  main.replaceChildren(node("div", { className: "controls" }, stepBox, filter, search, node("label", {}, "color tokens by ", coloring), node("span", { className: "quiet", textContent: `${groups.length} of ${byProblem(rows).size} groups${withTokens.size ? "; \u25cf has tokens" : ""}` })),
+    histogram(rows, bins), node("div", { className: "groups" }, list, picked ? groupNode(picked, tokens) : node("p", { textContent: "No group matches." })));
+}
+
+function rewardBins(rows) {
+  const rewards = rows.map((row) => row.reward).filter(Number.isFinite);
+  const low = Math.min(...rewards, 0), high = Math.max(...rewards, 1);
+  return { low, width: (high - low) / 10 || 1 };
+}
+function binOf(reward, { low, width }) { return Math.min(9, Math.floor((reward - low) / width)); }
+function histogram(rows, bins) {
+  const counts = Array(10).fill(0);
+  for (const row of rows) if (Number.isFinite(row.reward)) counts[binOf(row.reward, bins)]++;
+  const highest = Math.max(...counts, 1);
+  const bars = counts.map((count, bin) => {
+    const range = `${format(bins.low + bin * bins.width)} to ${format(bins.low + (bin + 1) * bins.width)}`;
+    const made = button("", () => { state.bin = state.bin === bin ? null : bin; redraw(); }, { "aria-label": `reward ${range}: ${count} completions`, "aria-pressed": String(state.bin === null || state.bin === bin), title: `${range}: ${count}` });
+    made.style.height = `${(100 * count) / highest}%`;
+    return made;
+  });
+  return node("details", { open: true }, node("summary", { textContent: "Rewards of the step" }), node("div", { className: "bars" }, ...bars));
+}
+
+function groupNode([problem, rows], tokens) {
+  const made = node("section", { ariaLabel: problem }, node("h2", { textContent: problem }));
+  for (const message of rows[0].messages ?? []) made.append(node("div", { className: "quiet", textContent: message.role }), node("pre", { textContent: visible(String(message.content)) }));
+  const mean = rows.reduce((a, row) => a + row.reward, 0) / rows.length;
+  for (const row of rows) {
+    const part = tokens?.parts.find((p) => p.row.problem === problem && p.row.sample === row.sample);
+    const parts = Object.entries(row.parts ?? {}).map(([name, value]) => `${name} ${format(value)}`).join(", ");
+    const facts = [`reward ${format(row.reward)} (${row.reward >= mean ? "+" : ""}${format(row.reward - mean)} to the mean)`, parts, `${row.length} tokens`, row.finish === "length" ? "cut off" : "", row.answer === null ? "no answer found" : `answer: ${visible(String(row.answer))}`, row.failure ? `scoring failed: ${visible(String(row.failure))}` : ""].filter(Boolean);
+    const told = node("div", { className: "readout" });
+    const removed = part ? [...new Set(part.rules.flatMap((bits) => tokens.rules.filter((_, bit) => (bits >> bit) & 1)))].map(ruleText) : [];
+    made.append(node("div", { className: `completion ${row.parts?.correct === 1 ? "right" : row.parts?.correct === 0 ? "wrong" : ""}` },
+      node("div", { textContent: facts.join("; ") }), ...removed.map((text) => node("div", { className: "quiet", textContent: text })),
+      part ? tokenNode(part, tokens.texts, tokens.rules, state.coloring, (text) => { told.textContent = text; }) : node("pre", { textContent: visible(String(row.completion)) }), told));
+  }
+  return made;
+}
+
+async function drawEvaluation(run) {
+  const steps = run.steps.evaluations;
+  if (!steps.length) return main.replaceChildren(node("p", { textContent: "No evaluation yet." }));
+  const ends = [...new Set([steps[0], steps.at(-1)])];
+  const documents = await Promise.all(ends.map((step) => cached(run, "evaluations", step)));
+  if (state.view !== "evaluation") return;
+  const [before, after] = documents, later = new Map((after?.completions ?? []).map((row) => [row.problem ?? row.id, row]));
+  const rows = (before?.completions ?? []).slice(0, 200).map((row) => {
+    const other = ends.length > 1 ? later.get(row.problem ?? row.id) : null;
+    const cell = (one) => node("td", {}, node("div", { textContent: one ? (one.correct ?? one.parts?.correct ? "right" : "wrong") : "" }), node("pre", { textContent: one ? visible(String(one.completion ?? one.text ?? "")) : "" }));
+    return node("tr", {}, node("td", {}, node("b", { textContent: String(row.problem ?? row.id ?? "") }), node("pre", { textContent: visible(String(row.messages?.at(-1)?.content ?? "")) })), cell(row), cell(other));
+  });
+  main.replaceChildren(node("div", { className: "wide" }, node("table", {}, node("thead", {}, node("tr", {}, ...["problem", `step ${ends[0]}`, ends.length > 1 ? `step ${ends[1]}` : ""].map((text) => node("th", { textContent: text })))), node("tbody", {}, ...rows))));
+}
+
+addEventListener("hashchange", () => { readAddress(); choose(state.chosen); });
+const count = await loadRuns();
+readAddress();
+if (!state.chosen.length && count) state.chosen = [state.runs.keys().next().value];
+choose(state.chosen);
+document.getElementById("picker").open = count > 1;
+if (!count) document.getElementById("state").textContent = "There is no run in this folder yet.";
+setInterval(async () => { await loadRuns(); drawRuns(); }, 5000);
