@@ -123,7 +123,7 @@ class GymTask(Task):
 
 def known_names() -> list[str]:
     """The tasks there are, without `composite`, reasoning-gym's own mixture: `datasets` is ours."""
-    from reasoning_gym.factory import DATASETS
+    from whetstone.tasks.gym_package import DATASETS
 
     return sorted(name for name in DATASETS if name != "composite")
 
@@ -136,7 +136,7 @@ def gym_name(name: str) -> str:
 
 def describe(task: str) -> tuple[str, str]:
     """(category, one line) of a task."""
-    from reasoning_gym.factory import DATASETS
+    from whetstone.tasks.gym_package import DATASETS
 
     dataset = DATASETS[task][0]
     doc = _DESCRIPTIONS.get(task) or (dataset.__doc__ or "").strip().split("\n")[0]
@@ -161,7 +161,7 @@ def check_settings(task: str, settings: dict[str, Any]) -> dict[str, Any]:
 
 def default_settings(task: str) -> dict[str, Any]:
     """Setting -> default of a task of reasoning-gym; empty where there is no such task."""
-    from reasoning_gym.factory import DATASETS
+    from whetstone.tasks.gym_package import DATASETS
 
     defaults = vars(DATASETS[task][1]()) if task in DATASETS else {}
     return {name: value for name, value in defaults.items() if name not in _RUN_SETTINGS}
@@ -225,10 +225,10 @@ class _CacheKey(dict[str, Any]):
 
 @lru_cache(maxsize=64)
 def _dataset(task: str, settings: _CacheKey, base: int) -> Any:
-    import reasoning_gym
+    from whetstone.tasks.gym_package import create_dataset
 
     try:
-        return reasoning_gym.create_dataset(task, seed=base, size=_BLOCK, **settings)
+        return create_dataset(task, seed=base, size=_BLOCK, **settings)
     except (AssertionError, ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         reason = str(error) or type(error).__name__
         raise UserError(f"The task {task} does not accept its config: {reason}.") from None
