@@ -17,8 +17,6 @@ from functools import lru_cache
 from multiprocessing.connection import Connection
 from typing import Any
 
-import numpy as np
-
 from whetstone.config import Config, TaskSpec
 from whetstone.errors import UserError
 from whetstone.rewards.answers import extract_tag
@@ -203,6 +201,8 @@ def _score_in_fork(
 @contextmanager
 def _seeded(value: int) -> Iterator[None]:
     """Global generators seeded for those who draw from them, and as they were afterwards."""
+    import numpy as np
+
     python_state, numpy_state = random.getstate(), np.random.get_state()
     random.seed(value)
     np.random.seed(value % 2**32)
