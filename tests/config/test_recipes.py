@@ -15,7 +15,8 @@ BRIEF = "Answer in <answer> tags."
 # What a recipe needs beside the embedded model. The q recipes train Klong in q's place: no q can be had here.
 OWN = {
     "countdown": {"steps_per_generation": 2},
-    # The six tasks and the long prompt are those of dapo.
+    "dapo": {"developer_prompt": BRIEF},  # DeepSeekZero is countdown's, too
+    # The six tasks are those of dapo.
     "critic": {"datasets": "{gcd: {}}", "num_generations": 1, "developer_prompt": BRIEF},
     "local_kl": {"datasets": "{gcd: {}}", "developer_prompt": BRIEF},
     "gsm8k": {"data_path": "rows.json", "eval_path": "rows.json"},
