@@ -51,8 +51,9 @@ VARIANTS = {
 }
 
 
-# Twelve seconds each: the whole suite has eight minutes.
+# Twelve seconds each: the whole suite has eight minutes. Ctrl-C cuts a plain run, too.
 SLOW = (
+    "plain",
     "hf engine",
     "8-bit states, frozen reference",
     "lora with dropout, two parts",
@@ -114,6 +115,8 @@ def test_ctrl_c_saves_first_and_the_run_goes_on_to_the_same_end(tmp_path, plain)
     assert sessions[0]["command"].startswith("whet train ")
     whole, resumed = (weights(folder / "run" / "final_model") for folder in (plain, tmp_path / "cut"))
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    for kind in ("train", "eval"):
+        assert rows(plain, kind) == rows(tmp_path / "cut", kind)
 
 
 @pytest.mark.slow
