@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 # One thread for each of several workers: threads of small products would wait for each other. For the
 # processes that tests start, too; before torch reads it.
@@ -15,6 +16,31 @@ import transformers
 from whetstone.model.policy import Policy
 
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
+
+
+# The files that take longest. They come first: no worker is left with one when the others are done.
+LONGEST = (
+    "e2e/test_resume.py",
+    "distributed/test_update.py",
+    "config/test_recipes.py",
+    "e2e/test_train.py",
+    "diagnosis/test_explain.py",
+    "update/test_sft.py",
+    "engines/test_kernels.py",
+    "engines/test_server_pool.py",
+    "tasks/test_scoring.py",
+    "distributed/test_memory.py",
+    "distributed/test_compiled.py",
+    "torture/test_torture.py",
+    "trl/test_trainer.py",
+    "model/test_architectures.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    folder = Path(__file__).parent
+    places = {folder / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -6,8 +6,10 @@ the same choices. Global generators are not touched.
 """
 
 import hashlib
+from typing import TYPE_CHECKING
 
-import numpy as np
+if TYPE_CHECKING:  # scoring workers need `seed` alone, and numpy takes time to import
+    import numpy as np
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # splitmix64's increment
@@ -19,8 +21,10 @@ def seed(*parts: int | str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
-def uniforms(sample_seed: int, start: int, count: int) -> np.ndarray:
+def uniforms(sample_seed: int, start: int, count: int) -> "np.ndarray":
     """The random numbers in [0, 1) of `count` token positions of one sample from `start` on (splitmix64)."""
+    import numpy as np
+
     counter = np.arange(start + 1, start + count + 1, dtype=np.uint64)
     with np.errstate(over="ignore"):
         z = np.uint64(sample_seed & _MASK) + counter * np.uint64(_GOLDEN)

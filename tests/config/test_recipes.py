@@ -11,11 +11,14 @@ from whetstone import __main__ as cli
 CONFIG = Path(__file__).resolve().parents[2] / "config"
 RECIPES = sorted(path.relative_to(CONFIG).with_suffix("") for path in CONFIG.rglob("*.yaml"))
 NOT_RECIPES = {"zero3"}  # settings of accelerate
+BRIEF = "Answer in <answer> tags."
 # What a recipe needs beside the embedded model. The q recipes train Klong in q's place: no q can be had here.
 OWN = {
     "countdown": {"steps_per_generation": 2},
-    "critic": {"datasets": "{gcd: {}}"},  # the six tasks are those of dapo
-    "local_kl": {"datasets": "{gcd: {}}"},
+    "dapo": {"developer_prompt": BRIEF},  # DeepSeekZero is countdown's, too
+    # The six tasks are those of dapo.
+    "critic": {"datasets": "{gcd: {}}", "num_generations": 1, "developer_prompt": BRIEF},
+    "local_kl": {"datasets": "{gcd: {}}", "developer_prompt": BRIEF},
     "gsm8k": {"data_path": "rows.json", "eval_path": "rows.json"},
     "math": {"data_path": "rows.json"},
     "math_test": {"data_path": "rows.json"},
@@ -28,6 +31,7 @@ SMALL = {
     "bf16": "false",
     "max_steps": 2,
     "prompts_per_step": 2,
+    "num_generations": 2,
     "max_prompt_length": 2048,
     "max_completion_length": 24,
     "overlong_buffer_length": 4,
@@ -36,6 +40,7 @@ SMALL = {
     "fixed_eval_steps": 0,
     "eval_num_samples": 2,
     "eval_samples_per_problem": 1,
+    "eval_greedy": "false",
     "reward_workers": 1,
     "save_strategy": "no",
     "preflight": "off",  # 24 tokens are too few; tests/run/test_preflight.py checks the recipes

@@ -44,9 +44,13 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def explained(tmp_path_factory: pytest.TempPathFactory) -> Explained:
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def explained(place: Path) -> Explained:
     """Train with some settings, once for all tests that ask for the same, and say what went wrong."""
-    place = tmp_path_factory.mktemp("runs")
     done: dict[tuple[str, ...], list[Diagnosis]] = {}
 
     def make(*words: str) -> list[Diagnosis]:
@@ -117,11 +121,11 @@ def test_a_learning_rate_that_ruins_the_model(explained: Explained) -> None:
 
 
 def test_the_verb_prints_title_evidence_and_remedy(
-    explained: Explained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    explained: Explained, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train(load("quickstart", [EASY, *TINY, f"output_dir={tmp_path}", "run_name=a", "max_steps=1"]))
+    explained("learning_rate=0")
     capsys.readouterr()
-    assert run(["explain", str(tmp_path / "a")]) == 0
+    assert run(["explain", str(next(place.iterdir()))]) == 0
     text = capsys.readouterr().out
     assert text.startswith("1. ") and "What to do" in text
     assert run(["explain", str(tmp_path / "none")]) == 2

@@ -15,16 +15,14 @@ SMALL = [
     "eval_num_samples=0", "save_strategy=no", "preflight=off",
 ]  # fmt: skip
 RUNS = {
-    "grpo": [
+    "rl": [
         "eval_num_samples=2", "eval_samples_per_problem=2", "fixed_eval_steps=1", "peak_tflops=1",
-        "dynamic_sampling=true", "async_rollouts=1",
-    ],
-    "kl": [
-        "beta=0.1", "target_kl=0.1", "entropy_target=0.5", "off_policy_mask_threshold=0.5",
+        "dynamic_sampling=true", "async_rollouts=1", "advantage=gae", "beta=0.1", "target_kl=0.1",
+        "entropy_target=0.5", "off_policy_mask_threshold=0.5",
         "mask_truncated_completions=true", "top_entropy_quantile=0.5",
+        "datasets={chain_sum: {curriculum: true}}",
     ],
     "star": ["loss_type=sft", "rejection_sampling=true", "num_generations=8"],
-    "critic": ["advantage=gae", "datasets={chain_sum: {curriculum: true}}"],
 }  # fmt: skip
 # Of code tasks, of an automatic choice on a GPU, and of a GPU with NVML.
 ELSEWHERE = {

@@ -12,7 +12,6 @@ import whetstone
 from whetstone.config.load import find
 
 ROOT = Path(__file__).resolve().parents[2]
-PICTURES = True
 PAGE = (ROOT / "docs/python.md").read_text(encoding="utf-8")
 SMALL = {
     "prompts_per_step": 2, "num_generations": 2, "max_completion_length": 16, "reward_workers": 1,

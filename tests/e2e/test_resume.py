@@ -51,8 +51,9 @@ VARIANTS = {
 }
 
 
-# Twelve seconds each: the whole suite has eight minutes.
+# Twelve seconds each: the whole suite has eight minutes. Ctrl-C cuts a plain run, too.
 SLOW = (
+    "plain",
     "hf engine",
     "8-bit states, frozen reference",
     "lora with dropout, two parts",
@@ -61,35 +62,45 @@ SLOW = (
 )
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """The folder of a run that nothing cut."""
+    folder = tmp_path_factory.mktemp("plain")
+    run(folder)
+    return folder
+
+
 @pytest.mark.parametrize(
     "variant", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in VARIANTS]
 )
-def test_a_run_that_was_cut_in_two_equals_one_that_was_not(tmp_path, variant):
+def test_a_run_that_was_cut_in_two_equals_one_that_was_not(tmp_path, variant, request):
     settings = VARIANTS[variant]
     steps = settings.get("max_steps", 4)
-    run(tmp_path / "whole", **settings)
+    original = tmp_path / "whole" if settings else request.getfixturevalue("plain")
+    if settings:
+        run(original, **settings)
     # As if it had been killed after its first checkpoint: everything later is lost.
-    shutil.copytree(tmp_path / "whole", tmp_path / "half")
+    shutil.copytree(original, tmp_path / "half")
     half = tmp_path / "half" / "run"
     for lost in ("final_model", f"checkpoint-{steps}"):
         shutil.rmtree(half / lost)
     (half / "eval_results" / f"eval_step_{steps}.json").unlink()
     run(tmp_path / "half", auto_resume=True, **settings)
-    whole, resumed = weights(tmp_path / "whole" / "run" / "final_model"), weights(half / "final_model")
+    whole, resumed = weights(original / "run" / "final_model"), weights(half / "final_model")
     assert whole.keys() == resumed.keys()
     for name in whole:
         assert torch.equal(whole[name], resumed[name]), name
-    assert rows(tmp_path / "whole", "train") == rows(tmp_path / "half", "train")
-    assert rows(tmp_path / "whole", "eval") == rows(tmp_path / "half", "eval")
+    assert rows(original, "train") == rows(tmp_path / "half", "train")
+    assert rows(original, "eval") == rows(tmp_path / "half", "eval")
     if "curriculum" in variant:
         levels = [row["curriculum/chain_sum/level"] for row in rows(tmp_path / "half", "train")]
         assert levels[0] < levels[1] and levels[2] != levels[3], levels  # it moved before the cut and after
 
 
-def test_ctrl_c_saves_first_and_the_run_goes_on_to_the_same_end(tmp_path):
-    settings = {"max_steps": 5, "save_steps": 1000}
+def test_ctrl_c_saves_first_and_the_run_goes_on_to_the_same_end(tmp_path, plain):
+    settings = {"save_steps": 1000}  # has no part in what is trained
     process = whet("train", *words(tmp_path / "cut", **settings))
-    wait_for(process, "step 1/5")
+    wait_for(process, "step 1/4")
     process.send_signal(signal.SIGINT)
     output = process.communicate(timeout=120)[0]
     assert process.returncode == 130, output
@@ -102,9 +113,10 @@ def test_ctrl_c_saves_first_and_the_run_goes_on_to_the_same_end(tmp_path):
     step = int(saved.name.removeprefix("checkpoint-"))
     assert [entry["resumed_from_step"] for entry in sessions] == [None, step]
     assert sessions[0]["command"].startswith("whet train ")
-    run(tmp_path / "whole", **settings)
-    whole, resumed = (weights(tmp_path / name / "run" / "final_model") for name in ("whole", "cut"))
+    whole, resumed = (weights(folder / "run" / "final_model") for folder in (plain, tmp_path / "cut"))
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    for kind in ("train", "eval"):
+        assert rows(plain, kind) == rows(tmp_path / "cut", kind)
 
 
 @pytest.mark.slow

@@ -11,7 +11,14 @@ from whetstone.config import load
 from whetstone.run.metrics import read_rows
 from whetstone.train import evaluate_only, train
 
-PICTURES = True
+SHORT = {"max_steps": 2, "save_strategy": "no"}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The folder of a run of two steps that is evaluated before and after, and its results."""
+    folder = tmp_path_factory.mktemp("finished")
+    return folder, run(folder, max_steps=2, eval_greedy=True)
 
 
 def test_what_a_run_leaves_behind(tmp_path):
@@ -70,12 +77,11 @@ def test_what_a_run_leaves_behind(tmp_path):
     assert torch.equal(model(**prompt).logits, final(**prompt).logits)
 
 
-def test_training_moves_the_weights_and_the_same_seed_repeats(tmp_path):
-    settings = {"max_steps": 2, "eval_num_samples": 0, "save_strategy": "no"}
-    run(tmp_path / "a", **settings)
-    run(tmp_path / "b", **settings)
-    run(tmp_path / "c", **settings, seed=7)
-    a, b, c = (weights(tmp_path / name / "run" / "final_model") for name in "abc")
+def test_training_moves_the_weights_and_the_same_seed_repeats(tmp_path, finished):
+    run(tmp_path / "again", **SHORT)  # checkpoints and greedy answers have no part in it
+    run(tmp_path / "other", **SHORT, seed=7)
+    folders = (finished[0], tmp_path / "again", tmp_path / "other")
+    a, b, c = (weights(folder / "run" / "final_model") for folder in folders)
     assert all(torch.equal(a[name], b[name]) for name in a)
     assert any(not torch.equal(a[name], c[name]) for name in a)
 
@@ -87,12 +93,13 @@ def test_a_run_goes_on_without_the_reader_of_its_output(tmp_path):
     process.stdout.close()
     assert process.wait(timeout=120) == 0
     assert (tmp_path / "run" / "final_model").is_dir()
+    assert (tmp_path / "run" / "report.html").read_text(encoding="utf-8").count("<svg") >= 2
     log = (tmp_path / "run" / "training.log").read_text()
     assert log.count("Nothing more can be printed") == 1 and "step 1/1" in log
 
 
-def test_evaluation_alone_agrees_with_the_runs_own(tmp_path, capsys):
-    results = run(tmp_path, max_steps=2, eval_greedy=True)
+def test_evaluation_alone_agrees_with_the_runs_own(finished, capsys):
+    tmp_path, results = finished
     capsys.readouterr()
     changes = {"run_name": "eval", "checkpoint_path": tmp_path / "run" / "final_model", "eval_greedy": True}
     summary = evaluate_only(load(None, words(tmp_path, **changes)))

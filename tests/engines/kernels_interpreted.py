@@ -161,7 +161,7 @@ def eight_bit_step() -> None:
 def drawing(dtype=torch.float32, **settings) -> None:
     torch.manual_seed(1)
     sampling = SamplingParams(max_tokens=16, **settings)
-    num = 6
+    num = 4
     state = make_state(slots=num)
     logits = (torch.randn(num, 400) * 3).to(dtype)
     logits[3, 200:] = -torch.inf  # whole chunks without mass

@@ -27,7 +27,7 @@ from whetstone.errors import UserError
 ROOT = Path(__file__).resolve().parents[2]
 PROMPTS = [(5, 9, 33, 8), (7, 3, 41, 60), (11, 12, 13)]
 REQUESTS = [Request(prompt_ids=prompt, seeds=(1, 2, 3)) for prompt in PROMPTS]
-SAMPLING = SamplingParams(max_tokens=8, temperature=0.8)
+SAMPLING = SamplingParams(max_tokens=5, temperature=0.8)
 DIALECTS = ["vllm", "vllm-0.24", "sglang"]
 
 

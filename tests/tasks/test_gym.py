@@ -63,6 +63,7 @@ def test_problems_do_not_depend_on_the_hash_seed_of_the_process():
         "from whetstone.tasks.gym import GymTask\n"
         "for name in ('ransom_note', 'isomorphic_strings', 'polynomial_multiplication'):\n"
         "    print(GymTask(build({}), name, TaskSpec(weight=1.0), 'train').problem(5).question)\n"
+        "import sys; assert 'reasoning_gym' in sys.modules and 'matplotlib' not in sys.modules\n"
     )
     runs = [
         subprocess.Popen(
@@ -75,6 +76,7 @@ def test_problems_do_not_depend_on_the_hash_seed_of_the_process():
     ]
     outputs = [run.communicate()[0] for run in runs]
     assert outputs[0] == outputs[1] != ""
+    assert [run.returncode for run in runs] == [0, 0]
 
 
 def test_global_generators_are_as_they_were():

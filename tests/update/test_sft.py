@@ -159,7 +159,7 @@ def test_loss_and_gradient_are_those_of_trl(tmp_path: Path) -> None:
 
 SHORT = {
     "eval_num_samples": 4, "eval_greedy": False, "eval_num_examples_to_print": 0, "reward_workers": 1,
-    "max_completion_length": 48, "save_steps": 2,
+    "max_completion_length": 48, "save_steps": 2, "preflight": "off",
 }  # fmt: skip
 
 
@@ -180,6 +180,7 @@ def test_a_run_learns_the_solutions_and_resumes_exactly(tmp_path: Path) -> None:
 
 def test_rejection_sampling_trains_on_correct_samples(tmp_path: Path) -> None:
     changes = {"rejection_sampling": True, "num_generations": 8, "max_steps": 1, "output_dir": tmp_path}
+    changes |= {"eval_num_samples": 0, "preflight": "off"}
     sums = {"chain_sum": {"config": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}}}
     flat = {**settings(tmp_path), **SHORT, **changes, "datasets": sums, "developer_prompt": "DeepSeekZero"}
     for step in whetstone.steps(None, run_name="star", **flat):
@@ -214,7 +215,7 @@ def test_sft_steps_run_before_rl_and_are_not_repeated_on_resume(tmp_path):
         tmp_path, output_dir=str(tmp_path), run_name="both", eval_num_samples=4, num_generations=4
     )
     flat |= {"loss_type": "dapo", "beta": 0.01, "max_steps": 2, "max_completion_length": 16, "save_steps": 1}
-    flat |= {"preflight": "off"}  # 16 tokens are too few to be right
+    flat |= {"reward_workers": 1, "preflight": "off"}  # 16 tokens are too few to be right
     flat |= {"sft_steps": 3, "sft_learning_rate": 2e-3, "eval_greedy": False}
     run = whetstone.train(None, **flat)
     supervised = whetstone.Run(tmp_path / "both_sft")

@@ -6,7 +6,6 @@ answer, such as `f(generated_text, ground_truth)` -> float or (float, details), 
 The scoring pool has the time limit; `verify.py` tries the import before a run.
 """
 
-import asyncio
 import inspect
 import math
 from collections.abc import Callable, Container, Mapping
@@ -94,10 +93,14 @@ def _call_each(
 
 
 def _awaited(value: Any) -> Any:
+    if not inspect.isawaitable(value):
+        return value
+    import asyncio  # takes time to import, and few functions are async
+
     async def wait() -> Any:
         return await value
 
-    return asyncio.run(wait()) if inspect.isawaitable(value) else value
+    return asyncio.run(wait())
 
 
 def _checked(values: Any, count: int) -> list[float | str | None]:

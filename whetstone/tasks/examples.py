@@ -89,10 +89,10 @@ def make_expressions(count: int = NUM_EXPRESSIONS) -> list[dict[str, Any]]:
 
 def make_sums() -> list[dict[str, Any]]:
     """1,600 sums as in the quickstart, without repetitions; the answer continues the starter code."""
-    import reasoning_gym
+    from whetstone.tasks.gym_package import create_dataset
 
     settings = {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 2}
-    entries = reasoning_gym.create_dataset("chain_sum", seed=77, size=1600, **settings)
+    entries = create_dataset("chain_sum", seed=77, size=1600, **settings)
     starter = "def f():\n    return "
     rows = {
         entry["question"]: {

@@ -17,8 +17,6 @@ from functools import lru_cache
 from multiprocessing.connection import Connection
 from typing import Any
 
-import numpy as np
-
 from whetstone.config import Config, TaskSpec
 from whetstone.errors import UserError
 from whetstone.rewards.answers import extract_tag
@@ -123,7 +121,7 @@ class GymTask(Task):
 
 def known_names() -> list[str]:
     """The tasks there are, without `composite`, reasoning-gym's own mixture: `datasets` is ours."""
-    from reasoning_gym.factory import DATASETS
+    from whetstone.tasks.gym_package import DATASETS
 
     return sorted(name for name in DATASETS if name != "composite")
 
@@ -136,7 +134,7 @@ def gym_name(name: str) -> str:
 
 def describe(task: str) -> tuple[str, str]:
     """(category, one line) of a task."""
-    from reasoning_gym.factory import DATASETS
+    from whetstone.tasks.gym_package import DATASETS
 
     dataset = DATASETS[task][0]
     doc = _DESCRIPTIONS.get(task) or (dataset.__doc__ or "").strip().split("\n")[0]
@@ -161,7 +159,7 @@ def check_settings(task: str, settings: dict[str, Any]) -> dict[str, Any]:
 
 def default_settings(task: str) -> dict[str, Any]:
     """Setting -> default of a task of reasoning-gym; empty where there is no such task."""
-    from reasoning_gym.factory import DATASETS
+    from whetstone.tasks.gym_package import DATASETS
 
     defaults = vars(DATASETS[task][1]()) if task in DATASETS else {}
     return {name: value for name, value in defaults.items() if name not in _RUN_SETTINGS}
@@ -203,6 +201,8 @@ def _score_in_fork(
 @contextmanager
 def _seeded(value: int) -> Iterator[None]:
     """Global generators seeded for those who draw from them, and as they were afterwards."""
+    import numpy as np
+
     python_state, numpy_state = random.getstate(), np.random.get_state()
     random.seed(value)
     np.random.seed(value % 2**32)
@@ -225,10 +225,10 @@ class _CacheKey(dict[str, Any]):
 
 @lru_cache(maxsize=64)
 def _dataset(task: str, settings: _CacheKey, base: int) -> Any:
-    import reasoning_gym
+    from whetstone.tasks.gym_package import create_dataset
 
     try:
-        return reasoning_gym.create_dataset(task, seed=base, size=_BLOCK, **settings)
+        return create_dataset(task, seed=base, size=_BLOCK, **settings)
     except (AssertionError, ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         reason = str(error) or type(error).__name__
         raise UserError(f"The task {task} does not accept its config: {reason}.") from None

@@ -88,7 +88,7 @@ def _cube(text: str, entry: dict[str, Any]) -> bool:
 
 def _knights(text: str, entry: dict[str, Any]) -> bool:
     """Nothing but the names and roles, in sentences: the scorer reads past all else."""
-    from reasoning_gym.logic.knights_knaves import VALID_ROLES
+    from whetstone.tasks.gym_package import VALID_ROLES
 
     names = re.findall(r"(\w+) is an? ", entry["answer"].lower())
     known = {*names, *VALID_ROLES, "is", "a", "an", "and"}

@@ -12,8 +12,7 @@ from whetstone.errors import UserError
 
 def settings_at(task: str, level: int, settings: dict[str, Any]) -> dict[str, Any]:
     """`settings` with what the curriculum says of `level` put in."""
-    from reasoning_gym.coaching.attributes import RangeAttributeDefinition
-    from reasoning_gym.factory import create_curriculum
+    from whetstone.tasks.gym_package import RangeAttributeDefinition, create_curriculum
 
     curriculum = create_curriculum(task)
     curriculum.set_global_level(level)
@@ -30,7 +29,7 @@ def settings_at(task: str, level: int, settings: dict[str, Any]) -> dict[str, An
 
 def top_level(task: str, settings: dict[str, Any]) -> int:
     """The highest level up to which the task accepts every one; -1 where it accepts none or has none."""
-    from reasoning_gym.factory import CURRICULA, DATASETS, create_curriculum
+    from whetstone.tasks.gym_package import CURRICULA, DATASETS, create_curriculum
 
     if task not in CURRICULA:
         return -1

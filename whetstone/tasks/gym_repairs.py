@@ -67,7 +67,7 @@ def is_flawed(task: str, entry: Entry) -> bool:
 
 def _is_by_containment(task: str, dataset: Any) -> bool:
     """Whether part credit is for an answer that contains the gold answer somewhere."""
-    from reasoning_gym.dataset import ProceduralDataset
+    from whetstone.tasks.gym_package import ProceduralDataset
 
     inherited = type(dataset).score_answer is ProceduralDataset.score_answer
     return inherited or task in ("chain_sum", "manipulate_matrix", "products", "tsumego")

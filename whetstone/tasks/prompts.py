@@ -17,7 +17,7 @@ def developer_prompt(tasks: TasksConfig) -> str | None:
         return None
     if not prompt.strip().isidentifier():
         return prompt
-    from reasoning_gym.utils import SYSTEM_PROMPTS
+    from whetstone.tasks.gym_package import SYSTEM_PROMPTS
 
     if prompt.strip() not in SYSTEM_PROMPTS:
         raise UserError(
