@@ -161,7 +161,11 @@ GPUS = "several GPUs; tests/distributed runs two processes on a CPU by torchrun 
 SERVERS = "vLLM and GPUs of its own; tests/vllm and tests/e2e/test_servers.py run servers"
 RAY = "a Ray cluster with GPUs; tests/commands/test_launch.py runs one of two ranks on a CPU"
 TRL_VLLM = "TRL with vLLM on one GPU; tests/trl runs TRL without vLLM"
+WATCH = "serves until Ctrl-C; tests/watch runs the server"
 NOT_RUN = {
+    "whet watch": WATCH,
+    "whet watch outputs/quickstart": WATCH,
+    "whet watch --host 0.0.0.0": WATCH,
     "whet check quickstart max_completion_length=2": "exit code 1; tests/run/test_preflight.py runs it",
     "whet train gsm8k trainer=trl use_vllm=true vllm_mode=colocate num_generations=8 max_steps=12": TRL_VLLM,
     "whet train six_tasks trainer=trl use_vllm=true vllm_mode=colocate max_steps=12": TRL_VLLM,

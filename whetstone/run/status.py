@@ -1,4 +1,4 @@
-"""status.json: what the run is doing now, for whoever reads the run folder; written once a second."""
+"""status.json: what the run is doing now, for readers of the run folder; written once a second."""
 
 import contextlib
 import json

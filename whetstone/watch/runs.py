@@ -75,12 +75,12 @@ class Follower:
 
     def changes(self) -> dict[str, Any]:
         """`reset`: forget what was sent before (the file was written anew, as at a resume)."""
-        found: dict[str, Any] = {}
+        changes: dict[str, Any] = {}
         rows, is_new = self._rows()
         if is_new:
-            found["reset"] = True
+            changes["reset"] = True
         if rows:
-            found["rows"] = rows
+            changes["rows"] = rows
         for name, value in (
             ("status", read_mapping(self.folder / "status.json")),
             ("evaluations", steps(self.folder / "eval_results", "eval_step_", ".json")),
@@ -89,8 +89,8 @@ class Follower:
             ("ended", (self.folder / "train_results.json").is_file()),
         ):
             if self._seen.get(name) != value:
-                self._seen[name] = found[name] = value
-        return found
+                self._seen[name] = changes[name] = value
+        return changes
 
     def _rows(self) -> tuple[list[dict[str, Any]], bool]:
         try:

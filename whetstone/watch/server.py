@@ -1,4 +1,4 @@
-"""The server behind the page: static files, JSON of run folders, and events while a run goes on.
+"""The server behind the page: static files, JSON of run folders, and events while a run is going.
 
 Only what `find_runs` names can be read. On another address than this machine's own it asks for a token.
 """
@@ -93,8 +93,8 @@ class Handler(BaseHTTPRequestHandler):
             cookie = SimpleCookie(self.headers.get("Cookie", "")).get("token")
         except CookieError:
             cookie = None
-        given = [*parse_qs(query).get("token", []), *([cookie.value] if cookie else [])]
-        return any(secrets.compare_digest(value.encode(), token.encode()) for value in given)
+        tokens = [*parse_qs(query).get("token", []), *([cookie.value] if cookie else [])]
+        return any(secrets.compare_digest(value.encode(), token.encode()) for value in tokens)
 
     def _send_static(self, parts: list[str]) -> None:
         name = "index.html" if parts == [""] else parts[-1]
@@ -116,9 +116,9 @@ class Handler(BaseHTTPRequestHandler):
         if what == ["findings"]:
             return self._send_json(_findings(folder))
         if len(what) == 2 and what[0] in readers and what[1].isdecimal() and len(what[1]) < 16:
-            found = readers[what[0]](folder, int(what[1]))
-            if found is not None:
-                return self._send_json(found)
+            content = readers[what[0]](folder, int(what[1]))
+            if content is not None:
+                return self._send_json(content)
         self._send(HTTPStatus.NOT_FOUND, b"The run has no such file.", "text/plain")
 
     def _send_events(self, folder: Path) -> None:

@@ -10,9 +10,12 @@ const state = { runs: new Map(), chosen: [], view: "now", xName: "step", smoothi
 const main = document.getElementById("main");
 let redrawDue = false;
 
+// All text of the page passes here: it is set as text, and control characters become visible.
 function node(name, properties = {}, ...children) {
+  if (typeof properties.textContent === "string") properties = { ...properties, textContent: visible(properties.textContent) };
   const made = Object.assign(document.createElement(name), properties);
-  made.append(...children.filter((child) => child !== null && child !== undefined));
+  const given = children.filter((child) => child !== null && child !== undefined);
+  made.append(...given.map((child) => (typeof child === "string" ? visible(child) : child)));
   return made;
 }
 function button(text, onclick, attributes = {}) {
@@ -91,7 +94,7 @@ function draw() {
   drawRuns();
   drawViews();
   const lost = run?.isLost ? "The server does not answer. " : "";
-  document.getElementById("state").textContent = run ? `${lost}${run.name}: ${run.state}, step ${run.last?.step ?? 0}` : "Choose a run.";
+  document.getElementById("state").textContent = run ? visible(`${lost}${run.name}: ${run.state}, step ${run.last?.step ?? 0}`) : "Choose a run.";
   if (!run) return main.replaceChildren();
   ({ now: drawNow, curves: drawCurves, groups: drawGroups, evaluation: drawEvaluation })[state.view](run);
 }
@@ -228,17 +231,17 @@ function histogram(rows, bins) {
 
 function groupNode([problem, rows], tokens) {
   const made = node("section", { ariaLabel: problem }, node("h2", { textContent: problem }));
-  for (const message of rows[0].messages ?? []) made.append(node("div", { className: "quiet", textContent: message.role }), node("pre", { textContent: visible(String(message.content)) }));
+  for (const message of rows[0].messages ?? []) made.append(node("div", { className: "quiet", textContent: message.role }), node("pre", { textContent: String(message.content) }));
   const mean = rows.reduce((a, row) => a + row.reward, 0) / rows.length;
   for (const row of rows) {
     const part = tokens?.parts.find((p) => p.row.problem === problem && p.row.sample === row.sample);
     const parts = Object.entries(row.parts ?? {}).map(([name, value]) => `${name} ${format(value)}`).join(", ");
-    const facts = [`reward ${format(row.reward)} (${row.reward >= mean ? "+" : ""}${format(row.reward - mean)} to the mean)`, parts, `${row.length} tokens`, row.finish === "length" ? "cut off" : "", row.answer === null ? "no answer found" : `answer: ${visible(String(row.answer))}`, row.failure ? `scoring failed: ${visible(String(row.failure))}` : ""].filter(Boolean);
+    const facts = [`reward ${format(row.reward)} (${row.reward >= mean ? "+" : ""}${format(row.reward - mean)} to the mean)`, parts, `${row.length} tokens`, row.finish === "length" ? "cut off" : "", row.answer === null ? "no answer found" : `answer: ${row.answer}`, row.failure ? `scoring failed: ${row.failure}` : ""].filter(Boolean);
     const told = node("div", { className: "readout" });
     const removed = part ? [...new Set(part.rules.flatMap((bits) => tokens.rules.filter((_, bit) => (bits >> bit) & 1)))].map(ruleText) : [];
     made.append(node("div", { className: `completion ${row.parts?.correct === 1 ? "right" : row.parts?.correct === 0 ? "wrong" : ""}` },
       node("div", { textContent: facts.join("; ") }), ...removed.map((text) => node("div", { className: "quiet", textContent: text })),
-      part ? tokenNode(part, tokens.texts, tokens.rules, state.coloring, (text) => { told.textContent = text; }) : node("pre", { textContent: visible(String(row.completion)) }), told));
+      part ? tokenNode(part, tokens.texts, tokens.rules, state.coloring, (text) => { told.textContent = text; }) : node("pre", { textContent: String(row.completion) }), told));
   }
   return made;
 }
@@ -252,8 +255,8 @@ async function drawEvaluation(run) {
   const [before, after] = documents, later = new Map((after?.completions ?? []).map((row) => [row.problem ?? row.id, row]));
   const rows = (before?.completions ?? []).slice(0, 200).map((row) => {
     const other = ends.length > 1 ? later.get(row.problem ?? row.id) : null;
-    const cell = (one) => node("td", {}, node("div", { textContent: one ? (one.correct ?? one.parts?.correct ? "right" : "wrong") : "" }), node("pre", { textContent: one ? visible(String(one.completion ?? one.text ?? "")) : "" }));
-    return node("tr", {}, node("td", {}, node("b", { textContent: String(row.problem ?? row.id ?? "") }), node("pre", { textContent: visible(String(row.messages?.at(-1)?.content ?? "")) })), cell(row), cell(other));
+    const cell = (one) => node("td", {}, node("div", { textContent: one ? (one.correct ?? one.parts?.correct ? "right" : "wrong") : "" }), node("pre", { textContent: one ? String(one.completion ?? one.text ?? "") : "" }));
+    return node("tr", {}, node("td", {}, node("b", { textContent: String(row.problem ?? row.id ?? "") }), node("pre", { textContent: String(row.messages?.at(-1)?.content ?? "") })), cell(row), cell(other));
   });
   main.replaceChildren(node("div", { className: "wide" }, node("table", {}, node("thead", {}, node("tr", {}, ...["problem", `step ${ends[0]}`, ends.length > 1 ? `step ${ends[1]}` : ""].map((text) => node("th", { textContent: text })))), node("tbody", {}, ...rows))));
 }
