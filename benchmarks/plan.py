@@ -6,17 +6,16 @@
     python benchmarks/plan.py --table
 
 Each is `whet train` on a folder with random weights, all completions of full length. Memory is the most that
-was allocated at any moment, seconds are the median of the steps after the first. They are planned with the
-rates of the data sheet and with those that `whet plan --measure` finds on this machine. Settings with a cap
-do not fit it as they are: they run under it with the change that `whet plan` suggests.
+was allocated at any moment, seconds are those of the fastest step after the first. The file keeps what was
+measured; what is planned is computed when the table is printed, with the rates of the data sheet and with
+those that `whet plan --measure` found on that machine. Settings with a cap do not fit it as they are: they
+run under it with the change that `whet plan` suggests.
 """
 
 import argparse
 import json
-import statistics
 import sys
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +59,7 @@ def main(words: list[str] | None = None) -> None:
     )
     parser.add_argument("--only", help="sizes: 0.5b,1.5b,3b,7b")
     parser.add_argument("--cases", choices=("free", "capped", "all"), default="all")
-    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--limit-s", type=float, default=570.0, help="stop after so many seconds")
     parser.add_argument("--write", action="store_true", help="keep the rows in --out")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -69,7 +68,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--table", action="store_true", help="print what was kept, and stop")
     args = parser.parse_args(words)
     if args.table:
-        return print(table(json.loads(args.out.read_text())["rows"], COLUMNS))
+        return print(table(compare(json.loads(args.out.read_text())["rows"]), COLUMNS))
     contest = Contest(
         script="plan.py",
         identity=("size", "settings", "cap_gb"),
@@ -88,14 +87,13 @@ def main(words: list[str] | None = None) -> None:
 
         only = None if args.only is None else args.only.split(",")
         contest.run({"who": "rates", "size": "-"})
-        rates = contest.rows[0].get("rates")
         free = [(size, None, setting) for size, setting in CASES]
         for size, cap, setting in {"free": free, "capped": CAPPED, "all": [*free, *CAPPED]}[args.cases]:
             if only is None or size in only:
                 task = {"who": "plan", "size": size, "steps": args.steps, "setting": setting, "cap_gb": cap}
                 model = model_folder(size, args.models, contest.left_s)
-                contest.run({**task, "model": model, "rates": rates})
-    print(table(contest.rows, COLUMNS))
+                contest.run({**task, "model": model})
+    print(table(compare(contest.rows), COLUMNS))
 
 
 def run(task: Row) -> Row:
@@ -103,12 +101,9 @@ def run(task: Row) -> Row:
     import torch
 
     from whetstone.config import load
-    from whetstone.cost.chips import find_chip
-    from whetstone.cost.estimate import estimate, smallest_change
+    from whetstone.cost.estimate import smallest_change
     from whetstone.cost.prompts import look_at_prompts
     from whetstone.cost.shape import model_shape
-    from whetstone.cost.step import Machine
-    from whetstone.cost.timing import chip_machine
     from whetstone.model.memory import usable_memory
     from whetstone.run.host import memory_limit
     from whetstone.run.metrics import read_rows
@@ -145,40 +140,71 @@ def run(task: Row) -> Row:
         train(loaded)
         rows = [row for row in read_rows(Path(folder) / "metrics.jsonl") if "time/update" in row]
 
-    later = rows[1:]  # the first compiles, captures and looks for the size that fits
-    step, tokens = statistics.median(row["step_time"] for row in later), later[-1]["completions/mean_length"]
-
-    def plan(machine: Machine | None) -> Any:
-        prompts = look_at_prompts(loaded.config)
-        return estimate(
-            loaded.config, shape, prompts, capacity=capacity, machine=machine, on_gpu=on_gpu, tokens=tokens
-        )
-
-    chip = find_chip(torch.cuda.get_device_name()) if on_gpu else None
-    planned = plan(None if chip is None else chip_machine(chip))
-    measured = plan(Machine(**task["rates"])) if task.get("rates") else None
-    peak = max(row["peak_memory_gb"] for row in rows)
+    fastest = min(rows[1:], key=lambda row: row["step_time"])  # the first compiles and looks for a size
     return {
         "cap_gb": task.get("cap_gb"),
         "change": json.dumps(change),
-        "peak_gb": peak,
-        "planned_peak_gb": planned.memory.peak / 1e9,
-        "peak_ratio": planned.memory.peak / 1e9 / peak,
-        "step_s": step,
-        "rollout_s": statistics.median(row["time/rollout"] for row in later),
-        "update_s": statistics.median(row["time/update"] for row in later),
-        "by_chip": None if planned.time is None else planned.time.batch_s / step,
-        "by_measured": None if measured is None else measured.time.batch_s / step,
-        "planned": None if planned.time is None else asdict(planned.time),
-        "parts": {"update": planned.memory.update, "rollout": planned.memory.rollout},
         "usable_gb": capacity / 1e9,
+        "prompt_tokens": look_at_prompts(loaded.config).tokens,
+        "completion_tokens": fastest["completions/mean_length"],
+        "peak_gb": max(row["peak_memory_gb"] for row in rows),
+        "step_s": fastest["step_time"],
+        "rollout_s": fastest["time/rollout"],
+        "update_s": fastest["time/update"],
         "micro_batch_tokens": rows[-1]["micro_batch_tokens"],
         "checkpointed_layers": rows[-1].get("checkpointed_layers", 0),
-        "planned_tokens": planned.memory.tokens,
-        "planned_checkpointed": planned.memory.checkpointed,
         "oom_splits": sum(row["oom_splits"] for row in rows),
-        "completion_tokens": tokens,
     }
+
+
+def compare(rows: list[Row]) -> list[Row]:
+    """Measured rows with what is planned for them today."""
+    from whetstone.cost.chips import find_chip
+    from whetstone.cost.timing import chip_machine, machine_of
+
+    rates = next((machine_of(**row["rates"]) for row in rows if "rates" in row), None)
+    chip = None if rates is None else find_chip(rates.name)
+    compared = []
+    for row in rows:
+        if "peak_gb" in row:
+            by_chip = plan_of(row, None if chip is None else chip_machine(chip))
+            by_rates = plan_of(row, rates)
+            peak = by_chip.memory.peak / 1e9
+            row = {
+                **row,
+                "planned_peak_gb": peak,
+                "peak_ratio": peak / row["peak_gb"],
+                "by_chip": None if by_chip.time is None else by_chip.time.batch_s / row["step_s"],
+                "by_measured": None if by_rates.time is None else by_rates.time.batch_s / row["step_s"],
+                "planned_tokens": by_chip.memory.tokens,
+            }
+        if "rates" not in row:
+            compared.append(row)
+    return compared
+
+
+def plan_of(row: Row, machine: Any) -> Any:
+    """The plan of a row's settings with the change that it ran with."""
+    from rollout_work import model_config
+
+    from whetstone.config import load
+    from whetstone.cost.estimate import estimate
+    from whetstone.cost.prompts import Prompts
+    from whetstone.cost.shape import model_shape, shape_of
+
+    on_gpu = row["size"] != "pebble"
+    shape = shape_of(row["size"], model_config(row["size"])) if on_gpu else model_shape("pebble")
+    settings = {"bf16": on_gpu, "eval_num_samples": 0, "max_steps": 1, "datasets": {"chain_sum": {}}}
+    settings |= json.loads(row["settings"]) | json.loads(row["change"])
+    return estimate(
+        load(None, as_words(settings)).config,
+        shape,
+        Prompts(tokens=row["prompt_tokens"], num_problems=10_000, source=""),
+        capacity=row["usable_gb"] * 1e9,
+        machine=machine,
+        on_gpu=on_gpu,
+        tokens=row["completion_tokens"],
+    )
 
 
 def as_words(settings: Row) -> list[str]:
@@ -192,7 +218,9 @@ def measure_rates() -> Row:
     from whetstone.cost.timing import measure_machine
 
     properties = torch.cuda.get_device_properties(0)
-    return {"rates": asdict(measure_machine(properties.name, float(properties.total_memory), on_gpu=True))}
+    machine = measure_machine(properties.name, float(properties.total_memory), on_gpu=True)
+    rates = {key: getattr(machine, key) for key in ("name", "flops", "memory_speed", "memory")}
+    return {"rates": rates}
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """Memory and time by arithmetic, beside peaks and seconds that an H200 took (docs/lab/plan.md)."""
 
 import itertools
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -20,7 +22,7 @@ from whetstone.cost.memory import (
 )
 from whetstone.cost.prompts import Prompts, look_at_prompts
 from whetstone.cost.shape import ModelShape, model_shape
-from whetstone.cost.timing import TimePlan, chip_machine, rollout_seconds, time_plan
+from whetstone.cost.timing import TimePlan, chip_machine, machine_of, rollout_seconds, time_plan
 from whetstone.engines.native import SLOTS_ON_GPU, gpu, slot_state
 from whetstone.update import micro_batch_size
 
@@ -173,3 +175,26 @@ def test_prompts_are_measured_or_assumed() -> None:
     assert 5 < real.tokens < 100 and real.num_problems == 10_000
     missing = look_at_prompts(load("gsm8k").config)
     assert missing.tokens == 200 and "gsm8k/train.jsonl" in missing.source
+
+
+NAMES = {size: f"Qwen/Qwen2.5-{size.upper()}-Instruct" for size in ("0.5b", "1.5b", "3b", "7b")}
+RUNS = json.loads((Path(__file__).parents[2] / "benchmarks/results/plan.json").read_text())["rows"]
+
+
+@pytest.mark.parametrize("row", [row for row in RUNS if "peak_gb" in row], ids=lambda row: row["size"])
+def test_plans_are_near_what_was_measured_from_half_a_billion_to_seven(row: dict) -> None:
+    """benchmarks/plan.py: random weights, completions of full length, one H200."""
+    settings = {**json.loads(row["settings"]), **json.loads(row["change"]), "bf16": True, "max_steps": 1}
+    rates = next(row["rates"] for row in RUNS if "rates" in row)
+    assert H200 is not None
+    for machine, bound in ((machine_of(**rates), 0.2), (chip_machine(H200), 0.3)):
+        plan = estimate(
+            build(settings),
+            model_shape(NAMES[row["size"]]),
+            replace(PROMPTS, tokens=row["prompt_tokens"]),
+            capacity=row["usable_gb"] * 1e9,
+            machine=machine,
+            tokens=row["completion_tokens"],
+        )
+        assert -0.05 < plan.memory.peak / 1e9 / row["peak_gb"] - 1 < 0.10
+        assert plan.time is not None and plan.time.batch_s == pytest.approx(row["step_s"], rel=bound)

@@ -19,6 +19,7 @@ from whetstone.update.micro_batch_size import (
     TARGET_TOKENS,
     Measurement,
     MicroBatchSize,
+    PlannedSize,
     ShardedSizeSearch,
     SizeBounds,
     SizeSearch,
@@ -85,24 +86,29 @@ def test_what_fits_is_found_by_two_sizes():
 
 
 @pytest.mark.parametrize(
-    ("planned", "expected", "num_tries"),
+    ("size", "planned", "expected", "num_tries"),
     [
-        (MicroBatchSize(MAX_TOKENS), (MAX_TOKENS, None), 1),  # right
-        (MicroBatchSize(9_000), (MAX_TOKENS, None), 2),  # too small: the next try takes what is left
-        (MicroBatchSize(TARGET_TOKENS, 4), (TARGET_TOKENS, 4), 1),
+        (1e9, PlannedSize(tokens=MAX_TOKENS), (MAX_TOKENS, None), 1),  # right
+        (1e9, PlannedSize(tokens=9_000), (MAX_TOKENS, None), 2),  # too small: the next takes what is left
+        (1e9, PlannedSize(tokens=TARGET_TOKENS, checkpointed_layers=4), (TARGET_TOKENS, 4), 1),
+        # Room for 12,000 tokens, of which 92 % are used; 11,500 fit too tightly.
+        (10 * 12_000, PlannedSize(tokens=11_500), (11_039, None), 2),
+        # As below: five layers are needed, and a layer more saves nine tenths of its tokens.
+        (8192 * 6.5, PlannedSize(tokens=8192, checkpointed_layers=4, layer_bytes=7373), (8192, 5), 2),
     ],
     ids=str,
 )
-def test_a_plan_saves_trials(planned, expected, num_tries):
-    device = Device(1e9)
+def test_a_plan_saves_trials(size, planned, expected, num_tries):
+    device = Device(100 + size)
     budget = device.find(planned=planned)
     assert (budget.tokens, budget.checkpointed_layers) == expected
     assert device.tried[0] == MIN_TOKENS and len(device.tried) == 1 + num_tries
 
 
 def test_a_plan_that_does_not_fit_is_forgotten():
-    for planned in (MicroBatchSize(MAX_TOKENS), MicroBatchSize(TARGET_TOKENS, 1)):
-        device, other = Device(100 + 8192 * 6.5), Device(100 + 8192 * 6.5)
+    checkpointed = PlannedSize(tokens=TARGET_TOKENS, checkpointed_layers=1, layer_bytes=7373)
+    for planned in (PlannedSize(tokens=MAX_TOKENS), checkpointed):
+        device, other = Device(100 + 8192 * 5.0), Device(100 + 8192 * 5.0)
         assert device.find(planned=planned) == other.find()
 
 

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from whetstone.config.engine_traits import engine_traits
 from whetstone.config.plan import Plan
 from whetstone.config.sections import Config
 from whetstone.cost.shape import ModelShape
@@ -25,7 +26,8 @@ GRAPHS = 0.25e9  # CUDA graphs and workspaces
 NF4_BYTES = 0.5 + 4 / 64  # of a weight with its share of a scale
 # Numbers that a layer keeps for the backward pass, beside queries, keys, values and the attention's output:
 # in units of the hidden size and of the MLP's width.
-KEPT_HIDDEN, KEPT_INNER, COMPILED, PLAIN = 2.8, 3.25, 1.02, 1.25
+KEPT_HIDDEN, KEPT_INNER, COMPILED, PLAIN = 2.8, 3.25, 0.99, 1.25
+HEAD_LAYERS = 0.78  # what the final norm and the loss keep, in layers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +83,7 @@ def setup_of(config: Config, plan: Plan, *, prompt_tokens: int, gpus: int = 1, o
     has_weights = loss.kl_reference == "moving" or not model.use_peft  # else the adapter is switched off
     data_ranks = max(1, gpus // config.parallel.tp_size)
     sequences = -(-plan.prompts_per_batch // data_ranks) * plan.num_generations
-    checkpointing = model.gradient_checkpointing
+    checkpointing, traits = model.gradient_checkpointing, engine_traits(config.rollout.rollout_engine)
     return Setup(
         bytes_per_number=2 if model.bf16 and on_gpu else 4,
         on_gpu=on_gpu,
@@ -97,7 +99,7 @@ def setup_of(config: Config, plan: Plan, *, prompt_tokens: int, gpus: int = 1, o
         group=plan.num_generations,
         prompt_tokens=prompt_tokens,
         completion_tokens=config.rollout.max_completion_length,
-        samples_here=not config.engines.addresses,
+        samples_here=not (traits.has_servers and config.rollout.vllm_mode == "server"),
         gpus=gpus,
         tp=config.parallel.tp_size,
         replicas=config.parallel.ddp_size,
@@ -109,12 +111,12 @@ def memory_plan(shape: ModelShape, setup: Setup, capacity: float) -> MemoryPlan:
     states = state_bytes(shape, setup, capacity)
     room = capacity - (CONTEXT if setup.on_gpu else PROCESS)
     held = sum(states.values())
-    logits = min(FUSED_BYTES, FUSED_SHARE * capacity) if setup.on_gpu else FUSED_BYTES
+    logits = 2 * min(FUSED_BYTES, FUSED_SHARE * capacity) if setup.on_gpu else FUSED_BYTES  # and gradients
     fraction = UPDATE_FRACTION if setup.on_gpu else 1.0
     free = fraction * (room - held) - logits
     tokens, checkpointed = _micro_batch(shape, setup, free)
     # On a CPU autograd keeps about three copies.
-    logits = min(logits, (1 if setup.on_gpu else 3) * setup.bytes_per_number * shape.vocabulary * tokens)
+    logits = min(logits, (2 if setup.on_gpu else 3) * setup.bytes_per_number * shape.vocabulary * tokens)
     activations = activation_bytes(shape, setup, tokens, checkpointed)
     update = {**states, "activations": activations, "logits": logits}
     gradients = states["gradients"]
@@ -168,7 +170,7 @@ def state_bytes(shape: ModelShape, setup: Setup, capacity: float) -> dict[str, f
         parts["reference"] = float(size) * trained / split
     if setup.critic == "model":
         parts["critic"] = (size + 2.0 + moments + 4.0) * shape.parameters / split
-    if not alone and setup.samples_here:
+    if not alone:  # the copy is what servers get, too
         parts["copy to sample from"] = 2.0 * shape.parameters / setup.tp
         parts["gathered layers"] = 2 * 2.0 * shape.parameters / setup.tp / shape.layers
     elif setup.samples_here and setup.on_gpu and setup.lora_r is not None and not setup.load_in_4bit:
@@ -179,10 +181,10 @@ def state_bytes(shape: ModelShape, setup: Setup, capacity: float) -> dict[str, f
 
 
 def activation_bytes(shape: ModelShape, setup: Setup, tokens: int, checkpointed: int) -> float:
-    """Of a micro-batch: inputs of checkpointed layers, what the others keep, and one layer's gradients."""
+    """Of a micro-batch: inputs of checkpointed layers, what the others and the loss keep."""
     plain = shape.layers - checkpointed
     inputs = setup.bytes_per_number * shape.hidden * checkpointed
-    return tokens * (inputs + (plain + 1) * layer_bytes(shape, setup))
+    return tokens * (inputs + (plain + HEAD_LAYERS) * layer_bytes(shape, setup))
 
 
 def layer_bytes(shape: ModelShape, setup: Setup) -> float:

@@ -13,9 +13,9 @@ from whetstone.cost.memory import (
     SLOTS,
     MemoryPlan,
     Setup,
-    adapter_parameters,
     memory_plan,
     setup_of,
+    trained_parameters,
 )
 from whetstone.cost.prompts import Prompts
 from whetstone.cost.shape import ModelShape
@@ -73,6 +73,11 @@ class Job:
     @cached_property
     def samples(self) -> Groups:
         return longest_first([[length] for group in self.batches[0] for length in group])
+
+    @property
+    def sent(self) -> float:
+        """Bytes of weights that the engines get after an update."""
+        return 2.0 * trained_parameters(self.shape, self.setup)
 
     @property
     def work(self) -> Work:
@@ -178,10 +183,9 @@ def colocated(job: Job, gpus: int) -> Placement | None:
         memory = memory_plan(job.shape, setup, job.capacity)
         if not memory.fits:
             continue
-        gathered = 0.0 if gpus == 1 else 2.0 * job.shape.parameters
         stages = Stages(
             engines=_own_engines(job, layout, setup, memory),
-            transfer_s=gather_seconds(job.machine, gathered, layout),
+            transfer_s=gather_seconds(job.machine, job.sent, layout),
             exchange_s=exchange_seconds(job.machine, job.work, layout),
             update_s=_update_seconds(job, setup, memory),
         )
@@ -197,8 +201,6 @@ def with_servers(job: Job, gpus: int, *, is_ahead: bool = True) -> Placement | N
     """Servers sample on GPUs of their own, one step off or in turn with the update, in the fastest split."""
     options: list[_Option] = []
     trainers: dict[int, tuple[Layout, MemoryPlan, float] | None] = {}
-    adapter = adapter_parameters(job.shape, job.setup)
-    sent = 4.0 * adapter if adapter else 2.0 * job.shape.parameters
     for servers, tp in _splits(job, gpus):
         ranks = gpus - servers * tp
         if ranks not in trainers:
@@ -216,7 +218,7 @@ def with_servers(job: Job, gpus: int, *, is_ahead: bool = True) -> Placement | N
                 slots=_server_slots(job, tp),
                 prompt_tokens=job.setup.prompt_tokens,
             ),
-            transfer_s=transfer_seconds(job.machine, sent, layout, servers, tp),
+            transfer_s=transfer_seconds(job.machine, job.sent, layout, servers, tp),
             exchange_s=exchange_seconds(job.machine, job.work, layout),
             update_s=update_s,
             is_colocated=False,

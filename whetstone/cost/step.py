@@ -11,7 +11,7 @@ from whetstone.cost.shape import ModelShape
 UPDATE_SHARE = 0.725  # of the peak, forward and backward, recomputation counted as work; compiled layers
 UPDATE_TOKEN_S = 4.2e-6  # beside that for each token, whatever the size: attention, norms, gates, the rest
 LORA_TOKEN_S = 2.4e-6  # and for each token of an adapter's thin products
-UPDATE_S = 0.15  # of an update whatever its size: packing, uploads, the optimizer's launch
+UPDATE_S = 0.10  # of an update whatever its size: packing, uploads, the optimizer's launch
 PREFILL_SHARE = 0.6  # of the peak, for the prompts
 DECODE_SHARE = 0.86  # of the peak, or of the memory's speed, for the matrix products of a decode step
 # A decode step's time per layer beside products and cache: the native engine with its fused kernels, a

@@ -28,7 +28,8 @@ SPREAD = 0.5  # standard deviation of the logarithm of completion lengths, where
 SEGMENTS = 24  # of a rollout, each with as many sequences as are still running
 START_S = {True: 45.0, False: 20.0}  # imports, loading, compilation and graphs on a GPU; on a CPU
 # Of the host in a rollout: in all, for each sequence (reading, decoding, scoring) and each prompt (prefill).
-ROLLOUT_S, SEQUENCE_S, PROMPT_S = 0.05, 0.25e-3, 1.5e-3
+ROLLOUT_S, SEQUENCE_S, PROMPT_S = 0.05, 0.2e-3, 1e-3
+DEQUANTIZE_SHARE = 0.3  # of the memory's speed, layer by layer
 CPU_LAYER_S = 60e-6  # of a decode step on a CPU, beside products
 
 
@@ -52,12 +53,13 @@ class TimePlan:
 def chip_machine(chip: Chip) -> Machine:
     """The rates that a chip reaches, by its data sheet."""
     speed = COPY_SHARE * chip.gb_per_s * 1e9
-    machine = _machine(chip.part, MEASURED_SHARE * chip.tflops * 1e12, speed, chip.memory_gb * 1e9)
+    machine = machine_of(chip.part, MEASURED_SHARE * chip.tflops * 1e12, speed, chip.memory_gb * 1e9)
     near = LINK_SHARE * chip.link_gb_per_s * 1e9
     return replace(machine, near_link=near, far_link=min(near, machine.far_link))
 
 
-def _machine(name: str, flops: float, memory_speed: float, memory: float) -> Machine:
+def machine_of(name: str, flops: float, memory_speed: float, memory: float) -> Machine:
+    """A GPU of these rates, with the links of an H200."""
     slower = H200.memory_speed / memory_speed
     return Machine(
         name=name,
@@ -98,7 +100,7 @@ def measure_machine(name: str, memory: float, *, on_gpu: bool, seconds: float = 
     flops = rate(2.0 * side**3, lambda: torch.mm(left, right))
     copy = rate(2.0 * source.numel() * source.element_size(), lambda: target.copy_(source))
     if on_gpu:
-        return _machine(name, flops, copy, memory)
+        return machine_of(name, flops, copy, memory)
     return Machine(
         name=name, flops=flops, memory_speed=copy, memory=memory, near_link=1e9, far_link=1e9, token_s=0.0,
         lora_token_s=0.0, update_s=0.0,
@@ -201,7 +203,7 @@ def _decode_seconds(
     work = Work(prompts=1, group=1, prompt_tokens=setup.prompt_tokens, new_tokens=round(2 * generated))
     seconds = decode_step(machine, shape, work, Layout(gpus=setup.gpus, tp=setup.tp), number)
     if setup.load_in_4bit:  # read in 4 bits, written and read once more in 16
-        seconds += (2 + NF4_BYTES) * shape.linear / machine.memory_speed
+        seconds += (2 + NF4_BYTES) * shape.linear / (DEQUANTIZE_SHARE * machine.memory_speed)
     return seconds
 
 

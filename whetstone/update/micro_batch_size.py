@@ -22,6 +22,7 @@ TARGET_TOKENS = 8192  # below this, activation checkpointing pays
 MIN_TOKENS = 256  # the smallest size that is tried
 MEMORY_FRACTION = 0.92  # of the free memory; the rest is for fragmentation
 SHARDED_MEMORY_FRACTION = 0.85  # less, since no trial may fail
+MAX_EXCESS = 1.05  # of the free memory: assumed of a trial that runs out of it
 MAX_GROWTH = 4  # largest ratio of tokens between two trials of sharded weights
 MIN_GROWTH = 1.03  # smaller gains are not worth a trial
 
@@ -37,6 +38,15 @@ class MicroBatchSize:
         layers = self.checkpointed_layers
         checkpointing = {} if layers is None else {"checkpointed_layers": float(layers)}
         return {"micro_batch_tokens": float(self.tokens), **checkpointing}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedSize:
+    """What should fit by arithmetic. `layer_bytes`: saved by the checkpointing of one more layer."""
+
+    tokens: int
+    checkpointed_layers: int | None = None  # None: as configured
+    layer_bytes: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +73,7 @@ def find_size(
     probe: MemoryProbe | None = None,
     *,
     allow_checkpointing: bool,
-    planned: MicroBatchSize | None = None,
+    planned: PlannedSize | None = None,
 ) -> MicroBatchSize:
     """The size for batches like `groups`, by trial steps whose memory `probe` measures; a collective call.
 
@@ -139,7 +149,7 @@ class _Search:
 class SizeSearch(_Search):
     """Search in one process by running out of memory, which grows linearly with tokens and plain layers."""
 
-    def find(self, *, allow_checkpointing: bool, planned: MicroBatchSize | None = None) -> MicroBatchSize:
+    def find(self, *, allow_checkpointing: bool, planned: PlannedSize | None = None) -> MicroBatchSize:
         """The largest size that fits; below the target, the fewest checkpointed layers that reach it."""
         self._peak(MIN_TOKENS)  # compiles, and allocates what is allocated once
         if planned is not None and (size := self._near(planned)) is not None:
@@ -150,23 +160,33 @@ class SizeSearch(_Search):
             size = self._with_checkpointing(peaks)
         return size
 
-    def _near(self, planned: MicroBatchSize) -> MicroBatchSize | None:
-        """The planned size, or a larger one where its peak leaves room; None: it does not fit."""
+    def _near(self, planned: PlannedSize) -> MicroBatchSize | None:
+        """The planned size, or after one trial a better one; None: neither fits."""
         tokens, layers = min(planned.tokens, self.bounds.max_tokens), planned.checkpointed_layers
-        if layers:
-            self.policy.checkpoint_layers(layers)
-        peak = self._peak(tokens)
-        if peak is None:
-            if layers:
-                self.policy.checkpoint_layers(0)
-            return None
-        if layers:
-            return MicroBatchSize(tokens=tokens, checkpointed_layers=layers)
-        larger = int(tokens * MEMORY_FRACTION * self.probe.free() / max(1, peak))
-        larger = min(self.bounds.max_tokens, larger)
-        if larger > 1.1 * tokens and self._peak(larger) is not None:
-            tokens = larger
-        return MicroBatchSize(tokens=tokens)
+        for _ in range(2):
+            if layers is not None:
+                self.policy.checkpoint_layers(layers)
+            peak, limit = self._peak(tokens), MEMORY_FRACTION * self.probe.free()
+            if peak is not None and peak <= limit:
+                if layers is None:
+                    tokens = self._larger(tokens, limit / max(1, peak))
+                return MicroBatchSize(tokens=tokens, checkpointed_layers=layers)
+            peak = peak or MAX_EXCESS * self.probe.free()  # out of memory: by how much is not known
+            if layers is None:
+                tokens = int(tokens * limit / peak)
+                if tokens < self.bounds.target_tokens:
+                    break
+            else:
+                more = math.ceil((peak - limit) / max(1.0, planned.layer_bytes))
+                layers = min(len(self.policy.layers), layers + more)
+        if layers is not None:
+            self.policy.checkpoint_layers(0)
+        return None
+
+    def _larger(self, tokens: int, growth: float) -> int:
+        """A size that should still fit, if it pays and does."""
+        larger = min(self.bounds.max_tokens, int(tokens * growth))
+        return larger if larger > 1.1 * tokens and self._peak(larger) is not None else tokens
 
     def _measure(self) -> dict[int, int]:
         """Tokens -> peak bytes of sizes that fit, the largest among them; empty if none does."""
@@ -279,7 +299,7 @@ class ShardedSizeSearch(_Search):
     runs out.
     """
 
-    def find(self, *, allow_checkpointing: bool, planned: MicroBatchSize | None = None) -> MicroBatchSize:
+    def find(self, *, allow_checkpointing: bool, planned: PlannedSize | None = None) -> MicroBatchSize:
         """The largest size that fits on every rank; below the target, few checkpointed layers."""
         del planned  # a trial that is too large can't be survived
         smallest = min(MIN_TOKENS, self.bounds.max_tokens)

@@ -16,7 +16,7 @@ import torch
 
 from whetstone.algorithm.advantages import explained_variance
 from whetstone.config import Config, Plan
-from whetstone.cost.memory import memory_plan, setup_of
+from whetstone.cost.memory import activation_bytes, memory_plan, setup_of
 from whetstone.cost.shape import shape_of
 from whetstone.errors import UserError
 from whetstone.model.compilation import compile_layers, should_compile
@@ -32,7 +32,7 @@ from whetstone.types import Group
 from whetstone.update.coefficients import Coefficients
 from whetstone.update.experience import Experience, ExperienceBuilder, split_experience
 from whetstone.update.gradient import GradientAccumulator, TokenMeans
-from whetstone.update.micro_batch_size import MicroBatchSize, find_size, synthetic_batch
+from whetstone.update.micro_batch_size import MicroBatchSize, PlannedSize, find_size, synthetic_batch
 from whetstone.update.oom import oom_error, retry_on_oom, split_all
 from whetstone.update.packing import Batch, pack_minibatches, split_batch
 from whetstone.update.profile_range import profile_range
@@ -182,11 +182,11 @@ class Updater:
                     self.trial_step,
                     groups,
                     allow_checkpointing=allow,
-                    planned=self._planned_size(groups) if allow else None,
+                    planned=self._planned_size(groups, allow_checkpointing=allow),
                 )
         return self.micro_batch_size.tokens
 
-    def _planned_size(self, groups: Sequence[Group]) -> MicroBatchSize | None:
+    def _planned_size(self, groups: Sequence[Group], *, allow_checkpointing: bool) -> PlannedSize | None:
         """By the arithmetic of `whet plan`; None where it is not for this device."""
         if self.policy.device.type != "cuda" or self.ranks.world_size > 1:
             return None
@@ -197,7 +197,10 @@ class Updater:
         )
         shape = shape_of(self.config.model.model_name_or_path, self.policy.lm.config)
         memory = memory_plan(shape, setup, float(usable_memory(self.policy.device)))
-        return MicroBatchSize(tokens=memory.tokens, checkpointed_layers=memory.checkpointed or None)
+        layers = memory.checkpointed if allow_checkpointing and memory.checkpointed else None
+        saved = activation_bytes(shape, setup, memory.tokens, 0)
+        saved -= activation_bytes(shape, setup, memory.tokens, 1)
+        return PlannedSize(tokens=memory.tokens, checkpointed_layers=layers, layer_bytes=saved)
 
     def _compile(self) -> None:
         """Run the compiler on a short batch, before anything is measured."""
