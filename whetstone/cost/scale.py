@@ -30,6 +30,8 @@ from whetstone.cost.simulation import (
     simulate,
 )
 from whetstone.cost.step import (
+    VLLM_SEQUENCE_S,
+    VLLM_STEP_S,
     Layout,
     Machine,
     Work,
@@ -49,7 +51,7 @@ SHARES = 16  # servers get so many parts of the GPUs: 1/16 to 15/16
 SERVER_SLOTS = 256  # of engines/servers/settings.py, which is above this package: a test compares them
 SERVER_MEMORY, SERVER_RESERVED = 0.9, 2e9  # share of a GPU's memory; of that, for activations and graphs
 NUM_SIMULATED = 3  # layouts for each number of GPUs
-MIN_GAIN = 0.1  # of a step's time that more GPUs must save
+MIN_GAIN = 0.1  # of a step's time that one step off, or more GPUs, must save
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,13 +116,15 @@ class Row:
     one_step_off: Placement | None
 
     @property
-    def best(self) -> Placement | None:
-        fitting = [option for option in (self.colocated, self.one_step_off) if option is not None]
-        return min(fitting, key=lambda option: option.result.step_s, default=None)
+    def is_one_step_off(self) -> bool:
+        """Whether one step off saves `MIN_GAIN`; otherwise newer samples are worth more."""
+        if self.one_step_off is None or self.colocated is None:
+            return self.one_step_off is not None
+        return self.one_step_off.result.step_s < (1 - MIN_GAIN) * self.colocated.result.step_s
 
     @property
-    def is_one_step_off(self) -> bool:
-        return self.best is not None and self.best is self.one_step_off
+    def best(self) -> Placement | None:
+        return self.one_step_off if self.is_one_step_off else self.colocated
 
 
 @dataclass(frozen=True)
@@ -270,6 +274,7 @@ def vllm_engines(
         number=number,
         slots=slots,
         step_s=lambda sequences: uncached_step(machine, shape, layout, sequences),
+        host_s=lambda sequences: VLLM_STEP_S + VLLM_SEQUENCE_S * sequences,
         cache_token_s=cache_seconds(machine, shape, layout),
         prompt_tokens=prompt_tokens,
         start_s=ROLLOUT_S,
@@ -285,7 +290,9 @@ def _server_slots(job: Job, tp: int) -> int:
 
 def _own_engines(job: Job, layout: Layout, setup: Setup, memory: MemoryPlan) -> Engines:
     """The native engine on every data rank."""
-    slots = int(memory.rollout["KV cache"] / _cache_of(job, layout.tp, job.tokens))
+    shared = setup.prompt_tokens / setup.group  # a group has its prompt once
+    each = (shared + job.tokens) * job.shape.kv_bytes * setup.bytes_per_number / 2 / layout.tp
+    slots = int(memory.rollout["KV cache"] / each)
     prefill = prefill_seconds(job.machine, job.shape, layout, setup.prompt_tokens)
     return Engines(
         number=layout.data,
@@ -345,7 +352,7 @@ def _server_room(job: Job, tp: int) -> float:
 
 
 def _cache_of(job: Job, tp: int, tokens: float) -> float:
-    """Bytes of one sequence on each GPU."""
+    """Bytes of one sequence on each GPU of a server."""
     return (job.setup.prompt_tokens + tokens) * job.shape.kv_bytes / tp
 
 
@@ -357,8 +364,8 @@ def _divisors(number: int) -> list[int]:
     return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
 
-def faster_counts(rows: Sequence[Row]) -> list[int]:
-    """Numbers of GPUs at which one step off is faster."""
+def paying_counts(rows: Sequence[Row]) -> list[int]:
+    """Numbers of GPUs at which one step off pays."""
     return [row.gpus for row in rows if row.is_one_step_off]
 
 

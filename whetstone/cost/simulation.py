@@ -28,6 +28,7 @@ class Engines:
     step_s: Callable[[int], float]  # a token for each of so many sequences, without their cache
     cache_token_s: float  # reading the keys and values of a token
     prompt_tokens: int
+    host_s: Callable[[int], float] = lambda sequences: 0.0  # of a step, during which the GPU computes
     start_s: float = 0.0
     prompt_s: float = 0.0  # for each prompt: prefill and host
     sequence_s: float = 0.0  # for each completion: host
@@ -164,7 +165,8 @@ class _Engine:
         """Decode steps until the next sequence ends."""
         number, steps = len(self.running), self.running[0][0] - self.steps
         cached = steps * self.cached + number * steps * (steps - 1) / 2
-        return steps * self.step_s(number) + self.kind.cache_token_s * cached
+        seconds = steps * self.step_s(number) + self.kind.cache_token_s * cached
+        return max(seconds, steps * self.kind.host_s(number))
 
 
 class _Rollout:

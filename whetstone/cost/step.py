@@ -1,7 +1,7 @@
 """Seconds of the stages of a step on some number of devices, from operations, bytes and link speeds.
 
 The constants are fitted to measurements on one H200; everything beyond one GPU is prediction.
-`python benchmarks/cost_tables.py` compares both and prints the tables of docs/scale.md and docs/lab/scale.md.
+`python -m benchmarks.cost_tables` compares both and prints the tables of docs/scale.md and docs/lab/scale.md.
 """
 
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ DECODE_SHARE = 0.86  # of the peak, or of the memory's speed, for the matrix pro
 # A decode step's time per layer beside products and cache: the native engine with its fused kernels, a
 # model's own modules in a CUDA graph (from an early probe: 41,546 tokens/s at 1.5 B, 256 sequences), vLLM.
 LAYER_S = {"native": 24e-6, "graph": 150e-6, "vllm": 24e-6}
-# Of vLLM's host in a decode step with logprobs: for the step and for each sequence (benchmarks/results/
-# rollout.json, vLLM 0.24: 1.5 B with 8 and 256 sequences; 3 B was not used for the fit).
-VLLM_STEP_S, VLLM_SEQUENCE_S = 3.4e-3, 23e-6
+# Of vLLM's host in a decode step with logprobs, during which the GPU computes: for the step and for each
+# sequence (vLLM 0.24, benchmarks/results/rollout.json: 1.5 B with 8 sequences and with 256 of full length).
+VLLM_STEP_S, VLLM_SEQUENCE_S = 3.0e-3, 33e-6
 OVERLAP = 0.8  # share of FSDP's traffic that hides behind computation, where there is enough of it
 HOP_S = 5e-6  # of a collective for each rank in its ring; not measured here
 IMBALANCE = 1.05  # the fullest rank has so much more than the mean
@@ -95,14 +95,12 @@ def decode_step(machine: Machine, shape: ModelShape, work: Work, layout: Layout,
 
 
 def uncached_step(machine: Machine, shape: ModelShape, layout: Layout, sequences: int) -> float:
-    """A decode step without reading the cache: products (by bytes or flops), logits, layers, the host."""
+    """A decode step without reading the cache: products (by bytes or flops), logits, layers."""
     weights = 2 * shape.active / layout.tp
     products = max(weights / machine.memory_speed, weights * sequences / machine.flops) / DECODE_SHARE
     # Logits are written and read once more to draw from.
     logits = 2 * 2 * sequences * shape.vocabulary / layout.tp / machine.memory_speed
     seconds = products + logits + shape.layers * layout.layer_s
-    if layout.decode == "vllm":
-        seconds += VLLM_STEP_S + VLLM_SEQUENCE_S * sequences
     if layout.tp > 1:  # two sums a layer, each at least the latency of a small message
         traffic = 2 * sequences * shape.hidden * 2 * (1 - 1 / layout.tp)
         seconds += 2 * shape.layers * (20e-6 + traffic / machine.near_link)
