@@ -60,6 +60,7 @@ def shape_of_size(size: str) -> ModelShape:
     return model_shape(NAMES[size])
 
 
+@functools.cache
 def predicted(what: str, size: str, sequences: int) -> float:
     """The prediction for a measurement."""
     shape = shape_of_size(size)
@@ -229,7 +230,7 @@ def _figure(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
-def main() -> None:
+def main(scalings: Sequence[Scaling] = SCALINGS) -> None:
     print("| what | computed | measured | ratio |\n|---|---|---|---|")
     for what, computed, seen in measured():
         print(f"| {what} | {_figure(computed)} | {_figure(seen)} | {computed / seen:.2f} |")
@@ -239,7 +240,7 @@ def main() -> None:
     head = "| GPUs | colocated | sampling / update / weights s | step s | idle "
     head += "| one step off | sampling / update / weights s | step s | idle: ranks, servers "
     head += "| ratio, with slower servers |"
-    for scaling in SCALINGS:
+    for scaling in scalings:
         work = f"{scaling.prompts} prompts x {scaling.group} completions of {scaling.tokens:,} tokens"
         print(f"\n{scaling.size}: {work} on average, at most {scaling.longest:,}\n\n{head}\n|{'---|' * 10}")
         print("\n".join(scaling_rows(scaling)))

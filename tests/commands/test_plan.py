@@ -40,8 +40,8 @@ def test_what_does_not_fit_ends_with_1_and_an_adapter_that_does_with_0(
 
 
 def test_the_table_over_numbers_of_gpus(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["six_tasks", "model_name_or_path=Qwen/Qwen2.5-7B-Instruct", "--gpu", "H100", "--tokens", "200"]
-    plan = document(capsys, *words, "--scale", "--gpus", "4")
+    words = ["six_tasks", "model_name_or_path=Qwen/Qwen2.5-7B-Instruct", "prompts_per_step=8"]
+    plan = document(capsys, *words, "--gpu", "H100", "--tokens", "200", "--scale", "--gpus", "4")
     rows = {row["gpus"]: row for row in plan["scale"]["rows"]}
     assert list(rows) == [1, 4, 8, 16, 64, 256, 1024, 4096]
     assert plan["fits"] and rows[1]["better"] is rows[1]["synchronous"] is rows[1]["one_step_off"] is None
@@ -86,7 +86,6 @@ def test_this_machine_is_the_default(capsys: pytest.CaptureFixture[str]) -> None
         ["quickstart", "device=cpu", "--gpus", "4"],
         ["quickstart", "--gpus", "0"],
         ["quickstart", "--tokens", "few"],
-        ["quickstart", "--scale", "device=cpu"],
         ["quickstart", "--scale", "--gpu", "80"],
         ["six_tasks", "--scale", "--gpu", "H100", "loss_type=sft"],
         ["six_tasks", "--scale", "--gpu", "H100", "use_peft=true", "load_in_4bit=true"],

@@ -269,7 +269,7 @@ def vllm_engines(
     machine: Machine, shape: ModelShape, *, number: int, tp: int, slots: int, prompt_tokens: int
 ) -> Engines:
     """Servers of `tp` GPUs each, which take single samples."""
-    layout = Layout(gpus=tp, tp=tp, decode="vllm")
+    layout = Layout(gpus=tp, tp=tp)
     return Engines(
         number=number,
         slots=slots,

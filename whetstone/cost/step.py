@@ -14,9 +14,9 @@ LORA_TOKEN_S = 2.4e-6  # and for each token of an adapter's thin products
 UPDATE_S = 0.10  # of an update whatever its size: packing, uploads, the optimizer's launch
 PREFILL_SHARE = 0.6  # of the peak, for the prompts
 DECODE_SHARE = 0.86  # of the peak, or of the memory's speed, for the matrix products of a decode step
-# A decode step's time per layer beside products and cache: the native engine with its fused kernels, a
-# model's own modules in a CUDA graph (from an early probe: 41,546 tokens/s at 1.5 B, 256 sequences), vLLM.
-LAYER_S = {"native": 24e-6, "graph": 150e-6, "vllm": 24e-6}
+# A decode step's time per layer beside products and cache: with fused kernels, and where layers are split a
+# model's own modules in a CUDA graph (from an early probe: 41,546 tokens/s at 1.5 B, 256 sequences).
+LAYER_S, SPLIT_LAYER_S = 24e-6, 150e-6
 # Of vLLM's host in a decode step with logprobs, during which the GPU computes: for the step and for each
 # sequence (vLLM 0.24, benchmarks/results/rollout.json: 1.5 B with 8 sequences and with 256 of full length).
 VLLM_STEP_S, VLLM_SEQUENCE_S = 3.0e-3, 33e-6
@@ -72,7 +72,6 @@ class Layout:
     gpus: int
     tp: int = 1
     replicas: int = 1
-    decode: str | None = None  # None: native, or where layers are split an engine with plain CUDA graphs
 
     @property
     def shards(self) -> int:
@@ -80,7 +79,7 @@ class Layout:
 
     @property
     def layer_s(self) -> float:
-        return LAYER_S[self.decode or ("native" if self.tp == 1 else "graph")]
+        return LAYER_S if self.tp == 1 else SPLIT_LAYER_S
 
     @property
     def data(self) -> int:
