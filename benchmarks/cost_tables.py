@@ -12,10 +12,19 @@ from whetstone.config import build
 from whetstone.cost.estimate import MAX_FITTING_SHARE
 from whetstone.cost.memory import MemoryPlan, Setup, memory_plan
 from whetstone.cost.prompts import Prompts
-from whetstone.cost.scale import Job, Placement, Row, make_job, scale_rows, vllm_engines
+from whetstone.cost.scale import Job, Placement, Row, make_job, scale_rows, vllm_engines, with_servers
 from whetstone.cost.shape import ModelShape, model_shape
-from whetstone.cost.simulation import Engines, Groups, Stages, simulate
-from whetstone.cost.step import H200, Layout, Work, cache_seconds, decode_step, uncached_step, update_seconds
+from whetstone.cost.simulation import Engines, Stages, simulate
+from whetstone.cost.step import (
+    H200,
+    LAYER_S,
+    Layout,
+    Work,
+    cache_seconds,
+    decode_step,
+    uncached_step,
+    update_seconds,
+)
 
 NAMES = {size: f"Qwen/Qwen2.5-{size}" for size in ("0.5B", "1.5B", "3B", "7B", "14B", "32B")}
 NAMES["70B"] = "meta-llama/Llama-3.1-70B"
@@ -80,7 +89,7 @@ def simulated_seconds(shape: ModelShape, work: RolloutWork, *, is_vllm: bool) ->
     lengths = work.lengths()
     groups = [lengths[start : start + work.group] for start in range(0, len(lengths), work.group)]
     if is_vllm:
-        engines = vllm_engines(H200, shape, number=1, tp=1, slots=256, prompt_tokens=BENCH.prompt_tokens)
+        engines = vllm_engines(H200, shape, ONE, number=1, slots=256, prompt_tokens=BENCH.prompt_tokens)
     else:
         engines = Engines(
             number=1,
@@ -184,7 +193,7 @@ def scaling_rows(scaling: Scaling) -> list[str]:
         num_generations=scaling.group,
         max_completion_length=scaling.longest,
     )
-    return [_scaling_row(row, job.batches) for row in scale_rows(job, scaling.gpus)]
+    return [_scaling_row(job, row) for row in scale_rows(job, scaling.gpus)]
 
 
 def _slower_servers(stages: Stages) -> Stages:
@@ -199,17 +208,16 @@ def _slower_servers(stages: Stages) -> Stages:
     return replace(stages, engines=engines)
 
 
-def _scaling_row(row: Row, batches: Sequence[Groups]) -> str:
-    cells = [f"{row.gpus:,}"]
-    for option in (row.colocated, row.one_step_off):
-        cells += _placement_cells(option)
+def _scaling_row(job: Job, row: Row) -> str:
+    cells = [f"{row.gpus:,}", *_placement_cells(row.colocated), *_placement_cells(row.one_step_off)]
+    ratios = ""
     if row.colocated is not None and row.one_step_off is not None:
-        slower = simulate(_slower_servers(row.one_step_off.stages), batches).step_s
-        steps = (row.one_step_off.result.step_s, slower)
-        cells.append(", ".join(f"{seconds / row.colocated.result.step_s:.2f}" for seconds in steps))
-    else:
-        cells.append("")
-    return f"| {' | '.join(cells)} |"
+        slower = simulate(_slower_servers(row.one_step_off.stages), job.batches)
+        faster = with_servers(replace(job, server_layer_s=LAYER_S), row.gpus)
+        assert faster is not None
+        steps = (row.one_step_off.result.step_s, slower.step_s, faster.result.step_s)
+        ratios = ", ".join(f"{seconds / row.colocated.result.step_s:.2f}" for seconds in steps)
+    return f"| {' | '.join((*cells, ratios))} |"
 
 
 def _placement_cells(placement: Placement | None) -> list[str]:
@@ -239,7 +247,7 @@ def main(scalings: Sequence[Scaling] = SCALINGS) -> None:
     print("\n".join(memory_rows()))
     head = "| GPUs | colocated | sampling / update / weights s | step s | idle "
     head += "| one step off | sampling / update / weights s | step s | idle: ranks, servers "
-    head += "| ratio, with slower servers |"
+    head += "| ratio: computed, slower servers, faster split layers |"
     for scaling in scalings:
         work = f"{scaling.prompts} prompts x {scaling.group} completions of {scaling.tokens:,} tokens"
         print(f"\n{scaling.size}: {work} on average, at most {scaling.longest:,}\n\n{head}\n|{'---|' * 10}")

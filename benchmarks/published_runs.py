@@ -15,8 +15,8 @@ from whetstone.cost.simulation import Result, Stages, draw_batches, simulate
 from whetstone.cost.step import Layout, Work, gather_seconds, update_seconds
 from whetstone.cost.timing import chip_machine
 
-# Spread of the logarithm of lengths, and whether vLLM's host works while the GPU computes. The first is what
-# whet plan has; vLLM scheduled between the steps of the GPU when these runs were made.
+# Spread of the logarithm of lengths, and whether vLLM's host works while the GPU computes (async scheduling).
+# The first is what whet plan has; whether these runs had it on is not said.
 WAYS = ((0.5, True), (0.5, False), (1.0, False))
 
 
@@ -139,8 +139,8 @@ def computed(run: Published, spread: float, is_overlapped: bool) -> tuple[Result
     kind = vllm_engines(
         machine,
         shape,
+        Layout(gpus=run.engine_tp, tp=run.engine_tp),
         number=(run.sampling_gpus or run.training_gpus) // run.engine_tp,
-        tp=run.engine_tp,
         slots=min(1024, int(slots)),
         prompt_tokens=run.prompt_tokens,
     )

@@ -61,6 +61,7 @@ def test_the_table_over_numbers_of_gpus(capsys: pytest.CaptureFixture[str]) -> N
             assert row["one_step_off"]["step_s"] < row["one_step_off"]["synchronous_step_s"]
     paying = [gpus for gpus, row in rows.items() if row["better"] == "one_step_off"]
     assert plan["scale"]["one_step_off_pays"] == paying
+    assert set(paying) <= set(plan["scale"]["one_step_off_pays_with_fast_servers"]) <= set(rows)
 
 
 def test_the_table_on_the_terminal_and_its_exit_code(capsys: pytest.CaptureFixture[str]) -> None:

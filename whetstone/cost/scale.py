@@ -30,6 +30,8 @@ from whetstone.cost.simulation import (
     simulate,
 )
 from whetstone.cost.step import (
+    LAYER_S,
+    SPLIT_LAYER_S,
     VLLM_SEQUENCE_S,
     VLLM_STEP_S,
     Layout,
@@ -66,6 +68,7 @@ class Job:
     capacity: float
     tokens: float  # mean length of a completion
     batches: Sequence[Groups]
+    server_layer_s: float = SPLIT_LAYER_S  # of a decode step, where servers split layers
 
     @cached_property
     def groups(self) -> Groups:
@@ -178,6 +181,12 @@ def scale_rows(job: Job, counts: Sequence[int] = GPU_COUNTS) -> list[Row]:
     ]
 
 
+def with_fast_servers(job: Job, rows: Sequence[Row]) -> list[Row]:
+    """The same rows, if servers decode split layers as fast as whole ones: neither was measured."""
+    fast = replace(job, server_layer_s=LAYER_S)
+    return [replace(row, one_step_off=with_servers(fast, row.gpus)) for row in rows]
+
+
 def colocated(job: Job, gpus: int) -> Placement | None:
     """All GPUs sample, then all update."""
     options: list[_Option] = []
@@ -217,8 +226,8 @@ def with_servers(job: Job, gpus: int, *, is_ahead: bool = True) -> Placement | N
             engines=vllm_engines(
                 job.machine,
                 job.shape,
+                Layout(gpus=tp, tp=tp, split_layer_s=job.server_layer_s),
                 number=servers,
-                tp=tp,
                 slots=_server_slots(job, tp),
                 prompt_tokens=job.setup.prompt_tokens,
             ),
@@ -266,10 +275,9 @@ def layouts(job: Job, gpus: int, tp_sizes: Sequence[int]) -> Iterator[Layout]:
 
 
 def vllm_engines(
-    machine: Machine, shape: ModelShape, *, number: int, tp: int, slots: int, prompt_tokens: int
+    machine: Machine, shape: ModelShape, layout: Layout, *, number: int, slots: int, prompt_tokens: int
 ) -> Engines:
-    """Servers of `tp` GPUs each, which take single samples."""
-    layout = Layout(gpus=tp, tp=tp)
+    """Servers, each in this layout, which take single samples."""
     return Engines(
         number=number,
         slots=slots,

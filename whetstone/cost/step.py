@@ -72,6 +72,7 @@ class Layout:
     gpus: int
     tp: int = 1
     replicas: int = 1
+    split_layer_s: float = SPLIT_LAYER_S
 
     @property
     def shards(self) -> int:
@@ -79,7 +80,7 @@ class Layout:
 
     @property
     def layer_s(self) -> float:
-        return LAYER_S if self.tp == 1 else SPLIT_LAYER_S
+        return LAYER_S if self.tp == 1 else self.split_layer_s
 
     @property
     def data(self) -> int:

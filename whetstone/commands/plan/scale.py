@@ -10,7 +10,15 @@ from rich.text import Text
 
 from whetstone.commands.config import yaml_value
 from whetstone.config import flatten
-from whetstone.cost.scale import MIN_GAIN, Job, Placement, Row, most_useful_count, paying_counts
+from whetstone.cost.scale import (
+    MIN_GAIN,
+    Job,
+    Placement,
+    Row,
+    most_useful_count,
+    paying_counts,
+    with_fast_servers,
+)
 from whetstone.cost.simulation import simulate
 from whetstone.terminal.text import counted, escape_controls
 
@@ -46,6 +54,7 @@ def scale_document(job: Job, rows: Sequence[Row]) -> dict[str, Any]:
             for row in rows
         ],
         "one_step_off_pays": paying_counts(rows),
+        "one_step_off_pays_with_fast_servers": paying_counts(with_fast_servers(job, rows)),
         "most_useful_gpus": most_useful_count(rows),
     }
 
@@ -93,7 +102,12 @@ def print_scale(job: Job, rows: Sequence[Row], name: str) -> None:
     for row in rows:
         if row.best is not None:
             _say(f"  {row.gpus:>5,}  {_settings_line(job, row.best)}")
-    _say(f"\n{one_step_off_sentence(rows)}\n{more_gpus_sentence(job, rows)}")
+    _say(f"\n{one_step_off_sentence(rows)}")
+    fast = with_fast_servers(job, rows)
+    if paying_counts(fast) != paying_counts(rows):
+        _say("If servers decode split layers as fast as whole ones, which was not measured:")
+        _say(one_step_off_sentence(fast))
+    _say(more_gpus_sentence(job, rows))
 
 
 def _cells(row: Row, placement: Placement | None, number: int) -> list[str]:
