@@ -182,7 +182,7 @@ def scale_rows(job: Job, counts: Sequence[int] = GPU_COUNTS) -> list[Row]:
 
 
 def with_fast_servers(job: Job, rows: Sequence[Row]) -> list[Row]:
-    """The same rows, if servers decode split layers as fast as whole ones: neither was measured."""
+    """The same rows, if servers decode split layers as fast as whole ones, which was not measured."""
     fast = replace(job, server_layer_s=LAYER_S)
     return [replace(row, one_step_off=with_servers(fast, row.gpus)) for row in rows]
 
