@@ -5,6 +5,7 @@ import json
 import pytest
 
 from whetstone.__main__ import run
+from whetstone.config import load
 
 
 def document(capsys: pytest.CaptureFixture[str], *words: str) -> dict:
@@ -38,6 +39,40 @@ def test_what_does_not_fit_ends_with_1_and_an_adapter_that_does_with_0(
     assert document(capsys, "six_tasks", model, "--gpu", "24", *words)["fits"]
 
 
+def test_the_table_over_numbers_of_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["six_tasks", "model_name_or_path=Qwen/Qwen2.5-7B-Instruct", "prompts_per_step=8"]
+    plan = document(capsys, *words, "--gpu", "H100", "--tokens", "200", "--scale", "--gpus", "4")
+    rows = {row["gpus"]: row for row in plan["scale"]["rows"]}
+    assert list(rows) == [1, 4, 8, 16, 64, 256, 1024, 4096]
+    assert plan["fits"] and rows[1]["better"] is rows[1]["synchronous"] is rows[1]["one_step_off"] is None
+    assert plan["scale"]["most_useful_gpus"] in rows
+    for gpus, row in rows.items():
+        for name in ("synchronous", "one_step_off"):
+            if row[name] is None:
+                continue
+            option = row[name]
+            servers = option["servers"] * max(1, option["server_tensor_parallel_size"])
+            assert option["ranks"] + servers == gpus
+            assert option["replicas"] * option["shards"] * option["tp_size"] == option["ranks"]
+            assert option["tokens_per_s_and_gpu"] == pytest.approx(option["tokens_per_s"] / gpus)
+            assert load("six_tasks", [f"{key}={value}" for key, value in option["settings"].items()])
+        if row["one_step_off"] is not None:
+            assert row["one_step_off"]["settings"]["async_rollouts"] == 1
+            assert row["one_step_off"]["step_s"] < row["one_step_off"]["synchronous_step_s"]
+    paying = [gpus for gpus, row in rows.items() if row["better"] == "one_step_off"]
+    assert plan["scale"]["one_step_off_pays"] == paying
+    assert set(paying) <= set(plan["scale"]["one_step_off_pays_with_fast_servers"]) <= set(rows)
+
+
+def test_the_table_on_the_terminal_and_its_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "six_tasks", "--gpu", "H200", "--tokens", "200", "--scale"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    [first] = [line for line in lines if line.split()[:2] == ["1", "1x1x1"]]
+    assert float(first.split()[3].rstrip("*")) == pytest.approx(2.3, rel=0.2)  # as it was measured
+    large = ["model_name_or_path=meta-llama/Llama-3.1-70B", "max_completion_length=65536"]
+    assert run(["plan", "six_tasks", "--gpu", "L4", "--scale", *large]) == 1
+
+
 def test_this_machine_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "quickstart", "device=cpu"]) == 0
     out = capsys.readouterr().out
@@ -52,6 +87,9 @@ def test_this_machine_is_the_default(capsys: pytest.CaptureFixture[str]) -> None
         ["quickstart", "device=cpu", "--gpus", "4"],
         ["quickstart", "--gpus", "0"],
         ["quickstart", "--tokens", "few"],
+        ["quickstart", "--scale", "--gpu", "80"],
+        ["six_tasks", "--scale", "--gpu", "H100", "loss_type=sft"],
+        ["six_tasks", "--scale", "--gpu", "H100", "use_peft=true", "load_in_4bit=true"],
         ["quickstart", "model_name_or_path=/nowhere/at/all"],
     ],
     ids=str,

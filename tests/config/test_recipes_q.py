@@ -9,8 +9,9 @@ import pytest
 from whetstone.config import load, make_plan
 from whetstone.config.load import recipe_folders
 from whetstone.config.plan import ineffective_settings
-from whetstone.cost.step import MODELS, Layout, Work, memory
-from whetstone.update.micro_batch_size import DEFAULT_TOKENS
+from whetstone.cost.estimate import estimate
+from whetstone.cost.prompts import Prompts
+from whetstone.cost.shape import model_shape
 
 # ranks by the command in the header, of them data ranks; prompts a step; GPUs of servers
 Q = {
@@ -41,21 +42,8 @@ def test_the_recipes_for_q_fit_their_gpus(name: str) -> None:
         assert config.rollout.rollout_engine == "native" or (
             parallel.tp_size == 1 and config.rollout.vllm_mode == "server"
         )
-    # 80 GB, of which a tenth is for keys, values and what the allocator loses.
-    model = MODELS[name.removeprefix("q/").upper()]
-    tokens = config.update.micro_batch_tokens
-    work = Work(
-        prompts=plan.prompts_per_batch,
-        group=plan.num_generations,
-        prompt_tokens=config.rollout.max_prompt_length or 0,
-        new_tokens=config.rollout.max_completion_length,
-        # `auto` may come to more on a GPU; this much is asked for in any case
-        micro_batch_tokens=DEFAULT_TOKENS if tokens == "auto" else tokens,
-        checkpointing=config.model.gradient_checkpointing is True,
-    )
-    layout = Layout(gpus=hosts * local, tp=parallel.tp_size, replicas=parallel.ddp_size)
-    caches = 0.0
-    if config.rollout.rollout_engine == "native":
-        own = -(-plan.prompts_per_batch // data) * plan.num_generations
-        caches = own * (work.prompt_tokens + work.new_tokens) * model.kv_bytes / parallel.tp_size
-    assert memory(model, work, layout) + caches < 0.9 * 80 * 2**30
+    # 80 GB, of which a tenth is for what the allocator loses.
+    shape = model_shape(config.model.model_name_or_path)
+    prompts = Prompts(tokens=config.rollout.max_prompt_length or 0, num_problems=1000, source="")
+    planned = estimate(config, shape, prompts, capacity=0.9 * 80 * 2**30, gpus=hosts * local)
+    assert planned.memory.fits and planned.setup.samples_here == (not servers)

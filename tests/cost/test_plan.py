@@ -91,7 +91,9 @@ def setup(**changes: object) -> Setup:
         ({"offload": True}, 2 + 4),
         ({"has_reference": True}, 16 + 2),
         ({"bytes_per_number": 4}, 4 + 8 + 4),
-        ({"gpus": 4, "samples_here": False}, 16 / 4),
+        # shards, the copy to sample from or to send, and a layer twice
+        ({"gpus": 4}, 16 / 4 + 2 + 2 * 2 / 28),
+        ({"gpus": 4, "samples_here": False}, 16 / 4 + 2 + 2 * 2 / 28),
     ],
 )
 def test_bytes_of_a_trained_parameter(qwen: ModelShape, changes: dict, bytes_each: float) -> None:

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from whetstone.config.engine_traits import engine_traits
 from whetstone.config.plan import Plan
 from whetstone.config.sections import Config
 from whetstone.cost.shape import ModelShape
@@ -82,7 +83,7 @@ def setup_of(config: Config, plan: Plan, *, prompt_tokens: int, gpus: int = 1, o
     has_weights = loss.kl_reference == "moving" or not model.use_peft  # else the adapter is switched off
     data_ranks = max(1, gpus // config.parallel.tp_size)
     sequences = -(-plan.prompts_per_batch // data_ranks) * plan.num_generations
-    checkpointing = model.gradient_checkpointing
+    checkpointing, traits = model.gradient_checkpointing, engine_traits(config.rollout.rollout_engine)
     return Setup(
         bytes_per_number=2 if model.bf16 and on_gpu else 4,
         on_gpu=on_gpu,
@@ -98,7 +99,7 @@ def setup_of(config: Config, plan: Plan, *, prompt_tokens: int, gpus: int = 1, o
         group=plan.num_generations,
         prompt_tokens=prompt_tokens,
         completion_tokens=config.rollout.max_completion_length,
-        samples_here=not config.engines.addresses,
+        samples_here=not (traits.has_servers and config.rollout.vllm_mode == "server"),
         gpus=gpus,
         tp=config.parallel.tp_size,
         replicas=config.parallel.ddp_size,
@@ -171,7 +172,7 @@ def state_bytes(shape: ModelShape, setup: Setup, capacity: float) -> dict[str, f
         parts["reference"] = float(size) * trained / split
     if setup.critic == "model":
         parts["critic"] = (size + 2.0 + moments + 4.0) * shape.parameters / split
-    if not alone and setup.samples_here:
+    if not alone:  # the copy is what servers get, too
         parts["copy to sample from"] = 2.0 * shape.parameters / setup.tp
         parts["gathered layers"] = 2 * 2.0 * shape.parameters / setup.tp / shape.layers
     elif setup.samples_here and setup.on_gpu and setup.lora_r is not None and not setup.load_in_4bit:

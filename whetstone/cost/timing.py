@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from whetstone.config.plan import Plan
 from whetstone.config.sections import Config
@@ -15,14 +15,15 @@ from whetstone.cost.step import (
     UPDATE_TOKEN_S,
     Layout,
     Machine,
-    Model,
     Work,
     decode_step,
+    prefill_seconds,
     update_seconds,
 )
 
 MEASURED_SHARE = 0.8  # of the printed rate that a large product reaches: 791 of 989 TFLOP/s on an H200
 COPY_SHARE = 0.9  # of the printed memory speed that a copy reaches
+LINK_SHARE = 350 / 450  # of the printed speed of a link; not measured here
 SPREAD = 0.5  # standard deviation of the logarithm of completion lengths, where they end by themselves
 SEGMENTS = 24  # of a rollout, each with as many sequences as are still running
 START_S = {True: 45.0, False: 20.0}  # imports, loading, compilation and graphs on a GPU; on a CPU
@@ -52,7 +53,9 @@ class TimePlan:
 def chip_machine(chip: Chip) -> Machine:
     """The rates that a chip reaches, by its data sheet."""
     speed = COPY_SHARE * chip.gb_per_s * 1e9
-    return machine_of(chip.part, MEASURED_SHARE * chip.tflops * 1e12, speed, chip.memory_gb * 1e9)
+    machine = machine_of(chip.part, MEASURED_SHARE * chip.tflops * 1e12, speed, chip.memory_gb * 1e9)
+    near = LINK_SHARE * chip.link_gb_per_s * 1e9
+    return replace(machine, near_link=near, far_link=min(near, machine.far_link))
 
 
 def machine_of(name: str, flops: float, memory_speed: float, memory: float) -> Machine:
@@ -114,32 +117,15 @@ def time_plan(
     tokens: float,
 ) -> TimePlan:
     """`tokens`: the mean length of a completion."""
-    is_lora = setup.lora_r is not None
-    work = Work(
-        prompts=plan.prompts_per_batch,
-        group=plan.num_generations,
-        prompt_tokens=setup.prompt_tokens,
-        new_tokens=round(tokens),
-        micro_batch_tokens=memory.tokens,
-        checkpointing=memory.checkpointed > shape.layers // 2,
-        backward=2 if is_lora else 4,
-        is_lora=is_lora,
-    )
-    layout = Layout(
-        gpus=setup.gpus, tp=setup.tp, replicas=setup.replicas, optim=setup.optim, offload=setup.offload
-    )
-    model = _model(shape)
-    update = config.update.num_iterations * update_seconds(machine, model, work, layout)
-    update += plan.updates_per_batch * machine.update_s
-    passes = 2.0 * extra_passes(config, plan) / (2 * (1 + int(work.checkpointing)) + work.backward)
-    update += passes * update_seconds(machine, model, work, layout)
+    update = batch_update_seconds(shape, setup, memory, machine, config, plan, tokens)
+    data_ranks = max(1, setup.gpus // setup.tp)
     if config.loss.is_supervised and not config.rollout.rejection_sampling:
         rollout = 0.0
     else:
-        completions = -(-plan.prompts_per_batch // layout.data) * plan.num_generations
+        completions = -(-plan.prompts_per_batch // data_ranks) * plan.num_generations
         rollout = rollout_seconds(shape, setup, machine, completions, tokens)
     evaluation = config.evaluation
-    count = -(-evaluation.eval_num_samples * evaluation.eval_samples_per_problem // layout.data)
+    count = -(-evaluation.eval_num_samples * evaluation.eval_samples_per_problem // data_ranks)
     times = 1 + math.ceil(plan.num_steps / (plan.eval_every or plan.num_steps))
     times += 2 * int(evaluation.eval_greedy)  # at the start and the end
     eval_s = times * rollout_seconds(shape, setup, machine, count, tokens) if count else 0.0
@@ -152,21 +138,49 @@ def time_plan(
     )
 
 
+def batch_update_seconds(
+    shape: ModelShape,
+    setup: Setup,
+    memory: MemoryPlan,
+    machine: Machine,
+    config: Config,
+    plan: Plan,
+    tokens: float,
+) -> float:
+    """All optimizer steps of a batch, and its passes without gradients."""
+    is_lora = setup.lora_r is not None
+    work = Work(
+        prompts=plan.prompts_per_batch,
+        group=plan.num_generations,
+        prompt_tokens=setup.prompt_tokens,
+        new_tokens=round(tokens),
+        micro_batch_tokens=memory.tokens,
+        checkpointing=memory.checkpointed > shape.layers // 2,
+        backward=2 if is_lora else 4,
+        is_lora=is_lora,
+    )
+    layout = Layout(gpus=setup.gpus, tp=setup.tp, replicas=setup.replicas)
+    passes = 2.0 * extra_passes(config, plan) / (2 * (1 + int(work.checkpointing)) + work.backward)
+    seconds = (config.update.num_iterations + passes) * update_seconds(machine, shape, work, layout)
+    return seconds + plan.updates_per_batch * machine.update_s
+
+
 def rollout_seconds(
     shape: ModelShape, setup: Setup, machine: Machine, sequences: int, tokens: float
 ) -> float:
     """Sampling `sequences` completions of `tokens` on average, at most `setup.completion_tokens`."""
     waves = math.ceil(sequences / setup.num_sequences)
     running = math.ceil(sequences / waves)
-    model, prompts = _model(shape), -(-sequences // setup.group)
-    prefill = 2 * shape.active * prompts * setup.prompt_tokens / (0.6 * machine.flops)
+    prompts = -(-sequences // setup.group)
+    layout = Layout(gpus=setup.gpus, tp=setup.tp)
+    prefill = prefill_seconds(machine, shape, layout, prompts * setup.prompt_tokens)
     width = setup.completion_tokens / SEGMENTS
     seconds = prefill + ROLLOUT_S + SEQUENCE_S * sequences + PROMPT_S * prompts if setup.on_gpu else prefill
     for segment in range(SEGMENTS):
         active = running * _still_running(width * (segment + 0.5), tokens, setup.completion_tokens)
         if active < 0.5:
             break
-        seconds += waves * width * _decode_seconds(shape, setup, machine, model, active, width * segment)
+        seconds += waves * width * _decode_seconds(shape, setup, machine, active, width * segment)
     return seconds
 
 
@@ -179,7 +193,7 @@ def _still_running(length: float, mean: float, longest: int) -> float:
 
 
 def _decode_seconds(
-    shape: ModelShape, setup: Setup, machine: Machine, model: Model, sequences: float, generated: float
+    shape: ModelShape, setup: Setup, machine: Machine, sequences: float, generated: float
 ) -> float:
     """One token for each of `sequences`, which have `generated` tokens."""
     number = max(1, round(sequences))
@@ -187,7 +201,7 @@ def _decode_seconds(
         weights = 4.0 * shape.active / machine.memory_speed
         return max(weights, 2.0 * shape.active * number / machine.flops) / 0.7 + shape.layers * CPU_LAYER_S
     work = Work(prompts=1, group=1, prompt_tokens=setup.prompt_tokens, new_tokens=round(2 * generated))
-    seconds = decode_step(machine, model, work, Layout(gpus=setup.gpus, tp=setup.tp), number)
+    seconds = decode_step(machine, shape, work, Layout(gpus=setup.gpus, tp=setup.tp), number)
     if setup.load_in_4bit:  # read in 4 bits, written and read once more in 16
         seconds += (2 + NF4_BYTES) * shape.linear / (DEQUANTIZE_SHARE * machine.memory_speed)
     return seconds
@@ -199,13 +213,3 @@ def extra_passes(config: Config, plan: Plan) -> int:
     to_sampler = loss.beta > 0 and loss.kl_reference == "rollout"
     own = plan.minibatches > 1 or to_sampler or loss.kl_in == "reward" or loss.advantage == "gae"
     return int(own) + int(loss.beta > 0 and not to_sampler)
-
-
-def _model(shape: ModelShape) -> Model:
-    return Model(
-        name=shape.name,
-        parameters=shape.active,
-        layers=shape.layers,
-        hidden=shape.hidden,
-        kv_bytes=shape.kv_bytes,
-    )

@@ -10,18 +10,23 @@ from whetstone.errors import UserError
 
 if TYPE_CHECKING:
     from whetstone.commands.plan.device import Device
+    from whetstone.config import Config
     from whetstone.cost.estimate import Estimate
+    from whetstone.cost.prompts import Prompts
+    from whetstone.cost.shape import ModelShape
 
 DESCRIPTION = """
 Show what a run needs before it starts: parameters, batches, memory by part while sampling and in the update,
 seconds a step, hours, and on which GPUs it fits; where it does not, the smallest change that makes it fit.
 No weights are loaded. The device is this machine's GPU or CPU, or the one that --gpu names.
+With --scale: the fastest layout on 1 to 4,096 GPUs, synchronous and one step off.
 """
 EXAMPLES = """
 whet plan gsm8k
 whet plan gsm8k --gpu "RTX 4090" use_peft=true
 whet plan config/multi_tasks.yaml --gpu H100 --gpus 4 --price 2.5
 whet plan quickstart --measure
+whet plan gsm8k --gpu H100 --tokens 300 --scale
 """
 
 
@@ -36,12 +41,13 @@ def add_arguments(parser: CommandParser) -> None:
         help="mean length of completions (default: the longest)",
     )
     parser.add_argument("--measure", action="store_true", help="measure the rates of this machine first")
+    parser.add_argument("--scale", action="store_true", help="a table over numbers of GPUs up to 4,096")
     parser.add_argument("--price", type=number(float), metavar="X", help="what a GPU costs an hour")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the plan; exit code 1 where the run does not fit the device."""
+    """Print the plan; exit code 1 where it does not fit the device (--scale: any number of them)."""
     from whetstone.commands.plan.device import choose_device
     from whetstone.commands.plan.display import print_plan
     from whetstone.config import load
@@ -55,7 +61,11 @@ def run(args: argparse.Namespace) -> int:
     gpus = int(args.gpus)
     if gpus > 1 and not device.on_gpu:
         raise UserError("--gpus is for GPUs, and there is none here: name one with --gpu H100.")
+    if args.scale and (device.machine is None or not device.on_gpu):
+        raise UserError("--scale is for a GPU whose rates are known: name one with --gpu H100.")
     shape, prompts = model_shape(config.model.model_name_or_path), look_at_prompts(config)
+    if args.scale:
+        return _run_scale(args, config, shape, prompts, device)
     plan = estimate(
         config,
         shape,
@@ -72,6 +82,29 @@ def run(args: argparse.Namespace) -> int:
     else:
         print_plan(config, plan, prompts, device, table, price=args.price, tokens=args.tokens)
     return int(not plan.memory.fits)
+
+
+def _run_scale(
+    args: argparse.Namespace, config: "Config", shape: "ModelShape", prompts: "Prompts", device: "Device"
+) -> int:
+    from whetstone.commands.plan.display import print_run
+    from whetstone.commands.plan.scale import print_scale, scale_document
+    from whetstone.cost.scale import GPU_COUNTS, make_job, scale_rows
+
+    assert device.machine is not None
+    job = make_job(
+        config, shape, prompts, machine=device.machine, capacity=device.capacity, tokens=args.tokens
+    )
+    rows = scale_rows(job, (*GPU_COUNTS, args.gpus))
+    fits = any(row.best is not None for row in rows)
+    if args.json:
+        device_data = {"name": device.name, "memory_bytes": device.capacity}
+        data = {"model": asdict(shape), "device": device_data, "batch": asdict(job.plan), "fits": fits}
+        print(json.dumps({**data, "scale": scale_document(job, rows)}, indent=1))
+    else:
+        print_run(config, shape, job.setup, job.plan, prompts)
+        print_scale(job, rows, device.name)
+    return int(not fits)
 
 
 def document(

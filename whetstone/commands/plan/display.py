@@ -8,9 +8,11 @@ from rich.text import Text
 
 from whetstone.commands.config import yaml_value
 from whetstone.commands.plan.device import Device
-from whetstone.config import Config
+from whetstone.config import Config, Plan
 from whetstone.cost.estimate import Changes, Estimate
+from whetstone.cost.memory import Setup, trained_parameters
 from whetstone.cost.prompts import Prompts
+from whetstone.cost.shape import ModelShape
 from whetstone.terminal.text import counted, duration, escape_controls
 
 POWER_SHARE = 0.75  # of the printed power that a GPU draws in training
@@ -42,21 +44,26 @@ def print_plan(
     price: float | None,
     tokens: float | None,
 ) -> None:
-    _say(_model_line(config, plan))
-    for line in plan.plan.lines(config):
-        _say(line)
-    _say(f"prompts of about {counted(plan.setup.prompt_tokens, 'token')} ({prompts.source})")
+    print_run(config, plan.shape, plan.setup, plan.plan, prompts)
     _print_memory(plan, device)
     if plan.memory.fits:
         _print_time(plan, device, price, tokens)
     _print_table(table)
 
 
-def _model_line(config: Config, plan: Estimate) -> str:
-    total, trained, precision = plan.shape.parameters, plan.trained, plan.setup.bytes_per_number
+def print_run(config: Config, shape: ModelShape, setup: Setup, plan: Plan, prompts: Prompts) -> None:
+    """What does not depend on the device."""
+    _say(_model_line(config, shape, setup))
+    for line in plan.lines(config):
+        _say(line)
+    _say(f"prompts of about {counted(setup.prompt_tokens, 'token')} ({prompts.source})")
+
+
+def _model_line(config: Config, shape: ModelShape, setup: Setup) -> str:
+    total, trained = shape.parameters, trained_parameters(shape, setup)
     share = "all trained" if trained >= total else f"an adapter of {_count(trained)} trained"
-    kind = "bf16" if precision == 2 else "float32"
-    if plan.setup.load_in_4bit:
+    kind = "bf16" if setup.bytes_per_number == 2 else "float32"
+    if setup.load_in_4bit:
         kind += ", 4 bits beneath the adapter"
     return f"{config.model.model_name_or_path}: {_count(total)} parameters, {share}, {kind}"
 
