@@ -200,3 +200,24 @@ def test_plans_are_near_what_was_measured_from_half_a_billion_to_seven(row: dict
         )
         assert -0.05 < plan.memory.peak / 1e9 / row["peak_gb"] - 1 < 0.10
         assert plan.time is not None and plan.time.batch_s == pytest.approx(row["step_s"], rel=bound)
+
+
+# Prompts, completions of each, their mean length, changes; the peak of the process in GB (docs/lab/plan.md).
+ON_CPU = [
+    (2, 4, 32, {}, 3.57),
+    (4, 8, 43, {}, 6.41),
+    (4, 8, 43, {"use_peft": True}, 4.76),
+    (4, 4, 45, {"gradient_checkpointing": True}, 3.79),
+    (16, 8, 28, {}, 12.36),
+]
+
+
+@pytest.mark.parametrize(("prompts", "group", "tokens", "change", "peak"), ON_CPU)
+def test_plans_of_a_cpu_are_near_what_smollm2_took(
+    prompts: int, group: int, tokens: int, change: dict, peak: float
+) -> None:
+    sizes = {"prompts_per_step": prompts, "num_generations": group, "max_completion_length": tokens}
+    config = build({"max_steps": 1, **sizes, **change})
+    where = replace(PROMPTS, tokens=54)
+    plan = estimate(config, model_shape("smollm2-135m"), where, capacity=25e9, on_gpu=False)
+    assert plan.memory.peak / 1e9 == pytest.approx(peak, rel=0.15)

@@ -26,7 +26,7 @@ GRAPHS = 0.25e9  # CUDA graphs and workspaces
 NF4_BYTES = 0.5 + 4 / 64  # of a weight with its share of a scale
 # Numbers that a layer keeps for the backward pass, beside queries, keys, values and the attention's output:
 # in units of the hidden size and of the MLP's width.
-KEPT_HIDDEN, KEPT_INNER, COMPILED, PLAIN = 2.8, 3.25, 0.99, 1.5
+KEPT_HIDDEN, KEPT_INNER, COMPILED, PLAIN = 2.8, 3.25, 0.99, 1.75
 HEAD_LAYERS = 0.78  # what the final norm and the loss keep, in layers
 
 
