@@ -22,6 +22,7 @@ from whetstone.run.folder import open_run
 from whetstone.run.metrics import MetricsLog
 from whetstone.run.preflight import preflight
 from whetstone.run.record import record_session
+from whetstone.run.status import StatusFile
 from whetstone.run.resources import ResourceMonitor
 from whetstone.run.setup import build_tasks_and_plan, make_collector, make_scorer, make_source
 from whetstone.run.signals import StopRequest
@@ -45,6 +46,7 @@ def train_with_trl(loaded: LoadedConfig) -> dict[str, Any]:
     setup_logging(folder)
     with contextlib.ExitStack() as stack:
         stack.push(log_ending)
+        stack.enter_context(StatusFile(folder))
         record_session(folder, resumed_from=None if checkpoint is None else checkpoint.step)
         for note in (*loaded.notes, *notes):
             logger.info(note)
