@@ -22,10 +22,10 @@ from whetstone.run.folder import open_run
 from whetstone.run.metrics import MetricsLog
 from whetstone.run.preflight import preflight
 from whetstone.run.record import record_session
-from whetstone.run.status import StatusFile
 from whetstone.run.resources import ResourceMonitor
 from whetstone.run.setup import build_tasks_and_plan, make_collector, make_scorer, make_source
 from whetstone.run.signals import StopRequest
+from whetstone.run.status import StatusFile
 from whetstone.terminal.log import log_ending, setup_logging
 from whetstone.terminal.stages import stage
 from whetstone.trl.callback import TrlCallback, TrlRun, evaluate
