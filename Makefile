@@ -32,7 +32,8 @@ test: $(VENV)/.installed-dev ## the tests
 # The core: mathematics, configuration, rewards, rollouts, update, model, engine; no whole runs.
 FAST := tests/test_layers.py tests/test_language.py tests/algorithm tests/config tests/evaluation tests/rewards \
   tests/rollout tests/update tests/optimizer tests/model tests/engines/test_native.py tests/engines/test_scheduler.py \
-  $(addprefix --ignore=tests/,config/test_trl_yamls.py model/test_card.py model/test_compiled.py \
+  $(addprefix --ignore=tests/,config/test_recipes.py config/test_trl_yamls.py model/test_architectures.py \
+  model/test_card.py model/test_compiled.py \
   rewards/test_bad_rewards.py update/test_sft.py)
 
 test-fast: $(VENV)/.installed-dev ## the core of the tests, in a minute and a half

@@ -8,7 +8,7 @@ import pytest
 
 from whetstone.errors import UserError
 from whetstone.run.status import StatusFile
-from whetstone.terminal.stages import stage
+from whetstone.terminal.stages import show, stage
 
 
 def read(folder: Path) -> dict:
@@ -20,12 +20,14 @@ def test_stages_appear_while_they_last(tmp_path: Path) -> None:
         assert read(tmp_path)["state"] == "running" and read(tmp_path)["stages"] == []
         with stage("evaluation"), stage("sampling", total=8) as inner:
             inner.count = 3
+            show("How many?", "x" * 9999)
             deadline = time.monotonic() + 10
             while read(tmp_path)["stages"] != [["evaluation", "sampling 3/8"]]:
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
     status = read(tmp_path)
     assert status["state"] == "ended" and status["stages"] == [] and "reason" not in status
+    assert status["newest"] == ["How many?", "x" * 4000]
     assert abs(status["time"] - time.time()) < 60 and status["started"] <= status["time"]
 
 

@@ -103,6 +103,8 @@ def test_a_live_run_from_its_start_to_its_end(browser: Any, serve: Callable, tmp
     assert process.wait(60) == 0
     last = rows_of(folder)[-1]
     now = until(lambda: text(browser, "main"))
+    newest = json.loads((folder / "status.json").read_text())["newest"][1]
+    assert text(browser, "#newest").strip() == newest.strip() != ""
     assert "4 / 4" in now and f"{100 * last['accuracy']:.1f} %" in now
     assert is_quiet(browser)
 
@@ -150,7 +152,18 @@ def test_a_live_run_from_its_start_to_its_end(browser: Any, serve: Callable, tmp
     )
     until(lambda: count(browser, ".list button") == len(mixed))
     show(browser, address, runs="run", view="evaluation")
-    until(lambda: count(browser, "tbody tr") >= 6)
+    until(lambda: count(browser, "main tbody tr") == 6)
+    evaluations = {step: folder / "eval_results" / f"eval_step_{step}.json" for step in (0, 4)}
+    right = [
+        {row["problem"]: row["correct"] for row in json.loads(path.read_text())["completions"]}
+        for path in evaluations.values()
+    ]
+    became = [problem for problem in right[0] if right[1][problem] and not right[0][problem]]
+    browser.execute_script(
+        "const box = document.querySelector('select[aria-label=change]');"
+        "box.value = 'became right'; box.onchange()"
+    )
+    until(lambda: count(browser, "main tbody tr") == len(became))
     assert is_quiet(browser)
 
 

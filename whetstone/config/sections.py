@@ -236,6 +236,8 @@ class RunConfig(Section):
     """Show the first step whatever logging_steps says."""
     preflight: Annotated[Literal["stop", "warn", "off"], accept({True: "stop", False: "off"})] = "stop"
     """Sample some training prompts before step 1, and stop where nothing can be learned (docs/check.md)."""
+    watch: bool | Literal["auto"] = "auto"
+    """Serve the page of `whet watch` beside the run; auto: where the output is a terminal."""
     log_reward_variance: bool = True
     """Log the fractions of prompts whose rewards, and whose answers, differ."""
     verbose_variance_logging: bool = False

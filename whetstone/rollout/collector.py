@@ -13,7 +13,7 @@ from whetstone.parallel.collectives import all_gather_data_objects
 from whetstone.parallel.mesh import Ranks
 from whetstone.tasks.scoring.pool import Scorer
 from whetstone.tasks.scoring.process import ScoringRequest
-from whetstone.terminal.stages import advance, stage
+from whetstone.terminal.stages import advance, show, stage
 from whetstone.types import Finish, Group, Problem, Rollout, Score
 
 
@@ -120,6 +120,7 @@ class Collector:
                 outputs.append(output)
                 texts.append(text)
                 advance()
+                show(problems[output.request].question, text)
             self.engine.sleep()
         started = time.monotonic()
         with stage("scoring", total=len(outputs)):

@@ -39,6 +39,7 @@ from whetstone.run.resources import ResourceMonitor
 from whetstone.run.status import StatusFile
 from whetstone.run.timing import ThroughputMeter
 from whetstone.run.token_log import TokenLog
+from whetstone.run.viewer import Viewer, is_wanted
 from whetstone.tasks.mixture import Mixture, build_tasks, check_gold, eval_problems, prepare_tasks
 from whetstone.tasks.scoring.pool import Scorer
 from whetstone.terminal.log import log_ending, setup_logging
@@ -95,6 +96,7 @@ def build(
     setup_logging(folder, is_main=ranks.is_main)
     stack.push(log_ending)
     stack.enter_context(StatusFile(folder, is_main=ranks.is_main))
+    stack.enter_context(Viewer(folder, is_wanted=ranks.is_main and is_wanted(config.run.watch)))
     start_step = None if checkpoint is None else checkpoint.step
     record_session(folder, resumed_from=start_step, num_ranks=ranks.world_size)
     for note in (*loaded.notes, *notes):

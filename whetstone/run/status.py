@@ -14,6 +14,7 @@ from whetstone.terminal.stages import active
 
 NAME = "status.json"
 INTERVAL_S = 1.0
+MAX_TEXT = 4000  # characters of what was sampled last
 
 
 class StatusFile:
@@ -24,6 +25,7 @@ class StatusFile:
         self._is_main, self._interval_s = is_main, interval_s
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="status", daemon=True)
+        self._newest: tuple[str, str] | None = None
         self.started_at = time.time()
 
     def __enter__(self) -> Self:
@@ -47,12 +49,16 @@ class StatusFile:
             self._write("running")
 
     def _write(self, state: str, reason: str | None = None) -> None:
-        stages = [[str(stage) for stage in thread] for thread in active()]
+        threads = active()
+        stages = [[str(stage) for stage in thread] for thread in threads]
+        newest = [stage.newest for thread in threads for stage in thread if stage.newest is not None]
+        self._newest = newest[-1] if newest else self._newest
         status: dict[str, Any] = {
             "state": state,
             "time": time.time(),
             "started": self.started_at,
             "stages": stages,
+            "newest": None if self._newest is None else [text[:MAX_TEXT] for text in self._newest],
             "pid": os.getpid(),
             "host": socket.gethostname(),
             **({"reason": reason[:1000]} if reason else {}),

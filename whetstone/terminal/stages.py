@@ -21,6 +21,7 @@ class Stage:
     count: int = 0
     started_at: float = field(default_factory=time.monotonic)
     thread: int = field(default_factory=threading.get_ident)
+    newest: tuple[str, str] | None = None  # what was sampled last: question and completion
 
     def __str__(self) -> str:
         if self.total is None or self.total < 2:
@@ -46,6 +47,12 @@ def advance(number: int = 1) -> None:
     """So much more of this thread's innermost stage is done."""
     if (entry := _innermost()) is not None:
         entry.count += number
+
+
+def show(question: str, completion: str) -> None:
+    """What this thread's innermost stage sampled last."""
+    if (entry := _innermost()) is not None:
+        entry.newest = (question, completion)
 
 
 def reach(count: int) -> None:

@@ -51,7 +51,7 @@ HANDLED = _names("""
     output_dir run_name trainer report_to wandb_project wandb_name wandb_entity wandb_tags logging_steps
     logging_first_step log_reward_variance verbose_variance_logging log_completions_steps log_tokens_groups
     log_tokens_mb save_strategy
-    save_steps auto_resume resume_from_checkpoint overwrite_output_dir preflight
+    save_steps auto_resume resume_from_checkpoint overwrite_output_dir preflight watch
     sft_steps sft_learning_rate skip_zero_advantages
 """)
 # Refused unless at its default, with the reason; a key that stands nowhere here is refused without one.

@@ -26,6 +26,7 @@ from whetstone.run.resources import ResourceMonitor
 from whetstone.run.setup import build_tasks_and_plan, make_collector, make_scorer, make_source
 from whetstone.run.signals import StopRequest
 from whetstone.run.status import StatusFile
+from whetstone.run.viewer import Viewer, is_wanted
 from whetstone.terminal.log import log_ending, setup_logging
 from whetstone.terminal.stages import stage
 from whetstone.trl.callback import TrlCallback, TrlRun, evaluate
@@ -47,6 +48,7 @@ def train_with_trl(loaded: LoadedConfig) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         stack.push(log_ending)
         stack.enter_context(StatusFile(folder))
+        stack.enter_context(Viewer(folder, is_wanted=is_wanted(config.run.watch)))
         record_session(folder, resumed_from=None if checkpoint is None else checkpoint.step)
         for note in (*loaded.notes, *notes):
             logger.info(note)

@@ -6,7 +6,9 @@ const VIEWS = { now: "Now", curves: "Curves", groups: "Groups", evaluation: "Bef
 const FIRST = ["reward", "accuracy", "frac_reward_zero_std", "completions/mean_length", "completions/clipped_ratio",
   "entropy", "kl", "grad_norm", "loss", "sampling/sampling_logp_difference/mean", "tokens_per_s", "step_time"];
 const state = { runs: new Map(), chosen: [], view: "now", xName: "step", smoothing: 0, range: null, step: null,
-  problem: null, filter: "all", text: "", bin: null, coloring: "logprob", showAll: false };
+  problem: null, filter: "all", text: "", bin: null, coloring: "logprob", showAll: false,
+  change: "all" };
+const MOST_ROWS = 200;
 const main = document.getElementById("main");
 let redrawDue = false;
 
@@ -116,7 +118,9 @@ async function drawNow(run) {
   const findings = (await run.fetch("findings")) ?? [];
   const doing = run.state === "silent" ? `No sign of life since ${new Date(status.time * 1000).toLocaleTimeString()}.` : stages || status.reason || "";
   if (state.view !== "now") return;
-  main.replaceChildren(tiles, node("p", { id: "stage", textContent: doing }), node("h2", { textContent: "What stands out" }),
+  const [question, completion] = status.newest ?? [];
+  const newest = question === undefined ? [] : [node("h2", { textContent: "Sampled last" }), node("pre", { className: "quiet", textContent: question }), node("pre", { id: "newest", textContent: completion })];
+  main.replaceChildren(tiles, node("p", { id: "stage", textContent: doing }), ...newest, node("h2", { textContent: "What stands out" }),
     ...findings.map((f) => node("div", { className: `finding ${f.severity}` }, node("b", { textContent: f.title }), node("div", { textContent: f.evidence }), node("div", { className: "quiet", textContent: f.remedy }))));
 }
 
@@ -246,19 +250,33 @@ function groupNode([problem, rows], tokens) {
   return made;
 }
 
+const isRight = (row) => Boolean(row && (row.correct ?? row.parts?.correct));
+const CHANGES = {
+  all: () => true,
+  "became right": (before, after) => !isRight(before) && isRight(after),
+  "became wrong": (before, after) => isRight(before) && !isRight(after),
+  "wrong at both": (before, after) => !isRight(before) && !isRight(after),
+};
+
 async function drawEvaluation(run) {
   const steps = run.steps.evaluations;
   if (!steps.length) return main.replaceChildren(node("p", { textContent: "No evaluation yet." }));
-  const ends = [...new Set([steps[0], steps.at(-1)])];
-  const documents = await Promise.all(ends.map((step) => cached(run, "evaluations", step)));
+  const ends = [steps[0], steps.at(-1)];
+  const [before, after] = await Promise.all(ends.map((step) => cached(run, "evaluations", step)));
+  const later = new Map((after?.completions ?? []).map((row) => [row.problem, row]));
+  const pairs = (before?.completions ?? []).map((row) => [row, later.get(row.problem)]).filter((pair) => CHANGES[state.change](...pair));
+  const over = state.problem && steps.length ? await Promise.all(steps.slice(-12).map(async (step) => [step, (await cached(run, "evaluations", step))?.completions.find((row) => row.problem === state.problem)])) : [];
   if (state.view !== "evaluation") return;
-  const [before, after] = documents, later = new Map((after?.completions ?? []).map((row) => [row.problem ?? row.id, row]));
-  const rows = (before?.completions ?? []).slice(0, 200).map((row) => {
-    const other = ends.length > 1 ? later.get(row.problem ?? row.id) : null;
-    const cell = (one) => node("td", {}, node("div", { textContent: one ? (one.correct ?? one.parts?.correct ? "right" : "wrong") : "" }), node("pre", { textContent: one ? String(one.completion ?? one.text ?? "") : "" }));
-    return node("tr", {}, node("td", {}, node("b", { textContent: String(row.problem ?? row.id ?? "") }), node("pre", { textContent: String(row.messages?.at(-1)?.content ?? "") })), cell(row), cell(other));
-  });
-  main.replaceChildren(node("div", { className: "wide" }, node("table", {}, node("thead", {}, node("tr", {}, ...["problem", `step ${ends[0]}`, ends.length > 1 ? `step ${ends[1]}` : ""].map((text) => node("th", { textContent: text })))), node("tbody", {}, ...rows))));
+  const filter = node("select", { ariaLabel: "change", onchange: () => { state.change = filter.value; redraw(); } }, ...Object.keys(CHANGES).map((kind) => node("option", { textContent: kind, selected: kind === state.change })));
+  const cell = (row) => node("td", {}, node("div", { textContent: row ? (isRight(row) ? "right" : "wrong") : "" }), node("pre", { textContent: row ? String(row.completion ?? "") : "" }));
+  const rows = pairs.slice(0, MOST_ROWS).map(([one, other]) => node("tr", {},
+    node("td", {}, button(String(one.problem), () => { state.problem = one.problem; redraw(); }), node("pre", { textContent: String(one.messages?.at(-1)?.content ?? "") }), node("div", { className: "quiet", textContent: `gold: ${one.gold ?? ""}` })),
+    cell(one), cell(steps.length > 1 ? other : null)));
+  const known = over.filter(([, row]) => row);
+  const detail = known.length ? node("section", { id: "problem" }, node("h2", { textContent: `${state.problem} at each evaluation` }), ...known.map(([step, row]) => node("div", { className: `completion ${isRight(row) ? "right" : "wrong"}` }, node("b", { textContent: `step ${step}` }), node("pre", { textContent: String(row.completion) })))) : null;
+  main.replaceChildren(node("div", { className: "controls" }, filter, node("span", { className: "quiet", textContent: `${pairs.length} of ${before?.completions.length ?? 0} problems${pairs.length > MOST_ROWS ? `, the first ${MOST_ROWS} shown` : ""}` })),
+    ...(detail ? [detail] : []),
+    node("div", { className: "wide" }, node("table", {}, node("thead", {}, node("tr", {}, ...["problem", `step ${ends[0]}`, steps.length > 1 ? `step ${ends[1]}` : ""].map((text) => node("th", { textContent: text })))), node("tbody", {}, ...rows))));
 }
 
 addEventListener("hashchange", () => { readAddress(); choose(state.chosen); });
