@@ -7,6 +7,7 @@ Needs selenium (make test-browser installs it), chromium and chromedriver.
 """
 
 import argparse
+import importlib
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -45,7 +47,7 @@ def main() -> None:
 
 
 def take_pictures(run: Path) -> None:
-    from selenium import webdriver
+    webdriver: Any = importlib.import_module("selenium.webdriver")  # no dependency of the package
 
     browser, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if browser is None or driver is None:
