@@ -71,6 +71,28 @@ def test_identifiers_are_terms_of_the_field() -> None:
     assert wrong == []
 
 
+DECLARED = re.compile(r"\b(?:const|let|function|class)\s+(\w+)|\(?(\w+)\)? =>|[(,]\s*(\w+)(?=[^()]*\) =>)")
+
+
+def test_identifiers_of_the_page_are_terms_of_the_field() -> None:
+    wrong = [
+        f"{path.name}:{number} {name}"
+        for path in sorted(PACKAGE.rglob("*.js"))
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        for match in DECLARED.finditer(line)
+        if is_against_the_rules(name := next(filter(None, match.groups())), "variable")
+    ]
+    assert wrong == []
+    line = "const made = rows.map((one) => one.x), { told, other } = (words, rest) => 1;"
+    names = [next(filter(None, match.groups())) for match in DECLARED.finditer(line)]
+    assert {"made", "one", "words"} <= set(names)
+
+
+def test_no_file_is_above_400_lines() -> None:
+    sizes = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in PACKAGE.rglob("*.py")}
+    assert [str(path.relative_to(PACKAGE)) for path, size in sizes.items() if size > 400] == []
+
+
 def test_no_paraphrases_of_terms() -> None:
     wrong = [
         f"{path.relative_to(PACKAGE)}:{number} {match[0]}"

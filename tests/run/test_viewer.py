@@ -43,6 +43,8 @@ def test_a_viewer_that_is_killed_is_no_matter(tmp_path: Path) -> None:
         assert viewer._process is None
 
 
-def test_auto_is_for_terminals() -> None:
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_auto_is_for_terminals(is_terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: is_terminal)
+    assert is_wanted("auto") is is_terminal
     assert is_wanted(True) and not is_wanted(False)
-    assert not is_wanted("auto")  # pytest reads what is printed

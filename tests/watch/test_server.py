@@ -137,7 +137,7 @@ def test_events_tell_what_is_new(server: WatchServer, folder: Path) -> None:
     event = json.loads(answer.readline().decode().removeprefix("data: "))
     connection.close()
     assert [row["step"] for row in event["rows"] if row["kind"] == "train"] == [1, 2]
-    assert event["completions"] == event["tokens"] == [1, 2] and event["ended"]
+    assert event["completions"] == event["tokens"] == [1, 2] and event["status"]["state"] == "ended"
 
 
 def test_a_follower_reads_only_what_was_added(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from whetstone.algorithm.masks import high_entropy, off_policy_keep, sampler_wei
 from whetstone.algorithm.reduce import token_weights
 from whetstone.config import Config
 from whetstone.model.critic import Critic
+from whetstone.model.logprobs import TokenStatistics
 from whetstone.model.policy import Policy
 from whetstone.parallel.collectives import all_gather_data, all_reduce_data
 from whetstone.parallel.mesh import Ranks
@@ -161,7 +162,7 @@ class GradientAccumulator:
         with profile_range("backward"):
             total.backward()
         self._add_metrics(token_means, experience, now.entropy.detach(), outputs, multipliers)
-        self._record(experience, now.logprobs.detach(), now.entropy.detach(), outputs, multipliers)
+        self._record(experience, now, outputs, multipliers, multiplier)
         return loss.detach().double(), experience
 
     def _add_metrics(
@@ -197,29 +198,26 @@ class GradientAccumulator:
     def _record(
         self,
         experience: Experience,
-        logprobs: Tensor,
-        entropy: Tensor,
+        now: TokenStatistics,
         outputs: PolicyLoss,
         multipliers: dict[str, Tensor],
+        multiplier: Tensor | None,
     ) -> None:
         """Keep what the loss saw of each token (run/token_log.py writes some of it)."""
         batch = experience.batch
         mask = batch.sequence_mask[batch.sequence_ids]
-        weight = mask
-        for value in multipliers.values():
-            weight = weight * value
         correction = multipliers.get("importance_correction")
         bound = self._truncated(correction)
         if correction is not None and bound is None:
             bound = (correction == 0).float()
         self.tokens.add(
             batch,
-            logprob=logprobs,
+            logprob=now.logprobs.detach(),
             old_logprob=experience.old_logprobs,
             sampler_logprob=batch.sampler_logprobs,
-            entropy=entropy,
+            entropy=now.entropy.detach(),
             advantage=experience.advantages,
-            weight=weight,
+            weight=mask if multiplier is None else mask * multiplier,
             kl=outputs.kl,
             value=experience.values,
             clipped=outputs.clipped,

@@ -220,6 +220,7 @@ class Updater:
             self.gradient(minibatch)
         finally:
             self._zero_grad()
+            self.accumulator.tokens.clear()
 
     def state_tensors(self) -> dict[str, Any]:
         """The tensors that a resumed run needs (the policy's weights among them), nested by name."""

@@ -1,7 +1,9 @@
 """Run folders as the page sees them: found by name, read in pieces, followed while they grow."""
 
+import functools
 import json
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,15 +54,20 @@ def _changed_at(folder: Path) -> float:
 
 def summary(folder: Path) -> dict[str, Any]:
     """What a list of runs shows of each, without reading it all."""
-    config = read_mapping(folder / "config.yaml") or {}
-    sessions = read_sessions(folder)
+    config = folder / "config.yaml"
     return {
-        "config": config,
-        "sessions": sessions,
+        "config": _read_config(config, config.stat().st_mtime_ns) if config.is_file() else {},
+        "sessions": read_sessions(folder),
         "status": read_mapping(folder / "status.json"),
         "results": read_mapping(folder / "train_results.json"),
-        "changed": _changed_at(folder),
     }
+
+
+@functools.lru_cache(maxsize=1000)
+def _read_config(path: Path, changed_at: int) -> dict[str, Any]:
+    """YAML is slow to read, and the page lists all runs again and again."""
+    del changed_at  # part of the key
+    return read_mapping(path) or {}
 
 
 @dataclass
@@ -86,7 +93,6 @@ class Follower:
             ("evaluations", steps(self.folder / "eval_results", "eval_step_", ".json")),
             ("completions", steps(self.folder / "completions", "step_", ".jsonl")),
             ("tokens", steps(self.folder / "completions", "tokens_", ".npz")),
-            ("ended", (self.folder / "train_results.json").is_file()),
         ):
             if self._seen.get(name) != value:
                 self._seen[name] = changes[name] = value
@@ -119,9 +125,8 @@ def steps(folder: Path, prefix: str, suffix: str) -> list[int]:
         names = [entry.name for entry in os.scandir(folder)]
     except OSError:
         return []
-    middles = [name[len(prefix) : -len(suffix)] for name in names if name.startswith(prefix)]
-    ends = [name.endswith(suffix) for name in names if name.startswith(prefix)]
-    return sorted(int(m) for m, fits in zip(middles, ends, strict=True) if fits and m.isdecimal())
+    matches = [re.fullmatch(rf"{re.escape(prefix)}([0-9]+){re.escape(suffix)}", name) for name in names]
+    return sorted(int(match[1]) for match in matches if match is not None)
 
 
 def completions(folder: Path, step: int) -> list[dict[str, Any]]:

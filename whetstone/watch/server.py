@@ -69,19 +69,19 @@ class Handler(BaseHTTPRequestHandler):
         try:
             if parts[0] != "api":
                 self._send_static(parts)
-            elif parts == ["api", "runs"]:
-                self._send_json(
-                    [{"name": name, **runs.summary(folder)} for name, folder in self._runs().items()]
-                )
-            elif len(parts) >= 4 and parts[1] == "runs" and parts[2] in self._runs():
-                self._send_run(self._runs()[parts[2]], parts[3:])
             else:
-                self._send(HTTPStatus.NOT_FOUND, b"There is no such run.", "text/plain")
+                self._send_api(parts[1:])
         except (BrokenPipeError, ConnectionResetError):  # the page was closed
             self.close_connection = True
 
-    def _runs(self) -> dict[str, Path]:
-        return runs.find_runs(self.server.root)
+    def _send_api(self, parts: list[str]) -> None:
+        known = runs.find_runs(self.server.root)
+        if parts == ["runs"]:
+            self._send_json([{"name": name, **runs.summary(folder)} for name, folder in known.items()])
+        elif len(parts) >= 3 and parts[0] == "runs" and parts[1] in known:
+            self._send_run(known[parts[1]], parts[2:])
+        else:
+            self._send(HTTPStatus.NOT_FOUND, b"There is no such run.", "text/plain")
 
     def _is_allowed(self, query: str) -> bool:
         """A page of another site can make a browser send requests here, under a name of its own."""

@@ -9,7 +9,7 @@ from whetstone.commands.doctor.check import Check, make_check
 from whetstone.config import Config
 from whetstone.config.engine_traits import ENGINE_TRAITS
 from whetstone.config.plugins import check_object, is_plugin
-from whetstone.config.sections import SINKS
+from whetstone.config.run import SINKS
 from whetstone.engines.packages import is_installed, is_supported, needed_packages, supported_versions
 from whetstone.engines.servers.http import HttpClient
 from whetstone.errors import UserError

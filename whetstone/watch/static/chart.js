@@ -31,7 +31,7 @@ export function smooth(points, weight) {
 // At most two points for each pixel column, the least and the greatest, so that no peak is lost.
 export function thin(points, columns) {
   if (points.length <= 2 * columns) return points;
-  const kept = [], size = points.length / columns;
+  const thinned = [], size = points.length / columns;
   for (let column = 0; column < columns; column++) {
     const part = points.slice(Math.floor(column * size), Math.floor((column + 1) * size));
     if (!part.length) continue;
@@ -40,9 +40,9 @@ export function thin(points, columns) {
       if (point[1] < low[1]) low = point;
       if (point[1] > high[1]) high = point;
     }
-    kept.push(...(low[0] <= high[0] ? [low, high] : [high, low]));
+    thinned.push(...(low[0] <= high[0] ? [low, high] : [high, low]));
   }
-  return kept;
+  return thinned;
 }
 
 function ticks(low, high, count) {
@@ -81,8 +81,8 @@ export class LineChart {
 
   xAt(event) {
     const box = this.svg.getBoundingClientRect();
-    const place = ((event.clientX - box.left) / box.width) * WIDTH;
-    return this.low + ((place - LEFT) / (WIDTH - LEFT - RIGHT)) * (this.high - this.low);
+    const position = ((event.clientX - box.left) / box.width) * WIDTH;
+    return this.low + ((position - LEFT) / (WIDTH - LEFT - RIGHT)) * (this.high - this.low);
   }
 
   drop(x) {
@@ -94,7 +94,7 @@ export class LineChart {
   }
 
   key(event) {
-    const all = this.series.flatMap((one) => one.points.map(([x]) => x)).sort((a, b) => a - b);
+    const all = this.series.flatMap((curve) => curve.points.map(([x]) => x)).sort((a, b) => a - b);
     if (!["ArrowLeft", "ArrowRight", "Escape"].includes(event.key) || !all.length) return;
     event.preventDefault();
     if (event.key === "Escape") return this.onZoom(null);
@@ -107,41 +107,41 @@ export class LineChart {
   point(x) {
     this.cursor?.remove();
     this.cursorX = x;
-    if (x === null || !this.series.some((one) => one.points.length)) {
+    if (x === null || !this.series.some((curve) => curve.points.length)) {
       this.readout.textContent = "";
       return;
     }
     const values = [];
     let nearestX = x;
-    for (const one of this.series) {
+    for (const curve of this.series) {
       let best = null;
-      for (const point of one.points) {
+      for (const point of curve.points) {
         if (best === null || Math.abs(point[0] - x) < Math.abs(best[0] - x)) best = point;
       }
       if (best) {
         nearestX = best[0];
-        values.push(`${this.series.length > 1 ? one.name + " " : ""}${format(best[1])}`);
+        values.push(`${this.series.length > 1 ? curve.name + " " : ""}${format(best[1])}`);
       }
     }
     this.readout.textContent = `${this.xName} ${format(nearestX)}: ${values.join(", ")}`;
-    const place = this.placeX(nearestX);
-    this.cursor = element("line", { class: "cursor", x1: place, x2: place, y1: TOP, y2: HEIGHT - BOTTOM });
+    const position = this.pixelX(nearestX);
+    this.cursor = element("line", { class: "cursor", x1: position, x2: position, y1: TOP, y2: HEIGHT - BOTTOM });
     this.svg.append(this.cursor);
   }
 
-  placeX(x) { return LEFT + ((x - this.low) / (this.high - this.low || 1)) * (WIDTH - LEFT - RIGHT); }
-  placeY(y) { return HEIGHT - BOTTOM - ((y - this.bottom) / (this.top - this.bottom || 1)) * (HEIGHT - TOP - BOTTOM); }
+  pixelX(x) { return LEFT + ((x - this.low) / (this.high - this.low || 1)) * (WIDTH - LEFT - RIGHT); }
+  pixelY(y) { return HEIGHT - BOTTOM - ((y - this.bottom) / (this.top - this.bottom || 1)) * (HEIGHT - TOP - BOTTOM); }
   path(points) {
-    return points.map(([x, y], n) => `${n ? "L" : "M"}${this.placeX(x).toFixed(1)} ${this.placeY(y).toFixed(1)}`).join("");
+    return points.map(([x, y], n) => `${n ? "L" : "M"}${this.pixelX(x).toFixed(1)} ${this.pixelY(y).toFixed(1)}`).join("");
   }
 
   draw(series, { range = null, smoothing = 0 } = {}) {
-    this.series = series.filter((one) => one.points.length);
+    this.series = series.filter((curve) => curve.points.length);
     this.svg.replaceChildren();
     const inside = ([x]) => range === null || (x >= range[0] && x <= range[1]);
-    const shown = this.series.map((one) => ({ ...one, points: one.points.filter(inside), band: one.band?.filter(inside) }));
-    const xs = shown.flatMap((one) => one.points.map(([x]) => x));
-    const ys = shown.flatMap((one) => [...one.points.map(([, y]) => y), ...(one.band ?? []).flatMap(([, low, high]) => [low, high])]);
+    const shown = this.series.map((curve) => ({ ...curve, points: curve.points.filter(inside), band: curve.band?.filter(inside) }));
+    const xs = shown.flatMap((curve) => curve.points.map(([x]) => x));
+    const ys = shown.flatMap((curve) => [...curve.points.map(([, y]) => y), ...(curve.band ?? []).flatMap(([, low, high]) => [low, high])]);
     if (!xs.length) {
       this.svg.append(element("text", { x: WIDTH / 2, y: HEIGHT / 2, "text-anchor": "middle" }, "nothing yet"));
       return;
@@ -151,33 +151,33 @@ export class LineChart {
     const spread = Math.max(...ys) - Math.min(...ys) || Math.abs(ys[0]) || 1;
     [this.bottom, this.top] = [Math.min(...ys) - 0.05 * spread, Math.max(...ys) + 0.05 * spread];
     for (const y of ticks(this.bottom, this.top, 4)) {
-      const place = this.placeY(y);
-      this.svg.append(element("line", { class: "axis", x1: LEFT, x2: WIDTH - RIGHT, y1: place, y2: place }));
-      this.svg.append(element("text", { x: LEFT - 5, y: place + 4, "text-anchor": "end" }, format(y)));
+      const position = this.pixelY(y);
+      this.svg.append(element("line", { class: "axis", x1: LEFT, x2: WIDTH - RIGHT, y1: position, y2: position }));
+      this.svg.append(element("text", { x: LEFT - 5, y: position + 4, "text-anchor": "end" }, format(y)));
     }
     for (const x of ticks(this.low, this.high, 5)) {
-      this.svg.append(element("text", { x: this.placeX(x), y: HEIGHT - 6, "text-anchor": "middle" }, format(x)));
+      this.svg.append(element("text", { x: this.pixelX(x), y: HEIGHT - 6, "text-anchor": "middle" }, format(x)));
     }
-    for (const one of shown) {
-      const stroke = `var(--series-${one.color % 6})`;
-      if (one.start !== undefined && one.start !== null) {
-        const place = this.placeY(one.start);
-        this.svg.append(element("line", { class: "start", x1: LEFT, x2: WIDTH - RIGHT, y1: place, y2: place }));
+    for (const curve of shown) {
+      const stroke = `var(--series-${curve.color % 6})`;
+      if (curve.start !== undefined && curve.start !== null) {
+        const position = this.pixelY(curve.start);
+        this.svg.append(element("line", { class: "start", x1: LEFT, x2: WIDTH - RIGHT, y1: position, y2: position }));
       }
-      if (one.band?.length) {
-        const back = [...one.band].reverse().map(([x, low]) => [x, low]);
-        const outline = this.path([...one.band.map(([x, , high]) => [x, high]), ...back]);
+      if (curve.band?.length) {
+        const back = [...curve.band].reverse().map(([x, low]) => [x, low]);
+        const outline = this.path([...curve.band.map(([x, , high]) => [x, high]), ...back]);
         const area = element("path", { class: "band", d: `${outline}Z` });
         area.style.fill = stroke;
         this.svg.append(area);
       }
       const columns = WIDTH - LEFT - RIGHT;
-      if (smoothing) this.svg.append(element("path", { class: "raw", d: this.path(thin(one.points, columns)), stroke }));
-      const line = thin(smooth(one.points, smoothing), columns);
+      if (smoothing) this.svg.append(element("path", { class: "raw", d: this.path(thin(curve.points, columns)), stroke }));
+      const line = thin(smooth(curve.points, smoothing), columns);
       this.svg.append(element("path", { d: this.path(line), stroke }));
-      if (line.length === 1) this.svg.append(element("circle", { cx: this.placeX(line[0][0]), cy: this.placeY(line[0][1]), r: 2.5, fill: stroke }));
+      if (line.length === 1) this.svg.append(element("circle", { cx: this.pixelX(line[0][0]), cy: this.pixelY(line[0][1]), r: 2.5, fill: stroke }));
     }
-    const words = this.series.map((one) => `${one.name}: ${format(one.points.at(-1)[1])}`);
-    this.svg.setAttribute("aria-label", `${this.title} over ${this.xName}; last values ${words.join(", ")}`);
+    const labels = this.series.map((curve) => `${curve.name}: ${format(curve.points.at(-1)[1])}`);
+    this.svg.setAttribute("aria-label", `${this.title} over ${this.xName}; last values ${labels.join(", ")}`);
   }
 }

@@ -60,11 +60,9 @@ export class Run {
   get last() { return [...this.rows.values()].reduce((a, b) => (a && a.step > b.step ? a : b), null); }
 
   get state() {
-    const status = this.status;
-    if (this.results) return "ended";
-    if (!status) return "unknown";
-    if (status.state === "running" && Date.now() / 1000 - status.time > 20) return "silent";
-    return status.state;
+    const status = this.status, isFresh = status && Date.now() / 1000 - status.time < 20;
+    if (status && (status.state !== "running" || isFresh)) return status.state;
+    return this.results ? "ended" : status ? "silent" : "unknown";
   }
 
   async fetch(what, step) {

@@ -40,7 +40,7 @@ export function color(value, { low, high, ramp }) {
   return share < 0.5 ? `rgb(40 90 220 / ${(1.5 * (0.5 - share)).toFixed(2)})` : `rgb(220 60 40 / ${(1.5 * (share - 0.5)).toFixed(2)})`;
 }
 
-// part: {ids, rules, numbers}; returns a node with a span for each token, and calls `tell` with words on hover.
+// part: {ids, rules, numbers}; returns a node with a span for each token, and calls `tell` with a sentence on hover.
 export function tokenNode(part, texts, ruleNames, coloring, tell) {
   const node = document.createElement("div");
   node.className = "tokens";

@@ -15,15 +15,15 @@ let redrawDue = false;
 // All text of the page passes here: it is set as text, and control characters become visible.
 function node(name, properties = {}, ...children) {
   if (typeof properties.textContent === "string") properties = { ...properties, textContent: visible(properties.textContent) };
-  const made = Object.assign(document.createElement(name), properties);
-  const given = children.filter((child) => child !== null && child !== undefined);
-  made.append(...given.map((child) => (typeof child === "string" ? visible(child) : child)));
-  return made;
+  const result = Object.assign(document.createElement(name), properties);
+  const contents = children.filter((child) => child !== null && child !== undefined);
+  result.append(...contents.map((child) => (typeof child === "string" ? visible(child) : child)));
+  return result;
 }
 function button(text, onclick, attributes = {}) {
-  const made = node("button", { type: "button", textContent: text, onclick });
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  return made;
+  const result = node("button", { type: "button", textContent: text, onclick });
+  for (const [key, value] of Object.entries(attributes)) result.setAttribute(key, value);
+  return result;
 }
 const current = () => state.runs.get(state.chosen[0]) ?? null;
 const percent = (x) => (typeof x === "number" ? `${(100 * x).toFixed(1)} %` : "");
@@ -69,9 +69,9 @@ function drawRuns() {
   for (const run of state.runs.values()) {
     const box = node("input", { type: "checkbox", checked: state.chosen.includes(run.name), ariaLabel: `show ${run.name}` });
     box.onchange = () => choose(box.checked ? [...state.chosen, run.name] : state.chosen.filter((name) => name !== run.name));
-    const place = state.chosen.indexOf(run.name);
+    const position = state.chosen.indexOf(run.name);
     const key = node("span", { className: "key" });
-    if (place >= 0) key.style.background = `var(--series-${place % 6})`;
+    if (position >= 0) key.style.background = `var(--series-${position % 6})`;
     const cells = [box, node("span", {}, key, run.name), run.state, String(run.config.model_name_or_path ?? ""), String(run.sessions[0]?.started ?? "").replace("T", " ").slice(0, 16)];
     body.append(node("tr", {}, ...cells.map((cell) => node("td", {}, cell))));
   }
@@ -142,17 +142,17 @@ function drawCurves() {
   };
   const drawn = [];
   if (runs.some((run) => run.evals.size)) {
-    const one = chart("evaluation accuracy");
-    one.draw(runs.map((run, color) => {
+    const plot = chart("evaluation accuracy");
+    plot.draw(runs.map((run, color) => {
       const points = run.evalPoints("accuracy", state.xName), high = run.evalPoints("accuracy_high", state.xName);
       return { name: run.name, color, points, start: points[0]?.[1], band: run.evalPoints("accuracy_low", state.xName).map(([x, low], n) => [x, low, high[n]?.[1] ?? low]) };
     }), { range: state.range });
-    drawn.push(one.figure);
+    drawn.push(plot.figure);
   }
   for (const key of shown) {
-    const one = chart(key);
-    one.draw(runs.map((run, color) => ({ name: run.name, color, points: run.points(key, state.xName) })), { range: state.range, smoothing: state.smoothing });
-    drawn.push(one.figure);
+    const plot = chart(key);
+    plot.draw(runs.map((run, color) => ({ name: run.name, color, points: run.points(key, state.xName) })), { range: state.range, smoothing: state.smoothing });
+    drawn.push(plot.figure);
   }
   const table = node("table", {}, node("caption", { className: "hidden", textContent: "Last values" }),
     node("thead", {}, node("tr", {}, node("th", { textContent: "metric" }), ...runs.map((run) => node("th", { className: "number", textContent: run.name })))),
@@ -226,28 +226,28 @@ function histogram(rows, bins) {
   const highest = Math.max(...counts, 1);
   const bars = counts.map((count, bin) => {
     const range = `${format(bins.low + bin * bins.width)} to ${format(bins.low + (bin + 1) * bins.width)}`;
-    const made = button("", () => { state.bin = state.bin === bin ? null : bin; redraw(); }, { "aria-label": `reward ${range}: ${count} completions`, "aria-pressed": String(state.bin === null || state.bin === bin), title: `${range}: ${count}` });
-    made.style.height = `${(100 * count) / highest}%`;
-    return made;
+    const result = button("", () => { state.bin = state.bin === bin ? null : bin; redraw(); }, { "aria-label": `reward ${range}: ${count} completions`, "aria-pressed": String(state.bin === null || state.bin === bin), title: `${range}: ${count}` });
+    result.style.height = `${(100 * count) / highest}%`;
+    return result;
   });
   return node("details", { open: true }, node("summary", { textContent: "Rewards of the step" }), node("div", { className: "bars" }, ...bars));
 }
 
 function groupNode([problem, rows], tokens) {
-  const made = node("section", { ariaLabel: problem }, node("h2", { textContent: problem }));
-  for (const message of rows[0].messages ?? []) made.append(node("div", { className: "quiet", textContent: message.role }), node("pre", { textContent: String(message.content) }));
+  const result = node("section", { ariaLabel: problem }, node("h2", { textContent: problem }));
+  for (const message of rows[0].messages ?? []) result.append(node("div", { className: "quiet", textContent: message.role }), node("pre", { textContent: String(message.content) }));
   const mean = rows.reduce((a, row) => a + row.reward, 0) / rows.length;
   for (const row of rows) {
     const part = tokens?.parts.find((p) => p.row.problem === problem && p.row.sample === row.sample);
     const parts = Object.entries(row.parts ?? {}).map(([name, value]) => `${name} ${format(value)}`).join(", ");
     const facts = [`reward ${format(row.reward)} (${row.reward >= mean ? "+" : ""}${format(row.reward - mean)} to the mean)`, parts, `${row.length} tokens`, row.finish === "length" ? "cut off" : "", row.answer === null ? "no answer found" : `answer: ${row.answer}`, row.failure ? `scoring failed: ${row.failure}` : ""].filter(Boolean);
-    const told = node("div", { className: "readout" });
+    const readout = node("div", { className: "readout" });
     const removed = part ? [...new Set(part.rules.flatMap((bits) => tokens.rules.filter((_, bit) => (bits >> bit) & 1)))].map(ruleText) : [];
-    made.append(node("div", { className: `completion ${row.parts?.correct === 1 ? "right" : row.parts?.correct === 0 ? "wrong" : ""}` },
+    result.append(node("div", { className: `completion ${row.parts?.correct === 1 ? "right" : row.parts?.correct === 0 ? "wrong" : ""}` },
       node("div", { textContent: facts.join("; ") }), ...removed.map((text) => node("div", { className: "quiet", textContent: text })),
-      part ? tokenNode(part, tokens.texts, tokens.rules, state.coloring, (text) => { told.textContent = text; }) : node("pre", { textContent: String(row.completion) }), told));
+      part ? tokenNode(part, tokens.texts, tokens.rules, state.coloring, (text) => { readout.textContent = text; }) : node("pre", { textContent: String(row.completion) }), readout));
   }
-  return made;
+  return result;
 }
 
 const isRight = (row) => Boolean(row && (row.correct ?? row.parts?.correct));
@@ -269,9 +269,9 @@ async function drawEvaluation(run) {
   if (state.view !== "evaluation") return;
   const filter = node("select", { ariaLabel: "change", onchange: () => { state.change = filter.value; redraw(); } }, ...Object.keys(CHANGES).map((kind) => node("option", { textContent: kind, selected: kind === state.change })));
   const cell = (row) => node("td", {}, node("div", { textContent: row ? (isRight(row) ? "right" : "wrong") : "" }), node("pre", { textContent: row ? String(row.completion ?? "") : "" }));
-  const rows = pairs.slice(0, MOST_ROWS).map(([one, other]) => node("tr", {},
-    node("td", {}, button(String(one.problem), () => { state.problem = one.problem; redraw(); }), node("pre", { textContent: String(one.messages?.at(-1)?.content ?? "") }), node("div", { className: "quiet", textContent: `gold: ${one.gold ?? ""}` })),
-    cell(one), cell(steps.length > 1 ? other : null)));
+  const rows = pairs.slice(0, MOST_ROWS).map(([first, last]) => node("tr", {},
+    node("td", {}, button(String(first.problem), () => { state.problem = first.problem; redraw(); }), node("pre", { textContent: String(first.messages?.at(-1)?.content ?? "") }), node("div", { className: "quiet", textContent: `gold: ${first.gold ?? ""}` })),
+    cell(first), cell(steps.length > 1 ? last : null)));
   const known = over.filter(([, row]) => row);
   const detail = known.length ? node("section", { id: "problem" }, node("h2", { textContent: `${state.problem} at each evaluation` }), ...known.map(([step, row]) => node("div", { className: `completion ${isRight(row) ? "right" : "wrong"}` }, node("b", { textContent: `step ${step}` }), node("pre", { textContent: String(row.completion) })))) : null;
   main.replaceChildren(node("div", { className: "controls" }, filter, node("span", { className: "quiet", textContent: `${pairs.length} of ${before?.completions.length ?? 0} problems${pairs.length > MOST_ROWS ? `, the first ${MOST_ROWS} shown` : ""}` })),
