@@ -1,6 +1,6 @@
 """Times TRL's own steps from inside its training loop, and the methods that a step consists of.
 
-A step is from `on_step_begin` to `on_step_end`: sampling, scoring, forward, backward and the optimiser are in
+A step is from `on_step_begin` to `on_step_end`: sampling, scoring, forward, backward and the optimizer are in
 it, logging is not. Changes nothing of what TRL does.
 """
 

@@ -1,4 +1,4 @@
-"""Speed and memory of one optimiser step: whetstone's packed update beside the padded way and TRL's, on the
+"""Speed and memory of one optimizer step: whetstone's packed update beside the padded way and TRL's, on the
 same completions in one run.
 
     python benchmarks/update.py --write                        # on a GPU: 0.5 B, 1.5 B and 3 B

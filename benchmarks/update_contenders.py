@@ -1,4 +1,4 @@
-"""One contender's optimiser step on prepared completions: called by update.py, prints a JSON row per work and
+"""One contender's optimizer step on prepared completions: called by update.py, prints a JSON row per work and
 setting.
 
 `ours` is whetstone's Updater on packed batches. `padded` is the plain way: right-padded micro-batches, full

@@ -43,8 +43,8 @@ MARKS = [
         ("void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda>", "copies"),
         ("triton_poi_fused_mul_silu_0", "elementwise"),
         ("aten::mul", "elementwise"),
-        ("void at::native::multi_tensor_apply_kernel<FusedAdamMathFunctor>", "optimiser"),
-        ("aten::_fused_adamw_", "optimiser"),
+        ("void at::native::multi_tensor_apply_kernel<FusedAdamMathFunctor>", "optimizer"),
+        ("aten::_fused_adamw_", "optimizer"),
         ("Memcpy HtoD (Pinned -> Device)", "copies"),
         ("aten::_index_put_impl_", "copies"),
         ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "collective"),
@@ -75,7 +75,7 @@ def test_operators_of_a_cpu_count_without_those_inside_them():
     rollout, update = spent.kinds["rollout"], spent.kinds["update"]
     # mm 20 ms inside linear, whose own 10 ms are a matrix product's as well; 60 ms of 100 had no operator
     assert rollout == pytest.approx({"matrix products": 0.03, "elementwise": 0.01, "idle": 0.06})
-    assert update == pytest.approx({"matrix products": 0.06, "optimiser": 0.01, "idle": 0.03})
+    assert update == pytest.approx({"matrix products": 0.06, "optimizer": 0.01, "idle": 0.03})
     assert spent.parts == pytest.approx({"forward": 0.02, "backward": 0.04, "other": 0.01})
     assert spent.longest[0][:3] == ("matrix products", "aten::mm", 3)
     assert spent.longest[0][3] == pytest.approx(0.08)
@@ -130,7 +130,7 @@ def test_a_profile_of_the_embedded_model(tmp_path, capsys):
         "| rollout |",
         "| update |",
         "| backward |",
-        "| optimiser |",
+        "| optimizer |",
         "| prepare |",
         "MFU",
         "aten::mm",
@@ -138,9 +138,9 @@ def test_a_profile_of_the_embedded_model(tmp_path, capsys):
         assert told in page
     assert "% of 1 TFLOP/s" in page
     spent = analyse(read_events(folder / "trace.json.gz"))
-    assert set(spent.parts) == {"prepare", "forward", "head", "backward", "optimiser", "other"}
+    assert set(spent.parts) == {"prepare", "forward", "head", "backward", "optimizer", "other"}
     # two iterations: backward takes longer than forward, and the parts make up the update's operators
-    assert spent.parts["backward"] > spent.parts["forward"] > spent.parts["optimiser"] > 0
+    assert spent.parts["backward"] > spent.parts["forward"] > spent.parts["optimizer"] > 0
     busy = sum(seconds for kind, seconds in spent.kinds["update"].items() if kind != "idle")
     assert sum(spent.parts.values()) == pytest.approx(busy)
     assert sum(spent.kinds["update"].values()) == pytest.approx(spent.stages["update"], rel=0.02)

@@ -305,7 +305,7 @@ def test_a_plan_that_does_not_divide_is_refused_with_one_that_does(words: list[s
 
 # --- the recipes that ship ---
 
-# prompts and completions per batch, optimiser steps, steps between evaluations: worked out by hand
+# prompts and completions per batch, optimizer steps, steps between evaluations: worked out by hand
 PLANS = {
     "syllogism_toy": (2, 8, 200, 50),  # 8 x 1 / 4
     "multi_tasks": (4, 16, 200, 100),  # 8 x 2 / 4

@@ -199,7 +199,9 @@ def test_plans_are_near_what_was_measured_from_half_a_billion_to_seven(row: dict
             tokens=row["completion_tokens"],
         )
         assert -0.05 < plan.memory.peak / 1e9 / row["peak_gb"] - 1 < 0.10
-        assert plan.time is not None and plan.time.batch_s == pytest.approx(row["step_s"], rel=bound)
+        assert plan.time is not None
+        if row["cap_gb"] is None:  # the time of small models in little memory is not planned (docs/lab/plan.md)
+            assert plan.time.batch_s == pytest.approx(row["step_s"], rel=bound)
 
 
 # Prompts, completions of each, their mean length, changes; the peak of the process in GB (docs/lab/plan.md).

@@ -1,4 +1,4 @@
-"""The optimiser on a real GPU: the fused pass beside plain torch, states on the host beside states on the
+"""The optimizer on a real GPU: the fused pass beside plain torch, states on the host beside states on the
 device bit for bit, the memory that each takes, and how long a step of 1.5 B parameters lasts.
 
 python -m pytest -m gpu -s tests/gpu/test_optimizer.py
@@ -143,14 +143,14 @@ def test_a_checkpoint_goes_on_as_any_other_choice(tmp_path, start, to):
 
 def test_the_norm_of_mixed_gradients_is_that_of_float64():
     weights = [*parameters(), *parameters(torch.float32)]
-    optimiser = Optimizer(weights, build({}).update, num_steps=1, warmup_steps=0)
+    optimizer = Optimizer(weights, build({}).update, num_steps=1, warmup_steps=0)
     total = 0.0
     for index, weight in enumerate(weights):
         gradient = torch.randn_like(weight)
         total += gradient.double().square().sum().item()
         (weight * gradient).sum().backward()
         assert (weight.grad is None) == (index < len(SHAPES))
-    assert optimiser.gradient_norm() == pytest.approx(total**0.5, rel=1e-5)
+    assert optimizer.gradient_norm() == pytest.approx(total**0.5, rel=1e-5)
 
 
 def test_the_device_holds_two_buckets_of_a_state_that_is_on_the_host():

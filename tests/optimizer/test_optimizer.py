@@ -1,4 +1,4 @@
-"""The optimiser's layouts and arithmetic: split weights, AdamW beside torch's and float64, 8-bit states,
+"""The optimizer's layouts and arithmetic: split weights, AdamW beside torch's and float64, 8-bit states,
 states on the host, and checkpoints that go on as any other kind.
 """
 
@@ -140,15 +140,15 @@ def test_weights_with_other_strides_are_moved_all_the_same():
 
 def test_one_micro_batch_needs_no_copy_and_more_are_summed_in_float32():
     weight = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
-    optimiser = Optimizer([weight], build({}).update, num_steps=1, warmup_steps=0)
+    optimizer = Optimizer([weight], build({}).update, num_steps=1, warmup_steps=0)
     parts = torch.tensor([[256.0, 1.0, 3.0], [1.0, 1.0, 2**-9], [1.0, 0.0, 0.0]])  # bf16 can't hold 257
     for count, part in enumerate(parts, 1):
         (weight * part.bfloat16()).sum().backward()
-        (gradient,) = optimiser.gradients()
+        (gradient,) = optimizer.gradients()
         assert gradient is not None and weight.grad is None
         assert gradient.dtype == (torch.bfloat16 if count == 1 else torch.float32)
         assert torch.equal(gradient.float(), parts[:count].sum(0))
-        assert optimiser.gradient_norm() == pytest.approx(parts[:count].sum(0).norm().item(), rel=1e-6)
+        assert optimizer.gradient_norm() == pytest.approx(parts[:count].sum(0).norm().item(), rel=1e-6)
 
 
 def test_gradients_that_will_be_several_are_summed_where_there_was_room_for_them(monkeypatch):
@@ -157,17 +157,17 @@ def test_gradients_that_will_be_several_are_summed_where_there_was_room_for_them
     ways = []
     for expected in (1, 3):
         weights = parameters()
-        optimiser = Optimizer(weights, config, num_steps=4, warmup_steps=0)
-        optimiser.reserve_accumulators(expected)
-        blocks = {id(g.untyped_storage()) for g in optimiser._accumulators.values()}
+        optimizer = Optimizer(weights, config, num_steps=4, warmup_steps=0)
+        optimizer.reserve_accumulators(expected)
+        blocks = {id(g.untyped_storage()) for g in optimizer._accumulators.values()}
         for scale in (0.3, 7.0, -2.1):
             torch.stack([(scale * w.float() ** 2).sum() for w in weights]).sum().backward()
-        ways.append([g.clone() for g in optimiser.gradients() if g is not None])
+        ways.append([g.clone() for g in optimizer.gradients() if g is not None])
         if expected > 1:
-            assert optimiser._accumulators and len(blocks) > 1
-            assert all(g is optimiser._accumulators[n] for n, g in enumerate(optimiser.gradients()))
-        optimiser.finish()
-        assert not optimiser._accumulators
+            assert optimizer._accumulators and len(blocks) > 1
+            assert all(g is optimizer._accumulators[n] for n, g in enumerate(optimizer.gradients()))
+        optimizer.finish()
+        assert not optimizer._accumulators
     assert all(torch.equal(*pair) and pair[0].dtype == torch.float32 for pair in zip(*ways, strict=True))
 
 
@@ -274,12 +274,12 @@ def train_regression(optim: str, steps: int = 200) -> tuple[float, torch.Tensor]
     network = nn.Sequential(nn.Linear(16, 256), nn.Tanh(), nn.Linear(256, 64), nn.Tanh(), nn.Linear(64, 1))
     teacher = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 1))
     room = build({"learning_rate": 3e-3, "lr_scheduler_type": "linear", "optim": optim}).update
-    optimiser = Optimizer(list(network.parameters()), room, num_steps=steps, warmup_steps=0)
+    optimizer = Optimizer(list(network.parameters()), room, num_steps=steps, warmup_steps=0)
     for step in range(steps):
         inputs = torch.randn(64, 16, generator=torch.Generator().manual_seed(step))
         (network(inputs) - teacher(inputs).detach()).square().mean().backward()
-        optimiser.step(optimiser.gradient_norm())
-        optimiser.finish()
+        optimizer.step(optimizer.gradient_norm())
+        optimizer.finish()
     inputs = torch.randn(2000, 16, generator=torch.Generator().manual_seed(10**6))
     with torch.no_grad():
         said = network(inputs)
@@ -400,27 +400,27 @@ def test_a_checkpoint_on_the_disk_goes_on_bit_for_bit(tmp_path, optim):
         room = build({"learning_rate": 1e-3, "optim": optim, "weight_decay": 0.1}).update
         return Optimizer(weights, room, num_steps=8, warmup_steps=2)
 
-    def steps(weights, optimiser, first, last):
+    def steps(weights, optimizer, first, last):
         for step in range(first, last):
             generator = torch.Generator().manual_seed(step)
             for weight in weights:
                 (weight * heavy(weight.shape, generator).to(weight.dtype)).sum().backward()
-            optimiser.step(optimiser.gradient_norm())
-            optimiser.finish()
+            optimizer.step(optimizer.gradient_norm())
+            optimizer.finish()
 
     weights = [*parameters(), *parameters(torch.float32)]
-    optimiser = optimiser_of(weights)
-    steps(weights, optimiser, 0, 4)
+    optimizer = optimiser_of(weights)
+    steps(weights, optimizer, 0, 4)
     saver = Saver(tmp_path, None)
     saver.save(
         CheckpointData(
             step=4,
             write_model=lambda folder: None,
-            tensors={"o": optimiser.state_tensors()},
-            scalars=optimiser.state_scalars(),
+            tensors={"o": optimizer.state_tensors()},
+            scalars=optimizer.state_scalars(),
         )
     )
-    steps(weights, optimiser, 4, 8)  # while it is being written
+    steps(weights, optimizer, 4, 8)  # while it is being written
     saver.finish()
     others = [*parameters(seed=5), *parameters(torch.float32, seed=5)]
     resumed = optimiser_of(others)
@@ -432,7 +432,7 @@ def test_a_checkpoint_on_the_disk_goes_on_bit_for_bit(tmp_path, optim):
     steps(others, resumed, 4, 8)
     for one, other in zip(weights, others, strict=True):
         assert torch.equal(one, other)
-    for index, state in optimiser.state_tensors().items():
+    for index, state in optimizer.state_tensors().items():
         assert all(torch.equal(state[name], value) for name, value in resumed.state_tensors()[index].items())
 
 

@@ -26,9 +26,9 @@ def test_the_newest_whole_checkpoint_is_found_and_old_ones_go(tmp_path):
     assert newest(tmp_path).step == 10
     save(tmp_path, 12, keep=2)
     assert sorted(found.step for found in checkpoint.complete_checkpoints(tmp_path)) == [10, 12]
-    into = {"optimiser": {"moment": torch.zeros(2)}}
+    into = {"optimizer": {"moment": torch.zeros(2)}}
     newest(tmp_path).load_tensors(into)
-    assert into["optimiser"]["moment"].tolist() == [12.0, 12.0]
+    assert into["optimizer"]["moment"].tolist() == [12.0, 12.0]
     assert newest(tmp_path).scalars() == {"seconds": 1.5, "steps_done": 12}
 
 
@@ -191,15 +191,15 @@ def test_a_resumed_schedule_has_the_rate_of_now():
     from whetstone.config.update import UpdateConfig
     from whetstone.optimizer import Optimizer
 
-    def optimiser(rate, num_steps):
+    def optimizer(rate, num_steps):
         room = UpdateConfig(learning_rate=rate, lr_scheduler_type="linear")
         return Optimizer([torch.nn.Parameter(torch.zeros(2))], room, num_steps=num_steps, warmup_steps=0)
 
-    first = optimiser(1.0, 10)
+    first = optimizer(1.0, 10)
     for _ in range(4):
         first.finish()
     for rate, num_steps, expected in ((1.0, 10, 0.6), (0.5, 10, 0.3), (1.0, 20, 0.8)):
-        again = optimiser(rate, num_steps)
+        again = optimizer(rate, num_steps)
         again.load_state_scalars(first.schedule.state_dict())
         assert again.learning_rate == pytest.approx(expected, rel=1e-12)
         again.finish()

@@ -100,7 +100,7 @@ def test_the_state_that_is_read_may_hold_no_code(source, tmp_path):
     _, found, _ = open_run(config_in(tmp_path, max_steps=3, auto_resume=True))
     assert found is not None
     with pytest.raises(UserError, match=r"\.metadata"):
-        found.load_tensors({"optimiser": {"moment": torch.zeros(2)}})
+        found.load_tensors({"optimizer": {"moment": torch.zeros(2)}})
     assert not list(tmp_path.rglob(PROOF))
 
 
@@ -109,7 +109,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused_in_a_sentence(source):
 
     _, found, _ = open_run(config_in(source.parent, max_steps=3, auto_resume=True))
     assert found is not None
-    for into in ({"critic": {"moment": torch.zeros(2)}}, {"optimiser": {"moment": torch.zeros(3)}}):
+    for into in ({"critic": {"moment": torch.zeros(2)}}, {"optimizer": {"moment": torch.zeros(3)}}):
         with pytest.raises(UserError, match="checkpoint-3"):
             found.load_tensors(into)
 

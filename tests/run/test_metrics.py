@@ -91,7 +91,7 @@ def test_which_steps_are_shown():
         10,
         16,
         20,
-    ]  # two optimiser steps a row: 5 and 15 are passed
+    ]  # two optimizer steps a row: 5 and 15 are passed
 
 
 def test_a_missing_package_is_named_with_its_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

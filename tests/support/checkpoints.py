@@ -22,7 +22,7 @@ def save(run, step, keep=None):
         checkpoint.CheckpointData(
             step=step,
             write_model=model_writer(policy),
-            tensors={"optimiser": {"moment": moment}},
+            tensors={"optimizer": {"moment": moment}},
             scalars={"seconds": 1.5, "steps_done": step},
         )
     )

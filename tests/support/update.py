@@ -97,7 +97,7 @@ def train_on(updater, minibatches, seed=0):
 
 
 def gradient_of(updater, batches):
-    """The accumulated gradient of one optimiser step, caught before the weights move."""
+    """The accumulated gradient of one optimizer step, caught before the weights move."""
     caught = {}
 
     def catch(norm):

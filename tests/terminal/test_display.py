@@ -172,7 +172,7 @@ def test_one_display_at_a_time_and_none_for_a_silent_rank(capsys: pytest.Capture
 
 
 def test_messages_are_wrapped_in_a_terminal_and_whole_in_a_pipe() -> None:
-    text = "30 optimiser steps, 1 a batch (1 part x 1 iteration), micro-batches of as many tokens as fit"
+    text = "30 optimizer steps, 1 a batch (1 part x 1 iteration), micro-batches of as many tokens as fit"
     out, console = terminal()
     say(text, console=console)
     assert out.getvalue() == text.replace(" tokens as fit", "\n  tokens as fit\n")

@@ -52,5 +52,5 @@ def test_a_plan_of_one_has_no_plurals() -> None:
     config = load("quickstart", words).config
     text = "\n".join(make_plan(config, num_problems=1).lines(config))
     assert "1 batch of 1 prompt x 2 completions" in text
-    assert "1 optimiser step, 1 a batch (1 part x 1 iteration)" in text
+    assert "1 optimizer step, 1 a batch (1 part x 1 iteration)" in text
     assert "1 training problem, seen once" in text

@@ -1,4 +1,4 @@
-"""Gradients of a whole optimiser step against a plain float64 reference: the transformers model on one padded
+"""Gradients of a whole optimizer step against a plain float64 reference: the transformers model on one padded
 batch, no packing, no shared prompts, every formula written out once more.
 
 The policy has moved twice: W0 is the reference of the KL, W1 was there before the first update, W2 is now. So

@@ -221,12 +221,12 @@ def test_half_precision_weights_do_not_lose_small_updates():
     """1000 steps of 1e-6 on a bf16 weight of 1: without a master nothing would ever change."""
     weight = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
     config = build({"learning_rate": 1e-5, "lr_scheduler_type": "constant"}).update
-    optimiser = Optimizer([weight], config, num_steps=1000, warmup_steps=0)
+    optimizer = Optimizer([weight], config, num_steps=1000, warmup_steps=0)
     for _ in range(1000):
         (weight.sum() * 1.0).backward()
-        optimiser.step(optimiser.gradient_norm())
-        optimiser.finish()
-    assert optimiser.state_tensors()["0"]["master"].tolist() == pytest.approx(
+        optimizer.step(optimizer.gradient_norm())
+        optimizer.finish()
+    assert optimizer.state_tensors()["0"]["master"].tolist() == pytest.approx(
         [0.99] * 4, rel=1e-4
     )  # Adam moves by lr a step
     assert weight.float().tolist() == pytest.approx([0.99] * 4, abs=4e-3)
@@ -235,24 +235,24 @@ def test_half_precision_weights_do_not_lose_small_updates():
 
 def test_gradients_are_clipped_to_the_norm():
     weight = torch.nn.Parameter(torch.zeros(2))
-    optimiser = Optimizer([weight], build({"max_grad_norm": 1.0}).update, num_steps=1, warmup_steps=0)
+    optimizer = Optimizer([weight], build({"max_grad_norm": 1.0}).update, num_steps=1, warmup_steps=0)
     (weight * torch.tensor([3.0, 4.0])).sum().backward()
-    norm = optimiser.gradient_norm()
+    norm = optimizer.gradient_norm()
     assert norm == pytest.approx(5.0)
-    optimiser.step(norm)
+    optimizer.step(norm)
     assert weight.grad is not None and weight.grad.tolist() == pytest.approx([0.6, 0.8], rel=1e-5)
 
 
 def test_schedule_warms_up_and_decays():
     weight = torch.nn.Parameter(torch.zeros(1))
     config = build({"learning_rate": 1.0, "lr_scheduler_type": "linear"}).update
-    optimiser = Optimizer([weight], config, num_steps=10, warmup_steps=2)
+    optimizer = Optimizer([weight], config, num_steps=10, warmup_steps=2)
     rates = []
     for _ in range(10):
-        rates.append(optimiser.learning_rate)
+        rates.append(optimizer.learning_rate)
         weight.grad = torch.zeros(1)
-        optimiser.step(0.0)
-        optimiser.finish()
+        optimizer.step(0.0)
+        optimizer.finish()
     assert rates == pytest.approx([0.0, 0.5, 1.0, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8])
 
 

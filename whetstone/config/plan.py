@@ -21,12 +21,12 @@ class Plan:
 
     prompts_per_batch: int
     num_generations: int
-    minibatches: int  # parts of a batch that get an optimiser step each
+    minibatches: int  # parts of a batch that get an optimizer step each
     num_iterations: int
     num_batches: int
-    num_steps: int  # optimiser steps
-    eval_every: int  # optimiser steps; 0: only at the start and the end
-    save_every: int  # optimiser steps; 0: never
+    num_steps: int  # optimizer steps
+    eval_every: int  # optimizer steps; 0: only at the start and the end
+    save_every: int  # optimizer steps; 0: never
     warmup_steps: int
     num_problems: int  # training problems before they come round again
 
@@ -39,7 +39,7 @@ class Plan:
         return self.prompts_per_batch * self.num_generations
 
     def is_due(self, every: int, step: int) -> bool:
-        """Whether a multiple of `every` was reached by the batch that ended at optimiser step `step`."""
+        """Whether a multiple of `every` was reached by the batch that ended at optimizer step `step`."""
         return every > 0 and step // every > (step - self.updates_per_batch) // every
 
     def lines(self, config: Config, num_eval_problems: int | None = None) -> list[str]:
@@ -57,7 +57,7 @@ class Plan:
             f"{counted(self.prompts_per_batch, 'prompt')} x {counted(self.num_generations, 'completion')} "
             f"= {counted(self.completions_per_batch, 'completion')}, at most {tokens:,} new tokens each "
             "batch",
-            f"{counted(self.num_steps, 'optimiser step')}, {self.updates_per_batch} a batch "
+            f"{counted(self.num_steps, 'optimizer step')}, {self.updates_per_batch} a batch "
             f"({counted(self.minibatches, 'part')} x {counted(self.num_iterations, 'iteration')}), "
             "micro-batches of " + ("as many tokens as fit" if size == "auto" else f"{size:,} tokens"),
             f"{counted(self.num_problems, 'training problem')}, {seen}; "
@@ -118,7 +118,7 @@ def make_plan(config: Config, *, num_problems: int, world_size: int = 1) -> Plan
     if num_steps % updates_per_batch:
         good = math.ceil(num_steps / updates_per_batch) * updates_per_batch * to_steps
         raise UserError(
-            f"max_steps ({update.max_steps}) does not divide into batches of {updates_per_batch} optimiser "
+            f"max_steps ({update.max_steps}) does not divide into batches of {updates_per_batch} optimizer "
             f"steps ({minibatches} parts x {update.num_iterations} iterations): set max_steps to {good}."
         )
     per_epoch = math.ceil(num_problems / prompts) * updates_per_batch

@@ -121,7 +121,7 @@ class RolloutConfig(Section):
     per_device_train_batch_size: int = Field(default=8, ge=1, le=MAX_COUNT)
     """Completions per device and accumulation step (TRL's arithmetic; memory: micro_batch_tokens)."""
     gradient_accumulation_steps: int = Field(default=1, ge=1, le=MAX_COUNT)
-    """Accumulation steps per optimiser step (TRL's arithmetic)."""
+    """Accumulation steps per optimizer step (TRL's arithmetic)."""
     steps_per_generation: int | None = Field(default=None, ge=1, le=MAX_COUNT)
     """Accumulation steps per round of sampling: a multiple of gradient_accumulation_steps, its default."""
     max_prompt_length: int | None = Field(default=None, ge=1, le=16_777_216)

@@ -112,7 +112,7 @@ class TrlCallback(TrainerCallback):
             self.run.metrics.log(step, row)
 
     def _row(self, step: int) -> dict[str, float]:
-        """Means over the optimiser steps of the batch, and what its rollouts looked like."""
+        """Means over the optimizer steps of the batch, and what its rollouts looked like."""
         run, groups = self.run, self.run.rewards.groups
         keys = dict.fromkeys(key for entry in self.logs for key in entry)
         row = {key: fmean(entry[key] for entry in self.logs if key in entry) for key in keys}

@@ -158,7 +158,7 @@ def _vllm_arguments(config: Config) -> dict[str, Any]:
 
 
 def _batch_sizes(config: Config, plan: Plan) -> tuple[int, int]:
-    """(completions in a micro-batch, micro-batches in an optimiser step)."""
+    """(completions in a micro-batch, micro-batches in an optimizer step)."""
     rollout = config.rollout
     if rollout.prompts_per_step is None:
         return rollout.per_device_train_batch_size, rollout.gradient_accumulation_steps

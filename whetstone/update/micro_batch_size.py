@@ -11,6 +11,7 @@ from whetstone.errors import UserError
 from whetstone.model.memory import MemoryProbe
 from whetstone.model.policy import Policy
 from whetstone.parallel.collectives import min_over_ranks
+from whetstone.terminal.text import counted
 from whetstone.types import Completion, Finish, Group, Rollout, Score
 from whetstone.update.packing import Batch, Sample, pack
 
@@ -106,7 +107,8 @@ def find_size(
         )
     layers, num_layers = size.checkpointed_layers, len(policy.layers)
     detail = f", with activation checkpointing in {layers} of {num_layers} layers" if layers else ""
-    logger.info(f"Micro-batches of {size.tokens:,} tokens fit{detail} ({search.num_trials} sizes tried).")
+    tried = counted(search.num_trials, "size")
+    logger.info(f"Micro-batches of {size.tokens:,} tokens fit{detail} ({tried} tried).")
     return size
 
 

@@ -131,12 +131,12 @@ class Updater:
         loss, token_means = self._retry_on_oom(
             lambda: self.gradient(minibatch), lambda: split_all(minibatch, split_experience)
         )
-        with profile_range("optimiser"):
+        with profile_range("optimizer"):
             norm = self.optimizer.gradient_norm()
         means = token_means.means()
         metrics = {**means, "loss": loss, "grad_norm": norm, "learning_rate": self.optimizer.learning_rate}
         if math.isfinite(loss) and math.isfinite(norm):
-            with profile_range("optimiser"):
+            with profile_range("optimizer"):
                 if self.steps_done >= self.config.critic.critic_warmup_steps or self.critic is None:
                     self.optimizer.step(norm)
                 if self.critic is not None:

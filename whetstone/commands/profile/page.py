@@ -13,9 +13,9 @@ from whetstone.files import atomic_write
 from whetstone.terminal.text import counted, cut
 
 STAGES = ("weight_sync", "rollout", "reward_wait", "update")
-PARTS = ("prepare", "forward", "head", "backward", "optimiser", "other")
+PARTS = ("prepare", "forward", "head", "backward", "optimizer", "other")
 COLORS = {
-    "matrix products": "#1f6f78", "attention": "#6a7fb5", "elementwise": "#c8793a", "optimiser": "#a05f8a",
+    "matrix products": "#1f6f78", "attention": "#6a7fb5", "elementwise": "#c8793a", "optimizer": "#a05f8a",
     "drawing tokens": "#8a9a4b", "copies": "#c2a83e", "collective": "#b24b4b", "other": "#7a6a58",
     IDLE: "#d9d7d0",
 }  # fmt: skip
@@ -194,9 +194,9 @@ def _of_update(profile: Profile) -> Iterator[str]:
             f"In the update the device is idle {100 * idle:.0f} % of the time: larger micro-batches "
             "(micro_batch_tokens) leave fewer gaps."
         )
-    if profile.part("optimiser") > 0.2:
+    if profile.part("optimizer") > 0.2:
         yield (
-            f"The optimizer is {100 * profile.part('optimiser'):.0f} % of the update, whatever the batch: "
+            f"The optimizer is {100 * profile.part('optimizer'):.0f} % of the update, whatever the batch: "
             "more tokens a step (prompts_per_step) make it count for less."
         )
     if profile.part("prepare") > 0.15:

@@ -22,7 +22,7 @@ _PATTERNS = [
     (kind, re.compile(pattern, re.I))
     for kind, pattern in (
         ("collective", r"nccl|gloo|c10d|all_?reduce|all_?gather|reduce_?scatter|broadcast_coalesced"),
-        ("optimiser", r"adam|multi_tensor|optimi[sz]er"),
+        ("optimizer", r"adam|multi_tensor|optimi[sz]er"),
         ("attention", r"flash|fmha|attention|attn|scaled_dot_product|sdpa|_merge_kernel"),
         ("matrix products", r"gemm|gemv|cublas|cutlass|nvjet|xmma|wgmma|splitk|triton_tem|matmul"),
         ("matrix products", r"^(aten|mkldnn)::_?(mm|addmm|bmm|baddbmm|linear|mv|addmv|dot)\b"),
@@ -36,7 +36,7 @@ _PATTERNS = [
     )
 ]
 KINDS = (
-    "matrix products", "attention", "elementwise", "drawing tokens", "optimiser", "copies", "collective",
+    "matrix products", "attention", "elementwise", "drawing tokens", "optimizer", "copies", "collective",
     "other", IDLE,
 )  # fmt: skip
 
@@ -70,7 +70,7 @@ class TimeBreakdown:
 
     stages: dict[str, float]  # rollout, update: as the clock on the wall has it
     kinds: dict[str, dict[str, float]]  # stage -> kind -> seconds, what is idle included
-    parts: dict[str, float]  # of the update: prepare, forward, head, backward, optimiser, other
+    parts: dict[str, float]  # of the update: prepare, forward, head, backward, optimizer, other
     longest: list[tuple[str, str, int, float]]  # kind, name, how often, seconds
     on_gpu: bool
 
