@@ -127,7 +127,7 @@ def ours(model: str, work: Work, setting: dict, device: torch.device) -> tuple[d
 
 
 def groups_of(work: Work) -> list:
-    from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score
+    from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score, Turn
 
     completions, rewards = iter(work.completions()), iter(work.rewards())
     groups = []
@@ -139,7 +139,9 @@ def groups_of(work: Work) -> list:
                 token_ids=tokens, logprobs=(-12.0,) * len(tokens), finish=Finish.LENGTH, policy_version=0
             )
             score = Score(reward=next(rewards), parts={"correct": 0.0}, answer=None)
-            rollouts.append(Rollout(prompt_ids=tuple(prompt), completion=done, text="", score=score))
+            rollouts.append(
+                Rollout(prompt_ids=tuple(prompt), turns=(Turn(completion=done),), text="", score=score)
+            )
         messages = ({"role": "user", "content": ""},)
         problem = Problem(id=f"work/train/{number:06d}", task="work", messages=messages, answer=None)
         groups.append(Group(problem=problem, rollouts=tuple(rollouts)))

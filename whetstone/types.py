@@ -1,4 +1,4 @@
-"""One type per stage of the data flow: problem -> completion -> score -> rollout -> group.
+"""One type per stage of the data flow: problem -> completion -> turn -> score -> rollout -> group.
 
 Frozen and complete when created: a value that is known later belongs to the next type. No torch here.
 """
@@ -6,14 +6,21 @@ Frozen and complete when created: a value that is known later belongs to the nex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import Any, NamedTuple
+
+Message = Mapping[str, Any]  # {"role": ..., "content": ...}, tool calls where there are some
 
 
 class Finish(StrEnum):
-    """Why a completion ended."""
+    """Why a completion ended; the last four: why an episode of several turns did."""
 
-    STOP = "stop"  # the model sampled a stop token
+    STOP = "stop"  # the model sampled a stop token; of an episode: the environment ended it
     LENGTH = "length"  # max_completion_length was reached: truncated
+    MAX_TURNS = "max_turns"
+    CONTEXT_OVERFLOW = "context_overflow"  # the model has no room for another turn
+    TOOL_ERROR = "tool_error"  # the environment failed
+    TIMEOUT = "timeout"  # the environment did not answer in time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +29,7 @@ class Problem:
 
     id: str  # "countdown/train/000123"
     task: str
-    messages: tuple[Mapping[str, str], ...]  # {"role": ..., "content": ...}
+    messages: tuple[Message, ...]
     answer: Any  # what this task's own `score` needs; plain data that can be pickled
 
     @property
@@ -72,13 +79,54 @@ class Score:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Turn:
+    """What the policy said once, and what was put into its context before it speaks again."""
+
+    completion: Completion  # sampled: trained on
+    observation_ids: tuple[int, ...] = ()  # seen, never trained on; none behind the last turn
+
+
+@dataclass(frozen=True, kw_only=True)
+class Episode:
+    """What a rollout with an environment has beside its tokens."""
+
+    finish: Finish
+    messages: tuple[Message, ...]  # behind the prompt
+    rewards: tuple[float, ...]  # of each turn; the environment's reward for the whole is in the score
+    num_tool_calls: int = 0
+    num_tool_errors: int = 0  # calls that failed or could not be read
+    environment_s: float = 0.0  # waiting for the environment
+    error: str | None = None  # why the environment failed
+
+
+@dataclass(frozen=True, kw_only=True)
 class Rollout:
-    """One scored completion. It exists only once it is scored."""
+    """A prompt and scored turns: one, without an observation, for tasks that have no environment."""
 
     prompt_ids: tuple[int, ...]
-    completion: Completion
-    text: str
+    turns: tuple[Turn, ...]
+    text: str  # what the policy said, special tokens left out
     score: Score
+    episode: Episode | None = None
+
+    @cached_property
+    def completion(self) -> Completion:
+        """What the policy said in all turns: its tokens are those that are trained on and counted."""
+        if len(self.turns) == 1 and self.episode is None:
+            return self.turns[0].completion
+        parts = [turn.completion for turn in self.turns]
+        return Completion(
+            token_ids=tuple(token for part in parts for token in part.token_ids),
+            logprobs=tuple(logprob for part in parts for logprob in part.logprobs),
+            finish=parts[-1].finish if self.episode is None else self.episode.finish,
+            policy_version=min(part.policy_version for part in parts),
+        )
+
+    @cached_property
+    def num_tokens(self) -> int:
+        """All tokens: prompt, completions and observations."""
+        turns = sum(len(turn.completion.token_ids) + len(turn.observation_ids) for turn in self.turns)
+        return len(self.prompt_ids) + turns
 
 
 @dataclass(frozen=True, kw_only=True)

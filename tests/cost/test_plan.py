@@ -200,7 +200,7 @@ def test_plans_are_near_what_was_measured_from_half_a_billion_to_seven(row: dict
         )
         assert -0.05 < plan.memory.peak / 1e9 / row["peak_gb"] - 1 < 0.10
         assert plan.time is not None
-        if row["cap_gb"] is None:  # the time of small models in little memory is not planned (docs/lab/plan.md)
+        if row["cap_gb"] is None:  # docs/lab/plan.md has the exception
             assert plan.time.batch_s == pytest.approx(row["step_s"], rel=bound)
 
 

@@ -21,7 +21,7 @@ from whetstone.evaluation.statistics import wilson
 from whetstone.run.metrics import MetricsLog, read_rows
 from whetstone.seeds import seed, uniforms
 from whetstone.tasks.constants import measured
-from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score
+from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score, Turn
 
 
 def sum_problem(index: int, *, task: str = "sums") -> Problem:
@@ -66,8 +66,12 @@ class Adder:
         correct = float(answer == problem.answer)
         return Rollout(
             prompt_ids=(1, 2),
-            completion=Completion(
-                token_ids=tokens, logprobs=(0.0,) * len(tokens), finish=finish, policy_version=0
+            turns=(
+                Turn(
+                    completion=Completion(
+                        token_ids=tokens, logprobs=(0.0,) * len(tokens), finish=finish, policy_version=0
+                    )
+                ),
             ),
             text=text,
             score=Score(reward=self.reward, parts={"correct": correct, "format": 1.0}, answer=answer),
@@ -215,7 +219,7 @@ def test_an_answer_that_could_not_be_scored_is_wrong(tmp_path: Path):
             failed = Score(reward=0.0, parts={}, answer=None, failure="timeout")
             return Rollout(
                 prompt_ids=rollout.prompt_ids,
-                completion=rollout.completion,
+                turns=(Turn(completion=rollout.completion),),
                 text=rollout.text,
                 score=failed if problem.task == "others" else rollout.score,
             )

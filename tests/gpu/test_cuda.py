@@ -98,14 +98,16 @@ def test_bf16_engine_and_trainer_agree(architecture, seeds, changes):
 
 
 def make_samples_from_engine(policy, seeds):
-    from whetstone.types import Rollout, Score
+    from whetstone.types import Rollout, Score, Turn
     from whetstone.update.packing import Sample
 
     requests = [Request(prompt_ids=prompt, seeds=tuple(range(seeds))) for prompt in PROMPTS]
     score = Score(reward=0.0, parts={"correct": 0.0}, answer=None)
     return [
         Sample(
-            rollout=Rollout(prompt_ids=requests[r].prompt_ids, completion=completion, text="", score=score),
+            rollout=Rollout(
+                prompt_ids=requests[r].prompt_ids, turns=(Turn(completion=completion),), text="", score=score
+            ),
             index=place,
             keep=True,
         )

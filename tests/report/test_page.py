@@ -23,7 +23,7 @@ from whetstone.report.plots import short_number, smooth
 from whetstone.report.read import read_run
 from whetstone.run.metrics import MetricsLog
 from whetstone.seeds import seed, uniforms
-from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score
+from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score, Turn
 
 PICTURES = True
 
@@ -78,7 +78,7 @@ class Pupil:
             token_ids=tokens, logprobs=(-0.1,) * len(tokens), finish=Finish.STOP, policy_version=0
         )
         score = Score(reward=float(right), parts={"correct": float(right), "format": 1.0}, answer=answer)
-        return Rollout(prompt_ids=(1,), completion=completion, text=text, score=score)
+        return Rollout(prompt_ids=(1,), turns=(Turn(completion=completion),), text=text, score=score)
 
 
 def thinking_at(step: int, num_steps: int) -> float:

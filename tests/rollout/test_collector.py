@@ -16,7 +16,7 @@ from whetstone.rollout.metrics import rollout_metrics, variance_metrics
 from whetstone.rollout.source import RolloutSource
 from whetstone.tasks.mixture import build_tasks
 from whetstone.tasks.scoring.pool import Scorer
-from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score
+from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score, Turn
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +134,7 @@ def rollout(reward, answer, correct, length, finish=Finish.STOP, failure=None):
         token_ids=(5,) * length, logprobs=(0.0,) * length, finish=finish, policy_version=0
     )
     score = Score(reward=reward, parts={"correct": correct, "format": 0.5}, answer=answer, failure=failure)
-    return Rollout(prompt_ids=(1,), completion=completion, text="", score=score)
+    return Rollout(prompt_ids=(1,), turns=(Turn(completion=completion),), text="", score=score)
 
 
 def group(task, *rollouts):

@@ -15,7 +15,7 @@ from whetstone.tasks.mixture import build_tasks, check_gold, eval_problems
 from whetstone.tasks.registry import list_tasks
 from whetstone.tasks.scoring.pool import Scorer
 from whetstone.tasks.scoring.process import ScoringRequest
-from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score
+from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score, Turn
 
 
 def config_of(name="chain_sum", curriculum: Any = True, **changes):
@@ -69,7 +69,10 @@ def group(task, *right):
     )
     completion = Completion(token_ids=(1,), logprobs=(0.0,), finish=Finish.STOP, policy_version=0)
     scores = [Score(reward=0.0, parts={"correct": float(value)}, answer=None) for value in right]
-    rollouts = [Rollout(prompt_ids=(1,), completion=completion, text="", score=score) for score in scores]
+    rollouts = [
+        Rollout(prompt_ids=(1,), turns=(Turn(completion=completion),), text="", score=score)
+        for score in scores
+    ]
     return Group(problem=problem, rollouts=tuple(rollouts))
 
 

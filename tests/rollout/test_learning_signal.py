@@ -4,7 +4,7 @@ import pytest
 
 from whetstone.config import load
 from whetstone.rollout.learning_signal import LearningSignal
-from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score
+from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score, Turn
 
 
 def group(*rewards: float, answer: str | None = "1", finish: Finish = Finish.STOP, **changes) -> Group:
@@ -13,7 +13,13 @@ def group(*rewards: float, answer: str | None = "1", finish: Finish = Finish.STO
         rollouts=tuple(
             Rollout(
                 prompt_ids=(1,),
-                completion=Completion(token_ids=(1,), logprobs=(0.0,), finish=finish, policy_version=0),
+                turns=(
+                    Turn(
+                        completion=Completion(
+                            token_ids=(1,), logprobs=(0.0,), finish=finish, policy_version=0
+                        )
+                    ),
+                ),
                 text="",
                 score=Score(reward=r, parts={"correct": float(r >= 1)}, answer=answer, **changes),
             )

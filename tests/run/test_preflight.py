@@ -22,7 +22,7 @@ from whetstone.run import preflight as preflight_module
 from whetstone.run.check import check, first_stage
 from whetstone.run.preflight import Preflight, compare_logprobs, judge, measure, preflight
 from whetstone.terminal.findings import Finding, Status
-from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score
+from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score, Turn
 
 HARD = "{chain_sum: {config: {min_terms: 6, max_terms: 6, min_digits: 6, max_digits: 6}}}"
 
@@ -46,7 +46,7 @@ def rollout(
     )
     parts = {"correct": float(reward >= 1), "accuracy": reward}
     scored = Score(**{"reward": reward, "parts": parts, "answer": answer, **score})
-    return Rollout(prompt_ids=(1, 2), completion=completion, text="", score=scored)
+    return Rollout(prompt_ids=(1, 2), turns=(Turn(completion=completion),), text="", score=scored)
 
 
 def group(*rollouts: Rollout) -> Group:

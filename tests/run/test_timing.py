@@ -17,7 +17,7 @@ from whetstone.run.timing import (
     peak_memory_gb,
     reset_peak_memory,
 )
-from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score
+from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score, Turn
 from whetstone.update.experience import ExperienceBuilder
 from whetstone.update.packing import Sample, pack
 
@@ -33,11 +33,15 @@ def touch(num_bytes: int) -> None:
 def rollout(prompt: tuple[int, ...], num_tokens: int) -> Rollout:
     return Rollout(
         prompt_ids=prompt,
-        completion=Completion(
-            token_ids=tuple(range(3, 3 + num_tokens)),
-            logprobs=(-1.0,) * num_tokens,
-            finish=Finish.STOP,
-            policy_version=0,
+        turns=(
+            Turn(
+                completion=Completion(
+                    token_ids=tuple(range(3, 3 + num_tokens)),
+                    logprobs=(-1.0,) * num_tokens,
+                    finish=Finish.STOP,
+                    policy_version=0,
+                )
+            ),
         ),
         text="",
         score=Score(reward=0.0, parts={"correct": 0.0}, answer=None),

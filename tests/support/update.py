@@ -1,12 +1,13 @@
 """Samples, updaters and gradients of a tiny policy."""
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
 
 from whetstone.config import build, make_plan
-from whetstone.types import Completion, Finish, Rollout, Score
+from whetstone.types import Completion, Finish, Rollout, Score, Turn
 from whetstone.update.packing import Sample
 from whetstone.update.updater import Updater
 
@@ -32,9 +33,43 @@ def make_samples(policy, sampler_shift=0.0):
             policy_version=0,
         )
         score = Score(reward=advantage, parts={"correct": 0.0}, answer=None)
-        rollout = Rollout(prompt_ids=tuple(ids[:prompt]), completion=done, text="", score=score)
+        rollout = Rollout(
+            prompt_ids=tuple(ids[:prompt]), turns=(Turn(completion=done),), text="", score=score
+        )
         samples.append(Sample(rollout=rollout, index=len(samples), keep=True))
     return samples
+
+
+def with_turns(samples: list[Sample]) -> list[Sample]:
+    """The same completions said in up to three turns, with observations of 1 to 5 tokens in between."""
+    generator = torch.Generator().manual_seed(2)
+    return [replace(sample, rollout=_in_turns(sample.rollout, generator)) for sample in samples]
+
+
+def _in_turns(rollout: Rollout, generator: torch.Generator) -> Rollout:
+    whole, turns = rollout.completion, []
+    cuts = sorted({0, len(whole.token_ids) // 3, len(whole.token_ids) // 2, len(whole.token_ids)})
+    for start, stop in pairwise(cuts):
+        size = 0 if stop == cuts[-1] else int(torch.randint(1, 6, (), generator=generator))
+        observation = tuple(torch.randint(3, 97, (size,), generator=generator).tolist())
+        part = replace(whole, token_ids=whole.token_ids[start:stop], logprobs=whole.logprobs[start:stop])
+        turns.append(Turn(completion=part, observation_ids=observation))
+    return replace(rollout, turns=tuple(turns))
+
+
+def all_ids(rollout: Rollout) -> list[int]:
+    """Prompt, completions and observations in order."""
+    parts = [(*turn.completion.token_ids, *turn.observation_ids) for turn in rollout.turns]
+    return [*rollout.prompt_ids, *(token for part in parts for token in part)]
+
+
+def predicting_positions(rollout: Rollout) -> list[int]:
+    """Where in `all_ids` each token of the completions is predicted: one before it."""
+    positions, end = [], len(rollout.prompt_ids)
+    for turn in rollout.turns:
+        positions += range(end - 1, end - 1 + len(turn.completion.token_ids))
+        end += len(turn.completion.token_ids) + len(turn.observation_ids)
+    return positions
 
 
 def sequence_logprobs(policy, ids, prompt, temperature=1.0):

@@ -18,7 +18,7 @@ from whetstone.evaluation.statistics import accuracy
 from whetstone.model.hub import resolve
 from whetstone.run.completions import show_variance
 from whetstone.terminal.log import LIBRARIES, log_ending, setup_logging
-from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score
+from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score, Turn
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07ok\rfake \u202egnorw [bold]b[/bold] [/oops] \x9b5m \ud83d"
 
@@ -68,7 +68,7 @@ def test_what_a_model_wrote_reaches_terminal_and_log_without_control_characters(
     score = Score(reward=0.0, parts={"correct": 0.0}, answer=HOSTILE)
     completion = Completion(token_ids=(1,), logprobs=(0.0,), finish=Finish.STOP, policy_version=0)
     rollouts = [
-        Rollout(prompt_ids=(1,), completion=completion, text=HOSTILE, score=one)
+        Rollout(prompt_ids=(1,), turns=(Turn(completion=completion),), text=HOSTILE, score=one)
         for one in (score, Score(reward=1.0, parts={"correct": 1.0}, answer="other"))
     ]
     messages = ({"role": "user", "content": HOSTILE},)

@@ -16,7 +16,7 @@ from whetstone.algorithm.losses import ratio_level
 from whetstone.config import build, make_plan
 from whetstone.config.sections import ModelConfig
 from whetstone.model.policy import load_policy
-from whetstone.types import Completion, Finish, Rollout, Score
+from whetstone.types import Completion, Finish, Rollout, Score, Turn
 from whetstone.update.experience import Experience
 from whetstone.update.packing import Sample, pack
 from whetstone.update.updater import Updater
@@ -58,11 +58,15 @@ def samples(policy):
         Sample(
             rollout=Rollout(
                 prompt_ids=tuple(prompt),
-                completion=Completion(
-                    token_ids=tuple(tokens),
-                    logprobs=tuple(old.tolist()),
-                    finish=Finish.STOP,
-                    policy_version=0,
+                turns=(
+                    Turn(
+                        completion=Completion(
+                            token_ids=tuple(tokens),
+                            logprobs=tuple(old.tolist()),
+                            finish=Finish.STOP,
+                            policy_version=0,
+                        )
+                    ),
                 ),
                 text="",
                 score=Score(reward=advantage, parts={"correct": 0.0}, answer=None),

@@ -7,7 +7,7 @@ import pytest
 from tests.conftest import make_policy
 from tests.support.update import make_samples
 from whetstone.config import build
-from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score
+from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score, Turn
 from whetstone.update.packing import Sample, balance, pack_minibatches
 
 
@@ -15,8 +15,15 @@ def group(number: int, lengths: list[int]) -> Group:
     rollouts = tuple(
         Rollout(
             prompt_ids=(1, 2, 3, number + 10),
-            completion=Completion(
-                token_ids=(7,) * length, logprobs=(-1.0,) * length, finish=Finish.STOP, policy_version=0
+            turns=(
+                Turn(
+                    completion=Completion(
+                        token_ids=(7,) * length,
+                        logprobs=(-1.0,) * length,
+                        finish=Finish.STOP,
+                        policy_version=0,
+                    )
+                ),
             ),
             text="",
             score=Score(reward=float(length), parts={"correct": 0.0}, answer=None),

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.conftest import make_policy
-from tests.support.update import SIZES, make_samples
+from tests.support.update import SIZES, all_ids, make_samples, predicting_positions, with_turns
 from whetstone.config import build, make_plan
 from whetstone.config.losses import LOSSES
 from whetstone.config.sections import ModelConfig
@@ -118,7 +118,7 @@ def double_critic(critic) -> Any:
 
 
 def padded(samples):
-    rows = [[*s.rollout.prompt_ids, *s.rollout.completion.token_ids] for s in samples]
+    rows = [all_ids(s.rollout) for s in samples]
     width = max(map(len, rows))
     ids = torch.tensor([row + [0] * (width - len(row)) for row in rows])
     return ids, torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
@@ -126,10 +126,7 @@ def padded(samples):
 
 def of_completions(values, samples):
     """[B, width, ...] -> a list of [length, ...]: what stands one place before each completion token."""
-    return [
-        row[len(s.rollout.prompt_ids) - 1 :][: len(s.rollout.completion.token_ids)]
-        for row, s in zip(values, samples, strict=True)
-    ]
+    return [row[predicting_positions(s.rollout)] for row, s in zip(values, samples, strict=True)]
 
 
 def logprobs(model, samples):
@@ -192,11 +189,14 @@ def plain_gradient(model, loss):
     return flat([p for p in model.parameters() if p.requires_grad])
 
 
-@pytest.mark.parametrize("adapter", ["all weights", "lora"])
+@pytest.mark.parametrize("kind", ["all weights", "lora", "turns"])
 @pytest.mark.parametrize("loss_type", [name for name, loss in LOSSES.items() if not loss.supervised])
-def test_every_loss_has_the_plain_float64_gradient(loss_type, adapter):
-    policy = make_policy() if adapter == "all weights" else lora_policy()
+def test_every_loss_has_the_plain_float64_gradient(loss_type, kind):
+    policy = lora_policy() if kind == "lora" else make_policy()
     samples = make_samples(make_policy(), sampler_shift=-0.1)
+    if kind == "turns":
+        samples = with_turns(samples)
+        assert sum(len(sample.rollout.turns) for sample in samples) == 15
     extra = {"importance_correction": "token_truncate", "importance_correction_max": 1.1}
     models, _, gradients, row, config = our_step(policy, samples, **settings_for(loss_type), **extra)
     expected = plain_gradient(models[2], policy_loss(models, samples, group_advantages(samples), config.loss))
@@ -244,7 +244,7 @@ def gae_by_hand(samples, values, gamma, lam):
 @pytest.mark.parametrize("loss_type", ["dapo", "gspo"])
 @pytest.mark.parametrize("kind", ["head", "model"])
 def test_policy_and_critic_have_the_plain_float64_gradients(kind, loss_type):
-    samples = make_samples(make_policy())
+    samples = with_turns(make_samples(make_policy()))
     changes = {"advantage": "gae", "critic": kind, "value_coef": 0.3, "gamma": 0.98, "gae_lambda": 0.9}
     changes |= {"value_clip": 0.2, **settings_for(loss_type)}
     models, critics, gradients, row, config = our_step(make_policy(), samples, critic_shift=0.3, **changes)

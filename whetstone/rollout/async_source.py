@@ -12,7 +12,7 @@ from whetstone.config import Config, Plan
 from whetstone.rollout.collector import Collector
 from whetstone.rollout.source import RolloutBatch, RolloutSource
 from whetstone.tasks.mixture import Mixture
-from whetstone.types import Completion, Finish, Group, Rollout, Score
+from whetstone.types import Completion, Episode, Finish, Group, Rollout, Score, Turn
 
 CLOSE_TIMEOUT_S = 10.0  # for other ranks to cancel as well
 
@@ -70,9 +70,21 @@ def to_plain(rollouts: RolloutBatch) -> dict[str, Any]:
 
 
 def _plain_rollout(rollout: Rollout) -> dict[str, Any]:
-    completion = {**vars(rollout.completion), "finish": str(rollout.completion.finish)}
-    score = {**vars(rollout.score), "parts": dict(rollout.score.parts)}
-    return {**vars(rollout), "completion": completion, "score": score}
+    turns = [
+        {
+            "completion": {**vars(turn.completion), "finish": str(turn.completion.finish)},
+            "observation_ids": turn.observation_ids,
+        }
+        for turn in rollout.turns
+    ]
+    episode = rollout.episode
+    return {
+        "prompt_ids": rollout.prompt_ids,
+        "turns": turns,
+        "text": rollout.text,
+        "score": {**vars(rollout.score), "parts": dict(rollout.score.parts)},
+        "episode": None if episode is None else {**vars(episode), "finish": str(episode.finish)},
+    }
 
 
 def from_plain(state: dict[str, Any], tasks: Mixture) -> RolloutBatch:
@@ -84,5 +96,15 @@ def from_plain(state: dict[str, Any], tasks: Mixture) -> RolloutBatch:
 
 
 def _rollout(state: dict[str, Any]) -> Rollout:
-    completion = Completion(**{**state["completion"], "finish": Finish(state["completion"]["finish"])})
-    return Rollout(**{**state, "completion": completion, "score": Score(**state["score"])})
+    turns = [
+        Turn(completion=_completion(turn["completion"]), observation_ids=tuple(turn["observation_ids"]))
+        for turn in state["turns"]
+    ]
+    episode = state["episode"]
+    if episode is not None:
+        episode = Episode(**{**episode, "finish": Finish(episode["finish"])})
+    return Rollout(**{**state, "turns": tuple(turns), "episode": episode, "score": Score(**state["score"])})
+
+
+def _completion(state: dict[str, Any]) -> Completion:
+    return Completion(**{**state, "finish": Finish(state["finish"])})

@@ -14,7 +14,7 @@ from whetstone.parallel.mesh import Ranks
 from whetstone.tasks.scoring.pool import Scorer
 from whetstone.tasks.scoring.process import ScoringRequest
 from whetstone.terminal.stages import advance, show, stage
-from whetstone.types import Finish, Group, Problem, Rollout, Score
+from whetstone.types import Finish, Group, Problem, Rollout, Score, Turn
 
 
 class Codec(Protocol):
@@ -129,7 +129,10 @@ class Collector:
         self.custom_metrics = self.scorer.custom_metrics
         rollouts = {
             (output.request, output.sample): Rollout(
-                prompt_ids=prompts[output.request], completion=output.completion, text=text, score=score
+                prompt_ids=prompts[output.request],
+                turns=(Turn(completion=output.completion),),
+                text=text,
+                score=score,
             )
             for output, text, score in zip(outputs, texts, scores, strict=True)
         }

@@ -119,7 +119,7 @@ class RolloutSource:
     def _observe(self, batch: RolloutBatch, step: int) -> RolloutBatch:
         """Add the metrics `num_tokens` and `staleness` (the age of the sampling policy in batches)."""
         rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
-        self._num_tokens += sum(len(r.prompt_ids) + len(r.completion.token_ids) for r in rollouts)
+        self._num_tokens += sum(rollout.num_tokens for rollout in rollouts)
         versions = [rollout.completion.policy_version for rollout in rollouts]
         ages = [(step - version) / self._plan.updates_per_batch for version in versions]
         allowed = self._config.rollout.async_rollouts

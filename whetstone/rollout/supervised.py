@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from whetstone.errors import UserError
 from whetstone.rollout.source import RolloutBatch, RolloutSource
-from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score
+from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score, Turn
 
 NO_SCORE = Score(reward=0.0, parts={}, answer=None)
 MAX_ROUNDS = 8  # of sampling, until one answer of a batch is correct
@@ -48,7 +48,7 @@ class SupervisedSource(RolloutSource):
             finish=Finish.LENGTH if len(tokens) > limit else Finish.STOP,
             policy_version=step,
         )
-        return Rollout(prompt_ids=prompt, completion=completion, text=solution, score=NO_SCORE)
+        return Rollout(prompt_ids=prompt, turns=(Turn(completion=completion),), text=solution, score=NO_SCORE)
 
 
 class RejectionSampledSource(RolloutSource):

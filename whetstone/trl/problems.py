@@ -13,7 +13,7 @@ from whetstone.model.chat import Chat
 from whetstone.tasks.mixture import Mixture
 from whetstone.tasks.scoring.pool import Scorer
 from whetstone.tasks.scoring.process import ScoringRequest
-from whetstone.types import Completion, Finish, Group, Problem, Rollout
+from whetstone.types import Completion, Finish, Group, Problem, Rollout, Turn
 
 
 class Problems:
@@ -89,7 +89,9 @@ class Rewards:
             unknown = (float("nan"),) * len(ids)  # TRL's generate keeps no logprobs
             completion = Completion(token_ids=tuple(ids), logprobs=unknown, finish=end, policy_version=0)
             prompt = chat.encode(problem)
-            rollouts.append(Rollout(prompt_ids=prompt, completion=completion, text=text, score=score))
+            rollouts.append(
+                Rollout(prompt_ids=prompt, turns=(Turn(completion=completion),), text=text, score=score)
+            )
         size = self.num_generations
         starts = range(0, len(rollouts), size)
         self.groups = [Group(problem=problems[i], rollouts=tuple(rollouts[i : i + size])) for i in starts]

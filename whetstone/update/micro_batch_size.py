@@ -12,7 +12,7 @@ from whetstone.model.memory import MemoryProbe
 from whetstone.model.policy import Policy
 from whetstone.parallel.collectives import min_over_ranks
 from whetstone.terminal.text import counted
-from whetstone.types import Completion, Finish, Group, Rollout, Score
+from whetstone.types import Completion, Finish, Group, Rollout, Score, Turn
 from whetstone.update.packing import Batch, Sample, pack
 
 logger = logging.getLogger("whetstone")
@@ -85,7 +85,7 @@ def find_size(
             return MicroBatchSize(DEFAULT_TOKENS)
         probe = MemoryProbe(policy.device)
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    lengths = [len(rollout.prompt_ids) + len(rollout.completion.token_ids) for rollout in rollouts]
+    lengths = [rollout.num_tokens for rollout in rollouts]
     prompt = max(len(rollout.prompt_ids) for rollout in rollouts)
     total = -(-sum(lengths) // policy.ranks.data_size)
     bounds = SizeBounds(longest=max(lengths), total=total, uses_padding=policy.uses_padding)
@@ -129,7 +129,7 @@ def synthetic_batch(tokens: int, *, longest: int, prompt: int, vocab_size: int) 
         )
         rollout = Rollout(
             prompt_ids=prompt_ids,
-            completion=completion,
+            turns=(Turn(completion=completion),),
             text="",
             score=Score(reward=float(len(samples) % 2), parts={}, answer=None),
         )

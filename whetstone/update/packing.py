@@ -47,7 +47,12 @@ class Sample:
 
     @property
     def num_tokens(self) -> int:
-        return len(self.rollout.prompt_ids) + len(self.rollout.completion.token_ids)
+        return self.rollout.num_tokens
+
+    @property
+    def num_response_tokens(self) -> int:
+        """Tokens behind the prompt: completions and observations."""
+        return self.rollout.num_tokens - len(self.rollout.prompt_ids)
 
 
 def pack_minibatches(
@@ -109,8 +114,7 @@ def _greedy_partition(pieces: list[list[Sample]], num_ranks: int) -> list[list[S
 def _num_tokens(samples: list[Sample]) -> int:
     """Tokens of the packed samples: a shared prompt counts once."""
     prompts = {sample.rollout.prompt_ids for sample in samples}
-    completions = sum(len(sample.rollout.completion.token_ids) for sample in samples)
-    return sum(len(prompt) for prompt in prompts) + completions
+    return sum(len(prompt) for prompt in prompts) + sum(sample.num_response_tokens for sample in samples)
 
 
 def make_samples(groups: Sequence[Group], config: Config) -> list[Sample]:
@@ -140,7 +144,7 @@ def pack(samples: list[Sample], max_tokens: int) -> list[Batch]:
 
 def bin_pack(samples: list[Sample], max_tokens: int) -> list[list[Sample]]:
     """Bins of at most `max_tokens`, or one longer sequence; completions of one prompt are adjacent."""
-    longest_first = sorted(samples, key=lambda sample: -len(sample.rollout.completion.token_ids))
+    longest_first = sorted(samples, key=lambda sample: -sample.num_response_tokens)
     groups = _by_prompt(longest_first).values()
     bins: list[list[Sample]] = []
     num_tokens = 0  # of the last bin
@@ -148,7 +152,7 @@ def bin_pack(samples: list[Sample], max_tokens: int) -> list[list[Sample]]:
         for sample in group:
             # A prompt counts only if the last sample has another one.
             is_shared = bins and bins[-1][-1].rollout.prompt_ids == sample.rollout.prompt_ids
-            cost = len(sample.rollout.completion.token_ids) if is_shared else sample.num_tokens
+            cost = sample.num_response_tokens if is_shared else sample.num_tokens
             if not bins or num_tokens + cost > max_tokens:
                 bins.append([])
                 num_tokens, cost = 0, sample.num_tokens
@@ -185,20 +189,22 @@ def pack_sequences(samples: list[Sample]) -> Batch:
     prompt: tuple[int, ...] = ()  # no prompt is empty
     prompt_start = end = 0
     for sample in samples:
-        completion = sample.rollout.completion.token_ids
         if sample.rollout.prompt_ids != prompt:
             prompt, prompt_start = sample.rollout.prompt_ids, end
             segments.append(Segment(prompt_start, len(prompt)))
             tokens.append(prompt)
             positions.append(range(len(prompt)))
             end += len(prompt)
-        segments.append(Segment(end, len(completion), prompt_start, len(prompt)))
-        # The last prompt token predicts the first completion token, and each token the next one.
+        segments.append(Segment(end, sample.num_response_tokens, prompt_start, len(prompt)))
+        positions.append(range(len(prompt), sample.num_tokens))
+        # The last token of the prompt predicts the first one of a completion, and each token the next one.
         last = prompt_start + len(prompt) - 1
-        logit_positions += [range(last, last + 1), range(end, end + len(completion) - 1)]
-        tokens.append(completion)
-        positions.append(range(len(prompt), len(prompt) + len(completion)))
-        end += len(completion)
+        for turn in sample.rollout.turns:
+            completion = turn.completion.token_ids
+            logit_positions += [range(last, last + 1), range(end, end + len(completion) - 1)]
+            tokens += [completion, turn.observation_ids]
+            end += len(completion) + len(turn.observation_ids)
+            last = end - 1
     completions = [sample.rollout.completion for sample in samples]
     lengths = torch.tensor([len(completion.token_ids) for completion in completions])
     return Batch(
