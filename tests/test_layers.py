@@ -22,18 +22,19 @@ MAY_IMPORT: dict[str, str] = {
     "config": "errors terminal",
     "sandbox": "errors",
     "rewards": "errors types config files sandbox",
-    "tasks": "errors types seeds terminal config sandbox rewards",
+    "environments": "errors types config sandbox",
+    "tasks": "errors types seeds terminal config sandbox rewards environments",
     "algorithm": "errors config",
     "parallel": "errors config",
     "model": "errors types config parallel",
     "engines": "errors types seeds config parallel model",
     "cost": "errors config tasks model",
-    "rollout": "errors types seeds terminal config tasks parallel engines",
+    "rollout": "errors types seeds terminal config environments tasks parallel engines",
     "optimizer": "errors config parallel",
     "update": "errors types terminal config algorithm parallel model cost optimizer",
     "evaluation": "types files terminal config tasks rollout",
-    "run": "errors types seeds files terminal config rewards tasks algorithm parallel model engines cost "
-    "rollout update evaluation",
+    "run": "errors types seeds files terminal config rewards environments tasks algorithm parallel model "
+    "engines cost rollout update evaluation",
     "diagnosis": "errors run",
     "report": "errors files terminal model evaluation run diagnosis",
     "watch": "errors files run diagnosis",
@@ -45,7 +46,7 @@ MAY_IMPORT: dict[str, str] = {
     "__main__": "errors terminal commands",
 }
 # Rule 2.
-WITHOUT_TORCH = ("config", "types", "tasks", "rewards", "sandbox", "report")
+WITHOUT_TORCH = ("config", "types", "tasks", "rewards", "sandbox", "environments", "report")
 MAY_DISTRIBUTE = ("parallel", "run/checkpoint")
 # Rule 3. Package -> the file or folder (beneath whetstone) that may import it, inside functions only.
 ADAPTER_OF = {

@@ -31,11 +31,17 @@ class Problem:
     task: str
     messages: tuple[Message, ...]
     answer: Any  # what this task's own `score` needs; plain data that can be pickled
+    environment: str | None = None  # its name in a configuration, where the problem is an episode of it
 
     @property
     def question(self) -> str:
-        """The last message: what distinguishes this problem from the others of its task."""
+        """The last message."""
         return self.messages[-1]["content"]
+
+    @property
+    def identity(self) -> str:
+        """What distinguishes this problem from the others of its task: of an episode also its seed."""
+        return self.question if self.environment is None else f"{self.question}\x1f{self.answer['seed']}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -347,6 +347,8 @@ def test_every_generated_task_of_a_recipe_exists_and_takes_its_settings(name: st
         for task in make_tasks(config, split).values():
             if task.generated:
                 problem = task.problem(0)
+                if problem.environment is not None:
+                    continue
                 assert task.score(problem, task.gold(problem) or "").parts["correct"] == 1.0
 
 

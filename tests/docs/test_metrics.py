@@ -22,6 +22,7 @@ RUNS = {
         "mask_truncated_completions=true", "top_entropy_quantile=0.5",
         "datasets={chain_sum: {curriculum: true}}",
     ],
+    "turns": ["datasets={guess_number: {}}"],
     "star": ["loss_type=sft", "rejection_sampling=true", "num_generations=8"],
 }  # fmt: skip
 # Of code tasks, of an automatic choice on a GPU, and of a GPU with NVML.

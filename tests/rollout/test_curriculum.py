@@ -141,6 +141,7 @@ def test_tasks_without_a_curriculum_are_refused_by_name():
         "math",
         "code",
         "countdown",
+        "guess_number",
         "acre",
         "gsm_symbolic",
         "knight_swap",

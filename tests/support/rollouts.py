@@ -12,6 +12,9 @@ class Codec:
     def encode_solution(self, problem, solution):
         return tuple(ord(character) - 30 for character in solution)
 
+    def encode_observation(self, messages, max_tokens):
+        return tuple(ord(character) - 30 for message in messages for character in message["content"])
+
     def decode(self, token_ids):
         return Characters().decode(token_ids)
 

@@ -20,6 +20,7 @@ from whetstone.config.base import (
 )
 from whetstone.config.engine_traits import EngineName, engine_traits
 from whetstone.config.engines import EnginesConfig
+from whetstone.config.environments import EnvironmentsConfig
 from whetstone.config.loss import CriticConfig, LossConfig
 from whetstone.config.losses import LOSSES
 from whetstone.config.plugins import PluginSpec
@@ -247,6 +248,7 @@ class Config(Section):
     tasks: TasksConfig = TasksConfig()
     programs: ProgramsConfig = ProgramsConfig()
     rollout: RolloutConfig = RolloutConfig()
+    environments: EnvironmentsConfig = EnvironmentsConfig()
     engines: EnginesConfig = EnginesConfig()
     update: UpdateConfig = UpdateConfig()
     loss: LossConfig = LossConfig()

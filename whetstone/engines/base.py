@@ -3,7 +3,7 @@ the policy that sampled them; it knows nothing of problems, rewards or losses.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from whetstone.types import Completion, Finish
@@ -22,6 +22,19 @@ class Request:
 
     def limit(self, sample: int, sampling: "SamplingParams") -> int:
         return sampling.max_tokens if self.max_tokens is None else self.max_tokens[sample]
+
+
+class RequestStream(Protocol):
+    """Requests that come while others are sampled: the turns of episodes. Their numbers continue those of the
+    requests that `generate` began with.
+    """
+
+    max_prompt_length: int  # of any request, now and later
+    num_sequences: int  # samples that can be wanted at once
+
+    def take(self, *, wait: bool) -> list[Request]:
+        """New requests. With `wait` it blocks until there are some; none then: no more will come."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +67,8 @@ class GenerationOutput:
 
 
 class Engine(Protocol):
-    """Samples from the policy and yields each sample when it is finished.
+    """Samples from the policy and yields each sample when it is finished. An engine that takes further
+    requests while it samples has the method `generate_stream` as well (see the function of that name).
 
     With `async_rollouts`, `generate` runs in a thread while the policy trains, and `update_weights` is called
     only in between: `make_engine` then builds an engine with a copy of the weights.
@@ -73,6 +87,24 @@ class Engine(Protocol):
     def wake(self) -> None: ...
 
     def close(self) -> None: ...
+
+
+def generate_stream(
+    engine: Engine, requests: list[Request], sampling: SamplingParams, stream: RequestStream
+) -> Iterator[GenerationOutput]:
+    """Samples of `requests` and of those that come meanwhile.
+
+    An engine without `generate_stream` of its own works in rounds: what comes during a round waits.
+    """
+    if (own := getattr(engine, "generate_stream", None)) is not None:
+        yield from own(requests, sampling, stream)
+        return
+    first = 0  # number of the round's first request
+    while requests:
+        for output in engine.generate(requests, sampling):
+            yield replace(output, request=first + output.request)
+        first += len(requests)
+        requests = stream.take(wait=True)
 
 
 class EngineBase:
@@ -111,6 +143,11 @@ class EngineWrapper:
 
     def generate(self, requests: list[Request], sampling: SamplingParams) -> Iterator[GenerationOutput]:
         return self.engine.generate(requests, sampling)
+
+    def generate_stream(
+        self, requests: list[Request], sampling: SamplingParams, stream: RequestStream
+    ) -> Iterator[GenerationOutput]:
+        return generate_stream(self.engine, requests, sampling, stream)
 
     def update_weights(self, policy_version: int) -> None:
         self.engine.update_weights(policy_version)

@@ -8,7 +8,7 @@ from typing import Any
 from whetstone.config.sections import ModelConfig
 from whetstone.errors import UserError
 from whetstone.model import templates
-from whetstone.types import Problem
+from whetstone.types import Message, Problem
 
 ANSWER = "whetstoneanswer"  # found again in a rendered conversation
 logger = logging.getLogger("whetstone")
@@ -79,6 +79,27 @@ class Chat:
             if end is not None:
                 return tuple(ids[:end])
         return (self.tokenizer.eos_token_id,)
+
+    def encode_observation(self, messages: Sequence[Message], max_tokens: int) -> tuple[int, ...]:
+        """The tokens from behind the assistant's end of turn to where it speaks again, `messages` in between.
+
+        They are what the chat template writes there. More than `max_tokens` lose their middle.
+        """
+        conversation = [{"role": "user", "content": "?"}, {"role": "assistant", "content": ANSWER}]
+        if self.config.apply_chat_template:
+            where, options = self.config.model_name_or_path, self.config.chat_template_kwargs
+            text = templates.render(self.tokenizer, [*conversation, *messages], where, **options)
+            ids = self.tokenizer(text.rpartition(ANSWER)[2], add_special_tokens=False)["input_ids"]
+            end = self._end_of_turn
+            ids = ids[len(end) :] if tuple(ids[: len(end)]) == end else ids
+        else:
+            text = "\n".join(str(message["content"]) for message in messages)
+            prompt = self.config.prompt_template.replace("{system}", "").replace("{question}", text)
+            ids = self.tokenizer("\n" + prompt.lstrip("\n"), add_special_tokens=False)["input_ids"]
+        if self.config.assistant_prefix:
+            ids = [*ids, *self.tokenizer(self.config.assistant_prefix, add_special_tokens=False)["input_ids"]]
+        half = max_tokens // 2
+        return tuple(ids if len(ids) <= max_tokens else [*ids[: max_tokens - half], *ids[len(ids) - half :]])
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return self.tokenizer.decode(list(token_ids), skip_special_tokens=True)

@@ -2,27 +2,30 @@
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn, Protocol
 
 from whetstone import seeds
 from whetstone.config import Config
-from whetstone.engines.base import Engine, Request, SamplingParams
+from whetstone.config.environments import EnvironmentsConfig
+from whetstone.engines.base import Engine, Request, SamplingParams, generate_stream
+from whetstone.environments.pool import EpisodePool
 from whetstone.errors import UserError, first_line, is_out_of_memory
 from whetstone.parallel.collectives import all_gather_data_objects
 from whetstone.parallel.mesh import Ranks
+from whetstone.rollout.episodes import EpisodeCodec, EpisodeStream, Sampled
 from whetstone.tasks.scoring.pool import Scorer
 from whetstone.tasks.scoring.process import ScoringRequest
 from whetstone.terminal.stages import advance, show, stage
 from whetstone.types import Finish, Group, Problem, Rollout, Score, Turn
 
 
-class Codec(Protocol):
+class Codec(EpisodeCodec, Protocol):
     """Messages to tokens and back (`model.chat.Chat`)."""
 
     def encode(self, problem: Problem) -> tuple[int, ...]: ...
     def encode_solution(self, problem: Problem, solution: str) -> tuple[int, ...]: ...
-    def decode(self, token_ids: Sequence[int]) -> str: ...
 
 
 class RolloutCancelled(Exception):
@@ -65,6 +68,14 @@ class NullScorer(contextlib.AbstractContextManager["NullScorer"]):
     def __exit__(self, *_: object) -> None: ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class EpisodeSettings:
+    """What a collector needs for problems with environments."""
+
+    pool: EpisodePool
+    config: EnvironmentsConfig
+
+
 class Collector:
     is_collective = False  # whether `collect` waits for all ranks
 
@@ -76,8 +87,10 @@ class Collector:
         *,
         max_prompt_length: int | None,
         max_length: int | None,
+        episodes: EpisodeSettings | None = None,
     ):
         self.engine, self.scorer, self.codec = engine, scorer, codec
+        self.episodes = episodes  # of tasks that have environments
         self.max_prompt_length = max_prompt_length  # longer prompts are truncated on the left
         self.max_length = max_length  # of prompt plus completion, as the model allows
         self.num_truncated_prompts = 0  # since the caller last reset these two
@@ -102,44 +115,75 @@ class Collector:
             )
             for problem, prompt in zip(problems, prompts, strict=True)
         ]
-        outputs, texts = [], []
+        sampled: list[Sampled] = []
         with stage("sampling", total=len(problems) * num_samples), explain_engine_oom():
             self.engine.wake()
-            for output in self.engine.generate(requests, sampling):
+            for done in self._sample(problems, requests, sampling, seed_parts):
                 if self.cancelled:
-                    self.scorer.discard()
-                    raise RolloutCancelled
-                text = self.codec.decode(output.completion.token_ids)
-                request = ScoringRequest(
-                    problem=problems[output.request],
-                    text=text,
-                    completion_ids=output.completion.token_ids,
-                    truncated=output.completion.finish is Finish.LENGTH,
-                )
-                self.scorer.submit(request)  # scoring overlaps with sampling
-                outputs.append(output)
-                texts.append(text)
+                    self._cancel()
+                self.scorer.submit(_scoring_request(problems[done.problem], done))  # overlaps with sampling
+                sampled.append(done)
                 advance()
-                show(problems[output.request].question, text)
+                show(problems[done.problem].question, done.text)
             self.engine.sleep()
+        if self.cancelled:
+            self._cancel()
         started = time.monotonic()
-        with stage("scoring", total=len(outputs)):
+        with stage("scoring", total=len(sampled)):
             scores = self.scorer.gather()
         self.scoring_s += time.monotonic() - started
         self.custom_metrics = self.scorer.custom_metrics
         rollouts = {
-            (output.request, output.sample): Rollout(
-                prompt_ids=prompts[output.request],
-                turns=(Turn(completion=output.completion),),
-                text=text,
+            (done.problem, done.sample): Rollout(
+                prompt_ids=prompts[done.problem],
+                turns=done.turns,
+                text=done.text,
                 score=score,
+                episode=done.episode,
             )
-            for output, text, score in zip(outputs, texts, scores, strict=True)
+            for done, score in zip(sampled, scores, strict=True)
         }
         return [
             Group(problem=problem, rollouts=tuple(rollouts[p, n] for n in range(num_samples)))
             for p, problem in enumerate(problems)
         ]
+
+    def _sample(
+        self,
+        problems: list[Problem],
+        requests: list[Request],
+        sampling: SamplingParams,
+        seed_parts: tuple[int | str, ...],
+    ) -> Iterator[Sampled]:
+        """Finished rollouts in the order in which they finish."""
+        if all(problem.environment is None for problem in problems):
+            for output in self.engine.generate(requests, sampling):
+                text = self.codec.decode(output.completion.token_ids)
+                turns = (Turn(completion=output.completion),)
+                yield Sampled(problem=output.request, sample=output.sample, turns=turns, text=text)
+            return
+        assert self.episodes is not None
+        stream = EpisodeStream(
+            problems,
+            [request.prompt_ids for request in requests],
+            num_samples=len(requests[0].seeds),
+            sampling=sampling,
+            seed_parts=seed_parts,
+            pool=self.episodes.pool,
+            codec=self.codec,
+            config=self.episodes.config,
+            max_length=self.max_length,
+            is_cancelled=lambda: self.cancelled,
+        )
+        for output in generate_stream(self.engine, requests, sampling, stream):
+            yield from stream.accept(output)
+        yield from stream.drain()
+
+    def _cancel(self) -> NoReturn:
+        self.scorer.discard()
+        if self.episodes is not None:
+            self.episodes.pool.end_all()
+        raise RolloutCancelled
 
     def encode(self, problem: Problem, max_tokens: int) -> tuple[int, ...]:
         """The prompt of a problem whose completion may have `max_tokens` tokens."""
@@ -154,6 +198,20 @@ class Collector:
                 "the problems or developer_prompt (null leaves it out), or set max_prompt_length."
             )
         return prompt
+
+
+def _scoring_request(problem: Problem, done: Sampled) -> ScoringRequest:
+    if done.outcome is not None:
+        problem = replace(problem, answer={**problem.answer, "outcome": done.outcome})
+    first = done.turns[0].completion.token_ids
+    rest = [token for turn in done.turns[1:] for token in turn.completion.token_ids]
+    finish = done.turns[-1].completion.finish
+    return ScoringRequest(
+        problem=problem,
+        text=done.text,
+        completion_ids=(*first, *rest) if rest else first,
+        truncated=finish is Finish.LENGTH,
+    )
 
 
 @contextlib.contextmanager

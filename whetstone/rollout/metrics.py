@@ -30,10 +30,27 @@ def rollout_metrics(groups: Iterable[Group]) -> dict[str, float]:
     outcomes = [rollout.score.outcome for rollout in rollouts if rollout.score.outcome is not None]
     for outcome in ("passed", "wrong", "crash", "timeout", "compile_error", "no_program") if outcomes else ():
         metrics[f"programs/{outcome}_ratio"] = outcomes.count(outcome) / len(outcomes)
+    if episodes := [rollout for rollout in rollouts if rollout.episode is not None]:
+        metrics |= episode_metrics(episodes)
     for task in sorted({group.problem.task for group in groups}):
         of_task = [r for group in groups if group.problem.task == task for r in group.rollouts]
         metrics |= _accuracy(f"accuracy/{task}", of_task)
     return metrics
+
+
+def episode_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Turns, tool calls and what went wrong, of rollouts with an environment."""
+    episodes = [rollout.episode for rollout in rollouts if rollout.episode is not None]
+    observed = [sum(len(turn.observation_ids) for turn in rollout.turns) for rollout in rollouts]
+    return {
+        "episodes/mean_turns": fmean(len(rollout.turns) for rollout in rollouts),
+        "episodes/mean_observation_length": fmean(observed),
+        "episodes/tool_calls": fmean(episode.num_tool_calls for episode in episodes),
+        "episodes/tool_errors": fmean(episode.num_tool_errors for episode in episodes),
+        "episodes/environment_s": fmean(episode.environment_s for episode in episodes),
+        "episodes/max_turns_ratio": fmean(episode.finish is Finish.MAX_TURNS for episode in episodes),
+        "episodes/failed_ratio": fmean(episode.error is not None for episode in episodes),
+    }
 
 
 def length_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:

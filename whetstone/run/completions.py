@@ -12,7 +12,7 @@ from whetstone.files import atomic_write, json_safe
 from whetstone.rollout.learning_signal import LearningSignal
 from whetstone.rollout.metrics import length_metrics, rollout_metrics, variance_metrics
 from whetstone.terminal.text import cut, escape_controls
-from whetstone.types import Group
+from whetstone.types import Episode, Group
 
 
 def completion_row(step: int, group: Group, sample: int) -> dict[str, Any]:
@@ -32,9 +32,21 @@ def completion_row(step: int, group: Group, sample: int) -> dict[str, Any]:
         **({"outcome": rollout.score.outcome} if rollout.score.outcome else {}),
         **({"tests": list(rollout.score.tests)} if rollout.score.tests else {}),
         **({"extra": dict(rollout.score.extra)} if rollout.score.extra else {}),
+        **({} if rollout.episode is None else _episode_row(rollout.episode)),
         "length": len(rollout.completion.token_ids),
         "finish": rollout.completion.finish.value,
     }
+
+
+def _episode_row(episode: Episode) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "turns": [dict(message) for message in episode.messages],
+        "turn_rewards": list(episode.rewards),
+        "environment_s": round(episode.environment_s, 4),
+    }
+    if episode.num_tool_calls:
+        row |= {"tool_calls": episode.num_tool_calls, "tool_errors": episode.num_tool_errors}
+    return row if episode.error is None else {**row, "environment_error": episode.error}
 
 
 def write_completions(run_folder: Path, step: int, groups: list[Group]) -> None:

@@ -12,6 +12,7 @@ from whetstone.algorithm.losses import find_loss
 from whetstone.config import Config, LoadedConfig, Plan, ineffective_settings, make_plan
 from whetstone.config.engine_traits import engine_traits
 from whetstone.engines import make_engine
+from whetstone.environments.pool import EpisodePool
 from whetstone.errors import UserError
 from whetstone.evaluation.evaluator import Evaluator
 from whetstone.evaluation.statistics import wilson
@@ -26,7 +27,7 @@ from whetstone.parallel.heartbeat import Heartbeat
 from whetstone.parallel.mesh import SINGLE, Ranks
 from whetstone.rewards.verify import check_reward_funcs, verify
 from whetstone.rollout.async_source import AsyncRolloutSource
-from whetstone.rollout.collector import DistributedCollector, NullScorer
+from whetstone.rollout.collector import DistributedCollector, EpisodeSettings, NullScorer
 from whetstone.rollout.learning_signal import LearningSignal
 from whetstone.rollout.source import RolloutSource
 from whetstone.rollout.supervised import RejectionSampledSource, SupervisedSource
@@ -41,6 +42,7 @@ from whetstone.run.timing import ThroughputMeter
 from whetstone.run.token_log import TokenLog
 from whetstone.run.viewer import Viewer, is_wanted
 from whetstone.tasks.mixture import Mixture, build_tasks, check_gold, eval_problems, prepare_tasks
+from whetstone.tasks.registry import environments_of
 from whetstone.tasks.scoring.pool import Scorer
 from whetstone.terminal.log import log_ending, setup_logging
 from whetstone.terminal.stages import stage
@@ -242,6 +244,21 @@ def make_scorer(config: Config, ranks: Ranks = SINGLE) -> Any:
     return Scorer(config) if ranks.is_first_of_tp else NullScorer()
 
 
+def _make_episodes(config: Config, policy: Policy, stack: contextlib.ExitStack) -> EpisodeSettings | None:
+    """The processes of environments, where a task has one."""
+    names = environments_of(config)
+    if not names:
+        return None
+    if policy.ranks.tp_size > 1:
+        raise UserError(
+            f"Tasks with an environment ({', '.join(names)}) can't be sampled by tensor-parallel ranks yet: "
+            "set tp_size=1, or rollout_engine=vllm."
+        )
+    own = config.environments
+    pool = EpisodePool(names, timeout_s=own.environment_timeout_s, memory_mb=own.environment_memory_mb)
+    return EpisodeSettings(pool=stack.enter_context(pool), config=own)
+
+
 def make_collector(
     config: Config, policy: Policy, scorer: Any, stack: contextlib.ExitStack
 ) -> DistributedCollector:
@@ -256,6 +273,7 @@ def make_collector(
         Chat(policy.tokenizer, config.model),
         max_prompt_length=config.rollout.max_prompt_length,
         max_length=policy.max_length,
+        episodes=_make_episodes(config, policy, stack),
         ranks=policy.ranks,
         side_group=side_group,
     )

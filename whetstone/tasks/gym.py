@@ -21,12 +21,12 @@ from whetstone.config import Config, TaskSpec
 from whetstone.errors import UserError
 from whetstone.rewards.answers import extract_tag
 from whetstone.sandbox.evaluator import evaluate
+from whetstone.sandbox.worker_process import WorkerProcess
 from whetstone.seeds import seed
 from whetstone.tasks.base import NO_THOUGHTS, Task, check_setting_names
 from whetstone.tasks.gym_gold import gold_answer
 from whetstone.tasks.gym_levels import check_levels, settings_at
 from whetstone.tasks.gym_repairs import is_flawed, score_answer
-from whetstone.tasks.scoring.worker_process import WorkerProcess
 from whetstone.types import Problem, TaskScore
 
 PREFIX = "reasoning_gym/"

@@ -32,7 +32,7 @@ class Mixture:
         """`avoid`: problems whose questions must not occur."""
         self.split = split
         self.tasks = make_tasks(config, split)
-        self._avoid = frozenset(problem.question for problem in avoid)
+        self._avoid = frozenset(problem.identity for problem in avoid)
         self._seed = config.tasks.eval_dataset_seed if split == "eval" else config.tasks.dataset_seed
         specs = task_specs(config, split)
         self._names = list(self.tasks)
@@ -75,7 +75,7 @@ class Mixture:
 
     def _allowed_rows(self, task: Task) -> list[int]:
         allowed = [
-            i for i in range(len(task)) if not self._avoid or task.problem(i).question not in self._avoid
+            i for i in range(len(task)) if not self._avoid or task.problem(i).identity not in self._avoid
         ]
         if not allowed:
             raise UserError(f"Every row of task {task.name} is an evaluation problem too: set eval_path.")
@@ -84,7 +84,7 @@ class Mixture:
     def _replacement(self, task: Task, index: int) -> Problem:
         for attempt in range(_TRIES):
             problem = task.problem(index + attempt * _STRIDE)
-            if problem.question not in self._avoid:
+            if problem.identity not in self._avoid:
                 return problem
         raise UserError(
             f"The task {task.name} has too few different problems beside the evaluation set: {_TRIES} tries "
@@ -122,7 +122,7 @@ def _distinct(task: Task, count: int, base: int) -> list[Problem]:
         if len(distinct) >= count:
             break
         problem = task.problem(index)
-        if distinct.setdefault(problem.question, problem) is not problem:
+        if distinct.setdefault(problem.identity, problem) is not problem:
             repeated.append(problem)
     return [*distinct.values(), *(repeated if task.generated else ())][:count]
 

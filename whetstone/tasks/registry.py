@@ -16,6 +16,7 @@ from whetstone.tasks import gym, gym_levels, rows
 from whetstone.tasks.base import Task
 from whetstone.tasks.code import CodeTask
 from whetstone.tasks.countdown import CountdownTask
+from whetstone.tasks.environment import GAME_TASKS, EnvironmentTask, environment_task
 from whetstone.tasks.math import MathTask
 from whetstone.tasks.own_rows import RowsTask
 
@@ -24,6 +25,7 @@ TASKS: Mapping[str, type[Task]] = {
     "math": MathTask,
     "code": CodeTask,
     "countdown": CountdownTask,
+    **GAME_TASKS,
 }
 
 
@@ -87,10 +89,12 @@ def _load_class(name: str, path: str, mtime: int) -> type[Task]:
     source, _, rest = name.rpartition(":")
     spec = f"{source}:{rest.split('/')[0]}"
     loaded = load_object(spec, "datasets")
+    if hasattr(loaded, "reset"):
+        return environment_task(spec, loaded, (loaded.__doc__ or "").strip().partition("\n")[0])
     if not (isinstance(loaded, type) and issubclass(loaded, Task)):
         raise UserError(
-            f"datasets names '{spec}', which is no subclass of whetstone.tasks.base.Task: write "
-            f"class {rest.split('/')[0]}(Task)."
+            f"datasets names '{spec}', which is no subclass of whetstone.tasks.base.Task and no environment: "
+            f"write class {rest.split('/')[0]}(Task), or give it `reset` and `step`."
         )
     return loaded
 
@@ -130,6 +134,13 @@ def evaluating_tasks(config: Config) -> list[str]:
     splits = [split for split in ("train", "eval") if task_specs(config, split)]
     tasks = {name: task for split in splits for name, task in make_tasks(config, split).items()}
     return [name for name, task in tasks.items() if task.evaluates_text]
+
+
+def environments_of(config: Config) -> list[str]:
+    """Names of the environments that the tasks of a configuration have."""
+    names = [name for split in ("train", "eval") for name in task_specs(config, split)]
+    kinds = [task_class(name) for name in dict.fromkeys(names)]
+    return list(dict.fromkeys(kind.environment for kind in kinds if issubclass(kind, EnvironmentTask)))
 
 
 def task_specs(config: Config, split: str) -> Mapping[str, TaskSpec]:

@@ -53,6 +53,7 @@ HANDLED = _names("""
     log_tokens_mb save_strategy
     save_steps auto_resume resume_from_checkpoint overwrite_output_dir preflight watch
     sft_steps sft_learning_rate skip_zero_advantages
+    max_turns max_observation_length environment_timeout_s environment_memory_mb
 """)
 # Refused unless at its default, with the reason; a key that stands nowhere here is refused without one.
 REFUSED = {

@@ -27,6 +27,7 @@ from whetstone.run.setup import build_tasks_and_plan, make_collector, make_score
 from whetstone.run.signals import StopRequest
 from whetstone.run.status import StatusFile
 from whetstone.run.viewer import Viewer, is_wanted
+from whetstone.tasks.registry import environments_of
 from whetstone.terminal.log import log_ending, setup_logging
 from whetstone.terminal.stages import stage
 from whetstone.trl.callback import TrlCallback, TrlRun, evaluate
@@ -40,6 +41,7 @@ def train_with_trl(loaded: LoadedConfig) -> dict[str, Any]:
     """Run a configuration to its end or a requested stop; returns the content of train_results.json."""
     config = loaded.config
     check_keys(config)
+    _check_tasks(config)
     _require_trl()
     folder, checkpoint, notes = open_run(config)
     if checkpoint is not None:
@@ -132,6 +134,14 @@ def _finish(run: TrlRun, seconds: float) -> dict[str, Any]:
     with stage("saving the model"):
         save_model(model_writer(policy), run.folder / "final_model", run.plan.num_steps)
     return write_results(run.folder, after, steps=run.plan.num_steps, seconds=seconds)
+
+
+def _check_tasks(config: Config) -> None:
+    if names := environments_of(config):
+        raise UserError(
+            f"Tasks with an environment ({', '.join(names)}) are not possible with trainer: trl yet: set "
+            "trainer=whetstone."
+        )
 
 
 def _require_trl() -> Any:

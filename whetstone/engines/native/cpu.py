@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from whetstone import seeds
-from whetstone.engines.base import EngineBase, GenerationOutput, Request, SamplingParams
+from whetstone.engines.base import EngineBase, GenerationOutput, Request, RequestStream, SamplingParams
 from whetstone.engines.native.cpu_cache import DecodeAttention, PrefillAttention, SlotCache
 from whetstone.engines.native.cpu_step import CpuStep, make_cpu_step
 from whetstone.engines.native.slot_state import CacheShape
@@ -45,6 +45,11 @@ class _Generation:
     def can_admit(self) -> bool:
         return bool(self.waiting) and len(self.running) < self.cache.num_slots
 
+    def add(self, requests: list[Request]) -> None:
+        for request in requests:
+            self.waiting.extend((len(self.requests), s) for s in range(len(request.seeds)))
+            self.requests.append(request)
+
 
 class SlotEngine(EngineBase):
     def __init__(self, policy: Policy, shape: CacheShape, max_slots: int):
@@ -55,16 +60,25 @@ class SlotEngine(EngineBase):
         self.step: CpuStep | None = None  # chosen at the first token
 
     def generate(self, requests: list[Request], sampling: SamplingParams) -> Iterator[GenerationOutput]:
+        return self.generate_stream(requests, sampling, None)
+
+    def generate_stream(
+        self, requests: list[Request], sampling: SamplingParams, stream: RequestStream | None
+    ) -> Iterator[GenerationOutput]:
         # An abandoned generator must not leave autograd off for its caller: only _step runs without it.
         self.policy.model.eval()
         waiting = deque((r, s) for r, request in enumerate(requests) for s in range(len(request.seeds)))
-        cache = self._prepare_cache(requests, sampling, len(waiting))
+        cache = self._prepare_cache(requests, sampling, len(waiting), stream)
         stops = sampling.stop_ids(self.policy.stop_token_ids)
         if self.step is not None and not self.step.is_current():
             self.step = None
-        generation = _Generation(requests, sampling, stops, waiting, cache)
+        generation = _Generation(list(requests), sampling, stops, waiting, cache)
         running = generation.running
-        while waiting or running:
+        while waiting or running or stream is not None:
+            if stream is not None:
+                generation.add(stream.take(wait=not waiting and not running))
+                if not waiting and not running:
+                    return
             finished = self._step(generation)
             for slot in sorted(finished, reverse=True):
                 sequence = running[slot]
@@ -144,10 +158,20 @@ class SlotEngine(EngineBase):
         return finished
 
     def _prepare_cache(
-        self, requests: list[Request], sampling: SamplingParams, num_samples: int
+        self,
+        requests: list[Request],
+        sampling: SamplingParams,
+        num_samples: int,
+        stream: RequestStream | None,
     ) -> SlotCache:
         """The present cache if it is large enough, else a new one."""
-        capacity = max(len(request.prompt_ids) for request in requests) + sampling.max_tokens
+        longest = max(len(request.prompt_ids) for request in requests)
+        if stream is not None:
+            longest, num_samples = (
+                max(longest, stream.max_prompt_length),
+                max(num_samples, stream.num_sequences),
+            )
+        capacity = longest + sampling.max_tokens
         slots = min(self.max_slots, num_samples)
         if self.cache is None or self.cache.num_slots < slots or self.cache.capacity < capacity:
             self.cache = None  # before the new one is allocated

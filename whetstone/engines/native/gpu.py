@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from whetstone.engines.base import EngineBase, GenerationOutput, Request, SamplingParams
+from whetstone.engines.base import EngineBase, GenerationOutput, Request, RequestStream, SamplingParams
 from whetstone.engines.native import slot_state
 from whetstone.engines.native.decode_step import Step, make_step
 from whetstone.engines.native.prefill import PagedPrefill, PrefillSequence
@@ -92,12 +92,21 @@ class PagedEngine(EngineBase):
         return self._state
 
     def generate(self, requests: list[Request], sampling: SamplingParams) -> Iterator[GenerationOutput]:
+        return self.generate_stream(requests, sampling, None)
+
+    def generate_stream(
+        self, requests: list[Request], sampling: SamplingParams, stream: RequestStream | None
+    ) -> Iterator[GenerationOutput]:
         if self.policy.model.training:  # eval() of every module takes two milliseconds
             self.policy.model.eval()
-        scheduler = self._prepare(requests, sampling)
+        scheduler = self._prepare(requests, sampling, stream)
         stops = sampling.stop_ids(self.policy.stop_token_ids)
         in_flight: _InFlightRound | None = None
-        while scheduler.has_work:
+        while scheduler.has_work or stream is not None:
+            if stream is not None:
+                scheduler.add(stream.take(wait=not scheduler.has_work))
+                if not scheduler.has_work:
+                    return
             self._admit(scheduler)
             launched = self._launch(scheduler, sampling)
             if in_flight is not None:
@@ -239,10 +248,14 @@ class PagedEngine(EngineBase):
         scheduler.preempt(slot, [*waiting.tokens, *tokens[0]], [*waiting.logprobs, *logprobs[0]])
 
     @torch.no_grad()
-    def _prepare(self, requests: list[Request], sampling: SamplingParams) -> Scheduler:
+    def _prepare(
+        self, requests: list[Request], sampling: SamplingParams, stream: RequestStream | None
+    ) -> Scheduler:
         """Allocate state and pages, build the decode step and write the sampling settings."""
         longest = max(len(request.prompt_ids) for request in requests)
         samples = sum(len(request.seeds) for request in requests)
+        if stream is not None:
+            longest, samples = max(longest, stream.max_prompt_length), max(samples, stream.num_sequences)
         num_slots = min(self.max_slots, samples)
         width = num_pages(longest) + num_pages(sampling.max_tokens) + 1
         state = self._state
@@ -256,6 +269,8 @@ class PagedEngine(EngineBase):
             state = self._state = PagedState(self.shape, num_slots, width, sampling.max_tokens)
         pages_per_sample = num_pages(sampling.max_tokens)
         prompts = sum(num_pages(len(request.prompt_ids) - 1) for request in requests)
+        if stream is not None:  # every sequence has a prompt of its own from the second turn on
+            prompts = num_slots * num_pages(longest)
         self._prepare_pages(
             preferred=prompts + num_slots * pages_per_sample, least=num_pages(longest) + pages_per_sample
         )

@@ -53,17 +53,23 @@ class Scheduler:
     def __init__(
         self, requests: list[Request], sampling: SamplingParams, *, num_slots: int, total_pages: int
     ):
-        self.requests = requests
-        self.waiting = deque(
-            WaitingSequence(r, s, request.limit(s, sampling))
-            for r, request in enumerate(requests)
-            for s in range(len(request.seeds))
-        )
+        self.requests: list[Request] = []
+        self.waiting: deque[WaitingSequence] = deque()
+        self._sampling = sampling
+        self.add(requests)
         self.running: dict[int, RunningSequence] = {}
         self.free_slots = list(range(num_slots))[::-1]
         self.free_pages = list(range(total_pages))[::-1]
         self.prompts: dict[int, _Prompt] = {}
         self.num_admitted = 0
+
+    def add(self, requests: list[Request]) -> None:
+        """Put the samples of further requests at the end of the queue."""
+        for request in requests:
+            limits = [request.limit(sample, self._sampling) for sample in range(len(request.seeds))]
+            number = len(self.requests)
+            self.waiting.extend(WaitingSequence(number, s, limit) for s, limit in enumerate(limits))
+            self.requests.append(request)
 
     @property
     def has_work(self) -> bool:

@@ -11,17 +11,17 @@ import socket
 import threading
 import time
 import uuid
-from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from whetstone.engines.base import EngineBase, GenerationOutput, Request, SamplingParams
+from whetstone.engines.base import EngineBase, GenerationOutput, Request, RequestStream, SamplingParams
 from whetstone.engines.servers.client import InvalidReply, Server
 from whetstone.engines.servers.http import RequestRejected, Unreachable
 from whetstone.engines.servers.process import ServerProcess
+from whetstone.engines.servers.request_queue import RequestQueue
 from whetstone.engines.servers.weights import WeightFolders, WeightUpdate
 from whetstone.errors import UserError
 from whetstone.model.policy import Policy
@@ -31,6 +31,7 @@ logger = logging.getLogger("whetstone")
 LOCAL = ("127.0.0.1", "localhost", "0.0.0.0", "::1", socket.gethostname())
 CONFIRM_EVERY_S = 0.05  # at most so often is a server asked which weights it has
 CHECK_EVERY_S = 1.0  # at servers that are down
+STREAM_POLL_S = 0.01  # for requests that come while others are sampled
 FAILURES_IN_A_ROW = 5  # of one server without a single completion in between
 
 
@@ -73,36 +74,6 @@ class PushResult:
     folder: Path | None = None
     loaded_instances: dict[str, str | None] = field(default_factory=dict)  # by url of servers that have it
     failure: str | None = None
-
-
-class RequestQueue:
-    """The samples of one `generate`: the threads of all servers take from it and put back to it."""
-
-    def __init__(self, requests: list[Request], sampling: SamplingParams):
-        self.requests = requests
-        self.sampling = sampling
-        self.waiting = deque((r, s) for r, request in enumerate(requests) for s in range(len(request.seeds)))
-        self.num_total = self.num_left = len(self.waiting)
-        self.results: queue.SimpleQueue[GenerationOutput | Exception] = queue.SimpleQueue()
-        self.threads: list[threading.Thread] = []
-        self.is_closed = False
-        self._changed = threading.Condition()
-
-    def get(self) -> tuple[int, int] | None:
-        """The next sample; waits while others in flight may be put back. None: the queue is closed."""
-        with self._changed:
-            self._changed.wait_for(lambda: self.waiting or self.is_closed)
-            return None if self.is_closed else self.waiting.popleft()
-
-    def put_back(self, job: tuple[int, int]) -> None:
-        with self._changed:
-            self.waiting.appendleft(job)
-            self._changed.notify_all()
-
-    def close(self) -> None:
-        with self._changed:
-            self.is_closed = True
-            self._changed.notify_all()
 
 
 class ServerPool(EngineBase):
@@ -208,19 +179,28 @@ class ServerPool(EngineBase):
         return any(self._is_ready(handle) for handle in self.handles)
 
     def generate(self, requests: list[Request], sampling: SamplingParams) -> Iterator[GenerationOutput]:
+        return self.generate_stream(requests, sampling, None)
+
+    def generate_stream(
+        self, requests: list[Request], sampling: SamplingParams, stream: RequestStream | None
+    ) -> Iterator[GenerationOutput]:
         assert self.weights is not None, "update_weights comes before generate"
         jobs = RequestQueue(requests, sampling)
         started: dict[int, int] = {}  # index of a server -> its connection that has threads
         self.num_generating += 1
         try:
-            while jobs.num_left:
+            while jobs.num_left or stream is not None:
+                if stream is not None:
+                    jobs.add(stream.take(wait=not jobs.num_left))
+                    if not jobs.num_left:
+                        return
                 for index, handle in enumerate(self.handles):
                     if self._is_ready(handle) and started.get(index) != handle.generation:
                         started[index] = handle.generation
                         self._start(handle, jobs)
                 self._revive_servers()
                 try:
-                    result = jobs.results.get(timeout=0.2)
+                    result = jobs.results.get(timeout=0.2 if stream is None else STREAM_POLL_S)
                 except queue.Empty:
                     continue
                 if isinstance(result, Exception):

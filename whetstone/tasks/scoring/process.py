@@ -17,8 +17,8 @@ from typing import Any
 from whetstone.config.sections import Config
 from whetstone.errors import UserError
 from whetstone.sandbox.pool import free_user_number, strongest_kind
+from whetstone.sandbox.worker_process import WorkerProcess
 from whetstone.tasks.registry import evaluating_tasks
-from whetstone.tasks.scoring.worker_process import WorkerProcess
 from whetstone.types import Problem
 
 START_LIMIT_S = 120.0

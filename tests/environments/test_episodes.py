@@ -1,0 +1,150 @@
+"""Episodes of the embedded model: exact tokens, right logprobs, repeatable whatever environments take."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from tests.environments import bad, waiting
+from whetstone.config import build, load
+from whetstone.config.environments import EnvironmentsConfig
+from whetstone.engines.base import SamplingParams
+from whetstone.engines.hf import HFEngine
+from whetstone.engines.native import NativeEngine
+from whetstone.environments.pool import EpisodePool
+from whetstone.errors import UserError
+from whetstone.model.chat import Chat
+from whetstone.model.policy import Policy, load_policy
+from whetstone.rollout.collector import Collector, EpisodeSettings
+from whetstone.rollout.metrics import rollout_metrics
+from whetstone.tasks.registry import environments_of, make_task
+from whetstone.tasks.scoring.pool import Scorer
+from whetstone.trl.run import train_with_trl
+from whetstone.types import Finish, Group
+from whetstone.update.packing import make_samples, pack
+
+SLOW = f"{Path(waiting.__file__)}:SlowGuess"
+BAD = {
+    kind: f"{Path(bad.__file__)}:{kind.__name__}" for kind in (bad.StepHangs, bad.ReturnsNone, bad.StepExits)
+}
+GAME = {"config": {"low": 1, "high": 9, "max_guesses": 3}}
+CONFIG = build(
+    {
+        "model_name_or_path": "pebble",
+        "eval_num_samples": 0,
+        "reward_funcs": ["accuracy"],
+        "datasets": {"guess_number": GAME, SLOW: GAME, **{name: {} for name in BAD.values()}},
+    }
+)
+
+
+class Setting(NamedTuple):
+    policy: Policy
+    scorer: Scorer
+    pool: EpisodePool
+
+
+@pytest.fixture(scope="module")
+def setting():
+    policy = load_policy(CONFIG.model, None, torch.device("cpu"))
+    names = environments_of(CONFIG)
+    with Scorer(CONFIG) as scorer, EpisodePool(names, timeout_s=20.0, memory_mb=512) as pool:
+        yield Setting(policy, scorer, pool)
+
+
+def collect(
+    setting: Setting, name: str, engine=None, *, max_tokens=40, slots=8, temperature=1.0, max_turns=8
+) -> list[Group]:
+    task = make_task(CONFIG, name, CONFIG.tasks.datasets[name], "train")
+    collector = Collector(
+        engine or NativeEngine(setting.policy, slots),
+        setting.scorer,
+        Chat(setting.policy.tokenizer, CONFIG.model),
+        max_prompt_length=None,
+        max_length=setting.policy.max_length,
+        episodes=EpisodeSettings(pool=setting.pool, config=EnvironmentsConfig(max_turns=max_turns)),
+    )
+    return collector.collect(
+        [task.problem(index) for index in range(4)],
+        num_samples=4,
+        sampling=SamplingParams(max_tokens=max_tokens, temperature=temperature),
+        seed_parts=(1, "test"),
+    )
+
+
+def test_tokens_are_those_of_the_conversation_and_logprobs_those_of_the_trainer(setting):
+    groups, policy = collect(setting, "guess_number"), setting.policy
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    assert any(len(rollout.turns) == 3 for rollout in rollouts)
+    for group in groups:
+        for rollout in group.rollouts:
+            if rollout.completion.finish is Finish.LENGTH:
+                continue
+            assert rollout.episode is not None
+            messages = [*group.problem.messages, *rollout.episode.messages]
+            if messages[-1]["role"] == "user":  # the environment's last word, which the policy does not see
+                messages.pop()
+            text = policy.tokenizer.apply_chat_template(messages, tokenize=False)
+            ids = [*rollout.prompt_ids]
+            for turn in rollout.turns:
+                ids += [*turn.completion.token_ids, *turn.observation_ids]
+            assert policy.tokenizer.decode(ids) == text
+            wins = rollout.episode.rewards[-1] == 1.0
+            assert rollout.score.reward == rollout.score.parts["correct"] == float(wins)
+    [batch] = pack(make_samples(groups, CONFIG), 1 << 20)
+    with torch.no_grad():
+        logprobs = policy.logprobs(batch, 1.0)
+    assert (logprobs - batch.sampler_logprobs).abs().max() < 1e-4
+    metrics = rollout_metrics(groups)
+    turns = [len(rollout.turns) for rollout in rollouts]
+    assert metrics["episodes/mean_turns"] == sum(turns) / len(turns)
+    assert metrics["episodes/failed_ratio"] == 0
+
+
+def tokens_of(groups: list[Group]) -> list:
+    return [[rollout.turns for rollout in group.rollouts] for group in groups]
+
+
+def test_rollouts_do_not_depend_on_slots_or_on_how_long_environments_take(setting):
+    runs = [collect(setting, SLOW, slots=slots) for slots in (16, 3)]
+    first, second = ([[r.turns for r in g.rollouts] for g in groups] for groups in runs)
+    assert _ids(first) == _ids(second)
+
+
+def _ids(groups: list) -> list:
+    return [[turn.completion.token_ids for turn in turns] for group in groups for turns in group]
+
+
+def test_an_engine_without_a_stream_works_in_rounds(setting):
+    engines = (HFEngine(setting.policy, 16, None), NativeEngine(setting.policy, 8))
+    greedy = [collect(setting, "guess_number", engine=engine, temperature=0.0) for engine in engines]
+    ours, theirs = ([r.completion.token_ids for g in groups for r in g.rollouts] for groups in greedy)
+    assert ours == theirs
+
+
+def test_limits_end_an_episode_with_their_reason(setting):
+    groups = collect(setting, "guess_number", max_turns=2)
+    assert Finish.MAX_TURNS in {r.completion.finish for g in groups for r in g.rollouts}
+    for group in collect(setting, "guess_number", max_tokens=6):
+        for rollout in group.rollouts:
+            assert len(rollout.completion.token_ids) <= 6
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_environment_ends_its_rollouts_and_is_named(setting, kind, monkeypatch):
+    monkeypatch.setattr(setting.pool, "timeout_s", 1.0 if kind is bad.StepHangs else 20.0)
+    groups = collect(setting, BAD[kind])
+    expected = Finish.TIMEOUT if kind is bad.StepHangs else Finish.TOOL_ERROR
+    for rollout in (rollout for group in groups for rollout in group.rollouts):
+        assert rollout.episode is not None and rollout.score.reward == 0.0
+        if rollout.episode.finish is not Finish.LENGTH:
+            assert bad.REASONS[kind] in (rollout.episode.error or "")
+            assert rollout.episode.finish is expected
+    assert rollout_metrics(groups)["episodes/failed_ratio"] > 0.5
+
+
+def test_trl_refuses_them():
+    loaded = load("guess", ["trainer=trl", "output_dir=/nowhere"])
+    with pytest.raises(UserError, match="guess_number"):
+        train_with_trl(loaded)

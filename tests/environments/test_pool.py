@@ -1,0 +1,96 @@
+"""Episodes in processes: what they cost, and what environments that misbehave cost others."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.environments import bad
+from whetstone.environments.games import GuessNumber
+from whetstone.environments.pool import Answer, EpisodePool
+from whetstone.errors import UserError
+
+FILE = Path(bad.__file__)
+
+
+def play(pool: EpisodePool, number: int, text: str = "yes", max_steps: int = 2) -> Answer:
+    """The episode's last answer, beside one that must not be disturbed."""
+    for _ in range(max_steps + 1):
+        deadline = time.monotonic() + 30
+        answers: list[Answer] = []
+        while not answers and time.monotonic() < deadline:
+            answers = [answer for answer in pool.poll(1.0) if answer.number == number]
+        [answer] = answers
+        if answer.done:
+            return answer
+        pool.step(number, text)
+    raise AssertionError("it never ended")
+
+
+@pytest.fixture(scope="module")
+def bad_pool():
+    specs = [f"{FILE}:{kind.__name__}" for kind in (bad.Good, *bad.REASONS)]
+    with EpisodePool(specs, timeout_s=2.0, memory_mb=512) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize("kind", bad.REASONS, ids=lambda kind: kind.__name__)
+def test_an_environment_that_misbehaves_costs_only_its_own_episode(bad_pool, kind):
+    reason = bad.REASONS[kind]
+    bad_pool.start(1, f"{FILE}:{kind.__name__}", {}, 7, {})
+    answer = play(bad_pool, 1)
+    bad_pool.end(1)
+    if reason is None:
+        assert answer.error is None and answer.reward == 1.0
+    else:
+        assert answer.error is not None and reason in answer.error, answer
+        assert answer.is_timeout == (reason == "no answer in")
+    bad_pool.start(2, f"{FILE}:Good", {}, 9, {})
+    [first] = [] or bad_pool.poll(10.0)
+    assert first.observation == ({"role": "user", "content": "say 9"},)
+    bad_pool.step(2, "yes")
+    assert play(bad_pool, 2).correct is True
+    bad_pool.end(2)
+
+
+def test_the_gold_player_wins_every_game_of_many_at_once():
+    with EpisodePool(["guess_number"], timeout_s=30.0, memory_mb=512) as pool:
+        players = {number: GuessNumber.gold_player() for number in range(64)}
+        for number in players:
+            pool.start(number, "guess_number", {}, number, {})
+        won = 0
+        while players:
+            for answer in pool.poll(10.0):
+                if answer.done:
+                    won += answer.correct is True
+                    pool.end(answer.number)
+                    del players[answer.number]
+                else:
+                    pool.step(answer.number, players[answer.number](answer.observation[0]["content"]))
+        assert won == 64
+
+
+def test_nothing_is_left_behind():
+    with EpisodePool(["guess_number"], timeout_s=30.0, memory_mb=512) as pool:
+        for number in range(5):
+            pool.start(number, "guess_number", {}, number, {})
+        assert len(pool.poll(10.0)) >= 1
+        group = pool._host.process.pid
+    assert not [
+        stat
+        for stat in Path("/proc").glob("[0-9]*/stat")
+        if (fields := _read(stat).rpartition(")")[2].split()) and group in (int(fields[1]), int(fields[2]))
+    ]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:  # ended meanwhile
+        return ""
+
+
+def test_an_environment_that_cannot_be_imported_is_refused(tmp_path):
+    (tmp_path / "broken.py").write_text("import nothing_of_that_name\nclass Env: ...\n")
+    with pytest.raises(UserError, match="nothing_of_that_name"):
+        EpisodePool([f"{tmp_path / 'broken.py'}:Env"], timeout_s=1.0, memory_mb=64)

@@ -1,0 +1,1 @@
+"""Environments: tasks of several turns, each episode in a process of its own."""

@@ -1,0 +1,131 @@
+"""One episode of an environment, whatever its interface: runs in the episode's own process.
+
+Two shapes are known, by what the object has:
+
+- Gymnasium's: `reset(seed=...) -> observation` or `(observation, info)`, and
+  `step(text) -> (observation, reward, terminated, truncated, info)`;
+- TRL's: `reset(**row) -> text or None`, public methods that are tools, and `get_reward()` where there is one.
+
+`info["correct"]`, or an attribute `correct`, says whether the episode was won; otherwise a reward of 1 does.
+"""
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+MAX_TEXT = 1 << 20  # characters of an observation
+
+
+class EnvironmentFailed(Exception):
+    """The environment returned something that can't be used."""
+
+
+def open_episode(factory: Callable[..., Any], settings: Mapping[str, Any]) -> "GymEpisode | ToolEpisode":
+    environment = factory(**settings)
+    return GymEpisode(environment) if hasattr(environment, "step") else ToolEpisode(environment)
+
+
+class GymEpisode:
+    def __init__(self, environment: Any) -> None:
+        self.environment = environment
+
+    def reset(self, seed: int, row: Mapping[str, Any]) -> dict[str, Any]:
+        accepted = _accepted(self.environment.reset, {"seed": seed, **row})
+        result = self.environment.reset(**accepted)
+        observation = result[0] if isinstance(result, tuple) else result
+        return {"observation": _text(observation)}
+
+    def step(self, text: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
+        result = self.environment.step(text)
+        if not (isinstance(result, tuple) and len(result) == 5):
+            raise EnvironmentFailed(
+                f"step returned {_kind(result)} instead of (observation, reward, terminated, truncated, info)"
+            )
+        observation, reward, terminated, truncated, info = result
+        correct = info.get("correct") if isinstance(info, Mapping) else None
+        return {
+            "observation": _text(observation),
+            "reward": _number(reward, "step"),
+            "done": bool(terminated) or bool(truncated),
+            "correct": None if correct is None else bool(correct),
+        }
+
+    def finish(self) -> dict[str, Any]:
+        return {}
+
+
+class ToolEpisode:
+    def __init__(self, environment: Any) -> None:
+        self.environment = environment
+        self.tools = {
+            name: method
+            for name, method in inspect.getmembers(environment, callable)
+            if not name.startswith("_") and name not in ("reset", "get_reward")
+        }
+
+    def reset(self, seed: int, row: Mapping[str, Any]) -> dict[str, Any]:
+        accepted = _accepted(self.environment.reset, {**row, "seed": seed})
+        return {"observation": _text(self.environment.reset(**accepted))}
+
+    def step(self, text: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
+        """The results of the calls; without any, the policy has had its last word."""
+        if not calls:
+            return {"observation": "", "done": True}
+        results = [self._call(call) for call in calls]
+        return {
+            "messages": [message for message, _ in results],
+            "num_tool_calls": len(results),
+            "num_tool_errors": sum(failed for _, failed in results),
+        }
+
+    def _call(self, call: dict[str, Any]) -> tuple[dict[str, str], bool]:
+        """A tool's answer as a message, and whether it failed. What fails goes back to the model."""
+        name, arguments = call.get("name"), call.get("arguments")
+        message = {"role": "tool", "name": str(name)}
+        if name not in self.tools:
+            known = ", ".join(sorted(self.tools))
+            return {**message, "content": f"Error: there is no tool {name}. There are: {known}."}, True
+        try:
+            result = self.tools[name](**(arguments if isinstance(arguments, dict) else {}))
+        except Exception as error:
+            return {**message, "content": f"Error: {type(error).__name__}: {error}"}, True
+        return {**message, "content": _text(result)}, False
+
+    def finish(self) -> dict[str, Any]:
+        if not hasattr(self.environment, "get_reward"):
+            return {}
+        reward = _number(self.environment.get_reward(), "get_reward")
+        correct = getattr(self.environment, "correct", None)
+        return {"reward": reward, "correct": correct if isinstance(correct, bool) else None}
+
+
+def _accepted(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `arguments` that the function takes."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return dict(arguments)
+    return {
+        parameter.name: arguments[parameter.name] for parameter in parameters if parameter.name in arguments
+    }
+
+
+def _text(value: Any) -> str:
+    text = "" if value is None else str(value)
+    if len(text) > MAX_TEXT:
+        raise EnvironmentFailed(f"an observation of {len(text):,} characters")
+    return text
+
+
+def _number(value: Any, source: str) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise EnvironmentFailed(f"{source} returned {_kind(value)} as the reward") from None
+    if not math.isfinite(number):
+        raise EnvironmentFailed(f"{source} returned the reward {number}")
+    return number
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"

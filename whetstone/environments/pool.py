@@ -1,0 +1,205 @@
+"""The run's side of episodes: starts them, sends what the policy said, and reads answers without blocking.
+
+Hundreds of episodes run at once, each in its own process. One that does not answer in time is ended; one that
+crashes or answers nonsense has failed. Both cost their own rollout only.
+"""
+
+import contextlib
+import math
+import os
+import selectors
+import socket
+import subprocess
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing import reduction
+from typing import Any
+
+from whetstone.environments.messages import BadMessage, pack, unpack
+from whetstone.errors import UserError
+from whetstone.sandbox.worker_process import WorkerProcess
+from whetstone.types import Message
+
+START_LIMIT_S, CLOSE_LIMIT_S = 120.0, 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What an environment said to one message."""
+
+    number: int  # of the episode
+    observation: tuple[Message, ...] = ()  # put before the policy next
+    reward: float | None = None
+    done: bool = False
+    correct: bool | None = None
+    num_tool_calls: int = 0
+    num_tool_errors: int = 0
+    seconds: float = 0.0
+    error: str | None = None  # the episode has failed: it is over
+    is_timeout: bool = False
+
+
+@dataclass
+class _Process:
+    link: socket.socket
+    received: bytearray = field(default_factory=bytearray)
+    sent_at: float = 0.0
+    is_waiting: bool = False  # whether an answer is due
+
+
+class EpisodePool(contextlib.AbstractContextManager["EpisodePool"]):
+    def __init__(self, environments: Sequence[str], *, timeout_s: float, memory_mb: int) -> None:
+        self.timeout_s = timeout_s
+        self._host = WorkerProcess("whetstone.environments.host:serve")
+        self._finalizer = weakref.finalize(self, _close, self._host)  # also at exit
+        self._host.connection.send({"environments": list(environments), "memory_bytes": memory_mb << 20})
+        self._processes: dict[int, _Process] = {}
+        self._selector = selectors.DefaultSelector()
+        self._failed: list[Answer] = []  # known before anything was read
+        if not self._host.connection.poll(START_LIMIT_S):
+            raise UserError(f"The environments took more than {START_LIMIT_S:g} s to import: look into them.")
+        try:
+            answer = self._host.connection.recv()
+        except EOFError:
+            raise UserError("The process of the environments ended while it imported them.") from None
+        if "error" in answer:
+            raise UserError(answer["error"])
+
+    def start(
+        self, number: int, environment: str, settings: Mapping[str, Any], seed: int, row: Mapping[str, Any]
+    ) -> None:
+        """Begin an episode; the answer has its first observation."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            request = {
+                "do": "start", "number": number, "environment": environment, "settings": dict(settings)
+            }  # fmt: skip
+            self._host.connection.send(request)
+            reduction.send_handle(self._host.connection, theirs.fileno(), None)
+        ours.setblocking(False)
+        self._processes[number] = _Process(ours)
+        self._selector.register(ours, selectors.EVENT_READ, number)
+        self._send(number, {"do": "reset", "seed": seed, "row": dict(row)})
+
+    def step(self, number: int, text: str, calls: Sequence[Mapping[str, Any]] = ()) -> None:
+        self._send(number, {"do": "step", "text": text, "calls": [dict(call) for call in calls]})
+
+    def finish(self, number: int) -> None:
+        """Ask for the reward of the whole episode."""
+        self._send(number, {"do": "finish"})
+
+    def poll(self, timeout_s: float) -> list[Answer]:
+        """Answers that have come, after at most `timeout_s`."""
+        answers, self._failed = self._failed, []
+        due = [process for process in self._processes.values() if process.is_waiting]
+        if not due:
+            return answers
+        earliest = min(process.sent_at for process in due) + self.timeout_s
+        pause = 0.0 if answers else max(0.0, min(timeout_s, earliest - time.monotonic()))
+        for key, _ in self._selector.select(pause):
+            if (answer := self._read(key.data)) is not None:
+                answers.append(answer)
+        now = time.monotonic()
+        late = [n for n, p in self._processes.items() if p.is_waiting and now - p.sent_at > self.timeout_s]
+        return answers + [self._fail(n, f"no answer in {self.timeout_s:g} s", timeout=True) for n in late]
+
+    def end(self, number: int) -> None:
+        """End an episode's process. May be called twice."""
+        if (process := self._processes.pop(number, None)) is not None:
+            self._selector.unregister(process.link)
+            process.link.close()
+            self._host.connection.send({"do": "end", "number": number})
+
+    def end_all(self) -> None:
+        for number in list(self._processes):
+            self.end(number)
+        self._failed = []
+
+    def close(self) -> None:
+        """May be called twice."""
+        if self._finalizer.alive:
+            self.end_all()
+            self._finalizer()
+            self._selector.close()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _send(self, number: int, message: dict[str, Any]) -> None:
+        process = self._processes.get(number)
+        if process is None:
+            return
+        process.sent_at, process.is_waiting = time.monotonic(), True
+        try:
+            process.link.setblocking(True)
+            process.link.settimeout(self.timeout_s)
+            process.link.sendall(pack(message))
+            process.link.setblocking(False)
+        except OSError:
+            self._failed.append(self._fail(number, "its process has ended"))
+
+    def _read(self, number: int) -> Answer | None:
+        process = self._processes[number]
+        try:
+            piece = os.read(process.link.fileno(), 1 << 20)
+            if not piece:
+                return self._fail(number, "its process has ended")
+            process.received += piece
+            message = unpack(process.received)
+            if message is None:
+                return None
+            if not process.is_waiting:
+                return self._fail(number, "it answered what was not asked")
+            process.is_waiting = False
+            return _answer(number, message, time.monotonic() - process.sent_at)
+        except BlockingIOError:
+            return None
+        except (BadMessage, OSError) as error:
+            return self._fail(number, str(error) or type(error).__name__)
+
+    def _fail(self, number: int, reason: str, *, timeout: bool = False) -> Answer:
+        seconds = time.monotonic() - self._processes[number].sent_at
+        self.end(number)
+        return Answer(number=number, done=True, error=reason, is_timeout=timeout, seconds=seconds)
+
+
+def _close(host: WorkerProcess) -> None:
+    """End the host after it has ended all episodes."""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        host.connection.send({"do": "close"})
+        host.process.wait(timeout=CLOSE_LIMIT_S)
+    host.close()
+
+
+def _answer(number: int, message: Mapping[str, Any], seconds: float) -> Answer:
+    """A message as an answer; the process may have written anything."""
+    if isinstance(error := message.get("error"), str):
+        return Answer(number=number, done=True, error=error[:500], seconds=seconds)
+    observation = message.get("observation", "")
+    messages = message.get("messages", [])
+    reward, correct = message.get("reward"), message.get("correct")
+    if not isinstance(observation, str) or not isinstance(messages, list):
+        raise BadMessage("no observation")
+    if reward is not None and not (isinstance(reward, int | float) and math.isfinite(reward)):
+        raise BadMessage("no number as the reward")
+    content = [{"role": "user", "content": observation}] if observation else []
+    for entry in messages:
+        if not (isinstance(entry, dict) and isinstance(entry.get("content"), str)):
+            raise BadMessage("no message of a tool")
+        content.append({"role": "tool", "name": str(entry.get("name", "")), "content": entry["content"]})
+    return Answer(
+        number=number,
+        observation=tuple(content),
+        reward=None if reward is None else float(reward),
+        done=message.get("done") is True,
+        correct=correct if isinstance(correct, bool) else None,
+        num_tool_calls=_count(message.get("num_tool_calls")),
+        num_tool_errors=_count(message.get("num_tool_errors")),
+        seconds=seconds,
+    )
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and value >= 0 else 0

@@ -1,0 +1,231 @@
+"""Episodes of a batch: what the policy said goes to environments, what they answer becomes its next prompt.
+
+Nothing waits for the slowest: the engine samples whatever is ready, and asks between its steps for what has
+become ready since (`take`). Tokens are exact: what was sampled is never tokenized again, an observation is
+appended to it.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from whetstone import seeds
+from whetstone.config.environments import EnvironmentsConfig
+from whetstone.engines.base import GenerationOutput, Request, SamplingParams
+from whetstone.environments.pool import Answer, EpisodePool
+from whetstone.types import Completion, Episode, Finish, Message, Problem, Turn
+
+POLL_S = 0.5  # longest wait before a cancelled run is noticed
+
+
+class EpisodeCodec(Protocol):
+    """The part of `model.chat.Chat` that episodes need."""
+
+    def decode(self, token_ids: Sequence[int]) -> str: ...
+    def encode_observation(self, messages: Sequence[Message], max_tokens: int) -> tuple[int, ...]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampled:
+    """A finished rollout without its score."""
+
+    problem: int  # index in the batch
+    sample: int
+    turns: tuple[Turn, ...]
+    text: str
+    episode: Episode | None = None
+    outcome: dict[str, Any] | None = None  # the environment's judgement
+
+
+@dataclass
+class _Running:
+    problem: int
+    sample: int
+    token_ids: tuple[int, ...]  # prompt and all turns so far
+    completions: list[Completion] = field(default_factory=list)
+    observations: list[tuple[int, ...]] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    final_reward: float | None = None
+    correct: bool | None = None
+    num_tool_calls: int = 0
+    num_tool_errors: int = 0
+    environment_s: float = 0.0
+    error: str | None = None
+    is_reset: bool = False
+    unsent: str | None = None  # said before the environment was ready
+    finish: Finish | None = None  # known; the environment's last word is awaited
+
+    @property
+    def num_sampled(self) -> int:
+        return sum(len(completion.token_ids) for completion in self.completions)
+
+
+class EpisodeStream:
+    """The requests of a batch in which some problems have environments (`engines.base.RequestStream`)."""
+
+    def __init__(
+        self,
+        problems: Sequence[Problem],
+        prompts: Sequence[tuple[int, ...]],
+        *,
+        num_samples: int,
+        sampling: SamplingParams,
+        seed_parts: tuple[int | str, ...],
+        pool: EpisodePool,
+        codec: EpisodeCodec,
+        config: EnvironmentsConfig,
+        max_length: int | None,
+        is_cancelled: Callable[[], bool],
+    ):
+        self.problems, self.num_samples, self.sampling = problems, num_samples, sampling
+        self.seed_parts, self.pool, self.codec, self.config = seed_parts, pool, codec, config
+        self.max_length, self.is_cancelled = max_length, is_cancelled
+        self.num_sequences = len(problems) * num_samples
+        longest = max(map(len, prompts)) + sampling.max_tokens
+        longest += (config.max_turns - 1) * config.max_observation_length
+        self.max_prompt_length = longest if max_length is None else min(longest, max_length)
+        # Of requests: the problem, and the episode from its second turn on.
+        self._owners: list[tuple[int, int | None]] = [(p, None) for p in range(len(problems))]
+        self._running: dict[int, _Running] = {}  # by number of the episode
+        self._finished: list[Sampled] = []
+        for p, problem in enumerate(problems):
+            if problem.environment is None:
+                continue
+            for sample in range(num_samples):
+                number = p * num_samples + sample
+                self._running[number] = _Running(p, sample, prompts[p])
+                answer = problem.answer
+                pool.start(
+                    number, problem.environment, answer["settings"], answer["seed"], answer.get("row", {})
+                )
+
+    def accept(self, output: GenerationOutput) -> Iterator[Sampled]:
+        """Take a completion; yields rollouts that have become complete."""
+        p, number = self._owners[output.request]
+        text = self.codec.decode(output.completion.token_ids)
+        if self.problems[p].environment is None:
+            turns = (Turn(completion=output.completion),)
+            self._finished.append(Sampled(problem=p, sample=output.sample, turns=turns, text=text))
+        else:
+            self._said(p * self.num_samples + output.sample if number is None else number, output, text)
+        yield from self.drain()
+
+    def drain(self) -> Iterator[Sampled]:
+        finished, self._finished = self._finished, []
+        yield from finished
+
+    def take(self, *, wait: bool) -> list[Request]:
+        requests: list[Request] = []
+        while True:
+            for answer in self.pool.poll(POLL_S if wait else 0.0):
+                if answer.number in self._running and (request := self._answered(answer)) is not None:
+                    requests.append(request)
+            if requests or not wait or not self._running or self.is_cancelled():
+                return requests
+
+    def _said(self, number: int, output: GenerationOutput, text: str) -> None:
+        running = self._running.get(number)
+        if running is None:  # its environment failed while the policy spoke
+            return
+        running.completions.append(output.completion)
+        running.token_ids += output.completion.token_ids
+        running.messages.append({"role": "assistant", "content": text})
+        if running.error is not None:
+            self._end(number, running)
+        elif output.completion.finish is Finish.LENGTH:
+            self._ask_for_reward(number, running, Finish.LENGTH)
+        elif running.is_reset:
+            self.pool.step(number, text)
+        else:
+            running.unsent = text
+
+    def _answered(self, answer: Answer) -> Request | None:
+        """Process an environment's answer; the policy's next request, where it speaks again."""
+        running = self._running[answer.number]
+        running.environment_s += answer.seconds
+        if answer.error is not None:
+            running.error = answer.error
+            running.finish = Finish.TIMEOUT if answer.is_timeout else Finish.TOOL_ERROR
+            if running.completions:  # otherwise its first turn is being sampled
+                self._end(answer.number, running)
+            return None
+        if running.finish is not None:
+            if answer.reward is not None:
+                running.final_reward = answer.reward
+            running.correct = answer.correct if answer.correct is not None else running.correct
+            self._end(answer.number, running)
+            return None
+        if not running.is_reset:
+            running.is_reset = True
+            if running.unsent is not None:
+                self.pool.step(answer.number, running.unsent)
+            return None
+        return self._next_turn(answer, running)
+
+    def _next_turn(self, answer: Answer, running: _Running) -> Request | None:
+        running.rewards.append(answer.reward or 0.0)
+        running.num_tool_calls += answer.num_tool_calls
+        running.num_tool_errors += answer.num_tool_errors
+        running.messages.extend(answer.observation)
+        if answer.correct is not None:
+            running.correct = answer.correct
+        remaining = self.sampling.max_tokens - running.num_sampled
+        if answer.done:
+            return self._ask_for_reward(answer.number, running, Finish.STOP)
+        if len(running.completions) >= self.config.max_turns:
+            return self._ask_for_reward(answer.number, running, Finish.MAX_TURNS)
+        if remaining < 1:
+            return self._ask_for_reward(answer.number, running, Finish.LENGTH)
+        observation = self.codec.encode_observation(answer.observation, self.config.max_observation_length)
+        prompt = running.token_ids + observation
+        if self.max_length is not None:
+            remaining = min(remaining, self.max_length - len(prompt))
+        if remaining < 1:
+            return self._ask_for_reward(answer.number, running, Finish.CONTEXT_OVERFLOW)
+        running.observations.append(observation)
+        running.token_ids = prompt
+        self._owners.append((running.problem, answer.number))
+        problem = self.problems[running.problem]
+        seed = seeds.seed(*self.seed_parts, problem.id, running.sample, len(running.completions))
+        return Request(prompt_ids=prompt, seeds=(seed,), max_tokens=(remaining,))
+
+    def _ask_for_reward(self, number: int, running: _Running, finish: Finish) -> None:
+        running.finish = finish
+        if not running.is_reset:  # it has not seen a word of it
+            return self._end(number, running)
+        self.pool.finish(number)
+
+    def _end(self, number: int, running: _Running) -> None:
+        self.pool.end(number)
+        del self._running[number]
+        assert running.finish is not None
+        said = [str(m["content"]) for m in running.messages if m["role"] == "assistant"]
+        reward = sum(running.rewards) if running.final_reward is None else running.final_reward
+        correct = reward >= 1 if running.correct is None else running.correct
+        if running.error is not None:
+            reward, correct = 0.0, False
+        observations = [*running.observations, ()]
+        episode = Episode(
+            finish=running.finish,
+            messages=tuple(running.messages),
+            rewards=tuple(running.rewards),
+            num_tool_calls=running.num_tool_calls,
+            num_tool_errors=running.num_tool_errors,
+            environment_s=running.environment_s,
+            error=running.error,
+        )
+        turns = [
+            Turn(completion=completion, observation_ids=observation)
+            for completion, observation in zip(running.completions, observations, strict=True)
+        ]
+        self._finished.append(
+            Sampled(
+                problem=running.problem,
+                sample=running.sample,
+                turns=tuple(turns),
+                text="\n".join(said),
+                episode=episode,
+                outcome={"reward": reward, "correct": correct, "last": said[-1] if said else ""},
+            )
+        )

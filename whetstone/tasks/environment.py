@@ -1,0 +1,74 @@
+"""Tasks whose problems are episodes of an environment, which answers every turn and gives the reward."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from whetstone.config import Config, TaskSpec
+from whetstone.config.plugins import describe_error
+from whetstone.environments.adapter import open_episode
+from whetstone.environments.games import GAMES
+from whetstone.errors import UserError
+from whetstone.seeds import seed
+from whetstone.tasks.base import Task
+from whetstone.types import Problem, TaskScore
+
+MAX_ANSWER = 200  # characters that are kept of the last turn
+
+
+class EnvironmentTask(Task):
+    """A problem opens with what `reset` returns in this process; the episode runs in a process of its own."""
+
+    generated = True
+    environment: ClassVar[str]  # its name in a configuration
+    factory: ClassVar[Callable[..., Any]]
+
+    def __init__(self, config: Config, name: str, spec: TaskSpec, split: str, shared: bool) -> None:
+        super().__init__(config, name, spec, split, shared)
+        try:
+            self._episode = open_episode(type(self).factory, self.settings)
+        except Exception as error:
+            raise UserError(
+                f"The environment of {name} could not be constructed: {describe_error(error)}."
+            ) from error
+
+    def problem(self, index: int) -> Problem:
+        number = seed(self.seed, index)
+        try:
+            opening = self._episode.reset(number, {})["observation"]
+        except Exception as error:
+            raise UserError(
+                f"The environment of {self.name} could not be reset: {describe_error(error)}."
+            ) from error
+        problem = self.make_problem(index, opening, {"seed": number, "settings": self.settings})
+        return Problem(**{**vars(problem), "environment": self.environment})
+
+    def score(self, problem: Problem, text: str) -> TaskScore:
+        """By what the environment said, which the collector has put into the answer."""
+        outcome = problem.answer.get("outcome")
+        if outcome is None:
+            return TaskScore(correct=False, reward=0.0)
+        return TaskScore(
+            correct=outcome["correct"], reward=outcome["reward"], answer=outcome["last"][:MAX_ANSWER] or None
+        )
+
+    def columns(self, problem: Problem) -> dict[str, Any]:
+        return {"seed": problem.answer["seed"]}
+
+
+def environment_task(
+    name: str, factory: Callable[..., Any], description: str = "", settings: Mapping[str, Any] | None = None
+) -> type[EnvironmentTask]:
+    """The task of an environment that a configuration names."""
+    fields = {
+        "environment": name,
+        "factory": staticmethod(factory),
+        "description": description,
+        "default_settings": settings or {},
+    }
+    return type("EnvironmentTask", (EnvironmentTask,), fields)
+
+
+GAME_TASKS = {
+    name: environment_task(name, game, game.description, game.default_settings)
+    for name, game in GAMES.items()
+}
