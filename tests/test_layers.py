@@ -35,8 +35,8 @@ MAY_IMPORT: dict[str, str] = {
     "run": "errors types seeds files terminal config rewards tasks algorithm parallel model engines cost "
     "rollout update evaluation",
     "diagnosis": "errors run",
-    "report": "errors files terminal model evaluation run diagnosis",
     "watch": "errors files run diagnosis",
+    "report": "errors files terminal model evaluation run diagnosis watch",
     "trl": "errors types terminal config tasks algorithm model rollout update evaluation run report",
     "train": "types seeds terminal config parallel model rollout evaluation run report trl",
     "api": "errors config engines report rewards run train",

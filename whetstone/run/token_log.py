@@ -73,10 +73,10 @@ def pack_tokens(
         numbers.append(own.numbers)
         rules.append(own.rules)
     ids, table = np.concatenate(token_ids), np.concatenate(numbers, axis=1)
-    present = ~np.isnan(table).all(axis=1)  # a run without a critic has no values
+    present = [row for row, values in enumerate(table) if not np.isnan(values).all()]  # no critic: no values
     description = {
         "step": step,
-        "columns": [name for name, is_present in zip(NUMBERS, present, strict=True) if is_present],
+        "columns": [NUMBERS[row] for row in present],
         "rules": list(RULES),
         "completions": completions,
         "texts": {int(token): token_text(tokenizer, int(token)) for token in np.unique(ids)},

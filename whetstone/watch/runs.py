@@ -242,7 +242,12 @@ def problem(folder: Path, name: str) -> dict[str, Any]:
 
 def _entry(kind: str, step: int, name: str, rows: list[Any]) -> dict[str, Any] | None:
     own = [row for row in rows if isinstance(row, dict) and row.get("problem") == name]
-    numbers = [row for row in own if isinstance(row.get("reward"), int | float)]
+    return problem_entry(kind, step, own)
+
+
+def problem_entry(kind: str, step: int, rows: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The completions of a problem at a step, in numbers; None where there are none."""
+    numbers = [row for row in rows if isinstance(row.get("reward"), int | float)]
     if not numbers:
         return None
     right = [(row.get("parts") or {}).get("correct") for row in numbers]

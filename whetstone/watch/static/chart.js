@@ -216,7 +216,7 @@ export class LineChart {
       const label = this.number === percent ? `${Number((100 * y).toPrecision(3))} %` : format(Number(y.toPrecision(6)));
       this.svg.append(element("text", { x: LEFT - 5, y: position + 4, "text-anchor": "end" }, label));
     }
-    for (const x of ticks(this.low, this.high, Math.max(2, Math.floor(this.width / 90)))) {
+    for (const x of ticks(this.low, this.high, Math.max(2, Math.floor(this.width / 70)))) {
       if (this.xName === "step" && !Number.isInteger(x)) continue;
       this.svg.append(element("text", { x: this.pixelX(x), y: HEIGHT - 6, "text-anchor": "middle" }, format(x)));
     }

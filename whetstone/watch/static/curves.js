@@ -104,6 +104,11 @@ function plots(runs, keys) {
       : runs.map((run, color) => ({ name: run.name, color, points: run.points(key, state.xName) }));
     list.push([chart(key, { title, text }), series]);
   }
+  const levels = runs.length === 1 ? [...keys].filter((key) => key.startsWith("curriculum/")) : [];
+  if (levels.length) {
+    const series = levels.map((key, color) => ({ name: key.split("/")[1], color, points: runs[0].points(key, state.xName) }));
+    list.push([chart("curriculum", { title: "Curriculum", text: "Level of difficulty of the training problems, by task." }), series]);
+  }
   const times = runs.length === 1 ? timePlot(runs[0]) : null;
   return times ? [...list, times] : list;
 }

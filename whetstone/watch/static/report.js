@@ -11,7 +11,8 @@ const run = new Run(data.run, data.documents);
 const { columns, ...changes } = data.changes;
 // Metrics come as columns: name -> values by row.
 const names = Object.keys(columns), size = names.length ? columns[names[0]].length : 0;
-changes.rows = Array.from({ length: size }, (_, n) => Object.fromEntries(names.map((name) => [name, columns[name][n]])));
+changes.rows = Array.from({ length: size }, (_, n) => Object.fromEntries(
+  names.map((name) => [name, columns[name][n]]).filter(([, value]) => value !== null)));
 run.take(changes);
 state.runs.set(run.name, run);
 state.chosen = [run.name];

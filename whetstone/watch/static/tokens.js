@@ -181,7 +181,7 @@ export class TokenView {
       cell.style.background = color(low + ((high - low) * n) / 8, coloring);
       return cell;
     });
-    return node("div", { className: "legend" }, `${format(low)} or less `, node("span", { className: "ramp" }, ...steps), ` ${format(high)} or more`);
+    return node("div", { className: "legend scale" }, `\u2264 ${format(low)}`, node("span", { className: "ramp" }, ...steps), `\u2265 ${format(high)}`);
   }
 
   // All tokens with all their numbers; made when it is opened.
