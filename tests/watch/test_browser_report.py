@@ -58,7 +58,7 @@ def test_the_report_has_curves_groups_and_tokens_offline(browser: Any, opened: C
         description = json.loads(file["description"].tobytes())
         entropy = file["numbers"][description["columns"].index("entropy"), 0]
     first = description["completions"][0]
-    click(browser, f".list button[aria-label='{first['problem']}']")
+    click(browser, f".list button[data-problem='{first['problem']}']")
     until(lambda: text(browser, "section h2") == first["problem"])
     card = f".completion[aria-label='sample {first['sample']}']"
     press(browser, f"{card} .strip", "Home")

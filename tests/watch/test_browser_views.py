@@ -94,7 +94,9 @@ def test_tokens_have_a_strip_numbers_by_pointer_and_keyboard_and_their_rules(
     assert {
         name: int(line.split(": ")[-1].split()[0]) if line else 0 for name, line in shown.items()
     } == counts
-    assert count(browser, f"{card} .tokens .removed") == int((rules[:length] > 0).sum())
+    removed = (numbers["weight"][:length] == 0) | (((rules[:length] >> names.index("clipped")) & 1) > 0)
+    assert count(browser, f"{card} .tokens .ruled") == int((rules[:length] > 0).sum())
+    assert count(browser, f"{card} .tokens .removed") == int(removed.sum())
     pixels = browser.execute_script(
         "const strip = document.querySelector(arguments[0]), n = arguments[1];"
         "const context = strip.getContext('2d'), x = (i) => (i + 0.25) * strip.width / n;"
@@ -113,7 +115,7 @@ def test_tokens_have_a_strip_numbers_by_pointer_and_keyboard_and_their_rules(
     ):
         choose(browser, "color tokens by", coloring)
         until(lambda coloring=coloring: f"coloring={coloring}" in browser.current_url)
-        until(lambda: not count(browser, ".tokens .removed"))
+        until(lambda: not count(browser, ".tokens .ruled"))
         alphas = browser.execute_script(
             "const alpha = (color) => /\\/ ([\\d.]+)\\)|, ([\\d.]+)\\)$/.exec(color)?.slice(1).find(Boolean);"
             "return [...document.querySelectorAll(arguments[0])].map("
@@ -141,7 +143,7 @@ def cells(browser: Any, selector: str) -> list[list[str]]:
 
 
 def shown_groups(browser: Any) -> set[str]:
-    script = "return [...document.querySelectorAll('.list button')].map((b) => b.ariaLabel)"
+    script = "return [...document.querySelectorAll('.list button')].map((b) => b.dataset.problem)"
     return set(browser.execute_script(script))
 
 
@@ -211,7 +213,7 @@ def test_groups_by_every_filter_task_text_and_reward(
     until(lambda: count(browser, ".list button") == len(right))
     assert 0 < len(right) < len(groups)
     # A card has what was paid and why.
-    click(browser, f".list button[aria-label='{names[2]}']")
+    click(browser, f".list button[data-problem='{names[2]}']")
     until(lambda: text(browser, "section h2") == names[2])
     card = facts(browser, ".completion[aria-label='sample 0'] .facts")
     row, mean = groups[names[2]][0], np.mean([row["reward"] for row in groups[names[2]]])

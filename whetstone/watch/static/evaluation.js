@@ -1,6 +1,6 @@
 // The view "before and after": the fixed problems at the first and at the last evaluation, and at each between.
 
-import { counted, node, replace, select, button } from "./dom.js";
+import { button, counted, node, replace, select } from "./dom.js";
 import { drawHistory, textNode } from "./groups.js";
 import { redraw, state } from "./state.js";
 
@@ -15,11 +15,11 @@ const CHANGES = {
 };
 const firstSamples = (document) => (document?.completions ?? []).filter((row) => (row.sample ?? 0) === 0);
 
-function cell(row) {
+function cell(step, row) {
   if (!row) return node("td");
   const verdict = "correct" in (row.parts ?? { correct: 0 }) ? (isRight(row) ? "right" : "wrong") : `reward ${row.reward}`;
   const cut = row.finish === "length" ? ", cut off" : "";
-  return node("td", {}, node("span", { className: `chip ${verdict}`, textContent: verdict }),
+  return node("td", {}, node("span", { className: "quiet step", textContent: `step ${step} ` }), node("span", { className: `chip ${verdict}`, textContent: verdict }),
     node("span", { className: "quiet", textContent: ` ${row.length ?? ""} tokens${cut}` }), textNode(row.completion));
 }
 
@@ -43,7 +43,7 @@ export async function drawEvaluation(main, run) {
   const rows = pairs.slice(0, MAX_ROWS).map(([first, last]) => node("tr", {},
     node("td", {}, button(String(first.problem), () => { state.problem = first.problem; redraw(); scrollTo(0, 0); }),
       textNode(first.messages?.at(-1)?.content), node("div", { className: "quiet", textContent: first.gold === null || first.gold === undefined ? "" : `right answer: ${first.gold}` })),
-    cell(first), steps.length > 1 ? cell(last) : null));
+    cell(ends[0], first), steps.length > 1 ? cell(ends[1], last) : null));
   const heads = ["problem", `step ${ends[0]}`, ...(steps.length > 1 ? [`step ${ends[1]}`] : [])];
   replace(main, node("div", { className: "controls" },
     select("change", Object.keys(CHANGES).map((kind) => [kind, kind]), state.change, set("change")),

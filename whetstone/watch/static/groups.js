@@ -1,7 +1,7 @@
 // The view of groups: the completions of a step by prompt, with filters, the rewards, and the tokens.
 
 import { LineChart } from "./chart.js";
-import { button, counted, format, mean, node, replace, select, table } from "./dom.js";
+import { button, counted, format, mean, node, replace, select, table, visible } from "./dom.js";
 import { redraw, state } from "./state.js";
 import { COLORINGS, TokenView, hasNumbers, ruleText } from "./tokens.js";
 
@@ -116,10 +116,13 @@ export async function drawGroups(main, run) {
   const groups = [...all].filter(([, list]) => matches(list, bins)).sort(([a], [b]) => withTokens.has(b) - withTokens.has(a));
   const picked = groups.find(([problem]) => problem === state.problem) ?? groups[0];
   const list = node("div", { className: "list", attributes: { role: "group", "aria-label": "groups" } }, ...groups.slice(0, MAX_GROUPS).map(([problem, own]) => {
-    const result = button("", () => { state.problem = problem; redraw(); }, { "aria-label": problem, ...(problem === picked?.[0] ? { "aria-current": "true" } : {}) });
+    const average = format(mean(own.map((row) => row.reward))), right = isJudged(own) ? `, ${own.filter(isRight).length} of ${own.length} right` : "";
+    const label = `${problem}${right}, mean reward ${average}${withTokens.has(problem) ? ", has tokens" : ""}`;
+    const result = button("", () => { state.problem = problem; redraw(); },
+      { "aria-label": visible(label), "data-problem": problem, ...(problem === picked?.[0] ? { "aria-current": "true" } : {}) });
     const marks = own.map((row) => node("i", { className: isJudged([row]) ? (isRight(row) ? "right" : "wrong") : "", title: format(row.reward) }));
     result.append(node("span", { textContent: `${withTokens.has(problem) ? "\u25cf " : ""}${problem}` }),
-      node("span", { className: "marks" }, ...marks, ` ${format(mean(own.map((row) => row.reward)))}`));
+      node("span", { className: "marks" }, ...marks, ` ${average}`));
     return result;
   }));
   const summary = `${groups.length} of ${counted(all.size, "group")}${withTokens.size ? "; \u25cf has tokens" : ""}`;
@@ -157,7 +160,7 @@ function reason(row) {
 }
 
 function completionNode(row, average, part, tokens, bins) {
-  const removed = part ? tokens.rules.map((name, bit) => [name, part.rules.filter((bits) => (bits >> bit) & 1).length]).filter(([, count]) => count) : [];
+  const removed = part && state.coloring !== "rule" ? tokens.rules.map((name, bit) => [name, part.rules.filter((bits) => (bits >> bit) & 1).length]).filter(([, count]) => count) : [];
   const key = JSON.stringify([state.step, row.problem, row.sample]);
   if (part && !state.tokens.has(key)) state.tokens.set(key, {});
   const coloring = part && hasNumbers(part, state.coloring) ? state.coloring : "logprob";

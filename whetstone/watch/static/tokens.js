@@ -20,13 +20,14 @@ export const COLORINGS = {
   advantage: { title: "advantage", value: (n, i) => n.advantage?.[i], low: -2, high: 2, ramp: "both" },
   weight: { title: "weight in the loss", value: (n, i) => n.weight?.[i], low: 0, high: 2, ramp: "high" },
 };
+// In the order in which they color a token that several apply to: what took it out of the loss comes first.
 export const RULES = {
+  equal_rewards: { title: "equal rewards in the group: not in the update", color: "125 125 125" },
+  truncated_completion: { title: "truncated completion, masked", color: "0 130 130" },
+  off_policy: { title: "off-policy mask", color: "140 70 200" },
+  low_entropy: { title: "below the top-entropy quantile", color: "30 110 210" },
   clipped: { title: "clipped: the ratio left its bounds", color: "200 60 40" },
   importance_bound: { title: "importance weight at its bound", color: "205 125 0" },
-  off_policy: { title: "off-policy mask", color: "140 70 200" },
-  low_entropy: { title: "entropy below the quantile (top-entropy mask)", color: "30 110 210" },
-  truncated_completion: { title: "truncated completion, and those are masked", color: "0 130 130" },
-  equal_rewards: { title: "equal rewards in the group: no advantage, not in the update", color: "125 125 125" },
 };
 const WINDOW = 2000;  // tokens that are shown as text at once
 const STRIP_HEIGHT = 22;
@@ -34,7 +35,10 @@ const STRIP_HEIGHT = 22;
 function subtract(a, b) { return typeof a === "number" && typeof b === "number" ? a - b : undefined; }
 function exponential(x) { return x === undefined ? undefined : Math.exp(x); }
 
-export function rulesOf(bits, names) { return names.filter((_, bit) => (bits >> bit) & 1); }
+const order = (name) => (Object.keys(RULES).indexOf(name) + 99) % 99;  // unknown ones come last
+export function rulesOf(bits, names) {
+  return names.filter((_, bit) => (bits >> bit) & 1).sort((a, b) => order(a) - order(b));
+}
 export function ruleText(name) { return RULES[name]?.title ?? name; }
 
 // A share of 0 to 1 of the color; no number has none.
@@ -82,6 +86,11 @@ export class TokenView {
     return first === undefined ? "" : `rgb(${RULES[first]?.color ?? "200 60 40"} / .55)`;
   }
 
+  // Whether the token moved nothing; a bounded importance weight still counts.
+  isRemoved(i) {
+    return this.part.numbers.weight?.[i] === 0 || rulesOf(this.part.rules[i], this.ruleNames).includes("clipped");
+  }
+
   // Tokens from `start` as text; the strip has all of them.
   fill(start) {
     this.start = start;
@@ -90,7 +99,7 @@ export class TokenView {
     for (let i = start; i < stop; i++) {
       const span = node("span", { textContent: this.texts[this.part.ids[i]] ?? `[${this.part.ids[i]}]`, dataset: { token: i } });
       span.style.background = this.colorOf(i);
-      if (this.coloring === "rule" && this.part.rules[i]) span.className = "removed";
+      if (this.coloring === "rule" && this.part.rules[i]) span.className = this.isRemoved(i) ? "ruled removed" : "ruled";
       spans.push(span);
     }
     this.text.replaceChildren(...spans);

@@ -91,6 +91,7 @@ function draw() {
   drawRuns();
   drawViews();
   drawState();
+  main.setAttribute("aria-label", VIEWS[state.view]);
   if (state.view === "compare") return drawGrids(main, (names) => { state.view = "curves"; choose(names); });
   if (!run) return main.replaceChildren();
   if (state.view === "curves") return drawCurves(main, state.chosen.map((name) => state.runs.get(name)));
@@ -102,7 +103,7 @@ addEventListener("hashchange", () => { readAddress(); redraw(); });
 const count = await loadRuns();
 readAddress();
 if (!state.chosen.length && count) state.chosen = [state.runs.keys().next().value];
-document.getElementById("picker").open = count > 1;
+document.getElementById("picker").open = count > 1 && innerWidth > 700;
 if (count) draw(); else document.getElementById("state").textContent = "There is no run in this folder yet.";
 setInterval(async () => {
   const known = state.runs.size, before = current()?.state;
