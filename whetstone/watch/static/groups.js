@@ -93,14 +93,12 @@ function controls(run, steps, rows, tokens, summary) {
 
 function stepsOf(run) { return [...new Set([...run.steps.completions, ...run.steps.tokens])].sort((a, b) => a - b); }
 
+let drawControls = () => {};
+
 // Newer steps while one is shown: only the choice of steps changes.
-export function updateSteps(main, run) {
-  const box = main.querySelector("select[aria-label=step]");
-  if (!box || state.step === null) return redraw();
-  const known = new Set([...box.options].map((option) => Number(option.value)));
-  for (const step of stepsOf(run)) {
-    if (!known.has(step)) box.append(node("option", { value: step, textContent: `step ${step}${run.steps.tokens.includes(step) ? " (tokens)" : ""}` }));
-  }
+export function updateSteps(main) {
+  if (state.step === null || !main.querySelector("select[aria-label=step]")) return redraw();
+  if (document.activeElement?.type !== "search") drawControls();
 }
 
 export async function drawGroups(main, run) {
@@ -126,7 +124,9 @@ export async function drawGroups(main, run) {
     return result;
   }));
   const summary = `${groups.length} of ${counted(all.size, "group")}${withTokens.size ? "; \u25cf has tokens" : ""}`;
-  replace(main, controls(run, steps, rows, tokens, summary), histogram(rows, bins),
+  const bar = controls(run, steps, rows, tokens, summary);
+  drawControls = () => replace(bar, ...controls(run, stepsOf(run), rows, tokens, summary).childNodes);
+  replace(main, bar, histogram(rows, bins),
     node("div", { className: "groups" }, list, picked ? groupNode(run, picked, tokens, bins) : node("p", { textContent: "No group matches." })));
 }
 

@@ -31,8 +31,9 @@ export async function drawNow(main, run) {
   const doing = run.state === "silent" ? `No sign of life since ${new Date(status.time * 1000).toLocaleString()}: it was killed, or its machine is gone.` : stages || status.reason || "";
   const [question, completion] = status.newest ?? [];
   const newest = question === undefined ? [] : [node("h2", { textContent: "Sampled last" }), textNode(question, "quiet"), Object.assign(textNode(completion), { id: "newest" })];
-  replace(main, tiles(run), node("p", { id: "stage", textContent: doing }), ...newest,
+  const content = node("div", {}, tiles(run), node("p", { id: "stage", textContent: doing }), ...newest,
     node("h2", { textContent: "What stands out" }), ...(findings.length ? [] : [node("p", { className: "quiet", textContent: "Nothing before the first step." })]),
     ...findings.map((finding) => node("div", { className: `finding ${finding.severity}` }, node("b", { textContent: finding.title }),
       node("div", { textContent: finding.evidence }), node("div", { className: "quiet", textContent: finding.remedy }))));
+  if (!main.firstChild?.isEqualNode(content)) replace(main, content);  // selected text stays selected
 }

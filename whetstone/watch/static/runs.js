@@ -1,6 +1,6 @@
 // The runs of the folder: rows by step, and what else the server tells while a run goes on.
 
-const MAX_CACHED = 24;
+const MAX_CACHED = 24, SILENT_S = 20;
 
 export class Run {
   // `documents`: what "kind/step" holds where there is no server (report.html).
@@ -17,8 +17,14 @@ export class Run {
   update(entry) {
     this.config = entry.config ?? {};
     this.sessions = entry.sessions ?? [];
-    this.status = entry.status;
+    this.hear(entry.status);
     this.results = entry.results;
+  }
+
+  // The clock of another machine can be off: a status that changes is a sign of life, whatever its time.
+  hear(status) {
+    if (this.status && status && status.time !== this.status.time) this.heardAt = Date.now() / 1000;
+    this.status = status;
   }
 
   forget() {
@@ -32,7 +38,7 @@ export class Run {
     if (changes.reset) this.forget();
     for (const row of changes.rows ?? []) (row.kind === "eval" ? this.evals : this.rows).set(row.step, row);
     if (changes.rows) this.sorted = null;
-    if ("status" in changes) this.status = changes.status;
+    if ("status" in changes) this.hear(changes.status);
     for (const name of Object.keys(this.steps)) if (name in changes) this.steps[name] = changes[name];
   }
 
@@ -66,7 +72,8 @@ export class Run {
   get keys() { return new Set([...Object.keys(this.last ?? {}), ...Object.keys(this.ordered[0] ?? {})]); }
 
   get state() {
-    const status = this.status, isFresh = status && Date.now() / 1000 - status.time < 20;
+    const status = this.status, now = Date.now() / 1000;
+    const isFresh = status && now - Math.max(status.time, this.heardAt ?? 0) < SILENT_S;
     if (status && (status.state !== "running" || isFresh)) return status.state;
     return this.results ? "ended" : status ? "silent" : "unknown";
   }

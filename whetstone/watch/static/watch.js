@@ -8,6 +8,7 @@ import { drawGroups, updateSteps } from "./groups.js";
 import { drawNow } from "./now.js";
 import { Run, Stream } from "./runs.js";
 import { current, onRedraw, redraw, state } from "./state.js";
+import { COLORINGS } from "./tokens.js";
 
 const VIEWS = { now: "Now", curves: "Curves", groups: "Groups", evaluation: "Before and after", compare: "Compare" };
 // What must change in a run folder before a view is drawn again.
@@ -29,7 +30,8 @@ function readAddress() {
   if (Object.hasOwn(VIEWS, parts.get("view") ?? "")) state.view = parts.get("view");
   state.step = parts.get("step") ? Number(parts.get("step")) : null;
   state.problem = parts.get("problem");
-  state.coloring = parts.get("coloring") ?? state.coloring;
+  const coloring = parts.get("coloring") ?? "";
+  if (coloring === "rule" || Object.hasOwn(COLORINGS, coloring)) state.coloring = coloring;
   state.grid = parts.get("grid");
 }
 
@@ -50,7 +52,7 @@ function choose(names) {
 
 function onEvent(name, changes) {
   drawState();
-  if (name !== null && state.view === "groups" && name === state.chosen[0] && ("completions" in changes || "tokens" in changes)) updateSteps(main, current());
+  if (name !== null && state.view === "groups" && name === state.chosen[0] && ("completions" in changes || "tokens" in changes)) updateSteps(main);
   if (SHOWS[state.view].some((part) => part in changes)) redraw();
 }
 
@@ -67,7 +69,7 @@ function drawRuns() {
     return node("tr", {}, ...cells.map((cell) => node("td", {}, cell)));
   }));
   const list = document.getElementById("runs");
-  replace(list, list.caption, head, body);
+  if (!list.tBodies[0]?.isEqualNode(body) || state.chosen.length !== list.querySelectorAll(":checked").length) replace(list, list.caption, head, body);
 }
 
 function drawViews() {
