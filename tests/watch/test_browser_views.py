@@ -331,3 +331,25 @@ def test_curves_by_step_and_minute_with_smoothing_zoom_and_intervals(
     name, task = next(iter(tasks.items()))
     assert first[0] == name and first[3] == f"{100 * task['accuracy']['mean']:.1f} %"
     assert is_quiet(browser)
+
+
+def test_the_arithmetic_of_charts(browser: Any, serve: Callable, ruled: Path) -> None:
+    """Smoothing, thinning and numbers as text, in the page's own modules."""
+    show(browser, serve(ruled), view="now")
+
+    def call(module: str, expression: str) -> Any:
+        script = f"const done = arguments[0]; import('/{module}.js').then((m) => done({expression}))"
+        return browser.execute_async_script(script)
+
+    assert call("chart", "m.smooth([[1, 0], [2, 1], [3, 1]], 0.5)") == [[1, 0], [2, 0.5], [3, 0.75]]
+    assert call("chart", "m.smooth([[1, 4], [2, 8]], 0)") == [[1, 4], [2, 8]]
+    thinned = call("chart", "m.thin([...Array(5000).keys()].map((x) => [x, x === 2500 ? 9 : 0]), 100)")
+    assert len(thinned) == 200 and [2500, 9] in thinned  # no peak is lost
+    numbers = call("dom", "[0, 0.12345, 1234.5, 1e-5, NaN, 2.5e8].map(m.format)")
+    assert numbers == ["0", "0.1235", "1,235", "1.00e-5", "", "2.50e+8"]
+    assert call("dom", "m.visible('a\\u202eb\\n\\u0000')") == "a\u27e8202e\u27e9b\n\u27e800\u27e9"
+    assert call(
+        "tokens",
+        "m.rulesOf(0b010011, ['clipped', 'importance_bound', 'off_policy', 'low_entropy', "
+        "'truncated_completion'])",
+    ) == ["truncated_completion", "clipped", "importance_bound"]

@@ -139,7 +139,9 @@ class Handler(BaseHTTPRequestHandler):
         while not self.server.closing.is_set():
             for name, follower in followers.items():
                 if changes := follower.changes():
-                    self.wfile.write(f"data: {json.dumps(json_safe({'run': name, **changes}))}\n\n".encode())
+                    rows = changes.pop("rows", [])  # finite numbers, as they were read
+                    event = {"run": name, **json_safe(changes), **({"rows": rows} if rows else {})}
+                    self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
             self.wfile.write(b": still here\n\n")
             self.wfile.flush()
             self.server.closing.wait(FOLLOW_S)

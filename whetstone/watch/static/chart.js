@@ -61,7 +61,7 @@ function ticks(low, high, count) {
 }
 
 // Sums of the layers up to each; layers are thin where one has no number at an x.
-function stacked(series) {
+function stack(series) {
   const sums = new Map();
   return series.map((curve) => {
     const band = curve.points.map(([x, y]) => {
@@ -175,7 +175,7 @@ export class LineChart {
     this.svg.setAttribute("viewBox", `0 0 ${this.width} ${HEIGHT}`);
     this.svg.replaceChildren();
     const inside = ([x]) => range === null || (x >= range[0] && x <= range[1]);
-    const drawn = this.isStack ? stacked(this.series) : this.series;
+    const drawn = this.isStack ? stack(this.series) : this.series;
     const shown = drawn.map((curve) => ({ ...curve, points: (curve.top ?? curve.points).filter(inside), band: curve.band?.filter(inside) }));
     this.drawLegend();
     const xs = shown.flatMap((curve) => curve.points.map(([x]) => x));

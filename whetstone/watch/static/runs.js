@@ -106,19 +106,21 @@ export class Stream {
   }
 
   follow(names) {
-    const query = new URLSearchParams(names.map((name) => ["run", name])).toString();
+    const query = new URLSearchParams([...names].sort().map((name) => ["run", name])).toString();
     if (query === this.names) return;
     this.names = query;
     this.source?.close();
     if (!names.length) return;
     this.source = new EventSource(`/api/events?${query}`);
-    this.source.onopen = () => {  // a new connection begins with everything again
+    let repeated = new Set();
+    this.source.onopen = () => {
       this.isLost = false;
-      for (const name of names) this.runs.get(name)?.forget();
+      repeated = new Set(names);  // a new connection begins with everything again
     };
     this.source.onerror = () => { this.isLost = true; this.onChange(null, {}); };
     this.source.onmessage = (event) => {
       const { run, ...changes } = JSON.parse(event.data);
+      if (repeated.delete(run)) this.runs.get(run)?.forget();
       this.runs.get(run)?.take(changes);
       this.onChange(run, changes);
     };
