@@ -51,10 +51,11 @@ def _evaluation_row(evaluation: Evaluation) -> dict[str, Any]:
     """An evaluation as metrics.jsonl has it."""
     row: dict[str, Any] = {"step": evaluation.step, "kind": "eval"}
     for key in ("accuracy", "reward") if evaluation.is_judged else ("reward",):
-        share = evaluation.summary.get(key) or {}
+        share = evaluation.summary.get(key)
+        share = share if isinstance(share, dict) else {}
         row |= {key: share.get("mean"), f"{key}_low": share.get("low"), f"{key}_high": share.get("high")}
     greedy = evaluation.summary.get("greedy_accuracy")
-    return row | ({"greedy_accuracy": greedy["mean"]} if greedy and evaluation.is_judged else {})
+    return row | ({"greedy_accuracy": greedy.get("mean")} if isinstance(greedy, dict) else {})
 
 
 def _short(value: Any) -> Any:
