@@ -32,10 +32,10 @@ STRIP += "strip.dispatchEvent(new KeyboardEvent('keydown', {key: 'Home'}));"
 PICTURES: dict[str, tuple[dict[str, str], tuple[int, int], bool, str]] = {
     "now": ({"view": "now"}, (1100, 620), False, FOLD),
     "curves": ({"view": "curves"}, (1100, 900), False, FOLD),
-    "groups": ({"view": "groups", "coloring": "entropy"}, (1100, 900), False, FOLD + STRIP),
+    "groups": ({"view": "groups", "step": "4", "coloring": "entropy"}, (1100, 900), False, FOLD + STRIP),
     "evaluation": ({"view": "evaluation"}, (1100, 700), False, FOLD),
     "compare": ({"view": "compare"}, (1100, 700), False, FOLD),
-    "phone": ({"view": "groups", "coloring": "logprob"}, (390, 844), True, FOLD + STRIP),
+    "phone": ({"view": "groups", "step": "4", "coloring": "logprob"}, (390, 844), True, FOLD + STRIP),
     "report": ({}, (1100, 900), False, ""),
 }
 RUNS = (

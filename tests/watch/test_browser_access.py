@@ -1,9 +1,12 @@
 """The page on a phone, in the dark, by keyboard and for a screen reader, in Chromium."""
 
+import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.watch.pages import attribute, choose, count, show, text, until
@@ -38,17 +41,34 @@ def phone(browser: Any) -> Iterator[Any]:
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
+def leave_out_columns(path: Path, names: set[str]) -> None:
+    with np.load(path) as file:
+        arrays = dict(file)
+    description = json.loads(arrays["description"].tobytes())
+    present = [n for n, name in enumerate(description["columns"]) if name not in names]
+    description["columns"] = [description["columns"][n] for n in present]
+    arrays["numbers"] = arrays["numbers"][present]
+    arrays["description"] = np.frombuffer(json.dumps(description).encode(), dtype=np.uint8)
+    np.savez(path, **arrays)
+
+
 def widest(browser: Any) -> int:
     return browser.execute_script("return document.documentElement.scrollWidth")
 
 
-def test_every_view_fits_a_phone(phone: Any, serve: Callable, ruled: Path) -> None:
-    address = serve(ruled)
+def test_every_view_fits_a_phone(phone: Any, serve: Callable, ruled: Path, tmp_path: Path) -> None:
+    plain = shutil.copytree(ruled, tmp_path / "plain")
+    for path in (plain / "completions").glob("tokens_*.npz"):
+        leave_out_columns(path, {"kl", "value"})  # a run without reference and critic
+    address = serve(plain)
     for view, selector in VIEWS.items():
         show(phone, address, view=view)
         until(lambda selector=selector: count(phone, selector))
         assert widest(phone) == 390, view
-    phone.get(write_report(ruled).as_uri())
+    show(phone, address, view="groups")
+    until(lambda: "not part of this run" in text(phone, "select[aria-label='color tokens by']"))
+    assert count(phone, "select[aria-label='color tokens by'] option:disabled") == 2
+    phone.get(write_report(plain).as_uri())
     until(lambda: attribute(phone, "html", "data-ready"))
     phone.execute_script("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
     until(lambda: count(phone, ".pairs td"))
