@@ -299,7 +299,7 @@ def tokens(folder: Path, step: int) -> dict[str, Any] | None:
             for completion in description["completions"]:
                 span = slice(start, start + completion["tokens"])
                 shown = {
-                    name: [None if x != x else round(x, 5) for x in numbers[row, span].tolist()]
+                    name: [None if x != x else round(x, 7) for x in numbers[row, span].tolist()]
                     for row, name in enumerate(description["columns"])
                     if not np.isnan(numbers[row, span]).all()
                 }
