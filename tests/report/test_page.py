@@ -276,6 +276,8 @@ def test_a_long_run_makes_no_large_page(tmp_path: Path):
     data = page_data(read_run(tmp_path))
     steps = data["changes"]["columns"]["step"][:-2]
     assert len(steps) <= MAX_ROWS + 1 and steps[0] == 1 and steps[-1] == 5000
+    minutes = data["changes"]["columns"]["minutes"][len(steps) - 1]
+    assert minutes == pytest.approx(sum(row["step_time"] for row in read_run(tmp_path).rows) / 60, rel=1e-5)
     completions = data["documents"]["completions/3"]
     assert len(completions) == 3 and len(json.dumps(completions)) < MAX_BYTES
     assert len(completions[0]["completion"]) < 5000

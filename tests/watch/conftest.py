@@ -15,7 +15,7 @@ CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
+def chromium() -> Iterator[Any]:
     if not (CHROMIUM and DRIVER):
         pytest.skip("needs chromium and chromedriver")
     webdriver = pytest.importorskip("selenium.webdriver")
@@ -27,6 +27,15 @@ def browser() -> Iterator[Any]:
     driver = webdriver.Chrome(service=webdriver.ChromeService(DRIVER), options=options)
     yield driver
     driver.quit()
+
+
+@pytest.fixture
+def browser(chromium: Any) -> Any:
+    """With empty logs: what another test did is not this one's."""
+    chromium.get("about:blank")
+    for kind in ("browser", "performance"):
+        chromium.get_log(kind)
+    return chromium
 
 
 @pytest.fixture

@@ -80,11 +80,23 @@ def facts(browser: Any, selector: str) -> dict[str, str]:
 def is_quiet(browser: Any) -> bool:
     """Nothing failed, nothing was refused, and every request of the page went to this machine."""
     logged = [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
-    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    urls = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
-    away = [url for url in urls if not url.startswith(("http://127.0.0.1:", "file:", "data:", "about:"))]
-    assert logged == [] and away == []
+    assert logged == [] and requests_away(browser) == {}
     return True
+
+
+def requests_away(browser: Any) -> dict[str, str | None]:
+    """Address -> why it was blocked, of requests to other machines since the last call."""
+    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    events = [(message["method"], message["params"]) for message in messages]
+    blocked = {
+        p["requestId"]: p.get("blockedReason") for method, p in events if method == "Network.loadingFailed"
+    }
+    return {
+        p["request"]["url"]: blocked.get(p["requestId"])
+        for method, p in events
+        if method == "Network.requestWillBeSent"
+        and not p["request"]["url"].startswith(("http://127.0.0.1:", "file:", "data:", "about:"))
+    }
 
 
 def rows_of(folder: Path, kind: str = "train") -> list[dict]:

@@ -18,6 +18,7 @@ from tests.watch.pages import (
     facts,
     is_quiet,
     press,
+    requests_away,
     rows_of,
     text,
     texts,
@@ -111,5 +112,6 @@ def test_hostile_text_does_nothing_in_the_report(
     opened(path)
     assert browser.execute_script("return window.hit") is None
     refused = [entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
+    assert set(requests_away(browser).values()) <= {"csp"}  # noticed by the browser, and not sent
     assert len(refused) >= 4 and all("Content Security Policy" in message for message in refused)
     assert count(browser, "figure[data-metric]")  # the page itself still works

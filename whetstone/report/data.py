@@ -1,5 +1,6 @@
 """What report.html holds of a run: the documents that the page of `whet watch` reads, within a bound."""
 
+import itertools
 import json
 from typing import Any
 
@@ -20,8 +21,8 @@ def page_data(run: Run) -> dict[str, Any]:
     for evaluation in run.ends:
         documents[f"tasks/{evaluation.step}"] = _tasks(evaluation)
         documents[f"evaluations/{evaluation.step}"] = {"completions": _evaluated(evaluation)}
-    for problem, entries in _histories(run).items():
-        documents[f"problems/{problem}"] = {"entries": entries}
+    histories = [{"problem": problem, "entries": entries} for problem, entries in _histories(run).items()]
+    documents |= {f"problems/{history['problem']}": history for history in _within(histories)}
     step = max(runs.steps(run.folder / "completions", "step_", ".jsonl"), default=None)
     changes: dict[str, Any] = {
         "columns": _columns(run),
@@ -41,7 +42,9 @@ def page_data(run: Run) -> dict[str, Any]:
 def _columns(run: Run) -> dict[str, list[Any]]:
     """Metrics of training and evaluation, name -> values by row; of a long run evenly chosen rows."""
     size = -(-len(run.rows) // MAX_ROWS) or 1
-    chosen = [row for n, row in enumerate(run.rows) if n % size == 0 or n == len(run.rows) - 1]
+    minutes = itertools.accumulate((row.get("step_time") or 0.0) / 60 for row in run.rows)
+    timed = [{**row, "minutes": time} for row, time in zip(run.rows, minutes, strict=True)]
+    chosen = [row for n, row in enumerate(timed) if n % size == 0 or n == len(timed) - 1]
     rows = [*chosen, *map(_evaluation_row, run.evaluations)]
     keys = dict.fromkeys(key for row in rows for key in row)
     return {key: [_short(row.get(key)) for row in rows] for key in keys}

@@ -48,7 +48,7 @@ export class Run {
       let minutes = 0;
       this.sorted = [...this.rows.values()].sort((a, b) => a.step - b.step);
       for (const row of this.sorted) {
-        minutes += (row.step_time ?? 0) / 60;
+        minutes = row.minutes ?? minutes + (row.step_time ?? 0) / 60;  // the report knows them, and has not all rows
         row.minutes = minutes;
       }
     }
