@@ -1,7 +1,6 @@
 """Tiny real models and a character tokenizer, shared by the tests: random weights, real architectures."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 # One thread for each of several workers: threads of small products would wait for each other. For the
@@ -51,15 +50,6 @@ def pytest_runtest_makereport():
         (name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections
     ]
     return report
-
-
-@pytest.fixture(autouse=True, scope="module")
-def pictures(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Drawing the pictures of a report takes a second at the end of a run: only modules with PICTURES do."""
-    with pytest.MonkeyPatch.context() as patch:
-        if not getattr(request.module, "PICTURES", False):
-            patch.setattr("whetstone.report.plots.draw", lambda name, size, paint: "<svg></svg>")
-        yield
 
 
 TINY = {

@@ -36,12 +36,12 @@ MAY_IMPORT: dict[str, str] = {
     "run": "errors types seeds files terminal config rewards environments tasks algorithm parallel model "
     "engines cost rollout update evaluation",
     "diagnosis": "errors run",
-    "report": "errors files terminal model evaluation run diagnosis",
     "watch": "errors files run diagnosis",
+    "report": "errors files terminal model evaluation run diagnosis watch",
     "trl": "errors types terminal config tasks algorithm model rollout update evaluation run report",
     "train": "types seeds terminal config parallel model rollout evaluation run report trl",
     "api": "errors config engines report rewards run train",
-    "commands": "errors types files terminal config sandbox tasks model engines cost update evaluation run "
+    "commands": "errors types files terminal config sandbox tasks model engines cost update run "
     "diagnosis report watch train",
     "__main__": "errors terminal commands",
 }

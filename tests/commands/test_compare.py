@@ -16,8 +16,9 @@ import pytest
 from whetstone.__main__ import run
 from whetstone.commands.compare.grid import parse_grid, split_top, write_table
 from whetstone.commands.compare.progress import Progress
-from whetstone.commands.compare.results import make_results, markdown_table, over_pairs, over_seeds
+from whetstone.commands.compare.results import markdown_table
 from whetstone.errors import UserError
+from whetstone.run.comparison import make_results, over_pairs, over_seeds
 
 ROOT = Path(__file__).resolve().parents[2]
 EASY = "datasets={chain_sum: {config: {min_terms: 2, max_terms: 2, min_digits: 1, max_digits: 1}}}"

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.runs import run
 from whetstone.errors import UserError
-from whetstone.watch.runs import Follower, find_runs, steps
+from whetstone.watch.runs import Follower, find_grids, find_runs, grid, steps
 from whetstone.watch.server import WatchServer
 
 HOSTILE = "<img src=x onerror=alert(1)>\u202e\x1b[2J</script><script>alert(1)</script>"
@@ -57,8 +57,8 @@ def test_runs_are_found_below_a_folder_the_newest_first(folder: Path, server: Wa
     with pytest.raises(UserError, match="is not a folder"):
         find_runs(folder / "nowhere")
     status, runs, _ = get(server, "/api/runs")
-    assert status == 200 and {entry["name"] for entry in runs} == {"run", "grid/a b"}
-    finished = next(entry for entry in runs if entry["name"] == "run")
+    assert status == 200 and {entry["name"] for entry in runs["runs"]} == {"run", "grid/a b"}
+    finished = next(entry for entry in runs["runs"] if entry["name"] == "run")
     assert finished["config"]["model_name_or_path"] == "pebble" and finished["status"]["state"] == "ended"
     assert finished["results"] is not None
 
@@ -76,7 +76,8 @@ def test_the_files_of_a_run_arrive_as_they_were_written(folder: Path, server: Wa
         assert len(part["ids"]) == len(part["rules"]) == row["length"]
         assert "".join(tokens["texts"][str(token)] for token in part["ids"]).startswith(row["completion"])
         assert len(part["numbers"]["sampler_logprob"]) == row["length"]
-    findings = get(server, "/api/runs/run/findings")[1]
+    assert get(server, "/api/runs/run/tasks/2")[1] == document["summary"]["per_task"]
+    findings = get(server, "/api/runs/run/findings/2")[1]
     assert findings and set(findings[0]) == {"severity", "title", "evidence", "remedy"}
 
 
@@ -84,18 +85,19 @@ def test_hostile_and_broken_files_are_data(server: WatchServer) -> None:
     [row] = get(server, f"/api/runs/{quote('grid/a b', safe='')}/completions/1")[1]
     assert row["completion"] == HOSTILE  # as JSON; the page sets it as text
     assert get(server, f"/api/runs/{quote('grid/a b', safe='')}/tokens/1")[0] == 404
-    assert get(server, f"/api/runs/{quote('grid/a b', safe='')}/findings")[1] == []
+    assert get(server, f"/api/runs/{quote('grid/a b', safe='')}/findings/1")[1] == []
 
 
 @pytest.mark.parametrize(
     "path",
     [
-        "/api/runs/..%2F..%2Fetc/summary",
+        "/api/runs/..%2F..%2Fetc/completions/1",
+        "/api/runs/run/completions",
         "/api/runs/run/completions/..%2F..%2Fconfig",
         "/api/runs/run/completions/" + "9" * 40,
         "/api/runs/run/other",
         "/api/runs/run/tokens/99999",
-        "/api/runs/none/summary",
+        "/api/runs/none/findings/1",
         "/api",
         "/server.py",
         "/static/watch.js",
@@ -129,15 +131,72 @@ def test_another_address_needs_the_token(folder: Path) -> None:
     server.server_close()
 
 
-def test_events_tell_what_is_new(server: WatchServer, folder: Path) -> None:
+def test_events_tell_what_is_new_in_each_run(server: WatchServer, folder: Path) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=30)
-    connection.request("GET", "/api/runs/run/events")
+    connection.request("GET", "/api/events?run=run&run=grid%2Fa+b&run=..%2F..&run=none")
     answer = connection.getresponse()
     assert answer.headers["Content-Type"] == "text/event-stream"
-    event = json.loads(answer.readline().decode().removeprefix("data: "))
+    events = {}
+    for _ in range(2):
+        event = json.loads(answer.readline().decode().removeprefix("data: "))
+        events[event["run"]] = event
+        assert answer.readline() == b"\n"
+    assert answer.readline().startswith(b":")  # nothing of the names that are no runs
     connection.close()
+    event = events["run"]
     assert [row["step"] for row in event["rows"] if row["kind"] == "train"] == [1, 2]
     assert event["completions"] == event["tokens"] == [1, 2] and event["status"]["state"] == "ended"
+    assert events["grid/a b"]["completions"] == [1] and "rows" not in events["grid/a b"]
+
+
+def test_a_problem_at_every_step(folder: Path, server: WatchServer) -> None:
+    lines = (folder / "run" / "completions" / "step_1.jsonl").read_text().splitlines()
+    rows = [row for row in map(json.loads, lines) if row["problem"] == json.loads(lines[0])["problem"]]
+    entries = get(server, f"/api/runs/run/problems/{quote(rows[0]['problem'], safe='')}")[1]["entries"]
+    first = entries[0]
+    assert (first["kind"], first["step"], first["count"]) == ("training", 1, 4)
+    assert first["reward"] == pytest.approx(sum(row["reward"] for row in rows) / 4)
+    assert first["right"] == sum(row["parts"]["correct"] for row in rows)
+    document = json.loads((folder / "run" / "eval_results" / "eval_step_0.json").read_text())
+    name = document["completions"][0]["problem"]
+    entries = get(server, f"/api/runs/run/problems/{quote(name, safe='')}")[1]["entries"]
+    assert [(entry["kind"], entry["step"]) for entry in entries] == [("evaluation", 0), ("evaluation", 2)]
+    hostile = get(server, f"/api/runs/{quote('grid/a b', safe='')}/problems/{quote(HOSTILE, safe='')}")[1]
+    assert [entry["reward"] for entry in hostile["entries"]] == [1.0]
+    assert get(server, "/api/runs/run/problems/nothing")[1] == {"entries": []}
+
+
+def test_a_comparison_while_it_fills(tmp_path: Path) -> None:
+    """Three of four runs have ended: the first variant has a mean over two seeds."""
+    parent = tmp_path / "compare"
+    cells = [
+        {"name": f"{variant}_seed={seed}", "variant": variant, "seed": seed, "settings": []}
+        for variant in ("a", "b")
+        for seed in (1, 2)
+    ]
+    (parent / "runs").mkdir(parents=True)
+    (parent / "grid.json").write_text(json.dumps({"source": "quickstart", "cells": cells}))
+    for cell, after in zip(cells, (0.5, 0.7, 0.8), strict=False):
+        run_folder = parent / "runs" / cell["name"]
+        run_folder.mkdir()
+        (run_folder / "config.yaml").write_text("max_steps: 3\n")
+        ends = {"accuracy_before": {"mean": 0.25}, "accuracy_after": {"mean": after}, "seconds": 9.0}
+        ends |= {"greedy_before": None, "greedy_after": None}
+        (run_folder / "train_results.json").write_text(json.dumps(ends))
+    assert set(find_grids(tmp_path)) == {"compare"}
+    names = {path: name for name, path in find_runs(tmp_path).items()}
+    shown = grid(parent, names)
+    assert shown is not None
+    assert [cell["after"] for cell in shown["cells"]] == [0.5, 0.7, 0.8, None]
+    assert [cell["run"] for cell in shown["cells"]] == [
+        *(f"compare/runs/{c['name']}" for c in cells[:3]),
+        None,
+    ]
+    first, second = shown["variants"]
+    assert first["accuracy_after"]["mean"] == pytest.approx(0.6) and first["num_seeds"] == 2
+    assert first["gain"]["mean"] == pytest.approx(0.35) and second["gain"]["low"] is None
+    (parent / "grid.json").write_text("{")
+    assert grid(parent, names) is None
 
 
 def test_a_follower_reads_only_what_was_added(tmp_path: Path) -> None:

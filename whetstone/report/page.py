@@ -1,4 +1,4 @@
-"""The HTML of the report: headline, findings, curves, tasks, examples, configuration, in that order.
+"""The HTML of the report: headline, findings, the views of `whet watch`, examples, configuration.
 
 Every text that comes from a run passes `esc`: completions are full of angle brackets.
 """
@@ -14,20 +14,18 @@ from typing import Any
 
 from whetstone.diagnosis.explain import diagnose, load_history
 from whetstone.diagnosis.history import Severity
-from whetstone.report import plots
-from whetstone.report.curves import curves_of
+from whetstone.report.data import page_data
 from whetstone.report.examples import Pair, pairs
 from whetstone.report.read import Evaluation, Run
 from whetstone.terminal.text import counted
+from whetstone.watch.bundle import digest, inline_json, read_static, script
 
 # Characters that a browser does not show or that change the order of others: bidirectional controls, some of
 # zero width, control characters but tab and newline, and lone surrogates, which can't be encoded.
 _UNSEEN = re.compile(
     "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u061c\\u200b\\u200e\\u200f\\u2028-\\u202e\\u2060-\\u2069\\ufeff\\ud800-\\udfff]"
 )
-CSS = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
-# Nothing is fetched and no script runs, whatever got into the page.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+CSS = read_static("watch.css") + Path(__file__).with_name("report.css").read_text(encoding="utf-8")
 
 
 def esc(text: Any) -> str:
@@ -38,15 +36,25 @@ def esc(text: Any) -> str:
 
 def page(run: Run) -> str:
     """The whole document."""
-    sections = (_head, _headline, _findings, _progress, _tasks, _examples, _config)
+    sections = (_head, _headline, _findings, _views, _examples, _config)
+    style, code = f"\n{CSS}\n", f"\n{script('report')}\n"
+    # Nothing is fetched, and no other script runs, whatever got into the page.
+    policy = (
+        f"default-src 'none'; script-src {digest(code)}; style-src {digest(style)}; "
+        "base-uri 'none'; form-action 'none'"
+    )
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{esc(run.name)}: report</title>\n<style>\n{CSS}\n</style>\n</head>\n<body>\n<main>\n"
+        f"<title>{esc(run.name)}: report</title>\n<style>{style}</style>\n</head>\n"
+        '<body class="report">\n<main>\n'
         + "\n".join(filter(None, (section(run) for section in sections)))
-        + "\n<footer>Made by whetstone from the files of the run folder. Bands, whiskers and brackets are "
-        "95 % intervals over problems.</footer>\n</main>\n</body>\n</html>\n"
+        + "\n<noscript><p>The charts need JavaScript. metrics.jsonl in the run folder has their numbers.</p>"
+        "</noscript>\n<footer>Made by whetstone from the files of the run folder. "
+        "Bands, bars and brackets are 95 % intervals over problems.</footer>\n</main>\n"
+        f'<script type="application/json" id="data">{inline_json(page_data(run))}</script>\n'
+        f'<script type="module">{code}</script>\n</body>\n</html>\n'
     )
 
 
@@ -212,85 +220,19 @@ def _findings(run: Run) -> str:
     return f'<ul class="findings">{items}</ul>' if items else ""
 
 
-def _figure(svg: str, title: str, text: str, *, wide: bool = False) -> str:
-    return (
-        f'<figure class="card{" wide" if wide else ""}" role="group" aria-label="{esc(title)}">'
-        f"<figcaption><b>{esc(title)}</b><span>{esc(text)}</span></figcaption>{svg}</figure>"
-    )
+def _views(run: Run) -> str:
+    """Where report.js draws: curves, the groups of the last step, the fixed problems before and after."""
+    groups = any((run.folder / "completions").glob("step_*.jsonl"))
+    parts = ['<h2>How it went</h2>\n<div id="curves-view"></div>'] if run.rows or run.evaluations else []
+    if groups:
+        parts.append(_fold("groups", "Groups of the last step that was written, with tokens"))
+    if run.evaluations:
+        parts.append(_fold("evaluation", "Fixed problems before and after"))
+    return "\n".join(parts)
 
 
-def _progress(run: Run) -> str:
-    figures = []
-    if any(evaluation.is_judged for evaluation in run.evaluations) or run.column("accuracy")[1]:
-        where = "; the band is the 95 % interval." if run.evaluations else " in training."
-        figures.append(_figure(plots.accuracy_curve(run), "Accuracy", f"Right answers{where}", wide=True))
-    curves = curves_of(run)
-    odd = len(curves) % 2 == 0  # with the reward's, an odd number: it takes the whole width
-    # The reward, and its parts where there is more than one; "correct" is the accuracy curve already.
-    keys = dict.fromkeys(key for row in run.rows for key in row if re.fullmatch("rewards/.*/mean", key))
-    names = [key.split("/", 1)[1].removesuffix("/mean") for key in keys if key != "rewards/correct/mean"][:4]
-    parts = {f"rewards/{name}/mean": name for name in names} if len(names) > 1 else {}
-    reward = plots.curve(run, {"reward": "reward", **parts}, wide=odd)
-    if reward is not None:
-        figures.append(_figure(reward, "Reward", "What is maximized, and its unweighted parts.", wide=odd))
-    for curve in curves:
-        svg = plots.curve(run, curve.series, percent=curve.percent)
-        figures += [] if svg is None else [_figure(svg, curve.title, curve.text)]
-    times = plots.time_areas(run)
-    if times is not None:
-        figures.append(_figure(times, "Where the time went", _time_text(run), wide=True))
-    if not figures:
-        return ""
-    return f'<h2>How it went</h2>\n<div class="grid">{"".join(figures)}</div>'
-
-
-def _time_text(run: Run) -> str:
-    """Shares of the stages, how well the update used the device, and the most memory of any step."""
-    totals = {key.removeprefix("time/"): sum(run.column(key)[1]) for key in plots.time_stages(run)}
-    whole = sum(run.column("step_time")[1]) or sum(totals.values())
-    shares = ", ".join(f"{name} {100 * seconds / whole:.0f} %" for name, seconds in totals.items())
-    facts = []
-    speed, mfu = run.recent("update_tokens_per_s"), run.recent("mfu")
-    if speed is not None:
-        text = f"The update ran {speed:,.0f} tokens/s of late"
-        facts.append(
-            text + (f", {100 * mfu:.0f} % of what the device can compute" if mfu is not None else "")
-        )
-    peaks = run.column("peak_memory_gb")[1]
-    if peaks:
-        facts.append(f"peak memory {max(peaks):.1f} GB")
-    use = f" {'; '.join(facts)}." if facts else ""
-    return f"Seconds of each step. In all: {shares}.{use}"
-
-
-def _tasks(run: Run) -> str:
-    svg, ends = plots.task_bars(run), run.ends
-    if svg is None or not ends[-1].is_judged:
-        return ""
-    names = ("before", "after", "change", "p") if len(ends) == 2 else ("accuracy",)
-    heads = "".join(f"<th>{head}</th>" for head in ("task", "problems", *names, "tokens"))
-    rows = "".join(_task_row(name, ends) for name in ends[-1].summary["per_task"])
-    return (
-        '<h2>Task by task</h2>\n<div class="card">'
-        f'<figure role="group" aria-label="Accuracy of each task">{svg}</figure>'
-        f'<div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div></div>'
-    )
-
-
-def _task_row(name: str, evaluations: list[Evaluation]) -> str:
-    ends = [evaluation.summary["per_task"].get(name) for evaluation in evaluations]
-    shares = ["" if end is None else f"{100 * end['accuracy']['mean']:.1f} %" for end in ends]
-    newest = ends[-1]  # the names are those of the newest evaluation
-    versus = newest["delta_vs_step0"]
-    change = ("", "") if len(ends) == 2 else ()
-    if versus is not None:
-        p_value = _p_value(versus["p_value"]).removeprefix("p ").removeprefix("= ")
-        change = (f"{100 * versus['difference']:+.1f}", p_value)
-    lengths = " → ".join(f"{end['mean_length']:.0f}" for end in ends if end is not None)
-    constant = newest.get("constant")
-    label = esc(name) + (f" <small>(a constant earns {100 * constant:.0f} %)</small>" if constant else "")
-    cells = (label, newest["accuracy"]["num_problems"], *shares, *change, lengths)
-    return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+def _fold(view: str, title: str) -> str:
+    return f'<details class="view"><summary>{title}</summary><div id="{view}-view"></div></details>'
 
 
 def _examples(run: Run) -> str:
@@ -309,12 +251,12 @@ def _example(pair: Pair) -> str:
     sides = "".join(_side(step, answered) for step, answered in pair.sides)
     shown = pair.sides[-1][1]
     gold = "" if shown["gold"] is None else f" &nbsp;·&nbsp; right answer: {esc(shown['gold'])}"
-    style = "" if len(pair.sides) == 2 else ' style="grid-template-columns: 1fr"'
+    kind = "sides" if len(pair.sides) == 2 else "sides single"
     return (
         '<article class="card example"><header>'
         f'<div class="meta">{esc(pair.kind)} &nbsp;·&nbsp; {esc(shown["task"])}{gold}</div>'
         f'<div class="question">{esc(shown["messages"][-1]["content"])}</div></header>'
-        f'<div class="sides"{style}>{sides}</div></article>'
+        f'<div class="{kind}">{sides}</div></article>'
     )
 
 
@@ -335,7 +277,8 @@ def _config(run: Run) -> str:
     if not run.config:
         return ""
     keys = "".join(f"<div><dt>{esc(k)}</dt><dd>{esc(_value(v))}</dd></div>" for k, v in run.config.items())
-    return f'<details><summary>Resolved configuration</summary><dl class="card config">{keys}</dl></details>'
+    table = f'<dl class="card config">{keys}</dl>'
+    return f'<details class="config-view"><summary>Resolved configuration</summary>{table}</details>'
 
 
 def _value(value: Any) -> str:

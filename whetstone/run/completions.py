@@ -8,6 +8,7 @@ import rich
 from rich.markup import escape
 
 from whetstone.config import Config, Plan
+from whetstone.evaluation.evaluator import plain_answer
 from whetstone.files import atomic_write, json_safe
 from whetstone.rollout.learning_signal import LearningSignal
 from whetstone.rollout.metrics import length_metrics, rollout_metrics, variance_metrics
@@ -25,6 +26,7 @@ def completion_row(step: int, group: Group, sample: int) -> dict[str, Any]:
         "messages": [dict(message) for message in group.problem.messages],
         "sample": sample,
         "completion": rollout.text,
+        "gold": plain_answer(group.problem.answer),
         "answer": rollout.score.answer,
         "reward": rollout.score.reward,
         "parts": dict(rollout.score.parts),

@@ -70,18 +70,42 @@ class Handler(BaseHTTPRequestHandler):
             if parts[0] != "api":
                 self._send_static(parts)
             else:
-                self._send_api(parts[1:])
+                self._send_api(parts[1:], url.query)
         except (BrokenPipeError, ConnectionResetError):  # the page was closed
             self.close_connection = True
 
-    def _send_api(self, parts: list[str]) -> None:
+    def _send_api(self, parts: list[str], query: str) -> None:
         known = runs.find_runs(self.server.root)
         if parts == ["runs"]:
-            self._send_json([{"name": name, **runs.summary(folder)} for name, folder in known.items()])
-        elif len(parts) >= 3 and parts[0] == "runs" and parts[1] in known:
-            self._send_run(known[parts[1]], parts[2:])
+            self._send_json(
+                {
+                    "runs": [{"name": name, **runs.summary(folder)} for name, folder in known.items()],
+                    "grids": _grids(self.server.root, known),
+                }
+            )
+        elif parts == ["events"]:
+            names = [name for name in parse_qs(query).get("run", []) if name in known]
+            self._send_events({name: known[name] for name in names})
+        elif (
+            len(parts) == 4
+            and parts[0] == "runs"
+            and parts[1] in known
+            and parts[2] in (*READERS, "problems")
+        ):
+            self._send_document(known[parts[1]], parts[2], parts[3])
         else:
             self._send(HTTPStatus.NOT_FOUND, b"There is no such run.", "text/plain")
+
+    def _send_document(self, folder: Path, kind: str, name: str) -> None:
+        """A document by its step; a problem by its id."""
+        content = None
+        if kind == "problems":
+            content = runs.problem(folder, name)
+        elif name.isdecimal() and len(name) < 16:
+            content = READERS[kind](folder, int(name))
+        if content is None:
+            return self._send(HTTPStatus.NOT_FOUND, b"The run has no such file.", "text/plain")
+        self._send_json(content)
 
     def _is_allowed(self, query: str) -> bool:
         """A page of another site can make a browser send requests here, under a name of its own."""
@@ -103,37 +127,22 @@ class Handler(BaseHTTPRequestHandler):
             return self._send(HTTPStatus.NOT_FOUND, b"There is no such page.", "text/plain")
         self._send(HTTPStatus.OK, path.read_bytes(), TYPES[Path(name).suffix])
 
-    def _send_run(self, folder: Path, what: list[str]) -> None:
-        readers: dict[str, Callable[[Path, int], Any]] = {
-            "completions": runs.completions,
-            "evaluations": runs.evaluation,
-            "tokens": runs.tokens,
-        }
-        if what == ["events"]:
-            return self._send_events(folder)
-        if what == ["summary"]:
-            return self._send_json(runs.summary(folder))
-        if what == ["findings"]:
-            return self._send_json(_findings(folder))
-        if len(what) == 2 and what[0] in readers and what[1].isdecimal() and len(what[1]) < 16:
-            content = readers[what[0]](folder, int(what[1]))
-            if content is not None:
-                return self._send_json(content)
-        self._send(HTTPStatus.NOT_FOUND, b"The run has no such file.", "text/plain")
-
-    def _send_events(self, folder: Path) -> None:
-        """Server-sent events until the page is closed."""
+    def _send_events(self, folders: dict[str, Path]) -> None:
+        """Server-sent events until the page is closed: what is new in each of these runs."""
         self.send_response(HTTPStatus.OK)
         for name, value in (HEADERS | {"Content-Type": "text/event-stream"}).items():
             self.send_header(name, value)
         self.send_header("Connection", "close")
         self.end_headers()
         self.close_connection = True
-        follower = runs.Follower(folder)
+        followers = {name: runs.Follower(folder) for name, folder in folders.items()}
         while not self.server.closing.is_set():
-            changes = follower.changes()
-            text = f"data: {json.dumps(json_safe(changes))}\n\n" if changes else ": still here\n\n"
-            self.wfile.write(text.encode())
+            for name, follower in followers.items():
+                if changes := follower.changes():
+                    rows = changes.pop("rows", [])  # finite numbers, as they were read
+                    event = {"run": name, **json_safe(changes), **({"rows": rows} if rows else {})}
+                    self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
+            self.wfile.write(b": still here\n\n")
             self.wfile.flush()
             self.server.closing.wait(FOLLOW_S)
 
@@ -153,8 +162,15 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
 
-def _findings(folder: Path) -> list[dict[str, str]]:
-    """What `whet explain` says; nothing before the first step."""
+def _grids(root: Path, known: dict[str, Path]) -> list[dict[str, Any]]:
+    names = {folder: name for name, folder in known.items()}
+    grids = {name: runs.grid(folder, names) for name, folder in runs.find_grids(root).items()}
+    return [{"name": name, **grid} for name, grid in grids.items() if grid is not None]
+
+
+def _findings(folder: Path, step: int) -> list[dict[str, str]]:
+    """What `whet explain` says; nothing before the first step. `step` only makes the page ask again."""
+    del step
     try:
         verdicts = diagnose(*load_history(folder))
     except UserError:
@@ -163,3 +179,13 @@ def _findings(folder: Path) -> list[dict[str, str]]:
         {"severity": v.severity.name.lower(), "title": v.title, "evidence": v.evidence, "remedy": v.remedy}
         for v in verdicts
     ]
+
+
+# By step; a problem is read by its id.
+READERS: dict[str, Callable[[Path, int], Any]] = {
+    "completions": runs.completions,
+    "evaluations": runs.evaluation,
+    "tasks": runs.tasks,
+    "tokens": runs.tokens,
+    "findings": _findings,
+}

@@ -26,17 +26,19 @@ import rich
 
 from whetstone.commands.compare.plot import draw
 from whetstone.commands.compare.progress import Progress
-from whetstone.commands.compare.results import (
-    Cell,
-    cell_results,
-    make_results,
-    markdown_table,
-    show_table,
-    versus_first,
-)
+from whetstone.commands.compare.results import markdown_table, show_table
 from whetstone.config import flatten, load
 from whetstone.errors import UserError
 from whetstone.files import atomic_write, json_safe
+from whetstone.run.comparison import (
+    GRID,
+    Cell,
+    cell_results,
+    make_results,
+    read_cells,
+    run_path,
+    versus_first,
+)
 from whetstone.run.folder import RESUME_SAFE_KEYS
 from whetstone.run.record import read_mapping
 from whetstone.run.signals import StopRequest
@@ -55,7 +57,7 @@ class Grid:
     cells: list[Cell]
 
     def run_path(self, cell: Cell) -> Path:
-        return self.folder / "runs" / cell.name
+        return run_path(self.folder, cell)
 
     def log_path(self, cell: Cell) -> Path:
         return self.folder / "logs" / f"{cell.name}.log"
@@ -157,7 +159,7 @@ def compare(source: str, settings: Sequence[str], *, jobs: int = 1) -> dict:
     """Run the grid, write and print the table; returns the results."""
     grid = parse_grid(source, settings)
     document = {"source": grid.source, "cells": [asdict(cell) for cell in grid.cells]}
-    atomic_write(grid.folder / "grid.json", json.dumps(document, indent=1))
+    atomic_write(grid.folder / GRID, json.dumps(document, indent=1))
     failed, stopped = run_cells(grid, jobs)
     results = write_table(grid, failed)
     if stopped:
@@ -173,11 +175,11 @@ def compare(source: str, settings: Sequence[str], *, jobs: int = 1) -> dict:
 
 def read_grid(folder: Path) -> Grid:
     """The grid that an earlier comparison wrote."""
-    try:
-        document = json.loads((folder / "grid.json").read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f"{folder} holds no comparison: give the folder that `whet compare` wrote.") from None
-    return Grid(source=document["source"], folder=folder, cells=[Cell(**cell) for cell in document["cells"]])
+    comparison = read_cells(folder)
+    if comparison is None:
+        raise UserError(f"{folder} holds no comparison: give the folder that `whet compare` wrote.")
+    source, cells = comparison
+    return Grid(source=source, folder=folder, cells=cells)
 
 
 def run_cells(grid: Grid, jobs: int) -> tuple[dict[str, str], bool]:

@@ -5,7 +5,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from whetstone.report.plots import chart_style
 from whetstone.run.metrics import read_rows
 
 INK, MUTED, LINE = "#1d2327", "#6b7378", "#e4e2dc"
@@ -14,7 +13,19 @@ COLORS = (
     "#c2a83e",
 )  # fmt: skip
 STYLE: dict[Any, Any] = {
-    **chart_style(INK, MUTED, LINE),
+    "text.color": INK,
+    "axes.edgecolor": LINE,
+    "axes.labelcolor": MUTED,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": LINE,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "ytick.major.size": 0,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
     "font.size": 9,
     "axes.titlecolor": INK,
     "axes.titlesize": 10,

@@ -7,8 +7,8 @@ from pathlib import Path
 import rich
 from rich.status import Status
 
-from whetstone.commands.compare.results import Cell, cell_results
 from whetstone.config import load
+from whetstone.run.comparison import Cell, cell_results
 from whetstone.run.metrics import read_rows
 from whetstone.terminal.text import counted
 
