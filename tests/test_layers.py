@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, str] = {
     "tasks": "errors types seeds terminal config sandbox rewards",
     "algorithm": "errors config",
     "parallel": "errors config",
-    "model": "errors types config parallel",
+    "model": "errors types terminal config parallel",
     "engines": "errors types seeds config parallel model",
     "cost": "errors config tasks model",
     "rollout": "errors types seeds terminal config tasks parallel engines",
@@ -37,11 +37,12 @@ MAY_IMPORT: dict[str, str] = {
     "diagnosis": "errors run",
     "report": "errors files terminal model evaluation run diagnosis",
     "watch": "errors files run diagnosis",
+    "export": "errors terminal model report run",
     "trl": "errors types terminal config tasks algorithm model rollout update evaluation run report",
     "train": "types seeds terminal config parallel model rollout evaluation run report trl",
     "api": "errors config engines report rewards run train",
     "commands": "errors types files terminal config sandbox tasks model engines cost update evaluation run "
-    "diagnosis report watch train",
+    "diagnosis report watch export train",
     "__main__": "errors terminal commands",
 }
 # Rule 2.

