@@ -1,13 +1,14 @@
 """`whet export`: the folder computes what the run's model computed, in transformers, our engine and GGUF."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors import safe_open
 
-from tests.support.exports import engine_tokens, make_run, transformers_tokens
+from tests.support.exports import engine_tokens, make_run, tiny_model, transformers_tokens
 from whetstone.__main__ import run as whet
 from whetstone.config import build
 from whetstone.errors import UserError
@@ -45,7 +46,7 @@ def test_greedy_tokens_are_those_of_the_run(settings: dict, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("kind", ["use_dora", "load_in_4bit", "use_rslora"])
 def test_merged_weights_compute_what_base_and_adapter_do(kind: str, tmp_path: Path) -> None:
-    policy = make_run(tmp_path / "run", **LORA, **{kind: True})
+    policy = make_run(tmp_path / "run", str(tiny_model(tmp_path / "base")), **LORA, **{kind: True})
     exported = export(find_source(str(tmp_path / "run")))
     model, tokenizer = load_folder(exported.folder)
     ids = torch.tensor([tokenizer("What is 4 + 73 - 12?\n<think>")["input_ids"]])
@@ -60,9 +61,9 @@ def test_merged_weights_compute_what_base_and_adapter_do(kind: str, tmp_path: Pa
 
 @pytest.fixture(scope="module")
 def lora_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "sums"
-    make_run(folder, **LORA)
-    return folder
+    place = tmp_path_factory.mktemp("runs")
+    make_run(place / "sums", str(tiny_model(place / "base")), **LORA)
+    return place / "sums"
 
 
 @pytest.mark.parametrize(("dtype", "stored"), [("bf16", "BF16"), ("f16", "F16"), (None, "F32")])
@@ -83,9 +84,9 @@ def test_weights_have_the_precision_asked_for(
 
 def test_shards_load_as_one_file_does(lora_run: Path, tmp_path: Path) -> None:
     one = export(find_source(str(lora_run)), tmp_path / "one")
-    many = export(find_source(str(lora_run / "final_model")), tmp_path / "many", max_shard_size="2MB")
+    many = export(find_source(str(lora_run / "final_model")), tmp_path / "many", max_shard_size="100KB")
     shards = [name for name in many.files if name.endswith(".safetensors")]
-    assert len(shards) >= 5 and max(many.files[name] for name in shards) < 2.1e6
+    assert len(shards) >= 3 and max(many.files[name] for name in shards) < 1.1e5
     first, second = load_folder(one.folder)[0].state_dict(), load_folder(many.folder)[0].state_dict()
     assert all(torch.equal(first[name], second[name]) for name in first)
 
@@ -115,8 +116,8 @@ def test_a_shard_size_that_is_none_is_refused(size: str, lora_run: Path, tmp_pat
     assert not (tmp_path / "out").exists()
 
 
-def test_a_damaged_model_is_not_exported(tmp_path: Path) -> None:
-    make_run(tmp_path / "run", **LORA)
+def test_a_damaged_model_is_not_exported(lora_run: Path, tmp_path: Path) -> None:
+    shutil.copytree(lora_run, tmp_path / "run")
     weights = tmp_path / "run" / "final_model" / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\0")
     with pytest.raises(UserError, match="damaged"):

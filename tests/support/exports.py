@@ -9,6 +9,7 @@ from tests.support.engines import collect
 from whetstone.config import build, dump
 from whetstone.engines import make_engine
 from whetstone.engines.base import Request, SamplingParams
+from whetstone.model.hub import resolve
 from whetstone.model.policy import Policy, load_policy
 from whetstone.model.sharded import model_writer
 from whetstone.run.checkpoint import save_model
@@ -70,3 +71,33 @@ def transformers_tokens(model: Any, tokenizer: Any, expected: list[list[int]]) -
             logits = model(torch.tensor([[*prompt, *completion[:-1]]])).logits[0]
         completions.append(logits[len(prompt) - 1 :].argmax(-1).tolist())
     return completions
+
+
+def tiny_model(folder: Path, model_type: str = "llama", tokenizer: Any = None, **settings: Any) -> Path:
+    """A model folder with random weights and pebble's tokenizer, or another one."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    tokenizer = tokenizer or AutoTokenizer.from_pretrained(resolve("pebble"))
+    shape = {
+        "vocab_size": 106,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 256,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[model_type](**{**shape, **settings}))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():  # biases are 0 otherwise, and attention is flat
+            parameter.mul_(4) if parameter.dim() > 1 else parameter.add_(0.1 * torch.randn(parameter.shape))
+            assert parameter.isfinite().all(), name
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
