@@ -37,9 +37,9 @@ MAY_IMPORT: dict[str, str] = {
     "diagnosis": "errors run",
     "report": "errors files terminal model evaluation run diagnosis",
     "watch": "errors files run diagnosis",
-    "export": "errors terminal model report run",
-    "trl": "errors types terminal config tasks algorithm model rollout update evaluation run report",
-    "train": "types seeds terminal config parallel model rollout evaluation run report trl",
+    "export": "errors terminal config model report run",
+    "trl": "errors types terminal config tasks algorithm model rollout update evaluation run report export",
+    "train": "types seeds terminal config parallel model rollout evaluation run report export trl",
     "api": "errors config engines report rewards run train",
     "commands": "errors types files terminal config sandbox tasks model engines cost update evaluation run "
     "diagnosis report watch export train",

@@ -148,6 +148,11 @@ def shown_name(base: str) -> str:
     return base if _HUB_NAME.fullmatch(base) else f"a model in a local folder ({Path(base).name})"
 
 
+def is_hub_name(base: str) -> bool:
+    """Whether others can load it by this name."""
+    return _HUB_NAME.fullmatch(base) is not None and not Path(base).is_dir()
+
+
 def without_paths(text: str) -> str:
     """The same text with the folders of every absolute or relative path left out."""
     return _PATH.sub(r"\1", text)

@@ -72,6 +72,15 @@ def base_and_adapter(name: str) -> tuple[str, str | None]:
         ) from None
 
 
+def token_notes(is_pushed: bool) -> list[str]:
+    """A note at the start of a run that is to be pushed, where no token of the hub is known."""
+    from huggingface_hub import get_token
+
+    if not is_pushed or get_token() is not None:
+        return []
+    return ["push_to_hub: no token of the hub is known; run `hf auth login` or set HF_TOKEN before the end."]
+
+
 def cache_folder() -> Path:
     """Where fetched models are kept: $WHETSTONE_CACHE, or ~/.cache/whetstone."""
     return Path(os.environ.get("WHETSTONE_CACHE") or "~/.cache/whetstone").expanduser()
