@@ -146,9 +146,7 @@ def test_a_generation_batch_of_trl(tmp_path: Path) -> None:
 
 
 def test_names_without_effect_are_noted_in_one_line(tmp_path: Path) -> None:
-    text = (
-        "log_level: info\nhub_strategy: end\nhub_always_push: true\ndataloader_num_workers: 4\ndo_eval: true"
-    )
+    text = "log_level: info\nhub_strategy: end\nhub_token: x\ndataloader_num_workers: 4\ndo_eval: true"
     (note,) = load(written(tmp_path, text)).notes
     for name in ("log_level", "hub_strategy", "hub_token", "dataloader_num_workers", "do_eval"):
         assert name in note

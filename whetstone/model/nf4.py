@@ -81,7 +81,7 @@ def dequantize_model(model: nn.Module) -> None:
             if isinstance(child, Nf4Linear):
                 plain = nn.Linear(child.in_features, child.out_features, bias=False, device="meta")
                 plain.weight = nn.Parameter(child.weight, requires_grad=False)
-                plain.bias = child.bias
+                plain.register_parameter("bias", child.bias)
                 setattr(parent, name, plain)
 
 
