@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, str] = {
     "export": "errors terminal config model report run",
     "trl": "errors types terminal config tasks algorithm model rollout update evaluation run report export",
     "train": "types seeds terminal config parallel model rollout evaluation run report export trl",
-    "api": "errors config engines report rewards run train",
+    "api": "errors config engines report rewards run export train",
     "commands": "errors types files terminal config sandbox tasks model engines cost update evaluation run "
     "diagnosis report watch export train",
     "__main__": "errors terminal commands",

@@ -52,7 +52,7 @@ def export(
         check_architecture(model.config)
         model.float()
     target = DTYPES[dtype] if dtype else stored
-    short = next((name for name, known in DTYPES.items() if known == target), str(target))
+    short = _short_name(target)
     differences: dict[str, Difference] = {}
 
     def write(aside: Path) -> None:
@@ -72,7 +72,7 @@ def export(
                 source=Path(source.model),
                 name=folder.name,
                 title=source.name,
-                notes=_notes(source, short, differences),
+                notes=_notes(source, _short_name(stored), short, differences),
                 gguf=[path.name for path in sorted(aside.glob("*.gguf"))],
             )
 
@@ -124,19 +124,26 @@ def _check_shard_size(text: str) -> None:
         raise UserError(f"--max-shard-size '{text[:50]}' is no size: write 5GB or 500MB.")
 
 
+def _short_name(dtype: torch.dtype) -> str:
+    return next((name for name, known in DTYPES.items() if known == dtype), str(dtype))
+
+
 def _file_name(name: str) -> str:
     return re.sub(r"[^\w.-]+", "-", name) or "model"
 
 
-def _notes(source: Source, dtype: str, differences: dict[str, Difference]) -> list[str]:
+def _notes(source: Source, stored: str, dtype: str, differences: dict[str, Difference]) -> list[str]:
+    """What a reader must know of this copy of the weights."""
     notes = []
     if (Path(source.model) / ADAPTER_CONFIG).is_file():
         notes.append(
-            f"The adapter was merged in float32 and rounded to {dtype} once. The numbers above were measured "
-            "with the adapter beside its base."
+            f"The adapter was merged in float32 and rounded to {dtype} once. What was measured is the "
+            "adapter beside its base."
         )
         if source.was_4bit:
             notes.append("It was trained on its base in 4 bits (NF4): these weights hold the rounded base.")
+    elif dtype != stored:
+        notes.append(f"The weights were rounded from {stored} to {dtype}. What was measured is {stored}.")
     notes += [
         f"`{name}`: on a few sentences, its logits differ from those of the weights in float32 by at most "
         f"{difference.largest:.2g} (relative error {difference.relative:.1e})."
