@@ -72,7 +72,10 @@ def push(upload: Upload, *, update: bool = False) -> str:
     try:
         url = api.create_repo(upload.name, private=upload.private, exist_ok=update)
         if update and upload.private and not api.model_info(url.repo_id).private:
-            raise UserError(f"{url.repo_id} is public: push there with --public, or choose another name.")
+            raise UserError(
+                f"{url.repo_id} is public: push there with --public (hub_private_repo: false), or choose "
+                "another name."
+            )
         api.upload_folder(
             repo_id=url.repo_id,
             folder_path=upload.folder,
