@@ -14,7 +14,7 @@ from whetstone.config import build
 from whetstone.errors import UserError
 from whetstone.export.folder import export
 from whetstone.export.source import find_source
-from whetstone.export.verification import logit_difference
+from whetstone.export.verification import BOUNDS, logit_difference
 from whetstone.model.hub import load_gguf, resolve
 from whetstone.model.policy import load_policy
 
@@ -125,6 +125,28 @@ def test_a_damaged_model_is_not_exported(lora_run: Path, tmp_path: Path) -> None
     assert not (tmp_path / "run" / "export").exists()
 
 
+def test_an_export_that_fails_leaves_nothing(
+    lora_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bound that no file meets: the failure comes after the GGUF file was written."""
+    monkeypatch.setitem(BOUNDS, "q8_0", 0.0)
+    with pytest.raises(UserError, match="other logits"):
+        export(find_source(str(lora_run)), tmp_path / "out", gguf=["q8_0"])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", ["run_name: x\n", "datasets: [1]\nlora_r: {}\n", "[", "datasets: {a: 1}"])
+def test_damaged_files_of_a_run_leave_a_card_without_them(
+    content: str, lora_run: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(lora_run, tmp_path / "run")
+    (tmp_path / "run" / "config.yaml").write_text(content)
+    (tmp_path / "run" / "train_results.json").write_text('{"steps": 3, "accuracy_after": 1}')
+    exported = export(find_source(str(tmp_path / "run")), tmp_path / "out")
+    card = (exported.folder / "README.md").read_text()
+    assert "## License" in card and "was not measured" in card
+
+
 def test_what_a_name_means(lora_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     final = find_source(str(lora_run))
     assert (final.model, final.name, final.is_final) == (str(lora_run / "final_model"), "sums", True)
@@ -147,8 +169,9 @@ def test_the_command_prints_sizes_and_refuses_in_one_sentence(
     (gguf,) = (row for row in rows if "sums-q8_0.gguf" in row)
     assert 0 < float(gguf.split()[-1]) < 2
     assert whet(["export", str(tmp_path / "nothing")]) == 2
+    assert whet(["export", "a" * 5000]) == 2
     assert whet(["export", str(lora_run), "--dtype", "int4"]) == 2
-    assert capsys.readouterr().err.count("\n") == 2
+    assert capsys.readouterr().err.count("\n") == 3
 
 
 @pytest.mark.slow

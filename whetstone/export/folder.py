@@ -17,6 +17,7 @@ from whetstone.export.verification import Difference, compare_gguf
 from whetstone.model.card import ADAPTER_CONFIG
 from whetstone.model.manifest import Damage, read_manifest
 from whetstone.report.card import write_card
+from whetstone.run.atomic_folder import clear_temp, temp_dir
 from whetstone.run.checkpoint import save_model
 from whetstone.terminal.stages import stage
 
@@ -84,6 +85,8 @@ def export(
             f"{folder} can't be written ({error.strerror or error}): free some space, or choose another "
             "folder with --output."
         ) from None
+    finally:
+        clear_temp(temp_dir(folder, "writing"))  # of an export that failed
     files = {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()}
     return Exported(folder=folder, dtype=short, files=files, differences=differences)
 
@@ -91,7 +94,11 @@ def export(
 def _save(folder: Path, model: Any, tokenizer: Any, max_shard_size: str) -> None:
     if not all(bool(tensor.isfinite().all()) for tensor in model.state_dict().values()):
         raise UserError("Some weights are not finite in this precision: use --dtype bf16 or f32.")
-    model.save_pretrained(folder, max_shard_size=max_shard_size)
+    try:
+        model.save_pretrained(folder, max_shard_size=max_shard_size)
+    except ValueError as error:  # transformers refuses settings of generate that it loads
+        reason = (str(error).strip().splitlines() or ["ValueError"])[0][:200].rstrip(".:")
+        raise UserError(f"The model can't be saved ({reason}): repair its generation_config.json.") from None
     tokenizer.save_pretrained(folder)
 
 

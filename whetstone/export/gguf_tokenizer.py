@@ -31,6 +31,8 @@ class Vocabulary:
 
 def read_vocabulary(tokenizer: Any, num_rows: int) -> Vocabulary:
     """The vocabulary of a tokenizer of transformers; rows without a token are unused ones."""
+    if not tokenizer.is_fast:
+        raise UserError("GGUF can't be written: this tokenizer has no tokenizer.json. Export without --gguf.")
     document = json.loads(tokenizer.backend_tokenizer.to_str())
     model = document["model"]
     pre = _pre_tokenizer(document)

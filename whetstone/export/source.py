@@ -55,6 +55,12 @@ class Source:
 def find_source(name: str) -> Source:
     """The final model of a run (or its newest checkpoint), the checkpoint, or the model of that name."""
     folder = Path(name).expanduser()
+    try:
+        folder.exists()
+    except OSError as error:
+        raise UserError(
+            f"'{name[:100]}' can't be read ({error.strerror}): give the folder of a run."
+        ) from None
     if _is_run(folder):
         final = folder / FINAL
         if final.is_dir():

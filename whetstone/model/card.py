@@ -145,7 +145,7 @@ def shown_name(base: str) -> str:
     """A base model in a sentence: of a folder its name only."""
     if base == PEBBLE:
         return "pebble (the model inside the package whetstone)"
-    return base if _HUB_NAME.fullmatch(base) else f"a model in a local folder ({Path(base).name})"
+    return base if _HUB_NAME.fullmatch(base) else f"a model in a local folder ({_plain(Path(base).name)})"
 
 
 def is_hub_name(base: str) -> bool:
@@ -302,7 +302,7 @@ def _map_texts(value: Any) -> Any:
 
 def _plain(text: str | None) -> str:
     """One line without markup."""
-    return re.sub(r"[`<>\[\]*_|\n]", " ", escape_controls(cut(str(text), 100))).strip()
+    return re.sub(r"[`<>\[\]*|\n]", " ", escape_controls(cut(str(text), 100))).strip()
 
 
 def _block(text: str, language: str = "text") -> str:

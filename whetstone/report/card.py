@@ -1,6 +1,7 @@
 """The model card of a run's model: gathers what model/card.py writes down from the files of the run."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from whetstone.errors import UserError
@@ -55,7 +56,11 @@ def write_card(
         notes=notes,
         gguf=gguf,
     )
-    atomic_write(folder / CARD, card_text(facts))
+    try:
+        text = card_text(facts)
+    except (KeyError, TypeError, ValueError, AttributeError):  # files of the run were damaged or edited
+        text = card_text(replace(facts, config={}, results={}, samples=()))
+    atomic_write(folder / CARD, text)
 
 
 def _samples(run: Path) -> list[Sample]:
