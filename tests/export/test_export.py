@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file
 
 from tests.support.exports import engine_tokens, make_run, tiny_model, transformers_tokens
 from whetstone.__main__ import run as whet
@@ -16,6 +17,7 @@ from whetstone.export.folder import export
 from whetstone.export.source import find_source
 from whetstone.export.verification import BOUNDS, logit_difference
 from whetstone.model.hub import load_gguf, resolve
+from whetstone.model.nf4 import dequantize, quantize
 from whetstone.model.policy import load_policy
 
 LORA = {"use_peft": True, "lora_r": 4}
@@ -57,6 +59,25 @@ def test_merged_weights_compute_what_base_and_adapter_do(kind: str, tmp_path: Pa
             base = policy.model(ids).logits
     assert logit_difference(merged, together).relative < 1e-5
     assert logit_difference(base, together).relative > 1e-2, "the adapter changes something"
+
+
+def test_a_4_bit_base_of_a_gpu_was_in_bf16(tmp_path: Path) -> None:
+    """The record of a run on a GPU, where the base is rounded to bf16 before it is quantized; by hand."""
+    base = tiny_model(tmp_path / "base")
+    make_run(tmp_path / "run", str(base), **LORA, load_in_4bit=True, bf16=True)
+    session = {"command": "whet train", "machine": {"gpus": ["NVIDIA H100"]}}
+    (tmp_path / "run" / "run.json").write_text(json.dumps({"sessions": [session]}))
+    source = find_source(str(tmp_path / "run"))
+    assert source.was_4bit and source.was_bf16
+    merged = load_folder(export(source).folder)[0].state_dict()
+    name = "model.layers.1.mlp.up_proj"
+    adapter = load_file(tmp_path / "run" / "final_model" / "adapter_model.safetensors")
+    a, b = (adapter[f"base_model.model.{name}.lora_{side}.weight"].float() for side in "AB")
+    weight = load_folder(base)[0].state_dict()[f"{name}.weight"].bfloat16()
+    rounded = dequantize(*quantize(weight), torch.bfloat16).float()
+    scaling = build({}).model.lora_alpha / LORA["lora_r"]
+    assert torch.allclose(merged[f"{name}.weight"], rounded + scaling * b @ a, atol=1e-6)
+    assert (rounded - weight.float()).abs().max() > 1e-3
 
 
 @pytest.fixture(scope="module")
