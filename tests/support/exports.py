@@ -60,17 +60,31 @@ def engine_tokens(policy: Policy) -> list[list[int]]:
     return [list(completions[i, 0].token_ids) for i in range(len(requests))]
 
 
-def transformers_tokens(model: Any, tokenizer: Any, expected: list[list[int]]) -> list[list[int]]:
-    """Greedy tokens of transformers' own forward pass: after each prefix of what is expected, its choice.
-
-    They equal `expected` if and only if greedy decoding does.
-    """
-    completions = []
+def completion_logits(model: Any, tokenizer: Any, expected: list[list[int]]) -> list[torch.Tensor]:
+    """Logits of transformers' own forward pass after each prefix of what is expected."""
+    logits = []
     for prompt, completion in zip(prompts(tokenizer), expected, strict=True):
         with torch.no_grad():
-            logits = model(torch.tensor([[*prompt, *completion[:-1]]])).logits[0]
-        completions.append(logits[len(prompt) - 1 :].argmax(-1).tolist())
-    return completions
+            row = model(torch.tensor([[*prompt, *completion[:-1]]])).logits[0]
+        logits.append(row[len(prompt) - 1 :].float())
+    return logits
+
+
+def transformers_tokens(model: Any, tokenizer: Any, expected: list[list[int]]) -> list[list[int]]:
+    """Greedy tokens of transformers. They equal `expected` if and only if greedy decoding does."""
+    return [logits.argmax(-1).tolist() for logits in completion_logits(model, tokenizer, expected)]
+
+
+def compare_rounded(rounded: Any, model: Any, tokenizer: Any, expected: list[list[int]], gap: float) -> None:
+    """Greedy tokens of rounded weights are the model's wherever its two best logits differ by `gap`."""
+    own = torch.cat(completion_logits(model, tokenizer, expected))
+    best = own.topk(2).values
+    decided = best[:, 0] - best[:, 1] > gap
+    assert decided.float().mean() > 0.8, "too few tokens to compare"
+    tokens = torch.tensor(
+        [token for row in transformers_tokens(rounded, tokenizer, expected) for token in row]
+    )
+    assert torch.equal(tokens[decided], own.argmax(-1)[decided])
 
 
 def tiny_model(folder: Path, model_type: str = "llama", tokenizer: Any = None, **settings: Any) -> Path:
