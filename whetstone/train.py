@@ -146,7 +146,7 @@ def save(run: TrainingRun, step: int, seconds: float) -> None:
 
 
 def finish(run: TrainingRun, step: int, seconds: float) -> dict[str, Any]:
-    """The last evaluation, the final model, train_results.json and the report."""
+    """The last evaluation, the final model, train_results.json, the report, and the push to the hub."""
     run.saver.finish()
     if step < run.plan.num_steps:
         logger.info(f"Stopped at step {step}, saved. Go on with the same command and auto_resume=true.")
