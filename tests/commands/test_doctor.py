@@ -377,7 +377,8 @@ def test_the_page_has_every_line(
     assert len(rows) == len(set(rows)) > 20
     seen = {(check.section, check.name) for check in here}
     installed["wandb"] = "0.20.1"
-    seen |= {(check.section, check.name) for check in packages.check_extras(None)}
+    for settings in (None, config_of("push_to_hub=true")):
+        seen |= {(check.section, check.name) for check in packages.check_extras(settings)}
     seen |= {
         ("Engines (rollout_engine)", "server"),
         ("Engines (rollout_engine)", "your own"),
