@@ -26,7 +26,7 @@ MAY_IMPORT: dict[str, str] = {
     "tasks": "errors types seeds terminal config sandbox rewards environments",
     "algorithm": "errors config",
     "parallel": "errors config",
-    "model": "errors types config parallel",
+    "model": "errors types terminal config parallel",
     "engines": "errors types seeds config parallel model",
     "cost": "errors config tasks model",
     "rollout": "errors types seeds terminal config environments tasks parallel engines",
@@ -38,11 +38,12 @@ MAY_IMPORT: dict[str, str] = {
     "diagnosis": "errors run",
     "watch": "errors files run diagnosis",
     "report": "errors files terminal model evaluation run diagnosis watch",
-    "trl": "errors types terminal config tasks algorithm model rollout update evaluation run report",
-    "train": "types seeds terminal config parallel model rollout evaluation run report trl",
-    "api": "errors config engines report rewards run train",
+    "export": "errors terminal config model report run",
+    "trl": "errors types terminal config tasks algorithm model rollout update evaluation run report export",
+    "train": "types seeds terminal config parallel model rollout evaluation run report export trl",
+    "api": "errors config engines report rewards run export train",
     "commands": "errors types files terminal config sandbox tasks model engines cost update run "
-    "diagnosis report watch train",
+    "diagnosis report watch export train",
     "__main__": "errors terminal commands",
 }
 # Rule 2.

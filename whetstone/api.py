@@ -49,6 +49,14 @@ class Run:
 
         return AutoModelForCausalLM.from_pretrained(self._file("final_model"))
 
+    def export(self, output: str | Path | None = None, **options: Any) -> Path:
+        """Export like `whet export` with `dtype`, `gguf` (a list), `max_shard_size`; returns the folder."""
+        from whetstone.export.folder import export
+        from whetstone.export.source import find_source
+
+        source = find_source(str(self.folder))
+        return export(source, None if output is None else Path(output), **options).folder
+
     def tokenizer(self) -> Any:
         from transformers import AutoTokenizer
 
@@ -67,7 +75,7 @@ def load_config(source: str | None = None, **settings: Any) -> Config:
 
 
 def train(
-    source: str = "quickstart", *, reward_funcs: Sequence[RewardFunc] | None = None, **settings: Any
+    source: str | None = "quickstart", *, reward_funcs: Sequence[RewardFunc] | None = None, **settings: Any
 ) -> Run:
     """Train like `whet train source key=value ...`. `UserError` for input that cannot work."""
     loaded = _load(source, settings, reward_funcs)
@@ -76,7 +84,7 @@ def train(
 
 
 def steps(
-    source: str = "quickstart", *, reward_funcs: Sequence[RewardFunc] | None = None, **settings: Any
+    source: str | None = "quickstart", *, reward_funcs: Sequence[RewardFunc] | None = None, **settings: Any
 ) -> Iterator[Step]:
     """Train step by step: `for step in steps(...)`. Leaving the loop early saves a checkpoint."""
     loaded = _load(source, settings, reward_funcs)
@@ -97,7 +105,7 @@ def steps(
         finish(run, step, time.monotonic() - started_at)
 
 
-def evaluate(source: str = "quickstart", **settings: Any) -> dict[str, Any]:
+def evaluate(source: str | None = "quickstart", **settings: Any) -> dict[str, Any]:
     """Evaluate like `whet eval source key=value ...`; returns the summary."""
     return evaluate_only(_load(source, {**settings, "eval_only": True}))
 

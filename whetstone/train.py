@@ -15,6 +15,7 @@ from whetstone import seeds
 from whetstone.config import LoadedConfig
 from whetstone.evaluation.display import print_result
 from whetstone.evaluation.evaluator import EvalResult
+from whetstone.export.push import push_final
 from whetstone.model.sharded import model_writer
 from whetstone.parallel import mesh
 from whetstone.parallel.collectives import all_gather_objects
@@ -145,7 +146,7 @@ def save(run: TrainingRun, step: int, seconds: float) -> None:
 
 
 def finish(run: TrainingRun, step: int, seconds: float) -> dict[str, Any]:
-    """The last evaluation, the final model, train_results.json and the report."""
+    """The last evaluation, the final model, train_results.json, the report, and the push to the hub."""
     run.saver.finish()
     if step < run.plan.num_steps:
         logger.info(f"Stopped at step {step}, saved. Go on with the same command and auto_resume=true.")
@@ -160,4 +161,6 @@ def finish(run: TrainingRun, step: int, seconds: float) -> dict[str, Any]:
             return {}
         run.saver.remove_old()  # a killed run may have left one too many
         save_model(write_model, run.folder / "final_model", run.plan.num_steps)
-    return write_results(run.folder, result, steps=run.plan.num_steps, seconds=seconds)
+    results = write_results(run.folder, result, steps=run.plan.num_steps, seconds=seconds)
+    push_final(run.config, run.folder)
+    return results

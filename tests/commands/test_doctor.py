@@ -254,6 +254,16 @@ def test_extras(installed: dict[str, str]) -> None:
     assert packages.check_extras(needed)[0].status == "ok"
 
 
+def test_the_token_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "hub login" not in by_name(packages.check_extras(config_of()))
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    check = by_name(packages.check_extras(config_of("push_to_hub=true")))["hub login"]
+    assert check.status == "ok" and "secret" not in check.detail
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)  # this machine may have one in a file
+    check = by_name(packages.check_extras(config_of("push_to_hub=true")))["hub login"]
+    assert check.status == "warning" and "hf auth login" in check.remedy
+
+
 def test_the_key_of_wandb(installed: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     installed["wandb"] = "0.20.1"
     for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"):
@@ -367,7 +377,8 @@ def test_the_page_has_every_line(
     assert len(rows) == len(set(rows)) > 20
     seen = {(check.section, check.name) for check in here}
     installed["wandb"] = "0.20.1"
-    seen |= {(check.section, check.name) for check in packages.check_extras(None)}
+    for settings in (None, config_of("push_to_hub=true")):
+        seen |= {(check.section, check.name) for check in packages.check_extras(settings)}
     seen |= {
         ("Engines (rollout_engine)", "server"),
         ("Engines (rollout_engine)", "your own"),

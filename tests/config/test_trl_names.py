@@ -34,6 +34,7 @@ SAME = _names("""
     ref_model_sync_steps top_entropy_quantile entropy_coef entropy_coef_min entropy_coef_max
     entropy_coef_delta entropy_target off_policy_mask_threshold use_bias_correction_kl
     logging_steps logging_first_step save_strategy save_steps save_total_limit resume_from_checkpoint
+    push_to_hub hub_model_id hub_private_repo
     use_peft lora_r lora_alpha lora_dropout lora_target_modules use_rslora use_dora load_in_4bit
 """)
 # Keys of rows: `data_keys.py` puts them into the settings of a task.
@@ -145,9 +146,9 @@ def test_a_generation_batch_of_trl(tmp_path: Path) -> None:
 
 
 def test_names_without_effect_are_noted_in_one_line(tmp_path: Path) -> None:
-    text = "log_level: info\npush_to_hub: true\nhub_model_id: x\ndataloader_num_workers: 4\ndo_eval: true"
+    text = "log_level: info\nhub_strategy: end\nhub_token: x\ndataloader_num_workers: 4\ndo_eval: true"
     (note,) = load(written(tmp_path, text)).notes
-    for name in ("log_level", "push_to_hub", "hub_model_id", "dataloader_num_workers", "do_eval"):
+    for name in ("log_level", "hub_strategy", "hub_token", "dataloader_num_workers", "do_eval"):
         assert name in note
 
 

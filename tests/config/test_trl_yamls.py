@@ -27,7 +27,7 @@ SMALL = shlex.split(
     "model_name_or_path=pebble use_vllm=false report_to=none max_steps=2 per_device_train_batch_size=2 "
     "gradient_accumulation_steps=1 num_generations=2 num_iterations=1 generation_batch_size=null "
     "max_completion_length=4 max_prompt_length=300 eval_num_samples=0 reward_workers=1 save_strategy=no "
-    "preflight=off"
+    "preflight=off push_to_hub=false"
 )
 
 

@@ -118,6 +118,16 @@ SLOW = {
     "whet explain": "whet explain outputs/grpo_trained",
     "whet explain RUN": "whet explain outputs/grpo_trained",
     "whet explain outputs/RUN": "whet explain outputs/grpo_trained",
+    "whet export": "whet export outputs/grpo_trained",
+    "whet export RUN": "whet export outputs/grpo_trained",
+    "whet export outputs/quickstart --dtype bf16 --gguf q8_0": (
+        "whet export outputs/grpo_trained --dtype bf16 --gguf q8_0"
+    ),
+    "whet push outputs/quickstart/export my-name/quickstart --dry-run": (
+        "whet push outputs/grpo_trained my-name/quickstart --dry-run"
+    ),
+    "whet train quickstart": "",
+    "whet train recipe.yaml": "whet train theirs.yaml",
     "whet profile": "",
     "whet profile CONFIG": "whet profile config/grpo.yaml",
     "whet profile config/grpo.yaml": "",
@@ -167,7 +177,10 @@ SERVERS = "vLLM and GPUs of its own; tests/vllm and tests/e2e/test_servers.py ru
 RAY = "a Ray cluster with GPUs; tests/commands/test_launch.py runs one of two ranks on a CPU"
 TRL_VLLM = "TRL with vLLM on one GPU; tests/trl runs TRL without vLLM"
 WATCH = "serves until Ctrl-C; tests/watch runs the server"
+HUB = "the hub; tests/export/test_push.py runs it against a stand-in"
 NOT_RUN = {
+    "whet push": HUB,
+    "whet push outputs/quickstart my-name/quickstart": HUB,
     "whet watch": WATCH,
     "whet watch outputs/quickstart": WATCH,
     "whet watch --host 0.0.0.0": WATCH,
@@ -306,7 +319,7 @@ def small_words(words: list[str]) -> list[str]:
     kept = [word for word in ("auto_resume", "run_name=second") if word in given]
     taken = {"auto_resume": ("max_steps", "overwrite_output_dir"), "run_name=second": ("model_name_or_path",)}
     left_out = {name for word in kept for name in taken[word]}
-    if verb in ("report", "explain"):
+    if verb in ("report", "explain", "export", "push"):
         return []
     if verb == "eval":
         left_out |= {"model_name_or_path", "overwrite_output_dir"}

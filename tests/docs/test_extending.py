@@ -20,9 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_the_page_has_the_files_as_they_are() -> None:
     page = PAGE.read_text()
     assert insert_files(page) == page
-    assert all(
-        f"<!-- examples/extending/{path.name} -->" in page for path in PAGE.parent.glob("../examples/*/*.*")
-    )
+    for path in PAGE.parent.glob("../examples/extending/*.*"):
+        assert f"<!-- examples/extending/{path.name} -->" in page
 
 
 def test_the_loss_by_hand() -> None:

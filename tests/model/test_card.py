@@ -11,8 +11,8 @@ import pytest
 import torch
 import yaml
 
-from whetstone.config import load
-from whetstone.model.card import final_card, public_name
+from whetstone.config import build, flatten, load
+from whetstone.model.card import CardFacts, Sample, card_text, license_of, public_name, recipe, without_paths
 from whetstone.model.hub import SMOLLM2_HUB, base_and_adapter, cache_folder, resolve
 from whetstone.train import train
 
@@ -56,7 +56,13 @@ def test_the_card_says_what_was_measured(lora_run: Path) -> None:
     assert front_matter(card)["library_name"] == "peft" and "base_model" not in front_matter(card)
     assert "[More Information Needed]" not in card and "Model Card for Model ID" not in card
     assert f"{100 * results['accuracy_before']['mean']:.1f} %" in card and "2 fixed problems" in card
-    assert "chain_sum" in card and "rank 4" in card and "| `learning_rate` | 0.01 |" in card
+    assert "chain_sum" in card and "rank 4" in card and str(lora_run.parent) not in card
+    written = yaml.safe_load(card.split("```yaml\n")[2].split("```")[0])
+    assert written["learning_rate"] == 0.01 and written["model_name_or_path"] == "pebble"
+    assert "output_dir" not in written and front_matter(card)["license"] == "apache-2.0"
+    again = flatten(build(written))
+    ours = {key: value for key, value in flatten(load("quickstart", WORDS).config).items() if key in written}
+    assert {key: again[key] for key in ours} == ours
     early = (lora_run / "checkpoint-1" / "README.md").read_text(encoding="utf-8")
     assert "not measured" in early and "Model Card for Model ID" not in early
 
@@ -104,10 +110,65 @@ def test_the_public_name_of_a_base(base: str, name: str) -> None:
     assert public_name(base) == name
 
 
-def test_the_card_of_a_whole_model() -> None:
+def facts(**changes) -> CardFacts:
     config = {"run_name": "sums", "datasets": {"chain_sum": {}}, "reward_funcs": ["/home/a/mine.py:f"]}
-    text = final_card(config, {"steps": 3}, base="Qwen/Qwen3-0.6B", lora=False)
-    assert front_matter(text)["base_model"] == "Qwen/Qwen3-0.6B"
-    assert "no evaluation" in text and "/home" not in text and "mine.py:f" in text
-    local = final_card(config, {"steps": 3}, base="/home/a/models/sft", lora=False)
+    named = {"title": "sums", "folder": "final_model", "is_adapter": False, "license": None, "step": 3}
+    base = {"base": "Qwen/Qwen3-0.6B", "config": config, "results": {"steps": 3}}
+    return CardFacts(**{**named, **base, **changes})
+
+
+def test_the_card_of_a_whole_model() -> None:
+    text = card_text(facts())
+    assert front_matter(text)["base_model"] == "Qwen/Qwen3-0.6B" and "license" not in front_matter(text)
+    assert "no evaluation" in text and "not stated" in text and "/home" not in text and "mine.py:f" in text
+    local = card_text(facts(base="/home/a/models/sft"))
     assert "base_model" not in front_matter(local) and "/home" not in local and "sft" in local
+
+
+def test_text_of_a_model_stays_in_its_block() -> None:
+    """Fences, headings, HTML, front matter and control characters in samples and names are text only."""
+    hostile = "```\n# owned\n<script>x</script>\n---\nlicense: mine\n---\n````\x1b[2J\u202e"
+    sample = Sample(
+        kind="wrong, then right", question=hostile, gold="`<b>", completions=[(0, hostile), (3, "2")]
+    )
+    text = card_text(facts(samples=[sample], title="<img src=x>\n# owned"))
+    assert front_matter(text) == front_matter(card_text(facts())) and "\x1b" not in text
+    outside, fence = [], ""
+    for line in text.splitlines():
+        if fence:
+            fence = "" if line == fence else fence
+        elif line.startswith("```"):
+            fence = line.rstrip("abcdefghijklmnopqrstuvwxyz")
+        else:
+            outside.append(line)
+    assert not fence
+    assert not [line for line in outside if "owned" in line and line != "# img src=x  # owned"]
+    assert not [line for line in outside if "<" in line]
+
+
+def test_the_license_of_a_base(tmp_path: Path) -> None:
+    assert license_of("smollm2-135m") == license_of(resolve("pebble")) == "apache-2.0"
+    assert license_of(str(tmp_path)) is None
+    for text, license in (
+        ("---\nlicense: mit\n---\n# A model\n", "mit"),
+        ("# A model\n", None),
+        ("---\nlicense: [a, b]\n---\n", None),
+        ("---\nlicense: 'x\n# y'\n---\n", None),
+    ):
+        (tmp_path / "README.md").write_text(text)
+        assert license_of(str(tmp_path)) == license
+
+
+def test_paths_of_this_machine_are_left_out() -> None:
+    assert without_paths("whet train quickstart output_dir=/tmp/a/b x=../c.yaml") == (
+        "whet train quickstart output_dir=b x=c.yaml"
+    )
+    assert without_paths("model=Qwen/Qwen3 '{path: /data/rows.json}' </think>") == (
+        "model=Qwen/Qwen3 '{path: rows.json}' </think>"
+    )
+    config = {
+        "model_name_or_path": "pebble",
+        "developer_prompt": "a </think> /b",
+        "reward_funcs": ["/h/m.py:f"],
+    }
+    assert recipe(config) == {**config, "reward_funcs": ["m.py:f"]}

@@ -3,7 +3,7 @@
 import pytest
 
 from whetstone.config import load, make_plan
-from whetstone.terminal.text import counted, escape_controls, wrap
+from whetstone.terminal.text import counted, escape_controls, size, wrap
 
 
 @pytest.mark.parametrize(
@@ -33,6 +33,11 @@ def test_counts(number: int, words: tuple[str, ...], text: str) -> None:
 def test_control_characters_are_written_out(text: str, shown: str) -> None:
     assert escape_controls(text) == shown
     assert escape_controls(text).encode()  # and can be encoded
+
+
+def test_sizes() -> None:
+    numbers = {0: "0 B", 999: "999 B", 1_500: "1.5 kB", 5_360_120: "5.4 MB", 2 * 10**9: "2.0 GB"}
+    assert {number: size(number) for number in numbers} == numbers
 
 
 def test_a_wrapped_line_goes_on_with_an_indent_and_breaks_no_word() -> None:

@@ -13,6 +13,8 @@ COMMANDS: dict[str, str] = {  # name -> summary
     "tasks": "list every task, or show sample problems of one",
     "watch": "look at runs in the browser while they run: curves, completions, tokens",
     "report": "write the HTML report of a run",
+    "export": "write the model of a run for others: merged, in another precision, as GGUF",
+    "push": "upload the model of a run to the hub",
     "explain": "diagnose a run: why the loss is 0, the reward is flat, or the run collapsed",
     "plan": "memory, time and cost of a run before it starts; where it fits, and what to change",
     "doctor": "check this machine, or what a configuration needs of it; a remedy for each lack",

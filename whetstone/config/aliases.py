@@ -131,7 +131,7 @@ _WHY_NOT = {
         parallel_code_exec_per_proc e2b_router_url morph_router_url ioi_provider cosine_min_value_wrong
         cosine_max_value_wrong cosine_min_value_correct cosine_max_value_correct cosine_max_len
         repetition_n_grams repetition_max_penalty max_completion_len soft_punish_cache""",
-    NO_EFFECT["push_to_hub"]: """
+    NO_EFFECT["hub_strategy"]: """
         callbacks benchmarks hub_model_revision overwrite_hub_revision push_to_hub_revision""",
     NO_EFFECT["log_completions"]: "logging_dir wandb_log_unique_prompts",
     NO_EFFECT["use_liger_kernel"]: """

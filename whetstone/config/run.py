@@ -65,6 +65,13 @@ class RunConfig(Section):
     overwrite_output_dir: bool = False
     """Begin anew in a folder that holds another run, which is moved aside."""
 
+    push_to_hub: bool = False
+    """Upload final_model to the hub at the end of the run; a failure costs nothing (docs/export.md)."""
+    hub_model_id: Name | None = None
+    """Name on the hub, with or without its owner; default: run_name."""
+    hub_private_repo: Annotated[bool, accept({None: True})] = True
+    """Create the repository as a private one."""
+
     @field_validator("run_name", mode="before")
     @classmethod
     def _stays_in_output_dir(cls, name: Any) -> Any:

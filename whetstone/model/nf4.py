@@ -74,6 +74,17 @@ def quantize_model(model: Any, device: torch.device) -> None:
                 setattr(parent, name, Nf4Linear(child, device))
 
 
+def dequantize_model(model: nn.Module) -> None:
+    """Put ordinary layers with the same matrices in the place of 4-bit ones, to merge and save them."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, Nf4Linear):
+                plain = nn.Linear(child.in_features, child.out_features, bias=False, device="meta")
+                plain.weight = nn.Parameter(child.weight, requires_grad=False)
+                plain.register_parameter("bias", child.bias)
+                setattr(parent, name, plain)
+
+
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
     """[N, K] -> codes [N, K / 2], the first weight of a pair in the upper half, and scales [N, K / 64]."""
     blocks = weight.float().unflatten(1, (-1, BLOCK))

@@ -12,8 +12,9 @@ from whetstone.evaluation.display import format_accuracy, format_mean
 from whetstone.evaluation.evaluator import EvalResult, read_summary
 from whetstone.evaluation.statistics import Accuracy
 from whetstone.files import atomic_write
-from whetstone.model.card import ADAPTER_CONFIG, write_final_card
+from whetstone.model.card import ADAPTER_CONFIG
 from whetstone.report import write_report
+from whetstone.report.card import write_card
 from whetstone.run.metrics import read_rows
 from whetstone.terminal.stages import stage
 from whetstone.terminal.text import counted
@@ -39,7 +40,7 @@ def write_results(folder: Path, after: EvalResult | None, *, steps: int, seconds
             "delta_vs_step0": summary["delta_vs_step0"],
         }
     atomic_write(folder / "train_results.json", json.dumps(results, indent=1))
-    write_final_card(folder, results)
+    write_card(folder / "final_model", folder, step=steps)
     with stage("writing the report"):
         report = write_report(folder)
     _print_summary(folder, results, report)

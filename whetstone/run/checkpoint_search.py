@@ -10,6 +10,7 @@ from whetstone.parallel.collectives import all_gather_objects, run_on_main
 from whetstone.parallel.mesh import SINGLE, Ranks
 from whetstone.run.checkpoint import Checkpoint, complete_checkpoints, named_checkpoints, why_incomplete
 from whetstone.terminal.display import say
+from whetstone.terminal.text import size
 
 ANNOUNCE_BYTES = 2 * 10**9  # verification that takes a second or more is announced
 
@@ -42,7 +43,7 @@ def find_checkpoint(
         reason, manifest = verify(folder, ranks)
         if reason is None and manifest is not None:
             seconds = time.monotonic() - started
-            note = f"Verified {folder.name}: {_bytes(manifest.num_bytes)} in {seconds:.1f} s."
+            note = f"Verified {folder.name}: {size(manifest.num_bytes)} in {seconds:.1f} s."
             checkpoint = Checkpoint(folder=folder, step=manifest.step)
             return Search(checkpoint=checkpoint, damaged=damaged, notes=(note,))
         damaged[folder] = str(reason)
@@ -73,14 +74,10 @@ def verify(folder: Path, ranks: Ranks) -> tuple[str | None, Manifest | None]:
     if manifest is None:
         return reason, None
     if manifest.num_bytes >= ANNOUNCE_BYTES and ranks.is_main:
-        say(f"Verifying {_bytes(manifest.num_bytes)} of {folder.name} ...")
+        say(f"Verifying {size(manifest.num_bytes)} of {folder.name} ...")
     local = damaged_files(folder, manifest, part=ranks.rank, num_parts=ranks.world_size)
     wrong = sorted({name for names in all_gather_objects(ranks, local) for name in names})
     if wrong:
         more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         return f"its file {wrong[0]}{more} is damaged (the checksum differs)", None
     return None, manifest
-
-
-def _bytes(number: int) -> str:
-    return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"

@@ -17,6 +17,7 @@ from whetstone.errors import UserError
 from whetstone.evaluation.evaluator import Evaluator
 from whetstone.evaluation.statistics import wilson
 from whetstone.model.chat import Chat
+from whetstone.model.hub import token_notes
 from whetstone.model.nf4 import num_parameters
 from whetstone.model.policy import Policy, choose_device
 from whetstone.model.reference import Reference
@@ -101,7 +102,7 @@ def build(
     stack.enter_context(Viewer(folder, is_wanted=ranks.is_main and is_wanted(config.run.watch)))
     start_step = None if checkpoint is None else checkpoint.step
     record_session(folder, resumed_from=start_step, num_ranks=ranks.world_size)
-    for note in (*loaded.notes, *notes):
+    for note in (*loaded.notes, *notes, *token_notes(config.run.push_to_hub)):
         logger.info(note)
     torch.manual_seed(config.run.seed)  # a new LoRA adapter is initialized at random
     find_loss(config.loss.loss_type)  # a user's file may be wrong: before the model loads

@@ -52,3 +52,11 @@ def _wrap_line(line: str, width: int, indent: int | None) -> str:
     wrapper = textwrap.TextWrapper(max(20, width), subsequent_indent=rest, break_long_words=False)
     wrapper.break_on_hyphens = False
     return wrapper.fill(line)
+
+
+def size(num_bytes: int) -> str:
+    """`812 B`, `5.4 MB`, `1.2 GB`."""
+    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if num_bytes >= factor:
+            return f"{num_bytes / factor:.1f} {unit}"
+    return f"{num_bytes} B"

@@ -52,6 +52,7 @@ HANDLED = _names("""
     logging_first_step log_reward_variance verbose_variance_logging log_completions_steps log_tokens_groups
     log_tokens_mb save_strategy
     save_steps auto_resume resume_from_checkpoint overwrite_output_dir preflight watch
+    push_to_hub hub_model_id hub_private_repo
     sft_steps sft_learning_rate skip_zero_advantages
     max_turns max_observation_length environment_timeout_s environment_memory_mb
 """)

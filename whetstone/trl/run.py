@@ -12,6 +12,7 @@ from transformers import PrinterCallback
 from whetstone.config import Config, LoadedConfig
 from whetstone.errors import UserError
 from whetstone.evaluation.evaluator import Evaluator
+from whetstone.export.push import push_final
 from whetstone.model.chat import Chat
 from whetstone.model.manifest import read_manifest
 from whetstone.model.policy import load_policy
@@ -133,7 +134,9 @@ def _finish(run: TrlRun, seconds: float) -> dict[str, Any]:
     policy.set_attention(policy.original_attention)
     with stage("saving the model"):
         save_model(model_writer(policy), run.folder / "final_model", run.plan.num_steps)
-    return write_results(run.folder, after, steps=run.plan.num_steps, seconds=seconds)
+    results = write_results(run.folder, after, steps=run.plan.num_steps, seconds=seconds)
+    push_final(run.config, run.folder)
+    return results
 
 
 def _check_tasks(config: Config) -> None:

@@ -50,6 +50,8 @@ def check_extras(config: Config | None) -> list[Check]:
         checks.append(_package(EXTRAS, name, is_needed=config is not None, reason=f", for {reason}"))
         if name == "wandb" and checks[-1].status != "problem" and is_installed(name):
             checks.append(_wandb_login(is_needed=config is not None))
+    if config is not None and config.run.push_to_hub:
+        checks.append(_hub_login())
     return checks
 
 
@@ -88,6 +90,15 @@ def _server(address: str) -> Check:
         return make_check(ENGINES, "server", f"{address} answers")
     remedy = "start it (docs/servers.md)"
     return make_check(ENGINES, "server", f"{address} does not answer", remedy, problem=True)
+
+
+def _hub_login() -> Check:
+    """A token of the hub. It is neither printed nor sent; a run trains without it."""
+    from huggingface_hub import get_token
+
+    if get_token() is not None:
+        return make_check(EXTRAS, "hub login", "a token for push_to_hub")
+    return make_check(EXTRAS, "hub login", "no token for push_to_hub", "run `hf auth login`, or set HF_TOKEN")
 
 
 def _wandb_login(*, is_needed: bool) -> Check:

@@ -1,0 +1,159 @@
+"""Export: write a model folder that transformers, vLLM and llama.cpp load, complete or not at all."""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from whetstone.errors import UserError
+from whetstone.export.gguf import check_architecture, write_gguf
+from whetstone.export.merge import load_merged
+from whetstone.export.source import Source
+from whetstone.export.verification import Difference, compare_gguf
+from whetstone.model.card import ADAPTER_CONFIG
+from whetstone.model.manifest import Damage, read_manifest
+from whetstone.report.card import write_card
+from whetstone.run.atomic_folder import clear_temp, temp_dir
+from whetstone.run.checkpoint import save_model
+from whetstone.terminal.stages import stage
+
+DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
+SHARD_SIZE = "5GB"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """What was written."""
+
+    folder: Path
+    dtype: str  # bf16, f16 or f32
+    files: dict[str, int]  # name -> bytes
+    differences: dict[str, Difference]  # of GGUF files, from the logits in float32
+
+
+def export(
+    source: Source,
+    output: Path | None = None,
+    *,
+    dtype: str | None = None,
+    gguf: Sequence[str] = (),
+    max_shard_size: str = SHARD_SIZE,
+    verify: bool = True,
+) -> Exported:
+    """Write `source` as one ordinary model; `dtype` None: the precision that it was stored in."""
+    folder = _output_folder(source, output)
+    _check_shard_size(max_shard_size)
+    with stage("loading the model"):
+        tokenizer, model, stored = load_merged(source)
+    if gguf:
+        check_architecture(model.config)
+        model.float()
+    target = DTYPES[dtype] if dtype else stored
+    short = _short_name(target)
+    differences: dict[str, Difference] = {}
+
+    def write(aside: Path) -> None:
+        for kind in dict.fromkeys(gguf):
+            path = aside / f"{_file_name(source.name)}-{kind}.gguf"
+            with stage(f"writing {path.name}"):
+                write_gguf(path, model, tokenizer, kind=kind, name=source.name)
+            if verify:
+                with stage(f"comparing {path.name}"):
+                    differences[path.name] = compare_gguf(path, model, tokenizer, kind)
+        with stage("writing the model"):
+            _save(aside, model.to(target), tokenizer, max_shard_size)
+            write_card(
+                aside,
+                source.run,
+                step=source.step,
+                source=Path(source.model),
+                name=folder.name,
+                title=source.name,
+                notes=_notes(source, _short_name(stored), short, differences),
+                gguf=[path.name for path in sorted(aside.glob("*.gguf"))],
+            )
+
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        save_model(write, folder, source.step)
+    except OSError as error:
+        raise UserError(
+            f"{folder} can't be written ({error.strerror or error}): free some space, or choose another "
+            "folder with --output."
+        ) from None
+    finally:
+        clear_temp(temp_dir(folder, "writing"))  # of an export that failed
+    files = {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()}
+    return Exported(folder=folder, dtype=short, files=files, differences=differences)
+
+
+def _save(folder: Path, model: Any, tokenizer: Any, max_shard_size: str) -> None:
+    if not all(bool(tensor.isfinite().all()) for tensor in model.state_dict().values()):
+        raise UserError("Some weights are not finite in this precision: use --dtype bf16 or f32.")
+    try:
+        model.save_pretrained(folder, max_shard_size=max_shard_size)
+    except ValueError as error:  # transformers refuses settings of generate that it loads
+        reason = (str(error).strip().splitlines() or ["ValueError"])[0][:200].rstrip(".:")
+        raise UserError(f"The model can't be saved ({reason}): repair its generation_config.json.") from None
+    tokenizer.save_pretrained(folder)
+
+
+def _output_folder(source: Source, output: Path | None) -> Path:
+    """Where to write; an existing folder is replaced only where it is an export."""
+    if output is None:
+        if source.run is None:
+            raise UserError(f"{source.model} belongs to no run: say where to write it with --output DIR.")
+        model = Path(source.model).name
+        return source.run / ("export" if source.is_final else f"export-{model}")
+    folder = Path(output).expanduser().absolute()
+    if folder.is_dir() and any(folder.iterdir()):
+        try:
+            read_manifest(folder)
+        except Damage:
+            raise UserError(f"{output} is not empty: give a new folder with --output DIR.") from None
+        model = Path(source.model).absolute()
+        if folder in (model, *model.parents) or (folder / "state").exists():
+            raise UserError(f"{output} holds what is exported, or a checkpoint: give another --output DIR.")
+    elif folder.is_dir():
+        folder.rmdir()
+    elif folder.exists():
+        raise UserError(f"{output} is a file: give a new folder with --output DIR.")
+    return folder
+
+
+def _check_shard_size(text: str) -> None:
+    number = re.fullmatch(r"(\d+(?:\.\d+)?) ?[KMGT]i?B", text, flags=re.IGNORECASE)
+    if number is None or float(number[1]) == 0 or not math.isfinite(float(number[1])):
+        raise UserError(f"--max-shard-size '{text[:50]}' is no size: write 5GB or 500MB.")
+
+
+def _short_name(dtype: torch.dtype) -> str:
+    return next((name for name, known in DTYPES.items() if known == dtype), str(dtype))
+
+
+def _file_name(name: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", name) or "model"
+
+
+def _notes(source: Source, stored: str, dtype: str, differences: dict[str, Difference]) -> list[str]:
+    """What a reader must know of this copy of the weights."""
+    notes = []
+    if (Path(source.model) / ADAPTER_CONFIG).is_file():
+        notes.append(
+            f"The adapter was merged in float32 and rounded to {dtype} once. What was measured is the "
+            "adapter beside its base."
+        )
+        if source.was_4bit:
+            notes.append("It was trained on its base in 4 bits (NF4): these weights hold the rounded base.")
+    elif dtype != stored:
+        notes.append(f"The weights were rounded from {stored} to {dtype}. What was measured is {stored}.")
+    notes += [
+        f"`{name}`: on a few sentences, its logits differ from those of the weights in float32 by at most "
+        f"{difference.largest:.2g} (relative error {difference.relative:.1e})."
+        for name, difference in differences.items()
+    ]
+    return notes
