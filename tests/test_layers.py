@@ -34,6 +34,7 @@ MAY_IMPORT: dict[str, str] = {
     "evaluation": "types files terminal config tasks rollout",
     "run": "errors types seeds files terminal config rewards tasks algorithm parallel model engines cost "
     "rollout update evaluation",
+    "inference": "errors types seeds config tasks model engines rollout run",
     "diagnosis": "errors run",
     "report": "errors files terminal model evaluation run diagnosis",
     "watch": "errors files run diagnosis",

@@ -53,6 +53,16 @@ class GenerationOutput:
     completion: Completion
 
 
+@dataclass(frozen=True, kw_only=True)
+class PartialOutput:
+    """An unfinished sample of `stream`: its tokens so far, in lists that grow while it is sampled."""
+
+    request: int
+    sample: int
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+
+
 class Engine(Protocol):
     """Samples from the policy and yields each sample when it is finished.
 

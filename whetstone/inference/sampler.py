@@ -1,0 +1,246 @@
+"""A loaded model that answers prompts: whole samples, or pieces of text while they are sampled.
+
+One engine, one call at a time: other threads wait. Escape the text before you show it: a model wrote it.
+"""
+
+import threading
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+from whetstone import seeds
+from whetstone.config import Config
+from whetstone.engines import make_engine
+from whetstone.engines.base import GenerationOutput, PartialOutput, Request, SamplingParams
+from whetstone.engines.native import NativeEngine
+from whetstone.errors import UserError
+from whetstone.inference.source import Source, before_training, find_source, load_source
+from whetstone.inference.text_stream import TextStream
+from whetstone.model.chat import Chat
+from whetstone.model.policy import Policy
+from whetstone.rollout.collector import explain_engine_oom, sampling_params
+from whetstone.tasks.prompts import build_messages, developer_prompt
+from whetstone.types import Completion, Finish, Problem
+
+Message = Mapping[str, str]  # {"role": "user", "content": "..."}
+Prompt = str | Sequence[Message] | Sequence[int]  # a question, a conversation, or token ids
+MAX_TOKENS = 1024  # of an answer, where neither a run nor the model says
+TEMPERATURE = 0.7  # the same
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """A finished sample."""
+
+    text: str  # without special tokens
+    token_ids: tuple[int, ...]  # with the stop token
+    logprobs: tuple[float, ...]  # of each token, with temperature and filters applied
+    finish: Finish
+    prompt_ids: tuple[int, ...] = field(repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """What is new of a sample. The texts of its pieces, joined, are the text of the answer."""
+
+    sample: int
+    text: str  # may be empty: a character that is not complete yet
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    answer: Answer | None = None  # of the last piece
+
+
+class Sampler:
+    def __init__(self, source: Source, policy: Policy) -> None:
+        self.source, self.policy = source, policy
+        model = source.config.model
+        if source.run is None and not policy.tokenizer.chat_template:  # a base model
+            model = model.model_copy(update={"apply_chat_template": False})
+        self.chat = Chat(policy.tokenizer, model)
+        self.system = developer_prompt(source.config.tasks)  # the system prompt of the run
+        self.defaults = run_defaults(source.config) if source.run is not None else model_defaults(policy)
+        rollout = source.config.rollout.model_copy(update={"rollout_engine": "native", "async_rollouts": 0})
+        self._engine = make_engine(source.config.model_copy(update={"rollout": rollout}), policy)
+        self._lock = threading.Lock()
+
+    @classmethod
+    def open(cls, name: str | Path, *, device: str = "auto") -> Self:
+        """Load a run folder, a checkpoint, a model folder, `pebble`, `smollm2-135m` or a hub name."""
+        source = find_source(name)
+        return cls(source, load_source(source, device))
+
+    def open_base(self) -> Self:
+        """The model that the run started from, on the same device."""
+        source = before_training(self.source)
+        return type(self)(source, load_source(source, self.policy.device.type))
+
+    def sample(self, prompt: Prompt, n: int = 1, **settings: Any) -> list[Answer]:
+        """`n` answers to a prompt. `settings`: system, seed, temperature, top_p, top_k, min_p, max_tokens."""
+        return self.sample_batch([prompt], n, **settings)[0]
+
+    def sample_batch(self, prompts: Sequence[Prompt], n: int = 1, **settings: Any) -> list[list[Answer]]:
+        """`n` answers to each prompt, sampled together."""
+        requests, sampling = self._requests(prompts, n, **settings)
+        answers: dict[tuple[int, int], Answer] = {}
+        with self._lock, explain_engine_oom():
+            for output in self._engine.generate(requests, sampling):
+                prompt_ids = requests[output.request].prompt_ids
+                answers[output.request, output.sample] = self._answer(prompt_ids, output.completion)
+        return [[answers[request, sample] for sample in range(n)] for request in range(len(requests))]
+
+    def stream(self, prompt: Prompt, n: int = 1, **settings: Any) -> Generator[Piece]:
+        """The pieces of `n` answers as they are sampled; closing the iterator stops the engine."""
+        requests, sampling = self._requests([prompt], n, **settings)
+        return self._stream(requests, sampling, n)
+
+    def _stream(self, requests: list[Request], sampling: SamplingParams, n: int) -> Generator[Piece]:
+        texts = [TextStream(self.chat.decode) for _ in range(n)]
+        num_seen = [0] * n
+        # An architecture that the native engine can't run is sampled by transformers, without pieces.
+        engine = self._engine
+        run = engine.stream if isinstance(engine, NativeEngine) else engine.generate
+        with self._lock, explain_engine_oom():
+            for output in run(requests, sampling):
+                sample, answer = output.sample, None
+                if isinstance(output, GenerationOutput):
+                    answer = self._answer(requests[0].prompt_ids, output.completion)
+                    ids, logprobs = answer.token_ids, answer.logprobs
+                    text = texts[sample].finish(answer.text)
+                else:
+                    assert isinstance(output, PartialOutput)
+                    ids, logprobs = output.token_ids, output.logprobs
+                    text = texts[sample].push(ids)
+                new, num_seen[sample] = num_seen[sample], len(ids)
+                yield Piece(
+                    sample=sample,
+                    text=text,
+                    token_ids=tuple(ids[new:]),
+                    logprobs=tuple(logprobs[new:]),
+                    answer=answer,
+                )
+
+    def encode(self, prompt: Prompt, system: str | None = None) -> tuple[int, ...]:
+        """The tokens of a prompt. A conversation without a system message gets `system` (None: the run's)."""
+        if not isinstance(prompt, str) and all(isinstance(entry, int) for entry in prompt):
+            return tuple(entry for entry in prompt if isinstance(entry, int))
+        messages = (
+            [{"role": "user", "content": prompt}] if isinstance(prompt, str) else check_messages(prompt)
+        )
+        has_system = any(message["role"] in ("system", "developer") for message in messages)
+        if not has_system:
+            role = self.source.config.tasks.developer_role
+            text = self.system if system is None else system or None
+            messages = list(build_messages(text, role, "", tuple(messages)))
+        if self.chat.config.apply_chat_template:
+            return self.chat.encode(_problem(messages))
+        return self.encode_text(self._plain_prompt(messages))
+
+    def _plain_prompt(self, messages: Sequence[Message]) -> str:
+        """A conversation of a model without a chat template: prompt_template once for each question."""
+        text, first = "", []
+        for message in messages:
+            if message["role"] == "assistant":
+                text += f"{message['content'].removeprefix(self.chat.config.assistant_prefix)}\n"
+            elif message["role"] in ("system", "developer"):
+                first.append(message)
+            else:
+                text += self.chat.prompt(_problem([*first, message]))
+                first = []
+        return text
+
+    def encode_text(self, text: str) -> tuple[int, ...]:
+        """The tokens of a text that the model continues, without a chat template."""
+        return tuple(self.policy.tokenizer(text)["input_ids"])
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def _answer(self, prompt_ids: tuple[int, ...], completion: Completion) -> Answer:
+        return Answer(
+            text=self.chat.decode(completion.token_ids),
+            token_ids=completion.token_ids,
+            logprobs=completion.logprobs,
+            finish=completion.finish,
+            prompt_ids=prompt_ids,
+        )
+
+    def _requests(
+        self, prompts: Sequence[Prompt], n: int, *, system: str | None = None, seed: int = 0, **settings: Any
+    ) -> tuple[list[Request], SamplingParams]:
+        changes = {name: value for name, value in settings.items() if value is not None}
+        sampling = check_sampling(replace(self.defaults, **changes))
+        if not prompts or n < 1:
+            raise UserError("There is nothing to sample: give a prompt, and n of at least 1.")
+        ids = [self.encode(prompt, system) for prompt in prompts]
+        limits = [self._limit(len(tokens), sampling.max_tokens) for tokens in ids]
+        sample_seeds = tuple(seeds.seed(seed, "sample", sample) for sample in range(n))
+        requests = [
+            Request(prompt_ids=tokens, seeds=sample_seeds, max_tokens=(limit,) * n)
+            for tokens, limit in zip(ids, limits, strict=True)
+        ]
+        return requests, replace(sampling, max_tokens=max(limits))
+
+    def _limit(self, num_tokens: int, max_tokens: int) -> int:
+        """The new tokens that the model's context leaves."""
+        longest = self.policy.max_length
+        if num_tokens == 0:
+            raise UserError("The prompt is empty: give at least one token.")
+        if longest is not None and num_tokens >= longest:
+            raise UserError(
+                f"The prompt has {num_tokens:,} tokens, and the model takes {longest:,} with its answer: "
+                "shorten it, or begin a new conversation."
+            )
+        return max_tokens if longest is None else min(max_tokens, longest - num_tokens)
+
+
+def _problem(messages: Sequence[Message]) -> Problem:
+    """Messages as the chat format takes them."""
+    return Problem(id="prompt", task="prompt", messages=tuple(messages), answer=None)
+
+
+def run_defaults(config: Config) -> SamplingParams:
+    """The sampling of a run's evaluation."""
+    temperature = config.evaluation.eval_temperature
+    return sampling_params(config, config.rollout.temperature if temperature is None else temperature)
+
+
+def model_defaults(policy: Policy) -> SamplingParams:
+    """The sampling that the model's own generation_config.json names."""
+    settings = policy.lm.generation_config
+    names = ("temperature", "top_p", "top_k", "min_p") if settings.do_sample else ()
+    named = {name: value for name in names if (value := getattr(settings, name)) is not None}
+    return SamplingParams(
+        **{"max_tokens": settings.max_new_tokens or MAX_TOKENS, "temperature": TEMPERATURE, **named}
+    )
+
+
+def check_messages(prompt: Sequence[Any]) -> list[dict[str, str]]:
+    """A conversation that ends with the message to answer."""
+    for message in prompt:
+        if not isinstance(message, Mapping) or not all(
+            isinstance(message.get(key), str) for key in ("role", "content")
+        ):
+            raise UserError(
+                f"A prompt holds {str(message)[:80]!r}, which is no message: give a text, or a list of "
+                '{"role": "user", "content": "..."}.'
+            )
+    if not prompt or prompt[-1]["role"] == "assistant":
+        raise UserError("The conversation has no message to answer at its end: end it with a user's message.")
+    return [{"role": message["role"], "content": message["content"]} for message in prompt]
+
+
+def check_sampling(sampling: SamplingParams) -> SamplingParams:
+    """The same parameters, if they can be used."""
+    limits: dict[str, tuple[float, float]] = {
+        "temperature": (0, 1_000),
+        "top_p": (1e-6, 1),
+        "top_k": (0, 10_000_000),
+        "min_p": (0, 1),
+        "max_tokens": (1, 10_000_000),
+    }
+    for name, (low, high) in limits.items():
+        value = getattr(sampling, name)
+        if not low <= value <= high:
+            raise UserError(f"{name} is {value}: give a number from {low:g} to {high:g}.")
+    return sampling
