@@ -42,7 +42,7 @@ MAY_IMPORT: dict[str, str] = {
     "train": "types seeds terminal config parallel model rollout evaluation run report trl",
     "api": "errors config engines report rewards run train",
     "commands": "errors types files terminal config sandbox tasks model engines cost update evaluation run "
-    "diagnosis report watch train",
+    "inference diagnosis report watch train",
     "__main__": "errors terminal commands",
 }
 # Rule 2.

@@ -1,5 +1,6 @@
 """A conversation with a model: its messages, and the answer that is sampled next."""
 
+import contextlib
 from collections.abc import Generator
 from typing import Any
 
@@ -46,19 +47,24 @@ class Conversation:
         """Forget the messages; the system prompt and the settings stay."""
         self.messages = []
 
-    def _stream(self, messages: list[dict[str, str]]) -> Generator[Piece]:
-        pieces = self.stream_from(self.sampler, messages)
-        text = ""
-        try:
-            for piece in pieces:
-                text += piece.text
-                yield piece
-        finally:
-            pieces.close()
-            prefix = self.sampler.chat.config.assistant_prefix
-            self.messages = [*messages, {"role": "assistant", "content": prefix + text}]
+    def next_seed(self) -> int:
+        """A seed that no answer had yet."""
+        self._next_seed += 1
+        return self._next_seed - 1
 
-    def stream_from(self, sampler: Sampler, messages: list[dict[str, str]]) -> Generator[Piece]:
-        """The pieces of an answer of `sampler` (perhaps another one) to messages, with these settings."""
-        seed, self._next_seed = self._next_seed, self._next_seed + 1
-        return sampler.stream(messages, system=self.system, seed=seed, **self.settings)
+    def _stream(self, messages: list[dict[str, str]]) -> Generator[Piece]:
+        options = {"system": self.system, "seed": self.next_seed(), **self.settings}
+        text = ""
+        with contextlib.closing(self.sampler.stream(messages, **options)) as pieces:
+            try:
+                for piece in pieces:
+                    text += piece.text
+                    yield piece
+            except GeneratorExit:
+                self._remember(messages, text)
+                raise
+        self._remember(messages, text)
+
+    def _remember(self, messages: list[dict[str, str]], text: str) -> None:
+        prefix = self.sampler.chat.config.assistant_prefix
+        self.messages = [*messages, {"role": "assistant", "content": prefix + text}]

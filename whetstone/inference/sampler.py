@@ -153,6 +153,11 @@ class Sampler:
         """The tokens of a text that the model continues, without a chat template."""
         return tuple(self.policy.tokenizer(text)["input_ids"])
 
+    def sampling(self, **settings: Any) -> SamplingParams:
+        """The sampling parameters: the defaults with `settings` in place of them (None: the default)."""
+        changes = {name: value for name, value in settings.items() if value is not None}
+        return check_sampling(replace(self.defaults, **changes))
+
     def close(self) -> None:
         self._engine.close()
 
@@ -168,8 +173,7 @@ class Sampler:
     def _requests(
         self, prompts: Sequence[Prompt], n: int, *, system: str | None = None, seed: int = 0, **settings: Any
     ) -> tuple[list[Request], SamplingParams]:
-        changes = {name: value for name, value in settings.items() if value is not None}
-        sampling = check_sampling(replace(self.defaults, **changes))
+        sampling = self.sampling(**settings)
         if not prompts or n < 1:
             raise UserError("There is nothing to sample: give a prompt, and n of at least 1.")
         ids = [self.encode(prompt, system) for prompt in prompts]

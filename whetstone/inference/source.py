@@ -25,6 +25,11 @@ class Source:
     run: Path | None  # the folder of its run
 
     @property
+    def shown_name(self) -> str:
+        """The folder of the weights, or the name of the model."""
+        return self.name if self.weights is None else str(self.weights)
+
+    @property
     def can_compare(self) -> bool:
         """Whether there is a model before training to compare with."""
         return self.run is not None and self.weights is not None
