@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, str] = {
     "watch": "errors files run diagnosis",
     "trl": "errors types terminal config tasks algorithm model rollout update evaluation run report",
     "train": "types seeds terminal config parallel model rollout evaluation run report trl",
-    "api": "errors config engines report rewards run train",
+    "api": "errors config engines inference report rewards run train",
     "commands": "errors types files terminal config sandbox tasks model engines cost update evaluation run "
     "inference diagnosis report watch train",
     "__main__": "errors terminal commands",

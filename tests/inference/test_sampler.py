@@ -1,5 +1,6 @@
 """Sampling from a run, a checkpoint or a model: the tokens of transformers' generate, whole or streamed."""
 
+import math
 import os
 from pathlib import Path
 
@@ -86,6 +87,19 @@ def test_pieces_are_the_whole_answer(pebble: Sampler) -> None:
         assert max(len(piece.token_ids) for piece in own) <= 2
     assert len({answer.text for answer in whole}) > 1
     assert pebble.sample(QUESTION, 4, **{**settings, "seed": 4}) != whole
+
+
+def test_tokens_can_be_inspected(pebble: Sampler) -> None:
+    (answer,) = pebble.sample(QUESTION, seed=2, temperature=1.0, max_tokens=24)
+    tokens = pebble.inspect(answer, top=300)
+    assert [token.token_id for token in tokens] == list(answer.token_ids)
+    assert [token.logprob for token in tokens] == pytest.approx(answer.logprobs, abs=1e-4)
+    for token in tokens:
+        chances = [math.exp(logprob) for _, logprob in token.likeliest]
+        assert chances == sorted(chances, reverse=True) and 0.99 < sum(chances) <= 1.00001
+        entropy = -sum(chance * math.log(chance) for chance in chances if chance > 0)
+        assert token.entropy == pytest.approx(entropy, abs=0.03)
+    assert tokens[-1].text == "<|end|>"
 
 
 def test_batches_have_the_answers_of_each_prompt(pebble: Sampler) -> None:

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
+import torch
+from torch import Tensor
+
 from whetstone import seeds
 from whetstone.config import Config
 from whetstone.engines import make_engine
@@ -17,7 +20,9 @@ from whetstone.engines.native import NativeEngine
 from whetstone.errors import UserError
 from whetstone.inference.source import Source, before_training, find_source, load_source
 from whetstone.inference.text_stream import TextStream
+from whetstone.model.attention import PackedAttention, packed_segments
 from whetstone.model.chat import Chat
+from whetstone.model.padded import rows_hidden
 from whetstone.model.policy import Policy
 from whetstone.rollout.collector import explain_engine_oom, sampling_params
 from whetstone.tasks.prompts import build_messages, developer_prompt
@@ -27,6 +32,7 @@ Message = Mapping[str, str]  # {"role": "user", "content": "..."}
 Prompt = str | Sequence[Message] | Sequence[int]  # a question, a conversation, or token ids
 MAX_TOKENS = 1024  # of an answer, where neither a run nor the model says
 TEMPERATURE = 0.7  # the same
+INSPECT_ROWS = 256  # logits that are in memory at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +55,17 @@ class Piece:
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     answer: Answer | None = None  # of the last piece
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenDetails:
+    """A token of an answer, as the model saw it."""
+
+    token_id: int
+    text: str
+    logprob: float  # at temperature 1, without filters
+    entropy: float  # in nats
+    likeliest: tuple[tuple[str, float], ...]  # text and logprob of the most likely tokens
 
 
 class Sampler:
@@ -119,6 +136,45 @@ class Sampler:
                     logprobs=tuple(logprobs[new:]),
                     answer=answer,
                 )
+
+    @torch.inference_mode()
+    def inspect(self, answer: Answer, top: int = 5) -> list[TokenDetails]:
+        """Each token of an answer by one more forward pass, at temperature 1: logprob, entropy, likeliest."""
+        ids = torch.tensor([*answer.prompt_ids, *answer.token_ids], device=self.policy.device)
+        start, count = len(answer.prompt_ids), len(answer.token_ids)
+        attend = PackedAttention(packed_segments([len(ids)]), self.policy.device)
+        positions = torch.arange(len(ids), device=self.policy.device)
+        with self._lock, explain_engine_oom():
+            if self.policy.is_packed:
+                hidden = self.policy.hidden(ids[None], positions[None], attend)[0]
+            else:
+                hidden = rows_hidden(self.policy.trunk, [ids])[0]
+            details = []
+            for first in range(0, count, INSPECT_ROWS):
+                rows = torch.arange(first, min(first + INSPECT_ROWS, count), device=ids.device)
+                logprobs = self.policy.head(hidden[start - 1 + rows]).float().log_softmax(-1)
+                details += self._details(logprobs, ids[start + rows], top)
+        return details
+
+    def _details(self, logprobs: Tensor, token_ids: Tensor, top: int) -> list[TokenDetails]:
+        """[N, V] logprobs and the [N] tokens that were sampled."""
+        own = logprobs.gather(-1, token_ids[:, None])[:, 0]
+        entropies = -(logprobs.exp() * logprobs).sum(-1)
+        best = logprobs.topk(min(top, logprobs.shape[-1]))
+        columns = (token_ids, own, entropies, best.indices, best.values)
+        return [
+            TokenDetails(
+                token_id=token,
+                text=self._token_text(token),
+                logprob=logprob,
+                entropy=entropy,
+                likeliest=tuple((self._token_text(i), p) for i, p in zip(indices, values, strict=True)),
+            )
+            for token, logprob, entropy, indices, values in zip(*(c.tolist() for c in columns), strict=True)
+        ]
+
+    def _token_text(self, token: int) -> str:
+        return self.policy.tokenizer.decode([token], skip_special_tokens=False)
 
     def encode(self, prompt: Prompt, system: str | None = None) -> tuple[int, ...]:
         """The tokens of a prompt. A conversation without a system message gets `system` (None: the run's)."""
