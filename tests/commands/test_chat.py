@@ -195,6 +195,8 @@ def test_a_problem_of_the_run_is_scored(opened: Sampler, capsys: pytest.CaptureF
     for line in lines:
         is_right = f"<answer>{problem.answer['answer']}</answer>" in line["text"]
         assert line["parts"]["correct"] == is_right and (line["reward"] == 1) == is_right
+    for name in ("chain_sum/train/000002@1", "chain_sum/eval/000000"):
+        assert find_problem(opened.source.config, name).id == name
     assert find_problem(opened.source.config, "chain_sum").id == "chain_sum/eval/000000"
 
 

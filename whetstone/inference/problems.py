@@ -11,11 +11,14 @@ from whetstone.tasks.scoring.pool import Scorer
 from whetstone.tasks.scoring.process import ScoringRequest
 from whetstone.types import Finish, Problem, Score
 
-ID = re.compile(r"(?P<task>.+?)(?:/(?P<split>train|eval)/(?P<number>[0-9]{1,9})\S*)?")
+ID = re.compile(r"(?P<task>.+?)(?:/(?P<split>train|eval)/(?P<number>[0-9]{1,9})(?:@(?P<level>[0-9]{1,4}))?)?")
 
 
 def find_problem(config: Config, name: str) -> Problem:
-    """`chain_sum/eval/000003`, as the files of a run name it; `chain_sum` is the first of its evaluation."""
+    """`chain_sum/eval/000003`, as the files of a run name it (`@2`: level 2 of its curriculum).
+
+    `chain_sum` alone is the first problem of the evaluation.
+    """
     match = ID.fullmatch(name)
     split = (match and match["split"]) or "eval"
     tasks = make_tasks(config, split)
@@ -31,6 +34,10 @@ def find_problem(config: Config, name: str) -> Problem:
         raise UserError(
             f"The task {task.name} has {len(task)} rows: give a number from 0 to {len(task) - 1}."
         )
+    if match["level"] is not None:
+        if not task.has_curriculum:
+            raise UserError(f"The task {task.name} has no levels: leave @{match['level']} out of the id.")
+        task = task.at_level(int(match["level"]))
     return task.problem(index)
 
 
