@@ -11,9 +11,10 @@ from whetstone.__main__ import run
 from whetstone.commands.chat.reader import Reader
 from whetstone.commands.chat.session import Session
 from whetstone.config import build, dump
+from whetstone.inference.answers import Answer, Piece
 from whetstone.inference.conversation import Conversation
 from whetstone.inference.problems import find_problem
-from whetstone.inference.sampler import Answer, Piece, Sampler
+from whetstone.inference.sampler import Sampler
 from whetstone.model.policy import load_policy
 from whetstone.model.sharded import model_writer
 from whetstone.run.checkpoint import save_model
@@ -102,6 +103,8 @@ def test_piped_input_is_answered_once(
     assert "/again" not in capsys.readouterr().out
     pipe(monkeypatch, b" \n")
     assert run(["chat", "x"]) == 2
+    monkeypatch.setattr("sys.stdin", None)  # closed
+    assert run(["chat", "x"]) == 2 and run(["sample", "x", "--prompt", "-"]) == 2
 
 
 def pieces(*texts: str):

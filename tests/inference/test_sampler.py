@@ -13,7 +13,7 @@ from whetstone.errors import UserError
 from whetstone.inference.conversation import Conversation
 from whetstone.inference.sampler import Sampler
 from whetstone.inference.source import find_source
-from whetstone.inference.text_stream import TextStream
+from whetstone.inference.text_stream import StopTexts, TextStream
 from whetstone.model.policy import load_policy
 from whetstone.model.sharded import model_writer
 from whetstone.run.checkpoint import save_model
@@ -122,6 +122,37 @@ def test_a_piece_never_splits_a_character() -> None:
     stream = TextStream(lambda ids: bytes(ids).decode(errors="replace"))
     pieces = [stream.push(list(cut[: end + 1])) for end in range(len(cut))]
     assert "".join(pieces) == "ab" and stream.finish(cut.decode(errors="replace")) == "\ufffd"
+
+
+def test_stop_texts_end_an_answer(pebble: Sampler) -> None:
+    settings = {"seed": 3, "temperature": 1.3, "max_tokens": 40}
+    whole = pebble.sample(QUESTION, 4, **settings)
+    stop = ["</ans", "</think>", "never"]
+    cut = pebble.sample(QUESTION, 4, stop=stop, **settings)
+    pieces = list(pebble.stream(QUESTION, 4, stop=stop, **settings))
+    for number, (answer, short) in enumerate(zip(whole, cut, strict=True)):
+        ends = [end for text in stop if (end := answer.text.find(text)) >= 0]
+        assert short.text == answer.text[: min(ends)] and short.finish is Finish.STOP
+        assert answer.token_ids[: len(short.token_ids)] == short.token_ids
+        assert len(short.token_ids) < len(answer.token_ids)
+        own = [piece for piece in pieces if piece.sample == number]
+        assert "".join(piece.text for piece in own) == short.text and own[-1].answer == short
+    stops = StopTexts(["\nUser:"])
+    assert [stops.push(piece) for piece in ("a\n", "\nUs", "ual\n", "User", ": b")] == [
+        "a", "\n", "\nUsual", "", "",
+    ]  # fmt: skip
+    assert stops.is_reached and StopTexts([]).push("a") == "a"
+
+
+def test_a_model_without_a_chat_template(pebble: Sampler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pebble.policy.tokenizer, "chat_template", None)
+    sampler = Sampler(pebble.source, pebble.policy)
+    chat = Conversation(sampler, system="Be brief.", temperature=0.0, max_tokens=4)
+    first = chat.ask("4 + 3")
+    second = chat.ask("5 + \udcff3")
+    text = f"Be brief.\nUser: 4 + 3\nAssistant: {first.text}\nUser: 5 + ?3\nAssistant: "
+    assert second.prompt_ids == sampler.encode_text(text)
+    assert sampler.next_question == ("\nUser:",) and pebble.next_question == ()
 
 
 def test_a_run_with_an_adapter(lora_run: Path) -> None:

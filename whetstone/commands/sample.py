@@ -2,18 +2,18 @@
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whetstone.commands.parser import CommandParser, number
-from whetstone.commands.sampling import add_sampling, open_sampler, sampling_settings
+from whetstone.commands.sampling import add_sampling, open_sampler, read_stdin, sampling_settings
 from whetstone.errors import UserError
 from whetstone.files import json_safe
 from whetstone.terminal.text import counted, escape_controls
 
 if TYPE_CHECKING:
-    from whetstone.inference.sampler import Answer, Sampler
+    from whetstone.inference.answers import Answer
+    from whetstone.inference.sampler import Sampler
     from whetstone.types import Problem, Score
 
 DESCRIPTION = """
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> None:
 def read_prompts(name: str) -> list[Any]:
     """The prompts of a file, or of standard input."""
     try:
-        data = sys.stdin.buffer.read() if name == "-" else Path(name).expanduser().read_bytes()
+        data = read_stdin() if name == "-" else Path(name).expanduser().read_bytes()
         text = data.decode("utf-8-sig")
     except OSError as error:
         raise UserError(f"--prompt: {name} can't be read ({error.strerror}): give another file.") from None

@@ -33,6 +33,11 @@ def sampling_settings(args: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(args, name)) is not None}
 
 
+def read_stdin() -> bytes:
+    """All of standard input; nothing where it is closed."""
+    return b"" if sys.stdin is None else sys.stdin.buffer.read()
+
+
 def open_sampler(args: argparse.Namespace) -> "Sampler":
     """Load the model. What that prints goes to standard error: standard output is for answers."""
     from whetstone.terminal.display import long_command

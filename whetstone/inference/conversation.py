@@ -5,7 +5,8 @@ from collections.abc import Generator
 from typing import Any
 
 from whetstone.errors import UserError
-from whetstone.inference.sampler import Answer, Piece, Sampler
+from whetstone.inference.answers import Answer, Piece
+from whetstone.inference.sampler import Sampler
 
 
 class Conversation:
@@ -47,15 +48,15 @@ class Conversation:
         """Forget the messages; the system prompt and the settings stay."""
         self.messages = []
 
-    def next_seed(self) -> int:
-        """A seed that no answer had yet."""
+    def next_options(self) -> dict[str, Any]:
+        """What the next answer is sampled with, beside the messages; its seed is new."""
         self._next_seed += 1
-        return self._next_seed - 1
+        stop, seed = self.sampler.next_question, self._next_seed - 1
+        return {"system": self.system, "stop": stop, "seed": seed, **self.settings}
 
     def _stream(self, messages: list[dict[str, str]]) -> Generator[Piece]:
-        options = {"system": self.system, "seed": self.next_seed(), **self.settings}
         text = ""
-        with contextlib.closing(self.sampler.stream(messages, **options)) as pieces:
+        with contextlib.closing(self.sampler.stream(messages, **self.next_options())) as pieces:
             try:
                 for piece in pieces:
                     text += piece.text

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from whetstone.config import Config
 from whetstone.errors import UserError, did_you_mean
-from whetstone.inference.sampler import Answer
+from whetstone.inference.answers import Answer
 from whetstone.tasks.registry import make_tasks
 from whetstone.tasks.scoring.pool import Scorer
 from whetstone.tasks.scoring.process import ScoringRequest

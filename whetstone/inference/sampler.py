@@ -5,7 +5,7 @@ One engine, one call at a time: other threads wait. Escape the text before you s
 
 import threading
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,57 +15,24 @@ from torch import Tensor
 from whetstone import seeds
 from whetstone.config import Config
 from whetstone.engines import make_engine
-from whetstone.engines.base import GenerationOutput, PartialOutput, Request, SamplingParams
+from whetstone.engines.base import GenerationOutput, Request, SamplingParams
 from whetstone.engines.native import NativeEngine
 from whetstone.errors import UserError
+from whetstone.inference.answers import Answer, AnswerStream, Piece, TokenDetails
 from whetstone.inference.source import Source, before_training, find_source, load_source
-from whetstone.inference.text_stream import TextStream
 from whetstone.model.attention import PackedAttention, packed_segments
 from whetstone.model.chat import Chat
 from whetstone.model.padded import rows_hidden
 from whetstone.model.policy import Policy
 from whetstone.rollout.collector import explain_engine_oom, sampling_params
 from whetstone.tasks.prompts import build_messages, developer_prompt
-from whetstone.types import Completion, Finish, Problem
+from whetstone.types import Completion, Problem
 
 Message = Mapping[str, str]  # {"role": "user", "content": "..."}
 Prompt = str | Sequence[Message] | Sequence[int]  # a question, a conversation, or token ids
 MAX_TOKENS = 1024  # of an answer, where neither a run nor the model says
 TEMPERATURE = 0.7  # the same
 INSPECT_ROWS = 256  # logits that are in memory at once
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """A finished sample."""
-
-    text: str  # without special tokens
-    token_ids: tuple[int, ...]  # with the stop token
-    logprobs: tuple[float, ...]  # of each token, with temperature and filters applied
-    finish: Finish
-    prompt_ids: tuple[int, ...] = field(repr=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Piece:
-    """What is new of a sample. The texts of its pieces, joined, are the text of the answer."""
-
-    sample: int
-    text: str  # may be empty: a character that is not complete yet
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    answer: Answer | None = None  # of the last piece
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenDetails:
-    """A token of an answer, as the model saw it."""
-
-    token_id: int
-    text: str
-    logprob: float  # at temperature 1, without filters
-    entropy: float  # in nats
-    likeliest: tuple[tuple[str, float], ...]  # text and logprob of the most likely tokens
 
 
 class Sampler:
@@ -77,7 +44,8 @@ class Sampler:
         self.chat = Chat(policy.tokenizer, model)
         self.system = developer_prompt(source.config.tasks)  # the system prompt of the run
         self.defaults = run_defaults(source.config) if source.run is not None else model_defaults(policy)
-        rollout = source.config.rollout.model_copy(update={"rollout_engine": "native", "async_rollouts": 0})
+        plain = {"rollout_engine": "native", "async_rollouts": 0, "rollout_quantization": "none"}
+        rollout = source.config.rollout.model_copy(update=plain)
         self._engine = make_engine(source.config.model_copy(update={"rollout": rollout}), policy)
         self._lock = threading.Lock()
 
@@ -93,49 +61,58 @@ class Sampler:
         return type(self)(source, load_source(source, self.policy.device.type))
 
     def sample(self, prompt: Prompt, n: int = 1, **settings: Any) -> list[Answer]:
-        """`n` answers to a prompt. `settings`: system, seed, temperature, top_p, top_k, min_p, max_tokens."""
+        """`n` answers to a prompt.
+
+        `settings`: system, seed, temperature, top_p, top_k, min_p, max_tokens; and `stop`, texts that end an
+        answer and are not part of it.
+        """
         return self.sample_batch([prompt], n, **settings)[0]
 
     def sample_batch(self, prompts: Sequence[Prompt], n: int = 1, **settings: Any) -> list[list[Answer]]:
         """`n` answers to each prompt, sampled together."""
+        stops = settings.pop("stop", ())
         requests, sampling = self._requests(prompts, n, **settings)
         answers: dict[tuple[int, int], Answer] = {}
-        with self._lock, explain_engine_oom():
-            for output in self._engine.generate(requests, sampling):
-                prompt_ids = requests[output.request].prompt_ids
-                answers[output.request, output.sample] = self._answer(prompt_ids, output.completion)
+        if stops:
+            for request, piece in self._pieces(requests, sampling, stops):
+                if piece.answer is not None:
+                    answers[request, piece.sample] = piece.answer
+        else:
+            with self._lock, explain_engine_oom():
+                for output in self._engine.generate(requests, sampling):
+                    prompt_ids = requests[output.request].prompt_ids
+                    answers[output.request, output.sample] = self._answer(prompt_ids, output.completion)
         return [[answers[request, sample] for sample in range(n)] for request in range(len(requests))]
 
     def stream(self, prompt: Prompt, n: int = 1, **settings: Any) -> Generator[Piece]:
         """The pieces of `n` answers as they are sampled; closing the iterator stops the engine."""
-        requests, sampling = self._requests([prompt], n, **settings)
-        return self._stream(requests, sampling, n)
+        stops = settings.pop("stop", ())
+        pieces = self._pieces(*self._requests([prompt], n, **settings), stops)
+        return (piece for _, piece in pieces)
 
-    def _stream(self, requests: list[Request], sampling: SamplingParams, n: int) -> Generator[Piece]:
-        texts = [TextStream(self.chat.decode) for _ in range(n)]
-        num_seen = [0] * n
+    def _pieces(
+        self, requests: list[Request], sampling: SamplingParams, stops: Sequence[str]
+    ) -> Generator[tuple[int, Piece]]:
+        """The number of the request, and a piece of one of its answers."""
+        streams = [[AnswerStream(self.chat.decode, stops) for _ in request.seeds] for request in requests]
+        num_running = sum(map(len, streams))
         # An architecture that the native engine can't run is sampled by transformers, without pieces.
         engine = self._engine
         run = engine.stream if isinstance(engine, NativeEngine) else engine.generate
         with self._lock, explain_engine_oom():
             for output in run(requests, sampling):
-                sample, answer = output.sample, None
+                stream = streams[output.request][output.sample]
+                prompt_ids = requests[output.request].prompt_ids
+                if stream.is_finished:  # by a stop text
+                    continue
                 if isinstance(output, GenerationOutput):
-                    answer = self._answer(requests[0].prompt_ids, output.completion)
-                    ids, logprobs = answer.token_ids, answer.logprobs
-                    text = texts[sample].finish(answer.text)
+                    piece = stream.end(output.sample, self._answer(prompt_ids, output.completion))
                 else:
-                    assert isinstance(output, PartialOutput)
-                    ids, logprobs = output.token_ids, output.logprobs
-                    text = texts[sample].push(ids)
-                new, num_seen[sample] = num_seen[sample], len(ids)
-                yield Piece(
-                    sample=sample,
-                    text=text,
-                    token_ids=tuple(ids[new:]),
-                    logprobs=tuple(logprobs[new:]),
-                    answer=answer,
-                )
+                    piece = stream.advance(output, prompt_ids)
+                num_running -= stream.is_finished
+                yield output.request, piece
+                if num_running == 0:
+                    return
 
     @torch.inference_mode()
     def inspect(self, answer: Answer, top: int = 5) -> list[TokenDetails]:
@@ -204,6 +181,13 @@ class Sampler:
                 text += self.chat.prompt(_problem([*first, message]))
                 first = []
         return text
+
+    @property
+    def next_question(self) -> tuple[str, ...]:
+        """How a model without a chat template would begin the user's next turn: an answer ends before it."""
+        config = self.chat.config
+        begin = config.prompt_template.rpartition("{system}")[2].partition("{question}")[0].strip()
+        return () if config.apply_chat_template or not begin else (f"\n{begin}",)
 
     def encode_text(self, text: str) -> tuple[int, ...]:
         """The tokens of a text that the model continues, without a chat template."""
@@ -287,7 +271,11 @@ def check_messages(prompt: Sequence[Any]) -> list[dict[str, str]]:
             )
     if not prompt or prompt[-1]["role"] == "assistant":
         raise UserError("The conversation has no message to answer at its end: end it with a user's message.")
-    return [{"role": message["role"], "content": message["content"]} for message in prompt]
+    # Text from a terminal, an argument or JSON may hold lone surrogates, which no tokenizer takes.
+    return [
+        {"role": message["role"], "content": message["content"].encode("utf-8", "replace").decode()}
+        for message in prompt
+    ]
 
 
 def check_sampling(sampling: SamplingParams) -> SamplingParams:

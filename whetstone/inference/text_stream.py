@@ -1,4 +1,7 @@
-"""Tokens -> pieces of text while they are sampled. A piece never ends within a character."""
+"""Tokens -> pieces of text while they are sampled; texts that end an answer.
+
+A piece never ends within a character.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -31,3 +34,28 @@ class TextStream:
     def finish(self, text: str) -> str:
         """The rest of the whole text."""
         return text[self._emitted :]
+
+
+class StopTexts:
+    """Ends a text before the first of `stops`; holds back what may be the beginning of one."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = [stop for stop in stops if stop]
+        self._held = ""
+        self.is_reached = False
+
+    def push(self, piece: str) -> str:
+        """The part of the text that is certain by now."""
+        text = self._held + piece
+        ends = [start for stop in self._stops if (start := text.find(stop)) >= 0]
+        if ends:
+            self.is_reached, self._held = True, ""
+            return text[: min(ends)]
+        lengths = (n for stop in self._stops for n in range(len(stop) - 1, 0, -1) if text.endswith(stop[:n]))
+        size = len(text) - max(lengths, default=0)
+        self._held = text[size:]
+        return text[:size]
+
+    def finish(self) -> str:
+        """What was held back, when the answer has ended otherwise."""
+        return self._held

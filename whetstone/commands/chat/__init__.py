@@ -5,7 +5,7 @@ import contextlib
 import sys
 
 from whetstone.commands.parser import CommandParser
-from whetstone.commands.sampling import add_sampling, open_sampler, sampling_settings
+from whetstone.commands.sampling import add_sampling, open_sampler, read_stdin, sampling_settings
 from whetstone.errors import UserError
 
 DESCRIPTION = """
@@ -28,8 +28,8 @@ def add_arguments(parser: CommandParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     question = None
-    if not sys.stdin.isatty():
-        question = sys.stdin.buffer.read().decode("utf-8", errors="replace").strip()
+    if sys.stdin is None or not sys.stdin.isatty():
+        question = read_stdin().decode("utf-8", errors="replace").strip()
         if not question:
             raise UserError(
                 "There is no question in the piped input: write one into it, or start `whet chat` in a "
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> None:
     from whetstone.inference.conversation import Conversation
 
     chat = Conversation(sampler, system=args.system, seed=args.seed, **sampling_settings(args))
-    session = Session(chat)
+    session = Session(chat, is_interactive=question is None)
     if question is not None:
         session.answer(chat.stream(question))
         return

@@ -5,6 +5,8 @@ import os
 from pathlib import Path
 from typing import Self
 
+from whetstone.terminal.display import say
+
 PROMPT, CONTINUATION = "> ", "... "
 BLOCK = '"""'
 HISTORY_LINES = 1000
@@ -45,6 +47,9 @@ class Reader:
             except EOFError:
                 print(flush=True)
                 raise
+            except UnicodeDecodeError:
+                say("That was not UTF-8 text: set your terminal to UTF-8.", style="yellow")
+                continue
             if text.strip():
                 return text
 

@@ -18,8 +18,9 @@ from rich.text import Text
 
 from whetstone.errors import UserError, did_you_mean
 from whetstone.files import atomic_write
+from whetstone.inference.answers import Answer, Piece
 from whetstone.inference.conversation import Conversation
-from whetstone.inference.sampler import Answer, Piece, Sampler
+from whetstone.inference.sampler import Sampler
 from whetstone.terminal.display import display, say
 from whetstone.terminal.stages import stage
 from whetstone.terminal.text import counted, escape_controls
@@ -63,8 +64,10 @@ def interrupts() -> Iterator[Interrupt]:
 
 
 class Session:
-    def __init__(self, chat: Conversation) -> None:
-        self.chat = chat
+    """`is_interactive`: notes for a reader are printed, beside the answers."""
+
+    def __init__(self, chat: Conversation, *, is_interactive: bool = True) -> None:
+        self.chat, self.is_interactive = chat, is_interactive
         self._base: Sampler | None = None
         self._handlers: dict[str, Callable[[str], None]] = {
             "/system": self._system,
@@ -121,11 +124,11 @@ class Session:
             print(flush=True)
         if answer is not None:
             self._note_end(answer)
-        elif interrupt.is_set and not sys.stdin.isatty():
+        elif interrupt.is_set and not self.is_interactive:
             raise KeyboardInterrupt
 
     def _note_end(self, answer: Answer) -> None:
-        if answer.finish is Finish.LENGTH and sys.stdin.isatty():
+        if answer.finish is Finish.LENGTH and self.is_interactive:
             number = counted(len(answer.token_ids), "token")
             say(f"(cut off after {number}: /max-tokens N allows more)", style="dim")
 
@@ -170,7 +173,7 @@ class Session:
     def _compare(self, text: str) -> None:
         """Both models on the same messages, with the same seed and settings; the conversation stays."""
         messages = [{"role": "user", "content": text}] if text else self.chat.open_messages()
-        options = {"system": self.chat.system, "seed": self.chat.next_seed(), **self.chat.settings}
+        options = self.chat.next_options()
         texts = []
         with interrupts() as interrupt, display():
             if self._base is None:

@@ -223,14 +223,14 @@ class PagedEngine(EngineBase):
         """The sequences that were unfinished when this round ended, with all of their tokens."""
         num_generated = in_flight.slots[NUM_GENERATED].tolist()
         self._read_ahead(scheduler, num_generated, in_flight.num_admitted, everything=True)
-        for sequence in scheduler.running.values():
-            waiting = sequence.waiting
-            yield PartialOutput(
-                request=waiting.request,
-                sample=waiting.sample,
-                token_ids=waiting.tokens,
-                logprobs=waiting.logprobs,
-            )
+        for waiting in [sequence.waiting for sequence in scheduler.running.values()]:
+            if waiting.tokens:
+                yield PartialOutput(
+                    request=waiting.request,
+                    sample=waiting.sample,
+                    token_ids=waiting.tokens,
+                    logprobs=waiting.logprobs,
+                )
 
     def _read_ahead(
         self,
