@@ -212,6 +212,7 @@ def test_bad_prompts_and_settings_are_refused(pebble: Sampler, tmp_path: Path) -
         ({"prompt": [{"role": "user"}]}, "message"),
         ({"prompt": [{"role": "assistant", "content": "x"}]}, "user's message"),
         ({"prompt": [7] * longest}, "tokens"),
+        ({"prompt": [7, 1_000_000]}, "token ids"),
         ({"prompt": "x", "n": 0}, "n of at least 1"),
         ({"prompt": "x", "temperature": -1}, "temperature"),
         ({"prompt": "x", "max_tokens": 0}, "max_tokens"),
@@ -228,4 +229,7 @@ def test_bad_prompts_and_settings_are_refused(pebble: Sampler, tmp_path: Path) -
     with pytest.raises(UserError, match="belongs to no run"):
         pebble.open_base()
     (request,), sampling = pebble._requests([[7] * (longest - 3)], 1, max_tokens=9)  # as much as fits
-    assert request.limit(0, sampling) == 3
+    assert request.limit(0, sampling) == 3 and sampling.max_tokens == 3
+    for length, room in ((10, 2038), (2000, 48), (2040, 2056)):  # a growing conversation: 2,048, then 4,096
+        (request,), sampling = pebble._requests([[7] * length], 1, max_tokens=9)
+        assert request.limit(0, sampling) == 9 and sampling.max_tokens == room

@@ -32,6 +32,7 @@ Message = Mapping[str, str]  # {"role": "user", "content": "..."}
 Prompt = str | Sequence[Message] | Sequence[int]  # a question, a conversation, or token ids
 MAX_TOKENS = 1024  # of an answer, where neither a run nor the model says
 TEMPERATURE = 0.7  # the same
+MIN_ROOM = 2048  # tokens of a conversation that the engine makes room for at once
 INSPECT_ROWS = 256  # logits that are in memory at once
 
 
@@ -156,7 +157,7 @@ class Sampler:
     def encode(self, prompt: Prompt, system: str | None = None) -> tuple[int, ...]:
         """The tokens of a prompt. A conversation without a system message gets `system` (None: the run's)."""
         if not isinstance(prompt, str) and all(isinstance(entry, int) for entry in prompt):
-            return tuple(entry for entry in prompt if isinstance(entry, int))
+            return self._check_ids(tuple(entry for entry in prompt if isinstance(entry, int)))
         messages = (
             [{"role": "user", "content": prompt}] if isinstance(prompt, str) else check_messages(prompt)
         )
@@ -168,6 +169,14 @@ class Sampler:
         if self.chat.config.apply_chat_template:
             return self.chat.encode(_problem(messages))
         return self.encode_text(self._plain_prompt(messages))
+
+    def _check_ids(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
+        size = self.policy.config.vocab_size
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < size:
+            raise UserError(
+                f"A prompt has token ids beyond the {size:,} of the model: encode it with its tokenizer."
+            )
+        return token_ids
 
     def _plain_prompt(self, messages: Sequence[Message]) -> str:
         """A conversation of a model without a chat template: prompt_template once for each question."""
@@ -223,7 +232,18 @@ class Sampler:
             Request(prompt_ids=tokens, seeds=sample_seeds, max_tokens=(limit,) * n)
             for tokens, limit in zip(ids, limits, strict=True)
         ]
-        return requests, replace(sampling, max_tokens=max(limits))
+        room = max(limits)
+        if len(requests) * n == 1 and isinstance(self._engine, NativeEngine):
+            room = self._room(len(ids[0]), room)
+        return requests, replace(sampling, max_tokens=room)
+
+    def _room(self, num_tokens: int, limit: int) -> int:
+        """Tokens that the engine makes room for behind a prompt; the request has its own limit.
+
+        More than needed: it builds its state (on a GPU its graphs) again when a conversation outgrows it.
+        """
+        size = max(MIN_ROOM, 1 << (num_tokens + limit - 1).bit_length())
+        return max(limit, min(size, self.policy.max_length or size) - num_tokens)
 
     def _limit(self, num_tokens: int, max_tokens: int) -> int:
         """The new tokens that the model's context leaves."""
