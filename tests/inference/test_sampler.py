@@ -107,6 +107,7 @@ def test_batches_have_the_answers_of_each_prompt(pebble: Sampler) -> None:
     together = pebble.sample_batch(prompts, 2, seed=1, max_tokens=16)
     alone = [pebble.sample(prompt, 2, seed=1, max_tokens=16) for prompt in prompts]
     assert [[a.token_ids for a in row] for row in together] == [[a.token_ids for a in row] for row in alone]
+    assert pebble.encode("a\udcff", system="b\ud800") == pebble.encode("a?", system="b?")
     assert [row[0].prompt_ids for row in together] == [pebble.encode(prompt) for prompt in prompts]
 
 
@@ -204,7 +205,9 @@ def test_a_conversation_remembers(pebble: Sampler) -> None:
         chat.again()
 
 
-def test_bad_prompts_and_settings_are_refused(pebble: Sampler, tmp_path: Path) -> None:
+def test_bad_prompts_and_settings_are_refused(
+    pebble: Sampler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     longest = pebble.policy.max_length
     assert longest is not None
     wrong = [
@@ -226,6 +229,13 @@ def test_bad_prompts_and_settings_are_refused(pebble: Sampler, tmp_path: Path) -
         Sampler.open(tmp_path)
     with pytest.raises(UserError, match="no model folder"):
         Sampler.open(tmp_path / "nothing")
+    with pytest.raises(UserError, match="folder of runs"):
+        Sampler.open(tmp_path.parent)
+    (tmp_path / "outputs/mine").mkdir(parents=True)
+    os.rename(tmp_path / "config.yaml", tmp_path / "outputs/mine/config.yaml")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="did you mean outputs/mine"):
+        Sampler.open("mine")
     with pytest.raises(UserError, match="belongs to no run"):
         pebble.open_base()
     (request,), sampling = pebble._requests([[7] * (longest - 3)], 1, max_tokens=9)  # as much as fits

@@ -158,13 +158,11 @@ class Sampler:
         """The tokens of a prompt. A conversation without a system message gets `system` (None: the run's)."""
         if not isinstance(prompt, str) and all(isinstance(entry, int) for entry in prompt):
             return self._check_ids(tuple(entry for entry in prompt if isinstance(entry, int)))
-        messages = (
-            [{"role": "user", "content": prompt}] if isinstance(prompt, str) else check_messages(prompt)
-        )
-        has_system = any(message["role"] in ("system", "developer") for message in messages)
-        if not has_system:
+        turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        messages = check_messages(turns)
+        if not any(message["role"] in ("system", "developer") for message in messages):
             role = self.source.config.tasks.developer_role
-            text = self.system if system is None else system or None
+            text = self.system if system is None else valid_text(system) or None
             messages = list(build_messages(text, role, "", tuple(messages)))
         if self.chat.config.apply_chat_template:
             return self.chat.encode(_problem(messages))
@@ -200,7 +198,7 @@ class Sampler:
 
     def encode_text(self, text: str) -> tuple[int, ...]:
         """The tokens of a text that the model continues, without a chat template."""
-        return tuple(self.policy.tokenizer(text)["input_ids"])
+        return tuple(self.policy.tokenizer(valid_text(text))["input_ids"])
 
     def sampling(self, **settings: Any) -> SamplingParams:
         """The sampling parameters: the defaults with `settings` in place of them (None: the default)."""
@@ -291,11 +289,12 @@ def check_messages(prompt: Sequence[Any]) -> list[dict[str, str]]:
             )
     if not prompt or prompt[-1]["role"] == "assistant":
         raise UserError("The conversation has no message to answer at its end: end it with a user's message.")
-    # Text from a terminal, an argument or JSON may hold lone surrogates, which no tokenizer takes.
-    return [
-        {"role": message["role"], "content": message["content"].encode("utf-8", "replace").decode()}
-        for message in prompt
-    ]
+    return [{"role": message["role"], "content": valid_text(message["content"])} for message in prompt]
+
+
+def valid_text(text: str) -> str:
+    """Without lone surrogates, which arguments, terminals and JSON may hold, and no tokenizer takes."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def check_sampling(sampling: SamplingParams) -> SamplingParams:

@@ -7,11 +7,12 @@ from typing import Any
 from whetstone.config import Config, build, load
 from whetstone.config.sections import ModelConfig
 from whetstone.errors import UserError
-from whetstone.model.hub import base_and_adapter
+from whetstone.model.hub import PEBBLE, SMOLLM2, base_and_adapter
 from whetstone.model.loading import guarded, verify_folder
 from whetstone.model.policy import Policy, choose_device, load_policy
 from whetstone.run.checkpoint import complete_checkpoints
 
+RUNS = Path("outputs")  # the default output_dir
 MODEL_FILES = ("config.json", "adapter_config.json")
 
 
@@ -44,7 +45,19 @@ def find_source(name: str | Path) -> Source:
         return Source(name=str(name), config=_read_config(run), weights=folder, run=run)
     if not has_model and (folder / "config.yaml").is_file():
         return Source(name=str(name), config=_read_config(folder), weights=_newest(folder), run=folder)
+    if not has_model and str(name) not in (PEBBLE, SMOLLM2):
+        _suggest_run(folder)
     return Source(name=str(name), config=build({"model_name_or_path": str(name)}), weights=None, run=None)
+
+
+def _suggest_run(folder: Path) -> None:
+    """A folder of runs, or the name of a run without its folder, is no model: name the run."""
+    if folder.is_dir():
+        runs = sorted(path.parent for path in folder.glob("*/config.yaml"))
+        if runs:
+            raise UserError(f"{folder} is a folder of runs: give one of them, such as {runs[0]}.")
+    elif len(folder.parts) == 1 and (RUNS / folder / "config.yaml").is_file():
+        raise UserError(f"There is no model '{folder}' here: did you mean {RUNS / folder}?")
 
 
 def before_training(source: Source) -> Source:
