@@ -13,7 +13,8 @@ from whetstone.engines.packages import check_packages
 from whetstone.errors import UserError
 from whetstone.inference.answers import Answer
 from whetstone.inference.conversation import Conversation
-from whetstone.inference.sampler import Prompt, Sampler
+from whetstone.inference.prompts import Prompt
+from whetstone.inference.sampler import Sampler
 from whetstone.report import write_report
 from whetstone.rewards.source import spec_of
 from whetstone.run.folder import run_dir

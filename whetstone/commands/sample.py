@@ -2,13 +2,13 @@
 
 import argparse
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whetstone.commands.parser import CommandParser, number
-from whetstone.commands.sampling import add_sampling, open_sampler, read_stdin, sampling_settings
+from whetstone.commands.sampling import add_sampling, open_sampler, read_input, sampling_settings
 from whetstone.errors import UserError
 from whetstone.files import json_safe
+from whetstone.inference.prompts import check_messages
 from whetstone.terminal.text import counted, escape_controls
 
 if TYPE_CHECKING:
@@ -62,8 +62,7 @@ def run(args: argparse.Namespace) -> None:
 def read_prompts(name: str) -> list[Any]:
     """The prompts of a file, or of standard input."""
     try:
-        data = read_stdin() if name == "-" else Path(name).expanduser().read_bytes()
-        text = data.decode("utf-8-sig")
+        text = read_input(name).decode("utf-8-sig")
     except OSError as error:
         raise UserError(f"--prompt: {name} can't be read ({error.strerror}): give another file.") from None
     except UnicodeDecodeError:
@@ -79,8 +78,6 @@ def read_prompts(name: str) -> list[Any]:
 
 def _parse_prompt(text: str, where: str) -> Any:
     """JSON: a text, a list of messages, or an object with one of them under `prompt` or `messages`."""
-    from whetstone.inference.sampler import check_messages
-
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

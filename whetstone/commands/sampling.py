@@ -3,9 +3,13 @@
 import argparse
 import contextlib
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whetstone.commands.parser import CommandParser, number
+from whetstone.errors import UserError
+
+MAX_BYTES = 100_000_000  # of prompts
 
 if TYPE_CHECKING:
     from whetstone.inference.sampler import Sampler
@@ -33,9 +37,16 @@ def sampling_settings(args: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(args, name)) is not None}
 
 
-def read_stdin() -> bytes:
-    """All of standard input; nothing where it is closed."""
-    return b"" if sys.stdin is None else sys.stdin.buffer.read()
+def read_input(name: str) -> bytes:
+    """A file, or standard input (-), which may be closed; a device may have no end."""
+    if name == "-":
+        data = b"" if sys.stdin is None else sys.stdin.buffer.read(MAX_BYTES + 1)
+    else:
+        with Path(name).expanduser().open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise UserError(f"The prompts of {name} are larger than {MAX_BYTES // 10**6} MB: split them.")
+    return data
 
 
 def open_sampler(args: argparse.Namespace) -> "Sampler":

@@ -4,7 +4,7 @@ One engine, one call at a time: other threads wait. Escape the text before you s
 """
 
 import threading
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -19,6 +19,7 @@ from whetstone.engines.base import GenerationOutput, Request, SamplingParams
 from whetstone.engines.native import NativeEngine
 from whetstone.errors import UserError
 from whetstone.inference.answers import Answer, AnswerStream, Piece, TokenDetails
+from whetstone.inference.prompts import Message, Prompt, check_messages, valid_text
 from whetstone.inference.source import Source, before_training, find_source, load_source
 from whetstone.model.attention import PackedAttention, packed_segments
 from whetstone.model.chat import Chat
@@ -28,8 +29,6 @@ from whetstone.rollout.collector import explain_engine_oom, sampling_params
 from whetstone.tasks.prompts import build_messages, developer_prompt
 from whetstone.types import Completion, Problem
 
-Message = Mapping[str, str]  # {"role": "user", "content": "..."}
-Prompt = str | Sequence[Message] | Sequence[int]  # a question, a conversation, or token ids
 MAX_TOKENS = 1024  # of an answer, where neither a run nor the model says
 TEMPERATURE = 0.7  # the same
 MIN_ROOM = 2048  # tokens of a conversation that the engine makes room for at once
@@ -275,26 +274,6 @@ def model_defaults(policy: Policy) -> SamplingParams:
     return SamplingParams(
         **{"max_tokens": settings.max_new_tokens or MAX_TOKENS, "temperature": TEMPERATURE, **named}
     )
-
-
-def check_messages(prompt: Sequence[Any]) -> list[dict[str, str]]:
-    """A conversation that ends with the message to answer."""
-    for message in prompt:
-        if not isinstance(message, Mapping) or not all(
-            isinstance(message.get(key), str) for key in ("role", "content")
-        ):
-            raise UserError(
-                f"A prompt holds {str(message)[:80]!r}, which is no message: give a text, or a list of "
-                '{"role": "user", "content": "..."}.'
-            )
-    if not prompt or prompt[-1]["role"] == "assistant":
-        raise UserError("The conversation has no message to answer at its end: end it with a user's message.")
-    return [{"role": message["role"], "content": valid_text(message["content"])} for message in prompt]
-
-
-def valid_text(text: str) -> str:
-    """Without lone surrogates, which arguments, terminals and JSON may hold, and no tokenizer takes."""
-    return text.encode("utf-8", "replace").decode()
 
 
 def check_sampling(sampling: SamplingParams) -> SamplingParams:

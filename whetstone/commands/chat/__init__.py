@@ -5,7 +5,7 @@ import contextlib
 import sys
 
 from whetstone.commands.parser import CommandParser
-from whetstone.commands.sampling import add_sampling, open_sampler, read_stdin, sampling_settings
+from whetstone.commands.sampling import add_sampling, open_sampler, read_input, sampling_settings
 from whetstone.errors import UserError
 
 DESCRIPTION = """
@@ -29,7 +29,7 @@ def add_arguments(parser: CommandParser) -> None:
 def run(args: argparse.Namespace) -> None:
     question = None
     if sys.stdin is None or not sys.stdin.isatty():
-        question = read_stdin().decode("utf-8", errors="replace").strip()
+        question = read_input("-").decode("utf-8", errors="replace").strip()
         if not question:
             raise UserError(
                 "There is no question in the piped input: write one into it, or start `whet chat` in a "

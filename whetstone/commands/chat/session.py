@@ -187,10 +187,10 @@ class Session:
                         texts[-1] += piece.text
                         if interrupt.is_set:
                             return
-        titles = (f"before: {self._base.source.shown_name}", f"after: {self.chat.sampler.source.shown_name}")
-        table = Table(*titles, box=box.HORIZONTALS, expand=True, pad_edge=False)
-        for column in table.columns:
-            column.ratio, column.overflow = 1, "fold"
+        table = Table(box=box.HORIZONTALS, expand=True, pad_edge=False)
+        names = (f"before: {self._base.source.shown_name}", f"after: {self.chat.sampler.source.shown_name}")
+        for name in names:
+            table.add_column(Text(escape_controls(name)), ratio=1, overflow="fold")
         table.add_row(*(Text(escape_controls(text).strip()) for text in texts))
         rich.get_console().print(table)
 
