@@ -35,15 +35,16 @@ MAY_IMPORT: dict[str, str] = {
     "evaluation": "types files terminal config tasks rollout",
     "run": "errors types seeds files terminal config rewards environments tasks algorithm parallel model "
     "engines cost rollout update evaluation",
+    "inference": "errors types seeds config tasks model engines rollout run",
     "diagnosis": "errors run",
     "watch": "errors files run diagnosis",
     "report": "errors files terminal model evaluation run diagnosis watch",
     "export": "errors terminal config model report run",
     "trl": "errors types terminal config tasks algorithm model rollout update evaluation run report export",
     "train": "types seeds terminal config parallel model rollout evaluation run report export trl",
-    "api": "errors config engines report rewards run export train",
+    "api": "errors config engines inference report rewards run export train",
     "commands": "errors types files terminal config sandbox tasks model engines cost update run "
-    "diagnosis report watch export train",
+    "inference diagnosis report watch export train",
     "__main__": "errors terminal commands",
 }
 # Rule 2.

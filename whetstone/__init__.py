@@ -1,6 +1,6 @@
 """Whetstone: reinforcement learning for language models on problems whose answers can be verified.
 
-The Python API is `train`, `steps`, `evaluate`, `load_config` and `Run` (api.py, docs/python.md).
+The Python API is `train`, `steps`, `evaluate`, `sample`, `load_config` and `Run` (api.py, docs/python.md).
 It is imported when it is first used, so that `import whetstone` is cheap.
 """
 
@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["Run", "evaluate", "load_config", "steps", "train"]
+__all__ = ["Run", "evaluate", "load_config", "sample", "steps", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The Python API (docs/python.md): `whetstone.train`, `steps`, `evaluate`, `load_config` and `Run`."""
+"""The Python API (docs/python.md): `train`, `steps`, `evaluate`, `sample`, `load_config` and `Run`."""
 
 import json
 import time
@@ -11,6 +11,10 @@ from typing import Any
 from whetstone.config import Config, LoadedConfig, load
 from whetstone.engines.packages import check_packages
 from whetstone.errors import UserError
+from whetstone.inference.answers import Answer
+from whetstone.inference.conversation import Conversation
+from whetstone.inference.prompts import Prompt
+from whetstone.inference.sampler import Sampler
 from whetstone.report import write_report
 from whetstone.rewards.source import spec_of
 from whetstone.run.folder import run_dir
@@ -62,6 +66,14 @@ class Run:
 
         return AutoTokenizer.from_pretrained(self._file("final_model"))
 
+    def sampler(self, *, device: str = "auto") -> Sampler:
+        """The trained model on the native engine: `sample`, `sample_batch`, `stream`, `inspect`."""
+        return Sampler.open(self.folder, device=device)
+
+    def chat(self, *, system: str | None = None, seed: int = 0, **settings: Any) -> Conversation:
+        """A conversation with the trained model: `ask` and `stream`. `settings` are those of `sample`."""
+        return Conversation(self.sampler(), system=system, seed=seed, **settings)
+
     def _file(self, name: str) -> Path:
         path = Path(self.folder) / name
         if not path.exists():
@@ -108,6 +120,13 @@ def steps(
 def evaluate(source: str | None = "quickstart", **settings: Any) -> dict[str, Any]:
     """Evaluate like `whet eval source key=value ...`; returns the summary."""
     return evaluate_only(_load(source, {**settings, "eval_only": True}))
+
+
+def sample(
+    source: str | Path, prompt: Prompt, n: int = 1, *, device: str = "auto", **settings: Any
+) -> list[Answer]:
+    """`n` answers like `whet sample source`. `settings`: system, seed, temperature, top_p, max_tokens ..."""
+    return Sampler.open(source, device=device).sample(prompt, n, **settings)
 
 
 def _load(

@@ -134,6 +134,16 @@ SLOW = {
     "whet profile quickstart micro_batch_tokens=4096 --steps 4": "",
     "whet report RUN": "whet report outputs/grpo_trained",
     "whet report outputs/RUN": "whet report outputs/grpo_trained",
+    "whet sample": "whet sample outputs/grpo_trained --text Hello --max-tokens 8",
+    "whet sample outputs/quickstart --prompt question.txt -n 8": (
+        "whet sample outputs/grpo_trained --prompt question.txt -n 8 --max-tokens 8"
+    ),
+    "whet sample outputs/quickstart --prompt prompts.jsonl --json > answers.jsonl": (
+        "whet sample outputs/grpo_trained --prompt prompts.jsonl --json --max-tokens 8"
+    ),
+    "whet sample outputs/quickstart --problem chain_sum/eval/000003 -n 8": (
+        "whet sample outputs/grpo_trained --problem basic_arithmetic/eval/000003 -n 8 --max-tokens 8"
+    ),
     "whet sft": "whet sft quickstart",
     "whet sft CONFIG": "whet sft quickstart",
     "whet sft math data_path=rows.json model_name_or_path=pebble use_peft=false": "",
@@ -178,9 +188,13 @@ RAY = "a Ray cluster with GPUs; tests/commands/test_launch.py runs one of two ra
 TRL_VLLM = "TRL with vLLM on one GPU; tests/trl runs TRL without vLLM"
 WATCH = "serves until Ctrl-C; tests/watch runs the server"
 HUB = "the hub; tests/export/test_push.py runs it against a stand-in"
+CHAT = "a conversation in a terminal; tests/commands/test_chat.py types into one"
 NOT_RUN = {
     "whet push": HUB,
     "whet push outputs/quickstart my-name/quickstart": HUB,
+    "whet chat outputs/quickstart": CHAT,
+    "whet chat outputs/quickstart/checkpoint-30": CHAT,
+    "whet chat smollm2-135m": CHAT,
     "whet watch": WATCH,
     "whet watch outputs/quickstart": WATCH,
     "whet watch --host 0.0.0.0": WATCH,
@@ -287,6 +301,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sums = [{"question": f"What is {a} + 5?", "answer": str(a + 5)} for a in range(40)]
     (folder / "rows.json").write_text(json.dumps(sums), encoding="utf-8")
     (folder / "my_rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in sums), encoding="utf-8")
+    (folder / "question.txt").write_text("What is 4 + 5?\n", encoding="utf-8")
+    (folder / "prompts.jsonl").write_text('"What is 4 + 5?"\n', encoding="utf-8")
     (folder / "theirs.yaml").write_text("max_steps: 5\ndatasets: {gcd: {}}\n", encoding="utf-8")
     course = (ROOT / "docs" / "course.md").read_text(encoding="utf-8")
     (rewards,) = re.findall(r"```python\n(.*?)```", course, flags=re.DOTALL)
@@ -319,7 +335,7 @@ def small_words(words: list[str]) -> list[str]:
     kept = [word for word in ("auto_resume", "run_name=second") if word in given]
     taken = {"auto_resume": ("max_steps", "overwrite_output_dir"), "run_name=second": ("model_name_or_path",)}
     left_out = {name for word in kept for name in taken[word]}
-    if verb in ("report", "explain", "export", "push"):
+    if verb in ("report", "explain", "export", "push", "sample"):
         return []
     if verb == "eval":
         left_out |= {"model_name_or_path", "overwrite_output_dir"}

@@ -40,6 +40,9 @@ def test_the_code_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert Path(f"outputs/by_steps/checkpoint-{last.step}").is_dir()
     evaluated = run.folder / "evaluations/final_model/eval_results/eval_step_2.json"
     assert json.loads(evaluated.read_text())["summary"]["accuracy"]["num_problems"] == 2
+    assert len(names["answers"]) == 2 and len(names["chat"].messages) == 6
+    assert names["piece"].answer.text == names["chat"].messages[-1]["content"]
+    assert names["token"].likeliest[0][1] >= names["token"].logprob
 
 
 def test_the_page_has_every_name() -> None:

@@ -7,7 +7,7 @@ from tests.conftest import ARCHITECTURES, make_policy
 from tests.support.engines import PROMPTS, collect, trainer_logprobs
 from whetstone import seeds
 from whetstone.config.sections import ModelConfig
-from whetstone.engines.base import Request, SamplingParams
+from whetstone.engines.base import PartialOutput, Request, SamplingParams
 from whetstone.engines.hf import HFEngine
 from whetstone.engines.native import NativeEngine
 from whetstone.engines.native.cpu import SlotEngine, sample
@@ -32,6 +32,27 @@ def test_greedy_tokens_equal_those_of_generate(architecture):
         )  # fmt: skip
         assert list(ours[number, 0].token_ids) == theirs[0, len(prompt) :].tolist()
     policy.set_attention(NAME)
+
+
+def test_stream_has_every_step_and_the_outputs_of_generate():
+    policy = make_policy()
+    requests = [Request(prompt_ids=prompt, seeds=(1, 2)) for prompt in PROMPTS]
+    sampling = SamplingParams(max_tokens=12)
+    expected = collect(NativeEngine(policy, 3), requests, sampling)
+    finished, partial = {}, {}
+    for output in NativeEngine(policy, 3).stream(requests, sampling):
+        key = (output.request, output.sample)
+        if isinstance(output, PartialOutput):
+            assert key not in finished and len(output.token_ids) == len(output.logprobs)
+            partial.setdefault(key, []).append(tuple(output.token_ids))
+        else:
+            finished[key] = output.completion
+    assert finished == expected
+    for key, steps in partial.items():
+        tokens = expected[key].token_ids
+        # The step after a prefill samples two tokens, and the last one is the finished sample.
+        assert steps == [tokens[:count] for count in range(2, len(tokens))]
+    assert len(partial) == len([key for key in expected if len(expected[key].token_ids) > 2])
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma2", "mistral"])

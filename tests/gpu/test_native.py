@@ -10,10 +10,10 @@ import torch
 from tests.conftest import make_policy
 from tests.support.engines import PROMPTS, collect
 from tests.support.gpu import WIDE, on_gpu
-from whetstone.engines.base import Request, SamplingParams
+from whetstone.engines.base import PartialOutput, Request, SamplingParams
 from whetstone.engines.native import NativeEngine
 from whetstone.engines.native.fused_linear import FusedLinear
-from whetstone.engines.native.gpu import PagedEngine
+from whetstone.engines.native.gpu import STEPS_PER_ROUND, PagedEngine
 from whetstone.model.attention import NAME, PackedAttention, packed_segments
 from whetstone.types import Finish
 
@@ -52,6 +52,25 @@ def test_samples_are_those_of_a_cpu_from_the_same_seeds():
         for key in same:
             assert ours[key].logprobs == pytest.approx(theirs[key].logprobs, abs=1e-3)
             assert ours[key].finish == theirs[key].finish
+
+
+def test_stream_has_the_unfinished_samples_of_each_round_and_the_outputs_of_generate():
+    policy = on_gpu("llama", torch.float32)
+    sampling = SamplingParams(max_tokens=90)
+    expected = collect(NativeEngine(policy, 4), REQUESTS, sampling)  # fewer slots than samples
+    finished, num_seen, num_steps = {}, {}, {}
+    for output in NativeEngine(policy, 4).stream(REQUESTS, sampling):
+        key = (output.request, output.sample)
+        if isinstance(output, PartialOutput):
+            count = len(output.token_ids)
+            assert tuple(output.token_ids) == expected[key].token_ids[:count]
+            assert output.logprobs == pytest.approx(expected[key].logprobs[:count], abs=1e-4)
+            assert key not in finished and count - num_seen.get(key, 0) <= STEPS_PER_ROUND
+            num_seen[key], num_steps[key] = count, num_steps.get(key, 0) + 1
+        else:
+            finished[key] = output.completion.token_ids
+    assert finished == {key: completion.token_ids for key, completion in expected.items()}
+    assert max(num_steps.values()) >= 90 // STEPS_PER_ROUND - 2
 
 
 def test_whoever_is_sent_back_for_want_of_pages_goes_on_where_it_was(monkeypatch):

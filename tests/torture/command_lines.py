@@ -21,6 +21,8 @@ COMMANDS = (
     "serve",
     "launch",
     "completion",
+    "chat",
+    "sample",
 )
 
 
@@ -57,6 +59,16 @@ def _unknown() -> Iterator[Case]:
     yield Case(name="compare: nothing to compare", argv=["compare", "quickstart"])
     yield Case(name="compare: a table of nothing", argv=["compare", "--table", "nowhere"])
     yield Case(name="compare: no jobs", argv=["compare", "quickstart", "seed=1,2", "--jobs", "0"])
+    yield Case(name="sample: no prompt", argv=["sample", "pebble"])
+    yield Case(name="sample: no answers", argv=["sample", "pebble", "--text", "x", "-n", "0"])
+    yield Case(
+        name="sample: temperature as a word", argv=["sample", "pebble", "--text", "x", "--temperature", "hot"]
+    )
+    yield Case(name="sample: no such file", argv=["sample", "pebble", "--prompt", "nowhere.txt"])
+    yield Case(name="sample: an endless device", argv=["sample", "pebble", "--prompt", "/dev/zero"])
+    yield Case(name="sample: a folder", argv=["sample", "pebble", "--prompt", "."])
+    yield Case(name="sample: a problem of no run", argv=["sample", "pebble", "--problem", "chain_sum"])
+    yield Case(name="chat: a seed below zero", argv=["chat", "pebble", "--seed", "-1"])
     yield Case(name="launch: no ranks", argv=["launch", "--ray", "--ranks", "0", "train"])
     yield Case(name="launch: ranks as a word", argv=["launch", "--ray", "--ranks", "two", "train"])
 
@@ -183,6 +195,21 @@ def _folders() -> Iterator[Case]:
         argv=["explain", "run"],
         files={"run/metrics.jsonl": '{"step": "x", "kind": "train"}\n{"step": 1}\n', "run/config.yaml": "[]"},
         codes=(0, 2),
+    )
+    yield Case(
+        name="sample from a broken run",
+        argv=["sample", "run", "--text", "x"],
+        files={"run/config.yaml": "{", "run/final_model/config.json": "{}"},
+    )
+    yield Case(
+        name="sample from an unfinished run",
+        argv=["sample", "run", "--text", "x"],
+        files={"run/config.yaml": "{}"},
+    )
+    yield Case(
+        name="sample by lines that are no prompts",
+        argv=["sample", "pebble", "--prompt", "x.jsonl"],
+        files={"x.jsonl": '{"a": 1}\n[[[\n'},
     )
     yield Case(
         name="evaluation of a folder without weights",

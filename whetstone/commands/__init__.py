@@ -8,6 +8,8 @@ COMMANDS: dict[str, str] = {  # name -> summary
     "train": "train a model",
     "sft": "fine-tune on solutions: the supervised start before RL",
     "eval": "evaluate a model or a checkpoint",
+    "chat": "talk to a trained model in the terminal; before and after training side by side",
+    "sample": "sample answers to prompts of a file, for scripts",
     "check": "check a configuration before the run: what can be learned, what the rewards pay",
     "config": "list every key, or show the resolved configuration of a file",
     "tasks": "list every task, or show sample problems of one",

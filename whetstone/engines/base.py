@@ -66,9 +66,19 @@ class GenerationOutput:
     completion: Completion
 
 
+@dataclass(frozen=True, kw_only=True)
+class PartialOutput:
+    """An unfinished sample of `stream`: its tokens so far, in lists that grow while it is sampled."""
+
+    request: int
+    sample: int
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+
+
 class Engine(Protocol):
     """Samples from the policy and yields each sample when it is finished. An engine that takes further
-    requests while it samples has the method `generate_stream` as well (see the function of that name).
+    requests while it samples has the method `generate_open` as well (see the function of that name).
 
     With `async_rollouts`, `generate` runs in a thread while the policy trains, and `update_weights` is called
     only in between: `make_engine` then builds an engine with a copy of the weights.
@@ -89,14 +99,14 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-def generate_stream(
+def generate_open(
     engine: Engine, requests: list[Request], sampling: SamplingParams, stream: RequestStream
 ) -> Iterator[GenerationOutput]:
     """Samples of `requests` and of those that come meanwhile.
 
-    An engine without `generate_stream` of its own works in rounds: what comes during a round waits.
+    An engine without `generate_open` of its own works in rounds: what comes during a round waits.
     """
-    if (own := getattr(engine, "generate_stream", None)) is not None:
+    if (own := getattr(engine, "generate_open", None)) is not None:
         yield from own(requests, sampling, stream)
         return
     first = 0  # number of the round's first request
@@ -144,10 +154,10 @@ class EngineWrapper:
     def generate(self, requests: list[Request], sampling: SamplingParams) -> Iterator[GenerationOutput]:
         return self.engine.generate(requests, sampling)
 
-    def generate_stream(
+    def generate_open(
         self, requests: list[Request], sampling: SamplingParams, stream: RequestStream
     ) -> Iterator[GenerationOutput]:
-        return generate_stream(self.engine, requests, sampling, stream)
+        return generate_open(self.engine, requests, sampling, stream)
 
     def update_weights(self, policy_version: int) -> None:
         self.engine.update_weights(policy_version)

@@ -85,5 +85,6 @@ def _print_summary(folder: Path, results: dict[str, Any], report: Path) -> None:
         logger.info(f"Diagnosis: {verdict.title}. {verdict.remedy}")
     logger.info("Next:")
     run, model = shlex.quote(str(folder)), shlex.quote(str(folder / "final_model"))
+    logger.info(f"  whet chat {run}")
     logger.info(f"  whet explain {run}")
     logger.info(f"  whet eval checkpoint_path={model}")

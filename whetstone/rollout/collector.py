@@ -9,7 +9,7 @@ from typing import Any, NoReturn, Protocol
 from whetstone import seeds
 from whetstone.config import Config
 from whetstone.config.environments import EnvironmentsConfig
-from whetstone.engines.base import Engine, Request, SamplingParams, generate_stream
+from whetstone.engines.base import Engine, Request, SamplingParams, generate_open
 from whetstone.environments.pool import EpisodePool
 from whetstone.errors import UserError, first_line, is_out_of_memory
 from whetstone.parallel.collectives import all_gather_data_objects
@@ -175,7 +175,7 @@ class Collector:
             max_length=self.max_length,
             is_cancelled=lambda: self.cancelled,
         )
-        for output in generate_stream(self.engine, requests, sampling, stream):
+        for output in generate_open(self.engine, requests, sampling, stream):
             yield from stream.accept(output)
         yield from stream.drain()
 

@@ -33,9 +33,11 @@ class NativeEngine(EngineWrapper):
         if uses_pages:
             from whetstone.engines.native.gpu import PagedEngine
 
-            super().__init__(PagedEngine(policy, shape, max_slots or SLOTS_ON_GPU, fp8=fp8))
+            engine = PagedEngine(policy, shape, max_slots or SLOTS_ON_GPU, fp8=fp8)
         else:
-            super().__init__(SlotEngine(policy, shape, max_slots or SLOTS_ON_CPU))
+            engine = SlotEngine(policy, shape, max_slots or SLOTS_ON_CPU)
+        super().__init__(engine)
+        self.stream = engine.stream
 
 
 def _check_fp8(shape: CacheShape, uses_pages: bool) -> None:

@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 
 from whetstone import seeds
-from whetstone.engines.base import EngineBase, GenerationOutput, Request, RequestStream, SamplingParams
+from whetstone.engines.base import (
+    EngineBase,
+    GenerationOutput,
+    PartialOutput,
+    Request,
+    RequestStream,
+    SamplingParams,
+)
 from whetstone.engines.native.cpu_cache import DecodeAttention, PrefillAttention, SlotCache
 from whetstone.engines.native.cpu_step import CpuStep, make_cpu_step
 from whetstone.engines.native.slot_state import CacheShape
@@ -60,11 +67,29 @@ class SlotEngine(EngineBase):
         self.step: CpuStep | None = None  # chosen at the first token
 
     def generate(self, requests: list[Request], sampling: SamplingParams) -> Iterator[GenerationOutput]:
-        return self.generate_stream(requests, sampling, None)
+        outputs = self._outputs(requests, sampling)
+        return (output for output in outputs if isinstance(output, GenerationOutput))
 
-    def generate_stream(
-        self, requests: list[Request], sampling: SamplingParams, stream: RequestStream | None
+    def generate_open(
+        self, requests: list[Request], sampling: SamplingParams, stream: RequestStream
     ) -> Iterator[GenerationOutput]:
+        outputs = self._outputs(requests, sampling, stream)
+        return (output for output in outputs if isinstance(output, GenerationOutput))
+
+    def stream(
+        self, requests: list[Request], sampling: SamplingParams
+    ) -> Iterator[GenerationOutput | PartialOutput]:
+        """`generate`, and after each step every unfinished sample."""
+        return self._outputs(requests, sampling, with_partial=True)
+
+    def _outputs(
+        self,
+        requests: list[Request],
+        sampling: SamplingParams,
+        stream: RequestStream | None = None,
+        *,
+        with_partial: bool = False,
+    ) -> Iterator[GenerationOutput | PartialOutput]:
         # An abandoned generator must not leave autograd off for its caller: only _step runs without it.
         self.policy.model.eval()
         waiting = deque((r, s) for r, request in enumerate(requests) for s in range(len(request.seeds)))
@@ -89,6 +114,13 @@ class SlotEngine(EngineBase):
                 if last is not sequence:
                     cache.move(len(running), slot, last.position)
                     running[slot] = last
+            for sequence in running if with_partial else ():
+                yield PartialOutput(
+                    request=sequence.request,
+                    sample=sequence.sample,
+                    token_ids=sequence.tokens,
+                    logprobs=sequence.logprobs,
+                )
 
     @torch.inference_mode()
     def _step(self, generation: _Generation) -> dict[int, Finish]:

@@ -10,7 +10,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from whetstone.engines.base import EngineBase, GenerationOutput, Request, RequestStream, SamplingParams
+from whetstone.engines.base import (
+    EngineBase,
+    GenerationOutput,
+    PartialOutput,
+    Request,
+    RequestStream,
+    SamplingParams,
+)
 from whetstone.engines.native import slot_state
 from whetstone.engines.native.decode_step import Step, make_step
 from whetstone.engines.native.prefill import PagedPrefill, PrefillSequence
@@ -92,11 +99,29 @@ class PagedEngine(EngineBase):
         return self._state
 
     def generate(self, requests: list[Request], sampling: SamplingParams) -> Iterator[GenerationOutput]:
-        return self.generate_stream(requests, sampling, None)
+        outputs = self._outputs(requests, sampling)
+        return (output for output in outputs if isinstance(output, GenerationOutput))
 
-    def generate_stream(
-        self, requests: list[Request], sampling: SamplingParams, stream: RequestStream | None
+    def generate_open(
+        self, requests: list[Request], sampling: SamplingParams, stream: RequestStream
     ) -> Iterator[GenerationOutput]:
+        outputs = self._outputs(requests, sampling, stream)
+        return (output for output in outputs if isinstance(output, GenerationOutput))
+
+    def stream(
+        self, requests: list[Request], sampling: SamplingParams
+    ) -> Iterator[GenerationOutput | PartialOutput]:
+        """`generate`, and after each round every unfinished sample."""
+        return self._outputs(requests, sampling, with_partial=True)
+
+    def _outputs(
+        self,
+        requests: list[Request],
+        sampling: SamplingParams,
+        stream: RequestStream | None = None,
+        *,
+        with_partial: bool = False,
+    ) -> Iterator[GenerationOutput | PartialOutput]:
         if self.policy.model.training:  # eval() of every module takes two milliseconds
             self.policy.model.eval()
         scheduler = self._prepare(requests, sampling, stream)
@@ -111,6 +136,8 @@ class PagedEngine(EngineBase):
             launched = self._launch(scheduler, sampling)
             if in_flight is not None:
                 yield from self._collect_finished(scheduler, in_flight, stops)
+                if with_partial:
+                    yield from self._partial_outputs(scheduler, in_flight)
             elif launched is None and not scheduler.drop_idle_prompts():
                 self._preempt(scheduler, scheduler.newest())
             in_flight = launched
@@ -214,10 +241,32 @@ class PagedEngine(EngineBase):
             finish = Finish.STOP if ids[-1] in stops else Finish.LENGTH
             yield self.output(sequence.request, sequence.waiting.sample, ids, known_logprobs, finish)
 
-    def _read_ahead(self, scheduler: Scheduler, num_generated: list[int], num_admitted: int) -> None:
+    def _partial_outputs(self, scheduler: Scheduler, in_flight: _InFlightRound) -> Iterator[PartialOutput]:
+        """The sequences that were unfinished when this round ended, with all of their tokens."""
+        num_generated = in_flight.slots[NUM_GENERATED].tolist()
+        self._read_ahead(scheduler, num_generated, in_flight.num_admitted, everything=True)
+        for waiting in [sequence.waiting for sequence in scheduler.running.values()]:
+            if waiting.tokens:
+                yield PartialOutput(
+                    request=waiting.request,
+                    sample=waiting.sample,
+                    token_ids=waiting.tokens,
+                    logprobs=waiting.logprobs,
+                )
+
+    def _read_ahead(
+        self,
+        scheduler: Scheduler,
+        num_generated: list[int],
+        num_admitted: int,
+        *,
+        everything: bool = False,
+    ) -> None:
         """Read tokens ahead: sequences often finish all at once, and reading then would stall the GPU."""
         running = scheduler.running
-        is_last = not scheduler.waiting and not any(sequence.remaining for sequence in running.values())
+        is_last = everything or not (
+            scheduler.waiting or any(sequence.remaining for sequence in running.values())
+        )
         unread: dict[tuple[int, int], list[int]] = {}  # (tokens read, tokens to read) -> slots
         for slot, sequence in running.items():
             num_known = len(sequence.waiting.tokens)

@@ -179,9 +179,9 @@ class ServerPool(EngineBase):
         return any(self._is_ready(handle) for handle in self.handles)
 
     def generate(self, requests: list[Request], sampling: SamplingParams) -> Iterator[GenerationOutput]:
-        return self.generate_stream(requests, sampling, None)
+        return self.generate_open(requests, sampling, None)
 
-    def generate_stream(
+    def generate_open(
         self, requests: list[Request], sampling: SamplingParams, stream: RequestStream | None
     ) -> Iterator[GenerationOutput]:
         assert self.weights is not None, "update_weights comes before generate"
