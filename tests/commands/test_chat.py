@@ -65,7 +65,9 @@ def test_a_conversation_in_the_terminal(run_folder: Path, tmp_path: Path) -> Non
         terminal.type("/compare\n")
         shown = terminal.wait_for("\n> ")
         assert "before: pebble" in shown and "final_model" in shown and shown.count("<answer>") == 2
-        terminal.type("half a line\x03")  # Ctrl-C discards it
+        terminal.type("half a line")
+        terminal.wait_for("half a line")
+        terminal.type("\x03")  # Ctrl-C discards it
         terminal.wait_for("\n> ")
         terminal.type("two \\\n")
         terminal.wait_for("... ")

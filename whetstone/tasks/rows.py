@@ -134,10 +134,12 @@ def _read_hub(source_name: str, name: str | None, split: str, task: str) -> list
     import huggingface_hub
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it announces every retry
+    flags: list[Any] = [datasets.config, huggingface_hub.constants]
+    before = [module.HF_HUB_OFFLINE for module in flags]
     if not _hub_resolves(huggingface_hub.constants.ENDPOINT):
         # Without a network the client would try for half a minute; what is in its cache can still be had.
-        datasets.config.HF_HUB_OFFLINE = True  # type: ignore[attr-defined]
-        huggingface_hub.constants.HF_HUB_OFFLINE = True
+        for module in flags:
+            module.HF_HUB_OFFLINE = True
     try:
         data = datasets.load_dataset(source_name, name, split=split)
     except Exception as error:  # the hub's client raises whatever its layers do
@@ -147,6 +149,9 @@ def _read_hub(source_name: str, name: str | None, split: str, task: str) -> list
             f"task {task} could not be loaded: "
             f"{reason.rstrip('.')}. Check its name and the network, or give a local file as `path`."
         ) from None
+    finally:
+        for module, value in zip(flags, before, strict=True):
+            module.HF_HUB_OFFLINE = value
     return check_rows([dict(row) for row in data], f"The hub data set {source_name} of task {task}")  # type: ignore[arg-type]
 
 
