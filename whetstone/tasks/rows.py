@@ -134,7 +134,7 @@ def _read_hub(source_name: str, name: str | None, split: str, task: str) -> list
     import huggingface_hub
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it announces every retry
-    flags: list[Any] = [datasets.config, huggingface_hub.constants]
+    flags: list[Any] = [datasets.config, huggingface_hub.constants]  # type: ignore[attr-defined]
     before = [module.HF_HUB_OFFLINE for module in flags]
     if not _hub_resolves(huggingface_hub.constants.ENDPOINT):
         # Without a network the client would try for half a minute; what is in its cache can still be had.
