@@ -120,6 +120,7 @@ SLOW = {
     "whet explain outputs/RUN": "whet explain outputs/grpo_trained",
     "whet export": "whet export outputs/grpo_trained",
     "whet export RUN": "whet export outputs/grpo_trained",
+    "whet export RUN --gguf q8_0": "whet export outputs/grpo_trained --gguf q8_0",
     "whet export outputs/quickstart --dtype bf16 --gguf q8_0": (
         "whet export outputs/grpo_trained --dtype bf16 --gguf q8_0"
     ),
@@ -135,6 +136,9 @@ SLOW = {
     "whet report RUN": "whet report outputs/grpo_trained",
     "whet report outputs/RUN": "whet report outputs/grpo_trained",
     "whet sample": "whet sample outputs/grpo_trained --text Hello --max-tokens 8",
+    "whet sample RUN --prompt FILE": (
+        "whet sample outputs/grpo_trained --prompt question.txt --max-tokens 8"
+    ),
     "whet sample outputs/quickstart --prompt question.txt -n 8": (
         "whet sample outputs/grpo_trained --prompt question.txt -n 8 --max-tokens 8"
     ),
@@ -168,6 +172,7 @@ SLOW = {
     "whet train critic": "",
     "whet train local_kl": "",
     "whet train six_tasks": "",
+    "whet train six_tasks seed=43": "",
     "whet train six_tasks use_peft=true learning_rate=2.0e-5 beta=0.01 max_steps=20": "",
     "whet train smollm2_cpu": "whet train smollm2_cpu sft_steps=1",
     "whet train course_cpu run_name=accuracy_only 'reward_funcs=[accuracy]'": "",
@@ -191,6 +196,8 @@ HUB = "the hub; tests/export/test_push.py runs it against a stand-in"
 CHAT = "a conversation in a terminal; tests/commands/test_chat.py types into one"
 NOT_RUN = {
     "whet push": HUB,
+    "whet push RUN NAME": HUB,
+    "whet chat RUN": CHAT,
     "whet push outputs/quickstart my-name/quickstart": HUB,
     "whet chat outputs/quickstart": CHAT,
     "whet chat outputs/quickstart/checkpoint-30": CHAT,
