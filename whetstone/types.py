@@ -32,6 +32,7 @@ class Problem:
     messages: tuple[Message, ...]
     answer: Any  # what this task's own `score` needs; plain data that can be pickled
     environment: str | None = None  # its name in a configuration, where the problem is an episode of it
+    tools: tuple[Mapping[str, Any], ...] = ()  # of that environment, as chat templates take them
 
     @property
     def question(self) -> str:

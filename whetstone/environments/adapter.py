@@ -14,6 +14,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from whetstone.environments.tools import tool_schema
+
 MAX_TEXT = 1 << 20  # characters of an observation
 
 
@@ -27,6 +29,8 @@ def open_episode(factory: Callable[..., Any], settings: Mapping[str, Any]) -> "G
 
 
 class GymEpisode:
+    schemas: tuple[dict[str, Any], ...] = ()  # it has no tools
+
     def __init__(self, environment: Any) -> None:
         self.environment = environment
 
@@ -60,9 +64,13 @@ class ToolEpisode:
         self.environment = environment
         self.tools = {
             name: method
-            for name, method in inspect.getmembers(environment, callable)
+            for name, method in inspect.getmembers(environment, inspect.ismethod)
             if not name.startswith("_") and name not in ("reset", "get_reward")
         }
+
+    @property
+    def schemas(self) -> list[dict[str, Any]]:
+        return [tool_schema(tool) for tool in self.tools.values()]
 
     def reset(self, seed: int, row: Mapping[str, Any]) -> dict[str, Any]:
         accepted = _accepted(self.environment.reset, {**row, "seed": seed})
@@ -82,7 +90,9 @@ class ToolEpisode:
     def _call(self, call: dict[str, Any]) -> tuple[dict[str, str], bool]:
         """A tool's answer as a message, and whether it failed. What fails goes back to the model."""
         name, arguments = call.get("name"), call.get("arguments")
-        message = {"role": "tool", "name": str(name)}
+        message = {"role": "tool", "name": str(name or "")}
+        if "error" in call:
+            return {**message, "content": f"Error: {call['error']}."}, True
         if name not in self.tools:
             known = ", ".join(sorted(self.tools))
             return {**message, "content": f"Error: there is no tool {name}. There are: {known}."}, True

@@ -48,7 +48,8 @@ class Chat:
         messages = self.messages(problem)
         if self.config.apply_chat_template:
             where, options = self.config.model_name_or_path, self.config.chat_template_kwargs
-            text = templates.render(self.tokenizer, messages, where, **options)
+            tools = {"tools": [dict(tool) for tool in problem.tools]} if problem.tools else {}
+            text = templates.render(self.tokenizer, messages, where, **tools, **options)
         else:
             system = "\n".join(message["content"] for message in messages[:-1])
             # str.replace, not format: questions and templates may hold braces of their own
@@ -101,5 +102,5 @@ class Chat:
         half = max_tokens // 2
         return tuple(ids if len(ids) <= max_tokens else [*ids[: max_tokens - half], *ids[len(ids) - half :]])
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
+    def decode(self, token_ids: Sequence[int], *, keep_special: bool = False) -> str:
+        return self.tokenizer.decode(list(token_ids), skip_special_tokens=not keep_special)

@@ -13,6 +13,7 @@ from whetstone import seeds
 from whetstone.config.environments import EnvironmentsConfig
 from whetstone.engines.base import GenerationOutput, Request, SamplingParams
 from whetstone.environments.pool import Answer, EpisodePool
+from whetstone.environments.tools import parse_calls
 from whetstone.types import Completion, Episode, Finish, Message, Problem, Turn
 
 POLL_S = 0.5  # longest wait before a cancelled run is noticed
@@ -21,7 +22,7 @@ POLL_S = 0.5  # longest wait before a cancelled run is noticed
 class EpisodeCodec(Protocol):
     """The part of `model.chat.Chat` that episodes need."""
 
-    def decode(self, token_ids: Sequence[int]) -> str: ...
+    def decode(self, token_ids: Sequence[int], *, keep_special: bool = False) -> str: ...
     def encode_observation(self, messages: Sequence[Message], max_tokens: int) -> tuple[int, ...]: ...
 
 
@@ -53,7 +54,7 @@ class _Running:
     environment_s: float = 0.0
     error: str | None = None
     is_reset: bool = False
-    unsent: str | None = None  # said before the environment was ready
+    is_unsent: bool = False  # the policy spoke before the environment was ready
     finish: Finish | None = None  # known; the environment's last word is awaited
 
     @property
@@ -136,9 +137,17 @@ class EpisodeStream:
         elif output.completion.finish is Finish.LENGTH:
             self._ask_for_reward(number, running, Finish.LENGTH)
         elif running.is_reset:
-            self.pool.step(number, text)
+            self._send(number, running)
         else:
-            running.unsent = text
+            running.is_unsent = True
+
+    def _send(self, number: int, running: _Running) -> None:
+        """What the policy said last to its environment, with the calls of tools in it."""
+        calls = []
+        if self.problems[running.problem].tools:
+            ids = running.completions[-1].token_ids
+            calls = parse_calls(self.codec.decode(ids, keep_special=True))
+        self.pool.step(number, running.messages[-1]["content"], calls)
 
     def _answered(self, answer: Answer) -> Request | None:
         """Process an environment's answer; the policy's next request, where it speaks again."""
@@ -158,8 +167,8 @@ class EpisodeStream:
             return None
         if not running.is_reset:
             running.is_reset = True
-            if running.unsent is not None:
-                self.pool.step(answer.number, running.unsent)
+            if running.is_unsent:
+                self._send(answer.number, running)
             return None
         return self._next_turn(answer, running)
 

@@ -1,6 +1,7 @@
 """Tasks whose problems are episodes of an environment, which answers every turn and gives the reward."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from whetstone.config import Config, TaskSpec
@@ -40,7 +41,7 @@ class EnvironmentTask(Task):
                 f"The environment of {self.name} could not be reset: {describe_error(error)}."
             ) from error
         problem = self.make_problem(index, opening, {"seed": number, "settings": self.settings})
-        return Problem(**{**vars(problem), "environment": self.environment})
+        return replace(problem, environment=self.environment, tools=tuple(self._episode.schemas))
 
     def score(self, problem: Problem, text: str) -> TaskScore:
         """By what the environment said, which the collector has put into the answer."""
