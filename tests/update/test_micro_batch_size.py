@@ -12,6 +12,7 @@ from tests.conftest import make_policy
 from tests.support.update import gradient_of, make_samples, train_on, updater_for
 from whetstone.errors import UserError
 from whetstone.model.reference import Reference
+from whetstone.types import Turn
 from whetstone.update.micro_batch_size import (
     MAX_TOKENS,
     MIN_TOKENS,
@@ -206,7 +207,7 @@ def test_a_sequence_that_does_not_fit_is_told():
     device: Any = Device(100 + 500, longest=5000)
     samples = make_samples(make_policy())
     long = replace(samples[0].rollout.completion, token_ids=(3,) * 4996, logprobs=(-1.0,) * 4996)
-    group: Any = SimpleNamespace(rollouts=[replace(samples[0].rollout, completion=long)])
+    group: Any = SimpleNamespace(rollouts=[replace(samples[0].rollout, turns=(Turn(completion=long),))])
 
     def attempt(batches):
         device.attempt(len(batches[0].token_ids))
