@@ -53,6 +53,7 @@ def pipe(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
 
 
+@pytest.mark.slow  # two processes with torch, and waits for what a terminal shows
 def test_a_conversation_in_the_terminal(run_folder: Path, tmp_path: Path) -> None:
     with PseudoTerminal("chat", str(run_folder), XDG_STATE_HOME=str(tmp_path)) as terminal:
         assert "million parameters" in " ".join(terminal.wait_for("\n> ").split())  # a long path wraps
@@ -67,8 +68,7 @@ def test_a_conversation_in_the_terminal(run_folder: Path, tmp_path: Path) -> Non
         assert "before: pebble" in shown and "final_model" in shown and shown.count("<answer>") == 2
         terminal.type("half a line")
         terminal.wait_for("half a line")
-        terminal.type("\x03")  # Ctrl-C discards it
-        terminal.wait_for("\n> ")
+        terminal.interrupt_until("\n> ")  # Ctrl-C discards it
         terminal.type("two \\\n")
         terminal.wait_for("... ")
         terminal.type("lines\n")

@@ -121,6 +121,7 @@ def test_an_engine_without_a_stream_works_in_rounds(setting):
     greedy = [collect(setting, "guess_number", engine=engine, temperature=0.0) for engine in engines]
     ours, theirs = ([r.completion.token_ids for g in groups for r in g.rollouts] for groups in greedy)
     assert ours == theirs
+    assert max(map(len, ours)) <= 40  # of all turns: later ones have what the first left
 
 
 def test_limits_end_an_episode_with_their_reason(setting):

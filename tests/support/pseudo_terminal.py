@@ -39,6 +39,16 @@ class PseudoTerminal:
     def type(self, keys: str) -> None:
         os.write(self._own, keys.encode())
 
+    def interrupt_until(self, text: str) -> str:
+        """Press Ctrl-C until `text` appears: between prompt and readline a signal waits for the next key."""
+        for _ in range(6):
+            if text in self.screen:
+                break
+            self.type("\x03")
+            with contextlib.suppress(AssertionError):
+                self.read(timeout_s=5)
+        return self.wait_for(text)
+
     def read(self, timeout_s: float = 60) -> None:
         """Wait until something appears on the screen."""
         ready, _, _ = select.select([self._own], [], [], timeout_s)

@@ -43,6 +43,7 @@ class HFEngine(EngineBase):
         self, requests: list[Request], samples: list[tuple[int, int]], sampling: SamplingParams
     ) -> Iterator[GenerationOutput]:
         prompts = [requests[r].prompt_ids for r, _ in samples]
+        limits = [requests[r].limit(s, sampling) for r, s in samples]
         width = max(len(prompt) for prompt in prompts)
         pad = self.policy.tokenizer.pad_token_id
         token_ids = torch.tensor([[pad] * (width - len(prompt)) + list(prompt) for prompt in prompts])
@@ -55,7 +56,7 @@ class HFEngine(EngineBase):
         sampler = _Sampler(generator if sampling.temperature > 0 else None)
         settings = GenerationConfig(
             do_sample=False,  # _Sampler decides, and generate takes what it leaves
-            max_new_tokens=sampling.max_tokens,
+            max_new_tokens=max(limits),
             # A token that does not exist where nothing shall stop it: None would be taken from the model.
             eos_token_id=stops or [-1],
             pad_token_id=pad,
@@ -71,9 +72,11 @@ class HFEngine(EngineBase):
         finally:
             self.policy.restore_attention()
         logprobs = torch.stack(sampler.logprobs, dim=1).tolist()
-        for (r, s), tokens, row in zip(samples, sequences[:, width:].tolist(), logprobs, strict=True):
-            end = next((i + 1 for i, token in enumerate(tokens) if token in stops), None)
-            yield self.output(r, s, tokens[:end], row[:end], Finish.LENGTH if end is None else Finish.STOP)
+        rows = zip(samples, limits, sequences[:, width:].tolist(), logprobs, strict=True)
+        for (r, s), limit, tokens, row in rows:
+            end = next((i + 1 for i, token in enumerate(tokens[:limit]) if token in stops), None)
+            finish = Finish.LENGTH if end is None else Finish.STOP
+            yield self.output(r, s, tokens[: end or limit], row[: end or limit], finish)
 
 
 def _filters(sampling: SamplingParams) -> list[LogitsProcessor]:
