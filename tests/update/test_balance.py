@@ -8,7 +8,7 @@ from tests.conftest import make_policy
 from tests.support.update import make_samples
 from whetstone.config import build
 from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score, Turn
-from whetstone.update.packing import Sample, balance, pack_minibatches
+from whetstone.update.packing import Sample, balance, bin_pack, pack_minibatches
 
 
 def group(number: int, lengths: list[int]) -> Group:
@@ -78,3 +78,25 @@ def test_all_ranks_have_equally_many_micro_batches_and_idle_ones_hold_nothing(nu
         len(batch.token_ids) == 2 and len(batch.logit_positions) == len(batch.targets) == 0 for batch in idle
     )
     assert idle or num_ranks < 7
+
+
+def test_micro_batches_are_as_few_as_possible_and_of_about_equal_size() -> None:
+    lengths = [40 + 7 * (number % 31) for number in range(200)]
+    samples = [sample(number // 8, length, number) for number, length in enumerate(lengths)]
+    bins = bin_pack(samples, 2_000)
+    assert sorted(entry.index for share in bins for entry in share) == list(range(200))
+    total = tokens(samples)
+    assert len(bins) <= -(-total // 2_000) + 1
+    sizes = [tokens(share) for share in bins]
+    assert max(sizes) <= 2_000
+    # One after another, the last would have what is left: here 1,283.
+    assert min(sizes) >= 0.85 * max(sizes)
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, 5, 64, 65])
+def test_packing_into_small_micro_batches_ends(max_tokens: int) -> None:
+    samples = [sample(number // 2, 1 + number % 5, number) for number in range(12)]
+    bins = bin_pack(samples, max_tokens)
+    assert sorted(entry.index for share in bins for entry in share) == list(range(12))
+    assert all(len(share) == 1 or tokens(share) <= max_tokens for share in bins)
+    assert bin_pack([], max_tokens) == []

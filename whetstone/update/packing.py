@@ -143,22 +143,39 @@ def pack(samples: list[Sample], max_tokens: int) -> list[Batch]:
 
 
 def bin_pack(samples: list[Sample], max_tokens: int) -> list[list[Sample]]:
-    """Bins of at most `max_tokens`, or one longer sequence; completions of one prompt are adjacent."""
+    """Bins of at most `max_tokens`, or one longer sequence; completions of one prompt are adjacent.
+
+    As few as fill up one after another, but of about equal size: the host can't launch the layers of a short
+    one as fast as a GPU runs them.
+    """
     longest_first = sorted(samples, key=lambda sample: -sample.num_response_tokens)
     groups = _by_prompt(longest_first).values()
-    bins: list[list[Sample]] = []
+    ordered_groups = sorted(groups, key=lambda group: -sum(sample.num_tokens for sample in group))
+    ordered = [sample for group in ordered_groups for sample in group]
+    # What each costs behind the one before it, which may have the same prompt.
+    costs = [s.num_response_tokens if i else s.num_tokens for g in ordered_groups for i, s in enumerate(g)]
+    starts = _bin_starts(ordered, costs, max_tokens)
+    low, high = sum(costs) // max(1, len(starts)), max_tokens
+    while high - low > max(1, max_tokens // 64):
+        middle = (low + high) // 2
+        smaller = _bin_starts(ordered, costs, middle)
+        if len(smaller) > len(starts):
+            low = middle
+        else:
+            starts, high = smaller, middle
+    return [ordered[start:stop] for start, stop in zip(starts, [*starts, len(ordered)][1:], strict=True)]
+
+
+def _bin_starts(ordered: list[Sample], costs: list[int], max_tokens: int) -> list[int]:
+    """The index of the first sample of each bin."""
+    starts: list[int] = []
     num_tokens = 0  # of the last bin
-    for group in sorted(groups, key=lambda group: -sum(sample.num_tokens for sample in group)):
-        for sample in group:
-            # A prompt counts only if the last sample has another one.
-            is_shared = bins and bins[-1][-1].rollout.prompt_ids == sample.rollout.prompt_ids
-            cost = sample.num_response_tokens if is_shared else sample.num_tokens
-            if not bins or num_tokens + cost > max_tokens:
-                bins.append([])
-                num_tokens, cost = 0, sample.num_tokens
-            bins[-1].append(sample)
-            num_tokens += cost
-    return bins
+    for index, cost in enumerate(costs):
+        if not starts or num_tokens + cost > max_tokens:
+            starts.append(index)
+            num_tokens, cost = 0, ordered[index].num_tokens
+        num_tokens += cost
+    return starts
 
 
 def _by_prompt(samples: list[Sample]) -> dict[tuple[int, ...], list[Sample]]:
