@@ -79,6 +79,7 @@ QUICK = {
 # Commands that train, evaluate or read a run; with SMALL at the end.
 SLOW = {
     "whet train guess": "",
+    "whet train guess_gpu seed=42": "",
     "python rl_trainer.py --model M --output_dir D --use_wandb --wandb_name N ...": (
         "python rl_trainer.py --model pebble --output_dir D "
         "'datasets={code: {config: {path: expressions, language: python}}}'"
