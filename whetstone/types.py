@@ -129,6 +129,16 @@ class Rollout:
             policy_version=min(part.policy_version for part in parts),
         )
 
+    @property
+    def turn_rewards(self) -> tuple[float, ...]:
+        """The reward by turns: the last one has what the environment did not pay at a turn."""
+        earned: list[float] = [0.0] * len(self.turns)
+        if self.episode is not None and self.episode.error is None:
+            for number, reward in enumerate(self.episode.rewards):
+                earned[number] = reward
+        earned[-1] += self.score.reward - sum(earned)
+        return tuple(earned)
+
     @cached_property
     def num_tokens(self) -> int:
         """All tokens: prompt, completions and observations."""

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from whetstone.algorithm import losses
-from whetstone.algorithm.advantages import estimate, explained_variance, gae, value_loss, whiten
+from whetstone.algorithm.advantages import discounted, estimate, explained_variance, gae, value_loss, whiten
 from whetstone.algorithm.losses import (
     ESTIMATORS,
     LossInputs,
@@ -27,28 +27,33 @@ from whetstone.errors import UserError
 REWARDS = torch.tensor([[1.0, 0.0, 0.0, 1.0], [2.0, 2.0, 2.0, 2.0]])
 
 
+def of_episodes(rewards: torch.Tensor, **settings: str) -> torch.Tensor:
+    """One advantage for each completion."""
+    return estimate(rewards[..., None], torch.ones(*rewards.shape, 1), **settings)[..., 0]
+
+
 def test_group_advantages_by_hand():
     # first group: mean 0.5, deviation sqrt(4 * 0.25 / 3) = 0.57735; second: no spread, no advantage
     expected = 0.5 / (math.sqrt(1 / 3) + 1e-4)
     assert torch.allclose(
-        estimate(REWARDS, baseline="group", scale="group"),
+        of_episodes(REWARDS, baseline="group", scale="group"),
         torch.tensor([[expected, -expected, -expected, expected], [0.0, 0.0, 0.0, 0.0]]),
     )
-    plain = estimate(REWARDS, baseline="group", scale="none")
+    plain = of_episodes(REWARDS, baseline="group", scale="none")
     assert plain.tolist() == [[0.5, -0.5, -0.5, 0.5], [0.0, 0.0, 0.0, 0.0]]
     # all eight: mean 1.25, squared deviations 2*0.0625 + 2*1.5625 + 4*0.5625 = 5.5
-    by_batch = estimate(REWARDS, baseline="group", scale="batch")
+    by_batch = of_episodes(REWARDS, baseline="group", scale="batch")
     assert by_batch[0, 0].item() == pytest.approx(0.5 / (math.sqrt(5.5 / 7) + 1e-4))
 
 
 def test_leave_one_out_by_hand():
     # 1 minus the mean of (0, 0, 1) is 2/3; 0 minus the mean of (1, 0, 1) is -2/3
-    advantages = estimate(REWARDS, baseline="rloo", scale="none")
+    advantages = of_episodes(REWARDS, baseline="rloo", scale="none")
     assert advantages[0].tolist() == pytest.approx([2 / 3, -2 / 3, -2 / 3, 2 / 3])
 
 
 def test_reinforce_pp_compares_with_the_whole_batch():
-    advantages = estimate(REWARDS, baseline="reinforce_pp", scale="none")
+    advantages = of_episodes(REWARDS, baseline="reinforce_pp", scale="none")
     spread = math.sqrt(5.5 / 7) + 1e-4
     assert advantages[0].tolist() == pytest.approx(
         [-0.25 / spread, -1.25 / spread, -1.25 / spread, -0.25 / spread]
@@ -57,7 +62,37 @@ def test_reinforce_pp_compares_with_the_whole_batch():
 
 
 def test_a_group_of_one_has_no_advantage_and_no_nan():
-    assert estimate(torch.tensor([[3.0], [1.0]]), baseline="group", scale="group").tolist() == [[0.0], [0.0]]
+    assert of_episodes(torch.tensor([[3.0], [1.0]]), baseline="group", scale="group").tolist() == [
+        [0.0],
+        [0.0],
+    ]
+
+
+def test_a_turn_is_credited_with_what_comes_after_it():
+    # Three episodes of a problem, of 3, 2 and 1 turns.
+    rewards = torch.tensor([[[1.0, 0.0, 2.0], [0.0, 4.0, 0.0], [6.0, 0.0, 0.0]]])
+    exists = torch.tensor([[[True, True, True], [True, True, False], [True, False, False]]])
+    assert discounted(rewards, 1.0).tolist() == [[[3.0, 2.0, 2.0], [4.0, 4.0, 0.0], [6.0, 0.0, 0.0]]]
+    returns = discounted(rewards, 0.5)
+    assert returns.tolist() == [[[1.5, 1.0, 2.0], [2.0, 4.0, 0.0], [6.0, 0.0, 0.0]]]
+    # The first turns have mean 9.5 / 3, the second ones 2.5; the third has nothing to be compared with.
+    plain = estimate(returns, exists, baseline="group", scale="none")[0]
+    first = [1.5 - 9.5 / 3, 2 - 9.5 / 3, 6 - 9.5 / 3]
+    assert plain[:, 0].tolist() == pytest.approx(first)
+    assert plain[:, 1].tolist() == pytest.approx([-1.5, 1.5, 0.0])
+    assert plain[:, 2].tolist() == [0.0, 0.0, 0.0]
+    # Of those that exist: sum of squares around the mean by n - 1.
+    scaled = estimate(returns, exists, baseline="group", scale="group")[0]
+    assert scaled[0, 1].item() == pytest.approx(-1.5 / (math.sqrt(4.5) + 1e-4))
+    spread = math.sqrt(sum(value * value for value in first) / 2)
+    assert scaled[2, 0].item() == pytest.approx(first[2] / (spread + 1e-4))
+    others = estimate(returns, exists, baseline="rloo", scale="none")[0]
+    assert others[0].tolist() == pytest.approx([1.5 - 4.0, 1.0 - 4.0, 0.0])
+    every = [1.5, 1.0, 2.0, 2.0, 4.0, 6.0]
+    mean = sum(every) / 6
+    deviation = math.sqrt(sum((value - mean) ** 2 for value in every) / 5) + 1e-4
+    batch = estimate(returns, exists, baseline="reinforce_pp", scale="none")[0]
+    assert batch[1].tolist() == pytest.approx([(2 - mean) / deviation, (4 - mean) / deviation, 0.0])
 
 
 # ---- losses -----------------------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ def test_kl_in_the_reward_is_taken_off_before_the_advantage():
         assert kl.abs().mean() > 1e-3
         totals = torch.zeros(e.batch.num_sequences).index_add(0, e.batch.sequence_ids, kl)
         rewards += list(
-            zip(e.batch.batch_index.tolist(), (e.batch.rewards - 0.5 * totals).tolist(), strict=True)
+            zip(e.batch.batch_index.tolist(), (e.batch.rewards[:, 0] - 0.5 * totals).tolist(), strict=True)
         )
     table = torch.tensor([reward for _, reward in sorted(rewards)]).view(2, 3)
     expected = (table - table.mean(1, keepdim=True)).flatten().tolist()

@@ -7,6 +7,7 @@ ratios differ from 1, clips bite and the KL is not 0.
 
 import copy
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from whetstone.config.sections import ModelConfig
 from whetstone.model.lora import add_lora
 from whetstone.model.policy import Policy
 from whetstone.model.reference import Reference
+from whetstone.types import Episode, Finish
 from whetstone.update.packing import pack
 from whetstone.update.updater import Updater
 
@@ -206,6 +208,58 @@ def test_every_loss_has_the_plain_float64_gradient(loss_type, kind):
         assert row["clip_ratio/region_mean"] > 0.02
 
 
+def credited_by_turn(samples):
+    """Episodes whose environment paid something at every turn but the last."""
+    generator = torch.Generator().manual_seed(5)
+    credited = []
+    for sample in with_turns(samples):
+        rollout = sample.rollout
+        paid = torch.randn(len(rollout.turns) - 1, generator=generator).tolist()
+        episode = Episode(finish=Finish.STOP, messages=(), rewards=tuple(paid))
+        credited.append(replace(sample, rollout=replace(rollout, episode=episode), by_turn=True))
+    return credited
+
+
+def turn_rewards_by_hand(sample) -> list[float]:
+    paid = list(sample.rollout.episode.rewards)
+    return [*paid, sample.rollout.score.reward - sum(paid)]
+
+
+def turn_advantages(samples, discount):
+    """Of every token: the discounted rewards from its turn on, less the mean of the group's same turns."""
+    returns = []
+    for sample in samples:
+        earned = turn_rewards_by_hand(sample)
+        returns.append(
+            [
+                sum(discount ** (later - turn) * earned[later] for later in range(turn, len(earned)))
+                for turn in range(len(earned))
+            ]
+        )
+    advantages = []
+    for number, sample in enumerate(samples):
+        group = returns[number // GROUP * GROUP :][:GROUP]
+        parts = []
+        for turn, value in enumerate(sample.rollout.turns):
+            same = torch.tensor([row[turn] for row in group if turn < len(row)], dtype=torch.float64)
+            own = returns[number][turn]
+            spread = same.std().item() if len(same) > 1 else 0.0
+            parts += [(own - same.mean().item()) / (spread + 1e-4)] * len(value.completion.token_ids)
+        advantages.append(torch.tensor(parts, dtype=torch.float64))
+    return advantages
+
+
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo"])
+def test_turns_that_are_credited_separately_have_the_plain_float64_gradient(loss_type):
+    samples = credited_by_turn(make_samples(make_policy(), sampler_shift=-0.1))
+    changes = {"turn_credit": "turn", "turn_discount": 0.9, **settings_for(loss_type)}
+    models, _, gradients, _, config = our_step(make_policy(), samples, **changes)
+    advantages = turn_advantages(samples, 0.9)
+    assert any(len(set(row.tolist())) > 1 for row in advantages)
+    expected = plain_gradient(models[2], policy_loss(models, samples, advantages, config.loss))
+    assert apart(gradients["policy"], expected) < 1e-5
+
+
 # ---- with a critic ---------------------------------------------------------------------------------------
 
 
@@ -230,9 +284,13 @@ def gae_by_hand(samples, values, gamma, lam):
     advantages, returns = [], []
     for sample, value in zip(samples, values, strict=True):
         value, made, after = value.tolist(), [], 0.0
+        earned = {len(value) - 1: sample.rollout.score.reward}  # by token
+        if sample.by_turn:
+            ends = accumulate(len(turn.completion.token_ids) for turn in sample.rollout.turns)
+            earned = {end - 1: r for end, r in zip(ends, turn_rewards_by_hand(sample), strict=True)}
         for t in reversed(range(len(value))):
             last = t == len(value) - 1
-            delta = sample.rollout.score.reward - value[t] if last else gamma * value[t + 1] - value[t]
+            delta = earned.get(t, 0.0) - value[t] + (0.0 if last else gamma * value[t + 1])
             after = delta + gamma * lam * after
             made.insert(0, after)
         advantages.append(torch.tensor(made, dtype=torch.float64))
@@ -242,11 +300,12 @@ def gae_by_hand(samples, values, gamma, lam):
 
 
 @pytest.mark.parametrize("loss_type", ["dapo", "gspo"])
-@pytest.mark.parametrize("kind", ["head", "model"])
+@pytest.mark.parametrize("kind", ["head", "model", "head, by turn"])
 def test_policy_and_critic_have_the_plain_float64_gradients(kind, loss_type):
-    samples = with_turns(make_samples(make_policy()))
+    by_turn, kind = "by turn" in kind, kind.split(",")[0]
+    samples = (credited_by_turn if by_turn else with_turns)(make_samples(make_policy()))
     changes = {"advantage": "gae", "critic": kind, "value_coef": 0.3, "gamma": 0.98, "gae_lambda": 0.9}
-    changes |= {"value_clip": 0.2, **settings_for(loss_type)}
+    changes |= {"value_clip": 0.2, "turn_credit": "turn" if by_turn else "episode", **settings_for(loss_type)}
     models, critics, gradients, row, config = our_step(make_policy(), samples, critic_shift=0.3, **changes)
     with torch.no_grad():
         old_values = values_of(critics[0], models[1], samples, 0.3)

@@ -9,7 +9,8 @@ from tests.conftest import make_policy
 from tests.support.update import flat_gradient, make_samples
 from whetstone.config import build, make_plan
 from whetstone.config.losses import LOSSES
-from whetstone.types import Group, Problem
+from whetstone.types import Episode, Finish, Group, Problem
+from whetstone.update.packing import make_samples as samples_of
 from whetstone.update.packing import pack_minibatches
 from whetstone.update.updater import Updater
 
@@ -123,3 +124,20 @@ def test_ranks_share_what_is_trained_and_what_is_skipped(num_ranks):
     for skipped, expected in ((False, [0, 1, 2, 9, 10, 11]), (True, [3, 4, 5, 6, 7, 8])):
         batches = [batch for part in parts for batch in part if batch.is_skipped == skipped]
         assert sorted(torch.cat([batch.batch_index for batch in batches]).tolist()) == expected
+
+
+def test_equal_episodes_with_different_turns_are_skipped_only_without_credit_by_turn():
+    group = make_groups(make_policy(), rewards=[[1.0, 1.0, 1.0]])[0]
+    first = group.rollouts[0]
+    two_turns = replace(
+        first,
+        turns=first.turns * 2,
+        episode=Episode(finish=Finish.STOP, messages=(), rewards=(0.25, 0.0)),
+    )
+    assert two_turns.turn_rewards == (0.25, 0.75)
+    failed = replace(two_turns, episode=replace(two_turns.episode, error="it raised"))
+    assert failed.turn_rewards == (0.0, 1.0)
+    groups = [replace(group, rollouts=(two_turns, failed, failed)), group]
+    for credit, expected in (("episode", [True] * 6), ("turn", [False] * 3 + [True] * 3)):
+        config = build({"num_generations": 3, "turn_credit": credit})
+        assert [sample.skip for sample in samples_of(groups, config)] == expected

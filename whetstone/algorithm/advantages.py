@@ -1,4 +1,4 @@
-"""Rewards -> advantages. Pure; _PG problems x group, _S sequences, _N completion tokens."""
+"""Rewards -> advantages. Pure; _PGT problems x group x turns, _S sequences, _N completion tokens."""
 
 import torch
 from torch import Tensor
@@ -6,27 +6,45 @@ from torch import Tensor
 EPSILON = 1e-4  # beside the standard deviation, as in TRL
 
 
-def estimate(rewards_PG: Tensor, *, baseline: str, scale: str) -> Tensor:
-    """How much better each completion did than its baseline, in units of `scale`.
+def discounted(rewards_PGT: Tensor, discount: float) -> Tensor:
+    """The rewards from each turn on: R_t = r_t + discount R_{t+1}."""
+    returns, following = torch.zeros_like(rewards_PGT), torch.zeros_like(rewards_PGT[..., 0])
+    for turn in reversed(range(rewards_PGT.shape[-1])):
+        following = rewards_PGT[..., turn] + discount * following
+        returns[..., turn] = following
+    return returns
+
+
+def estimate(rewards_PGT: Tensor, exists_PGT: Tensor, *, baseline: str, scale: str) -> Tensor:
+    """How much better each turn of each completion did than its baseline, in units of `scale`; 0 for turns
+    that do not exist. A turn is compared with those of the same number.
 
     group: the mean of its group (GRPO). rloo: the mean of the others in its group. reinforce_pp: the mean of
     the whole batch, always in units of the batch's spread (REINFORCE++).
     """
+    batch, group = (0, 1, 2), (1,)
     if baseline == "reinforce_pp":
-        return (rewards_PG - rewards_PG.mean()) / (_spread(rewards_PG, "batch") + EPSILON)
-    advantages_PG = rewards_PG - rewards_PG.mean(dim=1, keepdim=True)
+        advantages = _centered(rewards_PGT, exists_PGT, batch)
+        return advantages / (_spread(rewards_PGT, exists_PGT, batch) + EPSILON)
+    advantages = _centered(rewards_PGT, exists_PGT, group)
     if baseline == "rloo":
-        size = rewards_PG.shape[1]
-        assert size > 1, "there are no others in a group of one"
-        advantages_PG = advantages_PG * size / (size - 1)  # r - mean of the others
-    return advantages_PG if scale == "none" else advantages_PG / (_spread(rewards_PG, scale) + EPSILON)
+        size = exists_PGT.sum(1, keepdim=True)
+        assert rewards_PGT.shape[1] > 1, "there are no others in a group of one"
+        advantages = advantages * size / (size - 1).clamp(min=1)  # r - mean of the others
+    if scale == "none":
+        return advantages
+    return advantages / (_spread(rewards_PGT, exists_PGT, group if scale == "group" else batch) + EPSILON)
 
 
-def _spread(rewards_PG: Tensor, scale: str) -> Tensor:
+def _centered(rewards: Tensor, exists: Tensor, dims: tuple[int, ...]) -> Tensor:
+    mean = (rewards * exists).sum(dims, keepdim=True) / exists.sum(dims, keepdim=True).clamp(min=1)
+    return (rewards - mean) * exists
+
+
+def _spread(rewards: Tensor, exists: Tensor, dims: tuple[int, ...]) -> Tensor:
     """Standard deviations; a single reward has no spread: 0, not NaN."""
-    if scale != "group":
-        return rewards_PG.std() if rewards_PG.numel() > 1 else torch.zeros(())
-    return rewards_PG.std(dim=1, keepdim=True) if rewards_PG.shape[1] > 1 else torch.zeros_like(rewards_PG)
+    squares = _centered(rewards, exists, dims).square().sum(dims, keepdim=True)
+    return (squares / (exists.sum(dims, keepdim=True) - 1).clamp(min=1)).sqrt()
 
 
 def gae(

@@ -1,5 +1,7 @@
 """The section of environments: episodes of several turns."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from whetstone.config.base import Section
@@ -16,3 +18,12 @@ class EnvironmentsConfig(Section):
     """An environment that takes longer to answer has failed, and its rollout earns 0."""
     environment_memory_mb: int = Field(default=2048, ge=16, le=10_000_000)
     """Memory that one episode's process may take beyond what its import took."""
+    turn_credit: Literal["episode", "turn"] = "episode"
+    """What a turn is credited with: the reward of its whole episode, or the rewards from that turn on."""
+    turn_discount: float = Field(default=1.0, ge=0, le=1)
+    """With `turn_credit: turn`: the factor of a reward for each turn that it lies ahead."""
+
+    @property
+    def credited_turns(self) -> int:
+        """Turns of an episode that have advantages of their own; 1: all of its tokens share one."""
+        return self.max_turns if self.turn_credit == "turn" else 1

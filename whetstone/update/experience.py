@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from whetstone.algorithm.advantages import estimate, gae, whiten
+from whetstone.algorithm.advantages import discounted, estimate, gae, whiten
 from whetstone.algorithm.losses import ESTIMATORS
 from whetstone.config import Config
 from whetstone.model.critic import Critic
@@ -116,18 +116,30 @@ class ExperienceBuilder:
         return beta * estimator(experience.old_logprobs, experience.reference_logprobs)
 
     def _with_baseline(self, flat: list[Experience], num_generations: int, beta: float) -> list[Experience]:
-        """One advantage per completion, from the rewards of all completions on all ranks."""
-        loss, ranks = self.config.loss, self.policy.ranks
+        """One advantage per credited turn, from the rewards of all completions on all ranks."""
+        loss, ranks, environments = self.config.loss, self.policy.ranks, self.config.environments
         num_local = torch.tensor(sum(e.batch.num_sequences for e in flat))
-        rewards = torch.zeros(int(all_reduce_data(ranks, num_local)), device=self.policy.device)
+        shape = (int(all_reduce_data(ranks, num_local)), environments.credited_turns)
+        rewards, exists = (torch.zeros(shape, device=self.policy.device) for _ in range(2))
         for e in flat:
-            penalty = torch.zeros_like(e.batch.rewards).index_add(
-                0, e.batch.sequence_ids, self._kl_penalty(e, beta)
-            )
-            rewards[e.batch.batch_index] = e.batch.rewards - penalty
-        table = all_reduce_data(ranks, rewards).view(-1, num_generations)  # 0 for completions of other ranks
-        advantages = estimate(table, baseline=loss.advantage, scale=loss.scale_rewards).flatten()
-        return [replace(e, advantages=advantages[e.batch.batch_index][e.batch.sequence_ids]) for e in flat]
+            turns = (e.batch.sequence_ids, e.batch.turn_ids)
+            penalty = torch.zeros_like(e.batch.rewards)
+            penalty.index_put_(turns, self._kl_penalty(e, beta), accumulate=True)
+            width = e.batch.rewards.shape[1]
+            rewards[e.batch.batch_index, :width] = e.batch.rewards - penalty
+            exists[e.batch.batch_index, 0] = 1
+            exists[e.batch.batch_index[turns[0]], turns[1]] = 1
+        # 0 for completions of other ranks
+        rewards, exists = (
+            all_reduce_data(ranks, table).view(-1, num_generations, shape[1]) for table in (rewards, exists)
+        )
+        returns = discounted(rewards, environments.turn_discount)
+        advantages = estimate(returns, exists > 0, baseline=loss.advantage, scale=loss.scale_rewards)
+        advantages = advantages.view(shape)
+        return [
+            replace(e, advantages=advantages[e.batch.batch_index[e.batch.sequence_ids], e.batch.turn_ids])
+            for e in flat
+        ]
 
     def _with_gae(self, flat: list[Experience], beta: float) -> list[Experience]:
         """One advantage per token, from the critic's values."""
@@ -135,8 +147,12 @@ class ExperienceBuilder:
         for e in flat:
             assert e.values is not None
             rewards = -self._kl_penalty(e, beta)
-            lengths = torch.bincount(e.batch.sequence_ids, minlength=e.batch.num_sequences)
-            rewards[lengths.cumsum(0) - 1] += e.batch.rewards  # all of it at the last token
+            width = e.batch.rewards.shape[1]
+            turns = e.batch.sequence_ids * width + e.batch.turn_ids  # in order
+            lengths = torch.bincount(turns, minlength=e.batch.num_sequences * width)
+            has_tokens = lengths > 0
+            ends = lengths.cumsum(0) - 1
+            rewards[ends[has_tokens]] += e.batch.rewards.flatten()[has_tokens]  # all at its last token
             advantages, returns = gae(
                 rewards, e.values, e.batch.sequence_ids, gamma=critic.gamma, gae_lambda=critic.gae_lambda
             )

@@ -21,8 +21,9 @@ class Batch:
     logit_positions: Tensor  # [N] the position in T whose hidden state predicts the token
     targets: Tensor  # [N] the token
     sequence_ids: Tensor  # [N] which of the S completions it belongs to
+    turn_ids: Tensor  # [N] which column of `rewards`
     sampler_logprobs: Tensor  # [N]
-    rewards: Tensor  # [S]
+    rewards: Tensor  # [S, turns]; one column unless turns are credited separately
     batch_index: Tensor  # [S] index among all completions of the step: problem x group size + sample
     sequence_mask: Tensor  # [S] 1, or 0 for a completion that is not in the loss
     is_skipped: bool = False  # no gradient: counted in the averages of the step, but not computed
@@ -44,10 +45,15 @@ class Sample:
     index: int
     keep: bool  # in the loss
     skip: bool = False  # its advantage is 0, and nothing else of it has a gradient
+    by_turn: bool = False  # whether its turns are credited separately
 
     @property
     def num_tokens(self) -> int:
         return self.rollout.num_tokens
+
+    @property
+    def rewards(self) -> tuple[float, ...]:
+        return self.rollout.turn_rewards if self.by_turn else (self.rollout.score.reward,)
 
     @property
     def num_response_tokens(self) -> int:
@@ -120,11 +126,13 @@ def _num_tokens(samples: list[Sample]) -> int:
 def make_samples(groups: Sequence[Group], config: Config) -> list[Sample]:
     """One sample per rollout, in order; `mask_truncated_completions` takes truncated ones out of the loss."""
     mask, samples = config.loss.mask_truncated_completions, []
+    by_turn = config.environments.credited_turns > 1
     for group in groups:
-        skip = config.skips_zero_advantages and not group.has_reward_variance
+        rewards = {rollout.turn_rewards if by_turn else rollout.score.reward for rollout in group.rollouts}
+        skip = config.skips_zero_advantages and len(rewards) == 1
         for rollout in group.rollouts:
             keep = not (mask and rollout.completion.finish is Finish.LENGTH)
-            samples.append(Sample(rollout=rollout, index=len(samples), keep=keep, skip=skip))
+            samples.append(Sample(rollout=rollout, index=len(samples), keep=keep, skip=skip, by_turn=by_turn))
     return samples
 
 
@@ -191,10 +199,17 @@ def empty_micro_batch(sample: Sample) -> Batch:
     Two prompt tokens: a single one would compile the layers again.
     """
     ids = sample.rollout.prompt_ids
-    no_ids = dict.fromkeys(("logit_positions", "targets", "sequence_ids", "batch_index"), torch.arange(0))
-    no_floats = dict.fromkeys(("sampler_logprobs", "rewards", "sequence_mask"), torch.zeros(0))
-    two = torch.tensor([ids[0], ids[-1]])
-    return Batch(token_ids=two, position_ids=torch.arange(2), segments=[Segment(0, 2)], **no_ids, **no_floats)
+    id_names = ("logit_positions", "targets", "sequence_ids", "turn_ids", "batch_index")
+    no_ids = dict.fromkeys(id_names, torch.arange(0))
+    no_floats = dict.fromkeys(("sampler_logprobs", "sequence_mask"), torch.zeros(0))
+    return Batch(
+        token_ids=torch.tensor([ids[0], ids[-1]]),
+        position_ids=torch.arange(2),
+        segments=[Segment(0, 2)],
+        rewards=torch.zeros(0, 1),
+        **no_ids,
+        **no_floats,
+    )
 
 
 def pack_sequences(samples: list[Sample]) -> Batch:
@@ -224,6 +239,7 @@ def pack_sequences(samples: list[Sample]) -> Batch:
             last = end - 1
     completions = [sample.rollout.completion for sample in samples]
     lengths = torch.tensor([len(completion.token_ids) for completion in completions])
+    rewards, turn_ids = _turns(samples, int(lengths.sum()))
     return Batch(
         token_ids=_concat(tokens),
         position_ids=_aranges(positions),
@@ -232,10 +248,24 @@ def pack_sequences(samples: list[Sample]) -> Batch:
         targets=_concat([completion.token_ids for completion in completions]),
         sequence_ids=torch.arange(len(samples)).repeat_interleave(lengths),
         sampler_logprobs=_concat([completion.logprobs for completion in completions], np.float32),
-        rewards=torch.tensor([sample.rollout.score.reward for sample in samples]),
+        turn_ids=turn_ids,
+        rewards=rewards,
         batch_index=torch.tensor([sample.index for sample in samples]),
         sequence_mask=torch.tensor([float(sample.keep) for sample in samples]),
     )
+
+
+def _turns(samples: list[Sample], num_tokens: int) -> tuple[Tensor, Tensor]:
+    """Rewards [S, turns], and the turn of every completion token."""
+    rewards = [sample.rewards for sample in samples]
+    width = max(map(len, rewards))
+    if width == 1:
+        return torch.tensor(rewards), torch.zeros(num_tokens, dtype=torch.int64)
+    lengths = [[len(turn.completion.token_ids) for turn in sample.rollout.turns] for sample in samples]
+    numbers = [number for turns in lengths for number in range(len(turns))]
+    counts = torch.tensor([length for turns in lengths for length in turns])
+    padded = torch.tensor([[*earned, *[0.0] * (width - len(earned))] for earned in rewards])
+    return padded, torch.tensor(numbers).repeat_interleave(counts)
 
 
 def _concat(parts: Sequence[Sequence[float]], dtype: type = np.int64) -> Tensor:
@@ -281,6 +311,7 @@ def slice_sequences(batch: Batch, first: int, last: int) -> tuple[Batch, Tensor]
         logit_positions=new_position[batch.logit_positions[token_mask]],
         targets=batch.targets[token_mask],
         sequence_ids=batch.sequence_ids[token_mask] - first,
+        turn_ids=batch.turn_ids[token_mask],
         sampler_logprobs=batch.sampler_logprobs[token_mask],
         rewards=batch.rewards[first:last],
         batch_index=batch.batch_index[first:last],
