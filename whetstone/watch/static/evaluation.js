@@ -1,8 +1,9 @@
 // The view "before and after": the fixed problems at the first and at the last evaluation, and at each between.
 
-import { button, counted, node, replace, select } from "./dom.js";
-import { drawHistory, textNode } from "./groups.js";
+import { button, counted, node, replace, select, textNode, textOf } from "./dom.js";
+import { drawHistory } from "./groups.js";
 import { redraw, state } from "./state.js";
+import { conversation } from "./turns.js";
 
 const MAX_ROWS = 100;
 const isRight = (row) => Boolean(row && (row.correct ?? row.parts?.correct));
@@ -20,7 +21,8 @@ function cell(step, row) {
   const verdict = "correct" in (row.parts ?? { correct: 0 }) ? (isRight(row) ? "right" : "wrong") : `reward ${row.reward}`;
   const cut = row.finish === "length" ? ", cut off" : "";
   return node("td", {}, node("span", { className: "quiet step", textContent: `step ${step} ` }), node("span", { className: `chip ${verdict}`, textContent: verdict }),
-    node("span", { className: "quiet", textContent: ` ${row.length ?? ""} tokens${cut}` }), textNode(row.completion));
+    node("span", { className: "quiet", textContent: ` ${row.length ?? ""} tokens${cut}` }),
+    row.turns?.length ? conversation(row, "") : textNode(row.completion));
 }
 
 export async function drawEvaluation(main, run) {
@@ -33,7 +35,7 @@ export async function drawEvaluation(main, run) {
   const later = new Map(firstSamples(after).map((row) => [row.problem, row]));
   const pairs = all.map((row) => [row, later.get(row.problem)])
     .filter((pair) => CHANGES[state.change](...pair) && (!state.task || pair[0].task === state.task)
-      && (!text || pair.some((row) => row && JSON.stringify([row.problem, row.messages, row.completion]).toLowerCase().includes(text))));
+      && (!text || pair.some((row) => row && textOf(row).includes(text))));
   const tasks = [...new Set(all.map((row) => String(row.task ?? "")))].sort();
   const set = (name) => (value) => { state[name] = value; redraw(); };
   const search = node("input", { type: "search", placeholder: "text", value: state.text, ariaLabel: "text of prompt or completion", onchange: () => set("text")(search.value) });

@@ -1,11 +1,12 @@
 // The view of groups: the completions of a step by prompt, with filters, the rewards, and the tokens.
 
 import { LineChart } from "./chart.js";
-import { button, counted, format, mean, node, replace, select, table, visible } from "./dom.js";
+import { button, counted, format, mean, node, replace, select, table, textNode, textOf, visible } from "./dom.js";
 import { redraw, state } from "./state.js";
 import { COLORINGS, TokenView, hasNumbers, ruleText } from "./tokens.js";
+import { conversation, turnsOf } from "./turns.js";
 
-const BINS = 10, MAX_TEXT = 20000, MAX_GROUPS = 500;
+const BINS = 10, MAX_GROUPS = 500;
 const isJudged = (rows) => rows.every((row) => "correct" in (row.parts ?? {}));
 const isRight = (row) => row.parts?.correct === 1;
 const KINDS = {
@@ -24,17 +25,6 @@ function byProblem(rows) {
     groups.get(row.problem).push(row);
   }
   return groups;
-}
-
-// Long text is cut, with a button for the rest.
-export function textNode(text, className = "") {
-  const whole = String(text ?? ""), result = node("pre", { className, textContent: whole.slice(0, MAX_TEXT) });
-  if (whole.length > MAX_TEXT) {
-    result.append(button(`show ${(whole.length - MAX_TEXT).toLocaleString("en")} more characters`, () => {
-      result.replaceChildren(node("span", { textContent: whole }));
-    }));
-  }
-  return result;
 }
 
 export function rewardBins(rows) {
@@ -69,8 +59,7 @@ function histogram(rows, bins) {
 function matches(rows, bins) {
   const text = state.text.toLowerCase();
   return KINDS[state.filter](rows) && (!state.task || rows[0].task === state.task)
-    && (!text || rows.some((row) => JSON.stringify([row.problem, row.messages, row.completion]).toLowerCase().includes(text)
-      || String(row.completion).toLowerCase().includes(text)))
+    && (!text || rows.some((row) => textOf(row).includes(text)))
     && (state.bin === null || rows.some((row) => binOf(row.reward, bins) === state.bin));
 }
 
@@ -143,14 +132,22 @@ function facts(row, average, part) {
     ["outcome", String(row.outcome ?? "")],
     ["tests", (row.tests ?? []).join(", ")],
     ["scoring failed", String(row.failure ?? "")],
+    ...episodeFacts(row),
     ...Object.entries(row.extra ?? {}).map(([name, value]) => [name, typeof value === "string" ? value : JSON.stringify(value)]),
   ];
   return node("dl", { className: "facts" }, ...pairs.filter(([, value]) => value !== "")
     .map(([name, value]) => node("div", {}, node("dt", { textContent: name }), node("dd", { textContent: value.slice(0, 2000) }))));
 }
 
+function episodeFacts(row) {
+  if (!row.turns) return [];
+  return [["turns", String(turnsOf(row).length)], ["waiting for the environment", typeof row.environment_s === "number" ? `${format(row.environment_s)} s` : ""],
+    ["tool calls", String(row.tool_calls ?? "")], ["failed tool calls", String(row.tool_errors || "")], ["environment failed", String(row.environment_error ?? "")]];
+}
+
 // Why the reward is what it is, in a sentence.
 function reason(row) {
+  if (row.environment_error) return "Not paid: the environment failed.";
   if (row.failure) return "Not paid: the scorer failed.";
   if (row.outcome && !isRight(row)) return `Not right: ${row.outcome}.`;
   if (row.answer === null || row.answer === undefined) return "No answer was found in the text.";
@@ -164,15 +161,17 @@ function completionNode(row, average, part, tokens, bins) {
   const key = JSON.stringify([state.step, row.problem, row.sample]);
   if (part && !state.tokens.has(key)) state.tokens.set(key, {});
   const coloring = part && hasNumbers(part, state.coloring) ? state.coloring : "logprob";
-  const view = part ? new TokenView(part, tokens.texts, tokens.rules, coloring, state.tokens.get(key)).root : textNode(row.completion);
+  const shown = { texts: tokens?.texts, ruleNames: tokens?.rules, coloring, position: state.tokens.get(key), turns: turnsOf(row) };
+  const tokenView = part ? new TokenView(part, shown) : null;
+  const view = tokenView?.root ?? (row.turns?.length ? conversation(row) : textNode(row.completion));
   const kind = isJudged([row]) ? (isRight(row) ? "right" : "wrong") : "";
   const isChosen = state.bin === null || binOf(row.reward, bins) === state.bin;
   const values = part ? node("details", { className: "values", ontoggle: (event) => {
-    event.target.replaceChildren(event.target.firstChild, ...(event.target.open ? [node("div", { className: "scroll" }, TokenView.tableOf(part, tokens.texts, tokens.rules))] : []));
+    event.target.replaceChildren(event.target.firstChild, ...(event.target.open ? [node("div", { className: "scroll" }, tokenView.table())] : []));
   } }, node("summary", { textContent: "Tokens as a table" })) : null;
   return node("article", { className: `completion ${kind} ${isChosen ? "" : "faint"}`, ariaLabel: `sample ${row.sample}` },
     node("div", { className: "reason", textContent: reason(row) }), facts(row, average, part),
-    ...removed.map(([name, count]) => node("div", { className: "quiet", textContent: `${ruleText(name)}: ${counted(count, "token")} of ${part.ids.length}` })), view, values);
+    ...removed.map(([name, count]) => node("div", { className: "quiet", textContent: `${ruleText(name)}: ${counted(count, "token")} of ${row.length ?? part.ids.length}` })), view, values);
 }
 
 function groupNode(run, [problem, rows], tokens, bins) {
