@@ -83,14 +83,13 @@ def parse_question(document: Any, runs: Mapping[str, Path]) -> Question:
         raise UserError("The system prompt is no text.")
     if sum(len(message["content"]) for message in messages) > MAX_TEXT:
         raise UserError(f"The conversation has more than {MAX_TEXT:,} characters: begin a new one.")
+    max_tokens = _number(document, "max_tokens", 1, MAX_TOKENS)
     return Question(
         checkpoint=run / name,
         messages=messages,
         system=system,
         temperature=_number(document, "temperature", 0, 100),
-        max_tokens=None
-        if (tokens := _number(document, "max_tokens", 1, MAX_TOKENS)) is None
-        else int(tokens),
+        max_tokens=None if max_tokens is None else int(max_tokens),
         seed=int(_number(document, "seed", 0, 2**53) or 0),
         beside=document.get("beside") is True,
     )
