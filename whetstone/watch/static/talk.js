@@ -121,6 +121,8 @@ class TalkView {
       this.say(String(error.message));
     }
     this.isBusy = false;
+    // Without an answer the message can be sent again.
+    if (entries === this.entries && entries.at(-1)?.role === "user" && !this.draft.value) this.draft.value = entries.pop().content;
     this.draw();
   }
 
