@@ -17,6 +17,7 @@ VIEWS = {
     "curves": "figure[data-metric] path",
     "groups": ".tokens span",
     "evaluation": ".pairs td",
+    "talk": "#send",
 }
 NAMED = {
     "button",

@@ -24,7 +24,7 @@ from whetstone.watch.server import WatchServer
 from whetstone.watch.talk import Talk, checkpoints, training_here
 
 QUESTION = [{"role": "user", "content": "State the final answer: 5 + 8 - 7 ="}]
-ENDLESS = {"temperature": 5, "max_tokens": 4000}  # junk
+ENDLESS: dict[str, Any] = {"temperature": 5, "max_tokens": 4000}  # junk
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,8 @@
 
 Arrays that `numpy.load` reads: `token_ids`, `numbers` (a row for each column), `rules` (a bit for each rule
 that removed or bounded the token), and `description`: JSON in UTF-8 with names, the texts of tokens, and the
-completions as completions/step_N.jsonl has them. Of episodes also `observation_ids`, which the policy saw
-after its turns; `turn_tokens` of a completion has the numbers of sampled and of observed tokens of each turn.
+completions as completions/step_N.jsonl has them. `observation_ids` are what the policy saw after its turns;
+`turn_tokens` of a completion has the numbers of sampled and of observed tokens of each turn.
 """
 
 import io
@@ -88,12 +88,11 @@ def pack_tokens(
         "completions": completions,
         "texts": {token: token_text(tokenizer, token) for token in sorted({*ids, *observed})},
     }
-    observations = {"observation_ids": np.array(observed, dtype=np.int32)} if observed else {}
     buffer = io.BytesIO()
     np.savez(
         buffer,
-        **observations,
         token_ids=np.array(ids, dtype=np.int32),
+        observation_ids=np.array(observed, dtype=np.int32),
         numbers=table[present],  # float32: logprobs of trainer and sampler differ by far less than 1e-3
         rules=np.concatenate(rules),
         description=np.frombuffer(_json_bytes(description), dtype=np.uint8),

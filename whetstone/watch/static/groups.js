@@ -179,7 +179,7 @@ function groupNode(run, [problem, rows], tokens, bins) {
   const history = node("div", { id: "history" });
   // A report has no server that could sample.
   const talk = run.documents ? null : button("try this problem", () => { state.prompt = rows[0].messages ?? []; state.view = "talk"; redraw(); }, { id: "try" });
-  const result = node("section", { ariaLabel: "group" }, node("h2", { textContent: problem }), talk);
+  const result = node("section", { ariaLabel: "group" }, node("div", { className: "group-head" }, node("h2", { textContent: problem }), talk));
   for (const message of rows[0].messages ?? []) result.append(node("div", { className: "quiet", textContent: String(message.role) }), textNode(message.content));
   const parts = new Map((tokens?.parts ?? []).filter((part) => part.row.problem === problem).map((part) => [part.row.sample, part]));
   result.append(history, node("div", { className: "samples" }, ...rows.map((row) => completionNode(row, average, parts.get(row.sample), tokens, bins))));
