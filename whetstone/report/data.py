@@ -120,10 +120,6 @@ def _tokens(run: Run, step: int) -> dict[str, Any] | None:
     return {**document, "parts": parts, "texts": texts}
 
 
-def _name(row: dict[str, Any]) -> dict[str, Any]:
-    return {key: row.get(key) for key in ("problem", "sample")}
-
-
 def _histories(run: Run) -> dict[str, list[dict[str, Any]]]:
     """The problems of the last evaluation at each evaluation."""
     histories: dict[str, list[dict[str, Any]]] = {}

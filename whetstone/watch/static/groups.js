@@ -2,6 +2,7 @@
 
 import { LineChart } from "./chart.js";
 import { button, counted, format, mean, node, replace, select, table, textNode, textOf, visible } from "./dom.js";
+import { searchBox, set, taskSelect } from "./filters.js";
 import { redraw, state } from "./state.js";
 import { COLORINGS, TokenView, hasNumbers, ruleText } from "./tokens.js";
 import { conversation, turnsOf } from "./turns.js";
@@ -27,12 +28,12 @@ function byProblem(rows) {
   return groups;
 }
 
-export function rewardBins(rows) {
+function rewardBins(rows) {
   const rewards = rows.map((row) => row.reward).filter(Number.isFinite);
   const low = rewards.reduce((a, b) => Math.min(a, b), 0), high = rewards.reduce((a, b) => Math.max(a, b), 1);
   return { low, width: (high - low) / BINS || 1 };
 }
-export const binOf = (reward, { low, width }) => Math.min(BINS - 1, Math.floor((reward - low) / width + 1e-9));
+const binOf = (reward, { low, width }) => Math.min(BINS - 1, Math.floor((reward - low) / width + 1e-9));
 
 function histogram(rows, bins) {
   const counts = Array(BINS).fill(0);
@@ -64,9 +65,6 @@ function matches(rows, bins) {
 }
 
 function controls(run, steps, rows, tokens, summary) {
-  const set = (name) => (value) => { state[name] = value; redraw(); };
-  const search = node("input", { type: "search", placeholder: "text", value: state.text, ariaLabel: "text of prompt or completion", onchange: () => set("text")(search.value) });
-  const tasks = [...new Set(rows.map((row) => String(row.task ?? "")))].sort();
   const known = (name) => !tokens || tokens.parts.some((part) => hasNumbers(part, name));
   const colorings = [...Object.entries(COLORINGS).map(([name, { title }]) => [name, title]), ["rule", "the rule that removed or clipped it"]]
     .map(([name, title]) => (known(name) ? [name, title] : [name, `${title} (not part of this run)`, true]));
@@ -75,8 +73,7 @@ function controls(run, steps, rows, tokens, summary) {
     select("step", steps.map((step) => [step, `step ${step}${run.steps.tokens.includes(step) ? " (tokens)" : ""}`]), state.step, (value) => { state.step = Number(value); redraw(); }),
     ...(newest === state.step ? [] : [button(`newest: step ${newest}`, () => { state.step = newest; redraw(); })]),
     select("filter", Object.keys(KINDS).map((kind) => [kind, kind]), state.filter, set("filter")),
-    ...(tasks.length > 1 || state.task ? [select("task", [["", "all tasks"], ...tasks.map((task) => [task, task])], state.task, set("task"))] : []),
-    search, node("label", {}, "color tokens by ", select("color tokens by", colorings, state.coloring, set("coloring"))),
+    taskSelect(rows), searchBox(), node("label", {}, "color tokens by ", select("color tokens by", colorings, state.coloring, set("coloring"))),
     node("span", { className: "quiet", id: "matches", textContent: summary }));
 }
 

@@ -22,7 +22,7 @@ export const COLORINGS = {
   weight: { title: "weight in the loss", value: (n, i) => n.weight?.[i], low: 0, high: 2, ramp: "high" },
 };
 // In the order in which they color a token that several apply to: what took it out of the loss comes first.
-export const RULES = {
+const RULES = {
   equal_rewards: { title: "equal rewards in the group: not in the update", color: "125 125 125" },
   truncated_completion: { title: "truncated completion, masked", color: "0 130 130" },
   off_policy: { title: "off-policy mask", color: "140 70 200" },
