@@ -123,7 +123,7 @@ def wait_for(browser: Any, condition: str) -> None:
 def take_pictures(runs: Path, names: list[str]) -> None:
     server = WatchServer(runs)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    report = write_report(runs / "quickstart").resolve().as_uri()
+    report = write_report(runs / "quickstart").resolve().as_uri() if "report" in names else ""
     browser = open_browser()
     for name in names:
         picture = PICTURES[name]
