@@ -37,7 +37,7 @@ MAY_IMPORT: dict[str, str] = {
     "engines cost rollout update evaluation",
     "inference": "errors types seeds config tasks model engines rollout run",
     "diagnosis": "errors run",
-    "watch": "errors files run diagnosis",
+    "watch": "errors types files sandbox model run inference diagnosis",
     "report": "errors files terminal model evaluation run diagnosis watch",
     "export": "errors terminal config model report run",
     "trl": "errors types terminal config tasks algorithm model rollout update evaluation run report export",

@@ -98,8 +98,9 @@ class Episode:
     """What a rollout with an environment has beside its tokens."""
 
     finish: Finish
-    messages: tuple[Message, ...]  # behind the prompt
+    messages: tuple[Message, ...]  # behind the prompt; what the policy said has its calls as `tool_calls`
     rewards: tuple[float, ...]  # of each turn; the environment's reward for the whole is in the score
+    seconds: tuple[float, ...] = ()  # until the environment had answered each of them
     num_tool_calls: int = 0
     num_tool_errors: int = 0  # calls that failed or could not be read
     environment_s: float = 0.0  # waiting for the environment

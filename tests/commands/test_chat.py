@@ -68,7 +68,8 @@ def test_a_conversation_in_the_terminal(run_folder: Path, tmp_path: Path) -> Non
         assert "before: pebble" in shown and "final_model" in shown and shown.count("<answer>") == 2
         terminal.type("half a line")
         terminal.wait_for("half a line")
-        terminal.interrupt_until("\n> ")  # Ctrl-C discards it
+        terminal.type("\x03")  # Ctrl-C discards it
+        terminal.wait_for("\n> ")
         terminal.type("two \\\n")
         terminal.wait_for("... ")
         terminal.type("lines\n")
@@ -91,6 +92,32 @@ def test_a_conversation_in_the_terminal(run_folder: Path, tmp_path: Path) -> Non
     assert messages[0]["content"] == QUESTION and messages[2]["content"] == "two \nlines"
     history = (tmp_path / "whetstone/chat_history").read_text()
     assert QUESTION in history and "half a line" not in history
+
+
+READ = """
+from whetstone.commands.chat.reader import Reader
+with Reader() as reader:
+    while (line := reader.read()) != "/quit":
+        print("read", repr(line), flush=True)
+"""
+
+
+def test_ctrl_c_discards_the_line_at_any_moment(tmp_path: Path) -> None:
+    """As soon as a key is on the screen, and behind the prompt: none is lost, and none hits the next line."""
+    with PseudoTerminal(code=READ, XDG_STATE_HOME=str(tmp_path)) as terminal:
+        terminal.wait_for("> ")
+        for number in range(60):
+            terminal.type("half")
+            terminal.wait_for("half")
+            terminal.type("\x03")
+            terminal.wait_for("\n> ")
+            terminal.type("\x03" * (number % 3) + f"line {number} \\\nmore\x03whole {number}\n")
+            terminal.wait_for(f"read 'whole {number}'")
+            terminal.wait_for("\n> ")
+        terminal.type("/quit\n")
+        assert terminal.process.wait(timeout=60) == 0
+    history = (tmp_path / "whetstone/chat_history").read_text().splitlines()
+    assert history[-3:] == ["line 59 \\", "whole 59", "/quit"]
 
 
 def test_piped_input_is_answered_once(

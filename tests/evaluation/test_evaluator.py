@@ -194,6 +194,7 @@ def test_the_file_holds_every_completion(tmp_path: Path):
         "tests": [],
         "reward": 0.0,
         "extra": {},
+        "turns": [],
     }
     assert [p.name for p in (tmp_path / "eval_results").iterdir()] == ["eval_step_3.json"]
     assert result.delta_vs_step0 is None  # there was no step 0

@@ -13,17 +13,20 @@ from fcntl import ioctl
 
 
 class PseudoTerminal:
-    """`with PseudoTerminal("chat", "pebble") as terminal:` runs `whet chat pebble`."""
+    """`with PseudoTerminal("chat", "pebble") as terminal:` runs `whet chat pebble`; `code` other Python."""
 
-    def __init__(self, *arguments: str, columns: int = 100, **environment: str) -> None:
-        self.arguments, self.columns = arguments, columns
+    def __init__(
+        self, *arguments: str, code: str | None = None, columns: int = 100, **environment: str
+    ) -> None:
+        self.program = ["-m", "whetstone", *arguments] if code is None else ["-c", code]
+        self.columns = columns
         self.environment = {**os.environ, "TERM": "xterm", **environment}
         self.screen = ""
 
     def __enter__(self):
         self._own, other = pty.openpty()
         ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", 40, self.columns, 0, 0))
-        command = [sys.executable, "-m", "whetstone", *self.arguments]
+        command = [sys.executable, *self.program]
         self.process = subprocess.Popen(
             command, stdin=other, stdout=other, stderr=other, env=self.environment, preexec_fn=_take_terminal
         )
@@ -38,16 +41,6 @@ class PseudoTerminal:
 
     def type(self, keys: str) -> None:
         os.write(self._own, keys.encode())
-
-    def interrupt_until(self, text: str) -> str:
-        """Press Ctrl-C until `text` appears: between prompt and readline a signal waits for the next key."""
-        for _ in range(6):
-            if text in self.screen:
-                break
-            self.type("\x03")
-            with contextlib.suppress(AssertionError):
-                self.read(timeout_s=5)
-        return self.wait_for(text)
 
     def read(self, timeout_s: float = 60) -> None:
         """Wait until something appears on the screen."""

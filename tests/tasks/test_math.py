@@ -1,7 +1,9 @@
 """Mathematics from rows: every kind of file, what is paid, who gets which rows, and clear complaints."""
 
 import csv
+import importlib
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +191,22 @@ def test_a_hub_data_set_that_cannot_be_had_is_named(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match=r"nobody/nothing-here \(.*main.*train\)"):
         len(make({"dataset": "nobody/nothing-here", "name": "main"}))
+
+
+def test_without_a_network_the_cache_is_tried_at_once_and_the_clients_stay_as_they_were(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    flags = ("datasets.config", "huggingface_hub.constants")
+    for name in flags:
+        monkeypatch.setattr(f"{name}.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "https://hub.invalid")  # never resolves
+    for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    begun = time.monotonic()
+    with pytest.raises(UserError, match="nobody/nothing-here"):
+        len(make({"dataset": "nobody/nothing-here"}))
+    assert time.monotonic() - begun < 15
+    assert [importlib.import_module(name).HF_HUB_OFFLINE for name in flags] == [False, False]
 
 
 def test_a_folder_of_the_hub_kind_is_loaded_by_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.page import Page
 from tests.support.runs import run
+from whetstone.config import load
+from whetstone.train import train
 from whetstone.watch.server import WatchServer
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -30,12 +33,12 @@ def chromium() -> Iterator[Any]:
 
 
 @pytest.fixture
-def browser(chromium: Any) -> Any:
+def page(chromium: Any) -> Page:
     """With empty logs: what another test did is not this one's."""
     chromium.get("about:blank")
     for kind in ("browser", "performance"):
         chromium.get_log(kind)
-    return chromium
+    return Page(chromium)
 
 
 @pytest.fixture
@@ -72,3 +75,15 @@ def ruled(tmp_path_factory: pytest.TempPathFactory) -> Path:
         importance_correction_max=1.0, off_policy_mask_threshold=1e-5, save_strategy="no",
     )  # fmt: skip
     return parent / "run"
+
+
+@pytest.fixture(scope="session")
+def game(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example with a game of two turns, shorter, with checkpoints."""
+    parent = tmp_path_factory.mktemp("game")
+    settings = {
+        "output_dir": parent, "max_steps": 4, "save_strategy": "steps", "save_steps": 2,
+        "fixed_eval_steps": 4, "eval_num_samples": 12, "log_completions_steps": 2, "preflight": "off",
+    }  # fmt: skip
+    train(load("guess", [f"{key}={value}" for key, value in settings.items()]))
+    return parent / "guess"

@@ -4,12 +4,11 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.watch.pages import attribute, choose, count, show, text, until
+from tests.support.page import Page, until
 from whetstone.report import write_report
 
 pytestmark = pytest.mark.browser
@@ -18,6 +17,7 @@ VIEWS = {
     "curves": "figure[data-metric] path",
     "groups": ".tokens span",
     "evaluation": ".pairs td",
+    "talk": "#send",
 }
 NAMED = {
     "button",
@@ -34,11 +34,11 @@ NAMED = {
 
 
 @pytest.fixture
-def phone(browser: Any) -> Iterator[Any]:
+def phone(page: Page) -> Iterator[Page]:
     size = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    yield browser
-    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    yield page
+    page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 def leave_out_columns(path: Path, names: set[str]) -> None:
@@ -52,26 +52,25 @@ def leave_out_columns(path: Path, names: set[str]) -> None:
     np.savez(path, **arrays)
 
 
-def widest(browser: Any) -> int:
-    return browser.execute_script("return document.documentElement.scrollWidth")
+def widest(page: Page) -> int:
+    return page.script("return document.documentElement.scrollWidth")
 
 
-def test_every_view_fits_a_phone(phone: Any, serve: Callable, ruled: Path, tmp_path: Path) -> None:
+def test_every_view_fits_a_phone(phone: Page, serve: Callable, ruled: Path, tmp_path: Path) -> None:
     plain = shutil.copytree(ruled, tmp_path / "plain")
     for path in (plain / "completions").glob("tokens_*.npz"):
         leave_out_columns(path, {"kl", "value"})  # a run without reference and critic
     address = serve(plain)
     for view, selector in VIEWS.items():
-        show(phone, address, view=view)
-        until(lambda selector=selector: count(phone, selector))
+        phone.show(address, view=view)
+        until(lambda selector=selector: phone.count(selector))
         assert widest(phone) == 390, view
-    show(phone, address, view="groups")
-    until(lambda: "not part of this run" in text(phone, "select[aria-label='color tokens by']"))
-    assert count(phone, "select[aria-label='color tokens by'] option:disabled") == 2
-    phone.get(write_report(plain).as_uri())
-    until(lambda: attribute(phone, "html", "data-ready"))
-    phone.execute_script("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
-    until(lambda: count(phone, ".pairs td"))
+    phone.show(address, view="groups")
+    until(lambda: "not part of this run" in phone.text("select[aria-label='color tokens by']"))
+    assert phone.count("select[aria-label='color tokens by'] option:disabled") == 2
+    phone.show_report(write_report(plain))
+    phone.script("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
+    until(lambda: phone.count(".pairs td"))
     assert widest(phone) == 390
 
 
@@ -82,11 +81,11 @@ def luminance(color: str) -> float:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_has_contrast_in_both_schemes(browser: Any, serve: Callable, ruled: Path, scheme: str) -> None:
+def test_text_has_contrast_in_both_schemes(page: Page, serve: Callable, ruled: Path, scheme: str) -> None:
     feature = {"name": "prefers-color-scheme", "value": scheme}
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
-    show(browser, serve(ruled), view="groups")
-    until(lambda: count(browser, ".completion"))
+    page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+    page.show(serve(ruled), view="groups")
+    until(lambda: page.count(".completion"))
 
     def color(name: str) -> float:
         script = (
@@ -94,22 +93,22 @@ def test_text_has_contrast_in_both_schemes(browser: Any, serve: Callable, ruled:
             "probe.style.color = `var(${arguments[0]})`; const value = getComputedStyle(probe).color;"
             "probe.remove(); return value"
         )
-        return luminance(browser.execute_script(script, name))
+        return luminance(page.script(script, name))
 
     assert (color("--page") < 0.1) == (scheme == "dark")
     for ground in ("--page", "--card"):
         for ink in ("--ink", "--muted", "--good", "--bad", "--accent"):
             low, high = sorted((color(ground), color(ink)))
             assert (high + 0.05) / (low + 0.05) >= 4.5, (ground, ink)
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
-def test_all_controls_have_names_for_a_screen_reader(browser: Any, serve: Callable, ruled: Path) -> None:
+def test_all_controls_have_names_for_a_screen_reader(page: Page, serve: Callable, ruled: Path) -> None:
     address = serve(ruled)
     for view, selector in VIEWS.items():
-        show(browser, address, view=view)
-        until(lambda selector=selector: count(browser, selector))
-        nodes = browser.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
+        page.show(address, view=view)
+        until(lambda selector=selector: page.count(selector))
+        nodes = page.browser.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
         roles = [
             (node["role"]["value"], node.get("name", {}).get("value", "").strip())
             for node in nodes
@@ -119,14 +118,12 @@ def test_all_controls_have_names_for_a_screen_reader(browser: Any, serve: Callab
         assert "main" in {node.get("role", {}).get("value") for node in nodes if not node["ignored"]}
 
 
-def test_the_keyboard_reaches_tokens_and_keeps_its_position(
-    browser: Any, serve: Callable, ruled: Path
-) -> None:
+def test_the_keyboard_reaches_tokens_and_keeps_its_position(page: Page, serve: Callable, ruled: Path) -> None:
     keys = pytest.importorskip("selenium.webdriver").Keys
-    show(browser, serve(ruled), view="groups", coloring="entropy")
-    until(lambda: count(browser, ".tokens span"))
+    page.show(serve(ruled), view="groups", coloring="entropy")
+    until(lambda: page.count(".tokens span"))
     for _ in range(60):
-        active = browser.switch_to.active_element
+        active = page.browser.switch_to.active_element
         if active.get_attribute("role") == "slider":
             break
         active.send_keys(keys.TAB)
@@ -134,9 +131,9 @@ def test_the_keyboard_reaches_tokens_and_keeps_its_position(
     for key in (keys.HOME, keys.ARROW_RIGHT, keys.ARROW_RIGHT, keys.ARROW_LEFT):
         active.send_keys(key)
     assert active.get_attribute("aria-valuenow") == "1"
-    assert text(browser, ".numbers dt") == "token 1"
+    assert page.text(".numbers dt") == "token 1"
     # A choice draws the view again; the cursor stays at its token.
-    choose(browser, "color tokens by", "kl")
-    until(lambda: "coloring=kl" in browser.current_url)
-    until(lambda: attribute(browser, ".strip", "aria-valuenow") == "1")
-    assert text(browser, ".numbers dt") == "token 1"
+    page.choose("color tokens by", "kl")
+    until(lambda: "coloring=kl" in page.browser.current_url)
+    until(lambda: page.attribute(".strip", "aria-valuenow") == "1")
+    assert page.text(".numbers dt") == "token 1"

@@ -9,21 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.watch.pages import (
-    attribute,
-    choose,
-    click,
-    completions_of,
-    count,
-    facts,
-    is_quiet,
-    press,
-    rows_of,
-    show,
-    text,
-    texts,
-    until,
-)
+from tests.support.page import Page, completions_of, rows_of, until
 
 pytestmark = pytest.mark.browser
 STEP = 6
@@ -44,15 +30,15 @@ def by_problem(rows: list[dict]) -> dict[str, list[dict]]:
 
 
 def test_tokens_have_a_strip_numbers_by_pointer_and_keyboard_and_their_rules(
-    browser: Any, serve: Callable, ruled: Path
+    page: Page, serve: Callable, ruled: Path
 ) -> None:
     description, numbers, rules = tokens_of(ruled, STEP)
     first = description["completions"][0]
     length = first["tokens"]
-    show(browser, serve(ruled), view="groups", step=str(STEP), problem=first["problem"], coloring="rule")
-    until(lambda: count(browser, ".completion") and text(browser, "section h2") == first["problem"])
+    page.show(serve(ruled), view="groups", step=str(STEP), problem=first["problem"], coloring="rule")
+    until(lambda: page.count(".completion") and page.text("section h2") == first["problem"])
     card = f".completion[aria-label='sample {first['sample']}']"
-    assert count(browser, f"{card} .tokens span") == length
+    assert page.count(f"{card} .tokens span") == length
 
     # By keyboard: every number of the first and the last token.
     titles = {
@@ -66,27 +52,27 @@ def test_tokens_have_a_strip_numbers_by_pointer_and_keyboard_and_their_rules(
         "weight in the loss": numbers["weight"],
     }
     for key, index in (("Home", 0), ("ArrowRight", 1), ("End", length - 1)):
-        press(browser, f"{card} .strip", key)
-        shown = facts(browser, f"{card} .numbers")
+        page.press(f"{card} .strip", key)
+        shown = page.facts(f"{card} .numbers")
         assert f"token {index}" in shown
-        assert attribute(browser, f"{card} .strip", "aria-valuenow") == str(index)
+        assert page.attribute(f"{card} .strip", "aria-valuenow") == str(index)
         for title, column in titles.items():
             assert float(shown[title]) == pytest.approx(column[index], rel=2e-3, abs=2e-5), title
-        assert f"entropy {shown['entropy']}" in str(attribute(browser, f"{card} .strip", "aria-valuetext"))
+        assert f"entropy {shown['entropy']}" in str(page.attribute(f"{card} .strip", "aria-valuetext"))
     # By the pointer: a token of the text.
-    browser.execute_script(
+    page.script(
         "const over = new PointerEvent('pointerover', {bubbles: true});"
         "document.querySelector(arguments[0]).dispatchEvent(over)",
         f"{card} .tokens span:nth-child(3)",
     )
-    assert float(facts(browser, f"{card} .numbers")["entropy"]) == pytest.approx(
+    assert float(page.facts(f"{card} .numbers")["entropy"]) == pytest.approx(
         numbers["entropy"][2], rel=2e-3, abs=2e-5
     )
     # Which rule removed or clipped tokens: counts, marks and the strip.
     names = description["rules"]
     counts = {name: int(((rules[:length] >> bit) & 1).sum()) for bit, name in enumerate(names)}
     shown = {
-        name: browser.execute_script(
+        name: page.script(
             "return document.querySelector(arguments[0])?.innerText ?? ''", f"{card} [data-rule={name}]"
         )
         for name in names
@@ -95,9 +81,9 @@ def test_tokens_have_a_strip_numbers_by_pointer_and_keyboard_and_their_rules(
         name: int(line.split(": ")[-1].split()[0]) if line else 0 for name, line in shown.items()
     } == counts
     removed = (numbers["weight"][:length] == 0) | (((rules[:length] >> names.index("clipped")) & 1) > 0)
-    assert count(browser, f"{card} .tokens .ruled") == int((rules[:length] > 0).sum())
-    assert count(browser, f"{card} .tokens .removed") == int(removed.sum())
-    pixels = browser.execute_script(
+    assert page.count(f"{card} .tokens .ruled") == int((rules[:length] > 0).sum())
+    assert page.count(f"{card} .tokens .removed") == int(removed.sum())
+    pixels = page.script(
         "const strip = document.querySelector(arguments[0]), n = arguments[1];"
         "const context = strip.getContext('2d'), x = (i) => (i + 0.25) * strip.width / n;"
         "return [...Array(n).keys()].map((i) => context.getImageData(x(i), 4, 1, 1).data[3])",
@@ -113,10 +99,10 @@ def test_tokens_have_a_strip_numbers_by_pointer_and_keyboard_and_their_rules(
         ("kl", numbers["kl"]),
         ("value", numbers["value"]),
     ):
-        choose(browser, "color tokens by", coloring)
-        until(lambda coloring=coloring: f"coloring={coloring}" in browser.current_url)
-        until(lambda: not count(browser, ".tokens .ruled"))
-        alphas = browser.execute_script(
+        page.choose("color tokens by", coloring)
+        until(lambda coloring=coloring: f"coloring={coloring}" in page.browser.current_url)
+        until(lambda: not page.count(".tokens .ruled"))
+        alphas = page.script(
             "const alpha = (color) => /\\/ ([\\d.]+)\\)|, ([\\d.]+)\\)$/.exec(color)?.slice(1).find(Boolean);"
             "return [...document.querySelectorAll(arguments[0])].map("
             "(span) => Number(alpha(span.style.background) ?? 0))",
@@ -126,25 +112,23 @@ def test_tokens_have_a_strip_numbers_by_pointer_and_keyboard_and_their_rules(
         share = np.clip((column[:length] - low) / (high - low), 0, 1)
         expected = 1.5 * np.abs(share - 0.5) if coloring == "value" else 0.75 * share
         assert alphas == pytest.approx(expected, abs=0.011)
-    assert "not part of this run" not in "".join(
-        texts(browser, "select[aria-label='color tokens by'] option")
-    )
-    click(browser, f"{card} details.values summary")
-    until(lambda: count(browser, f"{card} .values tbody tr") == length)
-    assert is_quiet(browser)
+    assert "not part of this run" not in "".join(page.texts("select[aria-label='color tokens by'] option"))
+    page.click(f"{card} details.values summary")
+    until(lambda: page.count(f"{card} .values tbody tr") == length)
+    assert page.is_quiet()
 
 
-def cells(browser: Any, selector: str) -> list[list[str]]:
+def cells(page: Page, selector: str) -> list[list[str]]:
     script = (
         "return [...document.querySelectorAll(arguments[0])].map("
         "(row) => [...row.cells].map((cell) => cell.innerText))"
     )
-    return browser.execute_script(script, selector)
+    return page.script(script, selector)
 
 
-def shown_groups(browser: Any) -> set[str]:
+def shown_groups(page: Page) -> set[str]:
     script = "return [...document.querySelectorAll('.list button')].map((b) => b.dataset.problem)"
-    return set(browser.execute_script(script))
+    return set(page.script(script))
 
 
 KINDS: dict[str, Callable[[list[dict]], bool]] = {
@@ -158,7 +142,7 @@ KINDS: dict[str, Callable[[list[dict]], bool]] = {
 
 
 def test_groups_by_every_filter_task_text_and_reward(
-    browser: Any, serve: Callable, tmp_path: Path, ruled: Path
+    page: Page, serve: Callable, tmp_path: Path, ruled: Path
 ) -> None:
     """The completions of a real step, with one failure and one group of right answers put in."""
     folder = tmp_path / "run"
@@ -179,51 +163,49 @@ def test_groups_by_every_filter_task_text_and_reward(
     (folder / "completions" / f"step_{STEP}.jsonl").write_text(
         "".join(json.dumps(row) + "\n" for row in rows)
     )
-    show(browser, serve(folder), view="groups", step=str(STEP))
-    until(lambda: count(browser, ".list button"))
+    page.show(serve(folder), view="groups", step=str(STEP))
+    until(lambda: page.count(".list button"))
     for kind, rule in KINDS.items():
-        choose(browser, "filter", kind)
+        page.choose("filter", kind)
         expected = {name for name, own in groups.items() if rule(own)}
-        until(lambda expected=expected: shown_groups(browser) == expected)
-        assert text(browser, "#matches").startswith(f"{len(expected)} of {len(groups)} ")
-    choose(browser, "filter", "all")
+        until(lambda expected=expected: shown_groups(page) == expected)
+        assert page.text("#matches").startswith(f"{len(expected)} of {len(groups)} ")
+    page.choose("filter", "all")
     task = rows[0]["task"]
-    choose(browser, "task", task)
-    until(
-        lambda: count(browser, ".list button") == len({row["problem"] for row in rows if row["task"] == task})
-    )
-    choose(browser, "task", "")
-    choose(browser, "text of prompt or completion", "zebra <B>")
-    until(lambda: count(browser, ".list button") == 1)
-    assert text(browser, "section h2") == names[2]
-    choose(browser, "text of prompt or completion", "")
+    page.choose("task", task)
+    until(lambda: page.count(".list button") == len({row["problem"] for row in rows if row["task"] == task}))
+    page.choose("task", "")
+    page.choose("text of prompt or completion", "zebra <B>")
+    until(lambda: page.count(".list button") == 1)
+    assert page.text("section h2") == names[2]
+    page.choose("text of prompt or completion", "")
     # The histogram: counts by bin, and a click shows the groups with a reward in it.
-    until(lambda: count(browser, ".list button") == len(groups))
+    until(lambda: page.count(".list button") == len(groups))
     rewards = [row["reward"] for row in rows]
     low, high = min(0, *rewards), max(1, *rewards)
     bins = [0] * 10
     for reward in rewards:
         bins[min(9, math.floor((reward - low) / (high - low) * 10 + 1e-9))] += 1
-    shown = browser.execute_script(
+    shown = page.script(
         "return [...document.querySelectorAll('.bars button')].map((b) => Number(b.dataset.count))"
     )
     assert shown == bins and bins[9]
-    click(browser, ".bars button:nth-child(10)")
+    page.click(".bars button:nth-child(10)")
     right = {row["problem"] for row in rows if row["reward"] >= low + 0.9 * (high - low)}
-    until(lambda: count(browser, ".list button") == len(right))
+    until(lambda: page.count(".list button") == len(right))
     assert 0 < len(right) < len(groups)
     # A card has what was paid and why.
-    click(browser, f".list button[data-problem='{names[2]}']")
-    until(lambda: text(browser, "section h2") == names[2])
-    card = facts(browser, ".completion[aria-label='sample 0'] .facts")
+    page.click(f".list button[data-problem='{names[2]}']")
+    until(lambda: page.text("section h2") == names[2])
+    card = page.facts(".completion[aria-label='sample 0'] .facts")
     row, mean = groups[names[2]][0], np.mean([row["reward"] for row in groups[names[2]]])
     assert float(card["reward"]) == row["reward"] and float(card["correct"]) == 1.0
     assert float(card["to the mean"]) == pytest.approx(row["reward"] - mean, rel=1e-3)
     assert card["tokens"] == str(row["length"]) and card["right answer"] == row["gold"]
-    assert is_quiet(browser)
+    assert page.is_quiet()
 
 
-def test_the_same_problem_over_steps_and_evaluations(browser: Any, serve: Callable, ruled: Path) -> None:
+def test_the_same_problem_over_steps_and_evaluations(page: Page, serve: Callable, ruled: Path) -> None:
     steps = [2, 4, 6]
     seen: dict[str, list[tuple[int, float]]] = {}
     for step in steps:
@@ -231,39 +213,39 @@ def test_the_same_problem_over_steps_and_evaluations(browser: Any, serve: Callab
             seen.setdefault(problem, []).append((step, float(np.mean([row["reward"] for row in own]))))
     again = next(problem for problem, entries in seen.items() if len(entries) > 1)
     address = serve(ruled)
-    show(browser, address, view="groups", step=str(seen[again][-1][0]), problem=again)
-    until(lambda: count(browser, "#history tbody tr") == len(seen[again]))
-    shown = cells(browser, "#history tbody tr")
+    page.show(address, view="groups", step=str(seen[again][-1][0]), problem=again)
+    until(lambda: page.count("#history tbody tr") == len(seen[again]))
+    shown = cells(page, "#history tbody tr")
     assert [line[0] for line in shown] == [f"step {step}" for step, _ in seen[again]]
     assert [float(line[3]) for line in shown] == pytest.approx(
         [reward for _, reward in seen[again]], rel=1e-3
     )
-    click(browser, "#history tbody button")
-    until(lambda: f"step={seen[again][0][0]}" in browser.current_url)
-    assert until(lambda: text(browser, "section h2")) == again
+    page.click("#history tbody button")
+    until(lambda: f"step={seen[again][0][0]}" in page.browser.current_url)
+    assert until(lambda: page.text("section h2")) == again
 
     documents = {
         step: json.loads((ruled / "eval_results" / f"eval_step_{step}.json").read_text())
         for step in (0, 2, 4, 6)
     }
     problem = documents[0]["completions"][0]["problem"]
-    show(browser, address, view="evaluation", problem=problem)
-    until(lambda: count(browser, "#problem tbody tr") == 4)
-    shown = cells(browser, "#problem tbody tr")
+    page.show(address, view="evaluation", problem=problem)
+    until(lambda: page.count("#problem tbody tr") == 4)
+    shown = cells(page, "#problem tbody tr")
     for line, document in zip(shown, documents.values(), strict=True):
         own = [row for row in document["completions"] if row["problem"] == problem]
         assert float(line[3]) == pytest.approx(np.mean([row["reward"] for row in own]), rel=1e-3)
         assert line[4] == f"{sum(row['correct'] for row in own)} of {len(own)}"
-    assert count(browser, ".pairs tbody tr") == len({row["problem"] for row in documents[0]["completions"]})
-    assert is_quiet(browser)
+    assert page.count(".pairs tbody tr") == len({row["problem"] for row in documents[0]["completions"]})
+    assert page.is_quiet()
 
 
 def test_curves_by_step_and_minute_with_smoothing_zoom_and_intervals(
-    browser: Any, serve: Callable, ruled: Path
+    page: Page, serve: Callable, ruled: Path
 ) -> None:
     rows, evals = rows_of(ruled), rows_of(ruled, "eval")
-    show(browser, serve(ruled), view="curves")
-    until(lambda: count(browser, "figure[data-metric='reward'] path"))
+    page.show(serve(ruled), view="curves")
+    until(lambda: page.count("figure[data-metric='reward'] path"))
 
     def read(metric: str, keys: int) -> list[str]:
         script = (
@@ -272,7 +254,7 @@ def test_curves_by_step_and_minute_with_smoothing_zoom_and_intervals(
             "  svg.dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowRight'}));"
             "  seen.push(svg.parentElement.querySelector('.readout').innerText); } return seen"
         )
-        return browser.execute_script(script, metric, keys)
+        return page.script(script, metric, keys)
 
     lines = read("grad_norm", len(rows))
     assert [line.split(":")[0] for line in lines] == [f"step {row['step']}" for row in rows]
@@ -283,31 +265,27 @@ def test_curves_by_step_and_minute_with_smoothing_zoom_and_intervals(
     line = read("evaluation accuracy", 1)[0]
     share = [evals[0][key] for key in ("accuracy", "accuracy_low", "accuracy_high")]
     assert f"fixed problems {100 * share[0]:.1f} % [{100 * share[1]:.1f} %, {100 * share[2]:.1f} %]" in line
-    start = attribute(browser, "figure[data-metric='evaluation accuracy'] .start", "data-start")
+    start = page.attribute("figure[data-metric='evaluation accuracy'] .start", "data-start")
     assert float(str(start)) == pytest.approx(evals[0]["accuracy"])
     # By minute: the sum of the times up to a step.
-    browser.execute_script(
-        "[...document.querySelectorAll('.controls button')].find((b) => b.innerText === 'by minute').click()"
-    )
-    until(lambda: "over minute" in str(attribute(browser, "figure[data-metric='reward'] svg", "aria-label")))
+    page.click_button("by minute")
+    until(lambda: "over minute" in str(page.attribute("figure[data-metric='reward'] svg", "aria-label")))
     minutes = np.cumsum([row["step_time"] / 60 for row in rows])
     lines = read("grad_norm", len(rows))
     assert [float(line.split(":")[0].removeprefix("minute ")) for line in lines] == pytest.approx(
         list(minutes), rel=1e-2
     )
-    browser.execute_script(
-        "[...document.querySelectorAll('.controls button')].find((b) => b.innerText === 'by step').click()"
-    )
-    until(lambda: "over step" in str(attribute(browser, "figure[data-metric='reward'] svg", "aria-label")))
+    page.click_button("by step")
+    until(lambda: "over step" in str(page.attribute("figure[data-metric='reward'] svg", "aria-label")))
     # Smoothing keeps the points as a pale line.
-    assert count(browser, "path.raw") == 0
-    browser.execute_script(
+    assert page.count("path.raw") == 0
+    page.script(
         "const slider = document.querySelector('input[type=range]');"
         "slider.value = 0.9; slider.dispatchEvent(new Event('input'))"
     )
-    until(lambda: count(browser, "figure[data-metric='grad_norm'] path.raw") == 1)
+    until(lambda: page.count("figure[data-metric='grad_norm'] path.raw") == 1)
     # Zoom by dragging over the right half; the ticks are of that half.
-    browser.execute_script(
+    page.script(
         "const svg = document.querySelector(`figure[data-metric='grad_norm'] svg`);"
         "const box = svg.getBoundingClientRect();"
         "const at = (share) => ({clientX: box.left + share * box.width, clientY: box.top + 50});"
@@ -315,31 +293,31 @@ def test_curves_by_step_and_minute_with_smoothing_zoom_and_intervals(
         "svg.dispatchEvent(new PointerEvent('pointermove', at(0.9)));"
         "svg.dispatchEvent(new PointerEvent('pointerup', at(0.99)));"
     )
-    until(lambda: count(browser, "#whole"))
+    until(lambda: page.count("#whole"))
     assert [line.split(":")[0] for line in read("grad_norm", 1)] == ["step 6"]
-    press(browser, "figure[data-metric='grad_norm'] svg", "Escape")
-    until(lambda: not count(browser, "#whole"))
+    page.press("figure[data-metric='grad_norm'] svg", "Escape")
+    until(lambda: not page.count("#whole"))
     # The table beside a chart, and tasks with their intervals.
-    click(browser, "figure[data-metric='grad_norm'] details summary")
-    until(lambda: count(browser, "figure[data-metric='grad_norm'] tbody tr") == len(rows))
-    column = texts(browser, "figure[data-metric='grad_norm'] tbody td")
+    page.click("figure[data-metric='grad_norm'] details summary")
+    until(lambda: page.count("figure[data-metric='grad_norm'] tbody tr") == len(rows))
+    column = page.texts("figure[data-metric='grad_norm'] tbody td")
     assert [float(cell) for cell in column] == pytest.approx([row["grad_norm"] for row in rows], rel=1e-3)
     document = json.loads((ruled / "eval_results" / "eval_step_6.json").read_text())
     tasks = document["summary"]["per_task"]
-    until(lambda: count(browser, "#tasks tbody tr") == len(tasks))
-    first = texts(browser, "#tasks tbody tr:first-child > *")
+    until(lambda: page.count("#tasks tbody tr") == len(tasks))
+    first = page.texts("#tasks tbody tr:first-child > *")
     name, task = next(iter(tasks.items()))
     assert first[0] == name and first[3] == f"{100 * task['accuracy']['mean']:.1f} %"
-    assert is_quiet(browser)
+    assert page.is_quiet()
 
 
-def test_the_arithmetic_of_charts(browser: Any, serve: Callable, ruled: Path) -> None:
+def test_the_arithmetic_of_charts(page: Page, serve: Callable, ruled: Path) -> None:
     """Smoothing, thinning and numbers as text, in the page's own modules."""
-    show(browser, serve(ruled), view="now")
+    page.show(serve(ruled), view="now")
 
     def call(module: str, expression: str) -> Any:
         script = f"const done = arguments[0]; import('/{module}.js').then((m) => done({expression}))"
-        return browser.execute_async_script(script)
+        return page.browser.execute_async_script(script)
 
     assert call("chart", "m.smooth([[1, 0], [2, 1], [3, 1]], 0.5)") == [[1, 0], [2, 0.5], [3, 0.75]]
     assert call("chart", "m.smooth([[1, 4], [2, 8]], 0)") == [[1, 4], [2, 8]]

@@ -10,12 +10,11 @@ from urllib.parse import quote
 
 import pytest
 
+from tests.support.page import HOSTILE
 from tests.support.runs import run
 from whetstone.errors import UserError
 from whetstone.watch.runs import Follower, find_grids, find_runs, grid, steps
 from whetstone.watch.server import WatchServer
-
-HOSTILE = "<img src=x onerror=alert(1)>\u202e\x1b[2J</script><script>alert(1)</script>"
 
 
 @pytest.fixture(scope="module")

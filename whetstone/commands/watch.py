@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 DESCRIPTION = """
 Serve a page that shows one run, or all runs of a folder, while they run and afterwards: what the run is
 doing, curves, the completions of each prompt with their rewards, and tokens with their logprobs and the rules
-that removed them. It reads the run folders only. Ctrl-C ends it.
+that removed them; and talk to a checkpoint of a run. It reads the run folders and writes nothing. Ctrl-C
+ends it.
 """
 EXAMPLES = """
 whet watch

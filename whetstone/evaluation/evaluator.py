@@ -50,6 +50,7 @@ class EvalRecord:
     tests: tuple[str, ...] = ()  # and each of its tests
     reward: float = 0.0  # what training would have paid
     extra: Mapping[str, Any] = field(default_factory=dict)  # what reward functions gave to `log_extra`
+    turns: tuple[Mapping[str, Any], ...] = ()  # of an episode: the messages behind the prompt
 
     @property
     def is_judged(self) -> bool:
@@ -260,6 +261,7 @@ def _records(group: Group) -> list[EvalRecord]:
             correct=(rollout.score.parts.get("correct", 0.0) if rollout.score.failure is None else 0.0) >= 1,
             length=len(rollout.completion.token_ids),
             finish=str(rollout.completion.finish),
+            turns=() if rollout.episode is None else tuple(map(dict, rollout.episode.messages)),
             **vars(rollout.score),
         )
         for i, rollout in enumerate(group.rollouts)

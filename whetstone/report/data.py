@@ -6,13 +6,15 @@ from typing import Any
 
 from whetstone.report.read import Evaluation, Run
 from whetstone.watch import runs
+from whetstone.watch.tokens import tokens as read_tokens
 
 MAX_ROWS = 1000  # of metrics
 MAX_TEXT = 4000  # characters of a completion
 MAX_BYTES = 1_500_000  # of each: completions of the last step, their tokens, an evaluation
 MAX_EVALUATIONS = 20  # at which a problem is shown
 KEYS = ("problem", "task", "messages", "sample", "completion", "answer", "gold", "reward", "parts", "failure")
-KEYS += ("outcome", "tests", "extra", "length", "finish", "correct")
+KEYS += ("outcome", "tests", "extra", "length", "finish", "correct", "turns", "turn_rewards", "turn_seconds")
+KEYS += ("environment_s", "environment_error", "tool_calls", "tool_errors")
 
 
 def page_data(run: Run) -> dict[str, Any]:
@@ -71,10 +73,16 @@ def _tasks(evaluation: Evaluation) -> dict[str, Any]:
 
 def _row(row: dict[str, Any]) -> dict[str, Any]:
     result = {key: row[key] for key in KEYS if row.get(key) is not None}
-    text = str(row.get("completion", ""))
-    if len(text) > MAX_TEXT:
-        result["completion"] = f"{text[:MAX_TEXT]} ... ({len(text) - MAX_TEXT:,} more characters)"
+    if "completion" in result:
+        result["completion"] = _cut(result["completion"])
+    if turns := result.pop("turns", []):
+        result["turns"] = [{**message, "content": _cut(message.get("content", ""))} for message in turns]
     return result
+
+
+def _cut(text: Any) -> str:
+    text, rest = str(text)[:MAX_TEXT], len(str(text)) - MAX_TEXT
+    return text if rest <= 0 else f"{text} ... ({rest:,} more characters)"
 
 
 def _within(rows: list[dict[str, Any]], limit: int = MAX_BYTES) -> list[dict[str, Any]]:
@@ -99,7 +107,7 @@ def _completions(run: Run, step: int, first: set[str]) -> list[dict[str, Any]]:
 
 
 def _tokens(run: Run, step: int) -> dict[str, Any] | None:
-    document = runs.tokens(run.folder, step)
+    document = read_tokens(run.folder, step)
     if document is None:
         return None
     parts = [
@@ -110,10 +118,6 @@ def _tokens(run: Run, step: int) -> dict[str, Any] | None:
     used = {str(token) for part in parts for token in part["ids"]}
     texts = {token: text for token, text in document["texts"].items() if token in used}
     return {**document, "parts": parts, "texts": texts}
-
-
-def _name(row: dict[str, Any]) -> dict[str, Any]:
-    return {key: row.get(key) for key in ("problem", "sample")}
 
 
 def _histories(run: Run) -> dict[str, list[dict[str, Any]]]:

@@ -47,6 +47,7 @@ class _Running:
     observations: list[tuple[int, ...]] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
     final_reward: float | None = None
     correct: bool | None = None
     num_tool_calls: int = 0
@@ -147,6 +148,8 @@ class EpisodeStream:
         if self.problems[running.problem].tools:
             ids = running.completions[-1].token_ids
             calls = parse_calls(self.codec.decode(ids, keep_special=True))
+        if calls:
+            running.messages[-1] = {**running.messages[-1], "tool_calls": calls}
         self.pool.step(number, running.messages[-1]["content"], calls)
 
     def _answered(self, answer: Answer) -> Request | None:
@@ -174,6 +177,7 @@ class EpisodeStream:
 
     def _next_turn(self, answer: Answer, running: _Running) -> Request | None:
         running.rewards.append(answer.reward or 0.0)
+        running.seconds.append(answer.seconds)
         running.num_tool_calls += answer.num_tool_calls
         running.num_tool_errors += answer.num_tool_errors
         running.messages.extend(answer.observation)
@@ -219,6 +223,7 @@ class EpisodeStream:
             finish=running.finish,
             messages=tuple(running.messages),
             rewards=tuple(running.rewards),
+            seconds=tuple(running.seconds),
             num_tool_calls=running.num_tool_calls,
             num_tool_errors=running.num_tool_errors,
             environment_s=running.environment_s,

@@ -8,7 +8,6 @@ tensors and plain data are unpickled.
 
 import logging
 import pickle
-import re
 import threading
 import warnings
 from collections.abc import Callable
@@ -23,14 +22,12 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from whetstone.errors import UserError
-from whetstone.model.manifest import NAME, Damage, check_sizes, read_manifest, write_manifest
+from whetstone.model.manifest import Damage, write_manifest
 from whetstone.parallel.collectives import barrier
 from whetstone.parallel.mesh import SINGLE, Ranks
 from whetstone.parallel.state_reader import StateReader, TensorPlanner
 from whetstone.run.atomic_folder import clear_temp, delete, publish, temp_dir
-
-STATE = "state"
-SCALARS = "scalars.pt"
+from whetstone.run.checkpoint_folder import SCALARS, STATE, named_checkpoints, why_incomplete
 
 logger = logging.getLogger("whetstone")
 
@@ -171,25 +168,6 @@ def complete_checkpoints(run: Path) -> list[Checkpoint]:
         for folder in named_checkpoints(run)
         if why_incomplete(folder) is None
     ]
-
-
-def named_checkpoints(run: Path) -> list[Path]:
-    """Everything named `checkpoint-N`, newest first."""
-    paths = [path for path in run.glob("checkpoint-*") if re.fullmatch(r"checkpoint-[0-9]{1,18}", path.name)]
-    return sorted(paths, key=lambda path: (int(path.name.rpartition("-")[2]), path.name), reverse=True)
-
-
-def why_incomplete(folder: Path) -> str | None:
-    """Why a folder is not a complete checkpoint; None if it is. Checksums are not verified."""
-    try:
-        manifest = read_manifest(folder)
-        for name in (SCALARS, f"{STATE}/.metadata") if (folder / STATE).exists() else ():
-            if name not in manifest.files:
-                raise Damage(f"its {NAME} does not list {name}")
-        check_sizes(folder, manifest)
-    except Damage as damage:
-        return str(damage)
-    return None
 
 
 def _silence_warning() -> None:

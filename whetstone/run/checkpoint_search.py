@@ -8,7 +8,8 @@ from whetstone.errors import UserError
 from whetstone.model.manifest import Manifest, damaged_files, read_manifest
 from whetstone.parallel.collectives import all_gather_objects, run_on_main
 from whetstone.parallel.mesh import SINGLE, Ranks
-from whetstone.run.checkpoint import Checkpoint, complete_checkpoints, named_checkpoints, why_incomplete
+from whetstone.run.checkpoint import Checkpoint, complete_checkpoints
+from whetstone.run.checkpoint_folder import named_checkpoints, why_incomplete
 from whetstone.terminal.display import say
 from whetstone.terminal.text import size
 

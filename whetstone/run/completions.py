@@ -44,6 +44,7 @@ def _episode_row(episode: Episode) -> dict[str, Any]:
     row: dict[str, Any] = {
         "turns": [dict(message) for message in episode.messages],
         "turn_rewards": list(episode.rewards),
+        "turn_seconds": [round(seconds, 4) for seconds in episode.seconds],
         "environment_s": round(episode.environment_s, 4),
     }
     if episode.num_tool_calls:

@@ -17,7 +17,8 @@ from whetstone.files import atomic_write
 from whetstone.parallel.collectives import run_on_main
 from whetstone.parallel.mesh import SINGLE, Ranks
 from whetstone.run.atomic_folder import free_path, move_aside
-from whetstone.run.checkpoint import SCALARS, Checkpoint, named_checkpoints
+from whetstone.run.checkpoint import Checkpoint
+from whetstone.run.checkpoint_folder import SCALARS, named_checkpoints
 from whetstone.run.checkpoint_search import Search, find_checkpoint
 from whetstone.run.record import read_mapping
 

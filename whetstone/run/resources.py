@@ -15,7 +15,7 @@ from typing import Self
 
 import torch
 
-from whetstone.run.checkpoint import named_checkpoints
+from whetstone.run.checkpoint_folder import named_checkpoints
 from whetstone.run.host import available_memory, tree_memory
 
 SAMPLE_S = 1.0  # between two readings of the GPU

@@ -2,7 +2,8 @@
 
 Arrays that `numpy.load` reads: `token_ids`, `numbers` (a row for each column), `rules` (a bit for each rule
 that removed or bounded the token), and `description`: JSON in UTF-8 with names, the texts of tokens, and the
-completions as completions/step_N.jsonl has them.
+completions as completions/step_N.jsonl has them. `observation_ids` are what the policy saw after its turns;
+`turn_tokens` of a completion has the numbers of sampled and of observed tokens of each turn.
 """
 
 import io
@@ -63,28 +64,35 @@ def pack_tokens(
     step: int, groups: Sequence[Group], indices: Sequence[int], rows: dict[int, TokenRows], tokenizer: Any
 ) -> bytes:
     """One file: the columns of all completions, one after the other."""
-    completions, token_ids, numbers, rules = [], [], [], []
+    completions, numbers, rules = [], [], []
+    ids: list[int] = []
+    observed: list[int] = []
     for index in indices:
         group, sample = divmod(index, len(groups[0].rollouts))
-        completion = groups[group].rollouts[sample].completion
-        own = rows.get(index) or _without_update(completion.logprobs)
+        rollout = groups[group].rollouts[sample]
+        own = rows.get(index) or _without_update(rollout.completion.logprobs)
         completions.append({**completion_row(step, groups[group], sample), "tokens": len(own.rules)})
-        token_ids.append(np.array(completion.token_ids, dtype=np.int32))
+        if rollout.episode is not None:
+            lengths = [[len(turn.completion.token_ids), len(turn.observation_ids)] for turn in rollout.turns]
+            completions[-1]["turn_tokens"] = lengths
+            observed += [token for turn in rollout.turns for token in turn.observation_ids]
+        ids += rollout.completion.token_ids
         numbers.append(own.numbers)
         rules.append(own.rules)
-    ids, table = np.concatenate(token_ids), np.concatenate(numbers, axis=1)
+    table = np.concatenate(numbers, axis=1)
     present = [row for row, values in enumerate(table) if not np.isnan(values).all()]  # no critic: no values
     description = {
         "step": step,
         "columns": [NUMBERS[row] for row in present],
         "rules": list(RULES),
         "completions": completions,
-        "texts": {int(token): token_text(tokenizer, int(token)) for token in np.unique(ids)},
+        "texts": {token: token_text(tokenizer, token) for token in sorted({*ids, *observed})},
     }
     buffer = io.BytesIO()
     np.savez(
         buffer,
-        token_ids=ids,
+        token_ids=np.array(ids, dtype=np.int32),
+        observation_ids=np.array(observed, dtype=np.int32),
         numbers=table[present],  # float32: logprobs of trainer and sampler differ by far less than 1e-3
         rules=np.concatenate(rules),
         description=np.frombuffer(_json_bytes(description), dtype=np.uint8),

@@ -1,10 +1,12 @@
 """Tasks made of rows of a data set: from a file, a folder or the hub; a fraction is held out to evaluate."""
 
+import contextlib
+import importlib
 import logging
 import os
 import re
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -134,14 +136,10 @@ def _read_hub(source_name: str, name: str | None, split: str, task: str) -> list
     import huggingface_hub
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it announces every retry
-    flags: list[Any] = [datasets.config, huggingface_hub.constants]  # type: ignore[attr-defined]
-    before = [module.HF_HUB_OFFLINE for module in flags]
-    if not _hub_resolves(huggingface_hub.constants.ENDPOINT):
-        # Without a network the client would try for half a minute; what is in its cache can still be had.
-        for module in flags:
-            module.HF_HUB_OFFLINE = True
+    is_online = _hub_resolves(huggingface_hub.constants.ENDPOINT)
     try:
-        data = datasets.load_dataset(source_name, name, split=split)
+        with contextlib.nullcontext() if is_online else _offline():
+            data = datasets.load_dataset(source_name, name, split=split)
     except Exception as error:  # the hub's client raises whatever its layers do
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(
@@ -149,10 +147,21 @@ def _read_hub(source_name: str, name: str | None, split: str, task: str) -> list
             f"task {task} could not be loaded: "
             f"{reason.rstrip('.')}. Check its name and the network, or give a local file as `path`."
         ) from None
-    finally:
-        for module, value in zip(flags, before, strict=True):
-            module.HF_HUB_OFFLINE = value
     return check_rows([dict(row) for row in data], f"The hub data set {source_name} of task {task}")  # type: ignore[arg-type]
+
+
+@contextlib.contextmanager
+def _offline() -> Iterator[None]:
+    """Inside, the hub's clients use their caches alone: without a network they try for half a minute."""
+    modules = [importlib.import_module(name) for name in ("datasets.config", "huggingface_hub.constants")]
+    before = [module.HF_HUB_OFFLINE for module in modules]
+    for module in modules:
+        vars(module)["HF_HUB_OFFLINE"] = True
+    try:
+        yield
+    finally:
+        for module, value in zip(modules, before, strict=True):
+            vars(module)["HF_HUB_OFFLINE"] = value
 
 
 def _hub_resolves(endpoint: str) -> bool:

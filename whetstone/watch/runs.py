@@ -10,12 +10,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import numpy as np
-
 from whetstone.errors import UserError
 from whetstone.run.comparison import GRID, cell_results, make_results, read_cells, run_path, versus_first
 from whetstone.run.metrics import parse_row
 from whetstone.run.record import read_mapping, read_sessions
+from whetstone.watch.tokens import tokens
 
 MARKS = ("metrics.jsonl", "config.yaml", "run.json")  # any of these makes a folder a run
 MAX_DEPTH = 3
@@ -287,30 +286,3 @@ def tasks(folder: Path, step: int) -> dict[str, Any] | None:
 
 def evaluation(folder: Path, step: int) -> dict[str, Any] | None:
     return read_mapping(folder / "eval_results" / f"eval_step_{step}.json")
-
-
-def tokens(folder: Path, step: int) -> dict[str, Any] | None:
-    """The tokens of a step by completion; None where there are none, or the file is broken."""
-    try:
-        with np.load(folder / "completions" / f"tokens_{step}.npz", allow_pickle=False) as file:
-            description = json.loads(file["description"].tobytes())
-            ids, numbers, rules = file["token_ids"], file["numbers"].astype(np.float64), file["rules"]
-            parts, start = [], 0
-            for completion in description["completions"]:
-                span = slice(start, start + completion["tokens"])
-                shown = {
-                    name: [None if x != x else round(x, 7) for x in numbers[row, span].tolist()]
-                    for row, name in enumerate(description["columns"])
-                    if not np.isnan(numbers[row, span]).all()
-                }
-                own = {"ids": ids[span].tolist(), "rules": rules[span].tolist(), "numbers": shown}
-                parts.append({"row": completion, **own})
-                start = span.stop
-            return {
-                "step": step,
-                "rules": description["rules"],
-                "texts": description["texts"],
-                "parts": parts,
-            }
-    except (OSError, ValueError, KeyError, TypeError, IndexError):
-        return None

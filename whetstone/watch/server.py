@@ -1,8 +1,10 @@
 """The server behind the page: static files, JSON of run folders, and events while a run is going.
 
 Only what `find_runs` names can be read. On another address than this machine's own it asks for a token.
+Nothing is written. Talk samples from a checkpoint when a page of this server asks for it.
 """
 
+import contextlib
 import json
 import secrets
 import threading
@@ -19,10 +21,13 @@ from whetstone.diagnosis.explain import diagnose, load_history
 from whetstone.errors import UserError
 from whetstone.files import json_safe
 from whetstone.watch import runs
+from whetstone.watch.talk import Talk
+from whetstone.watch.tokens import tokens
 
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 FOLLOW_S = 0.5  # between two looks at a run folder
+MAX_BODY = 1_000_000  # bytes of a request
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -41,6 +46,7 @@ class WatchServer(ThreadingHTTPServer):
         self.root = root
         self.token = None if host in ("127.0.0.1", "::1", "localhost") else secrets.token_urlsafe(16)
         self.closing = threading.Event()
+        self.talk = Talk(lambda: runs.find_runs(root))
         super().__init__((host, port), Handler)
 
     @property
@@ -52,6 +58,10 @@ class WatchServer(ThreadingHTTPServer):
     def shutdown(self) -> None:
         self.closing.set()
         super().shutdown()
+
+    def server_close(self) -> None:
+        self.talk.close()
+        super().server_close()
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -74,6 +84,52 @@ class Handler(BaseHTTPRequestHandler):
         except (BrokenPipeError, ConnectionResetError):  # the page was closed
             self.close_connection = True
 
+    def do_POST(self) -> None:
+        """Talk. Only a page of this server may ask: another site's can make a browser send a request."""
+        url = urlsplit(self.path)
+        self.close_connection = True  # a body that was not read is not the next request
+        if not self._is_allowed(url.query) or not self._is_own_page():
+            return self._send(HTTPStatus.FORBIDDEN, b"Only the page of this server may ask.", "text/plain")
+        length = self.headers.get("Content-Length", "")
+        if not length.isdecimal() or int(length) > MAX_BODY:
+            return self._send(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, b"The request is too long.", "text/plain")
+        try:
+            document = json.loads(self.rfile.read(int(length)))
+        except (ValueError, RecursionError):
+            return self._send(HTTPStatus.BAD_REQUEST, b"The request is no JSON.", "text/plain")
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the page was closed
+            if url.path == "/api/talk":
+                self._send_answer(document)
+            elif url.path == "/api/talk/stop":
+                self.server.talk.stop()
+                self._send_json({})
+            else:
+                self._send(HTTPStatus.NOT_FOUND, b"There is nothing to ask here.", "text/plain")
+
+    def _is_own_page(self) -> bool:
+        """By headers that scripts can't set, and a content type that no form of another site sends."""
+        origin, kind = self.headers.get("Origin", ""), self.headers.get("Content-Type", "")
+        return (
+            urlsplit(origin).netloc == self.headers.get("Host", "") != ""
+            and self.headers.get("Sec-Fetch-Site", "same-origin") == "same-origin"
+            and kind.partition(";")[0].strip() == "application/json"
+        )
+
+    def _send_answer(self, document: Any) -> None:
+        """A line of JSON for each event, while the answer is sampled."""
+        self._begin_stream("application/x-ndjson")
+        with contextlib.closing(self.server.talk.answer(document)) as events:
+            for event in events:
+                self.wfile.write(json.dumps(json_safe(event)).encode() + b"\n")
+                self.wfile.flush()
+
+    def _begin_stream(self, kind: str) -> None:
+        self.send_response(HTTPStatus.OK)
+        for name, value in (HEADERS | {"Content-Type": kind, "Connection": "close"}).items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.close_connection = True
+
     def _send_api(self, parts: list[str], query: str) -> None:
         known = runs.find_runs(self.server.root)
         if parts == ["runs"]:
@@ -86,6 +142,8 @@ class Handler(BaseHTTPRequestHandler):
         elif parts == ["events"]:
             names = [name for name in parse_qs(query).get("run", []) if name in known]
             self._send_events({name: known[name] for name in names})
+        elif len(parts) == 2 and parts[0] == "talk" and parts[1] in known:
+            self._send_json(self.server.talk.state(known[parts[1]]))
         elif (
             len(parts) == 4
             and parts[0] == "runs"
@@ -129,12 +187,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _send_events(self, folders: dict[str, Path]) -> None:
         """Server-sent events until the page is closed: what is new in each of these runs."""
-        self.send_response(HTTPStatus.OK)
-        for name, value in (HEADERS | {"Content-Type": "text/event-stream"}).items():
-            self.send_header(name, value)
-        self.send_header("Connection", "close")
-        self.end_headers()
-        self.close_connection = True
+        self._begin_stream("text/event-stream")
         followers = {name: runs.Follower(folder) for name, folder in folders.items()}
         while not self.server.closing.is_set():
             for name, follower in followers.items():
@@ -186,6 +239,6 @@ READERS: dict[str, Callable[[Path, int], Any]] = {
     "completions": runs.completions,
     "evaluations": runs.evaluation,
     "tasks": runs.tasks,
-    "tokens": runs.tokens,
+    "tokens": tokens,
     "findings": _findings,
 }

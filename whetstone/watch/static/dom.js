@@ -18,6 +18,23 @@ export function node(name, properties = {}, ...children) {
   return result;
 }
 
+const MAX_TEXT = 20000;
+
+// Long text is cut, with a button for the rest.
+export function textNode(text, className = "") {
+  const whole = String(text ?? ""), result = node("pre", { className, textContent: whole.slice(0, MAX_TEXT) });
+  if (whole.length > MAX_TEXT) {
+    result.append(button(`show ${(whole.length - MAX_TEXT).toLocaleString("en")} more characters`, () => {
+      result.replaceChildren(node("span", { textContent: whole }));
+    }));
+  }
+  return result;
+}
+
+// Prompt and completion in lower case, for a search.
+export const textOf = (row) => [row.problem, ...[...(row.messages ?? []), ...(row.turns ?? [])].map((message) => message.content), row.completion]
+  .join("\n").toLowerCase();
+
 export function button(text, onclick, attributes = {}) {
   return node("button", { type: "button", textContent: text, onclick, attributes });
 }

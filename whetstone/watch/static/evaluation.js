@@ -1,8 +1,10 @@
 // The view "before and after": the fixed problems at the first and at the last evaluation, and at each between.
 
-import { button, counted, node, replace, select } from "./dom.js";
-import { drawHistory, textNode } from "./groups.js";
+import { button, counted, node, replace, select, textNode, textOf } from "./dom.js";
+import { searchBox, set, taskSelect } from "./filters.js";
+import { drawHistory } from "./groups.js";
 import { redraw, state } from "./state.js";
+import { conversation } from "./turns.js";
 
 const MAX_ROWS = 100;
 const isRight = (row) => Boolean(row && (row.correct ?? row.parts?.correct));
@@ -20,7 +22,8 @@ function cell(step, row) {
   const verdict = "correct" in (row.parts ?? { correct: 0 }) ? (isRight(row) ? "right" : "wrong") : `reward ${row.reward}`;
   const cut = row.finish === "length" ? ", cut off" : "";
   return node("td", {}, node("span", { className: "quiet step", textContent: `step ${step} ` }), node("span", { className: `chip ${verdict}`, textContent: verdict }),
-    node("span", { className: "quiet", textContent: ` ${row.length ?? ""} tokens${cut}` }), textNode(row.completion));
+    node("span", { className: "quiet", textContent: ` ${row.length ?? ""} tokens${cut}` }),
+    row.turns?.length ? conversation(row, "") : textNode(row.completion));
 }
 
 export async function drawEvaluation(main, run) {
@@ -33,10 +36,7 @@ export async function drawEvaluation(main, run) {
   const later = new Map(firstSamples(after).map((row) => [row.problem, row]));
   const pairs = all.map((row) => [row, later.get(row.problem)])
     .filter((pair) => CHANGES[state.change](...pair) && (!state.task || pair[0].task === state.task)
-      && (!text || pair.some((row) => row && JSON.stringify([row.problem, row.messages, row.completion]).toLowerCase().includes(text))));
-  const tasks = [...new Set(all.map((row) => String(row.task ?? "")))].sort();
-  const set = (name) => (value) => { state[name] = value; redraw(); };
-  const search = node("input", { type: "search", placeholder: "text", value: state.text, ariaLabel: "text of prompt or completion", onchange: () => set("text")(search.value) });
+      && (!text || pair.some((row) => row && textOf(row).includes(text))));
   const history = node("div", { id: "problem" });
   const isChosen = all.some((row) => row.problem === state.problem);
   if (isChosen) drawHistory(history, run, state.problem);
@@ -47,7 +47,7 @@ export async function drawEvaluation(main, run) {
   const heads = ["problem", `step ${ends[0]}`, ...(steps.length > 1 ? [`step ${ends[1]}`] : [])];
   replace(main, node("div", { className: "controls" },
     select("change", Object.keys(CHANGES).map((kind) => [kind, kind]), state.change, set("change")),
-    ...(tasks.length > 1 || state.task ? [select("task", [["", "all tasks"], ...tasks.map((task) => [task, task])], state.task, set("task"))] : []), search,
+    taskSelect(all), searchBox(),
     node("span", { className: "quiet", id: "matches", textContent: `${pairs.length} of ${counted(all.length, "problem")}${pairs.length > MAX_ROWS ? `, the first ${MAX_ROWS} shown` : ""}` })),
     ...(isChosen ? [node("h2", { textContent: `${state.problem} over steps` }), history] : []),
     node("table", { className: "pairs" }, node("caption", { className: "hidden", textContent: "Problems before and after" }),

@@ -1,11 +1,13 @@
 // The view of groups: the completions of a step by prompt, with filters, the rewards, and the tokens.
 
 import { LineChart } from "./chart.js";
-import { button, counted, format, mean, node, replace, select, table, visible } from "./dom.js";
+import { button, counted, format, mean, node, replace, select, table, textNode, textOf, visible } from "./dom.js";
+import { searchBox, set, taskSelect } from "./filters.js";
 import { redraw, state } from "./state.js";
 import { COLORINGS, TokenView, hasNumbers, ruleText } from "./tokens.js";
+import { conversation, turnsOf } from "./turns.js";
 
-const BINS = 10, MAX_TEXT = 20000, MAX_GROUPS = 500;
+const BINS = 10, MAX_GROUPS = 500;
 const isJudged = (rows) => rows.every((row) => "correct" in (row.parts ?? {}));
 const isRight = (row) => row.parts?.correct === 1;
 const KINDS = {
@@ -26,23 +28,12 @@ function byProblem(rows) {
   return groups;
 }
 
-// Long text is cut, with a button for the rest.
-export function textNode(text, className = "") {
-  const whole = String(text ?? ""), result = node("pre", { className, textContent: whole.slice(0, MAX_TEXT) });
-  if (whole.length > MAX_TEXT) {
-    result.append(button(`show ${(whole.length - MAX_TEXT).toLocaleString("en")} more characters`, () => {
-      result.replaceChildren(node("span", { textContent: whole }));
-    }));
-  }
-  return result;
-}
-
-export function rewardBins(rows) {
+function rewardBins(rows) {
   const rewards = rows.map((row) => row.reward).filter(Number.isFinite);
   const low = rewards.reduce((a, b) => Math.min(a, b), 0), high = rewards.reduce((a, b) => Math.max(a, b), 1);
   return { low, width: (high - low) / BINS || 1 };
 }
-export const binOf = (reward, { low, width }) => Math.min(BINS - 1, Math.floor((reward - low) / width + 1e-9));
+const binOf = (reward, { low, width }) => Math.min(BINS - 1, Math.floor((reward - low) / width + 1e-9));
 
 function histogram(rows, bins) {
   const counts = Array(BINS).fill(0);
@@ -69,15 +60,11 @@ function histogram(rows, bins) {
 function matches(rows, bins) {
   const text = state.text.toLowerCase();
   return KINDS[state.filter](rows) && (!state.task || rows[0].task === state.task)
-    && (!text || rows.some((row) => JSON.stringify([row.problem, row.messages, row.completion]).toLowerCase().includes(text)
-      || String(row.completion).toLowerCase().includes(text)))
+    && (!text || rows.some((row) => textOf(row).includes(text)))
     && (state.bin === null || rows.some((row) => binOf(row.reward, bins) === state.bin));
 }
 
 function controls(run, steps, rows, tokens, summary) {
-  const set = (name) => (value) => { state[name] = value; redraw(); };
-  const search = node("input", { type: "search", placeholder: "text", value: state.text, ariaLabel: "text of prompt or completion", onchange: () => set("text")(search.value) });
-  const tasks = [...new Set(rows.map((row) => String(row.task ?? "")))].sort();
   const known = (name) => !tokens || tokens.parts.some((part) => hasNumbers(part, name));
   const colorings = [...Object.entries(COLORINGS).map(([name, { title }]) => [name, title]), ["rule", "the rule that removed or clipped it"]]
     .map(([name, title]) => (known(name) ? [name, title] : [name, `${title} (not part of this run)`, true]));
@@ -86,8 +73,7 @@ function controls(run, steps, rows, tokens, summary) {
     select("step", steps.map((step) => [step, `step ${step}${run.steps.tokens.includes(step) ? " (tokens)" : ""}`]), state.step, (value) => { state.step = Number(value); redraw(); }),
     ...(newest === state.step ? [] : [button(`newest: step ${newest}`, () => { state.step = newest; redraw(); })]),
     select("filter", Object.keys(KINDS).map((kind) => [kind, kind]), state.filter, set("filter")),
-    ...(tasks.length > 1 || state.task ? [select("task", [["", "all tasks"], ...tasks.map((task) => [task, task])], state.task, set("task"))] : []),
-    search, node("label", {}, "color tokens by ", select("color tokens by", colorings, state.coloring, set("coloring"))),
+    taskSelect(rows), searchBox(), node("label", {}, "color tokens by ", select("color tokens by", colorings, state.coloring, set("coloring"))),
     node("span", { className: "quiet", id: "matches", textContent: summary }));
 }
 
@@ -143,14 +129,22 @@ function facts(row, average, part) {
     ["outcome", String(row.outcome ?? "")],
     ["tests", (row.tests ?? []).join(", ")],
     ["scoring failed", String(row.failure ?? "")],
+    ...episodeFacts(row),
     ...Object.entries(row.extra ?? {}).map(([name, value]) => [name, typeof value === "string" ? value : JSON.stringify(value)]),
   ];
   return node("dl", { className: "facts" }, ...pairs.filter(([, value]) => value !== "")
     .map(([name, value]) => node("div", {}, node("dt", { textContent: name }), node("dd", { textContent: value.slice(0, 2000) }))));
 }
 
+function episodeFacts(row) {
+  if (!row.turns) return [];
+  return [["turns", String(turnsOf(row).length)], ["waiting for the environment", typeof row.environment_s === "number" ? `${format(row.environment_s)} s` : ""],
+    ["tool calls", String(row.tool_calls ?? "")], ["failed tool calls", String(row.tool_errors || "")], ["environment failed", String(row.environment_error ?? "")]];
+}
+
 // Why the reward is what it is, in a sentence.
 function reason(row) {
+  if (row.environment_error) return "Not paid: the environment failed.";
   if (row.failure) return "Not paid: the scorer failed.";
   if (row.outcome && !isRight(row)) return `Not right: ${row.outcome}.`;
   if (row.answer === null || row.answer === undefined) return "No answer was found in the text.";
@@ -164,21 +158,25 @@ function completionNode(row, average, part, tokens, bins) {
   const key = JSON.stringify([state.step, row.problem, row.sample]);
   if (part && !state.tokens.has(key)) state.tokens.set(key, {});
   const coloring = part && hasNumbers(part, state.coloring) ? state.coloring : "logprob";
-  const view = part ? new TokenView(part, tokens.texts, tokens.rules, coloring, state.tokens.get(key)).root : textNode(row.completion);
+  const shown = { texts: tokens?.texts, ruleNames: tokens?.rules, coloring, position: state.tokens.get(key), turns: turnsOf(row) };
+  const tokenView = part ? new TokenView(part, shown) : null;
+  const view = tokenView?.root ?? (row.turns?.length ? conversation(row) : textNode(row.completion));
   const kind = isJudged([row]) ? (isRight(row) ? "right" : "wrong") : "";
   const isChosen = state.bin === null || binOf(row.reward, bins) === state.bin;
   const values = part ? node("details", { className: "values", ontoggle: (event) => {
-    event.target.replaceChildren(event.target.firstChild, ...(event.target.open ? [node("div", { className: "scroll" }, TokenView.tableOf(part, tokens.texts, tokens.rules))] : []));
+    event.target.replaceChildren(event.target.firstChild, ...(event.target.open ? [node("div", { className: "scroll" }, tokenView.table())] : []));
   } }, node("summary", { textContent: "Tokens as a table" })) : null;
   return node("article", { className: `completion ${kind} ${isChosen ? "" : "faint"}`, ariaLabel: `sample ${row.sample}` },
     node("div", { className: "reason", textContent: reason(row) }), facts(row, average, part),
-    ...removed.map(([name, count]) => node("div", { className: "quiet", textContent: `${ruleText(name)}: ${counted(count, "token")} of ${part.ids.length}` })), view, values);
+    ...removed.map(([name, count]) => node("div", { className: "quiet", textContent: `${ruleText(name)}: ${counted(count, "token")} of ${row.length ?? part.ids.length}` })), view, values);
 }
 
 function groupNode(run, [problem, rows], tokens, bins) {
   const average = mean(rows.map((row) => row.reward));
   const history = node("div", { id: "history" });
-  const result = node("section", { ariaLabel: "group" }, node("h2", { textContent: problem }));
+  // A report has no server that could sample.
+  const talk = run.documents ? null : button("try this problem", () => { state.prompt = rows[0].messages ?? []; state.view = "talk"; redraw(); }, { id: "try" });
+  const result = node("section", { ariaLabel: "group" }, node("div", { className: "group-head" }, node("h2", { textContent: problem }), talk));
   for (const message of rows[0].messages ?? []) result.append(node("div", { className: "quiet", textContent: String(message.role) }), textNode(message.content));
   const parts = new Map((tokens?.parts ?? []).filter((part) => part.row.problem === problem).map((part) => [part.row.sample, part]));
   result.append(history, node("div", { className: "samples" }, ...rows.map((row) => completionNode(row, average, parts.get(row.sample), tokens, bins))));

@@ -1,7 +1,6 @@
 // The view "now": what the run does at this moment, and what `whet explain` says of it so far.
 
-import { duration, format, mean, node, percent, replace } from "./dom.js";
-import { textNode } from "./groups.js";
+import { duration, format, mean, node, percent, replace, textNode } from "./dom.js";
 import { state } from "./state.js";
 
 function tile(title, value) {

@@ -3,7 +3,7 @@
 export const state = {
   runs: new Map(), chosen: [], view: "now", xName: "step", smoothing: 0, range: null, showAll: false,
   step: null, problem: null, filter: "all", task: "", text: "", bin: null, coloring: "logprob", tokens: new Map(),
-  change: "all", grid: null,
+  change: "all", grid: null, prompt: null,
 };
 
 let draw = () => {}, isDue = false;

@@ -1,7 +1,8 @@
 // The tokens of a completion, colored by one of their numbers: the text, a strip over the whole sequence, and
 // the numbers of the token under the pointer or the cursor.
 
-import { button, counted, format, node, table, visible } from "./dom.js";
+import { button, counted, format, node, percent, table, visible } from "./dom.js";
+import { NOT_TRAINED, UNSEEN, answerNodes, observedNode, saidNode } from "./turns.js";
 
 // `value` computes a number from the columns; `low` to `high` is the range of the colors.
 export const COLORINGS = {
@@ -21,7 +22,7 @@ export const COLORINGS = {
   weight: { title: "weight in the loss", value: (n, i) => n.weight?.[i], low: 0, high: 2, ramp: "high" },
 };
 // In the order in which they color a token that several apply to: what took it out of the loss comes first.
-export const RULES = {
+const RULES = {
   equal_rewards: { title: "equal rewards in the group: not in the update", color: "125 125 125" },
   truncated_completion: { title: "truncated completion, masked", color: "0 130 130" },
   off_policy: { title: "off-policy mask", color: "140 70 200" },
@@ -30,7 +31,7 @@ export const RULES = {
   importance_bound: { title: "importance weight at its bound", color: "205 125 0" },
 };
 const WINDOW = 2000;  // tokens that are shown as text at once
-const STRIP_HEIGHT = 22;
+const STRIP_HEIGHT = 22, OBSERVED_HEIGHT = 4;
 
 function subtract(a, b) { return typeof a === "number" && typeof b === "number" ? a - b : undefined; }
 function exponential(x) { return x === undefined ? undefined : Math.exp(x); }
@@ -52,14 +53,23 @@ export function color(value, { low, high, ramp }) {
 }
 
 // The colorings for which a part has numbers.
-export function hasNumbers(part, name) {
-  return name === "rule" || part.ids.some((_, i) => typeof COLORINGS[name].value(part.numbers, i) === "number");
+export function hasNumbers(part, name, colorings = COLORINGS) {
+  return name === "rule" || part.ids.some((_, i) => typeof colorings[name].value(part.numbers, i) === "number");
 }
 
-// part: {ids, rules, numbers}; position: {cursor} is kept by the caller, so that a redraw does not lose it.
+// Ranges of tokens: the turns of an episode and what was observed after each; otherwise one range of all.
+function rangesOf(part) {
+  let stop = 0;
+  const next = (turn, length, isObserved) => ({ turn, isObserved, start: stop, stop: (stop += length) });
+  return (part.turns ?? [[part.ids.length, 0]]).flatMap(([said, seen], turn) => [next(turn, said, false), next(turn, seen, true)])
+    .filter(({ start, stop: end }) => end > start);
+}
+
+// part: {ids, rules, numbers}, of an episode also turns: [[sampled, observed]]; of Talk also likeliest.
+// turns: those of the row. position: {cursor} is kept by the caller, so that a redraw does not lose it.
 export class TokenView {
-  constructor(part, texts, ruleNames, coloring, position = {}) {
-    Object.assign(this, { part, texts, ruleNames, coloring, position });
+  constructor(part, { texts, ruleNames = [], coloring, position = {}, turns = [], colorings = COLORINGS }) {
+    Object.assign(this, { part, texts, ruleNames, coloring, position, turns, colorings, ranges: rangesOf(part) });
     this.strip = node("canvas", {
       className: "strip", tabIndex: 0, height: STRIP_HEIGHT,
       attributes: { role: "slider", "aria-label": "tokens", "aria-valuemin": 0, "aria-valuemax": part.ids.length - 1 },
@@ -67,7 +77,9 @@ export class TokenView {
     this.text = node("div", { className: "tokens" });
     this.range = node("div", { className: "quiet" });
     this.readout = node("div", { className: "numbers", attributes: { "aria-live": "off" } });
-    this.root = node("div", { className: "token-view" }, this.strip, this.legend(), this.range, this.text, this.readout);
+    const count = this.ranges.reduce((sum, range) => sum + (range.isObserved ? range.stop - range.start : 0), 0);
+    const observed = count ? node("div", { className: "quiet", textContent: `Marked by a line: ${counted(count, "token")} observed, ${NOT_TRAINED}` }) : null;
+    this.root = node("div", { className: "token-view" }, this.strip, this.legend(), observed, this.range, this.text, this.readout);
     this.strip.addEventListener("keydown", (event) => this.key(event));
     this.strip.addEventListener("pointermove", (event) => this.show(this.indexAt(event), { scroll: false }));
     this.strip.addEventListener("pointerdown", (event) => this.show(this.indexAt(event)));
@@ -81,7 +93,7 @@ export class TokenView {
   }
 
   colorOf(i) {
-    if (this.coloring !== "rule") return color(COLORINGS[this.coloring].value(this.part.numbers, i), COLORINGS[this.coloring]);
+    if (this.coloring !== "rule") return color(this.colorings[this.coloring].value(this.part.numbers, i), this.colorings[this.coloring]);
     const [first] = rulesOf(this.part.rules[i], this.ruleNames);
     return first === undefined ? "" : `rgb(${RULES[first]?.color ?? "200 60 40"} / .55)`;
   }
@@ -95,20 +107,36 @@ export class TokenView {
   fill(start) {
     this.start = start;
     const stop = Math.min(this.part.ids.length, start + WINDOW);
-    const spans = [];
-    for (let i = start; i < stop; i++) {
-      const span = node("span", { textContent: this.texts[this.part.ids[i]] ?? `[${this.part.ids[i]}]`, dataset: { token: i } });
-      span.style.background = this.colorOf(i);
-      if (this.coloring === "rule" && this.part.rules[i]) span.className = this.isRemoved(i) ? "ruled removed" : "ruled";
-      spans.push(span);
-    }
-    this.text.replaceChildren(...spans);
+    this.spans = new Map();
+    this.text.replaceChildren(...this.ranges.filter((range) => range.start < stop && range.stop > start)
+      .flatMap((range) => this.rangeNodes(range, Math.max(start, range.start), Math.min(stop, range.stop))));
+    const last = this.turns.at(-1);
+    if (this.part.turns && last?.answers.length && stop === this.part.ids.length) this.text.append(observedNode(last, UNSEEN, ...answerNodes(last)));
     const all = this.part.ids.length;
     if (all > WINDOW) {
       this.range.replaceChildren(`tokens ${start} to ${stop - 1} of ${all} `,
         button("before", () => this.fill(Math.max(0, start - WINDOW))),
         button("after", () => this.fill(Math.min(Math.max(0, all - WINDOW), start + WINDOW))));
     }
+  }
+
+  // The tokens of a range as spans; those of an episode in a block with what is known of the turn.
+  rangeNodes({ turn, isObserved }, start, stop) {
+    const spans = [];
+    for (let i = start; i < stop; i++) {
+      const span = node("span", { textContent: this.texts[this.part.ids[i]] ?? `[${this.part.ids[i]}]`, dataset: { token: i } });
+      span.style.background = this.colorOf(i);
+      if (this.coloring === "rule" && this.part.rules[i]) span.className = this.isRemoved(i) ? "ruled removed" : "ruled";
+      this.spans.set(i, span);
+      spans.push(span);
+    }
+    if (!this.part.turns) return spans;
+    const known = this.turns[turn] ?? { number: turn + 1, calls: [], answers: [] };
+    return [isObserved ? observedNode(known, NOT_TRAINED, ...spans) : saidNode(known, ...spans)];
+  }
+
+  isObserved(i) {
+    return this.ranges.some((range) => range.isObserved && range.start <= i && i < range.stop);
   }
 
   // The strip: a column for each token, or several tokens in one, of which the strongest color shows.
@@ -124,9 +152,12 @@ export class TokenView {
       context.fillStyle = this.colorOf(i) || "transparent";
       context.fillRect(left, 0, right - left, height);
     }
+    context.fillStyle = getComputedStyle(this.strip).color;
+    for (const { start, stop } of this.ranges.filter((range) => range.isObserved)) {
+      context.fillRect((start * width) / count, height - OBSERVED_HEIGHT * scale, ((stop - start) * width) / count, OBSERVED_HEIGHT * scale);
+    }
     const cursor = this.position.cursor;
     if (cursor !== undefined) {
-      context.fillStyle = getComputedStyle(this.strip).color;
       context.fillRect(Math.floor(((cursor + 0.5) * width) / count) - scale, 0, 2 * scale, height);
     }
   }
@@ -153,7 +184,7 @@ export class TokenView {
     this.position.cursor = i;
     if (i < this.start || i >= this.start + WINDOW) this.fill(Math.floor(i / WINDOW) * WINDOW);
     this.text.querySelector(".cursor")?.classList.remove("cursor");
-    const span = this.text.children[i - this.start];
+    const span = this.spans.get(i);
     span?.classList.add("cursor");
     if (scroll && span) this.text.scrollTop += span.getBoundingClientRect().top - this.text.getBoundingClientRect().top - 40;
     const facts = this.facts(i);
@@ -165,12 +196,15 @@ export class TokenView {
   }
 
   facts(i) {
-    const numbers = Object.values(COLORINGS)
+    const numbers = Object.values(this.colorings)
       .map(({ title, value }) => [title, value(this.part.numbers, i)])
       .filter(([, value]) => typeof value === "number")
       .map(([title, value]) => [title, String(Number(value.toPrecision(4)))]);
     const rules = rulesOf(this.part.rules[i], this.ruleNames).map((name) => ["rule", ruleText(name)]);
-    return [[`token ${i}`, JSON.stringify(this.texts[this.part.ids[i]] ?? "")], ...numbers, ...rules];
+    const observed = this.isObserved(i) ? [["observed", NOT_TRAINED]] : [];
+    const likeliest = (this.part.likeliest?.[i] ?? []).map(([text, logprob]) => `${JSON.stringify(text)} ${percent(Math.exp(logprob))}`);
+    return [[`token ${i}`, JSON.stringify(this.texts[this.part.ids[i]] ?? "")], ...observed, ...numbers, ...rules,
+      ...(likeliest.length ? [["likeliest", likeliest.join(", ")]] : [])];
   }
 
   // What the colors mean; of the rules also how many tokens each concerns.
@@ -184,7 +218,7 @@ export class TokenView {
         return node("span", { dataset: { rule: name } }, key, `${ruleText(name)}: ${counted(count, "token")}`);
       }) : ["No rule removed or bounded a token here."]));
     }
-    const coloring = COLORINGS[this.coloring], { low, high } = coloring;
+    const coloring = this.colorings[this.coloring], { low, high } = coloring;
     const steps = Array.from({ length: 9 }, (_, n) => {
       const cell = node("span", { className: "key" });
       cell.style.background = color(low + ((high - low) * n) / 8, coloring);
@@ -194,10 +228,11 @@ export class TokenView {
   }
 
   // All tokens with all their numbers; made when it is opened.
-  static tableOf(part, texts, ruleNames) {
-    const shown = Object.entries(COLORINGS).filter(([name]) => hasNumbers(part, name)).map(([, coloring]) => coloring);
+  table() {
+    const { part, texts } = this;
+    const shown = Object.entries(this.colorings).filter(([name]) => hasNumbers(part, name, this.colorings)).map(([, coloring]) => coloring);
     const rows = part.ids.slice(0, WINDOW).map((id, i) => [String(i), visible(JSON.stringify(texts[id] ?? "")),
-      ...shown.map(({ value }) => value(part.numbers, i)), rulesOf(part.rules[i], ruleNames).join(", ")]);
+      ...shown.map(({ value }) => value(part.numbers, i)), this.isObserved(i) ? `observed, ${NOT_TRAINED}` : rulesOf(part.rules[i], this.ruleNames).join(", ")]);
     return table("Tokens", ["#", "token", ...shown.map(({ title }) => title), "rules"], rows);
   }
 }

@@ -8,11 +8,12 @@ import { drawGroups, updateSteps } from "./groups.js";
 import { drawNow } from "./now.js";
 import { Run, Stream } from "./runs.js";
 import { current, onRedraw, redraw, state } from "./state.js";
+import { drawTalk } from "./talk.js";
 import { COLORINGS } from "./tokens.js";
 
-const VIEWS = { now: "Now", curves: "Curves", groups: "Groups", evaluation: "Before and after", compare: "Compare" };
+const VIEWS = { now: "Now", curves: "Curves", groups: "Groups", evaluation: "Before and after", talk: "Talk", compare: "Compare" };
 // What must change in a run folder before a view is drawn again.
-const SHOWS = { now: ["rows", "status", "reset"], curves: ["rows", "reset", "evaluations"], evaluation: ["evaluations", "reset"], compare: ["rows", "reset"], groups: ["reset"] };
+const SHOWS = { now: ["rows", "status", "reset"], curves: ["rows", "reset", "evaluations"], evaluation: ["evaluations", "reset"], compare: ["rows", "reset"], groups: ["reset"], talk: [] };
 const LIST_MS = 5000;
 const main = document.getElementById("main");
 const stream = new Stream(state.runs, onEvent);
@@ -97,7 +98,7 @@ function draw() {
   if (state.view === "compare") return drawGrids(main, (names) => { state.view = "curves"; choose(names); });
   if (!run) return main.replaceChildren();
   if (state.view === "curves") return drawCurves(main, state.chosen.map((name) => state.runs.get(name)));
-  ({ now: drawNow, groups: drawGroups, evaluation: drawEvaluation })[state.view](main, run);
+  ({ now: drawNow, groups: drawGroups, evaluation: drawEvaluation, talk: drawTalk })[state.view](main, run);
 }
 
 onRedraw(draw);
@@ -116,7 +117,7 @@ setInterval(async () => {
   }
   if (current()?.state !== before) redraw();  // silent: no event tells that
   if (!state.chosen.length && !known && state.runs.size) choose([state.runs.keys().next().value]);
-  if (state.view === "compare") redraw();
+  if (["compare", "talk"].includes(state.view)) redraw();
   drawRuns();
   drawState();
 }, LIST_MS);
