@@ -56,7 +56,7 @@ class Run:
     def export(self, output: str | Path | None = None, **options: Any) -> Path:
         """Export like `whet export` with `dtype`, `gguf` (a list), `max_shard_size`; returns the folder."""
         from whetstone.export.folder import export
-        from whetstone.export.source import find_source
+        from whetstone.run.source import find_source
 
         source = find_source(str(self.folder))
         return export(source, None if output is None else Path(output), **options).folder

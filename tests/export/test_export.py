@@ -14,11 +14,11 @@ from whetstone.__main__ import run as whet
 from whetstone.config import build
 from whetstone.errors import UserError
 from whetstone.export.folder import export
-from whetstone.export.source import find_source
 from whetstone.export.verification import BOUNDS, logit_difference
 from whetstone.model.hub import load_gguf, resolve
 from whetstone.model.nf4 import dequantize, quantize
 from whetstone.model.policy import load_policy
+from whetstone.run.source import find_source
 
 LORA = {"use_peft": True, "lora_r": 4}
 
@@ -170,7 +170,7 @@ def test_damaged_files_of_a_run_leave_a_card_without_them(
 
 def test_what_a_name_means(lora_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     final = find_source(str(lora_run))
-    assert (final.model, final.name, final.is_final) == (str(lora_run / "final_model"), "sums", True)
+    assert (final.model, final.title, final.is_final) == (str(lora_run / "final_model"), "sums", True)
     monkeypatch.chdir(lora_run)
     here = find_source("final_model")
     assert here.run == lora_run and here.is_final and find_source(".").is_final

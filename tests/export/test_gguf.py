@@ -13,9 +13,9 @@ from whetstone.errors import UserError
 from whetstone.export.folder import export
 from whetstone.export.gguf import check_architecture, write_gguf
 from whetstone.export.gguf_tokenizer import CONTROL, NORMAL, UNUSED, USER_DEFINED, read_vocabulary
-from whetstone.export.source import find_source
 from whetstone.export.verification import BOUNDS, compare_gguf
 from whetstone.model.hub import resolve
+from whetstone.run.source import find_source
 
 QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"

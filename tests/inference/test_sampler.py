@@ -12,11 +12,11 @@ from whetstone.config import build, dump
 from whetstone.errors import UserError
 from whetstone.inference.conversation import Conversation
 from whetstone.inference.sampler import Sampler
-from whetstone.inference.source import find_source
 from whetstone.inference.text_stream import StopTexts, TextStream
 from whetstone.model.policy import load_policy
 from whetstone.model.sharded import model_writer
 from whetstone.run.checkpoint import save_model
+from whetstone.run.source import find_source
 from whetstone.types import Finish
 
 QUESTION = "State the final answer to the following arithmetic problem: 4 + 73 - 12 ="

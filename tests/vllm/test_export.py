@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.exports import NUM_TOKENS, engine_tokens, make_run, prompts
 from whetstone.export.folder import export
-from whetstone.export.source import find_source
+from whetstone.run.source import find_source
 
 pytestmark = pytest.mark.vllm
 vllm: Any = pytest.importorskip("vllm", reason="make test-vllm sets it up")

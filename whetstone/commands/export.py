@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> None:
     with long_command():
         with stage("loading torch"):
             from whetstone.export.folder import export
-            from whetstone.export.source import find_source
+            from whetstone.run.source import find_source
         source = find_source(args.source)
         exported = export(
             source,

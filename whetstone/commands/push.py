@@ -26,7 +26,7 @@ def add_arguments(parser: CommandParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     from whetstone.export.push import notes, plan_upload, push
-    from whetstone.export.source import find_source
+    from whetstone.run.source import find_source
     from whetstone.terminal.display import long_command
     from whetstone.terminal.stages import stage
 

@@ -12,13 +12,13 @@ import torch
 from whetstone.errors import UserError
 from whetstone.export.gguf import check_architecture, write_gguf
 from whetstone.export.merge import load_merged
-from whetstone.export.source import Source
 from whetstone.export.verification import Difference, compare_gguf
 from whetstone.model.card import ADAPTER_CONFIG
 from whetstone.model.manifest import Damage, read_manifest
 from whetstone.report.card import write_card
 from whetstone.run.atomic_folder import clear_temp, temp_dir
 from whetstone.run.checkpoint import save_model
+from whetstone.run.source import Source
 from whetstone.terminal.stages import stage
 
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
@@ -58,9 +58,9 @@ def export(
 
     def write(aside: Path) -> None:
         for kind in dict.fromkeys(gguf):
-            path = aside / f"{_file_name(source.name)}-{kind}.gguf"
+            path = aside / f"{_file_name(source.title)}-{kind}.gguf"
             with stage(f"writing {path.name}"):
-                write_gguf(path, model, tokenizer, kind=kind, name=source.name)
+                write_gguf(path, model, tokenizer, kind=kind, name=source.title)
             if verify:
                 with stage(f"comparing {path.name}"):
                     differences[path.name] = compare_gguf(path, model, tokenizer, kind)
@@ -72,7 +72,7 @@ def export(
                 step=source.step,
                 source=Path(source.model),
                 name=folder.name,
-                title=source.name,
+                title=source.title,
                 notes=_notes(source, _short_name(stored), short, differences),
                 gguf=[path.name for path in sorted(aside.glob("*.gguf"))],
             )

@@ -5,11 +5,11 @@ from typing import Any
 
 import torch
 
-from whetstone.export.source import Source
 from whetstone.model.hub import base_and_adapter
 from whetstone.model.loading import guarded, load_pretrained, quiet_transformers, verify_folder
 from whetstone.model.lora import merge_lora
 from whetstone.model.nf4 import dequantize_model, quantize_model
+from whetstone.run.source import Source
 
 
 def load_merged(source: Source) -> tuple[Any, Any, torch.dtype]:

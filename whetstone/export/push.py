@@ -12,10 +12,10 @@ from typing import Any
 
 from whetstone.config import Config
 from whetstone.errors import UserError, message_of
-from whetstone.export.source import Source, find_source
 from whetstone.model.card import ADAPTER_CONFIG, base_of, is_hub_name
 from whetstone.model.loading import verify_folder
 from whetstone.model.manifest import NAME as MANIFEST
+from whetstone.run.source import Source, find_source
 
 ENDINGS = (".safetensors", ".json", ".jinja", ".txt", ".model", ".md", ".gguf")
 NOT_PUSHED = (MANIFEST, "trainer_state.json")

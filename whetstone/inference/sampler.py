@@ -20,12 +20,13 @@ from whetstone.engines.native import NativeEngine
 from whetstone.errors import UserError
 from whetstone.inference.answers import Answer, AnswerStream, Piece, TokenDetails
 from whetstone.inference.prompts import Message, Prompt, check_messages, valid_text
-from whetstone.inference.source import Source, before_training, find_source, load_source
+from whetstone.inference.source import before_training, load_source
 from whetstone.model.attention import PackedAttention, packed_segments
 from whetstone.model.chat import Chat
 from whetstone.model.padded import rows_hidden
 from whetstone.model.policy import Policy
 from whetstone.rollout.collector import explain_engine_oom, sampling_params
+from whetstone.run.source import Source, find_source
 from whetstone.tasks.prompts import build_messages, developer_prompt
 from whetstone.types import Completion, Problem
 

@@ -1,63 +1,13 @@
-"""What a user's argument stands for: the model of a run, a checkpoint, a model folder, or a name."""
+"""The policy of a source, to sample from."""
 
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from whetstone.config import Config, build, load
 from whetstone.config.sections import ModelConfig
 from whetstone.errors import UserError
-from whetstone.model.hub import PEBBLE, SMOLLM2, base_and_adapter
+from whetstone.model.hub import base_and_adapter
 from whetstone.model.loading import guarded, verify_folder
 from whetstone.model.policy import Policy, choose_device, load_policy
-from whetstone.run.checkpoint import complete_checkpoints
-
-RUNS = Path("outputs")  # the default output_dir
-MODEL_FILES = ("config.json", "adapter_config.json")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """A model and the configuration that it is used with."""
-
-    name: str  # as the user wrote it
-    config: Config  # of its run; of a model without a run the defaults
-    weights: Path | None  # a checkpoint; None: the model that the configuration names
-    run: Path | None  # the folder of its run
-
-    @property
-    def shown_name(self) -> str:
-        """The folder of the weights, or the name of the model."""
-        return self.name if self.weights is None else str(self.weights)
-
-    @property
-    def can_compare(self) -> bool:
-        """Whether there is a model before training to compare with."""
-        return self.run is not None and self.weights is not None
-
-
-def find_source(name: str | Path) -> Source:
-    """The model that `name` means. Of a run: final_model, or else the newest whole checkpoint."""
-    folder = Path(name).expanduser()
-    has_model = any((folder / file).is_file() for file in MODEL_FILES)
-    if has_model and (folder.parent / "config.yaml").is_file():
-        run = folder.parent
-        return Source(name=str(name), config=_read_config(run), weights=folder, run=run)
-    if not has_model and (folder / "config.yaml").is_file():
-        return Source(name=str(name), config=_read_config(folder), weights=_newest(folder), run=folder)
-    if not has_model and str(name) not in (PEBBLE, SMOLLM2):
-        _suggest_run(folder)
-    return Source(name=str(name), config=build({"model_name_or_path": str(name)}), weights=None, run=None)
-
-
-def _suggest_run(folder: Path) -> None:
-    """A folder of runs, or the name of a run without its folder, is no model: name the run."""
-    if folder.is_dir():
-        runs = sorted(path.parent for path in folder.glob("*/config.yaml"))
-        if runs:
-            raise UserError(f"{folder} is a folder of runs: give one of them, such as {runs[0]}.")
-    elif len(folder.parts) == 1 and (RUNS / folder / "config.yaml").is_file():
-        raise UserError(f"There is no model '{folder}' here: did you mean {RUNS / folder}?")
+from whetstone.run.source import Source
 
 
 def before_training(source: Source) -> Source:
@@ -67,8 +17,7 @@ def before_training(source: Source) -> Source:
             f"{source.name} belongs to no run, so there is no model before training: give the folder of a "
             "run, such as outputs/quickstart."
         )
-    base = source.config.model.model_name_or_path
-    return Source(name=base, config=source.config, weights=None, run=source.run)
+    return Source(name=source.config.model.model_name_or_path, run=source.run)
 
 
 def load_source(source: Source, device: str = "auto") -> Policy:
@@ -85,22 +34,6 @@ def load_source(source: Source, device: str = "auto") -> Policy:
         policy = Policy(policy.model.merge_and_unload(), policy.tokenizer, policy.device)
         policy.verify()
     return policy
-
-
-def _read_config(run: Path) -> Config:
-    return load(run / "config.yaml").config
-
-
-def _newest(run: Path) -> Path:
-    if any((run / "final_model" / file).is_file() for file in MODEL_FILES):
-        return run / "final_model"
-    checkpoints = complete_checkpoints(run)
-    if not checkpoints:
-        raise UserError(
-            f"The run {run} has no final_model and no checkpoint yet: wait until it is finished, or set "
-            "save_steps so that it writes checkpoints."
-        )
-    return checkpoints[0].folder
 
 
 def _is_half(config: ModelConfig, device: str) -> bool:

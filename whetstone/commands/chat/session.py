@@ -82,7 +82,7 @@ class Session:
 
     def greet(self) -> None:
         sampler = self.chat.sampler
-        name, policy = sampler.source.shown_name, sampler.policy
+        name, policy = sampler.source.model, sampler.policy
         millions = sum(parameter.numel() for parameter in policy.model.parameters()) / 1e6
         precision = str(policy.dtype).removeprefix("torch.")
         say(f"{name}: {millions:,.1f} million parameters, {precision} on {policy.device}.")
@@ -181,14 +181,14 @@ class Session:
                     self._base = self.chat.sampler.open_base()
             for sampler in (self._base, self.chat.sampler):
                 pieces = sampler.stream(messages, **options)
-                with stage(f"sampling from {sampler.source.shown_name}"), contextlib.closing(pieces):
+                with stage(f"sampling from {sampler.source.model}"), contextlib.closing(pieces):
                     texts.append("")
                     for piece in pieces:
                         texts[-1] += piece.text
                         if interrupt.is_set:
                             return
         table = Table(box=box.HORIZONTALS, expand=True, pad_edge=False)
-        names = (f"before: {self._base.source.shown_name}", f"after: {self.chat.sampler.source.shown_name}")
+        names = (f"before: {self._base.source.model}", f"after: {self.chat.sampler.source.model}")
         for name in names:
             table.add_column(Text(escape_controls(name)), ratio=1, overflow="fold")
         table.add_row(*(Text(escape_controls(text).strip()) for text in texts))
