@@ -170,7 +170,7 @@ def drawing(dtype=torch.float32, **settings) -> None:
     drawn = torch.arange(num) % 7
     state.slots[slot_state.NUM_GENERATED] = drawn
     state.seeds.copy_(torch.tensor([seeds.seed(0, n) for n in range(num)]))
-    state.settings.copy_(torch.tensor([sampling.temperature, sampling.top_p, sampling.min_p, sampling.top_k]))
+    state.settings.copy_(torch.tensor(slot_state.slot_settings(sampling))[:, None].expand(-1, num))
     greedy = sampling.temperature == 0
     filtered = bool(sampling.top_k) or sampling.top_p < 1 or sampling.min_p > 0
     sample_kernels.CHUNK = 128
@@ -193,6 +193,7 @@ def endings() -> None:
     state.slots[slot_state.ACTIVE] = torch.tensor([1, 1, 1, 0])
     state.slots[slot_state.MAX_NEW], state.slots[slot_state.NUM_GENERATED] = 5, torch.tensor([0, 4, 0, 2])
     state.stops[0] = 7
+    state.settings[slot_state.USES_STOPS] = 1
     sample_kernels.sample(
         logits, state, torch.tensor([0, 1, -1, 3], dtype=torch.int32), greedy=True, filtered=False
     )

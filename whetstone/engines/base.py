@@ -19,21 +19,32 @@ class Request:
     prompt_ids: tuple[int, ...]
     seeds: tuple[int, ...]
     max_tokens: tuple[int, ...] | None = None  # one limit per sample, where they differ
+    sampling: "SamplingParams | None" = None  # its own, where requests differ
+    adapter: int = 0  # the number of a LoRA adapter (model/adapters.py); 0: none
 
     def limit(self, sample: int, sampling: "SamplingParams") -> int:
-        return sampling.max_tokens if self.max_tokens is None else self.max_tokens[sample]
+        return self.params(sampling).max_tokens if self.max_tokens is None else self.max_tokens[sample]
+
+    def params(self, sampling: "SamplingParams") -> "SamplingParams":
+        """Its sampling parameters, where those of all requests are `sampling`."""
+        return sampling if self.sampling is None else self.sampling
 
 
 class RequestStream(Protocol):
-    """Requests that come while others are sampled: the turns of episodes. Their numbers continue those of the
-    requests that `generate` began with.
+    """Requests that come while others are sampled: the turns of episodes, the clients of a server. Their
+    numbers continue those of the requests that `generate` began with.
     """
 
     max_prompt_length: int  # of any request, now and later
+    max_length: int | None  # of any prompt with its completion; None: no limit beside that of each
     num_sequences: int  # samples that can be wanted at once
 
     def take(self, *, wait: bool) -> list[Request]:
         """New requests. With `wait` it blocks until there are some; none then: no more will come."""
+        ...
+
+    def cancelled(self) -> Sequence[tuple[int, int]]:
+        """(request, sample) that nobody wants any more, since the last call; some may have ended."""
         ...
 
 
@@ -50,7 +61,16 @@ class SamplingParams:
 
     @property
     def is_filtered(self) -> bool:
-        return bool(self.top_k) or self.top_p < 1 or self.min_p > 0
+        return not self.is_greedy and (bool(self.top_k) or self.top_p < 1 or self.min_p > 0)
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def distribution(self) -> tuple[float, ...]:
+        """What a token's probability depends on, beside the logits."""
+        return self.temperature, self.top_p, self.min_p, self.top_k
 
     def stop_ids(self, token_ids: Sequence[int]) -> list[int]:
         """Those of the policy's stop tokens that end a completion."""
@@ -74,6 +94,26 @@ class PartialOutput:
     sample: int
     token_ids: Sequence[int]
     logprobs: Sequence[float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Room:
+    """What a call of `generate` needs space for."""
+
+    prompt: int  # tokens of the longest prompt
+    total: int  # of the longest prompt with its completion
+    sequences: int  # at once
+
+
+def measure_room(requests: list[Request], sampling: SamplingParams, stream: RequestStream | None) -> Room:
+    prompt = max((len(request.prompt_ids) for request in requests), default=0)
+    sequences = sum(len(request.seeds) for request in requests)
+    total = None
+    if stream is not None:
+        prompt, sequences = max(prompt, stream.max_prompt_length), max(sequences, stream.num_sequences)
+        total = stream.max_length
+    longest = prompt + sampling.max_tokens
+    return Room(prompt=prompt, total=longest if total is None else min(longest, total), sequences=sequences)
 
 
 class Engine(Protocol):
@@ -110,6 +150,7 @@ def generate_open(
         yield from own(requests, sampling, stream)
         return
     first = 0  # number of the round's first request
+    requests = requests or stream.take(wait=True)
     while requests:
         for output in engine.generate(requests, sampling):
             yield replace(output, request=first + output.request)

@@ -35,9 +35,12 @@ class HFEngine(EngineBase):
             policy.restore_attention()
 
     def generate(self, requests: list[Request], sampling: SamplingParams) -> Iterator[GenerationOutput]:
-        samples = [(r, s) for r, request in enumerate(requests) for s in range(len(request.seeds))]
-        for start in range(0, len(samples), self.max_batch):
-            yield from self._generate(requests, samples[start : start + self.max_batch], sampling)
+        groups: dict[SamplingParams, list[tuple[int, int]]] = {}
+        for r, request in enumerate(requests):
+            groups.setdefault(request.params(sampling), []).extend((r, s) for s in range(len(request.seeds)))
+        for params, samples in groups.items():
+            for start in range(0, len(samples), self.max_batch):
+                yield from self._generate(requests, samples[start : start + self.max_batch], params)
 
     def _generate(
         self, requests: list[Request], samples: list[tuple[int, int]], sampling: SamplingParams

@@ -19,7 +19,7 @@ def add_lora(model: Any, config: ModelConfig, adapter: str | None) -> Any:
     from peft import LoraConfig
 
     if adapter is not None:
-        adapted = _with_short_forward(_read_adapter(model, adapter, is_trainable=True))
+        adapted = _with_short_forward(read_adapter(model, adapter, is_trainable=True))
         # Where the base lies on this machine: peft reads its config.json there when it saves the adapter.
         adapted.peft_config["default"].base_model_name_or_path = model.name_or_path
         return adapted
@@ -56,10 +56,10 @@ def check_rank(config: ModelConfig, adapter: str) -> None:
 
 def merge_lora(model: Any, adapter: str) -> Any:
     """`model` with an adapter's weights added to its own, all to be trained; no adapter is left."""
-    return _read_adapter(model, adapter, is_trainable=False).merge_and_unload().requires_grad_(True)
+    return read_adapter(model, adapter, is_trainable=False).merge_and_unload().requires_grad_(True)
 
 
-def _read_adapter(model: Any, adapter: str, *, is_trainable: bool) -> Any:
+def read_adapter(model: Any, adapter: str, *, is_trainable: bool) -> Any:
     """peft makes weights up that a file lacks, and drops those it has no place for: both are refused."""
     from peft import PeftModel, get_peft_model_state_dict
     from peft.utils.save_and_load import load_peft_weights

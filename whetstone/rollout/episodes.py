@@ -126,6 +126,9 @@ class EpisodeStream:
             if requests or not wait or not self._running or self.is_cancelled():
                 return requests
 
+    def cancelled(self) -> Sequence[tuple[int, int]]:
+        return ()
+
     def _said(self, number: int, output: GenerationOutput, text: str) -> None:
         running = self._running.get(number)
         if running is None:  # its environment failed while the policy spoke

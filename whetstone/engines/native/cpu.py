@@ -1,8 +1,10 @@
 """The native engine on a CPU: continuous batching over slots; samples of a prompt share its prefill."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from itertools import count
 
 import numpy as np
 import torch
@@ -16,23 +18,37 @@ from whetstone.engines.base import (
     Request,
     RequestStream,
     SamplingParams,
+    measure_room,
 )
 from whetstone.engines.native.cpu_cache import DecodeAttention, PrefillAttention, SlotCache
 from whetstone.engines.native.cpu_step import CpuStep, make_cpu_step
 from whetstone.engines.native.slot_state import CacheShape
+from whetstone.model.adapters import selection_of
 from whetstone.model.policy import Policy
 from whetstone.types import Finish
 
 PREFILL_TOKENS = 8192  # packed prompts in one forward pass
 
 
+@dataclass(frozen=True)
+class _WaitingSample:
+    number: int  # of its request
+    request: Request
+    sample: int
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.number, self.sample
+
+
 @dataclass
 class _RunningSequence:
-    request: int
-    sample: int
+    waiting: _WaitingSample
     position: int  # of the newest token, which is not in the cache yet
     uniforms: np.ndarray
     max_new: int  # tokens it may generate
+    sampling: SamplingParams
+    stops: list[int]
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
@@ -41,11 +57,10 @@ class _RunningSequence:
 class _Generation:
     """One call of `generate`."""
 
-    requests: list[Request]
     sampling: SamplingParams
-    stops: list[int]
-    waiting: deque[tuple[int, int]]  # request, sample
     cache: SlotCache
+    numbers: Iterator[int] = field(default_factory=count)  # of requests
+    waiting: deque[_WaitingSample] = field(default_factory=deque)
     running: list[_RunningSequence] = field(default_factory=list)  # by slot
 
     @property
@@ -54,8 +69,26 @@ class _Generation:
 
     def add(self, requests: list[Request]) -> None:
         for request in requests:
-            self.waiting.extend((len(self.requests), s) for s in range(len(request.seeds)))
-            self.requests.append(request)
+            number = next(self.numbers)
+            self.waiting.extend(_WaitingSample(number, request, s) for s in range(len(request.seeds)))
+
+    def cancel(self, samples: Sequence[tuple[int, int]]) -> None:
+        if not samples:
+            return
+        unwanted = set(samples)
+        kept = [sample for sample in self.waiting if sample.key not in unwanted]
+        self.waiting.clear()
+        self.waiting.extend(kept)
+        for slot in reversed(range(len(self.running))):
+            if self.running[slot].waiting.key in unwanted:
+                self.free(slot)
+
+    def free(self, slot: int) -> None:
+        """End the sequence in `slot`; the last one moves there."""
+        last = self.running.pop()
+        if slot < len(self.running):
+            self.cache.move(len(self.running), slot, last.position)
+            self.running[slot] = last
 
 
 class SlotEngine(EngineBase):
@@ -65,6 +98,7 @@ class SlotEngine(EngineBase):
         self.shape = shape
         self.cache: SlotCache | None = None
         self.step: CpuStep | None = None  # chosen at the first token
+        self.adapters = selection_of(policy.model)
 
     def generate(self, requests: list[Request], sampling: SamplingParams) -> Iterator[GenerationOutput]:
         outputs = self._outputs(requests, sampling)
@@ -77,10 +111,10 @@ class SlotEngine(EngineBase):
         return (output for output in outputs if isinstance(output, GenerationOutput))
 
     def stream(
-        self, requests: list[Request], sampling: SamplingParams
+        self, requests: list[Request], sampling: SamplingParams, stream: RequestStream | None = None
     ) -> Iterator[GenerationOutput | PartialOutput]:
-        """`generate`, and after each step every unfinished sample."""
-        return self._outputs(requests, sampling, with_partial=True)
+        """`generate` (or `generate_open`), and after each step every unfinished sample."""
+        return self._outputs(requests, sampling, stream, with_partial=True)
 
     def _outputs(
         self,
@@ -92,32 +126,26 @@ class SlotEngine(EngineBase):
     ) -> Iterator[GenerationOutput | PartialOutput]:
         # An abandoned generator must not leave autograd off for its caller: only _step runs without it.
         self.policy.model.eval()
-        waiting = deque((r, s) for r, request in enumerate(requests) for s in range(len(request.seeds)))
-        cache = self._prepare_cache(requests, sampling, len(waiting), stream)
-        stops = sampling.stop_ids(self.policy.stop_token_ids)
         if self.step is not None and not self.step.is_current():
             self.step = None
-        generation = _Generation(list(requests), sampling, stops, waiting, cache)
-        running = generation.running
+        generation = _Generation(sampling, self._prepare_cache(requests, sampling, stream))
+        generation.add(requests)
+        waiting, running = generation.waiting, generation.running
         while waiting or running or stream is not None:
             if stream is not None:
+                generation.cancel(stream.cancelled())
                 generation.add(stream.take(wait=not waiting and not running))
                 if not waiting and not running:
                     return
             finished = self._step(generation)
             for slot in sorted(finished, reverse=True):
                 sequence = running[slot]
-                yield self.output(
-                    sequence.request, sequence.sample, sequence.tokens, sequence.logprobs, finished[slot]
-                )
-                last = running.pop()
-                if last is not sequence:
-                    cache.move(len(running), slot, last.position)
-                    running[slot] = last
+                yield self.output(*sequence.waiting.key, sequence.tokens, sequence.logprobs, finished[slot])
+                generation.free(slot)
             for sequence in running if with_partial else ():
                 yield PartialOutput(
-                    request=sequence.request,
-                    sample=sequence.sample,
+                    request=sequence.waiting.number,
+                    sample=sequence.waiting.sample,
                     token_ids=sequence.tokens,
                     logprobs=sequence.logprobs,
                 )
@@ -137,42 +165,51 @@ class SlotEngine(EngineBase):
         attend = DecodeAttention(generation.cache, positions, max(sequence.position for sequence in running))
         if self.step is None:
             self.step = make_cpu_step(self.policy, token_ids, positions, attend)
-        self._sample(self.step(token_ids, positions, attend), running, generation.sampling)
+        with self._selecting([sequence.waiting.request.adapter for sequence in running], dim=1):
+            logits = self.step(token_ids, positions, attend)
+        self._sample(logits, running)
         return self._finished(generation, range(len(running)))
 
     def _admit(self, generation: _Generation) -> None:
         """Fill free slots with waiting samples, prefill their prompts, and sample their first tokens."""
-        requests, running, waiting = generation.requests, generation.running, generation.waiting
-        groups: dict[int, list[int]] = {}  # request -> slots
+        running, waiting = generation.running, generation.waiting
+        groups: dict[int, list[int]] = {}  # number of a request -> slots
+        requests: list[Request] = []  # one for each group
         tokens = 0
         while generation.can_admit:
-            r, s = waiting[0]
-            prompt = requests[r].prompt_ids
-            if r not in groups:
+            sample = waiting[0]
+            request, prompt = sample.request, sample.request.prompt_ids
+            if sample.number not in groups:
                 if groups and tokens + len(prompt) > PREFILL_TOKENS:
                     break
                 tokens += len(prompt)
+                requests.append(request)
             waiting.popleft()
-            groups.setdefault(r, []).append(len(running))
-            max_new = requests[r].limit(s, generation.sampling)
-            uniforms = seeds.uniforms(requests[r].seeds[s], 0, max_new)
-            running.append(_RunningSequence(r, s, len(prompt) - 1, uniforms, max_new))
-        lengths = [len(requests[r].prompt_ids) for r in groups]
+            groups.setdefault(sample.number, []).append(len(running))
+            max_new = request.limit(sample.sample, generation.sampling)
+            uniforms = seeds.uniforms(request.seeds[sample.sample], 0, max_new)
+            sampling = request.params(generation.sampling)
+            stops = sampling.stop_ids(self.policy.stop_token_ids)
+            running.append(_RunningSequence(sample, len(prompt) - 1, uniforms, max_new, sampling, stops))
+        lengths = [len(request.prompt_ids) for request in requests]
         attend = PrefillAttention(generation.cache, lengths, list(groups.values()), self.policy.device)
-        token_ids = self._tensor([token for r in groups for token in requests[r].prompt_ids])
+        token_ids = self._tensor([token for request in requests for token in request.prompt_ids])
         position_ids = torch.cat([torch.arange(length) for length in lengths]).to(self.policy.device)
-        hidden = self.policy.hidden(token_ids[None], position_ids[None], attend)[0]
+        adapters = [request.adapter for request in requests for _ in request.prompt_ids]
+        with self._selecting(adapters, dim=0):
+            hidden = self.policy.hidden(token_ids[None], position_ids[None], attend)[0]
         ends = self._tensor(np.cumsum(lengths) - 1)
         logits = self.policy.head(hidden[ends])
         slots = [slot for group in groups.values() for slot in group]
         rows = [row for row, group in enumerate(groups.values()) for _ in group]
-        self._sample(logits[self._tensor(rows)], [running[slot] for slot in slots], generation.sampling)
+        self._sample(logits[self._tensor(rows)], [running[slot] for slot in slots])
 
-    def _sample(self, logits: Tensor, sequences: list[_RunningSequence], sampling: SamplingParams) -> None:
+    def _sample(self, logits: Tensor, sequences: list[_RunningSequence]) -> None:
         uniform = torch.tensor(
             [sequence.uniforms[len(sequence.tokens)] for sequence in sequences], dtype=torch.float32
         )
-        tokens, logprobs = sample(logits, uniform.to(logits.device), sampling)
+        params = [sequence.sampling for sequence in sequences]
+        tokens, logprobs = sample_rows(logits, uniform.to(logits.device), params)
         for sequence, token, logprob in zip(sequences, tokens.tolist(), logprobs.tolist(), strict=True):
             sequence.tokens.append(token)
             sequence.logprobs.append(logprob)
@@ -183,7 +220,7 @@ class SlotEngine(EngineBase):
         finished: dict[int, Finish] = {}
         for slot in slots:
             sequence = generation.running[slot]
-            if sequence.tokens[-1] in generation.stops:
+            if sequence.tokens[-1] in sequence.stops:
                 finished[slot] = Finish.STOP
             elif len(sequence.tokens) >= sequence.max_new:
                 finished[slot] = Finish.LENGTH
@@ -193,22 +230,21 @@ class SlotEngine(EngineBase):
         self,
         requests: list[Request],
         sampling: SamplingParams,
-        num_samples: int,
         stream: RequestStream | None,
     ) -> SlotCache:
         """The present cache if it is large enough, else a new one."""
-        longest = max(len(request.prompt_ids) for request in requests)
-        if stream is not None:
-            longest, num_samples = (
-                max(longest, stream.max_prompt_length),
-                max(num_samples, stream.num_sequences),
-            )
-        capacity = longest + sampling.max_tokens
-        slots = min(self.max_slots, num_samples)
-        if self.cache is None or self.cache.num_slots < slots or self.cache.capacity < capacity:
+        room = measure_room(requests, sampling, stream)
+        slots = min(self.max_slots, room.sequences)
+        if self.cache is None or self.cache.num_slots < slots or self.cache.capacity < room.total:
             self.cache = None  # before the new one is allocated
-            self.cache = SlotCache(self.shape, slots, capacity)
+            self.cache = SlotCache(self.shape, slots, room.total)
         return self.cache
+
+    def _selecting(self, adapters: list[int], *, dim: int) -> AbstractContextManager[None]:
+        """Inside, the rows of a forward pass use these adapters."""
+        if self.adapters is None:
+            return nullcontext()
+        return self.adapters.rows(self._tensor(adapters).unsqueeze(dim))
 
     def _tensor(self, values) -> Tensor:
         return torch.as_tensor(values, dtype=torch.long).to(self.policy.device, non_blocking=True)
@@ -221,13 +257,27 @@ class SlotEngine(EngineBase):
         self.cache = None
 
 
+def sample_rows(logits: Tensor, uniform: Tensor, params: Sequence[SamplingParams]) -> tuple[Tensor, Tensor]:
+    """`sample` with parameters for each row: rows with the same ones are sampled together."""
+    groups: dict[tuple[float, ...], list[int]] = {}
+    for row, sampling in enumerate(params):
+        groups.setdefault(sampling.distribution, []).append(row)
+    if len(groups) == 1:
+        return sample(logits, uniform, params[0])
+    tokens, logprobs = torch.empty_like(uniform, dtype=torch.long), torch.empty_like(uniform)
+    for rows in groups.values():
+        index = torch.tensor(rows, device=logits.device)
+        tokens[index], logprobs[index] = sample(logits[index], uniform[index], params[rows[0]])
+    return tokens, logprobs
+
+
 def sample(logits: Tensor, uniform: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
     """[B, V] logits and [B] uniform numbers -> ([B] tokens, [B] logprobs).
 
     Through the cumulative distribution: a sample depends on its own seed and logits, not on its batch.
     """
     logits = logits.float()
-    if sampling.temperature == 0:
+    if sampling.is_greedy:
         tokens = logits.argmax(-1)
         return tokens, logits.log_softmax(-1).gather(-1, tokens[:, None]).squeeze(-1)
     logprobs = (logits / sampling.temperature).log_softmax(-1)

@@ -13,6 +13,7 @@ from torch import Tensor
 from whetstone.engines.native import decoder_layers
 from whetstone.engines.native.cpu_cache import DecodeAttention
 from whetstone.engines.native.decoder_layers import Decoder, DecoderLayer, UnsupportedArchitecture
+from whetstone.model.adapters import selection_of
 from whetstone.model.policy import Policy
 
 
@@ -104,7 +105,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def make_cpu_step(policy: Policy, token_ids: Tensor, positions: Tensor, attend: DecodeAttention) -> CpuStep:
     """`CpuLayerStep` if its logits on these tokens equal those of the modules, else the modules."""
     modules = CpuModuleStep(policy)
-    if policy.sharding is not None or policy.is_lora or policy.device.type != "cpu":
+    is_adapted = policy.is_lora or selection_of(policy.model) is not None
+    if policy.sharding is not None or is_adapted or policy.device.type != "cpu":
         return modules
     try:
         with torch.inference_mode(False):  # parameters are moved, and must still be able to train
