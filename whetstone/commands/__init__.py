@@ -22,7 +22,7 @@ COMMANDS: dict[str, str] = {  # name -> summary
     "doctor": "check this machine, or what a configuration needs of it; a remedy for each lack",
     "profile": "profile a few steps: a trace and a summary",
     "compare": "train a grid of variants and seeds; a table and a plot of the results",
-    "serve": "start the rollout servers of a configuration (vLLM, SGLang)",
+    "serve": "serve a model as OpenAI's API does; or the rollout servers of a configuration (vLLM, SGLang)",
     "launch": "train on a Ray cluster",
     "completion": "print a completion script for bash, zsh or fish",
 }

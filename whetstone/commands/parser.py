@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from whetstone.config import LoadedConfig
 
 DEFAULT_RECIPE = "quickstart"
+SOURCES = {
+    "CONFIG": "a YAML file or the name of a shipped recipe",
+    "RUN|CHECKPOINT|MODEL|CONFIG": "a run, a checkpoint, a model folder, a model's name; or a configuration",
+}
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -83,7 +87,7 @@ class CommandParser(argparse.ArgumentParser):
 
 def add_settings(parser: CommandParser, name: str = "CONFIG") -> None:
     """The positional arguments `[CONFIG] [key=value ...]`, and `--config FILE` for the first."""
-    meaning = "a YAML file or the name of a shipped recipe" if name == "CONFIG" else "the name of a task"
+    meaning = SOURCES.get(name, "the name of a task")
     parser.accepts_settings = True
     parser.add_argument("source", nargs="?", metavar=name, help=meaning)
     parser.add_argument("settings", nargs="*", metavar="key=value", help="settings; they override the file")

@@ -4,7 +4,7 @@ One engine, one call at a time: other threads wait. Escape the text before you s
 """
 
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -37,7 +37,8 @@ INSPECT_ROWS = 256  # logits that are in memory at once
 
 
 class Sampler:
-    def __init__(self, source: Source, policy: Policy) -> None:
+    def __init__(self, source: Source, policy: Policy, max_num_seqs: int | None = None) -> None:
+        """`max_num_seqs`: samples at once (None: that of the run)."""
         self.source, self.policy = source, policy
         model = source.config.model
         if source.run is None and not policy.tokenizer.chat_template:  # a base model
@@ -45,9 +46,15 @@ class Sampler:
         self.chat = Chat(policy.tokenizer, model)
         self.system = developer_prompt(source.config.tasks)  # the system prompt of the run
         self.defaults = run_defaults(source.config) if source.run is not None else model_defaults(policy)
-        plain = {"rollout_engine": "native", "async_rollouts": 0, "rollout_quantization": "none"}
+        plain: dict[str, Any] = {
+            "rollout_engine": "native",
+            "async_rollouts": 0,
+            "rollout_quantization": "none",
+        }
+        if max_num_seqs is not None:
+            plain |= {"max_num_seqs": max_num_seqs}
         rollout = source.config.rollout.model_copy(update=plain)
-        self._engine = make_engine(source.config.model_copy(update={"rollout": rollout}), policy)
+        self.engine = make_engine(source.config.model_copy(update={"rollout": rollout}), policy)
         self._lock = threading.Lock()
 
     @classmethod
@@ -80,7 +87,7 @@ class Sampler:
                     answers[request, piece.sample] = piece.answer
         else:
             with self._lock, explain_engine_oom():
-                for output in self._engine.generate(requests, sampling):
+                for output in self.engine.generate(requests, sampling):
                     prompt_ids = requests[output.request].prompt_ids
                     answers[output.request, output.sample] = self._answer(prompt_ids, output.completion)
         return [[answers[request, sample] for sample in range(n)] for request in range(len(requests))]
@@ -98,7 +105,7 @@ class Sampler:
         streams = [[AnswerStream(self.chat.decode, stops) for _ in request.seeds] for request in requests]
         num_running = sum(map(len, streams))
         # An architecture that the native engine can't run is sampled by transformers, without pieces.
-        engine = self._engine
+        engine = self.engine
         run = engine.stream if isinstance(engine, NativeEngine) else engine.generate
         with self._lock, explain_engine_oom():
             for output in run(requests, sampling):
@@ -159,13 +166,23 @@ class Sampler:
         if not isinstance(prompt, str) and all(isinstance(entry, int) for entry in prompt):
             return self._check_ids(tuple(entry for entry in prompt if isinstance(entry, int)))
         turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        messages = check_messages(turns)
+        return self.encode_messages(check_messages(turns), system)
+
+    def encode_messages(
+        self,
+        messages: list[dict[str, Any]],
+        system: str | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> tuple[int, ...]:
+        """The same of messages as chat templates take them, with the tools that the model may call."""
         if not any(message["role"] in ("system", "developer") for message in messages):
             role = self.source.config.tasks.developer_role
             text = self.system if system is None else valid_text(system) or None
             messages = list(build_messages(text, role, "", tuple(messages)))
         if self.chat.config.apply_chat_template:
-            return self.chat.encode(_problem(messages))
+            return self.chat.encode(_problem(messages, tools))
+        if tools or any(message.get("tool_calls") or message["role"] == "tool" for message in messages):
+            raise UserError("The model has no chat template, so it takes no tools: leave them out.")
         return self.encode_text(self._plain_prompt(messages))
 
     def _check_ids(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
@@ -206,7 +223,7 @@ class Sampler:
         return check_sampling(replace(self.defaults, **changes))
 
     def close(self) -> None:
-        self._engine.close()
+        self.engine.close()
 
     def _answer(self, prompt_ids: tuple[int, ...], completion: Completion) -> Answer:
         return Answer(
@@ -231,7 +248,7 @@ class Sampler:
             for tokens, limit in zip(ids, limits, strict=True)
         ]
         room = max(limits)
-        if len(requests) * n == 1 and isinstance(self._engine, NativeEngine):
+        if len(requests) * n == 1 and isinstance(self.engine, NativeEngine):
             room = self._room(len(ids[0]), room)
         return requests, replace(sampling, max_tokens=room)
 
@@ -256,9 +273,9 @@ class Sampler:
         return max_tokens if longest is None else min(max_tokens, longest - num_tokens)
 
 
-def _problem(messages: Sequence[Message]) -> Problem:
+def _problem(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Problem:
     """Messages as the chat format takes them."""
-    return Problem(id="prompt", task="prompt", messages=tuple(messages), answer=None)
+    return Problem(id="prompt", task="prompt", messages=tuple(messages), answer=None, tools=tuple(tools))
 
 
 def run_defaults(config: Config) -> SamplingParams:

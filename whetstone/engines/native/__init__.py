@@ -37,6 +37,7 @@ class NativeEngine(EngineWrapper):
         else:
             engine = SlotEngine(policy, shape, max_slots or SLOTS_ON_CPU)
         super().__init__(engine)
+        self.shape, self.max_slots = shape, engine.max_slots
         self.stream = engine.stream
 
 

@@ -1,37 +1,20 @@
-"""`whet serve`: start the rollout servers of a configuration, restart dead ones, stop them at Ctrl-C."""
+"""`whet serve CONFIG`: start the rollout servers of a configuration until Ctrl-C; restart dead ones."""
 
-import argparse
 import contextlib
 import logging
 import signal
 import sys
 import time
 
-from whetstone.commands.parser import DEFAULT_RECIPE, add_settings, source_and_settings
-from whetstone.config import Config, load
+from whetstone.config import Config
 from whetstone.config.engine_traits import SERVER_ENGINES, engine_traits
 from whetstone.engines.servers.setup import start_servers
 from whetstone.errors import UserError
 
-DESCRIPTION = """
-Start one server for each entry of server_devices (or one) with the flags that training needs. Wait until
-they answer, restart a dead one, stop them at Ctrl-C. docs/servers.md has the details.
-"""
-EXAMPLES = """
-whet serve config/grpo.yaml rollout_engine=vllm server_devices=[6,7]
-whet serve config/grpo.yaml rollout_engine=vllm server_host=0.0.0.0 server_port=9000
-whet train config/grpo.yaml rollout_engine=vllm rollout_servers=http://127.0.0.1:8000,http://127.0.0.1:8001
-"""
 CHECK_EVERY_S = 1.0
-add_arguments = add_settings
 
 
-def run(args: argparse.Namespace) -> None:
-    source, settings = source_and_settings(args)
-    serve(load(source or DEFAULT_RECIPE, settings).config)
-
-
-def serve(config: Config) -> None:
+def serve_rollouts(config: Config) -> None:
     """Run until Ctrl-C or SIGTERM."""
     if not engine_traits(config.rollout.rollout_engine).has_servers:
         raise UserError(

@@ -1,0 +1,263 @@
+"""The endpoint with OpenAI's own client: the tokens of transformers and of the engine, in OpenAI's shapes."""
+
+import contextlib
+import http.client
+import json
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import openai
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.support.serving import Running, serving
+from whetstone.inference.sampler import Sampler
+from whetstone.serving.models import ServedModel
+
+QUESTION = "State the final answer to the following arithmetic problem: 4 + 73 - 12 ="
+MESSAGES: list[Any] = [{"role": "user", "content": QUESTION}]
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Running]:
+    with serving(ServedModel.open("pebble", max_length=1024, max_sequences=8)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(running: Running) -> openai.OpenAI:
+    return running.client()
+
+
+def chat(client: openai.OpenAI, **settings: Any) -> Any:
+    return client.chat.completions.create(**{"model": "pebble", "messages": MESSAGES, **settings})
+
+
+def streamed_texts(events: Any) -> dict[int, str]:
+    texts: dict[int, str] = {}
+    for event in events:
+        for choice in event.choices:
+            texts[choice.index] = texts.get(choice.index, "") + (choice.delta.content or "")
+    return texts
+
+
+def test_models_and_health(running: Running, client: openai.OpenAI) -> None:
+    (model,) = client.models.list().data
+    assert (model.id, client.models.retrieve("pebble").id) == ("pebble", "pebble")
+    assert running.backend.is_alive
+    assert client.get("/../health", cast_to=object) == {"status": "ok"}
+
+
+def test_greedy_tokens_are_those_of_transformers(running: Running, client: openai.OpenAI) -> None:
+    sampler = running.served.sampler
+    model = AutoModelForCausalLM.from_pretrained(sampler.policy.lm.name_or_path)
+    for question in (QUESTION, "7 + 5 ="):
+        messages: list[Any] = [{"role": "user", "content": question}]
+        ids = torch.tensor([sampler.encode(messages)])
+        own = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=48, do_sample=False,
+                             eos_token_id=list(sampler.policy.stop_token_ids), pad_token_id=0)  # fmt: skip
+        expected = own[0, ids.shape[1] :].tolist()
+        answer = chat(client, messages=messages, temperature=0, max_tokens=48,
+                      extra_body={"return_token_ids": True})  # fmt: skip
+        choice = answer.choices[0]
+        stops = expected[-1:] if choice.finish_reason == "stop" else []
+        assert [*choice.token_ids, *stops] == expected and answer.prompt_token_ids == ids[0].tolist()
+        assert choice.message.content == sampler.chat.decode(expected)
+        count = len(expected)
+        assert answer.usage.completion_tokens == count
+        assert answer.usage.total_tokens == ids.shape[1] + count
+
+
+def test_streams_seeds_and_several_answers(client: openai.OpenAI) -> None:
+    settings: dict[str, Any] = {"n": 3, "seed": 7, "temperature": 1.2, "top_p": 0.9, "max_tokens": 24}
+    whole = chat(client, **settings)
+    texts = {choice.index: choice.message.content for choice in whole.choices}
+    assert len(texts) == 3 and len(set(texts.values())) > 1
+    assert [c.message.content for c in chat(client, **settings).choices] == list(texts.values())
+    assert {c.message.content for c in chat(client, **{**settings, "seed": 8}).choices} != set(texts.values())
+    events = list(chat(client, **settings, stream=True, stream_options={"include_usage": True}))
+    assert streamed_texts(events) == texts
+    assert events[-1].usage == whole.usage and events[-1].choices == []
+    ends = {c.index: c.finish_reason for event in events for c in event.choices if c.finish_reason}
+    assert ends == {choice.index: choice.finish_reason for choice in whole.choices}
+    assert len(events) > 10
+
+
+def test_stop_strings_end_an_answer(client: openai.OpenAI) -> None:
+    settings: dict[str, Any] = {"temperature": 0, "max_tokens": 48}
+    text = chat(client, **settings).choices[0].message.content
+    stop = text[3:5]
+    for stops in (stop, ["no such text", stop]):
+        choice = chat(client, **settings, stop=stops).choices[0]
+        assert choice.message.content == text[: text.index(stop)] and choice.finish_reason == "stop"
+    assert streamed_texts(chat(client, **settings, stop=stop, stream=True)) == {0: text[: text.index(stop)]}
+
+
+def test_logprobs_are_the_engines(running: Running, client: openai.OpenAI) -> None:
+    settings: dict[str, Any] = {"temperature": 0.7, "top_p": 0.8, "max_tokens": 32, "seed": 5}
+    expected = Sampler.open("pebble").sample(MESSAGES, n=2, **settings)
+    whole = chat(client, **settings, n=2, logprobs=True)
+    stream: list[list[float]] = [[], []]
+    for event in chat(client, **settings, n=2, logprobs=True, stream=True):
+        for choice in event.choices:
+            entries = [] if choice.logprobs is None else choice.logprobs.content
+            stream[choice.index] += [entry.logprob for entry in entries]
+    for choice, answer in zip(whole.choices, expected, strict=True):
+        count = len(choice.logprobs.content)
+        assert count == len(answer.token_ids) - (choice.finish_reason == "stop")
+        logprobs = [entry.logprob for entry in choice.logprobs.content]
+        assert logprobs == pytest.approx(answer.logprobs[:count], abs=1e-4)
+        assert stream[choice.index] == pytest.approx(logprobs, abs=1e-4)
+        assert "".join(entry.token for entry in choice.logprobs.content) == answer.text
+
+
+def test_completions_of_texts_and_tokens(running: Running, client: openai.OpenAI) -> None:
+    sampler = running.served.sampler
+    ids = list(sampler.encode_text("4 + 7"))
+    settings: dict[str, Any] = {"model": "pebble", "temperature": 0, "max_tokens": 8, "logprobs": 1}
+    answer = client.completions.create(prompt=["4 + 7", "9 - 2"], **settings)
+    assert [choice.index for choice in answer.choices] == [0, 1] and answer.usage is not None
+    assert answer.usage.prompt_tokens == len(ids) + len(sampler.encode_text("9 - 2"))
+    same = client.completions.create(prompt=ids, **settings).choices[0]
+    assert same.text == answer.choices[0].text
+    logprobs: Any = same.logprobs
+    assert "".join(logprobs.tokens) == same.text and len(logprobs.token_logprobs) == len(logprobs.tokens)
+    assert logprobs.text_offset == [len("".join(logprobs.tokens[:n])) for n in range(len(logprobs.tokens))]
+    events = client.completions.create(prompt="4 + 7", **settings, stream=True)
+    assert "".join(choice.text for event in events for choice in event.choices) == same.text
+
+
+@pytest.mark.parametrize(
+    ("settings", "status", "param", "code"),
+    [
+        ({"model": "gpt-9"}, 404, "model", "model_not_found"),
+        ({"temperature": -1}, 400, "temperature", "invalid_value"),
+        ({"temperature": float("nan")}, 400, "temperature", "invalid_value"),
+        ({"top_p": 0}, 400, "top_p", "invalid_value"),
+        ({"n": 0}, 400, "n", "invalid_value"),
+        ({"n": 10**6}, 400, "n", "invalid_value"),
+        ({"max_tokens": 0}, 400, "max_tokens", "invalid_value"),
+        ({"max_tokens": 5000}, 400, "messages", "context_length_exceeded"),
+        ({"messages": [{"role": "user", "content": "9" * 2000}]}, 400, "messages", "context_length_exceeded"),
+        ({"messages": []}, 400, "messages", "invalid_value"),
+        ({"messages": [{"role": "king", "content": "x"}]}, 400, "messages", None),
+        ({"messages": [{"role": "user", "content": None}]}, 400, "messages", None),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages", None),
+        ({"messages": [{"role": "assistant", "content": "x"}]}, 400, "messages", None),
+        ({"stop": [3]}, 400, "stop", "invalid_value"),
+        ({"frequency_penalty": 1.0}, 400, "frequency_penalty", "invalid_value"),
+        ({"logprobs": True, "top_logprobs": 5}, 400, "top_logprobs", "invalid_value"),
+        ({"response_format": {"type": "json_object"}}, 400, "response_format", "invalid_value"),
+        ({"tools": [{"type": "function"}]}, 400, "tools", None),
+        ({"best_of_all": 1}, 400, "best_of_all", None),
+    ],
+)
+def test_wrong_requests_get_openais_errors(
+    running: Running, settings: dict[str, Any], status: int, param: str, code: str | None
+) -> None:
+    got, body = send(running, {"model": "pebble", "messages": MESSAGES, **settings})
+    error = body["error"]
+    assert got == status and error["message"]
+    assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", param, code)
+
+
+def send(running: Running, body: Any, path: str = "/v1/chat/completions", method: str = "POST") -> Any:
+    """Status and body of a request as it is."""
+    host, port = running.server.server_address[:2]
+    connection = http.client.HTTPConnection(str(host), int(port), timeout=60)
+    with contextlib.closing(connection):
+        connection.request(method, path, body if isinstance(body, bytes) else json.dumps(body))
+        response = connection.getresponse()
+        return response.status, json.loads(response.read())
+
+
+def test_other_errors(running: Running, client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="does not exist") as missing:
+        chat(client, model="gpt-9")
+    assert missing.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as wrong:
+        chat(client, top_p=3)
+    assert wrong.value.param == "top_p"
+    for body in (b"{", b"[]", b"[" * 100_000, b"\xff"):
+        assert send(running, body)[0] == 400
+    assert send(running, {}, "/v1/chat/completions", "GET")[0] == 405
+    assert send(running, {}, "/v1/models")[0] == 405
+    assert send(running, {}, "/v1/nothing")[0] == 404
+    host, port = running.server.server_address[:2]
+    with socket.create_connection((str(host), int(port)), timeout=60) as connection:
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n"
+        )
+        assert connection.recv(100).startswith(b"HTTP/1.1 413")
+    with socket.create_connection((str(host), int(port)), timeout=60) as connection:
+        connection.sendall(b"GET /v1/models HTTP/1.1\r\nHost: evil.example\r\n\r\n")
+        assert connection.recv(100).startswith(b"HTTP/1.1 403")
+
+
+def test_an_api_key(running: Running) -> None:
+    server = running.server
+    server.api_key = "secret"
+    try:
+        with pytest.raises(openai.AuthenticationError):
+            running.client("wrong").models.list()
+        assert running.client("secret").models.list().data
+    finally:
+        server.api_key = None
+
+
+def test_forty_clients_of_which_some_vanish(running: Running, client: openai.OpenAI) -> None:
+    """Eight slots: most wait. Every fourth client leaves, before or while it is answered."""
+    questions = [f"{number} + {3 * number} - 12 =" for number in range(40)]
+
+    def ask(number: int) -> str | None:
+        messages = [{"role": "user", "content": questions[number]}]
+        settings = {"messages": messages, "seed": number, "temperature": 1.0, "max_tokens": 40}
+        if number % 4 == 0:
+            vanish(running, {"model": "pebble", **settings, "max_tokens": 900, "ignore_eos": True,
+                             "stream": number % 8 == 0})  # fmt: skip
+            return None
+        if number % 4 == 1:
+            return streamed_texts(chat(client, **settings, stream=True))[0]
+        return chat(client, **settings).choices[0].message.content
+
+    with ThreadPoolExecutor(40) as pool:
+        answers = list(pool.map(ask, range(40)))
+    for number in (1, 2, 3, 21, 39):
+        messages = [{"role": "user", "content": questions[number]}]
+        alone = chat(client, messages=messages, seed=number, temperature=1.0, max_tokens=40)
+        assert answers[number] == alone.choices[0].message.content
+    assert all(answers[number] is not None for number in range(40) if number % 4)
+    deadline = time.monotonic() + 60
+    while running.backend.load().num_samples and time.monotonic() < deadline:
+        time.sleep(0.05)  # a vanished client is noticed within a moment
+    assert running.backend.load().num_samples == 0
+    assert chat(client, max_tokens=1, temperature=0).choices[0].finish_reason == "length"
+
+
+def vanish(running: Running, body: dict[str, Any]) -> None:
+    """Send a request and leave; a stream after its first bytes."""
+    host, port = running.server.server_address[:2]
+    content = json.dumps(body).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n\r\n"
+    with socket.create_connection((str(host), int(port)), timeout=60) as connection:
+        connection.sendall(head.encode() + content)
+        if body["stream"]:
+            connection.recv(10)
+
+
+def test_the_end_of_a_server_ends_its_answers(running: Running) -> None:
+    with serving(running.served) as other:
+        stream = chat(other.client(), temperature=1, max_tokens=900, stream=True,
+                      extra_body={"ignore_eos": True})  # fmt: skip
+        next(iter(stream))
+        other.backend.stop(0)
+        with pytest.raises(openai.APIError, match="shutting down"):
+            list(stream)
+        with pytest.raises(openai.InternalServerError, match="shutting down"):
+            chat(other.client())
+        with pytest.raises(openai.InternalServerError):
+            other.client().get("/../health", cast_to=object)

@@ -1,0 +1,1 @@
+"""An OpenAI-compatible endpoint: requests over HTTP -> a backend of tokens -> answers, whole or streamed."""

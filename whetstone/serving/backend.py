@@ -1,0 +1,51 @@
+"""The interface between requests and sampling: a prompt goes in, tokens with their logprobs come out.
+
+The endpoint (api.py) knows nothing of engines. Another backend can wrap this one, to record what was sampled.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from whetstone.engines.base import SamplingParams
+from whetstone.types import Finish
+
+
+class BackendUnavailable(Exception):
+    """The backend can't answer: it is full, it is stopping, or it failed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationRequest:
+    """A prompt, and one seed for each of its samples."""
+
+    prompt_ids: tuple[int, ...]
+    seeds: tuple[int, ...]
+    sampling: SamplingParams
+    adapter: int = 0  # by number; 0: the model itself
+    is_streamed: bool = True  # False: the tokens of a sample come together, when it is finished
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenChunk:
+    """What is new of a sample."""
+
+    sample: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]  # temperature and filters applied
+    finish: Finish | None = None  # of the last chunk
+
+
+class TokenStream(Protocol):
+    """The samples of one request."""
+
+    def read(self, timeout_s: float) -> list[TokenChunk]:
+        """What has come, or comes first within the time. `BackendUnavailable` where it failed."""
+        ...
+
+    def cancel(self, sample: int | None = None) -> None:
+        """One sample, or all of them, are not wanted any more."""
+        ...
+
+
+class Backend(Protocol):
+    def submit(self, request: GenerationRequest) -> TokenStream: ...

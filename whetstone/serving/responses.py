@@ -1,0 +1,127 @@
+"""Answers in OpenAI's shapes: whole ones, and the chunks of streams."""
+
+import json
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from whetstone.serving.choice import Delta
+from whetstone.serving.models import ServedModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """How the answers to one request are written."""
+
+    served: ServedModel
+    model: str
+    is_chat: bool
+    has_logprobs: bool
+    has_token_ids: bool
+    includes_usage: bool
+    prompts: list[tuple[int, ...]]
+    id: str = field(default_factory=lambda: secrets.token_hex(12))
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def usage(self, num_tokens: int) -> dict[str, int]:
+        prompt = sum(map(len, self.prompts))
+        return {"prompt_tokens": prompt, "completion_tokens": num_tokens, "total_tokens": prompt + num_tokens}
+
+    def whole(self, answers: Sequence[Sequence[Delta]], num_tokens: int) -> dict[str, Any]:
+        """All samples, each by the pieces that came of it."""
+        choices = [self._whole_choice(index, deltas) for index, deltas in enumerate(answers)]
+        body = self._head("chat.completion" if self.is_chat else "text_completion")
+        body |= {"choices": choices, "usage": self.usage(num_tokens)}
+        if self.has_token_ids:
+            body["prompt_token_ids"] = list(self.prompts[0])
+        return body
+
+    def first_chunk(self, index: int) -> dict[str, Any]:
+        """A stream of chat begins with the role of each sample."""
+        return self._chunk(index, {"role": "assistant", "content": ""}, None, None)
+
+    def chunk(self, index: int, delta: Delta, num_before: int) -> dict[str, Any]:
+        """`num_before`: characters of the sample that were sent before."""
+        logprobs = self._logprobs([delta], num_before) if self.has_logprobs else None
+        if self.is_chat:
+            content: dict[str, Any] = {"content": delta.text} if delta.text else {}
+            if delta.tool_calls:
+                content["tool_calls"] = [
+                    {"index": number, **call} for number, call in enumerate(_calls(delta))
+                ]
+        else:
+            content = {"text": delta.text}
+        body = self._chunk(index, content, delta.finish_reason, logprobs)
+        if self.has_token_ids:
+            body["choices"][0]["token_ids"] = list(delta.token_ids)
+        return body
+
+    def usage_chunk(self, num_tokens: int) -> dict[str, Any]:
+        return {**self._head(self._chunk_kind), "choices": [], "usage": self.usage(num_tokens)}
+
+    @property
+    def _chunk_kind(self) -> str:
+        return "chat.completion.chunk" if self.is_chat else "text_completion"
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        prefix = "chatcmpl" if self.is_chat else "cmpl"
+        return {"id": f"{prefix}-{self.id}", "object": kind, "created": self.created, "model": self.model}
+
+    def _chunk(
+        self, index: int, content: dict[str, Any], reason: str | None, logprobs: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        choice = {"index": index, **({"delta": content} if self.is_chat else content)}
+        choice |= {"logprobs": logprobs, "finish_reason": reason}
+        body = {**self._head(self._chunk_kind), "choices": [choice]}
+        return {**body, "usage": None} if self.includes_usage else body
+
+    def _whole_choice(self, index: int, deltas: Sequence[Delta]) -> dict[str, Any]:
+        text = "".join(delta.text for delta in deltas)
+        calls = [call for delta in deltas for call in _calls(delta)]
+        choice: dict[str, Any] = {"index": index}
+        if self.is_chat:
+            message: dict[str, Any] = {"role": "assistant", "content": text or None if calls else text}
+            choice["message"] = {**message, "tool_calls": calls} if calls else message
+        else:
+            choice["text"] = text
+        choice["logprobs"] = self._logprobs(deltas, 0) if self.has_logprobs else None
+        choice["finish_reason"] = deltas[-1].finish_reason
+        if self.has_token_ids:
+            choice["token_ids"] = [token for delta in deltas for token in delta.token_ids]
+        return choice
+
+    def _logprobs(self, deltas: Sequence[Delta], num_before: int) -> dict[str, Any]:
+        entries = [
+            (self.served.token_text(token), logprob)
+            for delta in deltas
+            for token, logprob in zip(delta.token_ids, delta.logprobs, strict=True)
+        ]
+        if self.is_chat:
+            content = [
+                {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
+                for text, logprob in entries
+            ]
+            return {"content": content, "refusal": None}
+        offsets, position = [], num_before
+        for text, _ in entries:
+            offsets.append(position)
+            position += len(text)
+        return {
+            "tokens": [text for text, _ in entries],
+            "token_logprobs": [logprob for _, logprob in entries],
+            "top_logprobs": None,
+            "text_offset": offsets,
+        }
+
+
+def _calls(delta: Delta) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": f"call_{secrets.token_hex(12)}",
+            "type": "function",
+            "function": {"name": call["name"], "arguments": json.dumps(call["arguments"])},
+        }
+        for call in delta.tool_calls
+    ]
