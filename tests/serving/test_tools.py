@@ -41,7 +41,7 @@ def teach(policy: Policy, prompt: str, answer: str, steps: int) -> None:
     labels = row.clone()
     labels[:, : len(ids)] = -100
     policy.set_attention("sdpa")
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=3e-3)
     for _ in range(steps):
         policy.model(input_ids=row, labels=labels).loss.backward()
         optimizer.step()
@@ -59,7 +59,7 @@ def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         MESSAGES, tools=TOOLS, tokenize=False, add_generation_prompt=True
     )
     assert "tools: add" in prompt
-    teach(policy, prompt, f"Let me add.<tool_call>{CALL}</tool_call><|end|>", 60)
+    teach(policy, prompt, f"Let me add.<tool_call>{CALL}</tool_call><|end|>", 30)
     save_model(model_writer(policy), folder, 1)
     with serving(ServedModel.open(str(folder), max_length=512, max_sequences=4)) as server:
         yield server
