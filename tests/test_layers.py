@@ -36,6 +36,7 @@ MAY_IMPORT: dict[str, str] = {
     "run": "errors types seeds files terminal config rewards environments tasks algorithm parallel model "
     "engines cost rollout update evaluation",
     "inference": "errors types seeds config tasks model engines rollout run",
+    "serving": "errors types seeds environments model engines rollout run inference",
     "diagnosis": "errors run",
     "watch": "errors types files sandbox model run inference diagnosis",
     "report": "errors files terminal model evaluation run diagnosis watch",
@@ -44,7 +45,7 @@ MAY_IMPORT: dict[str, str] = {
     "train": "types seeds terminal config parallel model rollout evaluation run report export trl",
     "api": "errors config engines inference report rewards run export train",
     "commands": "errors types files terminal config sandbox tasks model engines cost update run "
-    "inference diagnosis report watch export train",
+    "inference serving diagnosis report watch export train",
     "__main__": "errors terminal commands",
 }
 # Rule 2.

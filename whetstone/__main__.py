@@ -5,6 +5,7 @@ other exception is a bug: exit code 1, with a traceback and where to report it.
 """
 
 import importlib
+import itertools
 import sys
 import traceback
 from collections.abc import Sequence
@@ -100,7 +101,9 @@ def _dispatch(argv: list[str]) -> int:
 
 def _first_line(name: str, arguments: list[str]) -> str:
     """Printed before anything heavy is imported."""
+    secrets = {after for option, after in itertools.pairwise(arguments) if option == "--api-key"}
     named = [argument for argument in arguments if "=" not in argument and not argument.startswith("-")]
+    named = [argument for argument in named if argument not in secrets]
     named += [argument for argument in arguments if argument.startswith("checkpoint_path=")]
     source = named[0] if named else DEFAULT_RECIPE if name != "doctor" else ""
     return f"whetstone {__version__}: {name} {source}".rstrip()

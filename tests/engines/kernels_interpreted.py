@@ -205,7 +205,8 @@ def endings() -> None:
     assert state.slots[slot_state.ACTIVE].tolist() == [0, 0, 1, 0]
     assert state.slots[slot_state.NUM_GENERATED].tolist() == [1, 5, 0, 2]
     assert state.out_tokens[0, 0] == 7 and state.out_tokens[1, 4] == 8
-    sample_kernels.sample(logits, state, torch.tensor([2], dtype=torch.int32), greedy=True, filtered=False)
+    third = torch.tensor([2], dtype=torch.int32)  # it ignores stop tokens
+    sample_kernels.sample(logits[2:3], state, third, greedy=True, filtered=False)
     assert state.slots[slot_state.ACTIVE, 2] == 1 and state.slots[slot_state.NUM_GENERATED, 2] == 1
 
 

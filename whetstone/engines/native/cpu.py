@@ -76,9 +76,9 @@ class _Generation:
         if not samples:
             return
         unwanted = set(samples)
-        kept = [sample for sample in self.waiting if sample.key not in unwanted]
+        remaining = [sample for sample in self.waiting if sample.key not in unwanted]
         self.waiting.clear()
-        self.waiting.extend(kept)
+        self.waiting.extend(remaining)
         for slot in reversed(range(len(self.running))):
             if self.running[slot].waiting.key in unwanted:
                 self.free(slot)

@@ -162,8 +162,8 @@ class Scheduler:
         if not samples:
             return
         unwanted = set(samples)
-        kept = [entry for entry in self.waiting if (entry.request, entry.sample) not in unwanted]
-        self.waiting = deque(kept)
+        remaining = [entry for entry in self.waiting if (entry.request, entry.sample) not in unwanted]
+        self.waiting = deque(remaining)
         for slot, sequence in list(self.running.items()):
             if (sequence.request, sequence.waiting.sample) in unwanted:
                 self.finish(slot)
