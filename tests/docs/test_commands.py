@@ -190,6 +190,7 @@ SLOW = {
 # Commands that nothing here can run -> why. Their configurations are loaded all the same.
 GPUS = "several GPUs; tests/distributed runs two processes on a CPU by torchrun and by accelerate"
 SERVERS = "vLLM and GPUs of its own; tests/vllm and tests/e2e/test_servers.py run servers"
+ENDPOINT = "a server that runs until Ctrl-C; tests/serving and tests/commands/test_serve.py run it"
 RAY = "a Ray cluster with GPUs; tests/commands/test_launch.py runs one of two ranks on a CPU"
 TRL_VLLM = "TRL with vLLM on one GPU; tests/trl runs TRL without vLLM"
 WATCH = "serves until Ctrl-C; tests/watch runs the server"
@@ -229,6 +230,11 @@ NOT_RUN = {
     "CUDA_VISIBLE_DEVICES=0,1,2,3,4,5 whet train config/grpo.yaml rollout_engine=vllm "
     "rollout_servers=127.0.0.1:8000,127.0.0.1:8001": SERVERS,
     "whet serve": SERVERS,
+    "whet serve RUN": ENDPOINT,
+    "whet serve outputs/quickstart": ENDPOINT,
+    "whet serve outputs/quickstart/checkpoint-30 --port 8001": ENDPOINT,
+    "whet serve smollm2-135m --host 0.0.0.0 --api-key SECRET": ENDPOINT,
+    "whet serve pebble --adapter sums=outputs/sums --adapter dates=outputs/dates": ENDPOINT,
     "whet serve CONFIG rollout_engine=vllm": SERVERS,
     "whet serve config/grpo.yaml rollout_engine=vllm server_devices=[6,7]": SERVERS,
     "whet launch --ray": RAY,

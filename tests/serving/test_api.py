@@ -205,6 +205,7 @@ def test_an_api_key(running: Running) -> None:
         with pytest.raises(openai.AuthenticationError):
             running.client("wrong").models.list()
         assert running.client("secret").models.list().data
+        assert running.client("wrong").get("/../health", cast_to=object) == {"status": "ok"}
     finally:
         server.api_key = None
 

@@ -123,7 +123,7 @@ def test_adapters_share_a_batch(adapters: dict[str, str]) -> None:
     prompt = served.sampler.encode_text("4 + 73 - 12 =")
     expected = {}
     for name in served.names:
-        model = AutoModelForCausalLM.from_pretrained(folder)
+        model: Any = AutoModelForCausalLM.from_pretrained(folder)
         if name in adapters:
             model = PeftModel.from_pretrained(model, adapters[name])
         ids = torch.tensor([prompt])

@@ -57,6 +57,7 @@ class Api:
         wants_tools = bool(request.tools) and request.tool_choice != "none"
         tools = check_tools(request.tools or []) if wants_tools else ()
         prompt_ids = self.served.encode_chat(request.messages, tools)
+        stops = [*request.stops, *self.served.sampler.next_question]
         max_tokens = request.max_completion_tokens or request.max_tokens
         default = self.served.sampler.defaults.max_tokens
         sampling = self.served.sampling(request, prompt_ids, max_tokens, default)
@@ -65,7 +66,7 @@ class Api:
             seeds=sample_seeds(request.seed, request.n or 1),
             sampling=sampling,
             adapter=adapter,
-            is_streamed=bool(request.stream or request.stops),
+            is_streamed=bool(request.stream or stops),
         )
         shape = Shape(
             served=self.served,
@@ -78,7 +79,7 @@ class Api:
         )
         work = Work(
             generations=[generation],
-            stops=[*request.stops, *self.served.sampler.next_question],
+            stops=stops,
             has_tools=wants_tools,
             max_calls=1 if request.parallel_tool_calls is False else None,
             shape=shape,

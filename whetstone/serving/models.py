@@ -18,10 +18,11 @@ from whetstone.run.source import find_source
 from whetstone.serving.choice import Codec
 from whetstone.serving.engine_backend import EngineBackend
 from whetstone.serving.messages import template_messages
-from whetstone.serving.protocol import ApiError, BaseRequest
+from whetstone.serving.protocol import ApiError, BaseRequest, ChatRequest
 
 MAX_LENGTH_ON_GPU, MAX_LENGTH_ON_CPU = 32_768, 8_192  # tokens, where the model takes more
 SEQUENCES_ON_GPU, SEQUENCES_ON_CPU = 256, 32
+MAX_CHARACTERS_PER_TOKEN = 256  # of a prompt, on average
 CACHE_SHARE = 0.5  # of a CPU's available memory
 
 
@@ -108,6 +109,7 @@ class ServedModel:
         self, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]]
     ) -> tuple[int, ...]:
         converted = template_messages(messages)
+        self._check_size(sum(len(message["content"]) for message in converted), "messages")
         try:
             with self._lock:
                 return self.sampler.encode_messages(converted, self.system, tools)
@@ -118,6 +120,7 @@ class ServedModel:
         """The prompts of `/v1/completions`: a text or tokens, or a list of either."""
         is_batch = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
         prompts = prompt if is_batch else [prompt]
+        self._check_size(max(map(len, prompts), default=0), "prompt")
         try:
             with self._lock:
                 return [
@@ -127,6 +130,20 @@ class ServedModel:
         except UserError as error:
             raise ApiError(400, str(error), param="prompt") from None
 
+    def _check_size(self, num_characters: int, param: str) -> None:
+        """What is far too long is not encoded: that takes time from the others."""
+        if num_characters > self.max_length * MAX_CHARACTERS_PER_TOKEN:
+            raise self._too_long(f"{num_characters:,} characters", param)
+
+    def _too_long(self, size: str, param: str) -> ApiError:
+        return ApiError(
+            400,
+            f"This model's maximum context length is {self.max_length:,} tokens, but the request has {size}: "
+            "shorten it.",
+            param=param,
+            code="context_length_exceeded",
+        )
+
     def sampling(
         self, request: BaseRequest, prompt_ids: tuple[int, ...], max_tokens: int | None, default: int
     ) -> SamplingParams:
@@ -134,13 +151,8 @@ class ServedModel:
         room = self.max_length - len(prompt_ids)
         wanted = "" if max_tokens is None else f" and {max_tokens:,} of the answer"
         if room < 1 or (max_tokens or 0) > room:
-            raise ApiError(
-                400,
-                f"This model's maximum context length is {self.max_length:,} tokens, but the request has "
-                f"{len(prompt_ids):,} of the prompt{wanted}: shorten it.",
-                param="messages" if hasattr(request, "messages") else "prompt",
-                code="context_length_exceeded",
-            )
+            param = "messages" if isinstance(request, ChatRequest) else "prompt"
+            raise self._too_long(f"{len(prompt_ids):,} of the prompt{wanted}", param)
         if not prompt_ids:
             raise ApiError(400, "The prompt is empty: give at least one token.", param="prompt")
         names = ("temperature", "top_p", "min_p", "ignore_eos")

@@ -40,6 +40,7 @@ class ResponseFormat(BaseModel):
 
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
+StopText = Annotated[str, Field(max_length=256)]
 Zero = Annotated[float, Field(ge=0, le=0)]
 
 
@@ -55,7 +56,7 @@ class BaseRequest(BaseModel):
     min_p: Annotated[Number, Field(ge=0, le=1)] | None = None  # vLLM's
     n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] | None = None
     seed: int | None = None
-    stop: str | Annotated[list[str], Field(max_length=MAX_STOPS)] | None = None
+    stop: StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
