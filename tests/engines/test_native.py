@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.conftest import ARCHITECTURES, make_policy
-from tests.support.engines import PROMPTS, collect, trainer_logprobs
+from tests.support.engines import PROMPTS, collect, come_and_leave, trainer_logprobs
 from whetstone import seeds
 from whetstone.config.sections import ModelConfig
 from whetstone.engines.base import PartialOutput, Request, SamplingParams
@@ -217,41 +217,5 @@ def test_a_token_without_probability_is_never_drawn():
     assert sample(logits, uniform, SamplingParams(max_tokens=1))[0].tolist() == [0] * 64
 
 
-class Visitors:
-    """Requests that come one after the other while others are sampled; `leave` after so many calls."""
-
-    max_prompt_length, max_length, num_sequences = 16, 40, 3
-
-    def __init__(self, requests, leave):
-        self.requests, self.leave, self.calls = list(requests), leave, 0
-
-    def take(self, *, wait):
-        self.calls += 1
-        return [self.requests.pop(0)] if self.requests and (wait or self.calls % 2) else []
-
-    def cancelled(self):
-        return self.leave.pop(self.calls, ())
-
-
 def test_requests_with_parameters_of_their_own_that_come_and_leave(policy):
-    params = [
-        SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True),
-        SamplingParams(max_tokens=14, temperature=1.4, top_p=0.8, ignore_eos=True),
-        SamplingParams(max_tokens=12, temperature=0.6, top_k=5, ignore_eos=True),
-    ]
-    requests = [
-        Request(prompt_ids=prompt, seeds=(number, number + 9), sampling=own)
-        for number, (prompt, own) in enumerate(zip(PROMPTS, params, strict=True))
-    ]
-    visitors = Visitors(requests, {4: [(1, 0)], 6: [(2, 1), (7, 7)]})
-    finished = {}
-    for output in NativeEngine(policy, 3).stream([], SamplingParams(max_tokens=24), visitors):
-        if not isinstance(output, PartialOutput):
-            finished[output.request, output.sample] = output.completion
-        else:
-            assert (output.request, output.sample) not in finished
-    assert set(finished) == {(0, 0), (0, 1), (1, 1), (2, 0)}
-    for (number, index), completion in finished.items():
-        request = Request(prompt_ids=PROMPTS[number], seeds=requests[number].seeds)
-        alone = collect(NativeEngine(policy, 1), [request], params[number])
-        assert completion.token_ids == alone[0, index].token_ids
+    come_and_leave(policy)

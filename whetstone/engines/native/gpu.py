@@ -176,7 +176,7 @@ class PagedEngine(EngineBase):
             prompts = (self.state.slots[PROMPT_LEN][slot] + PAGE - 1) // PAGE
             self.state.table[slot, prompts + number] = page.int()
         if slots:
-            params = {scheduler.params(slot) for slot in slots}
+            params = scheduler.distinct_params(slots)
             greedy, filtered = any(p.is_greedy for p in params), any(p.is_filtered for p in params)
             graph, bucket = self.graphs.get(len(slots), greedy=greedy, filtered=filtered)
             rows = torch.full((bucket,), -1, dtype=torch.int32)

@@ -58,6 +58,7 @@ class Scheduler:
         self.num_requests = 0
         self.waiting: deque[WaitingSequence] = deque()
         self.sampling = sampling
+        self.has_own_params = False  # whether a request has sampling parameters of its own
         self.add(requests)
         self.running: dict[int, RunningSequence] = {}
         self.free_slots = list(range(num_slots))[::-1]
@@ -72,11 +73,16 @@ class Scheduler:
             number = self.num_requests
             self.waiting.extend(WaitingSequence(number, s, limit) for s, limit in enumerate(limits))
             self.requests[number] = request
+            self.has_own_params |= request.sampling is not None
             self.num_requests += 1
 
     @property
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
+
+    def distinct_params(self, slots: list[int]) -> set[SamplingParams]:
+        """The sampling parameters of the sequences in `slots`."""
+        return {self.params(slot) for slot in slots} if self.has_own_params else {self.sampling}
 
     def params(self, slot: int) -> SamplingParams:
         return self.requests[self.running[slot].request].params(self.sampling)
