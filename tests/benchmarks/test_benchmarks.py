@@ -251,3 +251,14 @@ def test_the_picture_shows_the_kept_rows(tmp_path):
     assert {text.get_text() for text in axes.texts} == {f"{row['total_s']:.1f} s" for row in kept}
     picture.draw(tmp_path / "speed.png")
     assert (tmp_path / "speed.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_the_figures_of_a_server_by_hand():
+    serving = importlib.import_module("serving")
+    firsts = [0.4, 0.1, 0.2, 0.3]
+    outcomes = [serving.Outcome(first, first + 1, 10) for first in firsts]
+    row = serving.summarize("ours", [*outcomes, serving.Outcome(0.0, 9.0, 0, "refused")], 4.0)
+    assert (row["requests"], row["failures"], row["first_error"]) == (5, 1, "refused")
+    assert (row["tokens"], row["tokens_per_s"]) == (40, 10.0)
+    assert (row["first_token_median_s"], row["first_token_p95_s"]) == (0.25, 0.4)
+    assert row["request_median_s"] == 1.25

@@ -84,7 +84,7 @@ def test_streams_seeds_and_several_answers(client: openai.OpenAI) -> None:
     assert events[-1].usage == whole.usage and events[-1].choices == []
     ends = {c.index: c.finish_reason for event in events for c in event.choices if c.finish_reason}
     assert ends == {choice.index: choice.finish_reason for choice in whole.choices}
-    assert len(events) > 10
+    assert len(events) >= 7  # the role and the end of each, and the usage; more where nobody is slow
 
 
 def test_stop_strings_end_an_answer(client: openai.OpenAI) -> None:

@@ -1,11 +1,19 @@
 """The endpoints, on a backend: the body of a request -> the body of the answer, or the events of a stream."""
 
+import contextlib
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from whetstone.serving.backend import Backend, BackendUnavailable, GenerationRequest, TokenStream
+from whetstone.serving.backend import (
+    Backend,
+    BackendUnavailable,
+    GenerationRequest,
+    TokenStream,
+    merge_chunks,
+)
 from whetstone.serving.choice import Choice, Delta
 from whetstone.serving.messages import check_tools
 from whetstone.serving.models import ServedModel, sample_seeds
@@ -13,6 +21,7 @@ from whetstone.serving.protocol import MAX_SAMPLES, ApiError, ChatRequest, Compl
 from whetstone.serving.responses import Shape
 
 POLL_S = 0.25  # between two looks whether the client is still there
+PAUSE_S, MAX_PAUSE_S = 0.0005, 0.1  # between two events of an answer, for each that is being given
 COMPLETION_TOKENS = 16  # OpenAI's default of /v1/completions
 IsGone = Callable[[], bool]
 
@@ -35,7 +44,23 @@ class Work:
 class Api:
     def __init__(self, served: ServedModel, backend: Backend) -> None:
         self.served, self.backend = served, backend
+        self.num_answers = 0  # that are being given
         self._started_at = int(time.time())
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def answering(self) -> Iterator[None]:
+        with self._lock:
+            self.num_answers += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.num_answers -= 1
+
+    def pause(self) -> None:
+        """With many clients fewer events carry more tokens each: events cost time that sampling needs."""
+        time.sleep(min(MAX_PAUSE_S, PAUSE_S * self.num_answers))
 
     def models(self) -> dict[str, Any]:
         return {"object": "list", "data": [self.model(name) for name in self.served.names]}
@@ -157,6 +182,10 @@ class Answer:
 
     def _deltas(self, is_gone: IsGone) -> Generator[tuple[int, Delta]]:
         """(number of the sample, what is new of it) until all have ended; leaving early cancels the rest."""
+        with self._api.answering():
+            yield from self._sampled(is_gone)
+
+    def _sampled(self, is_gone: IsGone) -> Generator[tuple[int, Delta]]:
         work, streams = self._work, list[TokenStream]()
         try:
             streams.extend(self._api.backend.submit(generation) for generation in work.generations)
@@ -173,7 +202,7 @@ class Answer:
                         looked_at = time.monotonic()
                         if is_gone():
                             raise ClientGone
-                    for chunk in chunks:
+                    for chunk in merge_chunks(chunks):
                         choice = choices[chunk.sample]
                         if choice.is_finished:
                             continue
@@ -184,6 +213,8 @@ class Answer:
                             first + chunk.sample,
                             replace(delta, tool_calls=delta.tool_calls[: work.max_calls]),
                         )
+                    if generation.is_streamed and not all(choice.is_finished for choice in choices):
+                        self._api.pause()
                 self._num_tokens += sum(choice.num_tokens for choice in choices)
                 first += len(choices)
         except BackendUnavailable as error:

@@ -3,7 +3,8 @@
 The endpoint (api.py) knows nothing of engines. Another backend can wrap this one, to record what was sampled.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from whetstone.engines.base import SamplingParams
@@ -33,6 +34,18 @@ class TokenChunk:
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]  # temperature and filters applied
     finish: Finish | None = None  # of the last chunk
+
+
+def merge_chunks(chunks: Sequence[TokenChunk]) -> list[TokenChunk]:
+    """One chunk for each sample."""
+    merged: dict[int, TokenChunk] = {}
+    for chunk in chunks:
+        before = merged.get(chunk.sample)
+        if before is not None:
+            token_ids, logprobs = before.token_ids + chunk.token_ids, before.logprobs + chunk.logprobs
+            chunk = replace(chunk, token_ids=token_ids, logprobs=logprobs)
+        merged[chunk.sample] = chunk
+    return list(merged.values())
 
 
 class TokenStream(Protocol):

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 REPORT_S = 10.0  # between two lines
 DRAIN_S = 5.0  # for answers that are being sampled when the server ends
 WARM_UP_TOKENS = 4
+SWITCH_S = 0.0005  # a thread that writes answers does not hold up the one that samples
 
 
 def serve_model(
@@ -63,6 +64,7 @@ def serve_model(
     print(f"{counted(backend.num_sequences, 'answer')} at once, {length}.", flush=True)
     if api_key is None and not server.is_local:
         print("Whoever reaches this address can use the model: set --api-key.", file=sys.stderr, flush=True)
+    sys.setswitchinterval(SWITCH_S)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         report(server, backend)

@@ -19,7 +19,8 @@ def serve_rollouts(config: Config) -> None:
     if not engine_traits(config.rollout.rollout_engine).has_servers:
         raise UserError(
             f"rollout_engine is {config.rollout.rollout_engine}, which has no server: give "
-            f"rollout_engine={' or '.join(SERVER_ENGINES)}."
+            f"rollout_engine={' or '.join(SERVER_ENGINES)}; or name the run of a model to serve, such as "
+            "outputs/quickstart."
         )
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     host = config.engines.server_host or "127.0.0.1"
