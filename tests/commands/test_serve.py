@@ -99,7 +99,8 @@ def test_smollm2_answers_as_transformers() -> None:
     from whetstone.model.hub import resolve
 
     folder = resolve("smollm2-135m")
-    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder)
     messages: list[Any] = [
         {"role": "system", "content": "Answer in one sentence."},
         {"role": "user", "content": "Why is the sky blue?"},

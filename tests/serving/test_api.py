@@ -54,7 +54,7 @@ def test_models_and_health(running: Running, client: openai.OpenAI) -> None:
 
 def test_greedy_tokens_are_those_of_transformers(running: Running, client: openai.OpenAI) -> None:
     sampler = running.served.sampler
-    model = AutoModelForCausalLM.from_pretrained(sampler.policy.lm.name_or_path)
+    model: Any = AutoModelForCausalLM.from_pretrained(sampler.policy.lm.name_or_path)
     for question in (QUESTION, "7 + 5 ="):
         messages: list[Any] = [{"role": "user", "content": question}]
         ids = torch.tensor([sampler.encode(messages)])

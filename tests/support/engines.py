@@ -34,7 +34,8 @@ def compare_with_trainer(engine, policy):
 class Visitors:
     """Requests that come one after the other while others are sampled; `leave` after so many calls."""
 
-    max_prompt_length, max_length, num_sequences = 16, 40, 3
+    max_prompt_length, num_sequences = 16, 3
+    max_length: int | None = 40
 
     def __init__(self, requests, leave):
         self.requests, self.leave, self.calls = list(requests), leave, 0
