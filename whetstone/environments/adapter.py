@@ -104,7 +104,7 @@ class ToolEpisode:
             result = _awaited(self.tools[name](**(arguments if isinstance(arguments, dict) else {})))
         except Exception as error:
             return {**message, "content": f"Error: {type(error).__name__}: {error}"}, True
-        return {**message, "content": _text(result)}, False
+        return {**message, "content": _text(str(result))}, False
 
     def finish(self) -> dict[str, Any]:
         if not hasattr(self.environment, "get_reward"):

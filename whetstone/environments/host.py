@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 from whetstone.config.plugins import describe_error
 from whetstone.environments.adapter import open_episode, snapshot
 from whetstone.environments.messages import BadMessage, pack, unpack
+from whetstone.environments.orphans import Orphans, adopt_orphans
 from whetstone.environments.table import factory_of
 from whetstone.environments.toolbox import load_tool, make_tools
 from whetstone.errors import UserError
@@ -47,11 +48,14 @@ def serve(connection: Connection) -> None:
         with_state=settings["with_state"],
     )
     with tempfile.TemporaryDirectory(prefix="whet-episodes-", ignore_cleanup_errors=True) as folder:
+        orphans = Orphans()
+        adopt_orphans()
         try:
-            _serve_all(connection, loaded, children, folder)
+            _serve_all(connection, loaded, children, orphans, folder)
         finally:
             for child in list(children.values()):
-                _kill(child, folder)
+                _kill(child, orphans, folder)
+            orphans.end_all(())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,15 +69,20 @@ class Loaded:
     with_state: bool
 
 
-def _serve_all(connection: Connection, loaded: Loaded, children: dict[int, int], folder: str) -> None:
+def _serve_all(
+    connection: Connection, loaded: Loaded, children: dict[int, int], orphans: Orphans, folder: str
+) -> None:
     while True:
+        if (pause_s := orphans.pause_s) is not None and not connection.poll(pause_s):
+            _reap(children, orphans, folder)
+            orphans.end_all(set(children.values()))
         request = connection.recv()  # EOFError: the run is gone
-        _reap(children, folder)
+        _reap(children, orphans, folder)
         if request["do"] == "close":
             return
         if request["do"] == "end":
             if (child := children.pop(request["number"], None)) is not None:
-                _kill(child, folder)
+                _kill(child, orphans, folder)
             continue
         handle = reduction.recv_handle(connection)
         child = os.fork()
@@ -84,30 +93,32 @@ def _serve_all(connection: Connection, loaded: Loaded, children: dict[int, int],
         children[request["number"]] = child
 
 
-def _reap(children: dict[int, int], folder: str) -> None:
+def _reap(children: dict[int, int], orphans: Orphans, folder: str) -> None:
     """Forget episodes that have ended by themselves, and end what they have left behind."""
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG)[0]) != 0:
             for number, child in list(children.items()):
                 if child == ended:
                     del children[number]
-                    _kill(child, folder)
+                    _kill(child, orphans, folder)
 
 
-def _kill(child: int, folder: str) -> None:
-    """End an episode with what it has started, and remove its temporary files."""
+def _kill(child: int, orphans: Orphans, folder: str) -> None:
+    """End an episode with its group, and remove its temporary files. Who left the group is ended later."""
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(child, signal.SIGKILL)
     with contextlib.suppress(ChildProcessError):
         os.waitpid(child, 0)
     shutil.rmtree(os.path.join(folder, str(child)), ignore_errors=True)
+    orphans.expect(child)
 
 
 def _serve_episode(handle: int, loaded: Loaded, request: Mapping[str, Any], folder: str) -> NoReturn:
     """Answer the run's messages about one episode; never returns."""
     try:
         os.setsid()
+        adopt_orphans()
         gc.enable()
         tempfile.tempdir = os.environ["TMPDIR"] = os.path.join(folder, str(os.getpid()))
         os.mkdir(tempfile.tempdir)
