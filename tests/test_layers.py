@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, str] = {
     "optimizer": "errors config parallel",
     "update": "errors types terminal config algorithm parallel model cost optimizer",
     "evaluation": "types files terminal config tasks rollout",
-    "run": "errors types seeds files terminal config rewards environments tasks algorithm parallel model "
+    "run": "errors types seeds files terminal config sandbox rewards environments tasks algorithm parallel model "
     "engines cost rollout update evaluation",
     "inference": "errors types seeds config tasks model engines rollout run",
     "diagnosis": "errors run",

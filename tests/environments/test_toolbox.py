@@ -12,6 +12,7 @@ from tests.environments import wordle_env
 from tests.environments.playing import call, play, playing
 from whetstone.config import build, load
 from whetstone.environments.builtin_tools import ToolFailed, calculator
+from whetstone.environments.games import GAMES
 from whetstone.environments.pool import Answer, EpisodePool
 from whetstone.environments.toolbox import TOOLBOX, tool_schemas
 from whetstone.errors import UserError
@@ -258,6 +259,11 @@ def test_a_program_is_repaired_by_the_tests_that_are_shown():
     assert "tests fail:\n- " in observations[1] and "expected" in observations[1] + observations[3]
     assert len(rollout.turns) == 3 and rollout.score.outcome == "compile_error"
     assert rollout.episode is not None and "SyntaxError" in rollout.episode.messages[1]["content"]
+
+
+def test_games_pay_no_format_by_default():
+    for name in (*GAMES, "repair", "environment"):
+        assert build({"datasets": {name: {}}}).tasks.reward_funcs == ["accuracy"], name
 
 
 def test_hidden_tests_are_not_shown():

@@ -44,6 +44,7 @@ from whetstone.run.status import StatusFile
 from whetstone.run.timing import ThroughputMeter
 from whetstone.run.token_log import TokenLog
 from whetstone.run.viewer import Viewer, is_wanted
+from whetstone.sandbox.pool import strongest_kind
 from whetstone.tasks.mixture import Mixture, build_tasks, check_gold, eval_problems, prepare_tasks
 from whetstone.tasks.registry import environments_of
 from whetstone.tasks.scoring.pool import Scorer
@@ -250,6 +251,8 @@ def make_scorer(config: Config, ranks: Ranks = SINGLE) -> Any:
 def make_pool(config: Config, names: list[str]) -> EpisodePool:
     """The processes of these environments, with the tools of the run."""
     own, programs = config.environments, config.programs
+    if "python" in own.tools:
+        strongest_kind(programs.sandbox_isolation)  # refuses a machine without isolation before the run
     return EpisodePool(
         names,
         timeout_s=own.environment_timeout_s,

@@ -63,7 +63,13 @@ class Session:
 
     def _play_batch(self, first: int, size: int) -> list[Group]:
         assert self.collector is not None
-        self._first, self._problems = first, [self.mixture.problem(first + n) for n in range(size)]
+        problems: dict[str, Problem] = {}  # a problem that comes again begins the next batch
+        for number in range(first, first + size):
+            problem = self.mixture.problem(number)
+            if problem.id in problems:
+                break
+            problems[problem.id] = problem
+        self._first, self._problems = first, list(problems.values())
         seed_parts = (self.config.tasks.dataset_seed, "play")
         self.engine.episodes = _episode_numbers(self._problems, seed_parts, first, self._max_turns)
         if self.player is not None:
