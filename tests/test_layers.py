@@ -33,8 +33,8 @@ MAY_IMPORT: dict[str, str] = {
     "optimizer": "errors config parallel",
     "update": "errors types terminal config algorithm parallel model cost optimizer",
     "evaluation": "types files terminal config tasks rollout",
-    "run": "errors types seeds files terminal config sandbox rewards environments tasks algorithm parallel model "
-    "engines cost rollout update evaluation",
+    "run": "errors types seeds files terminal config sandbox rewards environments tasks algorithm parallel "
+    "model engines cost rollout update evaluation",
     "inference": "errors types seeds config tasks model engines rollout run",
     "diagnosis": "errors run",
     "watch": "errors types files sandbox model run inference diagnosis",
