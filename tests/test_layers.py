@@ -22,7 +22,7 @@ MAY_IMPORT: dict[str, str] = {
     "config": "errors terminal",
     "sandbox": "errors",
     "rewards": "errors types config files sandbox",
-    "environments": "errors types config sandbox",
+    "environments": "errors types config sandbox rewards",
     "tasks": "errors types seeds terminal config sandbox rewards environments",
     "algorithm": "errors config",
     "parallel": "errors config",
@@ -33,8 +33,8 @@ MAY_IMPORT: dict[str, str] = {
     "optimizer": "errors config parallel",
     "update": "errors types terminal config algorithm parallel model cost optimizer",
     "evaluation": "types files terminal config tasks rollout",
-    "run": "errors types seeds files terminal config rewards environments tasks algorithm parallel model "
-    "engines cost rollout update evaluation",
+    "run": "errors types seeds files terminal config sandbox rewards environments tasks algorithm parallel "
+    "model engines cost rollout update evaluation",
     "inference": "errors types seeds config tasks model engines rollout run",
     "serving": "errors types seeds environments model engines rollout run inference",
     "diagnosis": "errors run",
@@ -44,8 +44,8 @@ MAY_IMPORT: dict[str, str] = {
     "trl": "errors types terminal config tasks algorithm model rollout update evaluation run report export",
     "train": "types seeds terminal config parallel model rollout evaluation run report export trl",
     "api": "errors config engines inference report rewards run export train",
-    "commands": "errors types files terminal config sandbox tasks model engines cost update run "
-    "inference serving diagnosis report watch export train",
+    "commands": "errors types seeds files terminal config sandbox environments tasks model engines cost "
+    "rollout update evaluation run inference serving diagnosis report watch export train",
     "__main__": "errors terminal commands",
 }
 # Rule 2.

@@ -32,7 +32,8 @@ class Problem:
     messages: tuple[Message, ...]
     answer: Any  # what this task's own `score` needs; plain data that can be pickled
     environment: str | None = None  # its name in a configuration, where the problem is an episode of it
-    tools: tuple[Mapping[str, Any], ...] = ()  # of that environment, as chat templates take them
+    tools: tuple[Mapping[str, Any], ...] = ()  # that the policy may call, as chat templates take them
+    scored_by_task: bool = False  # an episode whose last turn the task scores, not the environment
 
     @property
     def question(self) -> str:
@@ -42,7 +43,9 @@ class Problem:
     @property
     def identity(self) -> str:
         """What distinguishes this problem from the others of its task: of an episode also its seed."""
-        return self.question if self.environment is None else f"{self.question}\x1f{self.answer['seed']}"
+        if self.environment is None or self.scored_by_task:
+            return self.question
+        return f"{self.question}\x1f{self.answer['seed']}"
 
 
 @dataclass(frozen=True, kw_only=True)

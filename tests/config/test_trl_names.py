@@ -28,7 +28,7 @@ SAME = _names("""
     learning_rate lr_scheduler_type lr_scheduler_kwargs optim weight_decay adam_beta1 adam_beta2 adam_epsilon
     max_grad_norm bf16 gradient_checkpointing torch_compile
     max_completion_length temperature top_p top_k min_p chat_template_kwargs
-    use_vllm vllm_mode
+    use_vllm vllm_mode max_tool_calling_iterations
     beta epsilon epsilon_high delta sapo_temperature_neg sapo_temperature_pos importance_sampling_level
     reward_weights scale_rewards loss_type mask_truncated_completions ref_model_mixup_alpha
     ref_model_sync_steps top_entropy_quantile entropy_coef entropy_coef_min entropy_coef_max

@@ -61,6 +61,7 @@ QUICK = {
     "whet doctor --json": "",
     "whet doctor CONFIG": "whet doctor quickstart",
     "whet launch --help": "",
+    "whet play maze_walk --player gold": "",
     "whet tasks": "",
     "whet tasks NAME": "whet tasks gcd",
     "whet tasks NAME --answer TEXT": "whet tasks gcd --answer 3",
@@ -78,6 +79,14 @@ QUICK = {
 }
 # Commands that train, evaluate or read a run; with SMALL at the end.
 SLOW = {
+    "whet play wordle": "whet play wordle --player gold",
+    "whet play guess_number high=10 --seed 3 --raw": (
+        "whet play guess_number high=10 --seed 3 --raw --player gold"
+    ),
+    "whet play maze_walk --player random --episodes 200": "",
+    "whet play chain_sum 'tools=[calculator]'": "whet play chain_sum 'tools=[calculator]' --player gold",
+    "whet play my_env.py:MyEnv": "whet play examples/extending/task.py:Remainders --player gold",
+    "whet play repair path=problems language=python --player random --episodes 48": "",
     "whet train guess": "",
     "whet train guess_gpu seed=42": "",
     "python rl_trainer.py --model M --output_dir D --use_wandb --wandb_name N ...": (

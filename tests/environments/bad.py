@@ -1,10 +1,14 @@
 """Environments that misbehave, one class for each way."""
 
+import json
 import os
+import resource
 import signal
 import sys
+import tempfile
 import threading
 import time
+from pathlib import Path
 
 
 class Good:
@@ -194,6 +198,119 @@ class ChangesFolder(Good):
         return super().step(text)
 
 
+class ForksMany(Good):
+    """Forty processes, each of which would go on forking."""
+
+    def step(self, text: str):
+        for _ in range(40):
+            if os.fork() == 0:
+                while True:
+                    time.sleep(5)
+                    os.fork()
+        return super().step(text)
+
+
+class LeavesADaemon(Good):
+    """A process in a session of its own, whose parent has ended."""
+
+    def step(self, text: str):
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                Path(tempfile.gettempdir(), "daemon").write_text(str(os.getpid()))
+                time.sleep(600)
+            os._exit(0)
+        return super().step(text)
+
+
+class ClearsTheEnvironment(Good):
+    def step(self, text: str):
+        os.environ.clear()
+        sys.path.clear()
+        return super().step(text)
+
+
+class StopsItself(Good):
+    def step(self, text: str):
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return super().step(text)
+
+
+class SetsAnAlarm(Good):
+    def step(self, text: str):
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        time.sleep(600)
+
+
+class IgnoresSignals(Good):
+    def step(self, text: str):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_IGN)
+        return super().step(text)
+
+
+class RaisesKeyboardInterrupt(Good):
+    def step(self, text: str):
+        raise KeyboardInterrupt
+
+
+class CrashesInC(Good):
+    def step(self, text: str):
+        import ctypes
+
+        ctypes.string_at(1)
+
+
+class OpensManyFiles(Good):
+    def step(self, text: str):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        self.files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1000)]
+
+
+class FloodsItsOutput(Good):
+    def step(self, text: str):
+        with open(os.devnull, "w") as file:
+            os.dup2(file.fileno(), 1)
+        for _ in range(64):
+            os.write(1, b"x" * (1 << 20))
+        return super().step(text)
+
+
+class PatchesJson(Good):
+    def step(self, text: str):
+        json.dumps = lambda *args, **options: "nonsense"
+        return super().step(text)
+
+
+class InfoRaises(Good):
+    def step(self, text: str):
+        class Odd(dict):
+            def get(self, *args):
+                raise RuntimeError("no info")
+
+        return "ok", 1.0, True, False, Odd()
+
+
+class TruthRaises(Good):
+    def step(self, text: str):
+        class Odd:
+            def __bool__(self) -> bool:
+                raise RuntimeError("neither true nor false")
+
+        return "ok", 1.0, Odd(), False, {}
+
+
+class LosesItsStep(Good):
+    def reset(self, seed: int) -> str:
+        self.step = None  # type: ignore[assignment,method-assign]
+        return "say something"
+
+
+class SignatureOfReset(Good):
+    def reset(self, level: str) -> str:  # nobody gives it a level
+        return level
+
+
 # Class -> part of the reason that is named; None: the episode goes on as if nothing had happened.
 REASONS = {
     ResetHangs: "no answer in", ResetRaises: "no such level", ResetExits: "has ended",
@@ -205,4 +322,9 @@ REASONS = {
     TakesMemory: "out of memory", ClosesEverything: "has ended", WritesToEverything: "bytes",
     RaisesOddly: "Odd", TextRaises: "no text", LeavesThreads: None, Forks: None,
     ChangesItsSignature: "argument", InfoIsText: None, Prints: None, SurrogateText: None, ChangesFolder: None,
+    ForksMany: None, LeavesADaemon: None, ClearsTheEnvironment: None, StopsItself: "no answer in",
+    SetsAnAlarm: "has ended", IgnoresSignals: None, RaisesKeyboardInterrupt: "has ended",
+    CrashesInC: "has ended", OpensManyFiles: "Too many open files", FloodsItsOutput: None,
+    PatchesJson: "no JSON", InfoRaises: "no info", TruthRaises: "neither true nor false",
+    LosesItsStep: "not callable", SignatureOfReset: "level",
 }  # fmt: skip

@@ -1,16 +1,17 @@
 """Episodes in processes: what they cost, and what environments that misbehave cost others."""
 
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.environments import bad
+from tests.environments import bad, bad_tools
 from whetstone.environments.games import GuessNumber
 from whetstone.environments.pool import Answer, EpisodePool
 from whetstone.errors import UserError
 
-FILE = Path(bad.__file__)
+FILE, TOOLS_FILE = Path(bad.__file__), Path(bad_tools.__file__)
 
 
 def play(pool: EpisodePool, number: int, text: str = "yes", max_steps: int = 2) -> Answer:
@@ -30,6 +31,7 @@ def play(pool: EpisodePool, number: int, text: str = "yes", max_steps: int = 2) 
 @pytest.fixture(scope="module")
 def bad_pool():
     specs = [f"{FILE}:{kind.__name__}" for kind in (bad.Good, *bad.REASONS)]
+    specs += [f"{TOOLS_FILE}:{kind.__name__}" for kind in bad_tools.RESULTS]
     with EpisodePool(specs, timeout_s=2.0, memory_mb=512) as pool:
         yield pool
 
@@ -51,6 +53,46 @@ def test_an_environment_that_misbehaves_costs_only_its_own_episode(bad_pool, kin
     bad_pool.step(2, "yes")
     assert play(bad_pool, 2).correct is True
     bad_pool.end(2)
+
+
+def one_answer(pool: EpisodePool) -> Answer:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        if answers := pool.poll(1.0):
+            return answers[0]
+    raise AssertionError("no answer")
+
+
+@pytest.mark.parametrize("kind", bad_tools.RESULTS, ids=lambda kind: kind.__name__)
+def test_a_tool_that_misbehaves_costs_only_its_own_episode(bad_pool, kind):
+    result, reason = bad_tools.RESULTS[kind]
+    bad_pool.start(1, f"{TOOLS_FILE}:{kind.__name__}", {}, 7, {})
+    assert one_answer(bad_pool).observation[0]["content"] == "call it"
+    bad_pool.step(1, "", [{"name": "use", "arguments": {}}])
+    answer = one_answer(bad_pool)
+    if result is not None:
+        assert result in answer.observation[0]["content"]
+        assert answer.num_tool_errors == result.startswith("Error")
+        bad_pool.finish(1)
+        answer = one_answer(bad_pool)
+        assert answer.reward == (1.0 if reason is None else None)
+    assert (answer.error is None) if reason is None else (reason in (answer.error or "")), answer
+    bad_pool.end(1)
+
+
+def test_what_left_its_group_is_ended_too(bad_pool):
+    bad_pool.start(1, f"{FILE}:LeavesADaemon", {}, 7, {})
+    play(bad_pool, 1)
+    folder, deadline, number = Path(tempfile.gettempdir()), time.monotonic() + 30, ""
+    while not number and time.monotonic() < deadline:
+        files = list(folder.glob("whet-episodes-*/*/daemon"))
+        number = files[0].read_text() if files else ""
+    daemon = Path("/proc") / number
+    assert number and daemon.exists()
+    bad_pool.end(1)
+    while daemon.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not daemon.exists() and not files[0].exists()
 
 
 def test_the_gold_player_wins_every_game_of_many_at_once():

@@ -162,7 +162,7 @@ def test_wrong_mixtures_are_named(datasets: dict, complaint: str):
 
 def test_every_task_is_listed_with_a_line():
     tasks = {task.name: task for task in list_tasks()}
-    assert len(tasks) == 110  # reasoning-gym's 105, ours five
+    assert len(tasks) == 114  # reasoning-gym's 105, ours nine
     assert {tasks[name].category for name in ("math", "countdown", "code")} == {"whetstone"}
     assert (
         tasks["chain_sum"].category == "arithmetic" and tasks["reasoning_gym/countdown"].category == "games"

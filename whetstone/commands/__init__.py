@@ -13,6 +13,7 @@ COMMANDS: dict[str, str] = {  # name -> summary
     "check": "check a configuration before the run: what can be learned, what the rewards pay",
     "config": "list every key, or show the resolved configuration of a file",
     "tasks": "list every task, or show sample problems of one",
+    "play": "play an environment in the terminal as a model would, or watch a player",
     "watch": "look at runs in the browser while they run: curves, completions, tokens",
     "report": "write the HTML report of a run",
     "export": "write the model of a run for others: merged, in another precision, as GGUF",

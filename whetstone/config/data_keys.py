@@ -1,6 +1,7 @@
 """Top-level keys of a data set (`dataset_name`, splits, columns, `max_samples`) -> settings of a task.
 
-Where no task is named, `dataset_name` means the task `rows` and `data_path` the task `math`. Any setting of a
+Where no task is named, `environment_factory` means the task `environment`, `dataset_name` the task `rows` and
+`data_path` the task `math`. Any setting of a
 task that reads rows is also a plain key, which goes to the one task that has it. Reads no data.
 """
 
@@ -23,6 +24,11 @@ ROW_SETTINGS: dict[str, tuple[str, ...]] = {
         *SOURCE_KEYS, "numbers_column", "target_column", "messages_column", "operators", "use_all_numbers",
         "base_reward",
     ),
+    "repair": (
+        *SOURCE_KEYS, "language", "statement_column", "tests_column", "test_fields", "prompt",
+        "continue_starter", "max_attempts", "shown_tests",
+    ),
+    "environment": (*SOURCE_KEYS, "prompt_column", "factory", "settings"),
 }  # fmt: skip
 PLAIN_KEYS = frozenset(key for keys in ROW_SETTINGS.values() for key in keys)
 # key -> the setting of a task that it means
@@ -44,11 +50,13 @@ SETTINGS: dict[str, str] = {
     "answer_column": "answer_column",
     "max_samples": "max_samples",
     "max_train_problems": "max_samples",
+    "environment_factory": "factory",
 }
 # What the columns of prompt and answer are called by tasks that have their own names for them.
 COLUMNS: dict[str, dict[str, str]] = {
     "math": {"prompt_column": "question_column"},
     "code": {"prompt_column": "statement_column", "answer_column": "tests_column"},
+    "repair": {"prompt_column": "statement_column", "answer_column": "tests_column"},
     "countdown": {"prompt_column": "messages_column", "answer_column": "target_column"},
 }
 _SOURCES = ("path", "dataset")
@@ -102,6 +110,8 @@ class DataKeys:
         has_source = any(set(_SOURCES) & set(spec.get("config") or {}) for spec in datasets.values())
         if source and not (is_new or has_source or any(map(_reads_rows, datasets))):
             datasets = {}  # a data set named later takes the place of generated problems
+        if "factory" in settings and not is_new and not any(map(_is_environment, datasets)):
+            datasets = {"environment": {}}
         if source and not datasets:
             datasets = {"rows" if "dataset" in settings else "math": {}}
         limit = settings.pop("max_samples", None)
@@ -169,11 +179,15 @@ def _settings(values: dict[str, Any]) -> dict[str, Any]:
             value = value[0] if value else None
         if value is None:
             continue
-        if setting != "max_samples" and not isinstance(value, str):
+        if setting != "max_samples" and not isinstance(value, str | dict if setting == "factory" else str):
             raise UserError(f"{key} has to be one name, not a {type(value).__name__}.")
         if settings.setdefault(setting, value) != value:
             raise UserError(f"{key} and another key give the data set's {setting} twice: leave one out.")
     return settings
+
+
+def _is_environment(name: str) -> bool:
+    return name.split("/")[0] == "environment"
 
 
 def _reads_rows(name: str) -> bool:

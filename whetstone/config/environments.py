@@ -1,10 +1,14 @@
 """The section of environments: episodes of several turns."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from whetstone.config.base import Section
+from whetstone.config.base import Name, Section
+
+Names = Annotated[
+    list[Name], BeforeValidator(lambda v: [] if v is None else [v] if isinstance(v, str) else v)
+]
 
 
 class EnvironmentsConfig(Section):
@@ -12,6 +16,10 @@ class EnvironmentsConfig(Section):
 
     max_turns: int = Field(default=8, ge=1, le=10_000)
     """How often the policy may speak in an episode. max_completion_length is for all turns together."""
+    tools: Names = Field(default_factory=list)
+    """Tools that the policy may call: calculator, python, my_tools.py:multiply, or a class of tools."""
+    max_tool_calling_iterations: int | None = Field(default=None, ge=0, le=10_000)
+    """How many turns may call tools, as in TRL; one more may follow. None: max_turns is the limit."""
     max_observation_length: int = Field(default=1024, ge=1, le=16_777_216)
     """Tokens of an environment's answer; longer ones lose their middle."""
     environment_timeout_s: float = Field(default=30.0, gt=0, le=86_400)
@@ -26,4 +34,5 @@ class EnvironmentsConfig(Section):
     @property
     def credited_turns(self) -> int:
         """Turns of an episode that have advantages of their own; 1: all of its tokens share one."""
-        return self.max_turns if self.turn_credit == "turn" else 1
+        most = max(self.max_turns, (self.max_tool_calling_iterations or 0) + 1)
+        return most if self.turn_credit == "turn" else 1

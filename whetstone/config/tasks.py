@@ -39,7 +39,10 @@ class TaskSpec(Section):
 
 
 OneOrMany = Annotated[list[Name], BeforeValidator(lambda v: [v] if isinstance(v, str) else v)]
-_WITHOUT_TAGS = frozenset({"math", "code", "rows"})  # tasks whose own prompts ask for no <answer> tags
+# Tasks whose own prompts ask for no <answer> tags.
+_WITHOUT_TAGS = frozenset(
+    {"math", "code", "rows", "repair", "environment", "guess_number", "wordle", "maze_walk"}
+)
 _PROMPTS_WITH_TAGS = frozenset({"DeepSeekZero", "default", "simple", "direct", "chain_of_draft"})
 
 
@@ -111,6 +114,21 @@ class TasksConfig(Section):
         asks = "<answer>" in prompt or prompt.strip() in _PROMPTS_WITH_TAGS
         with_tags = [n for n in map(str, names) if n.split("/")[0] not in _WITHOUT_TAGS and ":" not in n]
         return values if asks or with_tags else {**values, "reward_funcs": ["accuracy"]}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _pay_environments(cls, values: Any) -> Any:
+        """As in TRL, an environment's own reward is paid beside reward_funcs, with weight 1."""
+        datasets = values.get("datasets") if isinstance(values, dict) else None
+        funcs = values.get("reward_funcs") if isinstance(datasets, dict) else None
+        if funcs is None or not any(str(name).split("/")[0] == "environment" for name in datasets or ()):
+            return values
+        funcs = [funcs] if isinstance(funcs, str) else funcs
+        if not isinstance(funcs, list) or "accuracy" in funcs:
+            return values
+        weights = values.get("reward_weights")
+        more = {"reward_weights": [*weights, 1.0]} if isinstance(weights, list) else {}
+        return {**values, "reward_funcs": [*funcs, "accuracy"], **more}
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -167,7 +167,6 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "vllm_model_impl": (("vllm", "auto"), "vLLM's own models are used: give server_args what you need"),
     "vllm_structured_outputs_regex": ((), "completions are sampled freely"),
     "multi_objective_aggregation": (("sum_then_normalize",), "rewards are summed before they are normalized"),
-    "max_tool_calling_iterations": ((), "there are no tools in a rollout"),
     "optim_args": ((), "the optimizer is set by weight_decay and adam_*"),
     "optim_target_modules": ((), "all trained weights have one optimizer"),
     "neftune_noise_alpha": ((), "there is no noise on embeddings"),

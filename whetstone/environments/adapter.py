@@ -10,22 +10,28 @@ Two shapes are known, by what the object has:
 """
 
 import inspect
+import json
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from whetstone.environments.toolbox import methods_of
 from whetstone.environments.tools import tool_schema
 
 MAX_TEXT = 1 << 20  # characters of an observation
+MAX_STATE = 1 << 16  # characters of an environment's attributes, as JSON
 
 
 class EnvironmentFailed(Exception):
     """The environment returned something that can't be used."""
 
 
-def open_episode(factory: Callable[..., Any], settings: Mapping[str, Any]) -> "GymEpisode | ToolEpisode":
+def open_episode(
+    factory: Callable[..., Any], settings: Mapping[str, Any], tools: Mapping[str, Any] | None = None
+) -> "GymEpisode | ToolEpisode":
+    """`tools`: of the run, beside the environment's own; an environment in Gymnasium's shape has none."""
     environment = factory(**settings)
-    return GymEpisode(environment) if hasattr(environment, "step") else ToolEpisode(environment)
+    return GymEpisode(environment) if hasattr(environment, "step") else ToolEpisode(environment, tools or {})
 
 
 class GymEpisode:
@@ -60,20 +66,18 @@ class GymEpisode:
 
 
 class ToolEpisode:
-    def __init__(self, environment: Any) -> None:
+    def __init__(self, environment: Any, tools: Mapping[str, Any]) -> None:
         self.environment = environment
-        self.tools = {
-            name: method
-            for name, method in inspect.getmembers(environment, inspect.ismethod)
-            if not name.startswith("_") and name not in ("reset", "get_reward")
-        }
+        self.own_tools = methods_of(environment)
+        self.tools = {**tools, **self.own_tools}
 
     @property
     def schemas(self) -> list[dict[str, Any]]:
-        return [tool_schema(tool) for tool in self.tools.values()]
+        """Of the environment's own tools; those of the run are described once for all problems."""
+        return [tool_schema(tool) for tool in self.own_tools.values()]
 
     def reset(self, seed: int, row: Mapping[str, Any]) -> dict[str, Any]:
-        accepted = _accepted(self.environment.reset, {**row, "seed": seed})
+        accepted = _accepted(self.environment.reset, {"seed": seed, **row})
         return {"observation": _text(self.environment.reset(**accepted))}
 
     def step(self, text: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
@@ -97,17 +101,42 @@ class ToolEpisode:
             known = ", ".join(sorted(self.tools))
             return {**message, "content": f"Error: there is no tool {name}. There are: {known}."}, True
         try:
-            result = self.tools[name](**(arguments if isinstance(arguments, dict) else {}))
+            result = _awaited(self.tools[name](**(arguments if isinstance(arguments, dict) else {})))
         except Exception as error:
             return {**message, "content": f"Error: {type(error).__name__}: {error}"}, True
-        return {**message, "content": _text(result)}, False
+        return {**message, "content": _text(str(result))}, False
 
     def finish(self) -> dict[str, Any]:
         if not hasattr(self.environment, "get_reward"):
             return {}
-        reward = _number(self.environment.get_reward(), "get_reward")
+        reward = _number(_awaited(self.environment.get_reward()), "get_reward")
         correct = getattr(self.environment, "correct", None)
         return {"reward": reward, "correct": correct if isinstance(correct, bool) else None}
+
+
+def snapshot(environment: Any) -> dict[str, Any]:
+    """The public attributes of an environment that are plain data, for reward functions (`environments`)."""
+    state: dict[str, Any] = {}
+    size = 0
+    for name, value in vars(environment).items() if hasattr(environment, "__dict__") else ():
+        if name.startswith("_"):
+            continue
+        try:
+            text = json.dumps(value)
+        except (TypeError, ValueError, RecursionError):
+            continue
+        size += len(text)
+        if size <= MAX_STATE:
+            state[name] = json.loads(text)
+    return state
+
+
+def _awaited(value: Any) -> Any:
+    if not inspect.iscoroutine(value):
+        return value
+    import asyncio
+
+    return asyncio.run(value)
 
 
 def _accepted(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -34,6 +34,7 @@ class Answer:
     reward: float | None = None
     done: bool = False
     correct: bool | None = None
+    state: dict[str, Any] | None = None  # plain attributes of the environment, at its end
     num_tool_calls: int = 0
     num_tool_errors: int = 0
     seconds: float = 0.0
@@ -50,11 +51,28 @@ class _Process:
 
 
 class EpisodePool(contextlib.AbstractContextManager["EpisodePool"]):
-    def __init__(self, environments: Sequence[str], *, timeout_s: float, memory_mb: int) -> None:
+    def __init__(
+        self,
+        environments: Sequence[str],
+        *,
+        timeout_s: float,
+        memory_mb: int,
+        tools: Sequence[str] = (),
+        tool_settings: Mapping[str, Any] | None = None,
+        with_state: bool = False,
+    ) -> None:
+        """`with_state`: environments tell their attributes at the end, which reward functions may read."""
         self.timeout_s = timeout_s
         self._host = WorkerProcess("whetstone.environments.host:serve")
         self._finalizer = weakref.finalize(self, _close, self._host)  # also at exit
-        self._host.connection.send({"environments": list(environments), "memory_bytes": memory_mb << 20})
+        settings = {
+            "environments": list(environments),
+            "memory_bytes": memory_mb << 20,
+            "tools": list(tools),
+            "tool_settings": dict(tool_settings or {}),
+            "with_state": with_state,
+        }
+        self._host.connection.send(settings)
         self._processes: dict[int, _Process] = {}
         self._selector = selectors.DefaultSelector()
         self._failed: list[Answer] = []  # known before anything was read
@@ -179,7 +197,7 @@ def _answer(number: int, message: Mapping[str, Any], seconds: float) -> Answer:
         return Answer(number=number, done=True, error=error[:500], seconds=seconds)
     observation = message.get("observation", "")
     messages = message.get("messages", [])
-    reward, correct = message.get("reward"), message.get("correct")
+    reward, correct, state = message.get("reward"), message.get("correct"), message.get("state")
     if not isinstance(observation, str) or not isinstance(messages, list):
         raise BadMessage("no observation")
     if reward is not None and not (isinstance(reward, int | float) and math.isfinite(reward)):
@@ -195,6 +213,7 @@ def _answer(number: int, message: Mapping[str, Any], seconds: float) -> Answer:
         reward=None if reward is None else float(reward),
         done=message.get("done") is True,
         correct=correct if isinstance(correct, bool) else None,
+        state=state if isinstance(state, dict) else None,
         num_tool_calls=_count(message.get("num_tool_calls")),
         num_tool_errors=_count(message.get("num_tool_errors")),
         seconds=seconds,

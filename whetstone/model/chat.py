@@ -1,6 +1,7 @@
 """Messages -> prompt tokens, completion tokens -> text."""
 
 import functools
+import json
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +11,27 @@ from whetstone.errors import UserError
 from whetstone.model import templates
 from whetstone.types import Message, Problem
 
-ANSWER = "whetstoneanswer"  # found again in a rendered conversation
+ANSWER, RESULT = "whetstoneanswer", "whetstoneresult"  # found again in a rendered conversation
+CALL_ID = "whetstone"  # nine letters, as Mistral's templates want them
+# What Qwen's template says about tools, for templates that say nothing.
+_TOOLS = """# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{tools}
+</tools>
+
+For each function call, return a json object with function name and arguments within <tool_call></tool_call> \
+XML tags:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""
+_PROBE = {
+    "type": "function",
+    "function": {"name": RESULT, "description": "?", "parameters": {"type": "object", "properties": {}}},
+}
 logger = logging.getLogger("whetstone")
 
 
@@ -35,6 +56,8 @@ class Chat:
     def messages(self, problem: Problem) -> list[dict[str, str]]:
         """The conversation as the chat template takes it: a system message may have to open the user's."""
         messages = [dict(message) for message in problem.messages]
+        if problem.tools and not self._describes_tools:
+            messages = _with_tools(messages, problem.tools)
         if self._takes_system:
             return messages
         system = "\n\n".join(message["content"] for message in messages if message["role"] == "system")
@@ -48,7 +71,9 @@ class Chat:
         messages = self.messages(problem)
         if self.config.apply_chat_template:
             where, options = self.config.model_name_or_path, self.config.chat_template_kwargs
-            tools = {"tools": [dict(tool) for tool in problem.tools]} if problem.tools else {}
+            tools = {}
+            if problem.tools and self._describes_tools:
+                tools = {"tools": [dict(tool) for tool in problem.tools]}
             text = templates.render(self.tokenizer, messages, where, **tools, **options)
         else:
             system = "\n".join(message["content"] for message in messages[:-1])
@@ -68,31 +93,68 @@ class Chat:
         return (*self.tokenizer(text, add_special_tokens=False)["input_ids"], *self._end_of_turn)
 
     @functools.cached_property
+    def _special(self) -> frozenset[int]:
+        added = getattr(self.tokenizer, "added_tokens_decoder", {})
+        flagged = (number for number, token in added.items() if token.special)
+        return frozenset({*self.tokenizer.all_special_ids, *flagged})
+
+    @functools.cached_property
+    def _written_end(self) -> tuple[int, ...] | None:
+        """What the chat template writes behind a last assistant's message, up to its first special token."""
+        text = self._render(
+            [_QUESTION, {"role": "assistant", "content": ANSWER}], add_generation_prompt=False
+        )
+        ids = self.tokenizer(text.rpartition(ANSWER)[2], add_special_tokens=False)["input_ids"]
+        end = next((i + 1 for i, token in enumerate(ids) if token in self._special), None)
+        return None if end is None else tuple(ids[:end])
+
+    @property
     def _end_of_turn(self) -> tuple[int, ...]:
-        """What the chat template writes behind an assistant's message, up to its first special token."""
-        if self.config.apply_chat_template:
-            messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": ANSWER}]
-            where, options = self.config.model_name_or_path, self.config.chat_template_kwargs
-            text = templates.render(self.tokenizer, messages, where, add_generation_prompt=False, **options)
-            ids = self.tokenizer(text.rpartition(ANSWER)[2], add_special_tokens=False)["input_ids"]
-            special = set(self.tokenizer.all_special_ids)
-            end = next((i + 1 for i, token in enumerate(ids) if token in special), None)
-            if end is not None:
-                return tuple(ids[:end])
-        return (self.tokenizer.eos_token_id,)
+        end = self._written_end if self.config.apply_chat_template else None
+        return (self.tokenizer.eos_token_id,) if end is None else end
+
+    @functools.cached_property
+    def _describes_tools(self) -> bool:
+        """Whether the chat template tells the model about tools; otherwise the system message does."""
+        try:
+            return RESULT in self._render([_QUESTION], tools=[_PROBE])
+        except UserError:
+            return False
+
+    @functools.cached_property
+    def _tool_history(self) -> str:
+        """How a tool's result is put behind an assistant's message: after a `call`, after `text`, or as a
+        message of the `user`, where the template has no other way.
+        """
+        if self._describes_tools:
+            for history in ("call", "text"):
+                try:
+                    text = self._render(_history([{"role": "tool", "name": "f", "content": RESULT}], history))
+                except UserError:
+                    continue
+                if RESULT in text.rpartition(ANSWER)[2]:
+                    return history
+        return "user"
+
+    def _render(self, messages: Sequence[Message], **options: Any) -> str:
+        where = self.config.model_name_or_path
+        return templates.render(
+            self.tokenizer, messages, where, **options, **self.config.chat_template_kwargs
+        )
 
     def encode_observation(self, messages: Sequence[Message], max_tokens: int) -> tuple[int, ...]:
         """The tokens from behind the assistant's end of turn to where it speaks again, `messages` in between.
 
-        They are what the chat template writes there. More than `max_tokens` lose their middle.
+        They are what the chat template writes there, whatever precedes: what the policy wrote is never
+        rendered again, so a template that would rewrite it (drop old thoughts) does not. More than
+        `max_tokens` lose their middle.
         """
-        conversation = [{"role": "user", "content": "?"}, {"role": "assistant", "content": ANSWER}]
         if self.config.apply_chat_template:
-            where, options = self.config.model_name_or_path, self.config.chat_template_kwargs
-            text = templates.render(self.tokenizer, [*conversation, *messages], where, **options)
+            has_tools = any(message["role"] == "tool" for message in messages)
+            text = self._render(_history(messages, self._tool_history if has_tools else "text"))
             ids = self.tokenizer(text.rpartition(ANSWER)[2], add_special_tokens=False)["input_ids"]
-            end = self._end_of_turn
-            ids = ids[len(end) :] if tuple(ids[: len(end)]) == end else ids
+            if self._written_end is not None:  # the sampled turn has its end already
+                ids = ids[next((i + 1 for i, token in enumerate(ids) if token in self._special), 0) :]
         else:
             text = "\n".join(str(message["content"]) for message in messages)
             prompt = self.config.prompt_template.replace("{system}", "").replace("{question}", text)
@@ -104,3 +166,33 @@ class Chat:
 
     def decode(self, token_ids: Sequence[int], *, keep_special: bool = False) -> str:
         return self.tokenizer.decode(list(token_ids), skip_special_tokens=not keep_special)
+
+
+_QUESTION = {"role": "user", "content": "?"}
+
+
+def _with_tools(messages: list[dict[str, Any]], tools: Sequence[Message]) -> list[dict[str, Any]]:
+    """The tools described in the system message, in Qwen's words."""
+    text = _TOOLS.format(tools="\n".join(json.dumps(tool) for tool in tools))
+    if messages and messages[0]["role"] == "system":
+        return [{**messages[0], "content": f"{messages[0]['content']}\n\n{text}"}, *messages[1:]]
+    return [{"role": "system", "content": text}, *messages]
+
+
+def _history(messages: Sequence[Message], history: str) -> list[dict[str, Any]]:
+    """A short conversation that ends in `messages`; what precedes them has `ANSWER` at its end."""
+    if history == "call":
+        function = {"name": str(messages[0].get("name") or "f"), "arguments": {"x": ANSWER}}
+        call = {"id": CALL_ID, "type": "function", "function": function}
+        results = [{**message, "tool_call_id": CALL_ID} for message in messages]
+        return [_QUESTION, {"role": "assistant", "content": "", "tool_calls": [call]}, *results]
+    before = [_QUESTION, {"role": "assistant", "content": ANSWER}]
+    if history == "text":
+        return [*before, *map(dict, messages)]
+    parts = [
+        f"<tool_response>\n{message['content']}\n</tool_response>"
+        if message["role"] == "tool"
+        else str(message["content"])
+        for message in messages
+    ]
+    return [*before, {"role": "user", "content": "\n".join(parts)}]

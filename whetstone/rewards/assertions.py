@@ -31,6 +31,14 @@ class Assertion:
         lines = [f"{_VALUE.format(i)} = {value!r}" for i, value in enumerate(values)]
         return "\n".join([*lines, self.check_setup, self.check])
 
+    @property
+    def text(self) -> str:
+        """The assertion as it was written."""
+        text = self.check
+        for number, expression in enumerate(self.expressions):
+            text = text.replace(_VALUE.format(number), expression)
+        return "\n".join(part for part in (self.setup, text) if part)
+
 
 def split_assertions(code: str, entry_point: str | None = None) -> list[Assertion]:
     """The assertions of a piece of test code; raises `UnsupportedTest`."""

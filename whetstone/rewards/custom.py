@@ -1,14 +1,15 @@
 """Reward functions of the user's own (`my_rewards.py:close_enough`), called as TRL calls them.
 
-`f(prompts=, completions=, completion_ids=, **columns) -> list of float or None`, plain or async.
-`trainer_state`, `log_extra` and `log_metric` are passed where the function takes them. A function of one
-answer, such as `f(generated_text, ground_truth)` -> float or (float, details), is called once per answer.
+`f(prompts=, completions=, completion_ids=, **columns) -> list of float or None`, plain or async. Episodes add
+`environments`; `trainer_state`, `log_extra` and `log_metric` are passed where the function takes them. A
+function of one answer, such as `f(generated_text, ground_truth)` -> float or (float, details), is called once
+per answer.
 The scoring pool has the time limit; `verify.py` tries the import before a run.
 """
 
 import inspect
 import math
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +32,25 @@ class Logged:
 
     metrics: dict[str, float] = field(default_factory=dict)
     columns: dict[str, list[Any]] = field(default_factory=dict)
+
+
+class EnvironmentState:
+    """What TRL hands to reward functions as an environment: here its public attributes that are plain data.
+
+    The environment itself has ended with its process. Of one that failed every attribute is None.
+    """
+
+    def __init__(self, state: Mapping[str, Any] | None) -> None:
+        self.__dict__.update(state or {})
+        self.__dict__["_has_failed"] = state is None
+
+    def __getattr__(self, name: str) -> Any:
+        if self.__dict__.get("_has_failed") and not name.startswith("__"):
+            return None
+        raise AttributeError(
+            f"the environment had no attribute '{name}' of plain data when it ended; it has "
+            f"{', '.join(key for key in vars(self) if key != '_has_failed') or 'none'}"
+        )
 
 
 def load(spec: str) -> Callable[..., Any]:
@@ -86,10 +106,16 @@ def _call_each(
             if name in parameters:
                 truths = (columns.get(candidate) for candidate in candidates)
                 row[name] = next((truth for truth in truths if truth is not None), None)
-        row[text_name] = completion if isinstance(completion, str) else completion[-1]["content"]
+        row[text_name] = completion if isinstance(completion, str) else _last_text(completion)
         value = _awaited(function(**row))
         values.append(value[0] if isinstance(value, tuple) and value else value)
     return values
+
+
+def _last_text(messages: Sequence[Mapping[str, Any]]) -> str:
+    """What the assistant said last: an environment may have answered it."""
+    said = [message["content"] for message in messages if message["role"] == "assistant"]
+    return said[-1] if said else ""
 
 
 def _awaited(value: Any) -> Any:

@@ -22,6 +22,7 @@ from whetstone.sandbox.pool import Pool
 from whetstone.sandbox.program import VALUE_MARKER, Input, Limits, Program, Result
 
 OUTCOMES = ("passed", "wrong", "crash", "timeout", "compile_error", "no_program")
+_LONGEST_MESSAGE = 1000  # characters of an error or a value that are shown
 TOLERANCE = 1e-6  # of numbers with a fraction, relative and absolute
 _FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+#.-]*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
 
@@ -154,11 +155,40 @@ def _assertions(code: str, language: Language, function: str | None, where: str)
 def run_tests(
     pool: Pool, language: Language, source: str, tests: Sequence[ProgramTest], limits: Limits
 ) -> ProgramResult:
+    return ProgramResult(tests=tuple(run[1] for run in run_each(pool, language, source, tests, limits)))
+
+
+def run_each(
+    pool: Pool, language: Language, source: str, tests: Sequence[ProgramTest], limits: Limits
+) -> list[tuple[ProgramTest, str, list[Result]]]:
+    """Each test with its outcome and what its runs printed."""
     inputs = tuple(run_input for test in tests for run_input in test.inputs)
     program = Program(language=language.name, source=source, inputs=inputs)
     results = iter(pool.run(program, limits).results)
     own = [(test, list(islice(results, len(test.inputs)))) for test in tests]
-    return ProgramResult(tests=tuple(_outcome(pool, *pair, language, limits) for pair in own))
+    return [(test, _outcome(pool, test, runs, language, limits), runs) for test, runs in own]
+
+
+def describe_failure(test: ProgramTest, outcome: str, results: Sequence[Result]) -> str:
+    """Why a test failed: input, what came and what was expected, or the end of the error message."""
+    if test.assertion is not None:
+        where = test.assertion.text
+    elif test.call is not None:
+        where = f"{test.call[0]}({', '.join(map(repr, test.call[1]))})"
+    else:
+        where = f"{test.code}\nwith the input {test.stdin!r}".strip() if test.stdin or test.code else "a run"
+    if outcome == "timeout":
+        return f"{where}: no end within the time limit."
+    broken = next((result for result in results if result.outcome != "ok"), None)
+    if broken is not None:
+        return f"{where}: {outcome}.\n{broken.stderr.strip()[-_LONGEST_MESSAGE:]}".strip()
+    value = _value_of(results[0].stdout)
+    if test.assertion is not None:
+        return f"{where}: fails" + (f", the value is {value[0]}." if value is not None else ".")
+    if test.call is not None:
+        came = "no value that can be compared" if value is None else repr(value[0])
+        return f"{where}: expected {test.expected!r}, got {came[:_LONGEST_MESSAGE]}."
+    return f"{where}: expected {test.stdout!r}, got {results[0].stdout[-_LONGEST_MESSAGE:]!r}."
 
 
 def _outcome(pool: Pool, test: ProgramTest, results: list[Result], language: Language, limits: Limits) -> str:

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Protocol
 
@@ -11,6 +11,7 @@ from whetstone.config import Config
 from whetstone.config.environments import EnvironmentsConfig
 from whetstone.engines.base import Engine, Request, SamplingParams, generate_open
 from whetstone.environments.pool import EpisodePool
+from whetstone.environments.toolbox import TOOLBOX
 from whetstone.errors import UserError, first_line, is_out_of_memory
 from whetstone.parallel.collectives import all_gather_data_objects
 from whetstone.parallel.mesh import Ranks
@@ -74,6 +75,13 @@ class EpisodeSettings:
 
     pool: EpisodePool
     config: EnvironmentsConfig
+    tools: tuple[Mapping[str, Any], ...] = ()  # descriptions of the run's own tools
+
+    def add_tools(self, problem: Problem) -> Problem:
+        """The problem with the run's tools. An environment in Gymnasium's shape takes no calls."""
+        if problem.environment is None and self.tools:
+            return replace(problem, environment=TOOLBOX, tools=self.tools, scored_by_task=True)
+        return replace(problem, tools=(*self.tools, *problem.tools)) if problem.tools else problem
 
 
 class Collector:
@@ -107,6 +115,8 @@ class Collector:
         seed_parts: tuple[int | str, ...],
     ) -> list[Group]:
         """`num_samples` scored completions per problem; a sample's seed is (seed_parts, problem, sample)."""
+        if self.episodes is not None and self.episodes.tools:
+            problems = [self.episodes.add_tools(problem) for problem in problems]
         prompts = [self.encode(problem, sampling.max_tokens) for problem in problems]
         requests = [
             Request(
@@ -211,6 +221,8 @@ def _scoring_request(problem: Problem, done: Sampled) -> ScoringRequest:
         text=done.text,
         completion_ids=(*first, *rest) if rest else first,
         truncated=finish is Finish.LENGTH,
+        messages=None if done.episode is None else done.episode.messages,
+        environment=done.state,
     )
 
 

@@ -13,6 +13,7 @@ from whetstone import seeds
 from whetstone.config.environments import EnvironmentsConfig
 from whetstone.engines.base import GenerationOutput, Request, SamplingParams
 from whetstone.environments.pool import Answer, EpisodePool
+from whetstone.environments.toolbox import TOOLBOX
 from whetstone.environments.tools import parse_calls
 from whetstone.types import Completion, Episode, Finish, Message, Problem, Turn
 
@@ -35,7 +36,8 @@ class Sampled:
     turns: tuple[Turn, ...]
     text: str
     episode: Episode | None = None
-    outcome: dict[str, Any] | None = None  # the environment's judgement
+    outcome: dict[str, Any] | None = None  # the environment's judgement; None: the task scores the text
+    state: dict[str, Any] | None = None  # plain attributes of the environment, for reward functions
 
 
 @dataclass
@@ -50,10 +52,14 @@ class _Running:
     seconds: list[float] = field(default_factory=list)
     final_reward: float | None = None
     correct: bool | None = None
+    state: dict[str, Any] | None = None
+    num_tool_turns: int = 0
     num_tool_calls: int = 0
     num_tool_errors: int = 0
     environment_s: float = 0.0
     error: str | None = None
+    is_started: bool = False
+    is_paid: bool = False  # the environment has named a reward
     is_reset: bool = False
     is_unsent: bool = False  # the policy spoke before the environment was ready
     finish: Finish | None = None  # known; the environment's last word is awaited
@@ -85,7 +91,8 @@ class EpisodeStream:
         self.max_length, self.is_cancelled = max_length, is_cancelled
         self.num_sequences = len(problems) * num_samples
         longest = max(map(len, prompts)) + sampling.max_tokens
-        longest += (config.max_turns - 1) * config.max_observation_length
+        most_turns = max(self._max_turns(problem) for problem in problems)
+        longest += (most_turns - 1) * config.max_observation_length
         self.max_prompt_length = longest if max_length is None else min(longest, max_length)
         # Of requests: the problem, and the episode from its second turn on.
         self._owners: list[tuple[int, int | None]] = [(p, None) for p in range(len(problems))]
@@ -97,10 +104,22 @@ class EpisodeStream:
             for sample in range(num_samples):
                 number = p * num_samples + sample
                 self._running[number] = _Running(p, sample, prompts[p])
-                answer = problem.answer
-                pool.start(
-                    number, problem.environment, answer["settings"], answer["seed"], answer.get("row", {})
-                )
+                if problem.environment != TOOLBOX:  # otherwise the first call starts it, if there is one
+                    self._start(number)
+
+    def _max_turns(self, problem: Problem) -> int:
+        """Of episodes with tools, `max_tool_calling_iterations` is the limit where it is set."""
+        iterations = self.config.max_tool_calling_iterations
+        return self.config.max_turns if iterations is None or not problem.tools else iterations + 1
+
+    def _start(self, number: int) -> None:
+        running = self._running[number]
+        problem = self.problems[running.problem]
+        assert problem.environment is not None
+        running.is_started = True
+        answer = {} if problem.environment == TOOLBOX else problem.answer
+        settings, row = answer.get("settings", {}), answer.get("row", {})
+        self.pool.start(number, problem.environment, settings, answer.get("seed", 0), row)
 
     def accept(self, output: GenerationOutput) -> Iterator[Sampled]:
         """Take a completion; yields rollouts that have become complete."""
@@ -140,19 +159,27 @@ class EpisodeStream:
             self._end(number, running)
         elif output.completion.finish is Finish.LENGTH:
             self._ask_for_reward(number, running, Finish.LENGTH)
-        elif running.is_reset:
+        elif running.is_reset or not running.is_started:
             self._send(number, running)
         else:
             running.is_unsent = True
 
     def _send(self, number: int, running: _Running) -> None:
         """What the policy said last to its environment, with the calls of tools in it."""
-        calls = []
-        if self.problems[running.problem].tools:
+        calls, problem = [], self.problems[running.problem]
+        if problem.tools:
             ids = running.completions[-1].token_ids
             calls = parse_calls(self.codec.decode(ids, keep_special=True))
         if calls:
             running.messages[-1] = {**running.messages[-1], "tool_calls": calls}
+            if running.num_tool_turns + 1 >= self._max_turns(problem):
+                return self._ask_for_reward(number, running, Finish.MAX_TURNS)  # as in TRL: not executed
+            running.num_tool_turns += 1
+        if not running.is_started:
+            if not calls:
+                return self._ask_for_reward(number, running, Finish.STOP)
+            running.is_unsent = True
+            return self._start(number)
         self.pool.step(number, running.messages[-1]["content"], calls)
 
     def _answered(self, answer: Answer) -> Request | None:
@@ -168,12 +195,15 @@ class EpisodeStream:
         if running.finish is not None:
             if answer.reward is not None:
                 running.final_reward = answer.reward
+                running.is_paid = True
             running.correct = answer.correct if answer.correct is not None else running.correct
+            running.state = answer.state
             self._end(answer.number, running)
             return None
         if not running.is_reset:
             running.is_reset = True
             if running.is_unsent:
+                running.num_tool_turns = 0  # counted once
                 self._send(answer.number, running)
             return None
         return self._next_turn(answer, running)
@@ -181,6 +211,7 @@ class EpisodeStream:
     def _next_turn(self, answer: Answer, running: _Running) -> Request | None:
         running.rewards.append(answer.reward or 0.0)
         running.seconds.append(answer.seconds)
+        running.is_paid |= answer.reward is not None
         running.num_tool_calls += answer.num_tool_calls
         running.num_tool_errors += answer.num_tool_errors
         running.messages.extend(answer.observation)
@@ -189,7 +220,7 @@ class EpisodeStream:
         remaining = self.sampling.max_tokens - running.num_sampled
         if answer.done:
             return self._ask_for_reward(answer.number, running, Finish.STOP)
-        if len(running.completions) >= self.config.max_turns:
+        if len(running.completions) >= self._max_turns(self.problems[running.problem]):
             return self._ask_for_reward(answer.number, running, Finish.MAX_TURNS)
         if remaining < 1:
             return self._ask_for_reward(answer.number, running, Finish.LENGTH)
@@ -208,7 +239,7 @@ class EpisodeStream:
 
     def _ask_for_reward(self, number: int, running: _Running, finish: Finish) -> None:
         running.finish = finish
-        if not running.is_reset:  # it has not seen a word of it
+        if not running.is_reset:  # it has seen nothing of it
             return self._end(number, running)
         self.pool.finish(number)
 
@@ -217,10 +248,6 @@ class EpisodeStream:
         del self._running[number]
         assert running.finish is not None
         said = [str(m["content"]) for m in running.messages if m["role"] == "assistant"]
-        reward = sum(running.rewards) if running.final_reward is None else running.final_reward
-        correct = reward >= 1 if running.correct is None else running.correct
-        if running.error is not None:
-            reward, correct = 0.0, False
         observations = [*running.observations, ()]
         episode = Episode(
             finish=running.finish,
@@ -236,13 +263,25 @@ class EpisodeStream:
             Turn(completion=completion, observation_ids=observation)
             for completion, observation in zip(running.completions, observations, strict=True)
         ]
+        by_task = self.problems[running.problem].scored_by_task
         self._finished.append(
             Sampled(
                 problem=running.problem,
                 sample=running.sample,
                 turns=tuple(turns),
-                text="\n".join(said),
+                text=said[-1] if by_task else "\n".join(said),
                 episode=episode,
-                outcome={"reward": reward, "correct": correct, "last": said[-1] if said else ""},
+                outcome=None if by_task else {**_judgement(running), "last": said[-1]},
+                state=running.state,
             )
         )
+
+
+def _judgement(running: _Running) -> dict[str, Any]:
+    """The environment's reward, None where it names none, and whether the episode was won."""
+    if running.error is not None:
+        return {"reward": 0.0, "correct": False}
+    reward = sum(running.rewards) if running.final_reward is None else running.final_reward
+    if not running.is_paid:
+        return {"reward": None, "correct": running.correct}
+    return {"reward": reward, "correct": reward >= 1 if running.correct is None else running.correct}

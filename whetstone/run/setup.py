@@ -11,8 +11,10 @@ import torch
 from whetstone.algorithm.losses import find_loss
 from whetstone.config import Config, LoadedConfig, Plan, ineffective_settings, make_plan
 from whetstone.config.engine_traits import engine_traits
+from whetstone.config.plugins import is_plugin
 from whetstone.engines import make_engine
 from whetstone.environments.pool import EpisodePool
+from whetstone.environments.toolbox import TOOLBOX, tool_schemas
 from whetstone.errors import UserError
 from whetstone.evaluation.evaluator import Evaluator
 from whetstone.evaluation.statistics import wilson
@@ -42,6 +44,7 @@ from whetstone.run.status import StatusFile
 from whetstone.run.timing import ThroughputMeter
 from whetstone.run.token_log import TokenLog
 from whetstone.run.viewer import Viewer, is_wanted
+from whetstone.sandbox.pool import strongest_kind
 from whetstone.tasks.mixture import Mixture, build_tasks, check_gold, eval_problems, prepare_tasks
 from whetstone.tasks.registry import environments_of
 from whetstone.tasks.scoring.pool import Scorer
@@ -245,19 +248,42 @@ def make_scorer(config: Config, ranks: Ranks = SINGLE) -> Any:
     return Scorer(config) if ranks.is_first_of_tp else NullScorer()
 
 
+def make_pool(config: Config, names: list[str]) -> EpisodePool:
+    """The processes of these environments, with the tools of the run."""
+    own, programs = config.environments, config.programs
+    if "python" in own.tools:
+        strongest_kind(programs.sandbox_isolation)  # refuses a machine without isolation before the run
+    return EpisodePool(
+        names,
+        timeout_s=own.environment_timeout_s,
+        memory_mb=own.environment_memory_mb,
+        tools=own.tools,
+        tool_settings={
+            "isolation": programs.sandbox_isolation,
+            "seconds": programs.sandbox_time_limit_s,
+            "memory_mb": programs.sandbox_memory_mb,
+        },
+        with_state=any(map(is_plugin, config.tasks.reward_funcs)),
+    )
+
+
 def _make_episodes(config: Config, policy: Policy, stack: contextlib.ExitStack) -> EpisodeSettings | None:
     """The processes of environments, where a task has one."""
-    names = environments_of(config)
+    own, names = config.environments, environments_of(config)
+    tools = tool_schemas(own.tools)
+    if tools:
+        names = [*names, TOOLBOX]
     if not names:
         return None
+    if tools and not config.model.apply_chat_template:
+        raise UserError("tools are described by a chat template: set apply_chat_template=true, or no tools.")
     if policy.ranks.tp_size > 1:
         raise UserError(
             f"Tasks with an environment ({', '.join(names)}) can't be sampled by tensor-parallel ranks yet: "
             "set tp_size=1, or rollout_engine=vllm."
         )
-    own = config.environments
-    pool = EpisodePool(names, timeout_s=own.environment_timeout_s, memory_mb=own.environment_memory_mb)
-    return EpisodeSettings(pool=stack.enter_context(pool), config=own)
+    pool = make_pool(config, names)
+    return EpisodeSettings(pool=stack.enter_context(pool), config=own, tools=tools)
 
 
 def make_collector(

@@ -6,7 +6,9 @@ delegation, most containers) there is none; rlimits and the supervisor's memory 
 
 import contextlib
 import os
+import re
 import time
+from collections.abc import Container
 from pathlib import Path
 
 _ROOT = "/sys/fs/cgroup"
@@ -48,6 +50,17 @@ def leave(folders: tuple[str, ...]) -> None:
                 break
             except OSError:
                 time.sleep(0.01)
+
+
+def remove_of(owners: Container[int]) -> None:
+    """Remove groups that processes which were killed have left behind."""
+    for parent in {os.path.dirname(_folder(controller, 0)) for controller in ("memory", "pids")}:
+        with contextlib.suppress(OSError):
+            for name in os.listdir(parent):
+                match = re.fullmatch(r"whet-(\d+)-\d+", name)
+                if match and int(match[1]) in owners:
+                    with contextlib.suppress(OSError):  # not empty yet
+                        os.rmdir(os.path.join(parent, name))
 
 
 def _folder(controller: str, process: int) -> str:

@@ -63,6 +63,11 @@ class Task(ABC):
     def score(self, problem: Problem, text: str) -> TaskScore:
         """Score a completion's text. Never raises on what a model wrote."""
 
+    @classmethod
+    def environments(cls, spec: TaskSpec) -> tuple[str, ...]:
+        """Names of the environments that its problems are episodes of."""
+        return ()
+
     def __len__(self) -> int:
         """The number of rows; `dataset_size` for a generated task."""
         return self.config.tasks.dataset_size

@@ -32,6 +32,10 @@ class EnvironmentTask(Task):
                 f"The environment of {name} could not be constructed: {describe_error(error)}."
             ) from error
 
+    @classmethod
+    def environments(cls, spec: TaskSpec) -> tuple[str, ...]:
+        return (cls.environment,)
+
     def problem(self, index: int) -> Problem:
         number = seed(self.seed, index)
         try:
@@ -44,16 +48,20 @@ class EnvironmentTask(Task):
         return replace(problem, environment=self.environment, tools=tuple(self._episode.schemas))
 
     def score(self, problem: Problem, text: str) -> TaskScore:
-        """By what the environment said, which the collector has put into the answer."""
-        outcome = problem.answer.get("outcome")
-        if outcome is None:
-            return TaskScore(correct=False, reward=0.0)
-        return TaskScore(
-            correct=outcome["correct"], reward=outcome["reward"], answer=outcome["last"][:MAX_ANSWER] or None
-        )
+        return score_outcome(problem)
 
     def columns(self, problem: Problem) -> dict[str, Any]:
         return {"seed": problem.answer["seed"]}
+
+
+def score_outcome(problem: Problem) -> TaskScore:
+    """By what the environment said, which the collector has put into the answer."""
+    outcome = problem.answer.get("outcome")
+    if outcome is None:
+        return TaskScore(correct=False, reward=0.0)
+    return TaskScore(
+        correct=outcome["correct"], reward=outcome["reward"], answer=outcome["last"][:MAX_ANSWER] or None
+    )
 
 
 def environment_task(

@@ -78,7 +78,7 @@ class RowsTask(rows.RowTask):
         usable = []
         for number, row in enumerate(self._raw, 1):
             where = f"{self._where}, row {number}"
-            messages = _messages(row.get(self._prompt_column), self._prompt_column, where)
+            messages = read_messages(row.get(self._prompt_column), self._prompt_column, where)
             truth = self._truth(row, where)
             if messages:
                 usable.append({"messages": messages, "truth": truth or None, "columns": row})
@@ -201,7 +201,7 @@ class RowsTask(rows.RowTask):
         return [f"{text}."]
 
 
-def _messages(value: Any, column: str, where: str) -> Messages:
+def read_messages(value: Any, column: str, where: str) -> Messages:
     """A cell as the messages of a prompt: a text is one of the user's; empty where the cell is."""
     if not isinstance(value, dict | list | tuple | bytes):
         text = "" if _is_missing(value) else str(value).strip()

@@ -16,15 +16,19 @@ from whetstone.tasks import gym, gym_levels, rows
 from whetstone.tasks.base import Task
 from whetstone.tasks.code import CodeTask
 from whetstone.tasks.countdown import CountdownTask
-from whetstone.tasks.environment import GAME_TASKS, EnvironmentTask, environment_task
+from whetstone.tasks.environment import GAME_TASKS, environment_task
+from whetstone.tasks.environment_rows import EnvironmentRowsTask
 from whetstone.tasks.math import MathTask
 from whetstone.tasks.own_rows import RowsTask
+from whetstone.tasks.repair import RepairTask
 
 TASKS: Mapping[str, type[Task]] = {
     "rows": RowsTask,
     "math": MathTask,
     "code": CodeTask,
     "countdown": CountdownTask,
+    "repair": RepairTask,
+    "environment": EnvironmentRowsTask,
     **GAME_TASKS,
 }
 
@@ -138,9 +142,9 @@ def evaluating_tasks(config: Config) -> list[str]:
 
 def environments_of(config: Config) -> list[str]:
     """Names of the environments that the tasks of a configuration have."""
-    names = [name for split in ("train", "eval") for name in task_specs(config, split)]
-    kinds = [task_class(name) for name in dict.fromkeys(names)]
-    return list(dict.fromkeys(kind.environment for kind in kinds if issubclass(kind, EnvironmentTask)))
+    specs = [entry for split in ("train", "eval") for entry in task_specs(config, split).items()]
+    names = [environment for name, spec in specs for environment in task_class(name).environments(spec)]
+    return list(dict.fromkeys(names))
 
 
 def task_specs(config: Config, split: str) -> Mapping[str, TaskSpec]:

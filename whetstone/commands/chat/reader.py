@@ -15,10 +15,10 @@ HISTORY_LINES = 1000
 INTERRUPT = "\x03"  # Ctrl-C
 
 
-def history_file() -> Path:
+def history_file(name: str = "chat_history") -> Path:
     """In the user's state folder: $XDG_STATE_HOME, or ~/.local/state."""
     state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(state).expanduser() / "whetstone" / "chat_history"
+    return Path(state).expanduser() / "whetstone" / name
 
 
 @contextlib.contextmanager
@@ -39,7 +39,8 @@ def interrupt_key() -> Iterator[None]:
 class Reader:
     """`read` raises EOFError at Ctrl-D. Ctrl-C discards what was typed."""
 
-    def __init__(self) -> None:
+    def __init__(self, history: str = "chat_history") -> None:
+        self._history = history
         self._has_key = False  # whether Ctrl-C is a key of the line editor
 
     def __enter__(self) -> Self:
@@ -52,15 +53,16 @@ class Reader:
                 readline.set_auto_history(False)
                 self._has_key = True
             readline.set_history_length(HISTORY_LINES)
-            readline.read_history_file(history_file())
+            readline.read_history_file(history_file(self._history))
         return self
 
     def __exit__(self, *_: object) -> None:
         with contextlib.suppress(ImportError, OSError):  # a home that may not be written
             import readline
 
-            history_file().parent.mkdir(parents=True, exist_ok=True)
-            readline.write_history_file(history_file())
+            file = history_file(self._history)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            readline.write_history_file(file)
 
     def read(self) -> str:
         """The next question or command, perhaps of several lines."""

@@ -23,7 +23,7 @@ from whetstone.rewards.builtin import TASK_REWARD, combine, part_names
 from whetstone.rewards.verify import check_reward_funcs
 from whetstone.tasks.registry import task_class
 from whetstone.tasks.scoring.custom_calls import CustomCalls
-from whetstone.tasks.scoring.process import Job, ScoringProcess, ScoringRequest, split_of
+from whetstone.tasks.scoring.process import Answer, Job, ScoringProcess, ScoringRequest, split_of
 from whetstone.terminal.stages import reach
 from whetstone.types import Score
 
@@ -178,7 +178,10 @@ class Scorer(contextlib.AbstractContextManager["Scorer"]):
             payload: Any = [(number, r.problem, r.text, len(r.completion_ids)) for number, r in rows]
         else:
             limit_s = min(self._limit_s * len(requests), max(self._limit_s, _MAX_CALL_S))
-            answers = [(r.problem, r.text, tuple(r.completion_ids), r.truncated) for r in requests]
+            answers = [
+                Answer(r.problem, r.text, tuple(r.completion_ids), r.truncated, r.messages, r.environment)
+                for r in requests
+            ]
             payload = (job.spec, answers)
         try:
             worker.send_job(job, limit_s, payload, self._round)

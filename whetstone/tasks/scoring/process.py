@@ -10,16 +10,16 @@ import select
 import struct
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from whetstone.config.sections import Config
 from whetstone.errors import UserError
 from whetstone.sandbox.pool import free_user_number, strongest_kind
 from whetstone.sandbox.worker_process import WorkerProcess
 from whetstone.tasks.registry import evaluating_tasks
-from whetstone.types import Problem
+from whetstone.types import Message, Problem
 
 START_LIMIT_S = 120.0
 _WORKER = "whetstone.tasks.scoring.worker"
@@ -41,6 +41,19 @@ class ScoringRequest:
     text: str
     completion_ids: Sequence[int]
     truncated: bool
+    messages: Sequence[Message] | None = None  # of an episode: what was said behind the prompt
+    environment: Mapping[str, Any] | None = None  # the state of its environment, for reward functions
+
+
+class Answer(NamedTuple):
+    """What a user's function may know of one answer."""
+
+    problem: Problem
+    text: str
+    completion_ids: tuple[int, ...]
+    truncated: bool
+    messages: Sequence[Message] | None = None
+    environment: Mapping[str, Any] | None = None
 
 
 class ScoringProcess:

@@ -26,7 +26,7 @@ from whetstone.sandbox.evaluator import EvaluationFailed
 from whetstone.sandbox.isolate import isolate
 from whetstone.tasks.base import Task
 from whetstone.tasks.registry import make_tasks
-from whetstone.tasks.scoring.process import split_of
+from whetstone.tasks.scoring.process import Answer, split_of
 from whetstone.types import Problem, TaskScore
 
 PACKAGES = ("reasoning_gym", "math_verify", "sympy", "numpy")  # what isolated scorers may import late
@@ -77,20 +77,21 @@ class RewardWorker:
         return parts, task_score
 
     def call_custom(
-        self, spec: str, answers: Sequence[tuple[Problem, str, Sequence[int], bool]]
+        self, spec: str, answers: Sequence[Answer]
     ) -> tuple[list[float | str | None], custom.Logged]:
         """The values of one of the user's functions for whole lists of answers."""
-        problems, texts, completion_ids, truncated = map(list, zip(*answers, strict=True))
         chat = self._config.model.apply_chat_template
-        rows = [self._columns(problem) for problem in problems]
+        rows = [self._columns(answer.problem) for answer in answers]
         names = dict.fromkeys(name for row in rows for name in row)
         arguments = {
             **{name: [row.get(name) for row in rows] for name in names},
-            "truncated": truncated,
-            "prompts": [list(p.messages) if chat else self._bare_prompt(p) for p in problems],
-            "completions": [custom.conversational(text) for text in texts] if chat else texts,
-            "completion_ids": [list(ids) for ids in completion_ids],
+            "truncated": [a.truncated for a in answers],
+            "prompts": [list(a.problem.messages) if chat else self._bare_prompt(a.problem) for a in answers],
+            "completions": [_completion(a) if chat else a.text for a in answers],
+            "completion_ids": [list(a.completion_ids) for a in answers],
         }
+        if any(answer.problem.environment is not None for answer in answers):
+            arguments["environments"] = [custom.EnvironmentState(a.environment) for a in answers]
         return custom.call(self._custom[spec], arguments, len(answers))
 
     def _columns(self, problem: Problem) -> dict[str, Any]:
@@ -200,9 +201,13 @@ def _score(worker: RewardWorker, number: int, problem: Problem, text: str, num_t
     }
 
 
-def _custom(
-    worker: RewardWorker, spec: str, answers: Sequence[tuple[Problem, str, Sequence[int], bool]]
-) -> dict[str, Any]:
+def _completion(answer: Answer) -> list[dict[str, Any]]:
+    if answer.messages is None:
+        return custom.conversational(answer.text)
+    return [dict(message) for message in answer.messages]
+
+
+def _custom(worker: RewardWorker, spec: str, answers: Sequence[Answer]) -> dict[str, Any]:
     values: list[float | str | None] | None = None
     logged, failure, is_misuse = custom.Logged(), None, False
     try:

@@ -1,18 +1,19 @@
-"""Games of several turns that come with Whetstone, in Gymnasium's shape."""
+"""Guess a number: every wrong guess is told whether the number is higher or lower."""
 
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
-Step = tuple[str, float, bool, bool, dict[str, Any]]  # observation, reward, terminated, truncated, info
+from whetstone.environments.games.base import Player, Step
+
 _NUMBER = re.compile(r"-?\d+")
 
 
 class GuessNumber:
     """Find a number by asking: every wrong guess is told whether the number is higher or lower."""
 
-    description = "guess a number; each wrong guess is answered by higher or lower"
+    description: ClassVar[str] = "guess a number; each wrong guess is answered by higher or lower"
     default_settings: ClassVar[Mapping[str, Any]] = {"low": 1, "high": 100, "max_guesses": 7}
 
     def __init__(self, low: int = 1, high: int = 100, max_guesses: int = 7) -> None:
@@ -38,7 +39,7 @@ class GuessNumber:
         return ("Higher." if guess < self.number else "Lower."), 0.0, False, False, {}
 
     @staticmethod
-    def gold_player(low: int = 1, high: int = 100, max_guesses: int = 7) -> Callable[[str], str]:
+    def gold_player(low: int = 1, high: int = 100, **settings: Any) -> Player:
         """Halves what is left: wins whenever max_guesses allows it."""
         bounds, last = [low, high], 0
 
@@ -53,5 +54,8 @@ class GuessNumber:
 
         return play
 
-
-GAMES: dict[str, type[GuessNumber]] = {"guess_number": GuessNumber}
+    @staticmethod
+    def random_player(seed: int, low: int = 1, high: int = 100, **settings: Any) -> Player:
+        """Any number of the range, whatever it was told."""
+        dice = random.Random(f"player {seed}")
+        return lambda observation: str(dice.randint(low, high))

@@ -1,0 +1,70 @@
+"""The key `tools`: functions, or classes whose public methods are tools and keep state within an episode."""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from whetstone.config.plugins import describe_error, is_plugin, load_object
+from whetstone.environments.builtin_tools import TOOLS, PythonTool
+from whetstone.environments.tools import tool_schema
+from whetstone.errors import UserError, did_you_mean
+
+TOOLBOX = "tools"  # the environment of ordinary tasks that have tools
+_NOT_TOOLS = ("reset", "get_reward", "step", "close")
+
+
+class Toolbox:
+    """Nothing but tools: the task scores the policy's last turn."""
+
+    def reset(self) -> None:
+        return None
+
+
+def load_tool(spec: str) -> Callable[..., Any]:
+    """The function or class that an entry of `tools` names."""
+    if is_plugin(spec):
+        return load_object(spec, "tools")
+    if spec not in TOOLS:
+        raise UserError(
+            f"tools names '{spec}'{did_you_mean(spec, TOOLS) or '.'} There are {', '.join(TOOLS)}; a tool of "
+            "your own is my_tools.py:multiply."
+        )
+    return TOOLS[spec]
+
+
+def make_tools(loaded: Iterable[Callable[..., Any]], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Name -> tool of one episode. `settings` are those of the sandbox, for the tool that needs it."""
+    tools: dict[str, Any] = {}
+    for entry in loaded:
+        if isinstance(entry, type):
+            tools |= methods_of(entry(**settings) if issubclass(entry, PythonTool) else entry())
+        else:
+            tools[getattr(entry, "__name__", type(entry).__name__)] = entry
+    return tools
+
+
+def methods_of(owner: Any) -> dict[str, Any]:
+    """The public methods of an object, which are its tools. Properties are not evaluated."""
+    names = [name for name, _ in inspect.getmembers(type(owner), inspect.isroutine)]
+    return {
+        name: getattr(owner, name) for name in names if not name.startswith("_") and name not in _NOT_TOOLS
+    }
+
+
+def tool_schemas(specs: Sequence[str]) -> tuple[dict[str, Any], ...]:
+    """What chat templates are told about the entries of `tools`; refuses what can't be described."""
+    schemas: dict[str, dict[str, Any]] = {}
+    for spec in specs:
+        try:
+            tools = make_tools([load_tool(spec)], {})
+            own = {name: tool_schema(tool) for name, tool in tools.items()}
+        except UserError:
+            raise
+        except Exception as error:  # the user's own code
+            raise UserError(f"tools names '{spec}', which can't be used: {describe_error(error)}.") from error
+        twice = next((name for name in own if name in schemas), None)
+        if not own or twice is not None:
+            reason = f"the tool {twice} twice" if own else f"'{spec}', a class without public methods"
+            raise UserError(f"tools has {reason}: give every tool a name of its own.")
+        schemas |= own
+    return tuple(schemas.values())
