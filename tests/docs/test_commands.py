@@ -62,7 +62,7 @@ QUICK = {
     "whet doctor CONFIG": "whet doctor quickstart",
     "whet launch --help": "",
     "whet play maze_walk --player gold": "",
-    "whet play NAME": "whet play guess_number --player gold --episodes 2",
+    "whet play NAME": "whet play guess_number --player gold",
     "whet tasks": "",
     "whet tasks NAME": "whet tasks gcd",
     "whet tasks NAME --answer TEXT": "whet tasks gcd --answer 3",
