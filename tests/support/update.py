@@ -121,7 +121,7 @@ def updater_for(policy, reference=None, **flat) -> Any:
     updater: Any = Updater(policy, config, plan, reference)
     if config.loss.advantage == "group":  # here rewards are the advantages themselves
         updater.experience_builder._with_baseline = lambda flat, *_: [
-            replace(e, advantages=e.batch.rewards[e.batch.sequence_ids]) for e in flat
+            replace(e, advantages=e.batch.rewards[e.batch.sequence_ids, 0]) for e in flat
         ]
     return updater
 

@@ -167,7 +167,7 @@ def ours(policy, samples, settings, keep):
     part = [
         Experience(
             batch=batch,
-            advantages=batch.rewards[batch.sequence_ids],
+            advantages=batch.rewards[batch.sequence_ids, 0],
             old_logprobs=batch.sampler_logprobs,
             reference_logprobs=reference_of(batch.sampler_logprobs, batch.targets)
             if config.loss.beta

@@ -114,7 +114,7 @@ def _call_each(
 
 def _last_text(messages: Sequence[Mapping[str, Any]]) -> str:
     """What the assistant said last: an environment may have answered it."""
-    said = [message["content"] for message in messages if message["role"] == "assistant"]
+    said = [message["content"] for message in messages if message.get("role", "assistant") == "assistant"]
     return said[-1] if said else ""
 
 
