@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
         (["grpo", "--port", "8001"], "--port is for serving a model"),
         (["pebble", "--adapter", "nothing"], "give NAME=PATH"),
         (["pebble", "--adapter", "a=x", "--adapter", "a=y"], "is there twice"),
-        (["outputs/nowhere"], "outputs/nowhere"),
+        (["./outputs/quickstart/nowhere"], "nowhere"),
         (["pebble", "--host", "256.1.1.1"], "choose another --port"),
     ],
 )
@@ -41,7 +41,7 @@ def test_wrong_input(words: list[str], sentence: str, capsys: pytest.CaptureFixt
 
 
 def test_a_key_is_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["serve", "--api-key", "hidden", "outputs/nowhere"]) == 2
+    assert run(["serve", "--api-key", "hidden", "./outputs/quickstart/nowhere"]) == 2
     assert "hidden" not in "".join(capsys.readouterr())
 
 

@@ -169,6 +169,7 @@ def test_a_run_trains_here_while_its_status_is_fresh(tmp_path: Path) -> None:
         assert training_here(runs) == name, change
 
 
+@pytest.mark.slow
 def test_an_answer_has_the_numbers_of_the_sampler_and_a_crash_hurts_nobody(
     server: WatchServer, folder: Path
 ) -> None:

@@ -54,6 +54,7 @@ def serve_model(
         try:
             server = ApiServer(Api(served, backend), backend, host, port, api_key)
         except (OSError, OverflowError) as error:
+            backend.stop(0.0)
             raise UserError(f"{host}:{port} can't be used ({error}): choose another --port.") from None
         with stage("first tokens"):
             warm_up(backend)
