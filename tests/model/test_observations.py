@@ -6,7 +6,7 @@ special tokens of each family.
 
 import importlib.util
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from transformers import AutoTokenizer
@@ -94,7 +94,7 @@ FAMILIES = {
 }  # fmt: skip
 
 
-def make_chat(family: Family, **options: object) -> Chat:
+def make_chat(family: Family, **options: Any) -> Chat:
     source, _, name = family.file.rpartition(":")
     if source and TRL is None:
         pytest.skip("needs the templates in trl")
@@ -103,7 +103,7 @@ def make_chat(family: Family, **options: object) -> Chat:
     tokenizer.add_special_tokens({"additional_special_tokens": family.tokens.split()})
     tokenizer.bos_token, tokenizer.eos_token = family.tokens.split()[0], family.eos
     tokenizer.chat_template = (folder / f"{name}.jinja").read_text(encoding="utf-8")
-    return Chat(tokenizer, ModelConfig(model_name_or_path="pebble", **options))  # type: ignore[arg-type]
+    return Chat(tokenizer, ModelConfig(model_name_or_path="pebble", **options))
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

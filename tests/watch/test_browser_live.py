@@ -232,7 +232,7 @@ def test_five_thousand_steps_open_in_two_seconds_and_scroll(
     make_run(tmp_path / "long", num_steps=5000)
     address = serve(tmp_path)
     seconds: list[float] = []
-    while len(seconds) < 10 and min(seconds, default=9.0) >= 2.0:  # other programs only slow it down
+    for _ in range(3):  # the best: other programs of the machine only slow it down
         page.browser.get("about:blank")
         started_at = time.monotonic()
         page.browser.get(f"{address}/#runs=long&view=curves")

@@ -159,7 +159,7 @@ class Answer:
             answers[index].append(delta)
         return self._work.shape.whole(answers, self._num_tokens)
 
-    def events(self, is_gone: IsGone) -> Iterator[dict[str, Any]]:
+    def events(self, is_gone: IsGone) -> Generator[dict[str, Any]]:
         """The chunks of a stream; where the backend fails, the last one is an error."""
         shape = self._work.shape
         num_sent = [0] * self._num_choices  # characters

@@ -176,10 +176,13 @@ class Handler(BaseHTTPRequestHandler):
             return True
 
     def _send_events(self, answer: Answer) -> None:
-        events = answer.events(self._is_gone)
-        first = next(events, None)  # an error before the first token is an error of the request
-        if first is not None and "error" in first:
-            return self._send_json(503, first)
+        with contextlib.closing(answer.events(self._is_gone)) as events:
+            first = next(events, None)  # an error before the first token is an error of the request
+            if first is not None and "error" in first:
+                return self._send_json(503, first)
+            self._stream_events(_event_texts(first, events))
+
+    def _stream_events(self, texts: Iterator[str]) -> None:
         self.send_response(200)
         for name, value in (
             ("Content-Type", "text/event-stream; charset=utf-8"),
@@ -188,13 +191,10 @@ class Handler(BaseHTTPRequestHandler):
         ):
             self.send_header(name, value)
         self.end_headers()
-        try:
-            for text in _event_texts(first, events):
-                self._write_chunk(text)
-            self._write_chunk("data: [DONE]\n\n")
-            self.wfile.write(b"0\r\n\r\n")
-        finally:
-            events.close()  # type: ignore[attr-defined]
+        for text in texts:
+            self._write_chunk(text)
+        self._write_chunk("data: [DONE]\n\n")
+        self.wfile.write(b"0\r\n\r\n")
 
     def _write_chunk(self, text: str) -> None:
         data = text.encode()
