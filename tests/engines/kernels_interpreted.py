@@ -13,7 +13,7 @@ from tests.support.quantization import quantize_rows
 from whetstone import seeds
 from whetstone.engines.base import SamplingParams
 from whetstone.engines.native import slot_state
-from whetstone.engines.native.cpu import sample
+from whetstone.engines.native.cpu import sample_rows
 from whetstone.engines.native.decode_step import FusedStep, ModuleStep
 from whetstone.engines.native.decoder_layers import read_decoder_layers
 from whetstone.engines.native.fp8 import ScaledTensor
@@ -23,6 +23,7 @@ from whetstone.engines.native.kernels.attention import decode_attention
 from whetstone.engines.native.kernels.pointwise import add_norm, gated
 from whetstone.engines.native.prefill import PagedPrefill, PrefillSequence
 from whetstone.engines.native.slot_state import AttentionLayer, CacheShape, PagedState
+from whetstone.model.adapters import AdapterLinear, AdapterSelection
 from whetstone.model.attention import LayerOptions, PackedAttention, packed_segments
 
 CPU = torch.device("cpu")
@@ -159,9 +160,13 @@ def eight_bit_step() -> None:
 
 
 def drawing(dtype=torch.float32, **settings) -> None:
+    draw([SamplingParams(max_tokens=16, **settings)] * 4, dtype)
+
+
+def draw(params: list[SamplingParams], dtype=torch.float32) -> None:
+    """Slots with parameters of their own."""
     torch.manual_seed(1)
-    sampling = SamplingParams(max_tokens=16, **settings)
-    num = 4
+    num = len(params)
     state = make_state(slots=num)
     logits = (torch.randn(num, 400) * 3).to(dtype)
     logits[3, 200:] = -torch.inf  # whole chunks without mass
@@ -170,13 +175,13 @@ def drawing(dtype=torch.float32, **settings) -> None:
     drawn = torch.arange(num) % 7
     state.slots[slot_state.NUM_GENERATED] = drawn
     state.seeds.copy_(torch.tensor([seeds.seed(0, n) for n in range(num)]))
-    state.settings.copy_(torch.tensor([sampling.temperature, sampling.top_p, sampling.min_p, sampling.top_k]))
-    greedy = sampling.temperature == 0
-    filtered = bool(sampling.top_k) or sampling.top_p < 1 or sampling.min_p > 0
+    state.settings.copy_(torch.tensor([slot_state.slot_settings(sampling) for sampling in params]).t())
+    greedy = any(sampling.is_greedy for sampling in params)
+    filtered = any(bool(p.top_k) or p.top_p < 1 or p.min_p > 0 for p in params)
     sample_kernels.CHUNK = 128
     sample_kernels.sample(logits, state, rows, greedy=greedy, filtered=filtered)
     uniform = [seeds.uniforms(seeds.seed(0, n), int(drawn[n]), 1)[0] for n in range(num)]
-    tokens, logprobs = sample(logits, torch.tensor(uniform, dtype=torch.float32), sampling)
+    tokens, logprobs = sample_rows(logits, torch.tensor(uniform, dtype=torch.float32), params)
     place = torch.arange(num)
     ours = state.out_tokens[place, drawn].long()
     assert torch.equal(ours, tokens), (ours, tokens)
@@ -193,12 +198,16 @@ def endings() -> None:
     state.slots[slot_state.ACTIVE] = torch.tensor([1, 1, 1, 0])
     state.slots[slot_state.MAX_NEW], state.slots[slot_state.NUM_GENERATED] = 5, torch.tensor([0, 4, 0, 2])
     state.stops[0] = 7
+    state.settings[slot_state.USES_STOPS] = torch.tensor([1.0, 1.0, 0.0, 1.0])
     sample_kernels.sample(
         logits, state, torch.tensor([0, 1, -1, 3], dtype=torch.int32), greedy=True, filtered=False
     )
     assert state.slots[slot_state.ACTIVE].tolist() == [0, 0, 1, 0]
     assert state.slots[slot_state.NUM_GENERATED].tolist() == [1, 5, 0, 2]
     assert state.out_tokens[0, 0] == 7 and state.out_tokens[1, 4] == 8
+    third = torch.tensor([2], dtype=torch.int32)  # it ignores stop tokens
+    sample_kernels.sample(logits[2:3], state, third, greedy=True, filtered=False)
+    assert state.slots[slot_state.ACTIVE, 2] == 1 and state.slots[slot_state.NUM_GENERATED, 2] == 1
 
 
 def whole_step(architecture: str) -> None:
@@ -226,6 +235,55 @@ def whole_step(architecture: str) -> None:
                 assert error < 1e-4, (architecture, type(step).__name__, error)
 
 
+def adapters_by_row() -> None:
+    """Rows with adapters of their own, fused and by modules, beside the packed pass of the modules."""
+    policy = make_policy("qwen2", head_dim=32, hidden_size=128)
+    selection = AdapterSelection(("first", "second"))
+    torch.manual_seed(2)
+    for layer in policy.trunk.layers:
+        for parent, name in (
+            (layer.self_attn, "q_proj"),
+            (layer.self_attn, "v_proj"),
+            (layer.mlp, "down_proj"),
+        ):
+            base = getattr(parent, name)
+            ranks = {1: 4, 2: 2} if name != "v_proj" else {2: 3}
+            factors = {
+                number: (torch.randn(rank, base.in_features), torch.randn(base.out_features, rank) / 8)
+                for number, rank in ranks.items()
+            }
+            setattr(parent, name, AdapterLinear(base, factors, selection))
+    state = make_state(num_layers=2, heads=2, width=32)
+    prompt, chosen = (7, 3, 41, 60, 61, 62, 13, 20), (1, 0, 2)
+    state.adapters[:3] = torch.tensor(chosen)
+    logits = {}
+    with torch.no_grad():
+        for step in (FusedStep(policy, read_decoder_layers(policy)), ModuleStep(policy)):
+            state.pages.normal_()
+            sequences = []
+            for slot, adapter in enumerate(chosen):
+                state.slots[:, slot] = torch.tensor([1, len(prompt) - 1, 0, 0, 4, prompt[-1]])
+                state.table[slot, :2] = torch.tensor([2 * slot, 2 * slot + 1])
+                sequences.append(PrefillSequence(prompt[:-1], [2 * slot], [], [], adapter))
+            step.prefill(PagedPrefill(state, sequences))
+            logits[type(step).__name__] = step(state, torch.tensor([0, 1, 2], dtype=torch.int32))
+        for row, adapter in enumerate(chosen):
+            attend = PackedAttention(packed_segments([len(prompt)]), CPU)
+            with selection.rows(torch.full((1, len(prompt)), adapter)):
+                hidden = policy.hidden(torch.tensor([prompt]), torch.arange(len(prompt))[None], attend)
+            expected = policy.head(hidden[0, -1])
+            for name, own in logits.items():
+                error = (own[row] - expected).abs().max() / expected.abs().max()
+                assert error < 1e-4, (name, adapter, error)
+    assert (logits["FusedStep"][0] - logits["FusedStep"][1]).abs().max() > 0.1
+
+
+MIXED = [
+    SamplingParams(max_tokens=16, temperature=0.0, top_k=3),
+    SamplingParams(max_tokens=16, temperature=1.3, min_p=0.05, top_p=0.9),
+    SamplingParams(max_tokens=16, temperature=0.7),
+    SamplingParams(max_tokens=16, temperature=0.9, top_k=20),
+]
 CASES = {
     "attention": attention_with,
     "attention in splits": lambda: attention_with(programs=256),
@@ -241,6 +299,8 @@ CASES = {
     "drawing from the top k": lambda: drawing(temperature=0.6, top_k=20),
     "drawing from the top p of bf16": lambda: drawing(dtype=torch.bfloat16, top_p=0.8),
     "drawing through all filters": lambda: drawing(temperature=1.3, min_p=0.05, top_k=200, top_p=0.9),
+    "drawing with parameters of each row": lambda: draw(MIXED),
+    "adapters of each row": adapters_by_row,
     "endings": endings,
     **{f"a step of {name}": lambda name=name: whole_step(name) for name in ("qwen3", "gemma2")},
 }

@@ -91,3 +91,27 @@ def test_prefill_goes_by_a_budget_of_tokens():
     assert len(scheduler.admit(token_budget=250)[0]) == 1
     scheduler = scheduler_for([1001], samples=1, pages=30)
     assert len(scheduler.admit(token_budget=250)[0]) == 1  # one that is longer than the budget goes alone
+
+
+def test_cancelled_samples_leave_nothing():
+    scheduler = scheduler_for([2 * PAGE + 1, 10], samples=3, slots=4)
+    slots, _ = scheduler.admit(10_000)
+    assert len(slots) == 4 and len(scheduler.waiting) == 2
+    scheduler.cancel([(0, 0), (1, 2), (9, 9)])  # running, waiting, unknown
+    assert [(entry.request, entry.sample) for entry in scheduler.waiting] == [(1, 1)]
+    assert len(scheduler.running) == 3 and set(scheduler.requests) == {0, 1}
+    scheduler.cancel([(0, 1), (0, 2)])
+    assert set(scheduler.requests) == set(scheduler.prompts) == {1}
+    scheduler.admit(10_000)
+    for slot in list(scheduler.running):
+        scheduler.finish(slot)
+    assert not scheduler.requests and not scheduler.prompts and not scheduler.has_work
+    assert sorted(scheduler.free_pages) == list(range(20)) and len(scheduler.free_slots) == 4
+
+
+def test_numbers_of_later_requests_continue():
+    scheduler = scheduler_for([10], samples=1)
+    (slot,), _ = scheduler.admit(10_000)
+    scheduler.finish(slot)
+    scheduler.add([Request(prompt_ids=(1, 2), seeds=(0,))])
+    assert [entry.request for entry in scheduler.waiting] == [1]

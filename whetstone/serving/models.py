@@ -20,8 +20,8 @@ from whetstone.serving.engine_backend import EngineBackend
 from whetstone.serving.messages import template_messages
 from whetstone.serving.protocol import ApiError, BaseRequest, ChatRequest
 
-MAX_LENGTH = 8_192  # tokens, where the model takes more
-SEQUENCES = 32
+MAX_LENGTH_ON_GPU, MAX_LENGTH_ON_CPU = 32_768, 8_192  # tokens, where the model takes more
+SEQUENCES_ON_GPU, SEQUENCES_ON_CPU = 256, 32
 MAX_CHARACTERS_PER_TOKEN = 256  # of a prompt, on average
 CACHE_SHARE = 0.5  # of a CPU's available memory
 
@@ -56,11 +56,6 @@ class ServedModel:
         source = find_source(name)
         title = served_name or source.title
         policy = load_source(source, device)
-        if policy.device.type == "cuda":
-            raise UserError(
-                "whet serve samples on a CPU so far: requests with settings of their own have not run on a "
-                "GPU yet. Add --device cpu, or serve the folder of `whet export` with vLLM."
-            )
         numbers: dict[str, int] = {}
         if adapters:
             if policy.is_lora:
@@ -72,10 +67,11 @@ class ServedModel:
             numbers = attach_adapters(policy.lm, folders).numbers
             if title in numbers:
                 raise UserError(f"--adapter {title} has the name of the model: choose another one.")
-        length = max_length or MAX_LENGTH
-        if policy.max_length is not None:
-            length = min(length, policy.max_length)
-        sampler = Sampler(source, policy, max_sequences or SEQUENCES)
+        on_gpu = policy.device.type == "cuda"
+        longest = policy.max_length or MAX_LENGTH_ON_GPU
+        bound = max_length or (MAX_LENGTH_ON_GPU if on_gpu else MAX_LENGTH_ON_CPU)
+        length = min(longest, bound)
+        sampler = Sampler(source, policy, max_sequences or (SEQUENCES_ON_GPU if on_gpu else SEQUENCES_ON_CPU))
         return cls(sampler, {title: 0, **numbers}, system=system, max_length=length)
 
     @property
@@ -91,10 +87,10 @@ class ServedModel:
     def _num_sequences(self) -> int:
         engine = self.sampler.engine
         if not isinstance(engine, NativeEngine):
-            return SEQUENCES
+            return SEQUENCES_ON_CPU
         available = available_memory()
-        if available is None:
-            return engine.max_slots
+        if engine.shape.device.type == "cuda" or available is None:
+            return engine.max_slots  # a GPU allocates what fits
         fitting = int(available * CACHE_SHARE) // (engine.shape.bytes_per_token() * self.max_length)
         return max(1, min(engine.max_slots, fitting))
 

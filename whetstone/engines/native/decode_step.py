@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from whetstone.engines.native.fused_linear import FusedLinear
 from whetstone.engines.native.prefill import PagedPrefill
 from whetstone.engines.native.slot_state import NUM_CACHED, PROMPT_LEN, TOKEN, AttentionLayer, PagedState
 from whetstone.errors import UserError
+from whetstone.model.adapters import AdapterSelection, selection_of
 from whetstone.model.attention import LayerOptions
 from whetstone.model.memory import free_memory
 from whetstone.model.nf4 import Nf4Linear
@@ -26,12 +28,16 @@ class FusedStep:
     """`fp8`: decode with 8-bit copies of the MLP weights; prefill uses the weights themselves."""
 
     def __init__(self, policy: Policy, decoder: Decoder, *, fp8: bool = False):
-        self.policy, self.decoder = policy, decoder
+        self.policy, self.decoder, self.adapters = policy, decoder, selection_of(policy.model)
         self.fp8_linears = [(Fp8Linear(b.gate_up), Fp8Linear(b.down)) for b in decoder.layers if fp8]
         self.embedding = policy.lm.get_input_embeddings()
 
     def __call__(self, state: PagedState, rows: Tensor) -> Tensor:
         """Feed the newest token of the slots in `rows` (-1: none) and return logits [n, V]."""
+        with _selecting(self.adapters, state, rows):
+            return self._logits(state, rows)
+
+    def _logits(self, state: PagedState, rows: Tensor) -> Tensor:
         from whetstone.engines.native.kernels.attention import decode_attention
         from whetstone.engines.native.kernels.pointwise import add_norm, embed, gated
 
@@ -59,6 +65,10 @@ class FusedStep:
 
     def prefill(self, sequences: PagedPrefill) -> None:
         """Run whole sequences, for their keys and values in the pages."""
+        with sequences.selecting(self.adapters):
+            self._prefill(sequences)
+
+    def _prefill(self, sequences: PagedPrefill) -> None:
         from whetstone.engines.native.kernels.pointwise import add_norm
         from whetstone.engines.native.kernels.rotary import rotate_and_store
 
@@ -107,7 +117,7 @@ def _gate_up(layer: DecoderLayer, x: Tensor, residual: Tensor, kind: tuple[float
 
 class ModuleStep:
     def __init__(self, policy: Policy):
-        self.policy = policy
+        self.policy, self.adapters = policy, selection_of(policy.model)
         self.addresses = self._addresses()
 
     def __call__(self, state: PagedState, rows: Tensor) -> Tensor:
@@ -122,11 +132,13 @@ class ModuleStep:
         slots = rows.clamp(min=0).long()
         tokens = state.slots[TOKEN].index_select(0, slots).long()
         positions = (state.slots[PROMPT_LEN] + state.slots[NUM_CACHED]).index_select(0, slots).long()
-        hidden = self.policy.hidden(tokens[:, None], positions[:, None], attend)
+        with _selecting(self.adapters, state, rows[:, None]):
+            hidden = self.policy.hidden(tokens[:, None], positions[:, None], attend)
         return self.policy.head(hidden[:, 0])
 
     def prefill(self, sequences: PagedPrefill) -> None:
-        self.policy.hidden(sequences.token_ids, sequences.position_ids, sequences)
+        with sequences.selecting(self.adapters):
+            self.policy.hidden(sequences.token_ids, sequences.position_ids, sequences)
 
     def refresh(self) -> None: ...  # it reads the policy's own weights
 
@@ -138,6 +150,13 @@ class ModuleStep:
 
 
 Step = FusedStep | ModuleStep
+
+
+def _selecting(
+    adapters: AdapterSelection | None, state: PagedState, rows: Tensor
+) -> AbstractContextManager[None]:
+    """Inside, the layers apply the adapters of the slots in `rows`."""
+    return nullcontext() if adapters is None else adapters.rows(state.adapters[rows.clamp(min=0).long()])
 
 
 def _is_plain_embedding(embedding: Any) -> bool:

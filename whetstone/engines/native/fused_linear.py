@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from whetstone.model.adapters import AdapterLinear
 from whetstone.model.lora import is_plain_lora
 from whetstone.model.nf4 import Nf4Linear, dequantize
 
@@ -27,7 +28,7 @@ class FusedLinear:
         self.layers = layers
         adapted = any(not isinstance(layer, nn.Linear) for layer in layers)
         assert all(map(is_linear_or_lora, layers))
-        self.is_copy = adapted and merge
+        self.is_copy = adapted and merge and not any(isinstance(layer, AdapterLinear) for layer in layers)
         with torch.no_grad():
             weights = [_base(layer).weight for layer in layers]
             self.weight = self._weights() if self.is_copy else _make_contiguous(weights)
@@ -40,7 +41,7 @@ class FusedLinear:
     def __call__(self, x: Tensor) -> Tensor:
         out = F.linear(x, self._matrix(), self.bias)
         if self.adapter is not None:
-            out.addmm_(F.linear(x, self.adapter.down), self.adapter.up)
+            out.addmm_(self.adapter.project(x), self.adapter.up)
         return out
 
     @property
@@ -165,7 +166,18 @@ class Adapter:
         rank, width = sum(map(len, downs)), sum(_base(layer).out_features for layer in layers)
         self.down = downs[0].new_zeros(rank, _base(layers[0]).in_features)
         self.up = self.down.new_zeros(rank, width)
+        several = [layer for layer in layers if isinstance(layer, AdapterLinear)]
+        self.selection = several[0].selection if several else None
+        self.mask = torch.cat([layer.mask for layer in several], 1) if several else None
         self.refresh()
+
+    def project(self, x: Tensor) -> Tensor:
+        """x @ down.T; of several adapters only the columns that belong to the row's."""
+        hidden = F.linear(x, self.down)
+        if self.selection is None or self.mask is None:
+            return hidden
+        ids = self.selection.ids
+        return torch.zeros_like(hidden) if ids is None else hidden * self.mask[ids]
 
     def refresh(self) -> None:
         row = column = 0
@@ -183,13 +195,15 @@ def _lora_factors(layer: Any) -> list[tuple[Tensor, Tensor, float]]:
     """(A, B, scale) of every active adapter."""
     if isinstance(layer, nn.Linear):
         return []
+    if isinstance(layer, AdapterLinear):  # those of all its adapters, side by side
+        return [(layer.down, layer.up, 1.0)]
     names = [name for name in layer.active_adapters if name in layer.lora_A]
     return [(layer.lora_A[name].weight, layer.lora_B[name].weight, layer.scaling[name]) for name in names]
 
 
 def is_linear_or_lora(layer: Any) -> bool:
     """Whether the layer is an `nn.Linear`, possibly with plain LoRA (no DoRA, no LoRA bias)."""
-    return isinstance(layer, nn.Linear) or is_plain_lora(layer)
+    return isinstance(layer, nn.Linear | AdapterLinear) or is_plain_lora(layer)
 
 
 def _make_contiguous(parameters: list[nn.Parameter]) -> Tensor:

@@ -17,13 +17,16 @@ from whetstone.engines.base import (
     Request,
     RequestStream,
     SamplingParams,
+    measure_room,
 )
 from whetstone.engines.native import slot_state
+from whetstone.engines.native.cuda_graphs import CudaGraphs
 from whetstone.engines.native.decode_step import Step, make_step
 from whetstone.engines.native.prefill import PagedPrefill, PrefillSequence
 from whetstone.engines.native.scheduler import Scheduler, num_pages
 from whetstone.engines.native.slot_state import NUM_GENERATED, PAGE, PROMPT_LEN, CacheShape, PagedState
 from whetstone.errors import UserError
+from whetstone.model.adapters import selection_of
 from whetstone.model.memory import free_memory, upload
 from whetstone.model.policy import Policy
 from whetstone.types import Finish
@@ -34,44 +37,6 @@ PREFILL_TOKENS = 32768
 MEMORY_FRACTION = 0.85  # of the free memory, for the pages
 DRY_RUN_PAGES = 4
 RESERVED_BYTES = 1 << 30  # for graphs and workspaces, beside the logits
-BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
-
-
-class CudaGraphs:
-    """The decode step as CUDA graphs, one per batch-size bucket and sampling mode, captured on first use.
-
-    A graph reads weights, state and settings at fixed addresses, so it stays valid while they change in
-    place. Capture runs the step on empty rows, which changes no sequence.
-    """
-
-    def __init__(self, step: Step, state: PagedState):
-        self.step, self.state = step, state
-        self.captured: dict[tuple[int, bool, bool], torch.cuda.CUDAGraph] = {}
-        self.pool = torch.cuda.graph_pool_handle()
-
-    def get(self, num_rows: int, *, greedy: bool, filtered: bool) -> tuple[torch.cuda.CUDAGraph, int]:
-        """The graph for `num_rows` rows, and its number of rows."""
-        bucket = min([bucket for bucket in BUCKETS if bucket >= num_rows] + [self.state.num_slots])
-        key = (bucket, greedy, filtered)
-        if key not in self.captured:
-            self.captured[key] = self._capture(*key)
-        return self.captured[key], bucket
-
-    def _capture(self, bucket: int, greedy: bool, filtered: bool) -> torch.cuda.CUDAGraph:
-        from whetstone.engines.native.kernels.sample import sample
-
-        def run() -> None:
-            rows = self.state.rows[:bucket]
-            sample(self.step(self.state, rows), self.state, rows, greedy=greedy, filtered=filtered)
-
-        self.state.rows.fill_(-1)
-        run()  # kernels are compiled and libraries loaded outside the capture
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        # Other threads may use the device meanwhile (an asynchronous update).
-        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-            run()
-        return graph
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +55,7 @@ class PagedEngine(EngineBase):
         self._state: PagedState | None = None
         self.step: Step | None = None
         self.graphs: CudaGraphs | None = None
+        self.adapters = selection_of(policy.model)
         self.weights_changed = False  # since copies of them were made
         self.read_stream = torch.cuda.Stream(shape.device)  # reads results while the next round runs
 
@@ -125,17 +91,17 @@ class PagedEngine(EngineBase):
         if self.policy.model.training:  # eval() of every module takes two milliseconds
             self.policy.model.eval()
         scheduler = self._prepare(requests, sampling, stream)
-        stops = sampling.stop_ids(self.policy.stop_token_ids)
         in_flight: _InFlightRound | None = None
         while scheduler.has_work or stream is not None:
             if stream is not None:
+                scheduler.cancel(stream.cancelled())
                 scheduler.add(stream.take(wait=not scheduler.has_work))
                 if not scheduler.has_work:
                     return
             self._admit(scheduler)
-            launched = self._launch(scheduler, sampling)
+            launched = self._launch(scheduler)
             if in_flight is not None:
-                yield from self._collect_finished(scheduler, in_flight, stops)
+                yield from self._collect_finished(scheduler, in_flight)
                 if with_partial:
                     yield from self._partial_outputs(scheduler, in_flight)
             elif launched is None and not scheduler.drop_idle_prompts():
@@ -151,18 +117,22 @@ class PagedEngine(EngineBase):
             return
         requests, prompt_pages = scheduler.requests, scheduler.prompt_pages
         sequences = [
-            PrefillSequence(requests[r].prompt_ids[:-1], prompt_pages(r), [], []) for r in new_prompts
+            PrefillSequence(requests[r].prompt_ids[:-1], prompt_pages(r), [], [], requests[r].adapter)
+            for r in new_prompts
         ]
         for slot in slots:
             sequence = scheduler.running[slot]
             if sequence.waiting.tokens:
-                prompt = requests[sequence.request].prompt_ids
+                request = requests[sequence.request]
+                prompt = request.prompt_ids
                 fed_tokens = [prompt[-1], *sequence.waiting.tokens[:-1]]
-                sequences.append(PrefillSequence(prompt[:-1], [], fed_tokens, sequence.pages))
+                sequences.append(
+                    PrefillSequence(prompt[:-1], [], fed_tokens, sequence.pages, request.adapter)
+                )
         self._prefill(self.step, [sequence for sequence in sequences if len(sequence)])
         # The rest is written while that runs: lists first, since filling a tensor entry by entry takes
         # milliseconds.
-        columns, tables, seeds = [], [], []
+        columns, tables, seeds, settings, adapters = [], [], [], [], []
         width = self.state.table.shape[1]
         for slot in slots:
             sequence = scheduler.running[slot]
@@ -173,11 +143,16 @@ class PagedEngine(EngineBase):
             newest = tokens[-1] if tokens else request.prompt_ids[-1]
             prompt_len, max_new = len(request.prompt_ids) - 1, sequence.waiting.max_new
             columns.append(slot_state.active_slot(prompt_len, len(tokens), max_new, newest))
+            settings.append(slot_state.slot_settings(scheduler.params(slot)))
+            adapters.append(request.adapter)
         slot_index = self._upload(torch.tensor(slots))
         fields = torch.tensor(columns, dtype=torch.int32).t().contiguous()
         self.state.slots[:, slot_index] = self._upload(fields)
         self.state.table[slot_index] = self._upload(torch.tensor(tables, dtype=torch.int32))
         self.state.seeds[slot_index] = self._upload(torch.tensor(seeds))
+        self.state.settings[:, slot_index] = self._upload(torch.tensor(settings).t().contiguous())
+        if any(adapters) or self.adapters is not None:
+            self.state.adapters[slot_index] = self._upload(torch.tensor(adapters, dtype=torch.int32))
 
     def _prefill(self, step: Step, sequences: list[PrefillSequence]) -> None:
         batches: list[list[PrefillSequence]] = []
@@ -189,7 +164,7 @@ class PagedEngine(EngineBase):
             step.prefill(PagedPrefill(self.state, batch))
 
     @torch.no_grad()
-    def _launch(self, scheduler: Scheduler, sampling: SamplingParams) -> _InFlightRound | None:
+    def _launch(self, scheduler: Scheduler) -> _InFlightRound | None:
         """Launch a round for all unfinished sequences; None if there are not enough pages."""
         assert self.graphs is not None
         reserved = scheduler.reserve(STEPS_PER_ROUND)
@@ -201,8 +176,9 @@ class PagedEngine(EngineBase):
             prompts = (self.state.slots[PROMPT_LEN][slot] + PAGE - 1) // PAGE
             self.state.table[slot, prompts + number] = page.int()
         if slots:
-            greedy = sampling.temperature == 0
-            graph, bucket = self.graphs.get(len(slots), greedy=greedy, filtered=sampling.is_filtered)
+            params = scheduler.distinct_params(slots)
+            greedy, filtered = any(p.is_greedy for p in params), any(p.is_filtered for p in params)
+            graph, bucket = self.graphs.get(len(slots), greedy=greedy, filtered=filtered)
             rows = torch.full((bucket,), -1, dtype=torch.int32)
             rows[: len(slots)] = torch.tensor(slots, dtype=torch.int32)
             self.state.rows[:bucket] = self._upload(rows)
@@ -215,7 +191,7 @@ class PagedEngine(EngineBase):
         return _InFlightRound(slots=slot_rows, finished=finished, num_admitted=scheduler.num_admitted)
 
     def _collect_finished(
-        self, scheduler: Scheduler, in_flight: _InFlightRound, stops: list[int]
+        self, scheduler: Scheduler, in_flight: _InFlightRound
     ) -> Iterator[GenerationOutput]:
         """Yield the sequences that were finished when this round ended."""
         in_flight.finished.synchronize()
@@ -233,7 +209,8 @@ class PagedEngine(EngineBase):
         last = max(num_generated[slot] for slot in finished_slots)
         tokens, logprobs = self._read(finished_slots, first, last)
         for index, slot in enumerate(finished_slots):
-            sequence = scheduler.free(slot)
+            stops = scheduler.params(slot).stop_ids(self.policy.stop_token_ids)
+            sequence = scheduler.finish(slot)
             ids, known_logprobs = sequence.waiting.tokens, sequence.waiting.logprobs
             new = slice(len(ids) - first, num_generated[slot] - first)
             ids += tokens[index][new]
@@ -243,8 +220,7 @@ class PagedEngine(EngineBase):
 
     def _partial_outputs(self, scheduler: Scheduler, in_flight: _InFlightRound) -> Iterator[PartialOutput]:
         """The sequences that were unfinished when this round ended, with all of their tokens."""
-        num_generated = in_flight.slots[NUM_GENERATED].tolist()
-        self._read_ahead(scheduler, num_generated, in_flight.num_admitted, everything=True)
+        self._read_new(scheduler, in_flight.slots[NUM_GENERATED].tolist(), in_flight.num_admitted)
         for waiting in [sequence.waiting for sequence in scheduler.running.values()]:
             if waiting.tokens:
                 yield PartialOutput(
@@ -259,14 +235,10 @@ class PagedEngine(EngineBase):
         scheduler: Scheduler,
         num_generated: list[int],
         num_admitted: int,
-        *,
-        everything: bool = False,
     ) -> None:
         """Read tokens ahead: sequences often finish all at once, and reading then would stall the GPU."""
         running = scheduler.running
-        is_last = everything or not (
-            scheduler.waiting or any(sequence.remaining for sequence in running.values())
-        )
+        is_last = not (scheduler.waiting or any(sequence.remaining for sequence in running.values()))
         unread: dict[tuple[int, int], list[int]] = {}  # (tokens read, tokens to read) -> slots
         for slot, sequence in running.items():
             num_known = len(sequence.waiting.tokens)
@@ -279,6 +251,28 @@ class PagedEngine(EngineBase):
             for index, slot in enumerate(slots):
                 running[slot].waiting.tokens += tokens[index]
                 running[slot].waiting.logprobs += logprobs[index]
+
+    def _read_new(self, scheduler: Scheduler, num_generated: list[int], num_admitted: int) -> None:
+        """Read every token that the host has not read yet, of all sequences in one transfer."""
+        new = {
+            slot: (len(sequence.waiting.tokens), num_generated[slot])
+            for slot, sequence in scheduler.running.items()
+            if sequence.order < num_admitted and num_generated[slot] > len(sequence.waiting.tokens)
+        }
+        if not new:
+            return
+        width = max(stop - start for start, stop in new.values())
+        starts = torch.tensor([start for start, _ in new.values()])
+        columns = (starts[:, None] + torch.arange(width)).clamp(max=self.state.max_tokens - 1)
+        with torch.cuda.stream(self.read_stream), torch.no_grad():
+            slot_index = torch.tensor(list(new), device=self.shape.device)[:, None]
+            columns = columns.to(self.shape.device)
+            tokens = self.state.out_tokens[slot_index, columns].cpu().numpy().tolist()
+            logprobs = self.state.out_logprobs[slot_index, columns].cpu().numpy().tolist()
+        for row, (slot, (start, stop)) in enumerate(new.items()):
+            waiting = scheduler.running[slot].waiting
+            waiting.tokens += tokens[row][: stop - start]
+            waiting.logprobs += logprobs[row][: stop - start]
 
     def _read(self, slots: list[int], start: int, stop: int) -> tuple[list[list[int]], list[list[float]]]:
         """Tokens `start` to `stop` of these slots; the running round no longer writes there."""
@@ -300,13 +294,12 @@ class PagedEngine(EngineBase):
     def _prepare(
         self, requests: list[Request], sampling: SamplingParams, stream: RequestStream | None
     ) -> Scheduler:
-        """Allocate state and pages, build the decode step and write the sampling settings."""
-        longest = max(len(request.prompt_ids) for request in requests)
-        samples = sum(len(request.seeds) for request in requests)
-        if stream is not None:
-            longest, samples = max(longest, stream.max_prompt_length), max(samples, stream.num_sequences)
-        num_slots = min(self.max_slots, samples)
-        width = num_pages(longest) + num_pages(sampling.max_tokens) + 1
+        """Allocate state and pages, build the decode step and write the stop tokens."""
+        room = measure_room(requests, sampling, stream)
+        num_slots = min(self.max_slots, room.sequences)
+        # A prompt and its completion begin a page each.
+        least = min(num_pages(room.prompt) + num_pages(sampling.max_tokens), num_pages(room.total) + 1)
+        width = least + 1
         state = self._state
         if (
             state is None
@@ -316,13 +309,12 @@ class PagedEngine(EngineBase):
         ):
             self.close()
             state = self._state = PagedState(self.shape, num_slots, width, sampling.max_tokens)
-        pages_per_sample = num_pages(sampling.max_tokens)
-        prompts = sum(num_pages(len(request.prompt_ids) - 1) for request in requests)
         if stream is not None:  # every sequence has a prompt of its own from the second turn on
-            prompts = num_slots * num_pages(longest)
-        self._prepare_pages(
-            preferred=prompts + num_slots * pages_per_sample, least=num_pages(longest) + pages_per_sample
-        )
+            preferred = num_slots * least
+        else:
+            prompts = sum(num_pages(len(request.prompt_ids) - 1) for request in requests)
+            preferred = prompts + num_slots * num_pages(sampling.max_tokens)
+        self._prepare_pages(preferred=preferred, least=least)
         if self.step is not None and not self.step.is_current():
             self.step = self.graphs = None
         if self.step is None:
@@ -331,10 +323,8 @@ class PagedEngine(EngineBase):
         elif self.weights_changed:
             self.step.refresh()
         self.weights_changed = False
-        stops = sampling.stop_ids(self.policy.stop_token_ids)
+        stops = self.policy.stop_token_ids  # those that ignore them say so in their settings
         assert len(stops) <= slot_state.MAX_STOPS
-        settings = [sampling.temperature, sampling.top_p, sampling.min_p, sampling.top_k]
-        state.settings.copy_(torch.tensor(settings, dtype=torch.float32))
         state.stops.copy_(torch.tensor([*stops, *[-1] * (slot_state.MAX_STOPS - len(stops))]))
         state.slots.zero_()
         return Scheduler(requests, sampling, num_slots=num_slots, total_pages=state.num_pages)
@@ -364,10 +354,13 @@ class PagedEngine(EngineBase):
         state = self.state
         ids = tuple(range(3, 3 + 9))
         lengths = (9, 5)[: state.num_slots]
+        adapter = 0 if self.adapters is None else len(self.adapters.numbers)  # the last one
+        state.adapters.fill_(adapter)
         for slot, length in enumerate(lengths):
             state.slots[:, slot] = torch.tensor(slot_state.active_slot(length, 0, 1, 7), dtype=torch.int32)
             state.table[slot, :2] = torch.tensor([2 * slot, 2 * slot + 1], dtype=torch.int32)
-        self._prefill(step, [PrefillSequence(ids[:n], [2 * slot], [], []) for slot, n in enumerate(lengths)])
+        sequences = [PrefillSequence(ids[:n], [2 * slot], [], [], adapter) for slot, n in enumerate(lengths)]
+        self._prefill(step, sequences)
         return step(state, torch.arange(len(lengths), dtype=torch.int32, device=self.shape.device))
 
     def _upload(self, values: Tensor) -> Tensor:

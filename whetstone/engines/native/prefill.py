@@ -1,5 +1,6 @@
 """Prefill: packed sequences -> their keys and values in the pages."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from whetstone.engines.native.slot_state import PAGE, PagedState
+from whetstone.model.adapters import AdapterSelection
 from whetstone.model.attention import LayerOptions, PackedAttention, packed_segments
 from whetstone.model.memory import upload
 
@@ -24,6 +26,7 @@ class PrefillSequence:
     prompt_pages: list[int]
     generated: list[int]
     generated_pages: list[int]
+    adapter: int = 0
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.generated)
@@ -51,9 +54,16 @@ class PagedPrefill:
         ids = np.fromiter(tokens, np.int64, sum(self.lengths))
         cells = np.concatenate([sequence.cells() for sequence in sequences])
         positions = np.concatenate([np.arange(length) for length in self.lengths])
+        self.adapter_ids = np.repeat([sequence.adapter for sequence in sequences], self.lengths)
         self.cells, self.token_ids, self.position_ids = (
             upload(torch.from_numpy(numbers), device) for numbers in (cells, ids[None], positions[None])
         )
+
+    def selecting(self, adapters: AdapterSelection | None) -> AbstractContextManager[None]:
+        """Inside, the layers apply the adapter of each sequence."""
+        if adapters is None:
+            return nullcontext()
+        return adapters.rows(upload(torch.from_numpy(self.adapter_ids), self.state.shape.device))
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: LayerOptions) -> Tensor:
         """As a layer of a transformers model calls it, with queries and keys rotated already."""

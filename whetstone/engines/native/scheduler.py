@@ -6,6 +6,7 @@ only on its seed and its number of tokens, so preemption does not change them. N
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from whetstone.engines.base import Request, SamplingParams
@@ -53,9 +54,11 @@ class Scheduler:
     def __init__(
         self, requests: list[Request], sampling: SamplingParams, *, num_slots: int, total_pages: int
     ):
-        self.requests: list[Request] = []
+        self.requests: dict[int, Request] = {}  # by number, while a sample of it waits or runs
+        self.num_requests = 0
         self.waiting: deque[WaitingSequence] = deque()
-        self._sampling = sampling
+        self.sampling = sampling
+        self.has_own_params = False  # whether a request has sampling parameters of its own
         self.add(requests)
         self.running: dict[int, RunningSequence] = {}
         self.free_slots = list(range(num_slots))[::-1]
@@ -66,14 +69,23 @@ class Scheduler:
     def add(self, requests: list[Request]) -> None:
         """Put the samples of further requests at the end of the queue."""
         for request in requests:
-            limits = [request.limit(sample, self._sampling) for sample in range(len(request.seeds))]
-            number = len(self.requests)
+            limits = [request.limit(sample, self.sampling) for sample in range(len(request.seeds))]
+            number = self.num_requests
             self.waiting.extend(WaitingSequence(number, s, limit) for s, limit in enumerate(limits))
-            self.requests.append(request)
+            self.requests[number] = request
+            self.has_own_params |= request.sampling is not None
+            self.num_requests += 1
 
     @property
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
+
+    def distinct_params(self, slots: list[int]) -> set[SamplingParams]:
+        """The sampling parameters of the sequences in `slots`."""
+        return {self.params(slot) for slot in slots} if self.has_own_params else {self.sampling}
+
+    def params(self, slot: int) -> SamplingParams:
+        return self.requests[self.running[slot].request].params(self.sampling)
 
     def prompt_pages(self, request: int) -> list[int]:
         return self.prompts[request].pages
@@ -142,6 +154,37 @@ class Scheduler:
     def preempt(self, slot: int, tokens: list[int], logprobs: list[float]) -> None:
         """Free the slot of an unfinished sequence and put it first in the queue."""
         self.waiting.appendleft(replace(self.free(slot).waiting, tokens=tokens, logprobs=logprobs))
+
+    def finish(self, slot: int) -> RunningSequence:
+        """Free the slot of a sequence that does not return."""
+        sequence = self.free(slot)
+        self._forget(sequence.request)
+        return sequence
+
+    def cancel(self, samples: Sequence[tuple[int, int]]) -> None:
+        """End these (request, sample). A round in flight may still write their pages: the device does what
+        uses the pages next after it.
+        """
+        if not samples:
+            return
+        unwanted = set(samples)
+        remaining = [entry for entry in self.waiting if (entry.request, entry.sample) not in unwanted]
+        self.waiting = deque(remaining)
+        for slot, sequence in list(self.running.items()):
+            if (sequence.request, sequence.waiting.sample) in unwanted:
+                self.finish(slot)
+        for request in {request for request, _ in unwanted}:
+            self._forget(request)
+
+    def _forget(self, request: int) -> None:
+        """Drop a request and its prompt, unless one of its samples waits or runs."""
+        prompt = self.prompts.get(request)
+        is_used = prompt is not None and prompt.num_users > 0
+        if is_used or any(entry.request == request for entry in self.waiting):
+            return
+        self.requests.pop(request, None)
+        if prompt is not None:
+            self.free_pages.extend(self.prompts.pop(request).pages)
 
     def free(self, slot: int) -> RunningSequence:
         sequence = self.running.pop(slot)

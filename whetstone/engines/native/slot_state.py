@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from whetstone.engines.base import SamplingParams
 from whetstone.model.attention import LayerOptions
 
 PAGE = 64  # tokens in a page: also the tile of the attention kernel
@@ -21,6 +22,10 @@ NUM_GENERATED = 3  # tokens sampled so far
 MAX_NEW = 4  # tokens it may generate
 TOKEN = 5  # the newest token, to be fed next
 NUM_FIELDS = 6
+# Rows of `PagedState.settings`.
+TEMPERATURE, TOP_P, MIN_P, TOP_K = 0, 1, 2, 3
+USES_STOPS = 4  # 0: stop tokens do not end the sequence
+NUM_SETTINGS = 5
 
 MAX_STOPS = 32
 
@@ -28,6 +33,11 @@ MAX_STOPS = 32
 def active_slot(prompt_len: int, num_generated: int, max_new: int, token: int) -> list[int]:
     """The column of a sequence: as many tokens are cached as generated, since the newest is fed next."""
     return [1, prompt_len, num_generated, num_generated, max_new, token]
+
+
+def slot_settings(sampling: SamplingParams) -> list[float]:
+    """The column of a sequence in `PagedState.settings`."""
+    return [*sampling.distribution, float(not sampling.ignore_eos)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +79,8 @@ class PagedState:
         self.out_tokens = torch.zeros(num_slots, max_tokens, dtype=torch.int32, device=device)
         self.out_logprobs = torch.zeros(num_slots, max_tokens, dtype=torch.float32, device=device)
         self.rows = torch.full((num_slots,), -1, dtype=torch.int32, device=device)
-        self.settings = torch.zeros(4, dtype=torch.float32, device=device)  # temperature, top-p, min-p, top-k
+        self.settings = torch.zeros(NUM_SETTINGS, num_slots, dtype=torch.float32, device=device)
+        self.adapters = torch.zeros(num_slots, dtype=torch.int32, device=device)  # by number; 0: none
         self.stops = torch.full((MAX_STOPS,), -1, dtype=torch.int32, device=device)
         self.bases = torch.zeros(3, dtype=torch.int64, device=device)
         self.pages: Tensor | None = None  # [2, layers, pages, heads, PAGE, D]

@@ -67,15 +67,23 @@ def _largest_cutoff(
     return _value(low, SHIFT)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_slots"])
 def _cutoff_kernel(
-    logits_ptr, cutoff_ptr, settings_ptr, vocabulary, stride, SHIFT: tl.constexpr, BLOCK: tl.constexpr
-):
+    logits_ptr, cutoff_ptr, settings_ptr, rows_ptr, num_slots, vocabulary, stride,
+    SHIFT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """The lowest logit that top-k, then min-p, then top-p leave in. Ties at the cutoff stay."""
     row = tl.program_id(0)
+    slot = tl.load(rows_ptr + row)
+    if slot < 0:
+        return
+    settings_ptr += slot
+    temperature, top_p = tl.load(settings_ptr), tl.load(settings_ptr + num_slots)
+    min_p, top_k = tl.load(settings_ptr + 2 * num_slots), tl.load(settings_ptr + 3 * num_slots)
+    if temperature == 0 or (top_k == 0 and min_p == 0 and top_p >= 1):  # greedy, or without filters
+        tl.store(cutoff_ptr + row, float("-inf"))
+        return
     logits_ptr += row.to(tl.int64) * stride
-    temperature, top_p = tl.load(settings_ptr), tl.load(settings_ptr + 1)
-    min_p, top_k = tl.load(settings_ptr + 2), tl.load(settings_ptr + 3)
     column = tl.arange(0, BLOCK)
     highest = tl.full((), float("-inf"), tl.float32)
     lowest = tl.full((), float("inf"), tl.float32)
@@ -106,7 +114,7 @@ def _cutoff_kernel(
 
 @triton.jit
 def _chunk_kernel(
-    logits_ptr, stats_ptr, cutoff_ptr, settings_ptr, vocabulary, stride,
+    logits_ptr, stats_ptr, cutoff_ptr, settings_ptr, rows_ptr, vocabulary, stride,
     GREEDY: tl.constexpr, FILTER: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Of every chunk: its highest logit, its mass under the sampling distribution, and the argmax."""
@@ -115,7 +123,7 @@ def _chunk_kernel(
     column = chunk * BLOCK + tl.arange(0, BLOCK)
     address = logits_ptr + row.to(tl.int64) * stride + column
     x = tl.load(address, mask=column < vocabulary, other=float("-inf")).to(tl.float32)
-    temperature = tl.load(settings_ptr)
+    temperature = tl.load(settings_ptr + tl.maximum(tl.load(rows_ptr + row), 0))
     temperature = tl.where(temperature == 0, 1.0, temperature)
     highest = tl.max(x, 0)
     finite = tl.where(highest == float("-inf"), 0.0, highest)
@@ -155,8 +163,8 @@ def _sample_kernel(
         return
     if tl.load(slots_ptr + F_ACTIVE * num_slots + slot) == 0:
         return
-    temperature = tl.load(settings_ptr)
-    temperature = tl.where(temperature == 0, 1.0, temperature)
+    own_temperature = tl.load(settings_ptr + slot)
+    temperature = tl.where(own_temperature == 0, 1.0, own_temperature)
     num_generated = tl.load(slots_ptr + F_NUM_GENERATED * num_slots + slot)
     c = tl.arange(0, CHUNKS_PADDED)
     stats = stats_ptr + (row * chunks + c) * 3
@@ -168,7 +176,9 @@ def _sample_kernel(
     masses = tl.where(highs == float("-inf"), 0.0, masses)
     total = tl.sum(masses, 0)
     logits_row = logits_ptr + row.to(tl.int64) * stride
-    if GREEDY:
+    token = tl.full((), 0, tl.int32)
+    is_greedy = own_temperature == 0
+    if GREEDY and is_greedy:
         best = tl.argmax(highs, 0)
         token = tl.load(stats_ptr + (row * chunks + best) * 3 + 2).to(tl.int32)
     else:
@@ -193,6 +203,7 @@ def _sample_kernel(
     tl.store(logprobs_ptr + index, (logit - highest) / temperature - tl.log(total))
     stops = tl.load(stops_ptr + tl.arange(0, NUM_STOPS))
     stopped = tl.max((stops == token).to(tl.int32), 0)
+    stopped = tl.where(tl.load(settings_ptr + 4 * num_slots + slot) == 0, 0, stopped)
     limit = tl.load(slots_ptr + F_MAX_NEW * num_slots + slot)
     num_cached = tl.load(slots_ptr + F_NUM_CACHED * num_slots + slot)
     tl.store(slots_ptr + F_TOKEN * num_slots + slot, token)
@@ -204,20 +215,20 @@ def _sample_kernel(
 
 def sample(logits: Tensor, state: PagedState, rows: Tensor, *, greedy: bool, filtered: bool) -> None:
     """Sample one token for every slot of `rows` (-1: none) from its row of `logits` [n, V], and update the
-    slots. Greedy sampling ignores filters, and its logprobs are unfiltered.
+    slots. Greedy sampling ignores filters, and its logprobs are unfiltered. `greedy`, `filtered`: whether
+    some of the slots are.
     """
-    filtered = filtered and not greedy
     num_rows, vocabulary = logits.shape
     chunks = triton.cdiv(vocabulary, CHUNK)
     stats = torch.empty(num_rows, chunks, 3, dtype=torch.float32, device=logits.device)
     cutoff = torch.empty(num_rows if filtered else 0, dtype=torch.float32, device=logits.device)
     if filtered:
         _cutoff_kernel[(num_rows,)](
-            logits, cutoff, state.settings, vocabulary, logits.stride(0),
+            logits, cutoff, state.settings, rows, state.num_slots, vocabulary, logits.stride(0),
             SHIFT=UNUSED_BITS[logits.dtype], BLOCK=CHUNK, num_warps=8,
         )  # fmt: skip
     _chunk_kernel[num_rows, chunks](
-        logits, stats, cutoff, state.settings, vocabulary, logits.stride(0),
+        logits, stats, cutoff, state.settings, rows, vocabulary, logits.stride(0),
         GREEDY=greedy, FILTER=filtered, BLOCK=CHUNK, num_warps=4,
     )  # fmt: skip
     _sample_kernel[(num_rows,)](
