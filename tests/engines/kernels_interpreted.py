@@ -22,7 +22,8 @@ from whetstone.engines.native.kernels import sample as sample_kernels
 from whetstone.engines.native.kernels.attention import decode_attention
 from whetstone.engines.native.kernels.pointwise import add_norm, gated
 from whetstone.engines.native.prefill import PagedPrefill, PrefillSequence
-from whetstone.engines.native.slot_state import AttentionLayer, CacheShape, PagedState
+from whetstone.engines.native.scheduler import History
+from whetstone.engines.native.slot_state import PAGE, AttentionLayer, CacheShape, PagedState
 from whetstone.model.adapters import AdapterLinear, AdapterSelection
 from whetstone.model.attention import LayerOptions, PackedAttention, packed_segments
 
@@ -235,6 +236,37 @@ def whole_step(architecture: str) -> None:
                 assert error < 1e-4, (architecture, type(step).__name__, error)
 
 
+def next_turns() -> None:
+    """Sequences that go on where others ended, beside the same tokens computed at once."""
+    policy = make_policy("qwen2", head_dim=32, hidden_size=128, max_position_embeddings=256)
+    state = make_state(num_layers=2, heads=2, width=32, pages=27)
+    blocks = read_decoder_layers(policy)
+    generator = torch.Generator().manual_seed(4)
+    whole = [tuple(torch.randint(3, 60, (n,), generator=generator).tolist()) for n in (150, 90, 20)]
+    splits = [(100, 30), (65, 20), None]  # tokens in the prompt's pages, and after it in a page of its own
+    with torch.no_grad():
+        for step in (FusedStep(policy, blocks), ModuleStep(policy)):
+            state.pages.normal_()
+            first, second, together = [], [], []
+            for number, (tokens, split) in enumerate(zip(whole, splits, strict=True)):
+                old, new, at_once = (list(range(n + 3 * number, n + 3 * number + 3)) for n in (0, 9, 18))
+                history = None
+                if split is not None:
+                    prompt, generated = tokens[: split[0]], list(tokens[split[0] : sum(split)])
+                    first.append(PrefillSequence(prompt, old[:2], generated, old[2:]))
+                    history = History(old[:2], split[0], old[2:], split[1])
+                second.append(PrefillSequence(tokens, new, [], [], 0, history))
+                together.append(PrefillSequence(tokens, at_once, [], []))
+            for batch in (first, second, together):
+                step.prefill(PagedPrefill(state, batch))
+            assert [len(sequence) for sequence in second] == [20, 5, 20]
+            for ours, theirs in zip(second, together, strict=True):
+                a, b = (torch.from_numpy(sequence.cells()) for sequence in (ours, theirs))
+                ours_kv, theirs_kv = (state.pages[:, :, c // PAGE, :, c % PAGE] for c in (a, b))
+                error = (ours_kv - theirs_kv).abs().max() / theirs_kv.abs().max()
+                assert error < 1e-5, (type(step).__name__, error)
+
+
 def adapters_by_row() -> None:
     """Rows with adapters of their own, fused and by modules, beside the packed pass of the modules."""
     policy = make_policy("qwen2", head_dim=32, hidden_size=128)
@@ -293,6 +325,7 @@ CASES = {
     "norm and gate": pointwise,
     "norm and gate in 8 bits": fp8,
     "a step in 8 bits": eight_bit_step,
+    "the next turns of conversations": next_turns,
     "drawing": drawing,
     "drawing greedily": lambda: drawing(temperature=0.0),
     "drawing greedily, filters ignored": lambda: drawing(temperature=0.0, top_p=0.3, top_k=5, min_p=0.1),

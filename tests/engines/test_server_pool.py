@@ -459,6 +459,16 @@ def test_stop_tokens_and_lengths(house):
     assert {len(completion.token_ids) for completion in ours.values()} == {16}
 
 
+@pytest.mark.parametrize("dialect", ["vllm", "sglang"])
+def test_each_sample_has_its_own_limit(house, dialect):
+    """A later turn of a conversation may say less than the first one."""
+    home = house(dialect, 1)
+    home.pool.update_weights(0)
+    request = Request(prompt_ids=PROMPTS[0], seeds=(1, 2), max_tokens=(3, 7))
+    outputs = home.pool.generate([request], SamplingParams(max_tokens=16, ignore_eos=True))
+    assert {output.sample: len(output.completion.token_ids) for output in outputs} == {0: 3, 1: 7}
+
+
 def test_a_server_for_shorter_texts_is_refused(house):
     home = house("vllm", 1)
     home.pool.handles[0].server.max_tokens = 128

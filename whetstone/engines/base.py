@@ -21,6 +21,9 @@ class Request:
     max_tokens: tuple[int, ...] | None = None  # one limit per sample, where they differ
     sampling: "SamplingParams | None" = None  # its own, where requests differ
     adapter: int = 0  # the number of a LoRA adapter (model/adapters.py); 0: none
+    # Turns of a conversation: an engine may keep keys and values of its samples for later requests.
+    may_continue: bool = False
+    continues: tuple[int, int] | None = None  # (request, sample); both together are the start of this prompt
 
     def limit(self, sample: int, sampling: "SamplingParams") -> int:
         return self.params(sampling).max_tokens if self.max_tokens is None else self.max_tokens[sample]
@@ -28,6 +31,10 @@ class Request:
     def params(self, sampling: "SamplingParams") -> "SamplingParams":
         """Its sampling parameters, where those of all requests are `sampling`."""
         return sampling if self.sampling is None else self.sampling
+
+    def sample_params(self, sample: int, sampling: "SamplingParams") -> "SamplingParams":
+        """Those of one of its samples, with its own limit."""
+        return replace(self.params(sampling), max_tokens=self.limit(sample, sampling))
 
 
 class RequestStream(Protocol):

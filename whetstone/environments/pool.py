@@ -108,6 +108,11 @@ class EpisodePool(contextlib.AbstractContextManager["EpisodePool"]):
         """Ask for the reward of the whole episode."""
         self._send(number, {"do": "finish"})
 
+    @property
+    def num_due(self) -> int:
+        """Episodes that have not answered yet."""
+        return sum(process.is_waiting for process in self._processes.values())
+
     def poll(self, timeout_s: float) -> list[Answer]:
         """Answers that have come, after at most `timeout_s`."""
         answers, self._failed = self._failed, []

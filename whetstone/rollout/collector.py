@@ -122,6 +122,7 @@ class Collector:
             Request(
                 prompt_ids=prompt,
                 seeds=tuple(seeds.seed(*seed_parts, problem.id, n) for n in range(num_samples)),
+                may_continue=problem.environment is not None,
             )
             for problem, prompt in zip(problems, prompts, strict=True)
         ]

@@ -5,6 +5,7 @@ become ready since (`take`). Tokens are exact: what was sampled is never tokeniz
 appended to it.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -18,6 +19,8 @@ from whetstone.environments.tools import parse_calls
 from whetstone.types import Completion, Episode, Finish, Message, Problem, Turn
 
 POLL_S = 0.5  # longest wait before a cancelled run is noticed
+# Answers that come within this time go to the engine together: a prefill of one costs as much as of many.
+GATHER_S = 0.01
 
 
 class EpisodeCodec(Protocol):
@@ -45,6 +48,7 @@ class _Running:
     problem: int
     sample: int
     token_ids: tuple[int, ...]  # prompt and all turns so far
+    sample_of: tuple[int, int] | None = None  # (request, sample) of its newest completion
     completions: list[Completion] = field(default_factory=list)
     observations: list[tuple[int, ...]] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
@@ -98,6 +102,9 @@ class EpisodeStream:
         self._owners: list[tuple[int, int | None]] = [(p, None) for p in range(len(problems))]
         self._running: dict[int, _Running] = {}  # by number of the episode
         self._finished: list[Sampled] = []
+        self._ready: list[Request] = []  # not yet taken
+        self._ready_since = 0.0
+        self._ended: list[tuple[int, int]] = []  # last completions of episodes that have ended
         for p, problem in enumerate(problems):
             if problem.environment is None:
                 continue
@@ -137,22 +144,31 @@ class EpisodeStream:
         yield from finished
 
     def take(self, *, wait: bool) -> list[Request]:
-        requests: list[Request] = []
         while True:
-            for answer in self.pool.poll(POLL_S if wait else 0.0):
+            pause = POLL_S if wait else 0.0
+            if self._ready:
+                pause = min(pause, max(0.0, self._ready_since + GATHER_S - time.monotonic()))
+            for answer in self.pool.poll(pause):
                 if answer.number in self._running and (request := self._answered(answer)) is not None:
-                    requests.append(request)
-            if requests or not wait or not self._running or self.is_cancelled():
+                    self._ready_since = self._ready_since if self._ready else time.monotonic()
+                    self._ready.append(request)
+            has_gathered = not self.pool.num_due or time.monotonic() >= self._ready_since + GATHER_S
+            if self._ready and has_gathered:
+                requests, self._ready = self._ready, []
                 return requests
+            if not wait or (not self._ready and not self._running) or self.is_cancelled():
+                return []
 
     def cancelled(self) -> Sequence[tuple[int, int]]:
-        return ()
+        ended, self._ended = self._ended, []
+        return ended
 
     def _said(self, number: int, output: GenerationOutput, text: str) -> None:
         running = self._running.get(number)
         if running is None:  # its environment failed while the policy spoke
             return
         running.completions.append(output.completion)
+        running.sample_of = output.request, output.sample
         running.token_ids += output.completion.token_ids
         running.messages.append({"role": "assistant", "content": text})
         if running.error is not None:
@@ -235,7 +251,13 @@ class EpisodeStream:
         self._owners.append((running.problem, answer.number))
         problem = self.problems[running.problem]
         seed = seeds.seed(*self.seed_parts, problem.id, running.sample, len(running.completions))
-        return Request(prompt_ids=prompt, seeds=(seed,), max_tokens=(remaining,))
+        return Request(
+            prompt_ids=prompt,
+            seeds=(seed,),
+            max_tokens=(remaining,),
+            may_continue=True,
+            continues=running.sample_of,
+        )
 
     def _ask_for_reward(self, number: int, running: _Running, finish: Finish) -> None:
         running.finish = finish
@@ -246,6 +268,8 @@ class EpisodeStream:
     def _end(self, number: int, running: _Running) -> None:
         self.pool.end(number)
         del self._running[number]
+        if running.sample_of is not None:
+            self._ended.append(running.sample_of)
         assert running.finish is not None
         said = [str(m["content"]) for m in running.messages if m["role"] == "assistant"]
         observations = [*running.observations, ()]

@@ -112,13 +112,16 @@ class PagedEngine(EngineBase):
     def _admit(self, scheduler: Scheduler) -> None:
         """Fill free slots; prefill new prompts and the tokens of preempted sequences."""
         assert self.step is not None
-        slots, new_prompts = scheduler.admit(PREFILL_TOKENS)
+        admission = scheduler.admit(PREFILL_TOKENS)
+        slots, histories = admission.slots, admission.histories
         if not slots:
             return
         requests, prompt_pages = scheduler.requests, scheduler.prompt_pages
         sequences = [
-            PrefillSequence(requests[r].prompt_ids[:-1], prompt_pages(r), [], [], requests[r].adapter)
-            for r in new_prompts
+            PrefillSequence(
+                requests[r].prompt_ids[:-1], prompt_pages(r), [], [], requests[r].adapter, histories.get(r)
+            )
+            for r in admission.new_prompts
         ]
         for slot in slots:
             sequence = scheduler.running[slot]
@@ -130,6 +133,7 @@ class PagedEngine(EngineBase):
                     PrefillSequence(prompt[:-1], [], fed_tokens, sequence.pages, request.adapter)
                 )
         self._prefill(self.step, [sequence for sequence in sequences if len(sequence)])
+        scheduler.copied()
         # The rest is written while that runs: lists first, since filling a tensor entry by entry takes
         # milliseconds.
         columns, tables, seeds, settings, adapters = [], [], [], [], []
@@ -210,7 +214,7 @@ class PagedEngine(EngineBase):
         tokens, logprobs = self._read(finished_slots, first, last)
         for index, slot in enumerate(finished_slots):
             stops = scheduler.params(slot).stop_ids(self.policy.stop_token_ids)
-            sequence = scheduler.finish(slot)
+            sequence = scheduler.finish(slot, num_generated[slot])
             ids, known_logprobs = sequence.waiting.tokens, sequence.waiting.logprobs
             new = slice(len(ids) - first, num_generated[slot] - first)
             ids += tokens[index][new]

@@ -249,8 +249,9 @@ class ServerPool(EngineBase):
         """A completion that is known to be of the current weights."""
         request, sample = job
         assert self.weights is not None
-        prompt, seed = jobs.requests[request].prompt_ids, jobs.requests[request].seeds[sample]
-        reply = handle.server.complete(prompt, seed, jobs.sampling)
+        wanted = jobs.requests[request]
+        sampling = wanted.sample_params(sample, jobs.sampling)
+        reply = handle.server.complete(wanted.prompt_ids, wanted.seeds[sample], sampling)
         if reply.weight_version is None:
             self._confirm(handle, time.monotonic())
         elif reply.weight_version != self.weights.version:

@@ -44,7 +44,8 @@ class ColocatedVLLM(SleepMixin, EngineBase):
                 name = f"whetstone-{self.num_requests}"
                 self.num_requests += 1
                 prompt = TokensPrompt(prompt_token_ids=list(request.prompt_ids))
-                engine.add_request(name, prompt, self._params(sampling, seed), lora_request=self.adapter)
+                params = request.sample_params(s, sampling)
+                engine.add_request(name, prompt, self._params(params, seed), lora_request=self.adapter)
                 waiting[name] = (r, s)
         try:
             while waiting:
