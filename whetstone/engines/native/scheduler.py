@@ -129,6 +129,8 @@ class Scheduler:
             # One page in reserve for every running sequence, or the newest would soon be preempted again.
             reserve = len(self.running)
             needed = own_pages + (0 if is_cached else num_pages(prompt_len))
+            if self._unread and needed + reserve > len(self.free_pages):
+                break  # for the next round: pages become free before it
             if not self._make_room(needed + reserve, keep=request.continues):
                 if self.running:
                     break
