@@ -12,6 +12,7 @@ from whetstone.model import templates
 from whetstone.types import Message, Problem
 
 ANSWER, RESULT = "whetstoneanswer", "whetstoneresult"  # found again in a rendered conversation
+MAX_OBSERVATIONS, MAX_OBSERVATION = 4096, 2000  # encoded ones that are kept, and characters of each
 CALL_ID = "whetstone"  # nine letters, as Mistral's templates want them
 # What Qwen's template says about tools, for templates that say nothing.
 _TOOLS = """# Tools
@@ -39,6 +40,7 @@ class Chat:
     def __init__(self, tokenizer: Any, config: ModelConfig):
         self.tokenizer = tokenizer
         self.config = config
+        self._observations: dict[str, tuple[int, ...]] = {}
         if config.chat_template is not None:
             tokenizer.chat_template = config.chat_template
         if config.apply_chat_template and not tokenizer.chat_template:
@@ -149,6 +151,18 @@ class Chat:
         rendered again, so a template that would rewrite it (drop old thoughts) does not. More than
         `max_tokens` lose their middle.
         """
+        key = json.dumps(messages, default=repr)  # the same ones come again: "too high"
+        ids = self._observations.get(key)
+        if ids is None:
+            ids = self._encode_observation(messages)
+            if len(key) <= MAX_OBSERVATION:
+                if len(self._observations) >= MAX_OBSERVATIONS:
+                    self._observations.clear()
+                self._observations[key] = ids
+        half = max_tokens // 2
+        return ids if len(ids) <= max_tokens else (*ids[: max_tokens - half], *ids[len(ids) - half :])
+
+    def _encode_observation(self, messages: Sequence[Message]) -> tuple[int, ...]:
         if self.config.apply_chat_template:
             has_tools = any(message["role"] == "tool" for message in messages)
             text = self._render(_history(messages, self._tool_history if has_tools else "text"))
@@ -161,8 +175,7 @@ class Chat:
             ids = self.tokenizer("\n" + prompt.lstrip("\n"), add_special_tokens=False)["input_ids"]
         if self.config.assistant_prefix:
             ids = [*ids, *self.tokenizer(self.config.assistant_prefix, add_special_tokens=False)["input_ids"]]
-        half = max_tokens // 2
-        return tuple(ids if len(ids) <= max_tokens else [*ids[: max_tokens - half], *ids[len(ids) - half :]])
+        return tuple(ids)
 
     def decode(self, token_ids: Sequence[int], *, keep_special: bool = False) -> str:
         return self.tokenizer.decode(list(token_ids), skip_special_tokens=not keep_special)
