@@ -132,6 +132,14 @@ def test_limits_end_an_episode_with_their_reason(setting):
             assert len(rollout.completion.token_ids) <= 6
 
 
+@pytest.mark.parametrize("name", ["guess_number", SLOW])
+def test_who_is_cut_off_before_the_first_step_has_earned_nothing(setting, name):
+    """Also where the policy is cut off before its environment is ready."""
+    for rollout in (rollout for group in collect(setting, name, max_tokens=1) for rollout in group.rollouts):
+        assert rollout.episode is not None and rollout.episode.finish is Finish.LENGTH
+        assert (rollout.score.failure, rollout.score.reward) == (None, 0.0)
+
+
 @pytest.mark.parametrize("kind", BAD)
 def test_a_bad_environment_ends_its_rollouts_and_is_named(setting, kind, monkeypatch):
     monkeypatch.setattr(setting.pool, "timeout_s", 1.0 if kind is bad.StepHangs else 20.0)

@@ -39,6 +39,7 @@ class GymEpisode:
 
     def __init__(self, environment: Any) -> None:
         self.environment = environment
+        self.num_steps = 0
 
     def reset(self, seed: int, row: Mapping[str, Any]) -> dict[str, Any]:
         accepted = _accepted(self.environment.reset, {"seed": seed, **row})
@@ -47,6 +48,7 @@ class GymEpisode:
         return {"observation": _text(observation)}
 
     def step(self, text: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
+        self.num_steps += 1
         result = self.environment.step(text)
         if not (isinstance(result, tuple) and len(result) == 5):
             raise EnvironmentFailed(
@@ -62,7 +64,8 @@ class GymEpisode:
         }
 
     def finish(self) -> dict[str, Any]:
-        return {}
+        """Its steps have paid already; an episode that ends before the first one has earned nothing."""
+        return {} if self.num_steps else {"reward": 0.0}
 
 
 class ToolEpisode:

@@ -208,6 +208,15 @@ class EpisodeStream:
             if running.completions:  # otherwise its first turn is being sampled
                 self._end(answer.number, running)
             return None
+        if not running.is_reset:
+            running.is_reset = True
+            if running.finish is not None:  # the policy was cut off meanwhile
+                self.pool.finish(answer.number)
+                return None
+            if running.is_unsent:
+                running.num_tool_turns = 0  # counted once
+                self._send(answer.number, running)
+            return None
         if running.finish is not None:
             if answer.reward is not None:
                 running.final_reward = answer.reward
@@ -215,12 +224,6 @@ class EpisodeStream:
             running.correct = answer.correct if answer.correct is not None else running.correct
             running.state = answer.state
             self._end(answer.number, running)
-            return None
-        if not running.is_reset:
-            running.is_reset = True
-            if running.is_unsent:
-                running.num_tool_turns = 0  # counted once
-                self._send(answer.number, running)
             return None
         return self._next_turn(answer, running)
 
@@ -261,9 +264,10 @@ class EpisodeStream:
 
     def _ask_for_reward(self, number: int, running: _Running, finish: Finish) -> None:
         running.finish = finish
-        if not running.is_reset:  # it has seen nothing of it
-            return self._end(number, running)
-        self.pool.finish(number)
+        if running.is_reset:
+            self.pool.finish(number)
+        elif not running.is_started:  # it has no part in this episode
+            self._end(number, running)
 
     def _end(self, number: int, running: _Running) -> None:
         self.pool.end(number)
