@@ -82,8 +82,9 @@ def ours(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 def trl(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     from datasets import Dataset
     from transformers import AutoTokenizer
-    from trl import GRPOConfig, GRPOTrainer
     from trl.trainer import grpo_trainer
+    from trl.trainer.grpo_config import GRPOConfig
+    from trl.trainer.grpo_trainer import GRPOTrainer
 
     thoughts = random.Random(0)
     calls: list[float] = []
@@ -108,7 +109,7 @@ def trl(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         call = {"type": "function", "function": {"name": "think", "arguments": {"guess": text}}}
         return {"role": "assistant", "content": text, "tool_calls": [call]}
 
-    grpo_trainer.parse_response = every_answer_is_a_call
+    grpo_trainer.parse_response = every_answer_is_a_call  # type: ignore[attr-defined]
     batches: list[dict[str, Any]] = []
 
     class Timed(GRPOTrainer):
