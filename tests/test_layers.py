@@ -3,6 +3,7 @@ may be imported, pure mathematics. Reads the syntax trees; imports nothing of th
 """
 
 import ast
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,11 +98,18 @@ def package_of(module: str) -> str:
     return module.split("/")[0]
 
 
+@functools.cache
+def tree_of(module: str) -> ast.Module:
+    return ast.parse((PACKAGE / f"{module}.py").read_text(encoding="utf-8"))
+
+
+@functools.cache
 def imports_of(module: str) -> list[Import]:
     """Every import of a module; `from whetstone import seeds` counts as `whetstone.seeds`."""
-    tree = ast.parse((PACKAGE / f"{module}.py").read_text(encoding="utf-8"))
     return imports_in(
-        tree, f"whetstone.{module.replace('/', '.')}".removesuffix(".__init__"), module.endswith("__init__")
+        tree_of(module),
+        f"whetstone.{module.replace('/', '.')}".removesuffix(".__init__"),
+        module.endswith("__init__"),
     )
 
 
@@ -219,16 +227,12 @@ def test_torch_distributed_stays_in_its_packages() -> None:
             assert not reaches(entry, "torch.distributed"), (
                 f"whetstone/{module}.py:{entry.line} imports torch.distributed"
             )
-        tree = ast.parse((PACKAGE / f"{module}.py").read_text(encoding="utf-8"))
-        for node in ast.walk(tree):
-            is_torch = (
+        for node in ast.walk(tree_of(module)):
+            assert not (
                 isinstance(node, ast.Attribute)
                 and isinstance(node.value, ast.Name)
-                and node.value.id == "torch"
-            )
-            assert not (is_torch and node.attr == "distributed"), (
-                f"whetstone/{module}.py uses torch.distributed"
-            )  # type: ignore[attr-defined]
+                and (node.value.id, node.attr) == ("torch", "distributed")
+            ), f"whetstone/{module}.py uses torch.distributed"
 
 
 def test_optional_packages_are_imported_in_their_adapter_inside_functions() -> None:
@@ -259,10 +263,9 @@ def test_the_mathematics_is_pure() -> None:
         for entry in imports_of(module):
             for package in IMPURE:
                 assert not reaches(entry, package), f"whetstone/{module}.py:{entry.line} imports {package}"
-        tree = ast.parse((PACKAGE / f"{module}.py").read_text(encoding="utf-8"))
         called = {
             node.func.id
-            for node in ast.walk(tree)
+            for node in ast.walk(tree_of(module))
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
         }
         assert not called & {"open", "print", "input"}, f"whetstone/{module}.py reads, writes or prints"
