@@ -9,9 +9,12 @@ VENV   ?= .venv
 VLLM_VENV ?= .venv-vllm
 CONFIG ?= config/quickstart.yaml
 ARGS   ?=
-JOBS   ?= 2
+# One more than two cores: tests wait for processes, timers and disks.
+JOBS   ?= 3
 
 BIN := $(VENV)/bin
+# Bytecode is written whatever the shell says: each worker would compile all tests anew, 7 s of its time.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 PIP := PYTHONUNBUFFERED=1 $(BIN)/python -m pip install --disable-pip-version-check --no-compile --progress-bar off -c constraints.txt
 # pip would compile on one core. Some packages hold templates that are no Python: what they say is of no interest.
 COMPILE := $(BIN)/python -W ignore -m compileall -q -j 0 $(VENV)/lib > /dev/null 2>&1 || true
@@ -27,7 +30,7 @@ train: $(VENV)/.installed ## train the embedded model (or CONFIG) and show befor
 	@$(BIN)/python -m whetstone train $(CONFIG) $(ARGS)
 
 test: $(VENV)/.installed-dev ## the tests
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # The core: mathematics, configuration, rewards, rollouts, update, model, engine; no whole runs.
 FAST := tests/test_layers.py tests/test_language.py tests/algorithm tests/config tests/evaluation tests/rewards \
@@ -37,7 +40,7 @@ FAST := tests/test_layers.py tests/test_language.py tests/algorithm tests/config
   rewards/test_bad_rewards.py update/test_sft.py)
 
 test-fast: $(VENV)/.installed-dev ## the core of the tests, in a minute and a half
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -q $(FAST) $(ARGS)
+	@$(PYTEST) -n $(JOBS) --dist loadfile -q $(FAST) $(ARGS)
 
 test-slow: $(VENV)/.installed-dev ## the tests that take minutes or fetch a model
 	@$(BIN)/python -m pytest -m slow $(ARGS)

@@ -2,37 +2,51 @@
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from whetstone.model.policy import Policy
 
 # One thread for each of several workers: threads of small products would wait for each other. For the
 # processes that tests start, too; before torch reads it.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import pytest
-import torch
-import transformers
 
-from whetstone.model.policy import Policy
+def pytest_configure(config: pytest.Config) -> None:
+    """The process that only hands out tests to workers imports no torch: they wait for it."""
+    if "PYTEST_XDIST_WORKER" in os.environ or not config.getoption("numprocesses", None):
+        import torch
 
-torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
 
 
 # The files that take longest. They come first: no worker is left with one when the others are done.
 LONGEST = (
-    "e2e/test_resume.py",
     "distributed/test_update.py",
-    "config/test_recipes.py",
+    "tasks/test_scoring.py",
+    "e2e/test_resume.py",
     "e2e/test_train.py",
-    "diagnosis/test_explain.py",
     "update/test_sft.py",
     "engines/test_kernels.py",
+    "diagnosis/test_explain.py",
     "engines/test_server_pool.py",
-    "tasks/test_scoring.py",
-    "distributed/test_memory.py",
-    "distributed/test_compiled.py",
-    "torture/test_torture.py",
-    "trl/test_trainer.py",
+    "config/test_recipes.py",
     "model/test_architectures.py",
+    "distributed/test_compiled.py",
+    "trl/test_trainer.py",
+    "update/test_against_trl.py",
+    "distributed/test_memory.py",
+    "model/test_compiled.py",
+    "run/test_preflight.py",
+    "hopper/test_folder.py",
+    "e2e/test_servers.py",
+    "environments/test_episodes.py",
+    "docs/test_python.py",
+    "docs/test_commands.py",
+    "torture/test_torture.py",
 )
 
 
@@ -92,7 +106,12 @@ class Characters:
         (folder / "tokenizer.txt").write_text("characters")
 
 
-def make_policy(architecture: str = "llama", seed: int = 0, **changes) -> Policy:
+def make_policy(architecture: str = "llama", seed: int = 0, **changes) -> "Policy":
+    import torch
+    import transformers
+
+    from whetstone.model.policy import Policy
+
     name, settings = ARCHITECTURES[architecture]
     config = getattr(transformers, name)(**{**TINY, **settings, **changes})
     torch.manual_seed(seed)
@@ -106,5 +125,5 @@ def make_policy(architecture: str = "llama", seed: int = 0, **changes) -> Policy
 
 
 @pytest.fixture
-def policy() -> Policy:
+def policy() -> "Policy":
     return make_policy()

@@ -3,10 +3,9 @@ may be imported, pure mathematics. Reads the syntax trees; imports nothing of th
 """
 
 import ast
+import functools
 from dataclasses import dataclass
 from pathlib import Path
-
-import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "whetstone"
 MAX_ROOT_MODULES = 8
@@ -99,11 +98,18 @@ def package_of(module: str) -> str:
     return module.split("/")[0]
 
 
+@functools.cache
+def tree_of(module: str) -> ast.Module:
+    return ast.parse((PACKAGE / f"{module}.py").read_text(encoding="utf-8"))
+
+
+@functools.cache
 def imports_of(module: str) -> list[Import]:
     """Every import of a module; `from whetstone import seeds` counts as `whetstone.seeds`."""
-    tree = ast.parse((PACKAGE / f"{module}.py").read_text(encoding="utf-8"))
     return imports_in(
-        tree, f"whetstone.{module.replace('/', '.')}".removesuffix(".__init__"), module.endswith("__init__")
+        tree_of(module),
+        f"whetstone.{module.replace('/', '.')}".removesuffix(".__init__"),
+        module.endswith("__init__"),
     )
 
 
@@ -209,59 +215,60 @@ def test_importing_the_package_is_cheap() -> None:
         assert entry.in_function or not entry.module.startswith(("whetstone.", "torch")), entry
 
 
-@pytest.mark.parametrize("module", [name for name in modules() if package_of(name) in WITHOUT_TORCH])
-def test_packages_without_tensors_import_no_torch(module: str) -> None:
-    for entry in imports_of(module):
-        assert not reaches(entry, "torch"), f"whetstone/{module}.py:{entry.line} imports torch"
+def test_packages_without_tensors_import_no_torch() -> None:
+    for module in [name for name in modules() if package_of(name) in WITHOUT_TORCH]:
+        for entry in imports_of(module):
+            assert not reaches(entry, "torch"), f"whetstone/{module}.py:{entry.line} imports torch"
 
 
-@pytest.mark.parametrize("module", [name for name in modules() if not name.startswith(MAY_DISTRIBUTE)])
-def test_torch_distributed_stays_in_its_packages(module: str) -> None:
-    for entry in imports_of(module):
-        assert not reaches(entry, "torch.distributed"), (
-            f"whetstone/{module}.py:{entry.line} imports torch.distributed"
-        )
-    tree = ast.parse((PACKAGE / f"{module}.py").read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
-        is_torch = (
-            isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "torch"
-        )
-        assert not (is_torch and node.attr == "distributed"), f"whetstone/{module}.py uses torch.distributed"  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("module", modules())
-def test_optional_packages_are_imported_in_their_adapter_inside_functions(module: str) -> None:
-    for entry in imports_of(module):
-        for package, named in ADAPTER_OF.items():
-            if not reaches(entry, package):
-                continue
-            where = f"whetstone/{module}.py:{entry.line}"
-            homes = (named,) if isinstance(named, str) else named
-            assert any(module == home or module.startswith(f"{home}/") for home in homes), (
-                f"{where} imports {package}, which only {homes} may"
+def test_torch_distributed_stays_in_its_packages() -> None:
+    for module in [name for name in modules() if not name.startswith(MAY_DISTRIBUTE)]:
+        for entry in imports_of(module):
+            assert not reaches(entry, "torch.distributed"), (
+                f"whetstone/{module}.py:{entry.line} imports torch.distributed"
             )
-            assert entry.in_function, (
-                f"{where} imports {package} at the top: do it inside the function that needs it"
-            )
+        for node in ast.walk(tree_of(module)):
+            assert not (
+                isinstance(node, ast.Attribute)
+                and isinstance(node.value, ast.Name)
+                and (node.value.id, node.attr) == ("torch", "distributed")
+            ), f"whetstone/{module}.py uses torch.distributed"
 
 
-@pytest.mark.parametrize("module", modules())
-def test_no_package_is_called_utils(module: str) -> None:
-    assert not set(module.split("/")) & set(NAMELESS), f"whetstone/{module}.py: name it after what it does"
+def test_optional_packages_are_imported_in_their_adapter_inside_functions() -> None:
+    for module in modules():
+        for entry in imports_of(module):
+            for package, named in ADAPTER_OF.items():
+                if not reaches(entry, package):
+                    continue
+                where = f"whetstone/{module}.py:{entry.line}"
+                homes = (named,) if isinstance(named, str) else named
+                assert any(module == home or module.startswith(f"{home}/") for home in homes), (
+                    f"{where} imports {package}, which only {homes} may"
+                )
+                assert entry.in_function, (
+                    f"{where} imports {package} at the top: do it inside the function that needs it"
+                )
 
 
-@pytest.mark.parametrize("module", [name for name in modules() if package_of(name) == "algorithm"])
-def test_the_mathematics_is_pure(module: str) -> None:
-    for entry in imports_of(module):
-        for package in IMPURE:
-            assert not reaches(entry, package), f"whetstone/{module}.py:{entry.line} imports {package}"
-    tree = ast.parse((PACKAGE / f"{module}.py").read_text(encoding="utf-8"))
-    called = {
-        node.func.id
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-    }
-    assert not called & {"open", "print", "input"}, f"whetstone/{module}.py reads, writes or prints"
+def test_no_package_is_called_utils() -> None:
+    for module in modules():
+        assert not set(module.split("/")) & set(NAMELESS), (
+            f"whetstone/{module}.py: name it after what it does"
+        )
+
+
+def test_the_mathematics_is_pure() -> None:
+    for module in [name for name in modules() if package_of(name) == "algorithm"]:
+        for entry in imports_of(module):
+            for package in IMPURE:
+                assert not reaches(entry, package), f"whetstone/{module}.py:{entry.line} imports {package}"
+        called = {
+            node.func.id
+            for node in ast.walk(tree_of(module))
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        }
+        assert not called & {"open", "print", "input"}, f"whetstone/{module}.py reads, writes or prints"
 
 
 def test_the_scan_sees_every_form_of_import() -> None:

@@ -94,6 +94,7 @@ def test_a_constant_reward(explained: Explained, tmp_path: Path) -> None:
     assert "reward_funcs" in first.remedy
 
 
+@pytest.mark.slow  # the rows of test_verdicts_stand_in_the_order_of_their_weight have it, too
 def test_problems_that_are_too_hard(explained: Explained) -> None:
     first = explained(HARD)[0]
     assert first.title == "No reward variance: all answers are wrong"

@@ -1,14 +1,12 @@
 """Run a function in several processes that a launcher might have started, and get back what each returned."""
 
-import multiprocessing
 import os
 import socket
 import traceback
 from collections.abc import Callable
 from typing import Any
 
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["tests.distributed.imports"])  # read once, not by every process
+from tests.support.forkserver import CONTEXT
 
 
 def run_on(

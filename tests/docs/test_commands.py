@@ -65,7 +65,7 @@ QUICK = {
     "whet play NAME": "whet play guess_number --player gold",
     "whet tasks": "",
     "whet tasks NAME": "whet tasks gcd",
-    "whet tasks NAME --answer TEXT": "whet tasks gcd --answer 3",
+    "whet tasks NAME --answer TEXT": "whet tasks gcd --answer 'The answer is 3'",
     "whet tasks NAME --answer 'TEXT'": "whet tasks gcd --answer 'The answer is 3'",
     "whet tasks NAME key=value": "whet tasks chain_sum max_terms=3",
     "whet tasks NAME model_name_or_path=... apply_chat_template=false": (
@@ -347,12 +347,17 @@ def runs(place: Path) -> Path:
     return place
 
 
-@pytest.mark.parametrize("command", QUICK)
+# Several commands of the docs differ in a placeholder alone: they are one here.
+@pytest.mark.parametrize(
+    "words",
+    dict.fromkeys(tuple(to_whet(RUNNABLE[command])) for command in QUICK),
+    ids=lambda words: " ".join(words)[:80],
+)
 def test_a_quick_command(
-    command: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...], place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(place)
-    assert cli.run(to_whet(RUNNABLE[command])) == 0, capsys.readouterr().err
+    assert cli.run(list(words)) == 0, capsys.readouterr().err
     assert len(capsys.readouterr().out.splitlines()) >= 5
 
 

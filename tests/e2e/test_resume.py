@@ -28,10 +28,6 @@ VARIANTS = {
         "fixed_eval_steps": 1,  # evaluations must neither disturb nor be disturbed
         "eval_greedy": False,
     },
-    "one batch ahead on a curriculum": {
-        "async_rollouts": 1,
-        "datasets": "{chain_sum: {curriculum: {up: 0.1, down: 0.0, window: 8}}}",
-    },
     "one batch ahead, hf engine, lora with dropout": {
         "async_rollouts": 1,
         "rollout_engine": "hf",
@@ -39,7 +35,13 @@ VARIANTS = {
         "lora_dropout": 0.2,
     },
     "8-bit states, frozen reference": {"optim": "adamw_8bit", "beta": 0.05},
-    "critic, moving reference, adaptive coefficients": {
+    "one batch ahead on a curriculum, frozen reference": {
+        "async_rollouts": 1,
+        "beta": 0.05,
+        "datasets": "{chain_sum: {curriculum: {up: 0.1, down: 0.0, window: 8}}}",
+    },
+    "critic, moving reference, adaptive coefficients, two iterations": {
+        "num_iterations": 2,
         "advantage": "gae",
         "critic_learning_rate": 1e-3,
         "beta": 0.05,
@@ -51,9 +53,11 @@ VARIANTS = {
 }
 
 
-# Twelve seconds each: the whole suite has eight minutes. Ctrl-C cuts a plain run, too.
+# Twelve seconds each: the whole suite has eight minutes. Ctrl-C cuts a plain run, too; the two that are
+# left have a reference and two iterations.
 SLOW = (
     "plain",
+    "reference and two iterations",
     "hf engine",
     "8-bit states, frozen reference",
     "lora with dropout, two parts",

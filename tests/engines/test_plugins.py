@@ -22,7 +22,8 @@ def spec(tmp_path: Path) -> str:
     return f"{tmp_path}/my_engine.py:PlainEngine"
 
 
-@pytest.mark.parametrize("more", [[], ["async_rollouts=1"]])
+# tests/docs/test_extending.py has a run with this engine that samples no batch ahead.
+@pytest.mark.parametrize("more", [pytest.param([], marks=pytest.mark.slow), ["async_rollouts=1"]])
 def test_it_trains(tmp_path: Path, spec: str, more: list[str]) -> None:
     settings = f"output_dir={tmp_path} run_name=own max_steps=2 prompts_per_step=2 num_generations=2"
     limits = "max_completion_length=4 eval_num_samples=0 reward_workers=1 preflight=off"

@@ -209,11 +209,11 @@ def test_a_lora_run_sends_its_adapter_alone(house, dialect):
     base = make_policy("smollm")
     model = get_peft_model(base.lm, LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
     home = house(dialect, 1, policy=Policy(model, base.tokenizer, base.device))
-    for version in (0, 1, 2):
+    for version in (0, 1):
         home.move(version)
         home.pool.update_weights(version)
         home.check()
-    assert home.servers[0].pushes == ["adapter"] * 3
+    assert home.servers[0].pushes == ["adapter"] * 2
     assert len(home.servers[0].policies) == 2  # the base and the newest
     home.servers[0].kill()
     home.restart(0)

@@ -2,7 +2,6 @@
 other for ever end a process.
 """
 
-import multiprocessing
 import os
 import runpy
 import shutil
@@ -11,15 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.forkserver import CONTEXT
+
 NEEDS_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++ to compile it with")
-# Forked from a process that has imported what they need and done nothing else: that takes seconds.
-_processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["tests.hopper.linear_on_cpu"])
 
 
 def runs(module: str, words: str, said: Path) -> None:
     """`python -m tests.hopper.MODULE WORDS` ends well; what it says goes to the file `said`."""
-    process = _processes.Process(target=_run, args=(module, words, said))
+    process = CONTEXT.Process(target=_run, args=(module, words, said))
     process.start()
     process.join()
     assert process.exitcode == 0, said.read_text()

@@ -1,5 +1,5 @@
-"""Run by test_kernels.py in a process of its own with Triton's interpreter: the update's kernels, on the CPU,
-against plain torch in float64.
+"""Run by tests/support/kernels.py in a process of its own with Triton's interpreter: the update's
+kernels, on the CPU, against plain torch in float64.
 """
 
 import torch
@@ -67,17 +67,12 @@ def shared_keys() -> None:
     assert torch.equal(copies.select(keys), keys[copies.index])
 
 
-CASES = [
-    head_with,
-    lambda: head_with(softcap=3.0, rows=100),
-    lambda: head_with(bias=True, rows=8),
-    lambda: head_with(entropy=False, frozen=True),
-    lambda: head_with(width=5000),
-    head_without_rows,
-    shared_keys,
-]
-
-if __name__ == "__main__":
-    for number, case in enumerate(CASES):
-        case()
-        print(f"{number}: agrees", flush=True)
+CASES = {
+    "head": head_with,
+    "head with a softcap": lambda: head_with(softcap=3.0, rows=100),
+    "head with a bias": lambda: head_with(bias=True, rows=8),
+    "frozen head without entropy": lambda: head_with(entropy=False, frozen=True),
+    "head of many columns": lambda: head_with(width=5000),
+    "head without rows": head_without_rows,
+    "shared keys": shared_keys,
+}

@@ -1,5 +1,5 @@
-"""Run by test_optimiser.py in a process of its own with Triton's interpreter: the fused AdamW pass, on the
-CPU, beside the same arithmetic in plain torch.
+"""Run by tests/support/kernels.py in a process of its own with Triton's interpreter: the fused AdamW
+pass, on the CPU, beside the same arithmetic in plain torch.
 """
 
 import torch
@@ -69,8 +69,3 @@ CASES = {
     "8-bit states of a later piece": lambda: both(1300, is_split=True, is_coded=True, begin=3 * 2**30),
     "not a number": not_a_number,
 }
-
-if __name__ == "__main__":
-    for name, case in CASES.items():
-        case()
-        print(f"{name}: agrees", flush=True)

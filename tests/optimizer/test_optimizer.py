@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.kernels import agreeing
 from whetstone.config import build, load
 from whetstone.errors import UserError
 from whetstone.model.reference import Reference, swap_
@@ -508,10 +507,3 @@ def test_float32_weights_on_a_cpu_stay_with_torchs_own():
     assert isinstance(Optimizer(weights, build({}).update, **settings).adam, TorchAdamW)
     coded = Optimizer(weights, build({"optim": "adamw_8bit"}).update, **settings).adam
     assert isinstance(coded, CompactAdamW) and coded._offload is None
-
-
-# The kernel
-
-
-def test_the_fused_kernel_agrees_with_plain_torch():
-    assert agreeing("optimizer") == 8

@@ -1,19 +1,24 @@
-"""Kernels in a process with Triton's interpreter."""
+"""Kernels by Triton's interpreter, in one process for those of all packages: imports take longest.
 
+python -m tests.support.kernels engines optimizer engines.MORE
+"""
+
+import importlib
 import os
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 
 import pytest
 
 
-def agreeing(package: str, *words: str) -> int:
-    """How many cases of `tests/PACKAGE/kernels_interpreted.py` agree; all of them, or the test ends here."""
+def agreeing(*tables: str) -> dict[str, int]:
+    """How many cases of each table of `tests/PACKAGE/kernels_interpreted.py` agree. A failure is printed."""
     pytest.importorskip("triton", reason="Triton is not installed: pip install -e '.[dev]'")
     root = Path(__file__).parents[2]
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", f"tests.{package}.kernels_interpreted", *words],
+        [sys.executable, "-W", "ignore", "-m", "tests.support.kernels", *tables],
         env={
             **os.environ,
             "TRITON_INTERPRET": "1",
@@ -23,5 +28,22 @@ def agreeing(package: str, *words: str) -> int:
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout.count("agrees")
+    print(done.stdout, done.stderr)
+    lines = done.stdout.splitlines()
+    return {table: sum(line.startswith(f"{table} agrees: ") for line in lines) for table in tables}
+
+
+def main(tables: list[str]) -> None:
+    for table in tables:
+        package, _, name = table.partition(".")
+        try:
+            cases = getattr(importlib.import_module(f"tests.{package}.kernels_interpreted"), name or "CASES")
+            for title, case in cases.items():
+                case()
+                print(f"{table} agrees: {title}", flush=True)
+        except Exception:  # the other tables have tests of their own
+            traceback.print_exc()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -31,20 +31,23 @@ LINEAR = {
     "linear_key_head_dim": 8,
     "linear_value_head_dim": 8,
 }
+ROUTED = {
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+}
 LATENT = {
+    **ROUTED,
     "q_lora_rank": 16,
     "kv_lora_rank": 16,
     "qk_rope_head_dim": 8,
     "qk_nope_head_dim": 8,
     "v_head_dim": 8,
     "num_key_value_heads": 4,
-    "n_routed_experts": 4,
-    "n_shared_experts": 1,
     "n_group": 2,
     "topk_group": 1,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "first_k_dense_replace": 1,
 }
 CONVOLUTION = {
     "num_hidden_layers": 4,
@@ -92,7 +95,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": ("LFM2", CONVOLUTION),
     "falcon_h1": ("Falcon-H1", STATE_SPACE),
     "glm4": ("GLM-4", {}),
-    "glm4_moe": ("GLM-4.5", {}),
+    "glm4_moe": ("GLM-4.5", ROUTED),
     "exaone4": ("EXAONE 4", {}),
     "ernie4_5": ("ERNIE 4.5", {}),
     "hunyuan_v1_dense": ("Hunyuan (dense)", {}),
@@ -166,7 +169,7 @@ def examine(model_type: str) -> Examination:
     policy.lm.set_experts_implementation(experts)
     gradient, _ = gradient_of(updater_for(policy), pack(samples, max_tokens=30))
     policy.model.zero_grad()
-    sampling = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+    sampling = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
     requests = [Request(prompt_ids=prompt, seeds=(1,)) for prompt in PROMPTS]
     engine = make_engine(build({}), policy)
     ours, own = collect(engine, requests, sampling), collect(HFEngine(policy, 9, None), requests, sampling)

@@ -179,7 +179,7 @@ def test_a_run_learns_the_solutions_and_resumes_exactly(tmp_path: Path) -> None:
 
 
 def test_rejection_sampling_trains_on_correct_samples(tmp_path: Path) -> None:
-    changes = {"rejection_sampling": True, "num_generations": 8, "max_steps": 1, "output_dir": tmp_path}
+    changes = {"rejection_sampling": True, "num_generations": 4, "max_steps": 1, "output_dir": tmp_path}
     changes |= {"eval_num_samples": 0, "preflight": "off"}
     sums = {"chain_sum": {"config": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}}}
     flat = {**settings(tmp_path), **SHORT, **changes, "datasets": sums, "developer_prompt": "DeepSeekZero"}
@@ -187,7 +187,7 @@ def test_rejection_sampling_trains_on_correct_samples(tmp_path: Path) -> None:
         rollouts = [rollout for group in step.groups for rollout in group.rollouts]
         assert all(rollout.score.parts["correct"] == 1 for rollout in rollouts)
         assert len({(r.prompt_ids, r.completion.token_ids) for r in rollouts}) == len(rollouts)
-        assert 0 < step.metrics["rejection_sampling/accept_ratio"] <= len(rollouts) / 32
+        assert 0 < step.metrics["rejection_sampling/accept_ratio"] <= len(rollouts) / 16
 
 
 def test_the_command_has_defaults_that_a_file_overrides(tmp_path: Path) -> None:

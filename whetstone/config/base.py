@@ -57,6 +57,7 @@ class Section(BaseModel):
         use_attribute_docstrings=True,
         protected_namespaces=(),
         allow_inf_nan=False,
+        defer_build=True,
     )
 
     @model_validator(mode="before")

@@ -244,19 +244,19 @@ class Config(Section):
             return {**flat, "loss": {"importance_correction": "token_truncate", **loss}}
         return sections
 
-    model: ModelConfig = ModelConfig()
-    tasks: TasksConfig = TasksConfig()
-    programs: ProgramsConfig = ProgramsConfig()
-    rollout: RolloutConfig = RolloutConfig()
-    environments: EnvironmentsConfig = EnvironmentsConfig()
-    engines: EnginesConfig = EnginesConfig()
-    update: UpdateConfig = UpdateConfig()
-    loss: LossConfig = LossConfig()
-    critic: CriticConfig = CriticConfig()
-    evaluation: EvaluationConfig = EvaluationConfig()
-    run: RunConfig = RunConfig()
-    parallel: ParallelConfig = ParallelConfig()
-    measure: MeasurementConfig = MeasurementConfig()
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    tasks: TasksConfig = Field(default_factory=TasksConfig)
+    programs: ProgramsConfig = Field(default_factory=ProgramsConfig)
+    rollout: RolloutConfig = Field(default_factory=RolloutConfig)
+    environments: EnvironmentsConfig = Field(default_factory=EnvironmentsConfig)
+    engines: EnginesConfig = Field(default_factory=EnginesConfig)
+    update: UpdateConfig = Field(default_factory=UpdateConfig)
+    loss: LossConfig = Field(default_factory=LossConfig)
+    critic: CriticConfig = Field(default_factory=CriticConfig)
+    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
+    run: RunConfig = Field(default_factory=RunConfig)
+    parallel: ParallelConfig = Field(default_factory=ParallelConfig)
+    measure: MeasurementConfig = Field(default_factory=MeasurementConfig)
 
     @property
     def training_temperature(self) -> float:

@@ -1,5 +1,7 @@
 """run.json: version, commit, machine and command of each session; also reads small files of a run folder."""
 
+import copy
+import functools
 import importlib.metadata
 import json
 import logging
@@ -53,10 +55,16 @@ def read_mapping(path: Path) -> dict[str, Any] | None:
     """The mapping in a JSON or YAML file of a run; None where it is missing or broken."""
     try:
         text = path.read_text(encoding="utf-8")
-        data = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        data = json.loads(text) if path.suffix == ".json" else copy.deepcopy(_parse_yaml(text))
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return None
     return data if isinstance(data, dict) else None
+
+
+@functools.lru_cache(maxsize=8)
+def _parse_yaml(text: str) -> Any:
+    """The end of a run reads its configuration five times; parsing it takes 50 ms."""
+    return yaml.safe_load(text)
 
 
 def check_run_folder(folder: Path) -> None:
