@@ -86,5 +86,5 @@ def _print_summary(folder: Path, results: dict[str, Any], report: Path) -> None:
         logger.info(f"Diagnosis: {verdict.title}. {verdict.remedy}")
     logger.info("Next:")
     run, model = shlex.quote(str(folder)), shlex.quote(str(folder / "final_model"))
-    for words in (f"chat {run}", f"explain {run}", f"eval checkpoint_path={model}", f"export {run}"):
-        logger.info(f"  {program()} {words}")
+    for arguments in (f"chat {run}", f"explain {run}", f"eval checkpoint_path={model}", f"export {run}"):
+        logger.info(f"  {program()} {arguments}")
