@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.doc_commands import COURSE as PAGE
 from whetstone.__main__ import run as whet
-from whetstone.config import load
+from whetstone.config import load, make_plan
 from whetstone.errors import UserError
 from whetstone.model.hub import resolve
 
@@ -95,7 +95,7 @@ def check_critic(runs: Rows) -> None:
     losses = series(runs["critic"], "value_loss")
     assert mean(losses[-3:]) < mean(losses[:3])
     with pytest.raises(UserError, match="num_generations"):
-        load("course_cpu", ["num_generations=1"])
+        make_plan(load("course_cpu", ["num_generations=1"]).config, num_problems=100)
 
 
 def check_intervals(runs: Rows) -> None:

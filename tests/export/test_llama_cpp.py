@@ -3,12 +3,23 @@
 import json
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.support.exports import NUM_TOKENS, QUESTIONS, completion_logits, engine_tokens, make_run, prompts
+from tests.export.test_gguf import byte_level, qwen_split
+from tests.support.exports import (
+    NUM_TOKENS,
+    QUESTIONS,
+    completion_logits,
+    engine_tokens,
+    make_run,
+    prompts,
+    tiny_model,
+)
 from whetstone.export.folder import Exported, export
 from whetstone.model.policy import VERIFICATION_TEXTS
 from whetstone.run.source import find_source
@@ -45,9 +56,10 @@ class Llama:
     """A GGUF file in llama.cpp's own server, in this process."""
 
     def __init__(self, exported: Exported, kind: str) -> None:
+        (path,) = exported.folder.glob(f"*-{kind}.gguf")
         params = xllamacpp.CommonParams()
-        params.model.path = str(exported.folder / f"run-{kind}.gguf")
-        params.n_ctx, params.n_parallel, params.cpuparams.n_threads = 512, 1, 2
+        params.model.path = str(path)
+        params.n_ctx, params.n_parallel, params.cpuparams.n_threads = 256, 1, 2
         self.server = xllamacpp.Server(params)
 
     def post(self, path: str, **fields: Any) -> dict[str, Any]:
@@ -59,12 +71,14 @@ class Llama:
         with urllib.request.urlopen(request) as reply:
             return json.load(reply)
 
-    def greedy(self, prompt: tuple[int, ...]) -> tuple[list[int], list[dict[int, float]]]:
+    def greedy(
+        self, prompt: tuple[int, ...], num_tokens: int = NUM_TOKENS
+    ) -> tuple[list[int], list[dict[int, float]]]:
         """Tokens up to an end token, and the best logprobs at each of them."""
         reply = self.post(
             "/completion",
             prompt=list(prompt),
-            n_predict=NUM_TOKENS,
+            n_predict=num_tokens,
             temperature=0.0,
             n_probs=NUM_BEST,
             return_tokens=True,
@@ -72,7 +86,7 @@ class Llama:
         )
         best = [
             {entry["id"]: entry["logprob"] for entry in place["top_logprobs"]}
-            for place in reply["completion_probabilities"]
+            for place in reply.get("completion_probabilities", ())
         ]
         return reply["tokens"], best[: len(reply["tokens"])]
 
@@ -156,3 +170,26 @@ def test_a_chat_is_answered_as_in_transformers(exported: tuple[Exported, Any]) -
         stopped = int(ids[-1]) == tokenizer.eos_token_id
         assert answer["finish_reason"] == ("stop" if stopped else "length")
         assert reply["usage"]["prompt_tokens"] == inputs["input_ids"].shape[1]
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3"])
+def test_architectures_with_random_weights(model_type: str, tmp_path: Path) -> None:
+    """Order of rows, biases, norms of heads: the ten best logprobs of the next token."""
+    tokenizer = None if model_type == "llama" else byte_level(qwen_split())
+    head_dim = {"llama": 16, "qwen2": 24, "qwen3": 128}[model_type]
+    settings = {} if tokenizer is None else {"vocab_size": 300, "hidden_size": 96}
+    folder = tiny_model(tmp_path / "base", model_type, tokenizer, head_dim=head_dim, **settings)
+    exported = export(find_source(str(folder)), tmp_path / "out", dtype="f32", gguf=["f16"], verify=False)
+    model, _ = load_folder(exported)
+    llama = Llama(exported, "f16")
+    differences = []
+    for length in range(4, 24):
+        prompt = tuple(range(20, 20 + 3 * length, 3))
+        with torch.no_grad():
+            row = model(torch.tensor([prompt])).logits[0, -1].log_softmax(-1)
+        _, best = llama.greedy(prompt, num_tokens=1)  # nothing for a token that is a part of a character
+        differences += [
+            abs(float(row[token]) - logprob) for place in best for token, logprob in place.items()
+        ]
+    print(f"{model_type}: {len(differences)} logprobs differ by at most {max(differences):.2g}")
+    assert len(differences) >= 5 * NUM_BEST and max(differences) < TIE

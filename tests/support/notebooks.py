@@ -3,6 +3,7 @@
 python -m tests.support.notebooks quickstart own_task      runs them and keeps the outputs in the files
 """
 
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -26,7 +27,7 @@ def execute(path: Path, folder: Path) -> Any:
 
 
 def tidy(notebook: Any) -> None:
-    """Leave out what is no result: times of cells, versions of the kernel, warnings of other packages."""
+    """Leave out what is no result: versions of the kernel, warnings of other packages, colors, paths."""
     notebook.metadata = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
         "language_info": {"name": "python"},
@@ -38,8 +39,9 @@ def tidy(notebook: Any) -> None:
             for output in cell.outputs:
                 if "image/png" in output.get("data", {}):
                     output.data.pop("text/plain", None)
-                if "text" in output:  # the program, which is named by its path where it is not on the PATH
-                    output.text = output.text.replace(f"{Path(sys.executable).parent}/whet", "whet")
+                if "text" in output:  # the program is named by its path where it is not on the PATH
+                    text = re.sub(r"\x1b\[[0-9;]*m", "", output.text)
+                    output.text = text.replace(f"{Path(sys.executable).parent}/whet", "whet")
 
 
 def main(names: list[str]) -> None:
