@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help train test test-fast torture test-slow test-gpu test-vllm test-browser test-hosts lint check wheel clean
+.PHONY: help train test test-fast torture test-slow test-gpu test-vllm test-llama test-browser test-hosts lint check wheel clean
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -50,6 +50,10 @@ test-gpu: $(VENV)/.installed-dev ## the tests that need a GPU
 
 test-vllm: $(VLLM_VENV)/.installed ## the tests against a real vLLM, in an environment of its own; half an hour on a CPU
 	@HF_HUB_OFFLINE=1 $(VLLM_VENV)/bin/python -m pytest -m vllm tests/vllm $(ARGS)
+
+test-llama: $(VENV)/.installed-dev ## GGUF files in the real llama.cpp (the wheel xllamacpp)
+	@$(BIN)/python -m pip install -q "xllamacpp>=2026.10"
+	@$(BIN)/python -m pytest -m llama_cpp tests/export $(ARGS)
 
 test-browser: $(VENV)/.installed-dev ## the page of whet watch in Chromium (chromium, chromedriver)
 	@$(BIN)/python -m pip install -q "selenium>=4.20,<5"

@@ -3,13 +3,14 @@
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.pseudo_terminal import PseudoTerminal
 from whetstone.__main__ import run
 from whetstone.commands.chat.reader import Reader
-from whetstone.commands.chat.session import Session
+from whetstone.commands.chat.session import Session, example_question
 from whetstone.config import build, dump
 from whetstone.inference.answers import Answer, Piece
 from whetstone.inference.conversation import Conversation
@@ -118,6 +119,26 @@ def test_ctrl_c_discards_the_line_at_any_moment(tmp_path: Path) -> None:
         assert terminal.process.wait(timeout=60) == 0
     history = (tmp_path / "whetstone/chat_history").read_text().splitlines()
     assert history[-3:] == ["line 59 \\", "whole 59", "/quit"]
+
+
+@pytest.mark.parametrize(
+    ("conversations", "expected"),
+    [
+        ([[{"content": "a\nb"}], [{"content": " 1 + 2 = "}]], "1 + 2 ="),
+        ([[{"content": "x" * 161}], [{"content": None}]], None),
+        ([[]], None),
+        ([3], None),
+        (None, None),
+    ],
+)
+def test_the_example_is_a_short_question_of_the_evaluation(
+    conversations: Any, expected: str | None, tmp_path: Path
+) -> None:
+    if conversations is not None:
+        content = {"completions": [{"messages": messages} for messages in conversations]}
+        (tmp_path / "eval_results").mkdir()
+        (tmp_path / "eval_results" / "eval_step_0.json").write_text(json.dumps(content))
+    assert example_question(tmp_path) == expected
 
 
 def test_piped_input_is_answered_once(

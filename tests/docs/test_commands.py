@@ -1,7 +1,8 @@
 """Every command in README.md and docs/ runs on the embedded model, or stands in a table with the reason why
 not. A command that is new in the docs fails here until it is in one of the tables.
 
-The commands in the blocks of docs/data.md are run by test_docs_data.py.
+The commands in the blocks of docs/data.md are run by test_data.py, those of the exercises of docs/course.md
+by test_course_solutions.py.
 """
 
 import json
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.doc_commands import COMMANDS as DATA_COMMANDS
+from tests.support.doc_commands import EXERCISE_COMMANDS
 from whetstone import __main__ as cli
 from whetstone.config import load, make_plan
 from whetstone.model.hub import resolve
@@ -279,7 +281,9 @@ def commands(page: Path) -> list[str]:
     return found
 
 
-DOCUMENTED = sorted({command for page in PAGES for command in commands(page)} - set(DATA_COMMANDS))
+DOCUMENTED = sorted(
+    {command for page in PAGES for command in commands(page)} - {*DATA_COMMANDS, *EXERCISE_COMMANDS}
+)
 RUNNABLE = {command: text or command for command, text in {**QUICK, **SLOW}.items()}
 
 

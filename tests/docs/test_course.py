@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))
 import train_grpo  # noqa: E402
 
 COURSE = (ROOT / "docs" / "course.md").read_text(encoding="utf-8")
-DIRECTIONS = COURSE[COURSE.index("## The directions") : COURSE.index("## Measuring")]
+DIRECTIONS = COURSE[COURSE.index("## The directions") : COURSE.index("### 7. Measuring")]
 SETTING = re.compile(r"[a-z_]+=\S")
 GPU_RECIPES = ("syllogism_toy", "multi_tasks", "grpo")
 SMALL = shlex.split(

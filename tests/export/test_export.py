@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import PeftModel
 from safetensors import safe_open
 from safetensors.torch import load_file
 
@@ -40,6 +41,11 @@ def test_greedy_tokens_are_those_of_the_run(settings: dict, tmp_path: Path) -> N
     assert transformers_tokens(model, tokenizer, expected) == expected
     ours = load_policy(build({"model_name_or_path": str(exported.folder)}).model)
     assert engine_tokens(ours) == expected
+    if settings:  # the adapter itself, beside its base
+        adapter = tmp_path / "run" / "final_model"
+        with_base = PeftModel.from_pretrained(load_folder(Path(resolve("pebble")))[0], str(adapter))
+        assert transformers_tokens(with_base, tokenizer, expected) == expected
+        assert engine_tokens(load_policy(build({"model_name_or_path": str(adapter)}).model)) == expected
     (gguf,) = exported.folder.glob("*.gguf")
     compare_rounded(load_gguf(gguf), model, tokenizer, expected, gap=0.02)
     # The run's model differs from its base, so an export of the base would have failed.

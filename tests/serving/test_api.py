@@ -115,6 +115,35 @@ def test_logprobs_are_the_engines(running: Running, client: openai.OpenAI) -> No
         assert "".join(entry.token for entry in choice.logprobs.content) == answer.text
 
 
+@pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
+def test_top_logprobs_are_those_of_transformers(
+    is_stream: bool, running: Running, client: openai.OpenAI
+) -> None:
+    """Temperature and filters applied; tokens that a filter removes are not among them."""
+    sampled = {"temperature": 0.7, "top_k": 3, "return_token_ids": True}
+    settings: dict[str, Any] = {"max_tokens": 12, "seed": 5, "logprobs": True, "extra_body": sampled}
+    whole = chat(client, **settings, top_logprobs=4)
+    if is_stream:
+        events = list(chat(client, **settings, top_logprobs=4, stream=True))
+        choices = [choice for event in events for choice in event.choices if choice.logprobs]
+        entries = [entry for choice in choices for entry in choice.logprobs.content]
+    else:
+        entries = whole.choices[0].logprobs.content
+    ids, prompt = whole.choices[0].token_ids, whole.prompt_token_ids
+    model: Any = AutoModelForCausalLM.from_pretrained(running.served.sampler.policy.lm.name_or_path)
+    with torch.no_grad():
+        rows = model(torch.tensor([[*prompt, *ids[:-1]]])).logits[0, len(prompt) - 1 :]
+    assert len(entries) == len(ids) > 2
+    for entry, row in zip(entries, rows / 0.7, strict=True):
+        best = row.topk(3)
+        expected = best.values.log_softmax(-1).tolist()
+        assert [top.logprob for top in entry.top_logprobs] == pytest.approx(expected, abs=1e-4)
+        assert [top.token for top in entry.top_logprobs] == [
+            running.served.token_text(int(token)) for token in best.indices
+        ]
+        assert entry.token in {top.token for top in entry.top_logprobs}
+
+
 def test_completions_of_texts_and_tokens(running: Running, client: openai.OpenAI) -> None:
     sampler = running.served.sampler
     ids = list(sampler.encode_text("4 + 7"))
@@ -126,6 +155,10 @@ def test_completions_of_texts_and_tokens(running: Running, client: openai.OpenAI
     assert same.text == answer.choices[0].text
     logprobs: Any = same.logprobs
     assert "".join(logprobs.tokens) == same.text and len(logprobs.token_logprobs) == len(logprobs.tokens)
+    for token, logprob, table in zip(
+        logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, strict=True
+    ):
+        assert table == {token: logprob}  # greedy: the likeliest is the sampled one
     assert logprobs.text_offset == [len("".join(logprobs.tokens[:n])) for n in range(len(logprobs.tokens))]
     events = client.completions.create(prompt="4 + 7", **settings, stream=True)
     assert "".join(choice.text for event in events for choice in event.choices) == same.text
@@ -150,7 +183,8 @@ def test_completions_of_texts_and_tokens(running: Running, client: openai.OpenAI
         ({"messages": [{"role": "assistant", "content": "x"}]}, 400, "messages", None),
         ({"stop": [3]}, 400, "stop", "invalid_value"),
         ({"frequency_penalty": 1.0}, 400, "frequency_penalty", "invalid_value"),
-        ({"logprobs": True, "top_logprobs": 5}, 400, "top_logprobs", "invalid_value"),
+        ({"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs", "invalid_value"),
+        ({"top_logprobs": 5}, 400, "top_logprobs", None),
         ({"response_format": {"type": "json_object"}}, 400, "response_format", "invalid_value"),
         ({"tools": [{"type": "function"}]}, 400, "tools", None),
         ({"best_of_all": 1}, 400, "best_of_all", None),

@@ -1,9 +1,10 @@
-"""The commands of docs/data.md."""
+"""The commands of docs/data.md and of the exercises of docs/course.md, which tests of their own run."""
 
 import re
 from pathlib import Path
 
-PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "data.md").read_text(encoding="utf-8")
 
 
 BLOCKS = re.findall(r"^```(\w+)(?: file=(\S+))?\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
@@ -16,3 +17,6 @@ COMMANDS = [
     for line in text.splitlines()
     if line.startswith("whet ")
 ]
+
+COURSE = (DOCS / "course.md").read_text(encoding="utf-8")
+EXERCISE_COMMANDS = [line.strip() for line in COURSE.splitlines() if line.startswith("    whet ")]

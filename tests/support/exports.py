@@ -29,6 +29,7 @@ def make_run(folder: Path, model: str = "pebble", scale: float = 0.03, **setting
             **settings,
         }
     )
+    torch.manual_seed(0)  # a new adapter's weights are random
     policy = load_policy(config.model)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from whetstone.files import atomic_write
-from whetstone.terminal.environment import sentence_of
+from whetstone.terminal.environment import program, sentence_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PATH = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -21,6 +21,26 @@ def bash(command: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """`WHET` in the command is ours."""
     command = command.replace("WHET", f"{sys.executable} -m whetstone")
     return subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=cwd, env=PATH)
+
+
+def test_the_program_is_named_as_the_shell_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / ".venv" / "bin"
+    folder.mkdir(parents=True)
+    (folder / "whet").write_text("#!/bin/sh\n")
+    (folder / "whet").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(folder / "python"))
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.chdir(tmp_path)
+    assert program() == ".venv/bin/whet"
+    monkeypatch.chdir("/")
+    assert program() == str(folder / "whet").lstrip("/")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert program() == str(folder / "whet")
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin")
+    assert program() == "whet"
+    (folder / "whet").unlink()
+    assert program() == "whet"
 
 
 def test_a_working_directory_that_is_gone_is_a_sentence(tmp_path: Path) -> None:

@@ -12,6 +12,9 @@ if TYPE_CHECKING:  # packages without torch import this module
     from whetstone.model.policy import Policy
 
 
+TopLogprobs = tuple[tuple[int, float], ...]  # (token, logprob), the likeliest first
+
+
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """A prompt and one seed for each of its samples."""
@@ -65,6 +68,7 @@ class SamplingParams:
     top_k: int = 0  # 0: all tokens
     min_p: float = 0.0
     ignore_eos: bool = False  # sample max_tokens tokens (benchmarks)
+    num_top: int = 0  # likeliest tokens whose logprobs are wanted, too (the native engine on a CPU)
 
     @property
     def is_filtered(self) -> bool:
@@ -91,6 +95,7 @@ class GenerationOutput:
     request: int
     sample: int
     completion: Completion
+    top: Sequence[TopLogprobs] = ()  # of each token, where `num_top` asks for them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +106,7 @@ class PartialOutput:
     sample: int
     token_ids: Sequence[int]
     logprobs: Sequence[float]
+    top: Sequence[TopLogprobs] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ passed through; a folder without a model is refused.
 """
 
 import contextlib
+import io
 import os
 import subprocess
 import sys
@@ -183,7 +184,8 @@ def load_gguf(gguf: Path) -> "PreTrainedModel":
         from transformers import GgufConfig
 
         options["quantization_config"] = GgufConfig(dequantize=True)
-    return AutoModelForCausalLM.from_pretrained(str(gguf.parent), **options)
+    with contextlib.redirect_stderr(io.StringIO()):  # a progress bar that would run through our own line
+        return AutoModelForCausalLM.from_pretrained(str(gguf.parent), **options)
 
 
 def _checked(folder: Path) -> Path:

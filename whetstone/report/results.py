@@ -16,6 +16,7 @@ from whetstone.model.card import ADAPTER_CONFIG
 from whetstone.report import write_report
 from whetstone.report.card import write_card
 from whetstone.run.metrics import read_rows
+from whetstone.terminal.environment import program
 from whetstone.terminal.stages import stage
 from whetstone.terminal.text import counted
 
@@ -85,6 +86,5 @@ def _print_summary(folder: Path, results: dict[str, Any], report: Path) -> None:
         logger.info(f"Diagnosis: {verdict.title}. {verdict.remedy}")
     logger.info("Next:")
     run, model = shlex.quote(str(folder)), shlex.quote(str(folder / "final_model"))
-    logger.info(f"  whet chat {run}")
-    logger.info(f"  whet explain {run}")
-    logger.info(f"  whet eval checkpoint_path={model}")
+    for arguments in (f"chat {run}", f"explain {run}", f"eval checkpoint_path={model}", f"export {run}"):
+        logger.info(f"  {program()} {arguments}")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from whetstone.engines.base import SamplingParams
+from whetstone.engines.base import SamplingParams, TopLogprobs
 from whetstone.types import Finish
 
 
@@ -34,6 +34,7 @@ class TokenChunk:
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]  # temperature and filters applied
     finish: Finish | None = None  # of the last chunk
+    top: tuple[TopLogprobs, ...] = ()  # of each token, where the request asks for them
 
 
 def merge_chunks(chunks: Sequence[TokenChunk]) -> list[TokenChunk]:
@@ -43,7 +44,7 @@ def merge_chunks(chunks: Sequence[TokenChunk]) -> list[TokenChunk]:
         before = merged.get(chunk.sample)
         if before is not None:
             token_ids, logprobs = before.token_ids + chunk.token_ids, before.logprobs + chunk.logprobs
-            chunk = replace(chunk, token_ids=token_ids, logprobs=logprobs)
+            chunk = replace(chunk, token_ids=token_ids, logprobs=logprobs, top=before.top + chunk.top)
         merged[chunk.sample] = chunk
     return list(merged.values())
 

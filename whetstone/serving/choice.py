@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from whetstone.engines.base import TopLogprobs
 from whetstone.environments.tools import parse_calls
 from whetstone.inference.text_stream import StopTexts, TextStream
 from whetstone.serving.backend import TokenChunk
@@ -30,6 +31,7 @@ class Delta:
     text: str
     token_ids: tuple[int, ...]  # without the stop token
     logprobs: tuple[float, ...]
+    top: tuple[TopLogprobs, ...] = ()
     tool_calls: tuple[dict[str, Any], ...] = ()
     finish_reason: str | None = None
 
@@ -80,6 +82,7 @@ class Choice:
             text=text,
             token_ids=chunk.token_ids[:count],
             logprobs=chunk.logprobs[:count],
+            top=chunk.top[:count],
             tool_calls=calls,
             finish_reason=reason,
         )

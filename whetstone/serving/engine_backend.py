@@ -191,6 +191,7 @@ class EngineBackend:
                 sample=output.sample,
                 token_ids=tuple(result.token_ids[start:]),
                 logprobs=tuple(result.logprobs[start:]),
+                top=tuple(output.top[start:]),
                 finish=finish,
             )
             stream.chunks.put(chunk)

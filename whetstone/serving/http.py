@@ -127,7 +127,12 @@ class Handler(BaseHTTPRequestHandler):
         expected = "POST" if path in ("/v1/chat/completions", "/v1/completions") else "GET"
         is_known = expected == "POST" or path in ("/health", "/v1/models") or name != path
         if not is_known:
-            raise ApiError(404, f"Unknown request URL: {method} {path[:200]}.", code="unknown_url")
+            raise ApiError(
+                404,
+                f"Unknown request URL: {method} {path[:200] or '/'} (known: /v1/chat/completions, "
+                "/v1/completions, /v1/models, /health).",
+                code="unknown_url",
+            )
         if method != expected:
             raise ApiError(405, f"Method {method} is not allowed for {path}: use {expected}.")
         if path == "/health":

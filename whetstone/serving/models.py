@@ -160,7 +160,22 @@ class ServedModel:
         if request.top_k is not None:
             changes["top_k"] = max(0, request.top_k)
         changes["max_tokens"] = min(default, room) if max_tokens is None else max_tokens
+        changes["num_top"] = self._num_top(request)
         return check_sampling(replace(self.sampler.defaults, **changes))
+
+    def _num_top(self, request: BaseRequest) -> int:
+        engine = self.sampler.engine
+        if isinstance(engine, NativeEngine) and engine.shape.device.type == "cpu":
+            return request.num_top
+        is_chat = isinstance(request, ChatRequest)
+        if request.num_top > (0 if is_chat else 1):  # 1: the sampled token, which is known
+            raise ApiError(
+                400,
+                "Logprobs of other tokens than the sampled one are given by the native engine on a CPU only.",
+                param="top_logprobs" if is_chat else "logprobs",
+                code="invalid_value",
+            )
+        return 0
 
     def token_text(self, token: int) -> str:
         return self.codec.decode_special([token])

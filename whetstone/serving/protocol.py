@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 MAX_SAMPLES = 128  # of one request
 MAX_STOPS = 16
+MAX_TOP = 20  # OpenAI's bound of top_logprobs
 
 
 class ApiError(Exception):
@@ -77,6 +78,11 @@ class BaseRequest(BaseModel):
         return [stop for stop in stops if stop]
 
     @property
+    def num_top(self) -> int:
+        """Likeliest tokens whose logprobs are wanted for each sampled one."""
+        return 0
+
+    @property
     def includes_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
@@ -85,7 +91,7 @@ class ChatRequest(BaseRequest):
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Literal["none", "auto"] | None = None
     parallel_tool_calls: bool | None = None
@@ -94,13 +100,23 @@ class ChatRequest(BaseRequest):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
 
+    @property
+    def num_top(self) -> int:
+        if self.top_logprobs and not self.logprobs:
+            raise ApiError(400, "top_logprobs needs logprobs: true.", param="top_logprobs")
+        return self.top_logprobs or 0
+
 
 class CompletionRequest(BaseRequest):
     prompt: str | list[str] | list[int] | list[list[int]]
-    logprobs: Annotated[int, Field(ge=0, le=1)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
     echo: Literal[False] | None = None
     best_of: Annotated[int, Field(ge=1)] | None = None
     suffix: Literal[""] | None = None
+
+    @property
+    def num_top(self) -> int:
+        return self.logprobs or 0
 
 
 Body = TypeVar("Body", bound=BaseRequest)
@@ -131,8 +147,6 @@ def _field_error(error: ValidationError) -> ApiError:
 
 def _remedy(param: str | None) -> str:
     return {
-        "top_logprobs": " Only the logprob of the sampled token is known here.",
-        "logprobs": " Only the logprob of the sampled token is known here.",
         "tool_choice": " A call can't be forced here: use auto or none.",
         "response_format": " Only text is sampled here.",
     }.get(param or "", "")

@@ -93,27 +93,37 @@ class Shape:
         return choice
 
     def _logprobs(self, deltas: Sequence[Delta], num_before: int) -> dict[str, Any]:
-        entries = [
-            (self.served.token_text(token), logprob)
+        tokens = [self.served.token_text(token) for delta in deltas for token in delta.token_ids]
+        logprobs = [logprob for delta in deltas for logprob in delta.logprobs]
+        best = [
+            [(self.served.token_text(token), logprob) for token, logprob in top]
             for delta in deltas
-            for token, logprob in zip(delta.token_ids, delta.logprobs, strict=True)
+            for top in delta.top or ((),) * len(delta.token_ids)
         ]
         if self.is_chat:
             content = [
-                {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
-                for text, logprob in entries
+                {**_entry(text, logprob), "top_logprobs": [_entry(*pair) for pair in top]}
+                for text, logprob, top in zip(tokens, logprobs, best, strict=True)
             ]
             return {"content": content, "refusal": None}
         offsets, position = [], num_before
-        for text, _ in entries:
+        for text in tokens:
             offsets.append(position)
             position += len(text)
+        tables = [
+            {text: logprob, **dict(reversed(top))}  # of two tokens with one text, the likelier
+            for text, logprob, top in zip(tokens, logprobs, best, strict=True)
+        ]
         return {
-            "tokens": [text for text, _ in entries],
-            "token_logprobs": [logprob for _, logprob in entries],
-            "top_logprobs": None,
+            "tokens": tokens,
+            "token_logprobs": logprobs,
+            "top_logprobs": tables if any(best) else None,
             "text_offset": offsets,
         }
+
+
+def _entry(text: str, logprob: float) -> dict[str, Any]:
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
 
 def _calls(delta: Delta) -> list[dict[str, Any]]:

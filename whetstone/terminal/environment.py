@@ -1,8 +1,13 @@
-"""Errors of the machine as sentences: full disk or GPU, file-size limit, no working directory or /proc."""
+"""Errors of the machine as sentences: full disk or GPU, file-size limit, no working directory or /proc; how
+this program is called.
+"""
 
 import errno
 import os
+import shlex
+import shutil
 import sys
+from pathlib import Path
 
 from whetstone.errors import UserError, first_line, is_out_of_memory, known_failure
 
@@ -16,6 +21,16 @@ REQUIRED = frozenset(
 def is_main_rank() -> bool:
     """Whether this is the rank that prints for all (set by torchrun before torch is imported)."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def program() -> str:
+    """What to type for `whet`: its path where the shell would not find this one, as after `make train`."""
+    own = Path(sys.executable).with_name("whet")
+    on_path = shutil.which("whet")
+    if not own.is_file() or (on_path is not None and os.path.realpath(on_path) == os.path.realpath(own)):
+        return "whet"
+    relative = os.path.relpath(own)
+    return shlex.quote(str(own) if relative.startswith("..") else relative)
 
 
 def check_working_directory() -> None:

@@ -28,7 +28,9 @@ def setup_logging(
     run_folder: str | os.PathLike[str], *, is_main: bool = True, name: str = "training.log"
 ) -> logging.Logger:
     """Send the log to the file `name` (appended, with times) and, on the main rank, to the terminal."""
-    rich.get_console().quiet = not is_main
+    console = rich.get_console()
+    console.quiet = not is_main
+    console.is_jupyter = False  # a notebook would get an output of its own, in HTML, for every line
     folder = Path(run_folder)
     folder.mkdir(parents=True, exist_ok=True)
     for handler in [*logger.handlers]:

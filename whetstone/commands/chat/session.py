@@ -38,6 +38,22 @@ COMMANDS = {  # command -> argument and meaning
     "/quit": ("", "leave, as Ctrl-D does"),
 }
 NONE = "none"  # `/system none`
+EXAMPLE_LENGTH = 160  # characters of a question that is shown as an example
+EXAMPLE_FILE_BYTES = 20_000_000
+
+
+def example_question(run: Path) -> str | None:
+    """A short question of the run's evaluation: a small model answers no others. None: there is none."""
+    path = run / "eval_results" / "eval_step_0.json"
+    try:
+        if path.stat().st_size > EXAMPLE_FILE_BYTES:
+            return None
+        records = json.loads(path.read_text(encoding="utf-8"))["completions"]
+        questions = [record["messages"][-1]["content"] for record in records]
+    except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError):
+        return None
+    lines = [text.strip() for text in questions if isinstance(text, str)]
+    return next((text for text in lines if 0 < len(text) <= EXAMPLE_LENGTH and "\n" not in text), None)
 
 
 class Interrupt:
@@ -88,6 +104,9 @@ class Session:
         say(f"{name}: {millions:,.1f} million parameters, {precision} on {policy.device}.")
         if sampler.system is not None and self.chat.system is None:
             say(f"System prompt of the run: {sampler.system.strip()}", style="dim")
+        example = None if sampler.source.run is None else example_question(sampler.source.run)
+        if example is not None:
+            say(f"A question of its evaluation: {example}", style="dim")
         say("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves.", style="dim")
 
     def handle(self, line: str) -> bool:

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 import numpy as np
@@ -18,6 +18,7 @@ from whetstone.engines.base import (
     Request,
     RequestStream,
     SamplingParams,
+    TopLogprobs,
     measure_room,
 )
 from whetstone.engines.native.cpu_cache import DecodeAttention, PrefillAttention, SlotCache
@@ -51,6 +52,7 @@ class _RunningSequence:
     stops: list[int]
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    top: list[TopLogprobs] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,9 @@ class SlotEngine(EngineBase):
             finished = self._step(generation)
             for slot in sorted(finished, reverse=True):
                 sequence = running[slot]
-                yield self.output(*sequence.waiting.key, sequence.tokens, sequence.logprobs, finished[slot])
+                key, tokens = sequence.waiting.key, sequence.tokens
+                output = self.output(*key, tokens, sequence.logprobs, finished[slot])
+                yield replace(output, top=sequence.top) if sequence.top else output
                 generation.free(slot)
             for sequence in running if with_partial else ():
                 yield PartialOutput(
@@ -148,6 +152,7 @@ class SlotEngine(EngineBase):
                     sample=sequence.waiting.sample,
                     token_ids=sequence.tokens,
                     logprobs=sequence.logprobs,
+                    top=sequence.top,
                 )
 
     @torch.inference_mode()
@@ -214,6 +219,9 @@ class SlotEngine(EngineBase):
             sequence.tokens.append(token)
             sequence.logprobs.append(logprob)
             sequence.position += 1
+        for row, sequence in zip(logits, sequences, strict=True):
+            if sequence.sampling.num_top:
+                sequence.top.append(top_logprobs(row, sequence.sampling))
 
     @staticmethod
     def _finished(generation: _Generation, slots: Iterable[int]) -> dict[int, Finish]:
@@ -276,13 +284,10 @@ def sample(logits: Tensor, uniform: Tensor, sampling: SamplingParams) -> tuple[T
 
     Through the cumulative distribution: a sample depends on its own seed and logits, not on its batch.
     """
-    logits = logits.float()
+    logprobs = _distribution(logits, sampling)
     if sampling.is_greedy:
         tokens = logits.argmax(-1)
-        return tokens, logits.log_softmax(-1).gather(-1, tokens[:, None]).squeeze(-1)
-    logprobs = (logits / sampling.temperature).log_softmax(-1)
-    if sampling.is_filtered:
-        logprobs = _filter(logprobs, sampling).log_softmax(-1)
+        return tokens, logprobs.gather(-1, tokens[:, None]).squeeze(-1)
     cumulative = logprobs.exp().cumsum(-1)
     total = cumulative[:, -1:]
     # Strictly below the total, so that a token without probability is never reached.
@@ -291,6 +296,23 @@ def sample(logits: Tensor, uniform: Tensor, sampling: SamplingParams) -> tuple[T
     )
     tokens = torch.searchsorted(cumulative, threshold, right=True)
     return tokens.squeeze(-1), logprobs.gather(-1, tokens).squeeze(-1)
+
+
+def top_logprobs(logits: Tensor, sampling: SamplingParams) -> TopLogprobs:
+    """The likeliest of [V] logits as they are sampled; tokens that a filter removed are left out."""
+    logprobs = _distribution(logits[None], sampling)[0]
+    best = logprobs.topk(min(sampling.num_top, len(logprobs)))
+    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return tuple(pair for pair in pairs if pair[1] > float("-inf"))
+
+
+def _distribution(logits: Tensor, sampling: SamplingParams) -> Tensor:
+    """Logprobs of all tokens, with temperature and filters; greedy: those of temperature 1."""
+    logits = logits.float()
+    if sampling.is_greedy:
+        return logits.log_softmax(-1)
+    logprobs = (logits / sampling.temperature).log_softmax(-1)
+    return _filter(logprobs, sampling).log_softmax(-1) if sampling.is_filtered else logprobs
 
 
 def _filter(logprobs: Tensor, sampling: SamplingParams) -> Tensor:
