@@ -24,6 +24,7 @@ MAY_IMPORT: dict[str, str] = {
     "rewards": "errors types config files sandbox",
     "environments": "errors types config sandbox rewards",
     "tasks": "errors types seeds terminal config sandbox rewards environments",
+    "endpoint": "types environments",
     "algorithm": "errors config",
     "parallel": "errors config",
     "model": "errors types terminal config parallel",
@@ -35,8 +36,8 @@ MAY_IMPORT: dict[str, str] = {
     "evaluation": "types files terminal config tasks rollout",
     "run": "errors types seeds files terminal config sandbox rewards environments tasks algorithm parallel "
     "model engines cost rollout update evaluation",
-    "inference": "errors types seeds config tasks model engines rollout run",
-    "serving": "errors types seeds environments model engines rollout run inference",
+    "inference": "errors types seeds config tasks endpoint model engines rollout run",
+    "serving": "errors types seeds endpoint model engines rollout run inference",
     "diagnosis": "errors run",
     "watch": "errors types files sandbox model run inference diagnosis",
     "report": "errors files terminal model evaluation run diagnosis watch",

@@ -4,12 +4,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from whetstone.endpoint.text_stream import StopTexts, TextStream
 from whetstone.environments.tools import parse_calls
-from whetstone.inference.text_stream import StopTexts, TextStream
-from whetstone.serving.backend import TokenChunk
 from whetstone.types import Finish
 
 CALL_MARKERS = ("<tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "to=functions.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenChunk:
+    """What is new of a sample."""
+
+    sample: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]  # temperature and filters applied
+    finish: Finish | None = None  # of the last chunk
 
 
 @dataclass(frozen=True, kw_only=True)
