@@ -30,12 +30,12 @@ MAY_IMPORT: dict[str, str] = {
     "model": "errors types terminal config parallel",
     "engines": "errors types seeds config parallel model",
     "cost": "errors config tasks model",
-    "rollout": "errors types seeds terminal config environments tasks parallel engines",
+    "rollout": "errors types seeds terminal config environments tasks endpoint parallel engines",
     "optimizer": "errors config parallel",
     "update": "errors types terminal config algorithm parallel model cost optimizer",
     "evaluation": "types files terminal config tasks rollout",
-    "run": "errors types seeds files terminal config sandbox rewards environments tasks algorithm parallel "
-    "model engines cost rollout update evaluation",
+    "run": "errors types seeds files terminal config sandbox rewards environments tasks endpoint algorithm "
+    "parallel model engines cost rollout update evaluation",
     "inference": "errors types seeds config tasks endpoint model engines rollout run",
     "serving": "errors types seeds endpoint model engines rollout run inference",
     "diagnosis": "errors run",

@@ -54,6 +54,7 @@ class Choice:
         self._is_held = False
         self.token_ids: list[int] = []
         self.is_finished = False
+        self.num_unread_calls = 0  # calls of tools that can't be read: they stay text
 
     @property
     def num_tokens(self) -> int:
@@ -111,7 +112,8 @@ class Choice:
         """The rest of the text and the calls, at the end of the answer."""
         calls = parse_calls(self._codec.decode_special(self.token_ids))
         rest = self._text[self._num_shown :]
-        if not calls or any("error" in call for call in calls):
+        self.num_unread_calls = sum("error" in call for call in calls)
+        if not calls or self.num_unread_calls:
             return rest, ()
         starts = [start for marker in CALL_MARKERS if (start := rest.find(marker)) >= 0]
         return (rest[: min(starts)] if starts else ""), tuple(calls)

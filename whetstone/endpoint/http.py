@@ -26,7 +26,8 @@ class ClientGone(Exception):
 class Answer(Protocol):
     """The answer to a request that was understood."""
 
-    is_stream: bool
+    @property
+    def is_stream(self) -> bool: ...
 
     def body(self, is_gone: IsGone) -> dict[str, Any]:
         """Wait for all of it."""
