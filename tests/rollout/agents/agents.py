@@ -13,6 +13,11 @@ import openai.resources.chat.completions  # before the agents are forked
 AGAIN = {"role": "user", "content": "Are you sure?"}
 
 
+def spread(completions: list[Any], **_: Any) -> list[float]:
+    """A reward that differs among answers: the gradient is not 0."""
+    return [len(messages[-1]["content"]) % 7 / 7 for messages in completions]
+
+
 def client(base_url: str) -> openai.OpenAI:
     plain = openai.DefaultHttpxClient(verify=False, timeout=60)  # certificates take time to load
     return openai.OpenAI(base_url=base_url, api_key="none", max_retries=0, http_client=plain)
