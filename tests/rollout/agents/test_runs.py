@@ -12,9 +12,11 @@ from whetstone.config import load
 from whetstone.errors import UserError
 from whetstone.trl.run import train_with_trl
 
+TIME = "episodes/environment_s"
 KEYS = {
     "agent": f"{Path(agents.__file__)}:twice",
     "agent_max_length": 512,
+    "reward_funcs": f"[{Path(agents.__file__)}:spread]",
     "num_generations": 3,
     "max_completion_length": 64,
     "eval_num_samples": 2,
@@ -29,15 +31,15 @@ def test_a_run_with_an_agent_resumes_exactly(tmp_path: Path) -> None:
     run(tmp_path / "whole", **KEYS)
     run(tmp_path / "parts", **KEYS)
     folder = tmp_path / "parts" / "run"
-    run(
-        tmp_path / "parts", **KEYS, resume_from_checkpoint=folder / "checkpoint-1", overwrite_output_dir=False
-    )
+    checkpoint = folder / "checkpoint-1"
+    run(tmp_path / "parts", **KEYS, resume_from_checkpoint=checkpoint, overwrite_output_dir=False)
     first, second = (weights(tmp_path / name / "run" / "final_model") for name in ("whole", "parts"))
     assert all(torch.equal(first[name], second[name]) for name in first)
     for kind in ("train", "eval"):
-        own = rows(tmp_path / "whole", kind)
-        assert own and own[-1] == rows(tmp_path / "parts", kind)[-1]
-    assert rows(tmp_path / "whole", "train")[0]["episodes/mean_turns"] > 1
+        own, resumed = (rows(tmp_path / name, kind)[-1] for name in ("whole", "parts"))
+        assert {**own, TIME: 0} == {**resumed, TIME: 0}
+    first_step = rows(tmp_path / "whole", "train")[0]
+    assert first_step["episodes/mean_turns"] > 1 and first_step["grad_norm"] > 0
     lines = (folder / "completions" / "step_1.jsonl").read_text().splitlines()
     turns = [json.loads(line)["turns"] for line in lines]
     assert any([message["role"] for message in own] == ["assistant", "user", "assistant"] for own in turns)
