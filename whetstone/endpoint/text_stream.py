@@ -63,10 +63,10 @@ class StopTexts:
 
 def num_until_stop(token_ids: Sequence[int], decode: Decode, stops: Sequence[str]) -> int | None:
     """Tokens up to the one that completes the first of `stops`; None where there is none."""
-    stream, found = TextStream(decode), StopTexts(stops)
+    stream, texts = TextStream(decode), StopTexts(stops)
     for count in range(1, len(token_ids) + 1) if any(stops) else ():
-        found.push(stream.push(token_ids[:count]))
-        if found.is_reached:
+        texts.push(stream.push(token_ids[:count]))
+        if texts.is_reached:
             return count
     return None
 

@@ -54,10 +54,10 @@ class AgentEndpoint(HttpServer, contextlib.AbstractContextManager["AgentEndpoint
         self._sessions.pop(session, None)
 
     def find(self, session: str) -> _Session:
-        found = self._sessions.get(session)
-        if found is None:
-            raise ApiError(404, "There is no such session, or it is over.", code="session_over")
-        return found
+        try:
+            return self._sessions[session]
+        except KeyError:
+            raise session_over() from None
 
     def warn_once(self, text: str) -> None:
         if text not in self._warned:
@@ -105,7 +105,7 @@ class AgentHandler(Handler):
             max_tokens=request.max_completion_tokens or request.max_tokens,
             stops=request.stops,
             max_calls=1 if request.parallel_tool_calls is False else None,
-            sampling=_asked(request),
+            sampling=_agent_sampling(request),
         )
         session.deliver(call)
         self.send_answer(_ChatAnswer(self.server, call, session.wake, request))
@@ -122,10 +122,14 @@ class AgentHandler(Handler):
             token_ids=tuple(request.token_ids),
             max_tokens=params.max_tokens,
             stop_ids=frozenset(params.stop_token_ids or ()),
-            sampling=_asked(params),
+            sampling=_agent_sampling(params),
         )
         session.deliver(call)
         self.send_answer(_GenerateAnswer(call, session.wake, request))
+
+
+def session_over() -> ApiError:
+    return ApiError(404, "There is no such session, or it is over.", code="session_over")
 
 
 def _check_single(n: int | None, ignore_eos: bool | None) -> None:
@@ -135,10 +139,10 @@ def _check_single(n: int | None, ignore_eos: bool | None) -> None:
         raise ApiError(400, "An answer that is trained on ends at its stop token.", param="ignore_eos")
 
 
-def _asked(request: BaseRequest | GenerateParams) -> Mapping[str, float]:
+def _agent_sampling(request: BaseRequest | GenerateParams) -> Mapping[str, float]:
     """How the agent would sample."""
-    asked = {name: float(value) for name in SAMPLING if (value := getattr(request, name)) is not None}
-    return {name: max(0.0, value) for name, value in asked.items()}  # top_k: -1 means 0
+    sampling = {name: float(value) for name in SAMPLING if (value := getattr(request, name)) is not None}
+    return {name: max(0.0, value) for name, value in sampling.items()}  # top_k: -1 means 0
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from whetstone.engines.base import GenerationOutput, Request, SamplingParams
 from whetstone.environments.agents import AgentPool
 from whetstone.environments.pool import Answer
 from whetstone.rollout.agents.calls import Call
-from whetstone.rollout.agents.endpoint import AgentEndpoint
+from whetstone.rollout.agents.endpoint import AgentEndpoint, session_over
 from whetstone.rollout.agents.session import ChatCodec, Prompt, Session
 from whetstone.rollout.episodes import Sampled
 from whetstone.terminal.text import escape_controls
@@ -338,10 +338,6 @@ class AgentStream:
                 prompt_ids=session.prompt_ids if prompt is None else prompt.token_ids,
             )
         )
-
-
-def session_over() -> ApiError:
-    return ApiError(404, "There is no such session, or it is over.", code="session_over")
 
 
 def _behind(prompt: Sequence[Message], messages: Sequence[Message]) -> list[Message]:
