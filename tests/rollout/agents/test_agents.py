@@ -217,7 +217,8 @@ def test_bad_agents_cost_their_own_rollouts_and_are_named(
     failed = rollout_metrics(groups)["episodes/failed_ratio"]
     assert failed == len(agents.BAD) / len(names)
     assert f"{len(agents.BAD)} of {len(names)} agents failed" in caplog.text
-    silent = [sample for sample in make_samples(groups, CONFIG) if sample.rollout.episode.is_silent]
+    samples = make_samples(groups, CONFIG)
+    silent = [s for s in samples if s.rollout.episode is not None and s.rollout.episode.is_silent]
     assert len(silent) >= 6 and not any(sample.keep for sample in silent)
     assert all(sample.rollout.num_tokens > 1 for sample in silent)
 

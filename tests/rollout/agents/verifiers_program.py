@@ -1,3 +1,4 @@
+# pyright: reportMissingImports=false
 """A task by verifiers' own agent, in an environment that has verifiers. Arguments: eval or train, base_url,
 prompt, the folder of the tokenizer. `eval` asks in messages, twice; `train` sends tokens, once.
 
