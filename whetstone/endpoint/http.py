@@ -175,8 +175,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def _is_gone(self) -> bool:
         """Whether the client has closed the connection."""
-        readable, _, _ = select.select([self.connection], [], [], 0)
-        if not readable:
+        poll = select.poll()  # `select` takes no descriptor above 1,023
+        poll.register(self.connection, select.POLLIN)
+        if not poll.poll(0):
             return False
         try:
             return self.connection.recv(1, socket.MSG_PEEK) == b""

@@ -1,6 +1,7 @@
 """A request of an agent between two threads: the one of its connection, and the one that samples."""
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,6 +36,7 @@ class Call:
     stop_ids: frozenset[int] = frozenset()  # beside the model's own
     max_calls: int | None = None  # of tools, in one turn
     sampling: Mapping[str, float] = field(default_factory=dict)  # what the agent would sample with
+    since: float = field(default_factory=time.monotonic)  # when it came
     is_gone: bool = False  # nobody waits for the reply
     _reply: Reply | ApiError | None = None
     _done: threading.Event = field(default_factory=threading.Event)

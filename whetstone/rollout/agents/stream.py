@@ -119,11 +119,11 @@ class AgentStream:
 
     def take(self, *, wait: bool) -> list[Request]:
         while True:
+            self._queue_calls()  # first: who has asked is not late, however long the last step took
             for answer in self.pool.poll(POLL_S if wait and not self._ready else 0.0):
                 if (running := self._running.get(answer.number)) is not None:
                     self._ended(answer, running)
-            while not self._calls.empty():
-                self._queue(self._calls.get())
+            self._queue_calls()
             self._drop_abandoned()
             if self._ready or not wait or not self._running or self.is_cancelled():
                 ready, self._ready = self._ready, []
@@ -159,6 +159,10 @@ class AgentStream:
                 f"{escape_controls(reason)}. Their rollouts are scored as an empty answer."
             )
 
+    def _queue_calls(self) -> None:
+        while not self._calls.empty():
+            self._queue(self._calls.get())
+
     def _queue(self, call: Call) -> None:
         number = self._sessions.get(call.session)
         if number is None or number not in self._running:
@@ -179,7 +183,7 @@ class AgentStream:
                 call.finish(error)
                 continue
             running.active = call
-            running.seconds.append(time.monotonic() - running.since)
+            running.seconds.append(max(0.0, call.since - running.since))
             self.pool.hold(number)
             self._ready.append((request, owner))
 
