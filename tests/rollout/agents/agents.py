@@ -15,7 +15,7 @@ AGAIN = {"role": "user", "content": "Are you sure?"}
 
 def spread(completions: list[Any], **_: Any) -> list[float]:
     """A reward that differs among answers: the gradient is not 0."""
-    return [len(messages[-1]["content"]) % 7 / 7 for messages in completions]
+    return [sum(map(ord, messages[-1]["content"])) % 7 / 7 for messages in completions]
 
 
 def client(base_url: str) -> openai.OpenAI:
