@@ -28,6 +28,8 @@ from whetstone.terminal.text import escape_controls
 from whetstone.types import Episode, Finish, Message, Problem, Turn
 
 POLL_S = 0.5  # longest wait before a cancelled run is noticed
+# Requests that come within this time go to the engine together: a prefill of one costs as much as of many.
+GATHER_S = 0.01
 MAX_WAITING = 64  # requests of one session
 MAX_CHARACTERS_PER_TOKEN = 256  # of a request, on average: more is not encoded
 logger = logging.getLogger("whetstone")
@@ -96,6 +98,7 @@ class AgentStream:
         self._sessions: dict[str, int] = {}
         self._calls: queue.SimpleQueue[Call] = queue.SimpleQueue()
         self._ready: list[tuple[Request, _Owner]] = []
+        self._ready_since = 0.0
         self._owners: list[_Owner | None] = []  # by number of the request; None: nobody wants it any more
         self._cancelled: list[tuple[int, int]] = []
         self._finished: list[Sampled] = []
@@ -120,15 +123,21 @@ class AgentStream:
     def take(self, *, wait: bool) -> list[Request]:
         while True:
             self._queue_calls()  # first: who has asked is not late, however long the last step took
-            for answer in self.pool.poll(POLL_S if wait and not self._ready else 0.0):
+            pause = POLL_S if wait else 0.0
+            if self._ready:
+                pause = min(pause, max(0.0, self._ready_since + GATHER_S - time.monotonic()))
+            for answer in self.pool.poll(pause):
                 if (running := self._running.get(answer.number)) is not None:
                     self._ended(answer, running)
             self._queue_calls()
             self._drop_abandoned()
-            if self._ready or not wait or not self._running or self.is_cancelled():
+            is_quiet = all(running.active is not None for running in self._running.values())
+            if self._ready and (is_quiet or time.monotonic() >= self._ready_since + GATHER_S):
                 ready, self._ready = self._ready, []
                 self._owners += [owner for _, owner in ready]
                 return [request for request, _ in ready]
+            if not wait or (not self._ready and not self._running) or self.is_cancelled():
+                return []
 
     def cancelled(self) -> Sequence[tuple[int, int]]:
         samples, self._cancelled = self._cancelled, []
@@ -185,7 +194,11 @@ class AgentStream:
             running.active = call
             running.seconds.append(max(0.0, call.since - running.since))
             self.pool.hold(number)
-            self._ready.append((request, owner))
+            self._add(request, owner)
+
+    def _add(self, request: Request, owner: _Owner) -> None:
+        self._ready_since = self._ready_since if self._ready else time.monotonic()
+        self._ready.append((request, owner))
 
     def _request(self, number: int, running: _Running, call: Call) -> tuple[Request, _Owner]:
         """A call as a request of the engine; `ApiError` where a limit or the conversation forbids it."""
@@ -296,7 +309,7 @@ class AgentStream:
         ids = self.chat.encode(self.problems[running.problem])[-self.max_prompt_length :]
         request = Request(prompt_ids=ids, seeds=(self._seed(running, 0),), max_tokens=(1,))
         prompt = Prompt(token_ids=ids, num_recorded=0, messages=())
-        self._ready.append((request, _Owner(answer.number, running, prompt=prompt)))
+        self._add(request, _Owner(answer.number, running, prompt=prompt))
 
     def _leave(self, number: int, running: _Running) -> None:
         """No more requests of this agent."""
