@@ -120,9 +120,9 @@ def check_logprobs(policy: Policy, groups: list[Group]) -> None:
 
 
 def test_tokens_are_those_of_the_conversation_and_logprobs_those_of_the_trainer(setting: Setting) -> None:
-    groups = setting.collect("twice", num_problems=3)
+    groups = setting.collect("twice")
     tokenizer = setting.policy.tokenizer
-    assert sum(len(rollout.turns) == 2 for rollout in rollouts_of(groups)) >= 7
+    assert sum(len(rollout.turns) == 2 for rollout in rollouts_of(groups)) >= 4
     for group in groups:
         for rollout in group.rollouts:
             assert rollout.episode is not None and rollout.episode.error is None
@@ -172,6 +172,7 @@ def test_turns_that_an_agent_cuts_off_are_closed_as_the_template_closes_them(set
     check_logprobs(setting.policy, groups)
 
 
+@pytest.mark.slow
 def test_tokens_in_tokens_out(setting: Setting) -> None:
     suffix = setting.chat.encode_observation([agents.AGAIN], 100)
     (stop,) = setting.chat.close_turn()
