@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import threading
 import time
 import urllib.request
 from typing import Any
@@ -119,6 +120,16 @@ def long(base_url: str, problem: dict[str, Any]) -> str:
 
 def too_long(base_url: str, problem: dict[str, Any]) -> None:
     ask(base_url, [{"role": "user", "content": "7 + 5 = " * 400}])
+
+
+def returns_meanwhile(base_url: str, problem: dict[str, Any]) -> str:
+    """Ends while the policy is still being asked for a second turn."""
+    messages = list(problem["messages"])
+    first = ask(base_url, messages).choices[0].message
+    messages += [first.model_dump(exclude_none=True), AGAIN]
+    threading.Thread(target=ask, args=(base_url, messages), daemon=True).start()
+    time.sleep(0.02)
+    return "done"
 
 
 # What bad agents do, and what is said about them.

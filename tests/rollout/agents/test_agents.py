@@ -229,6 +229,9 @@ def test_a_client_that_leaves_is_forgotten(setting: Setting) -> None:
     for rollout in rollouts_of(setting.collect("leaves")):
         assert rollout.episode is not None and rollout.episode.error is None
         assert len(rollout.turns) == 1
+    for rollout in rollouts_of(setting.collect("returns_meanwhile")):
+        assert rollout.episode is not None and rollout.episode.error is None
+        assert rollout.text == "done" and 1 <= len(rollout.turns) <= 2
 
 
 @pytest.mark.slow

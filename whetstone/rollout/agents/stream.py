@@ -273,15 +273,19 @@ class AgentStream:
         for number, running in self._running.items():
             if running.active is None or not running.active.is_gone:
                 continue
-            for request, owner in enumerate(self._owners):
-                if owner is not None and owner.call is running.active:
-                    self._owners[request] = None
-                    self._cancelled.append((request, 0))
-            self._ready = [entry for entry in self._ready if entry[1].call is not running.active]
+            self._cancel(running.active)
             running.active = None
             running.seconds.pop()
             self.pool.release(number)
             self._issue(number, running)
+
+    def _cancel(self, call: Call) -> None:
+        """Nobody wants the answer to this call any more."""
+        for request, owner in enumerate(self._owners):
+            if owner is not None and owner.call is call:
+                self._owners[request] = None
+                self._cancelled.append((request, 0))
+        self._ready = [entry for entry in self._ready if entry[1].call is not call]
 
     def _ended(self, answer: Answer, running: _Running) -> None:
         """An agent has returned, failed or hung."""
@@ -316,10 +320,13 @@ class AgentStream:
         self.pool.end(number)
         self._running.pop(number, None)
         self.settings.endpoint.forget(running.session_id)
-        for call in (*running.waiting, *([running.active] if running.active else [])):
+        if running.active is not None:
+            self._cancel(running.active)
+            running.active.finish(session_over())
+            running.active = None
+        for call in running.waiting:
             call.finish(session_over())
         running.waiting.clear()
-        running.active = None
 
     def _finish(
         self,
