@@ -188,8 +188,9 @@ def test_limits_end_a_session_with_their_reason(setting: Setting) -> None:
     for rollout in group.rollouts:
         assert len(rollout.turns) == 3 and rollout.completion.finish is Finish.MAX_TURNS
         assert rollout.episode is not None and rollout.episode.error is None
-    (group,) = setting.collect("endless", num_problems=1, max_tokens=5)
+    (group,) = setting.collect("gives_up", num_problems=1, max_tokens=5)
     for rollout in group.rollouts:
+        assert rollout.text == "done"
         assert len(rollout.completion.token_ids) <= 5 and rollout.completion.finish is Finish.LENGTH
     (group,) = setting.collect("long", num_problems=1)
     assert {rollout.text for rollout in group.rollouts} == {"done"}

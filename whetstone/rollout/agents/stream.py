@@ -296,11 +296,11 @@ class AgentStream:
         if answer.is_timeout:
             running.error = f"no request and no answer in {self.pool.timeout_s:g} s (environment_timeout_s)"
             running.finish = Finish.TIMEOUT
-        elif running.limit is not None:  # whatever it made of that
+        elif running.limit is not None:  # which it may have raised at
             running.finish = running.limit
         elif answer.error is not None:
             running.error, running.finish = answer.error, Finish.TOOL_ERROR
-        elif answer.observation:
+        if answer.error is None and answer.observation:
             running.answer = str(answer.observation[0]["content"])
         if running.error is not None:
             self._errors[running.error] += 1
