@@ -99,7 +99,8 @@ class AgentStream:
         self._calls: queue.SimpleQueue[Call] = queue.SimpleQueue()
         self._ready: list[tuple[Request, _Owner]] = []
         self._ready_since = 0.0
-        self._owners: list[_Owner | None] = []  # by number of the request; None: nobody wants it any more
+        # By number of the request and of its sample; None: nobody wants it any more.
+        self._owners: list[list[_Owner | None]] = []
         self._cancelled: list[tuple[int, int]] = []
         self._finished: list[Sampled] = []
         self._errors: Counter[str] = Counter()
@@ -133,11 +134,26 @@ class AgentStream:
             self._drop_abandoned()
             is_quiet = all(running.active is not None for running in self._running.values())
             if self._ready and (is_quiet or time.monotonic() >= self._ready_since + GATHER_S):
-                ready, self._ready = self._ready, []
-                self._owners += [owner for _, owner in ready]
-                return [request for request, _ in ready]
+                return self._take_ready()
             if not wait or (not self._ready and not self._running) or self.is_cancelled():
                 return []
+
+    def _take_ready(self) -> list[Request]:
+        """Those with the same prompt as one request, whose samples share its prefill: groups begin alike."""
+        groups: dict[tuple[int, ...], list[tuple[Request, _Owner]]] = {}
+        for entry in self._ready:
+            groups.setdefault(entry[0].prompt_ids, []).append(entry)
+        self._ready = []
+        for group in groups.values():
+            self._owners.append([owner for _, owner in group])
+        return [
+            Request(
+                prompt_ids=prompt_ids,
+                seeds=tuple(seed for request, _ in group for seed in request.seeds),
+                max_tokens=tuple(limit for request, _ in group for limit in request.max_tokens or ()),
+            )
+            for prompt_ids, group in groups.items()
+        ]
 
     def cancelled(self) -> Sequence[tuple[int, int]]:
         samples, self._cancelled = self._cancelled, []
@@ -145,7 +161,8 @@ class AgentStream:
 
     def accept(self, output: GenerationOutput) -> Iterator[Sampled]:
         """Take a completion; yields rollouts that have become complete."""
-        owner, self._owners[output.request] = self._owners[output.request], None
+        owners = self._owners[output.request]
+        owner, owners[output.sample] = owners[output.sample], None
         if owner is not None and owner.call is None:
             self._finish(owner.running, (Turn(completion=output.completion),), owner.prompt, is_silent=True)
         elif owner is not None and owner.running.active is owner.call:
@@ -281,10 +298,11 @@ class AgentStream:
 
     def _cancel(self, call: Call) -> None:
         """Nobody wants the answer to this call any more."""
-        for request, owner in enumerate(self._owners):
-            if owner is not None and owner.call is call:
-                self._owners[request] = None
-                self._cancelled.append((request, 0))
+        for request, owners in enumerate(self._owners):
+            for sample, owner in enumerate(owners):
+                if owner is not None and owner.call is call:
+                    owners[sample] = None
+                    self._cancelled.append((request, sample))
         self._ready = [entry for entry in self._ready if entry[1].call is not call]
 
     def _ended(self, answer: Answer, running: _Running) -> None:
