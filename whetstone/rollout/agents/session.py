@@ -45,6 +45,7 @@ class Session:
     observations: list[tuple[int, ...]] = field(default_factory=list)  # between the completions
     num_tool_calls: int = 0
     num_tool_errors: int = 0
+    _last: tuple[Call, Reply] | None = None
 
     @property
     def num_sampled(self) -> int:
@@ -59,6 +60,20 @@ class Session:
     def turns(self) -> tuple[Turn, ...]:
         pairs = zip(self.completions, [*self.observations, ()], strict=True)
         return tuple(Turn(completion=completion, observation_ids=ids) for completion, ids in pairs)
+
+    def repeated(self, call: Call) -> Reply | None:
+        """The last reply, where the call is the last one again: clients repeat what they lost."""
+        if self._last is None or _content(self._last[0]) != _content(call):
+            return None
+        return self._last[1]
+
+    def messages_behind(self, prompt: Sequence[Message]) -> list[Message]:
+        """The conversation without the problem's own messages, where it begins with them."""
+        same = len(self.messages) >= len(prompt) and all(
+            (own["role"], own["content"]) == (said["role"], said["content"])
+            for own, said in zip(prompt, self.messages, strict=False)
+        )
+        return self.messages[len(prompt) :] if same else list(self.messages)
 
     def prompt(self, call: Call, chat: ChatCodec, codec: Codec, max_length: int) -> Prompt:
         """The tokens that a call asks the policy to continue; `ApiError` where they do not extend ours."""
@@ -113,7 +128,14 @@ class Session:
         self.messages += [*prompt.messages, _message(delta)]
         self.num_tool_calls += len(delta.tool_calls)
         self.num_tool_errors += choice.num_unread_calls
-        return Reply(prompt_ids=prompt.token_ids, completion=completion, delta=delta)
+        reply = Reply(prompt_ids=prompt.token_ids, completion=completion, delta=delta)
+        self._last = (call, reply)
+        return reply
+
+
+def _content(call: Call) -> tuple[Any, ...]:
+    cuts = (call.max_tokens, list(call.stops), call.stop_ids, call.max_calls)
+    return list(call.messages), list(call.tools), call.token_ids, cuts
 
 
 def _cut(call: Call, completion: Completion, codec: Codec) -> Completion:

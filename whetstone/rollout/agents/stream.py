@@ -25,7 +25,7 @@ from whetstone.rollout.agents.endpoint import AgentEndpoint, session_over
 from whetstone.rollout.agents.session import ChatCodec, Prompt, Session
 from whetstone.rollout.episodes import Sampled
 from whetstone.terminal.text import escape_controls
-from whetstone.types import Episode, Finish, Message, Problem, Turn
+from whetstone.types import Episode, Finish, Problem, Turn
 
 POLL_S = 0.5  # longest wait before a cancelled run is noticed
 # Requests that come within this time go to the engine together: a prefill of one costs as much as of many.
@@ -54,6 +54,7 @@ class _Running:
     session: Session = field(default_factory=Session)
     waiting: deque[Call] = field(default_factory=deque)
     active: Call | None = None  # that is being sampled
+    sample_of: tuple[int, int] | None = None  # (request, sample) of its newest completion, uncut
     limit: Finish | None = None  # why it gets no more answers
     since: float = field(default_factory=time.monotonic)  # when it had its last answer
     seconds: list[float] = field(default_factory=list)  # of the agent, before each turn
@@ -151,6 +152,8 @@ class AgentStream:
                 prompt_ids=prompt_ids,
                 seeds=tuple(seed for request, _ in group for seed in request.seeds),
                 max_tokens=tuple(limit for request, _ in group for limit in request.max_tokens or ()),
+                may_continue=any(request.may_continue for request, _ in group),
+                continues=group[0][0].continues if len(group) == 1 else None,
             )
             for prompt_ids, group in groups.items()
         ]
@@ -203,6 +206,9 @@ class AgentStream:
         """Ask the engine for the next call of a session, if none is being sampled."""
         while running.active is None and running.waiting:
             call = running.waiting.popleft()
+            if (reply := running.session.repeated(call)) is not None:
+                call.finish(reply)
+                continue
             try:
                 request, owner = self._request(number, running, call)
             except ApiError as error:
@@ -242,7 +248,13 @@ class AgentStream:
         most = min(remaining, room)
         limit = most if call.max_tokens is None else min(most, call.max_tokens)
         seed = self._seed(running, len(session.completions))
-        request = Request(prompt_ids=prompt.token_ids, seeds=(seed,), max_tokens=(limit,))
+        request = Request(
+            prompt_ids=prompt.token_ids,
+            seeds=(seed,),
+            max_tokens=(limit,),
+            may_continue=True,
+            continues=running.sample_of,
+        )
         return request, _Owner(number, running, call, prompt, is_last=limit == most)
 
     def _over(self, running: _Running, limit: Finish, key: str, value: int) -> ApiError:
@@ -278,6 +290,10 @@ class AgentStream:
         assert owner.call is not None and owner.prompt is not None
         running.active = None
         reply = running.session.record(owner.call, owner.prompt, output.completion, self.settings.codec)
+        is_whole = len(reply.completion.token_ids) == len(output.completion.token_ids)
+        running.sample_of = (output.request, output.sample) if is_whole else None
+        if not is_whole:
+            self._cancelled.append((output.request, output.sample))
         if reply.completion.finish is Finish.LENGTH and owner.is_last:
             running.limit = Finish.LENGTH
         running.since = time.monotonic()
@@ -338,6 +354,8 @@ class AgentStream:
         self.pool.end(number)
         self._running.pop(number, None)
         self.settings.endpoint.forget(running.session_id)
+        if running.sample_of is not None:
+            self._cancelled.append(running.sample_of)  # its keys and values are not needed any more
         if running.active is not None:
             self._cancel(running.active)
             running.active.finish(session_over())
@@ -356,7 +374,7 @@ class AgentStream:
     ) -> None:
         session = running.session
         text = session.last_text if running.answer is None else running.answer
-        messages = _behind(self.problems[running.problem].messages, session.messages)
+        messages = session.messages_behind(self.problems[running.problem].messages)
         if text and text != session.last_text:
             messages.append({"role": "assistant", "content": text})
         episode = Episode(
@@ -380,12 +398,3 @@ class AgentStream:
                 prompt_ids=session.prompt_ids if prompt is None else prompt.token_ids,
             )
         )
-
-
-def _behind(prompt: Sequence[Message], messages: Sequence[Message]) -> list[Message]:
-    """The conversation without the problem's own messages, where it begins with them."""
-    same = len(messages) >= len(prompt) and all(
-        (own["role"], own["content"]) == (said["role"], said["content"])
-        for own, said in zip(prompt, messages, strict=False)
-    )
-    return list(messages[len(prompt) :] if same else messages)
