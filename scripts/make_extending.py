@@ -1,10 +1,11 @@
-"""Put the files of examples/extending into docs/extending.md, behind the comments that name them."""
+"""Put the files of examples/ into docs/extending.md and docs/agents.md, behind comments that name them."""
 
 import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "extending.md"
+PAGES = (PAGE, ROOT / "docs" / "agents.md")
 BLOCK = re.compile(r"(<!-- (examples/\S+) -->\n)(?:\n```\w+\n.*?\n```\n)?", re.DOTALL)
 
 
@@ -20,4 +21,5 @@ def insert_files(page: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(insert_files(PAGE.read_text()))
+    for path in PAGES:
+        path.write_text(insert_files(path.read_text()))

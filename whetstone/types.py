@@ -108,6 +108,7 @@ class Episode:
     num_tool_errors: int = 0  # calls that failed or could not be read
     environment_s: float = 0.0  # waiting for the environment
     error: str | None = None  # why the environment failed
+    is_silent: bool = False  # the policy was never asked: its one token is not in the loss
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -192,6 +192,7 @@ SLOW = {
     "whet train six_tasks use_peft=true learning_rate=2.0e-5 beta=0.01 max_steps=20": "",
     "whet train smollm2_cpu": "whet train smollm2_cpu sft_steps=1",
     "whet train course_cpu run_name=accuracy_only 'reward_funcs=[accuracy]'": "",
+    "whet train examples/agents/calculator.yaml": "",
     "whet train examples/extending/config.yaml": "",
     "whet train datasets='{gcd: {}}'": "",
     "whet train grpo model_name_or_path=outputs/grpo_trained/final_model run_name=second": "",

@@ -8,7 +8,7 @@ import torch
 
 import whetstone
 from examples.extending.loss import reinforce
-from scripts.make_extending import PAGE, insert_files
+from scripts.make_extending import PAGE, PAGES, insert_files
 from whetstone.algorithm.losses import LossInputs
 from whetstone.config import Config
 
@@ -18,10 +18,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_page_has_the_files_as_they_are() -> None:
-    page = PAGE.read_text()
-    assert insert_files(page) == page
-    for path in PAGE.parent.glob("../examples/extending/*.*"):
-        assert f"<!-- examples/extending/{path.name} -->" in page
+    for folder, path in zip(("extending", "agents"), PAGES, strict=True):
+        page = path.read_text()
+        assert insert_files(page) == page
+        for example in PAGE.parent.glob(f"../examples/{folder}/*.*"):
+            assert f"<!-- examples/{folder}/{example.name} -->" in page
 
 
 def test_the_loss_by_hand() -> None:

@@ -9,10 +9,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from whetstone.config import build, dump
+from whetstone.endpoint.text_stream import StopTexts, TextStream
 from whetstone.errors import UserError
 from whetstone.inference.conversation import Conversation
 from whetstone.inference.sampler import Sampler
-from whetstone.inference.text_stream import StopTexts, TextStream
 from whetstone.model.policy import load_policy
 from whetstone.model.sharded import model_writer
 from whetstone.run.checkpoint import save_model

@@ -296,3 +296,41 @@ def test_the_end_of_a_server_ends_its_answers(running: Running) -> None:
             chat(other.client())
         with pytest.raises(openai.InternalServerError):
             other.client().get("/../health", cast_to=object)
+
+
+def generate(running: Running, **changes: Any) -> tuple[int, Any]:
+    body = {"token_ids": list(running.served.sampler.encode(MESSAGES)), "sampling_params": {}, **changes}
+    return send(running, body, "/inference/v1/generate")
+
+
+def test_tokens_in_tokens_out_as_vllm_has_it(running: Running, client: openai.OpenAI) -> None:
+    """`/inference/v1/generate`: the tokens of the chat endpoint, the stop token included."""
+    chosen = chat(client, temperature=0, max_tokens=48, extra_body={"return_token_ids": True}).choices[0]
+    params = {"temperature": 0.0, "max_tokens": 48, "logprobs": 1, "skip_special_tokens": False}
+    status, answer = generate(running, sampling_params=params, request_id="mine")
+    (choice,) = answer["choices"]
+    ids = choice["token_ids"]
+    assert status == 200 and answer["request_id"] == "mine" and choice["finish_reason"] == "stop"
+    assert ids[:-1] == chosen.token_ids and ids[-1] in running.served.codec.stop_ids
+    assert answer["usage"]["completion_tokens"] == len(ids)
+    assert [entry["token"] for entry in choice["logprobs"]["content"]] == [f"token_id:{n}" for n in ids]
+    _, cut = generate(running, sampling_params={**params, "stop_token_ids": [ids[3]]})
+    assert cut["choices"][0]["token_ids"] == ids[: ids.index(ids[3]) + 1]
+    _, several = generate(running, sampling_params={"n": 3, "seed": 1, "max_tokens": 4})
+    assert [choice["index"] for choice in several["choices"]] == [0, 1, 2]
+    assert several["choices"][0]["logprobs"] is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"token_ids": []}, "token_ids"),
+        ({"token_ids": [10**9]}, "prompt"),
+        ({"sampling_params": {"logprobs": 5}}, "sampling_params.logprobs"),
+        ({"sampling_params": {"guided_json": {}}}, "sampling_params.guided_json"),
+        ({"stream": True}, "stream"),
+    ],
+)
+def test_what_tokens_in_tokens_out_refuses(running: Running, changes: dict[str, Any], param: str) -> None:
+    status, body = generate(running, **changes)
+    assert status == 400 and body["error"]["param"] == param

@@ -15,6 +15,9 @@ class Codec:
     def encode_observation(self, messages, max_tokens):
         return tuple(ord(character) - 30 for message in messages for character in message["content"])
 
+    def close_turn(self):
+        return ()
+
     def decode(self, token_ids, *, keep_special=False):
         return Characters().decode(token_ids)
 

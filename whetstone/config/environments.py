@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from whetstone.config.base import Name, Section
+from whetstone.config.plugins import PluginSpec
 
 Names = Annotated[
     list[Name], BeforeValidator(lambda v: [] if v is None else [v] if isinstance(v, str) else v)
@@ -23,9 +24,13 @@ class EnvironmentsConfig(Section):
     max_observation_length: int = Field(default=1024, ge=1, le=16_777_216)
     """Tokens of an environment's answer; longer ones lose their middle."""
     environment_timeout_s: float = Field(default=30.0, gt=0, le=86_400)
-    """An environment that takes longer to answer has failed, and its rollout earns 0."""
+    """An environment that takes longer to answer (an agent: to ask again) has failed, and earns 0."""
     environment_memory_mb: int = Field(default=2048, ge=16, le=10_000_000)
     """Memory that one episode's process may take beyond what its import took."""
+    agent: PluginSpec | None = None
+    """A function whose calls are the rollouts: my_agent.py:solve, called with (base_url, problem)."""
+    agent_max_length: int = Field(default=4096, ge=2, le=16_777_216)
+    """Tokens of an agent's whole conversation; the KV cache is made for so many."""
     turn_credit: Literal["episode", "turn"] = "episode"
     """What a turn is credited with: the reward of its whole episode, or the rewards from that turn on."""
     turn_discount: float = Field(default=1.0, ge=0, le=1)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from whetstone.config.plugins import is_plugin, load_object
+from whetstone.environments.agents import agent_factory
 from whetstone.environments.games import GAMES
 from whetstone.environments.repair import Repair
 from whetstone.environments.toolbox import TOOLBOX, Toolbox
@@ -14,4 +15,6 @@ _OWN: Mapping[str, Callable[..., Any]] = {**GAMES, REPAIR: Repair, TOOLBOX: Tool
 
 def factory_of(spec: str) -> Callable[..., Any]:
     """The class that a configuration names: one of ours, or my_env.py:MyEnv."""
+    if (agent := agent_factory(spec)) is not None:
+        return agent
     return load_object(spec, "datasets") if is_plugin(spec) else _OWN[spec]

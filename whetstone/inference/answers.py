@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from whetstone.endpoint.text_stream import Decode, StopTexts, TextStream
 from whetstone.engines.base import PartialOutput
-from whetstone.inference.text_stream import Decode, StopTexts, TextStream
 from whetstone.types import Finish
 
 

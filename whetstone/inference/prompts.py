@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from whetstone.endpoint.messages import valid_text
 from whetstone.errors import UserError
 
 Message = Mapping[str, str]  # {"role": "user", "content": "..."}
@@ -22,8 +23,3 @@ def check_messages(prompt: Sequence[Any]) -> list[dict[str, str]]:
     if not prompt or prompt[-1]["role"] == "assistant":
         raise UserError("The conversation has no message to answer at its end: end it with a user's message.")
     return [{"role": message["role"], "content": valid_text(message["content"])} for message in prompt]
-
-
-def valid_text(text: str) -> str:
-    """Without lone surrogates, which arguments, terminals and JSON may hold, and no tokenizer takes."""
-    return text.encode("utf-8", "replace").decode()

@@ -177,6 +177,10 @@ class Chat:
             ids = [*ids, *self.tokenizer(self.config.assistant_prefix, add_special_tokens=False)["input_ids"]]
         return tuple(ids)
 
+    def close_turn(self) -> tuple[int, ...]:
+        """What ends a turn that was cut off before its end, in front of an observation."""
+        return (self._written_end or ()) if self.config.apply_chat_template else ()
+
     def decode(self, token_ids: Sequence[int], *, keep_special: bool = False) -> str:
         return self.tokenizer.decode(list(token_ids), skip_special_tokens=not keep_special)
 

@@ -15,6 +15,8 @@ from whetstone.environments.toolbox import TOOLBOX
 from whetstone.errors import UserError, first_line, is_out_of_memory
 from whetstone.parallel.collectives import all_gather_data_objects
 from whetstone.parallel.mesh import Ranks
+from whetstone.rollout.agents.session import ChatCodec
+from whetstone.rollout.agents.stream import AgentSettings, AgentStream
 from whetstone.rollout.episodes import EpisodeCodec, EpisodeStream, Sampled
 from whetstone.tasks.scoring.pool import Scorer
 from whetstone.tasks.scoring.process import ScoringRequest
@@ -22,10 +24,9 @@ from whetstone.terminal.stages import advance, show, stage
 from whetstone.types import Finish, Group, Problem, Rollout, Score, Turn
 
 
-class Codec(EpisodeCodec, Protocol):
+class Codec(EpisodeCodec, ChatCodec, Protocol):
     """Messages to tokens and back (`model.chat.Chat`)."""
 
-    def encode(self, problem: Problem) -> tuple[int, ...]: ...
     def encode_solution(self, problem: Problem, solution: str) -> tuple[int, ...]: ...
 
 
@@ -96,8 +97,10 @@ class Collector:
         max_prompt_length: int | None,
         max_length: int | None,
         episodes: EpisodeSettings | None = None,
+        agents: AgentSettings | None = None,
     ):
         self.engine, self.scorer, self.codec = engine, scorer, codec
+        self.agents = agents  # where the rollouts come from an agent
         self.episodes = episodes  # of tasks that have environments
         self.max_prompt_length = max_prompt_length  # longer prompts are truncated on the left
         self.max_length = max_length  # of prompt plus completion, as the model allows
@@ -117,7 +120,8 @@ class Collector:
         """`num_samples` scored completions per problem; a sample's seed is (seed_parts, problem, sample)."""
         if self.episodes is not None and self.episodes.tools:
             problems = [self.episodes.add_tools(problem) for problem in problems]
-        prompts = [self.encode(problem, sampling.max_tokens) for problem in problems]
+        encode = self.encode if self.agents is None else lambda *_: ()  # an agent writes its own prompts
+        prompts = [encode(problem, sampling.max_tokens) for problem in problems]
         requests = [
             Request(
                 prompt_ids=prompt,
@@ -146,7 +150,7 @@ class Collector:
         self.custom_metrics = self.scorer.custom_metrics
         rollouts = {
             (done.problem, done.sample): Rollout(
-                prompt_ids=prompts[done.problem],
+                prompt_ids=prompts[done.problem] if done.prompt_ids is None else done.prompt_ids,
                 turns=done.turns,
                 text=done.text,
                 score=score,
@@ -167,6 +171,11 @@ class Collector:
         seed_parts: tuple[int | str, ...],
     ) -> Iterator[Sampled]:
         """Finished rollouts in the order in which they finish."""
+        if self.agents is not None:
+            yield from self._sample_agents(
+                self.agents, problems, len(requests[0].seeds), sampling, seed_parts
+            )
+            return
         if all(problem.environment is None for problem in problems):
             for output in self.engine.generate(requests, sampling):
                 text = self.codec.decode(output.completion.token_ids)
@@ -190,8 +199,34 @@ class Collector:
             yield from stream.accept(output)
         yield from stream.drain()
 
+    def _sample_agents(
+        self,
+        agents: AgentSettings,
+        problems: list[Problem],
+        num_samples: int,
+        sampling: SamplingParams,
+        seed_parts: tuple[int | str, ...],
+    ) -> Iterator[Sampled]:
+        stream = AgentStream(
+            problems,
+            num_samples=num_samples,
+            sampling=sampling,
+            seed_parts=seed_parts,
+            settings=agents,
+            chat=self.codec,
+            max_length=self.max_length,
+            is_cancelled=lambda: self.cancelled,
+        )
+        with contextlib.closing(stream):
+            first = stream.take(wait=True)
+            for output in generate_open(self.engine, first, sampling, stream) if first else ():
+                yield from stream.accept(output)
+            yield from stream.drain()
+
     def _cancel(self) -> NoReturn:
         self.scorer.discard()
+        if self.agents is not None:
+            self.agents.pool.end_all()
         if self.episodes is not None:
             self.episodes.pool.end_all()
         raise RolloutCancelled

@@ -41,6 +41,7 @@ class Sampled:
     episode: Episode | None = None
     outcome: dict[str, Any] | None = None  # the environment's judgement; None: the task scores the text
     state: dict[str, Any] | None = None  # plain attributes of the environment, for reward functions
+    prompt_ids: tuple[int, ...] | None = None  # where an agent wrote the prompt
 
 
 @dataclass

@@ -34,6 +34,7 @@ from whetstone.rollout.collector import DistributedCollector, EpisodeSettings, N
 from whetstone.rollout.learning_signal import LearningSignal
 from whetstone.rollout.source import RolloutSource
 from whetstone.rollout.supervised import RejectionSampledSource, SupervisedSource
+from whetstone.run.agents import make_agents
 from whetstone.run.checkpoint import Checkpoint, Saver
 from whetstone.run.cost_line import describe_cost
 from whetstone.run.folder import check_plan, open_run, run_dir, scratch_folder
@@ -294,13 +295,15 @@ def make_collector(
     stack.callback(engine.close)
     is_async = config.rollout.async_rollouts > 0
     side_group = new_gloo_group(policy.ranks, config.parallel.collective_timeout_s) if is_async else None
+    chat = Chat(policy.tokenizer, config.model)
     return DistributedCollector(
         engine,
         scorer,
-        Chat(policy.tokenizer, config.model),
+        chat,
         max_prompt_length=config.rollout.max_prompt_length,
         max_length=policy.max_length,
         episodes=_make_episodes(config, policy, stack),
+        agents=make_agents(config, policy, chat, stack),
         ranks=policy.ranks,
         side_group=side_group,
     )

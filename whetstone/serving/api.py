@@ -3,10 +3,22 @@
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from whetstone.endpoint.choice import Choice, Delta
+from whetstone.endpoint.http import ClientGone, IsGone
+from whetstone.endpoint.messages import check_tools
+from whetstone.endpoint.protocol import (
+    MAX_SAMPLES,
+    ApiError,
+    ChatRequest,
+    CompletionRequest,
+    GenerateRequest,
+    parse_body,
+)
+from whetstone.endpoint.responses import Shape
 from whetstone.serving.backend import (
     Backend,
     BackendUnavailable,
@@ -14,20 +26,12 @@ from whetstone.serving.backend import (
     TokenStream,
     merge_chunks,
 )
-from whetstone.serving.choice import Choice, Delta
-from whetstone.serving.messages import check_tools
+from whetstone.serving.generate import GenerateAnswer
 from whetstone.serving.models import ServedModel, sample_seeds
-from whetstone.serving.protocol import MAX_SAMPLES, ApiError, ChatRequest, CompletionRequest, parse_body
-from whetstone.serving.responses import Shape
 
 POLL_S = 0.25  # between two looks whether the client is still there
 PAUSE_S, MAX_PAUSE_S = 0.0005, 0.1  # between two events of an answer, for each that is being given
 COMPLETION_TOKENS = 16  # OpenAI's default of /v1/completions
-IsGone = Callable[[], bool]
-
-
-class ClientGone(Exception):
-    """Nobody waits for the answer any more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +98,7 @@ class Api:
             is_streamed=bool(request.stream or stops),
         )
         shape = Shape(
-            served=self.served,
+            token_text=self.served.token_text,
             model=request.model,
             is_chat=True,
             has_logprobs=bool(request.logprobs),
@@ -131,7 +135,7 @@ class Api:
             for prompt_ids in prompts
         ]
         shape = Shape(
-            served=self.served,
+            token_text=self.served.token_text,
             model=request.model,
             is_chat=False,
             has_logprobs=request.logprobs is not None,
@@ -143,6 +147,26 @@ class Api:
             generations=generations, stops=request.stops, has_tools=False, max_calls=None, shape=shape
         )
         return Answer(self, work, is_stream=bool(request.stream))
+
+    def generate(self, body: bytes) -> GenerateAnswer:
+        """vLLM's token-in-token-out endpoint."""
+        request = parse_body(GenerateRequest, body)
+        params = request.sampling_params
+        (prompt_ids,) = self.served.encode_prompts(request.token_ids)
+        generation = GenerationRequest(
+            prompt_ids=prompt_ids,
+            seeds=sample_seeds(params.seed, params.n or 1),
+            sampling=self.served.sampling(params, prompt_ids, params.max_tokens, COMPLETION_TOKENS),
+            adapter=self.served.adapter(request.model or self.served.title),
+            is_streamed=False,
+        )
+        return GenerateAnswer(
+            backend=self.backend,
+            generation=generation,
+            request_id=request.request_id,
+            has_logprobs=params.logprobs is not None,
+            stop_ids=frozenset(params.stop_token_ids or ()),
+        )
 
 
 class Answer:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from whetstone.engines.base import SamplingParams, TopLogprobs
-from whetstone.types import Finish
+from whetstone.endpoint.choice import TokenChunk
+from whetstone.engines.base import SamplingParams
 
 
 class BackendUnavailable(Exception):
@@ -24,17 +24,6 @@ class GenerationRequest:
     sampling: SamplingParams
     adapter: int = 0  # by number; 0: the model itself
     is_streamed: bool = True  # False: the tokens of a sample come together, when it is finished
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenChunk:
-    """What is new of a sample."""
-
-    sample: int
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]  # temperature and filters applied
-    finish: Finish | None = None  # of the last chunk
-    top: tuple[TopLogprobs, ...] = ()  # of each token, where the request asks for them
 
 
 def merge_chunks(chunks: Sequence[TokenChunk]) -> list[TokenChunk]:

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from whetstone.endpoint.choice import TokenChunk
 from whetstone.engines.base import (
     Engine,
     GenerationOutput,
@@ -18,7 +19,7 @@ from whetstone.engines.base import (
 )
 from whetstone.engines.native import NativeEngine
 from whetstone.rollout.collector import explain_engine_oom
-from whetstone.serving.backend import BackendUnavailable, GenerationRequest, TokenChunk
+from whetstone.serving.backend import BackendUnavailable, GenerationRequest
 from whetstone.types import Finish
 
 MAX_WAITING = 4096  # samples in the queue

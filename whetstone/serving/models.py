@@ -7,6 +7,9 @@ from dataclasses import replace
 from typing import Any, Self
 
 from whetstone import seeds
+from whetstone.endpoint.choice import Codec
+from whetstone.endpoint.messages import template_messages
+from whetstone.endpoint.protocol import ApiError, BaseRequest, ChatRequest, GenerateParams
 from whetstone.engines.base import SamplingParams
 from whetstone.engines.native import NativeEngine
 from whetstone.errors import UserError
@@ -15,10 +18,7 @@ from whetstone.inference.source import load_source
 from whetstone.model.adapters import attach_adapters
 from whetstone.run.host import available_memory
 from whetstone.run.source import find_source
-from whetstone.serving.choice import Codec
 from whetstone.serving.engine_backend import EngineBackend
-from whetstone.serving.messages import template_messages
-from whetstone.serving.protocol import ApiError, BaseRequest, ChatRequest
 
 MAX_LENGTH_ON_GPU, MAX_LENGTH_ON_CPU = 32_768, 8_192  # tokens, where the model takes more
 SEQUENCES_ON_GPU, SEQUENCES_ON_CPU = 256, 32
@@ -145,7 +145,11 @@ class ServedModel:
         )
 
     def sampling(
-        self, request: BaseRequest, prompt_ids: tuple[int, ...], max_tokens: int | None, default: int
+        self,
+        request: BaseRequest | GenerateParams,
+        prompt_ids: tuple[int, ...],
+        max_tokens: int | None,
+        default: int,
     ) -> SamplingParams:
         """What is sampled with: the request's settings, else the defaults of the run or the model."""
         room = self.max_length - len(prompt_ids)
@@ -160,7 +164,7 @@ class ServedModel:
         if request.top_k is not None:
             changes["top_k"] = max(0, request.top_k)
         changes["max_tokens"] = min(default, room) if max_tokens is None else max_tokens
-        changes["num_top"] = self._num_top(request)
+        changes["num_top"] = self._num_top(request) if isinstance(request, BaseRequest) else 0
         return check_sampling(replace(self.sampler.defaults, **changes))
 
     def _num_top(self, request: BaseRequest) -> int:

@@ -3,7 +3,8 @@
 A label after a slash (`math/gsm8k`, `my_task.py:MyTask/hard`) separates entries of the same task.
 """
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,6 +22,7 @@ from whetstone.tasks.environment_rows import EnvironmentRowsTask
 from whetstone.tasks.math import MathTask
 from whetstone.tasks.own_rows import RowsTask
 from whetstone.tasks.repair import RepairTask
+from whetstone.types import Problem
 
 TASKS: Mapping[str, type[Task]] = {
     "rows": RowsTask,
@@ -145,6 +147,22 @@ def environments_of(config: Config) -> list[str]:
     specs = [entry for split in ("train", "eval") for entry in task_specs(config, split).items()]
     names = [environment for name, spec in specs for environment in task_class(name).environments(spec)]
     return list(dict.fromkeys(names))
+
+
+def problem_rows(config: Config) -> Callable[[Problem], dict[str, Any]]:
+    """What an agent is told of a problem: its messages, and what reward functions get by name."""
+
+    @cache
+    def tasks(split: str) -> dict[str, Task]:
+        return make_tasks(config, split)
+
+    def row(problem: Problem) -> dict[str, Any]:
+        columns = tasks(problem.id.rsplit("/", 2)[1])[problem.task].columns(problem)
+        fields = {"id": problem.id, "task": problem.task, "question": problem.question}
+        whole = {**fields, "messages": list(problem.messages), **columns}
+        return json.loads(json.dumps(whole, default=str))  # it goes to another process
+
+    return row
 
 
 def task_specs(config: Config, split: str) -> Mapping[str, TaskSpec]:

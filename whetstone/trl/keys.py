@@ -55,7 +55,7 @@ HANDLED = _names("""
     push_to_hub hub_model_id hub_private_repo
     sft_steps sft_learning_rate skip_zero_advantages
     max_turns max_observation_length environment_timeout_s environment_memory_mb turn_credit turn_discount
-    max_tool_calling_iterations
+    max_tool_calling_iterations agent_max_length
 """)
 # Refused unless at its default, with the reason; a key that stands nowhere here is refused without one.
 REFUSED = {
@@ -68,6 +68,7 @@ REFUSED = {
     "async_rollouts": "TRL's GRPOTrainer samples and learns in turn",
     "max_skipped_steps": "TRL skips no steps",
     "tools": "tools are called by whetstone's own rollout",
+    "agent": "agents ask whetstone's own rollout",
     "optim": "TRL's 8-bit AdamW is that of bitsandbytes, another one",
 }
 

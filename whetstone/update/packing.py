@@ -132,6 +132,7 @@ def make_samples(groups: Sequence[Group], config: Config) -> list[Sample]:
         skip = config.skips_zero_advantages and len(rewards) == 1
         for rollout in group.rollouts:
             keep = not (mask and rollout.completion.finish is Finish.LENGTH)
+            keep = keep and not (rollout.episode is not None and rollout.episode.is_silent)
             samples.append(Sample(rollout=rollout, index=len(samples), keep=keep, skip=skip, by_turn=by_turn))
     return samples
 

@@ -3,19 +3,18 @@
 import json
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from whetstone.serving.choice import Delta
-from whetstone.serving.models import ServedModel
+from whetstone.endpoint.choice import Delta
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
     """How the answers to one request are written."""
 
-    served: ServedModel
+    token_text: Callable[[int], str]  # a token as `logprobs` write it
     model: str
     is_chat: bool
     has_logprobs: bool
@@ -93,10 +92,10 @@ class Shape:
         return choice
 
     def _logprobs(self, deltas: Sequence[Delta], num_before: int) -> dict[str, Any]:
-        tokens = [self.served.token_text(token) for delta in deltas for token in delta.token_ids]
+        tokens = [self.token_text(token) for delta in deltas for token in delta.token_ids]
         logprobs = [logprob for delta in deltas for logprob in delta.logprobs]
         best = [
-            [(self.served.token_text(token), logprob) for token, logprob in top]
+            [(self.token_text(token), logprob) for token, logprob in top]
             for delta in deltas
             for top in delta.top or ((),) * len(delta.token_ids)
         ]
@@ -135,3 +134,35 @@ def _calls(delta: Delta) -> list[dict[str, Any]]:
         }
         for call in delta.tool_calls
     ]
+
+
+def generate_choice(
+    index: int, token_ids: Sequence[int], logprobs: Sequence[float], reason: str, *, has_logprobs: bool
+) -> dict[str, Any]:
+    """A choice of vLLM's `/inference/v1/generate`: the stop token included, no text."""
+    content = [
+        {"token": f"token_id:{token}", "logprob": logprob, "bytes": None, "top_logprobs": []}
+        for token, logprob in zip(token_ids, logprobs, strict=True)
+    ]
+    return {
+        "index": index,
+        "logprobs": {"content": content} if has_logprobs else None,
+        "finish_reason": reason,
+        "token_ids": list(token_ids),
+    }
+
+
+def generate_body(request_id: str | None, num_prompt: int, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    """The answer of vLLM's `/inference/v1/generate`."""
+    num_tokens = sum(len(choice["token_ids"]) for choice in choices)
+    return {
+        "request_id": request_id or secrets.token_hex(16),
+        "choices": choices,
+        "prompt_logprobs": None,
+        "kv_transfer_params": None,
+        "usage": {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_tokens,
+            "total_tokens": num_prompt + num_tokens,
+        },
+    }

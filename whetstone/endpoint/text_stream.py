@@ -3,7 +3,7 @@
 A piece never ends within a character.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 INCOMPLETE = "\ufffd"  # what tokenizers write for bytes that are no whole character yet
 Decode = Callable[[Sequence[int]], str]
@@ -59,3 +59,18 @@ class StopTexts:
     def finish(self) -> str:
         """What was held back, when the answer has ended otherwise."""
         return self._held
+
+
+def num_until_stop(token_ids: Sequence[int], decode: Decode, stops: Sequence[str]) -> int | None:
+    """Tokens up to the one that completes the first of `stops`; None where there is none."""
+    stream, texts = TextStream(decode), StopTexts(stops)
+    for count in range(1, len(token_ids) + 1) if any(stops) else ():
+        texts.push(stream.push(token_ids[:count]))
+        if texts.is_reached:
+            return count
+    return None
+
+
+def num_until_token(token_ids: Sequence[int], stop_ids: Collection[int]) -> int | None:
+    """Tokens up to the first of `stop_ids`, included."""
+    return next((n + 1 for n, token in enumerate(token_ids) if token in stop_ids), None)

@@ -3,8 +3,7 @@
 import json
 from typing import Any
 
-from whetstone.inference.prompts import valid_text
-from whetstone.serving.protocol import ApiError
+from whetstone.endpoint.protocol import ApiError
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 KEYS = {"role", "content", "name", "tool_calls", "tool_call_id"}
@@ -26,6 +25,11 @@ def check_tools(tools: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
         if not isinstance(function.get("name"), str):
             raise ApiError(400, f"tools[{number}].function has no name.", param="tools")
     return tuple(tools)
+
+
+def valid_text(text: str) -> str:
+    """Without lone surrogates, which arguments, terminals and JSON may hold, and no tokenizer takes."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _wrong(text: str) -> ApiError:

@@ -119,7 +119,48 @@ class CompletionRequest(BaseRequest):
         return self.logprobs or 0
 
 
-Body = TypeVar("Body", bound=BaseRequest)
+class GenerateParams(BaseModel):
+    """The `sampling_params` of vLLM's token-in-token-out endpoint, as far as they can be honored."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] | None = None
+    temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=10_000_000)] | None = None
+    min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
+    seed: int | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    ignore_eos: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=1)] | None = None
+    stop_token_ids: list[int] | None = None  # beside the model's own
+    min_tokens: Annotated[int, Field(ge=0, le=0)] | None = None
+    frequency_penalty: Zero | None = None
+    presence_penalty: Zero | None = None
+    repetition_penalty: Annotated[float, Field(ge=1, le=1)] | None = None
+    # They concern text, and no text is returned.
+    detokenize: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+
+
+class GenerateRequest(BaseModel):
+    """The body of vLLM's `/inference/v1/generate`."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    token_ids: Annotated[list[int], Field(min_length=1)]
+    sampling_params: GenerateParams
+    request_id: Annotated[str, Field(max_length=256)] | None = None
+    model: str | None = None
+    stream: Literal[False] | None = None
+    stream_options: StreamOptions | None = None
+    # How vLLM caches and orders requests: without effect here.
+    cache_salt: str | None = None
+    priority: int | None = None
+
+
+Body = TypeVar("Body", bound=BaseModel)
 
 
 def parse_body(kind: type[Body], body: bytes) -> Body:
@@ -137,7 +178,8 @@ def parse_body(kind: type[Body], body: bytes) -> Body:
 
 def _field_error(error: ValidationError) -> ApiError:
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    param = str(first["loc"][0])[:100] if first["loc"] else None
+    depth = 2 if first["loc"][:1] == ("sampling_params",) else 1
+    param = ".".join(map(str, first["loc"][:depth]))[:100] or None
     if first["type"] == "extra_forbidden":
         return ApiError(400, f"Unrecognized request argument supplied: {param}", param=param)
     if first["type"] == "missing":
@@ -149,4 +191,6 @@ def _remedy(param: str | None) -> str:
     return {
         "tool_choice": " A call can't be forced here: use auto or none.",
         "response_format": " Only text is sampled here.",
+        "stream": " The tokens of this endpoint come together: leave it out.",
+        "sampling_params.logprobs": " Only the logprob of the sampled token is known here.",
     }.get(param or "", "")

@@ -4,13 +4,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from whetstone.endpoint.text_stream import StopTexts, TextStream
 from whetstone.engines.base import TopLogprobs
 from whetstone.environments.tools import parse_calls
-from whetstone.inference.text_stream import StopTexts, TextStream
-from whetstone.serving.backend import TokenChunk
 from whetstone.types import Finish
 
 CALL_MARKERS = ("<tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "to=functions.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenChunk:
+    """What is new of a sample."""
+
+    sample: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]  # temperature and filters applied
+    finish: Finish | None = None  # of the last chunk
+    top: tuple[TopLogprobs, ...] = ()  # of each token, where the request asks for them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +57,7 @@ class Choice:
         self._is_held = False
         self.token_ids: list[int] = []
         self.is_finished = False
+        self.num_unread_calls = 0  # calls of tools that can't be read: they stay text
 
     @property
     def num_tokens(self) -> int:
@@ -105,7 +116,8 @@ class Choice:
         """The rest of the text and the calls, at the end of the answer."""
         calls = parse_calls(self._codec.decode_special(self.token_ids))
         rest = self._text[self._num_shown :]
-        if not calls or any("error" in call for call in calls):
+        self.num_unread_calls = sum("error" in call for call in calls)
+        if not calls or self.num_unread_calls:
             return rest, ()
         starts = [start for marker in CALL_MARKERS if (start := rest.find(marker)) >= 0]
         return (rest[: min(starts)] if starts else ""), tuple(calls)

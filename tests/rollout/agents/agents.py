@@ -1,0 +1,249 @@
+"""Agents for the tests, with OpenAI's own client."""
+
+import asyncio
+import json
+import os
+import threading
+import time
+import urllib.request
+from typing import Any
+
+import openai
+import openai.resources.chat.completions  # before the agents are forked
+
+AGAIN = {"role": "user", "content": "Are you sure?"}
+
+
+def spread(completions: list[Any], **_: Any) -> list[float]:
+    """A reward that differs among answers: the gradient is not 0."""
+    return [sum(map(ord, messages[-1]["content"])) % 7 / 7 for messages in completions]
+
+
+def client(base_url: str) -> openai.OpenAI:
+    plain = openai.DefaultHttpxClient(verify=False, timeout=60)  # certificates take time to load
+    return openai.OpenAI(base_url=base_url, api_key="none", max_retries=0, http_client=plain)
+
+
+def ask(base_url: str, messages: list[Any], **options: Any) -> Any:
+    return client(base_url).chat.completions.create(model="policy", messages=messages, **options)
+
+
+def twice(base_url: str, problem: dict[str, Any]) -> None:
+    """Two turns; the last one is scored."""
+    messages = list(problem["messages"])
+    first = ask(base_url, messages).choices[0].message
+    messages += [first.model_dump(exclude_none=True), AGAIN]
+    ask(base_url, messages)
+
+
+async def streams(base_url: str, problem: dict[str, Any], model: str, seed: int) -> str:
+    """Streams two turns; answers what it was told."""
+    assert os.environ["OPENAI_BASE_URL"] == base_url and model == "policy" and seed >= 0
+    messages, text = list(problem["messages"]), ""
+    async with openai.AsyncOpenAI(api_key="none", max_retries=0) as own:
+        for _ in range(2):
+            text, usage = "", None
+            events = await own.chat.completions.create(
+                model="any", messages=messages, stream=True, stream_options={"include_usage": True}
+            )
+            async for event in events:
+                usage = event.usage or usage
+                text += "".join(choice.delta.content or "" for choice in event.choices)
+            assert usage is not None and usage.completion_tokens > 0
+            messages += [{"role": "assistant", "content": f" {text}\n"}, AGAIN]
+    return f"<answer>{problem['answer']}</answer>" if problem["id"].endswith("0") else text
+
+
+def stops(base_url: str, problem: dict[str, Any]) -> None:
+    """Cuts its first turn at a text, and its second at a number of tokens."""
+    messages = list(problem["messages"])
+    first = ask(base_url, messages, stop=">").choices[0]
+    assert first.finish_reason == "stop" and ">" not in first.message.content
+    messages += [{"role": "assistant", "content": first.message.content}, AGAIN]
+    second = ask(base_url, messages, max_tokens=3, logprobs=True).choices[0]
+    assert second.finish_reason == "length" and len(second.logprobs.content) == 3
+    messages += [{"role": "assistant", "content": second.message.content}, AGAIN]
+    ask(base_url, messages, max_completion_tokens=2)
+
+
+def tokens(base_url: str, problem: dict[str, Any]) -> None:
+    """Tokens in, tokens out; one turn by messages before."""
+    options = {"logprobs": True, "extra_body": {"return_token_ids": True}}
+    first = ask(base_url, list(problem["messages"]), **options)
+    choice = first.choices[0]
+    prompt = first.prompt_token_ids + choice.token_ids
+    stop = [] if choice.finish_reason == "length" else [problem["stop_id"]]
+    url = base_url.removesuffix("/v1") + "/inference/v1/generate"
+    ids = [*prompt, *stop, *problem["suffix"]]
+    answer = post(url, {"token_ids": ids, "sampling_params": {"max_tokens": 8, "logprobs": 0}})
+    (choice,) = answer["choices"]
+    assert 0 < len(choice["token_ids"]) == len(choice["logprobs"]["content"]) <= 8
+
+
+def post(url: str, body: Any) -> Any:
+    request = urllib.request.Request(url, json.dumps(body).encode())
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)
+
+
+def tools(base_url: str, problem: dict[str, Any]) -> str | None:
+    """A loop with a tool."""
+    messages = list(problem["messages"])
+    while True:
+        said = ask(base_url, messages, tools=problem["tools"]).choices[0].message
+        messages.append(said.model_dump())
+        if not said.tool_calls:
+            return None
+        for call in said.tool_calls:
+            values = json.loads(call.function.arguments)
+            result = str(values["a"] + values["b"])
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+
+
+def endless(base_url: str, problem: dict[str, Any]) -> None:
+    """Asks until it is refused."""
+    messages = list(problem["messages"])
+    while True:
+        said = ask(base_url, messages, max_tokens=2).choices[0].message.content
+        messages += [{"role": "assistant", "content": said}, AGAIN]
+
+
+def gives_up(base_url: str, problem: dict[str, Any]) -> str:
+    try:
+        endless(base_url, problem)
+    except openai.BadRequestError as error:
+        assert error.code == "max_completion_length"
+    return "done"
+
+
+def long(base_url: str, problem: dict[str, Any]) -> str:
+    """Overflows the context, shortens its message and goes on."""
+    try:
+        ask(base_url, [{"role": "user", "content": "7 + 5 = " * 400}])
+    except openai.BadRequestError as error:
+        assert error.code == "context_length_exceeded"
+    ask(base_url, list(problem["messages"]))
+    return "done"
+
+
+def too_long(base_url: str, problem: dict[str, Any]) -> None:
+    ask(base_url, [{"role": "user", "content": "7 + 5 = " * 400}])
+
+
+def returns_meanwhile(base_url: str, problem: dict[str, Any]) -> str:
+    """Ends while the policy is still being asked for a second turn."""
+    messages = list(problem["messages"])
+    first = ask(base_url, messages).choices[0].message
+    messages += [first.model_dump(exclude_none=True), AGAIN]
+    threading.Thread(target=ask, args=(base_url, messages), daemon=True).start()
+    time.sleep(0.02)
+    return "done"
+
+
+# What bad agents do, and what is said about them.
+def raises(base_url: str, problem: dict[str, Any]) -> None:
+    ask(base_url, list(problem["messages"]))
+    raise ValueError("no idea")
+
+
+def raises_at_once(base_url: str, problem: dict[str, Any]) -> None:
+    raise KeyError("prompt")
+
+
+def exits(base_url: str, problem: dict[str, Any]) -> None:
+    ask(base_url, list(problem["messages"]))
+    os._exit(0)
+
+
+def hangs(base_url: str, problem: dict[str, Any]) -> None:
+    ask(base_url, list(problem["messages"]))
+    time.sleep(600)
+
+
+def retries_forever(base_url: str, problem: dict[str, Any]) -> None:
+    while True:
+        try:
+            ask(base_url, list(problem["messages"]))
+        except openai.APIError:
+            time.sleep(0.05)
+
+
+def eats_memory(base_url: str, problem: dict[str, Any]) -> None:
+    bytearray(1 << 34)
+
+
+def returns_a_number(base_url: str, problem: dict[str, Any]) -> Any:
+    ask(base_url, list(problem["messages"]))
+    return 42
+
+
+def never_asks(base_url: str, problem: dict[str, Any]) -> str:
+    return f"<answer>{problem['answer']}</answer>"
+
+
+def rewrites(base_url: str, problem: dict[str, Any]) -> None:
+    messages = list(problem["messages"])
+    ask(base_url, messages)
+    ask(base_url, [*messages, {"role": "assistant", "content": "I said something else."}, AGAIN])
+
+
+def asks_for_two(base_url: str, problem: dict[str, Any]) -> None:
+    ask(base_url, list(problem["messages"]), n=2)
+
+
+def sends_nonsense(base_url: str, problem: dict[str, Any]) -> None:
+    post(f"{base_url}/chat/completions", ["no body"])
+
+
+def wrong_tokens(base_url: str, problem: dict[str, Any]) -> None:
+    url = base_url.removesuffix("/v1") + "/inference/v1/generate"
+    post(url, {"token_ids": [10**9], "sampling_params": {}})
+
+
+def guesses_a_session(base_url: str, problem: dict[str, Any]) -> None:
+    ask(base_url.replace("/sessions/", "/sessions/0"), list(problem["messages"]))
+
+
+def asks_at_once(base_url: str, problem: dict[str, Any]) -> None:
+    """The same twice: the second one waits, and gets the first one's answer."""
+
+    async def both() -> None:
+        async with openai.AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0) as own:
+            messages = list(problem["messages"])
+            calls = [own.chat.completions.create(model="policy", messages=messages) for _ in range(2)]
+            first, second = await asyncio.gather(*calls)
+            assert first.choices[0].message.content == second.choices[0].message.content
+
+    asyncio.run(both())
+
+
+def leaves(base_url: str, problem: dict[str, Any]) -> None:
+    """Closes its connection at once, and asks anew."""
+    impatient = openai.OpenAI(base_url=base_url, api_key="none", max_retries=0, timeout=0.001)
+    try:
+        impatient.chat.completions.create(model="policy", messages=list(problem["messages"]))
+    except openai.APITimeoutError:
+        time.sleep(0.6)
+    ask(base_url, list(problem["messages"]))
+
+
+BAD = {
+    "raises": "ValueError: no idea (agents.py, line",
+    "raises_at_once": "KeyError: 'prompt'",
+    "exits": "its process has ended",
+    "hangs": "no request and no answer in 4 s",
+    "retries_forever": "no request and no answer in 4 s",
+    "eats_memory": "out of memory",
+    "returns_a_number": "returned a int",
+    "never_asks": "never asked the policy",
+    "rewrites": "A session is one conversation",
+    "asks_for_two": "one answer at a time",
+    "sends_nonsense": "HTTP Error 400",
+    "wrong_tokens": "HTTP Error 400",
+    "guesses_a_session": "no such session",
+}
+
+
+def any_of(base_url: str, problem: dict[str, Any]) -> Any:
+    """The agent that a test names in the row: one pool of processes for all tests."""
+    return globals()[problem["agent"]](base_url, problem, **problem.get("more", {}))

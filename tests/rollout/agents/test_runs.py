@@ -1,0 +1,52 @@
+"""Whole runs with an agent: training, evaluation and exact resume."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.rollout.agents import agents
+from tests.support.runs import rows, run, weights
+from whetstone.config import load
+from whetstone.errors import UserError
+from whetstone.trl.run import train_with_trl
+
+# Time, and the last bits of the engine's logprobs: they depend on what is sampled at the same moment.
+VARYING = {"episodes/environment_s": 0, "sampling/sampling_logp_difference/mean": 0}
+KEYS = {
+    "agent": f"{Path(agents.__file__)}:twice",
+    "agent_max_length": 512,
+    "reward_funcs": f"[{Path(agents.__file__)}:spread]",
+    "num_generations": 3,
+    "max_completion_length": 64,
+    "eval_num_samples": 2,
+    "max_steps": 2,
+    "save_steps": 1,
+    "log_completions_steps": 1,
+}
+
+
+@pytest.mark.slow
+def test_a_run_with_an_agent_resumes_exactly(tmp_path: Path) -> None:
+    run(tmp_path / "whole", **KEYS)
+    run(tmp_path / "parts", **KEYS)
+    folder = tmp_path / "parts" / "run"
+    checkpoint = folder / "checkpoint-1"
+    run(tmp_path / "parts", **KEYS, resume_from_checkpoint=checkpoint, overwrite_output_dir=False)
+    first, second = (weights(tmp_path / name / "run" / "final_model") for name in ("whole", "parts"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    for kind in ("train", "eval"):
+        own, resumed = (rows(tmp_path / name, kind)[-1] for name in ("whole", "parts"))
+        assert {**own, **VARYING} == {**resumed, **VARYING}
+    first_step = rows(tmp_path / "whole", "train")[0]
+    assert first_step["episodes/mean_turns"] > 1 and first_step["grad_norm"] > 0
+    lines = (folder / "completions" / "step_1.jsonl").read_text().splitlines()
+    turns = [json.loads(line)["turns"] for line in lines]
+    assert any([message["role"] for message in own] == ["assistant", "user", "assistant"] for own in turns)
+
+
+def test_trl_refuses_an_agent() -> None:
+    loaded = load("quickstart", ["trainer=trl", "output_dir=/nowhere", "agent=my_agent.py:solve"])
+    with pytest.raises(UserError, match="agent"):
+        train_with_trl(loaded)
