@@ -5,6 +5,7 @@ from typing import Any
 
 from whetstone.config.plugins import is_plugin, load_object
 from whetstone.environments.games import GAMES
+from whetstone.environments.packages import is_package_name, package_factory
 from whetstone.environments.repair import Repair
 from whetstone.environments.toolbox import TOOLBOX, Toolbox
 
@@ -12,6 +13,18 @@ REPAIR = "repair"
 _OWN: Mapping[str, Callable[..., Any]] = {**GAMES, REPAIR: Repair, TOOLBOX: Toolbox}
 
 
+def is_known(spec: str) -> bool:
+    """Whether a configuration may name it as an environment; a file is not opened."""
+    return is_plugin(spec) or spec in GAMES
+
+
+def is_named(spec: str) -> bool:
+    """Whether it names an environment of another package, not a file or module of the user's."""
+    return is_package_name(spec)
+
+
 def factory_of(spec: str) -> Callable[..., Any]:
-    """The class that a configuration names: one of ours, or my_env.py:MyEnv."""
+    """What a configuration names: one of ours, my_env.py:MyEnv, or the environment of another package."""
+    if is_package_name(spec):
+        return package_factory(spec)
     return load_object(spec, "datasets") if is_plugin(spec) else _OWN[spec]
