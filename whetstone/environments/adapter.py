@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from whetstone.environments.openenv import OpenEnvEnvironment
 from whetstone.environments.toolbox import methods_of
 from whetstone.environments.tools import tool_schema
 
@@ -133,6 +134,8 @@ def open_problem(
     try:
         answer = episode.reset(seed, row)
     finally:
+        if isinstance(episode.environment, OpenEnvEnvironment):
+            episode.environment.release()  # the server may have few sessions
         random.setstate(state[0])
         if numpy is not None:
             numpy.random.set_state(state[1])

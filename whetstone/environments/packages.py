@@ -161,7 +161,7 @@ def _without_observation_wrappers(environment: Any) -> Any:
 
 
 class SkyRLEnvironment(PackageEnvironment):
-    """SkyRL-gym: an environment for each row, with its columns as `extras` and our settings as `env_config`."""
+    """SkyRL-gym: an environment for each row, whose columns are its `extras`; settings are `env_config`."""
 
     prefix, module, distribution = "skyrl", "skyrl_gym", "skyrl-gym"
     runs_programs = ("lcb", "rlm", "searchcode", "text2sql")

@@ -1,10 +1,12 @@
 """Names of environments in a configuration -> classes."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from whetstone.config.plugins import is_plugin, load_object
 from whetstone.environments.games import GAMES
+from whetstone.environments.openenv import OpenEnvEnvironment, is_address
 from whetstone.environments.packages import is_package_name, package_factory
 from whetstone.environments.repair import Repair
 from whetstone.environments.toolbox import TOOLBOX, Toolbox
@@ -19,12 +21,14 @@ def is_known(spec: str) -> bool:
 
 
 def is_named(spec: str) -> bool:
-    """Whether it names an environment of another package, not a file or module of the user's."""
-    return is_package_name(spec)
+    """Whether it names an environment of another package or of a server, not a file of the user's."""
+    return is_package_name(spec) or is_address(spec)
 
 
 def factory_of(spec: str) -> Callable[..., Any]:
-    """What a configuration names: one of ours, my_env.py:MyEnv, or the environment of another package."""
+    """What a configuration names: one of ours, my_env.py:MyEnv, one of another package or of a server."""
+    if is_address(spec):
+        return functools.partial(OpenEnvEnvironment, spec)
     if is_package_name(spec):
         return package_factory(spec)
     return load_object(spec, "datasets") if is_plugin(spec) else _OWN[spec]

@@ -210,6 +210,8 @@ class EpisodeStream:
             return None
         if not running.is_reset:
             running.is_reset = True
+            if not self._begins_alike(running, answer):
+                return self._fail_reset(answer.number, running)
             if running.finish is not None:  # the policy was cut off meanwhile
                 self.pool.finish(answer.number)
                 return None
@@ -226,6 +228,17 @@ class EpisodeStream:
             self._end(answer.number, running)
             return None
         return self._next_turn(answer, running)
+
+    def _begins_alike(self, running: _Running, answer: Answer) -> bool:
+        """Whether the episode opens with what the policy was shown: `reset` ran for the prompt as well."""
+        shown = str(self.problems[running.problem].messages[-1]["content"]).rstrip()
+        return all(m["role"] != "user" or shown.endswith(m["content"].strip()) for m in answer.observation)
+
+    def _fail_reset(self, number: int, running: _Running) -> None:
+        running.error = "reset said something else than before with the same seed: it must depend on it only"
+        running.finish = Finish.TOOL_ERROR
+        if running.completions:
+            self._end(number, running)
 
     def _next_turn(self, answer: Answer, running: _Running) -> Request | None:
         running.rewards.append(answer.reward or 0.0)

@@ -74,8 +74,8 @@ def task_class(name: str) -> type[Task]:
     kind = name.split("/")[0]
     if kind in TASKS:
         return TASKS[kind]
-    if is_named(kind):
-        return _package_task(kind)
+    if is_named(spec := name if "://" in name else kind):  # an address has no label
+        return _package_task(spec)
     if is_plugin(name):
         path = Path(name.rpartition(":")[0])
         return _load_class(name, str(path.resolve()), path.stat().st_mtime_ns if path.is_file() else 0)
