@@ -16,6 +16,7 @@ from whetstone.errors import UserError, first_line, is_out_of_memory
 from whetstone.parallel.collectives import all_gather_data_objects
 from whetstone.parallel.mesh import Ranks
 from whetstone.rollout.episodes import EpisodeCodec, EpisodeStream, Sampled
+from whetstone.rollout.rollout_func import RolloutFunction
 from whetstone.tasks.scoring.pool import Scorer
 from whetstone.tasks.scoring.process import ScoringRequest
 from whetstone.terminal.stages import advance, show, stage
@@ -96,9 +97,11 @@ class Collector:
         max_prompt_length: int | None,
         max_length: int | None,
         episodes: EpisodeSettings | None = None,
+        rollout_func: RolloutFunction | None = None,
     ):
         self.engine, self.scorer, self.codec = engine, scorer, codec
         self.episodes = episodes  # of tasks that have environments
+        self.rollout_func = rollout_func  # samples in place of one request for each problem
         self.max_prompt_length = max_prompt_length  # longer prompts are truncated on the left
         self.max_length = max_length  # of prompt plus completion, as the model allows
         self.num_truncated_prompts = 0  # since the caller last reset these two
@@ -146,7 +149,7 @@ class Collector:
         self.custom_metrics = self.scorer.custom_metrics
         rollouts = {
             (done.problem, done.sample): Rollout(
-                prompt_ids=prompts[done.problem],
+                prompt_ids=done.prompt_ids or prompts[done.problem],
                 turns=done.turns,
                 text=done.text,
                 score=score,
@@ -167,6 +170,12 @@ class Collector:
         seed_parts: tuple[int | str, ...],
     ) -> Iterator[Sampled]:
         """Finished rollouts in the order in which they finish."""
+        if self.rollout_func is not None:
+            num_samples = len(requests[0].seeds)
+            yield from self.rollout_func.sample(
+                self.engine, self.codec, problems, num_samples, sampling, seed_parts, self.max_length
+            )
+            return
         if all(problem.environment is None for problem in problems):
             for output in self.engine.generate(requests, sampling):
                 text = self.codec.decode(output.completion.token_ids)
@@ -222,8 +231,9 @@ def _scoring_request(problem: Problem, done: Sampled) -> ScoringRequest:
         text=done.text,
         completion_ids=(*first, *rest) if rest else first,
         truncated=finish is Finish.LENGTH,
-        messages=None if done.episode is None else done.episode.messages,
+        messages=done.messages if done.episode is None else done.episode.messages,
         environment=done.state,
+        columns=done.columns,
     )
 
 

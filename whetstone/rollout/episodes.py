@@ -41,6 +41,9 @@ class Sampled:
     episode: Episode | None = None
     outcome: dict[str, Any] | None = None  # the environment's judgement; None: the task scores the text
     state: dict[str, Any] | None = None  # plain attributes of the environment, for reward functions
+    prompt_ids: tuple[int, ...] | None = None  # of a `rollout_func`, which has its own
+    columns: dict[str, Any] | None = None  # its extra fields, for reward functions
+    messages: tuple[Message, ...] | None = None  # what reward functions get as its completion
 
 
 @dataclass
