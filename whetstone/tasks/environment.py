@@ -25,6 +25,8 @@ class EnvironmentTask(Task):
 
     def __init__(self, config: Config, name: str, spec: TaskSpec, split: str, shared: bool) -> None:
         super().__init__(config, name, spec, split, shared)
+        if "split" in self.default_settings:  # a game whose secrets would be the same in both
+            self.settings = {"split": split, **self.settings}
         try:
             self._episode = open_episode(type(self).factory, self.settings)
         except UserError:
