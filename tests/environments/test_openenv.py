@@ -154,7 +154,7 @@ def test_frames_are_read_as_the_rfc_has_them(frames, expected):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=answer, args=(listener, frames), daemon=True)
         thread.start()
-        client = WebSocket(f"ws://127.0.0.1:{listener.getsockname()[1]}/ws", 2.0)
+        client = WebSocket(f"ws://127.0.0.1:{listener.getsockname()[1]}/ws", 0.5)
         try:
             if expected is WebSocketError:
                 with pytest.raises(WebSocketError):

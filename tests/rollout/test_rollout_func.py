@@ -22,7 +22,7 @@ from whetstone.types import Group
 from whetstone.update.packing import make_samples, pack
 
 FILE = Path(trl_rollout.__file__)
-MAX_TOKENS = 12
+MAX_TOKENS = 8
 CONFIG = build(
     {
         "model_name_or_path": "pebble",

@@ -133,13 +133,13 @@ class Wordle:
 
 
 @lru_cache(maxsize=16)
-def words_of(words: tuple[str, ...], split: str | None) -> tuple[str, ...]:
+def words_of(candidates: tuple[str, ...], split: str | None) -> tuple[str, ...]:
     """The secret words of a split: a fifth is evaluated on, by a hash, so that no list's order matters."""
-    if split is None or len(words) < 2:
-        return words
-    ranked = sorted(set(words), key=lambda word: hashlib.blake2b(word.encode()).digest())
-    evaluated = set(ranked[: max(1, round(EVAL_SHARE * len(set(words))))])
-    return tuple(word for word in words if (word in evaluated) == (split == "eval"))
+    if split is None or len(candidates) < 2:
+        return candidates
+    ranked = sorted(set(candidates), key=lambda word: hashlib.blake2b(word.encode()).digest())
+    evaluated = set(ranked[: max(1, round(EVAL_SHARE * len(set(candidates))))])
+    return tuple(word for word in candidates if (word in evaluated) == (split == "eval"))
 
 
 @lru_cache(maxsize=1 << 14)
