@@ -135,10 +135,10 @@ class Wordle:
 @lru_cache(maxsize=16)
 def words_of(candidates: tuple[str, ...], split: str | None) -> tuple[str, ...]:
     """The secret words of a split: a fifth is evaluated on, by a hash, so that no list's order matters."""
-    if split is None or len(candidates) < 2:
-        return candidates
     ranked = sorted(set(candidates), key=lambda word: hashlib.blake2b(word.encode()).digest())
-    evaluated = set(ranked[: max(1, round(EVAL_SHARE * len(set(candidates))))])
+    if split is None or len(ranked) < 2:
+        return candidates
+    evaluated = set(ranked[: max(1, round(EVAL_SHARE * len(ranked)))])
     return tuple(word for word in candidates if (word in evaluated) == (split == "eval"))
 
 
