@@ -6,7 +6,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from tests.environments import bad, waiting
+from tests.environments import bad, unseeded, waiting
 from whetstone.config import build, load
 from whetstone.config.environments import EnvironmentsConfig
 from whetstone.engines.base import SamplingParams
@@ -28,13 +28,14 @@ SLOW = f"{Path(waiting.__file__)}:SlowGuess"
 BAD = {
     kind: f"{Path(bad.__file__)}:{kind.__name__}" for kind in (bad.StepHangs, bad.ReturnsNone, bad.StepExits)
 }
+UNSEEDED = f"{Path(unseeded.__file__)}:Unseeded"
 GAME = {"config": {"low": 1, "high": 9, "max_guesses": 3}}
 CONFIG = build(
     {
         "model_name_or_path": "pebble",
         "eval_num_samples": 0,
         "reward_funcs": ["accuracy"],
-        "datasets": {"guess_number": GAME, SLOW: GAME, **{name: {} for name in BAD.values()}},
+        "datasets": {"guess_number": GAME, SLOW: GAME, UNSEEDED: {}, **{name: {} for name in BAD.values()}},
     }
 )
 
@@ -151,6 +152,13 @@ def test_a_bad_environment_ends_its_rollouts_and_is_named(setting, kind, monkeyp
             assert bad.REASONS[kind] in (rollout.episode.error or "")
             assert rollout.episode.finish is expected
     assert rollout_metrics(groups)["episodes/failed_ratio"] > 0.5
+
+
+def test_an_episode_that_begins_otherwise_than_its_prompt_fails(setting):
+    groups = collect(setting, UNSEEDED)
+    for rollout in (rollout for group in groups for rollout in group.rollouts):
+        assert rollout.episode is not None and "same seed" in (rollout.episode.error or "")
+        assert rollout.completion.finish is Finish.TOOL_ERROR and rollout.score.reward == 0.0
 
 
 def test_trl_refuses_them():

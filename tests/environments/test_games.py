@@ -5,9 +5,11 @@ from collections import Counter
 
 import pytest
 
+from whetstone.config import build
 from whetstone.environments.games import GAMES, GuessNumber, MazeWalk, Wordle
 from whetstone.environments.games.maze_walk import distances
-from whetstone.environments.games.wordle import marks, read_guess, shipped_words
+from whetstone.environments.games.wordle import marks, read_guess, shipped_words, words_of
+from whetstone.tasks.registry import make_task
 
 SEEDS = 300
 # Wins of the random player in 10,000 games, as docs/environments.md has them.
@@ -79,6 +81,28 @@ def test_marks_count_letters_that_occur_twice(guess, word, expected):
     assert marks(guess, word) == expected
 
 
+def test_wordle_is_evaluated_on_words_that_it_does_not_train_on():
+    config = build({"datasets": {"wordle": {}}})
+    secrets = {}
+    for split in ("train", "eval"):
+        task = make_task(config, "wordle", config.tasks.datasets["wordle"], split)
+        answers = [task.problem(index).answer for index in range(200)]
+        assert all(answer["settings"]["split"] == split for answer in answers)
+        game = Wordle(**answers[0]["settings"])  # as the episode's process constructs it
+        for answer in answers:
+            game.reset(answer["seed"])
+            assert game.word in game.candidates
+        secrets[split] = set(game.candidates)
+    assert not secrets["train"] & secrets["eval"]
+    assert secrets["train"] | secrets["eval"] == set(shipped_words())
+    assert len(secrets["eval"]) == 123  # a fifth of 615
+    reordered = words_of(tuple(reversed(shipped_words())), "eval")
+    assert set(reordered) == secrets["eval"]
+    for one in (("crane",), ("crane", "crane")):
+        assert words_of(one, "eval") == words_of(one, "train") == one
+    assert {len(words_of(("crane", "trace"), split)) for split in ("train", "eval")} == {1}
+
+
 def test_wordles_answer_has_the_documented_format():
     game = Wordle(max_guesses=2, letter_reward=0.5)
     game.reset(0)
@@ -148,6 +172,7 @@ def test_a_wall_costs_a_step_and_stops():
         (Wordle, {"word_list": ["four"]}),
         (Wordle, {"word_list": []}),
         (Wordle, {"letter_reward": 1.0}),
+        (Wordle, {"split": "test"}),
         (MazeWalk, {"max_steps": 3}),
         (MazeWalk, {"width": 1000}),
         (MazeWalk, {"width": 1, "height": 1}),

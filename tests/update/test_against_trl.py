@@ -6,20 +6,16 @@ averages bnpo, the entropy bonus and the entropy quantile per micro-batch; ours 
 step, so that they do not depend on it. With one micro-batch, as here, both are the same.
 """
 
-import math
 from dataclasses import replace
 
 import pytest
 import torch
 
-from whetstone.algorithm.losses import ratio_level
-from whetstone.config import build, make_plan
+from tests.support.trl_losses import old_logprobs, ours, reference_of, relative_difference, theirs
 from whetstone.config.sections import ModelConfig
 from whetstone.model.policy import load_policy
 from whetstone.types import Completion, Finish, Rollout, Score, Turn
-from whetstone.update.experience import Experience
-from whetstone.update.packing import Sample, pack
-from whetstone.update.updater import Updater
+from whetstone.update.packing import Sample
 
 trl = pytest.importorskip("trl")
 
@@ -33,11 +29,6 @@ SIZES = [
 ]  # prompt and completion lengths, two groups of three
 ADVANTAGES = [1.0, -0.5, 0.7, -1.2, 0.0, -0.3]
 MAX_LENGTH = 16
-
-
-def reference_of(old: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Reference logprobs as a function of what both sides know."""
-    return old + 0.3 * torch.sin(tokens.float())
 
 
 @pytest.fixture(scope="module")
@@ -76,16 +67,6 @@ def samples(policy):
         )
         for place, (prompt, tokens, advantage, old) in enumerate(made)
     ]
-
-
-@torch.no_grad()
-def old_logprobs(policy, prompt, tokens, generator):
-    """The policy's own logprobs, pushed about so that ratios lie between 0.5 and 2."""
-    policy.set_attention("sdpa")
-    logits = policy.lm(input_ids=torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1]
-    policy.set_attention("whetstone")
-    own = logits.log_softmax(-1)[torch.arange(len(tokens)), torch.tensor(tokens)]
-    return own + (torch.rand(len(tokens), generator=generator) - 0.5) * 2 * math.log(2)
 
 
 @pytest.fixture(scope="module")
@@ -142,47 +123,6 @@ def trl_inputs(samples, keep):
     }
 
 
-def theirs(trainer, samples, settings, keep):
-    config = build(settings).loss
-    trainer.loss_type = "grpo" if config.loss_type == "gspo" else config.loss_type
-    trainer.importance_sampling_level = ratio_level(config)
-    trainer.epsilon_low, trainer.epsilon_high = config.epsilon, config.upper_epsilon
-    trainer.beta = config.beta
-    trainer.off_policy_mask_threshold = config.off_policy_mask_threshold
-    trainer.top_entropy_quantile = config.top_entropy_quantile
-    trainer.entropy_coef, trainer._entropy_bonus_enabled = config.entropy_coef, config.entropy_coef != 0
-    trainer.args.delta = config.delta
-    trainer.args.use_bias_correction_kl = config.use_bias_correction_kl
-    trainer.model.train()
-    trainer.model.zero_grad()
-    loss = trainer._compute_loss(trainer.model, trl_inputs(samples, keep))
-    loss.backward()
-    return loss.item(), {name: parameter.grad.clone() for name, parameter in trainer.model.named_parameters()}
-
-
-def ours(policy, samples, settings, keep):
-    config = build({**settings, "max_steps": 1, "max_completion_length": MAX_LENGTH, "learning_rate": 0.0})
-    updater = Updater(policy, config, make_plan(config, num_problems=10), None)
-    samples = [replace(sample, keep=kept) for sample, kept in zip(samples, keep, strict=True)]
-    part = [
-        Experience(
-            batch=batch,
-            advantages=batch.rewards[batch.sequence_ids, 0],
-            old_logprobs=batch.sampler_logprobs,
-            reference_logprobs=reference_of(batch.sampler_logprobs, batch.targets)
-            if config.loss.beta
-            else None,
-            values=None,
-            returns=None,
-        )
-        for batch in pack(samples, 1000)
-    ]
-    policy.model.train()
-    policy.model.zero_grad()
-    loss, _ = updater.gradient(part)
-    return loss, {name: parameter.grad.clone() for name, parameter in policy.model.named_parameters()}
-
-
 ALL = [True] * len(SIZES)
 VARIANTS = {
     "plain": ({}, ALL),
@@ -205,11 +145,8 @@ def test_same_value_and_same_gradient_as_trl(policy, trainer, samples, loss_type
     if loss_type == "cispo" and ("epsilon_high" in changes or "delta" in changes):
         pytest.skip("cispo has one bound, which is tested as it is")
     settings = {"loss_type": loss_type, **changes}
-    their_loss, their_gradient = theirs(trainer, samples, settings, keep)
-    our_loss, our_gradient = ours(policy, samples, settings, keep)
+    their_loss, their_gradient = theirs(trainer, trl_inputs(samples, keep), settings)
+    kept = [replace(sample, keep=is_kept) for sample, is_kept in zip(samples, keep, strict=True)]
+    our_loss, our_gradient = ours(policy, kept, settings, MAX_LENGTH)
     assert our_loss == pytest.approx(their_loss, abs=1e-5, rel=1e-5)
-    assert their_gradient.keys() == our_gradient.keys()
-    difference = torch.cat([(our_gradient[name] - their_gradient[name]).flatten() for name in our_gradient])
-    total = torch.cat([gradient.flatten() for gradient in their_gradient.values()])
-    assert total.norm() > 1e-3  # there is something to compare
-    assert difference.norm() / total.norm() < 1e-4
+    assert relative_difference(our_gradient, their_gradient) < 1e-4

@@ -1,8 +1,8 @@
 """Top-level keys of a data set (`dataset_name`, splits, columns, `max_samples`) -> settings of a task.
 
-Where no task is named, `environment_factory` means the task `environment`, `dataset_name` the task `rows` and
-`data_path` the task `math`. Any setting of a
-task that reads rows is also a plain key, which goes to the one task that has it. Reads no data.
+Where no task is named, `environment` and `environment_factory` mean the task `environment`, `dataset_name`
+the task `rows` and `data_path` the task `math`. Any setting of a task that reads rows is also a plain key,
+which goes to the one task that has it. Reads no data.
 """
 
 from collections.abc import Mapping
@@ -51,6 +51,7 @@ SETTINGS: dict[str, str] = {
     "max_samples": "max_samples",
     "max_train_problems": "max_samples",
     "environment_factory": "factory",
+    "environment": "factory",
 }
 # What the columns of prompt and answer are called by tasks that have their own names for them.
 COLUMNS: dict[str, dict[str, str]] = {

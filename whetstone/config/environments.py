@@ -21,6 +21,8 @@ class EnvironmentsConfig(Section):
     """Tools that the policy may call: calculator, python, my_tools.py:multiply, or a class of tools."""
     max_tool_calling_iterations: int | None = Field(default=None, ge=0, le=10_000)
     """How many turns may call tools, as in TRL; one more may follow. None: max_turns is the limit."""
+    rollout_func: PluginSpec | None = None
+    """TRL's rollout function, my_rollout.py:fn: it gets prompts and returns tokens sampled by our engine."""
     max_observation_length: int = Field(default=1024, ge=1, le=16_777_216)
     """Tokens of an environment's answer; longer ones lose their middle."""
     environment_timeout_s: float = Field(default=30.0, gt=0, le=86_400)

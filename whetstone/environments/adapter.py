@@ -2,8 +2,8 @@
 
 Two shapes are known, by what the object has:
 
-- Gymnasium's: `reset(seed=...) -> observation` or `(observation, info)`, and
-  `step(text) -> (observation, reward, terminated, truncated, info)`;
+- Gymnasium's: `reset(seed=...) -> observation` or `(observation, info)`, where the observation is a text, or
+  messages that are the prompt, and `step(text) -> (observation, reward, terminated, truncated, info)`;
 - TRL's: `reset(**row) -> text or None`, public methods that are tools, and `get_reward()` where there is one.
 
 `info["correct"]`, or an attribute `correct`, says whether the episode was won; otherwise a reward of 1 does.
@@ -12,9 +12,12 @@ Two shapes are known, by what the object has:
 import inspect
 import json
 import math
+import random
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from whetstone.environments.openenv import OpenEnvEnvironment
 from whetstone.environments.toolbox import methods_of
 from whetstone.environments.tools import tool_schema
 
@@ -45,6 +48,8 @@ class GymEpisode:
         accepted = _accepted(self.environment.reset, {"seed": seed, **row})
         result = self.environment.reset(**accepted)
         observation = result[0] if isinstance(result, tuple) else result
+        if isinstance(observation, list) and observation and all(map(_is_message, observation)):
+            return {"observation": "", "messages": observation}
         return {"observation": _text(observation)}
 
     def step(self, text: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
@@ -117,6 +122,26 @@ class ToolEpisode:
         return {"reward": reward, "correct": correct if isinstance(correct, bool) else None}
 
 
+def open_problem(
+    episode: GymEpisode | ToolEpisode, seed: int, row: Mapping[str, Any]
+) -> tuple[str, list[dict[str, str]]]:
+    """How a problem begins: the text behind its prompt, and the messages in place of it, if there are some.
+
+    Runs in the run's own process, so global generators stay as they were: many environments seed them.
+    """
+    numpy = sys.modules.get("numpy")
+    state = random.getstate(), None if numpy is None else numpy.random.get_state()
+    try:
+        answer = episode.reset(seed, row)
+    finally:
+        if isinstance(episode.environment, OpenEnvEnvironment):
+            episode.environment.release()  # the server may have few sessions
+        random.setstate(state[0])
+        if numpy is not None:
+            numpy.random.set_state(state[1])
+    return answer["observation"], answer.get("messages", [])
+
+
 def snapshot(environment: Any) -> dict[str, Any]:
     """The public attributes of an environment that are plain data, for reward functions (`environments`)."""
     state: dict[str, Any] = {}
@@ -150,6 +175,14 @@ def _accepted(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dic
     return {
         parameter.name: arguments[parameter.name] for parameter in parameters if parameter.name in arguments
     }
+
+
+def _is_message(value: Any) -> bool:
+    return (
+        isinstance(value, Mapping)
+        and isinstance(value.get("role"), str)
+        and isinstance(value.get("content"), str)
+    )
 
 
 def _text(value: Any) -> str:

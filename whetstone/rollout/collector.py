@@ -18,6 +18,7 @@ from whetstone.parallel.mesh import Ranks
 from whetstone.rollout.agents.session import ChatCodec
 from whetstone.rollout.agents.stream import AgentSettings, AgentStream
 from whetstone.rollout.episodes import EpisodeCodec, EpisodeStream, Sampled
+from whetstone.rollout.rollout_func import RolloutFunction
 from whetstone.tasks.scoring.pool import Scorer
 from whetstone.tasks.scoring.process import ScoringRequest
 from whetstone.terminal.stages import advance, show, stage
@@ -98,10 +99,12 @@ class Collector:
         max_length: int | None,
         episodes: EpisodeSettings | None = None,
         agents: AgentSettings | None = None,
+        rollout_func: RolloutFunction | None = None,
     ):
         self.engine, self.scorer, self.codec = engine, scorer, codec
         self.agents = agents  # where the rollouts come from an agent
         self.episodes = episodes  # of tasks that have environments
+        self.rollout_func = rollout_func  # samples in place of one request for each problem
         self.max_prompt_length = max_prompt_length  # longer prompts are truncated on the left
         self.max_length = max_length  # of prompt plus completion, as the model allows
         self.num_truncated_prompts = 0  # since the caller last reset these two
@@ -172,8 +175,13 @@ class Collector:
     ) -> Iterator[Sampled]:
         """Finished rollouts in the order in which they finish."""
         if self.agents is not None:
-            yield from self._sample_agents(
-                self.agents, problems, len(requests[0].seeds), sampling, seed_parts
+            num_samples = len(requests[0].seeds)
+            yield from self._sample_agents(self.agents, problems, num_samples, sampling, seed_parts)
+            return
+        if self.rollout_func is not None:
+            num_samples = len(requests[0].seeds)
+            yield from self.rollout_func.sample(
+                self.engine, self.codec, problems, num_samples, sampling, seed_parts, self.max_length
             )
             return
         if all(problem.environment is None for problem in problems):
@@ -257,8 +265,9 @@ def _scoring_request(problem: Problem, done: Sampled) -> ScoringRequest:
         text=done.text,
         completion_ids=(*first, *rest) if rest else first,
         truncated=finish is Finish.LENGTH,
-        messages=None if done.episode is None else done.episode.messages,
+        messages=done.messages if done.episode is None else done.episode.messages,
         environment=done.state,
+        columns=done.columns,
     )
 
 

@@ -41,7 +41,9 @@ class Sampled:
     episode: Episode | None = None
     outcome: dict[str, Any] | None = None  # the environment's judgement; None: the task scores the text
     state: dict[str, Any] | None = None  # plain attributes of the environment, for reward functions
-    prompt_ids: tuple[int, ...] | None = None  # where an agent wrote the prompt
+    prompt_ids: tuple[int, ...] | None = None  # of an agent or a `rollout_func`, which writes its own
+    columns: dict[str, Any] | None = None  # extra fields of a `rollout_func`, for reward functions
+    messages: tuple[Message, ...] | None = None  # what reward functions get as its completion
 
 
 @dataclass
@@ -211,6 +213,8 @@ class EpisodeStream:
             return None
         if not running.is_reset:
             running.is_reset = True
+            if not self._begins_alike(running, answer):
+                return self._fail_reset(answer.number, running)
             if running.finish is not None:  # the policy was cut off meanwhile
                 self.pool.finish(answer.number)
                 return None
@@ -227,6 +231,17 @@ class EpisodeStream:
             self._end(answer.number, running)
             return None
         return self._next_turn(answer, running)
+
+    def _begins_alike(self, running: _Running, answer: Answer) -> bool:
+        """Whether the episode opens with what the policy was shown: `reset` ran for the prompt as well."""
+        shown = str(self.problems[running.problem].messages[-1]["content"]).rstrip()
+        return all(m["role"] != "user" or shown.endswith(m["content"].strip()) for m in answer.observation)
+
+    def _fail_reset(self, number: int, running: _Running) -> None:
+        running.error = "reset said something else than before with the same seed: it must depend on it only"
+        running.finish = Finish.TOOL_ERROR
+        if running.completions:
+            self._end(number, running)
 
     def _next_turn(self, answer: Answer, running: _Running) -> Request | None:
         running.rewards.append(answer.reward or 0.0)

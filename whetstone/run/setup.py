@@ -4,6 +4,7 @@ import contextlib
 import logging
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from whetstone.rewards.verify import check_reward_funcs, verify
 from whetstone.rollout.async_source import AsyncRolloutSource
 from whetstone.rollout.collector import DistributedCollector, EpisodeSettings, NullScorer
 from whetstone.rollout.learning_signal import LearningSignal
+from whetstone.rollout.rollout_func import RolloutFunction
 from whetstone.rollout.source import RolloutSource
 from whetstone.rollout.supervised import RejectionSampledSource, SupervisedSource
 from whetstone.run.agents import make_agents
@@ -287,6 +289,33 @@ def _make_episodes(config: Config, policy: Policy, stack: contextlib.ExitStack) 
     return EpisodeSettings(pool=stack.enter_context(pool), config=own, tools=tools)
 
 
+def _make_rollout_func(config: Config, policy: Policy) -> RolloutFunction | None:
+    spec = config.environments.rollout_func
+    if spec is None:
+        return None
+    if policy.ranks.tp_size > 1:
+        raise UserError("rollout_func can't be sampled by tensor-parallel ranks: set tp_size=1.")
+    if names := [*environments_of(config), *config.environments.tools]:
+        raise UserError(
+            f"rollout_func has its own loop, in which {', '.join(names)} would have no part: leave out "
+            "either."
+        )
+    ranks = policy.ranks
+    return RolloutFunction(
+        spec,
+        config,
+        tokenizer=policy.tokenizer,
+        stop_token_ids=policy.stop_token_ids,
+        vocabulary_size=policy.lm.get_input_embeddings().num_embeddings,
+        accelerator=SimpleNamespace(
+            device=policy.device,
+            process_index=ranks.data_rank,
+            num_processes=ranks.data_size,
+            is_main_process=ranks.data_rank == 0,
+        ),
+    )
+
+
 def make_collector(
     config: Config, policy: Policy, scorer: Any, stack: contextlib.ExitStack
 ) -> DistributedCollector:
@@ -304,6 +333,7 @@ def make_collector(
         max_length=policy.max_length,
         episodes=_make_episodes(config, policy, stack),
         agents=make_agents(config, policy, chat, stack),
+        rollout_func=_make_rollout_func(config, policy),
         ranks=policy.ranks,
         side_group=side_group,
     )

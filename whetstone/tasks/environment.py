@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from whetstone.config import Config, TaskSpec
 from whetstone.config.plugins import describe_error
-from whetstone.environments.adapter import open_episode
+from whetstone.environments.adapter import open_episode, open_problem
 from whetstone.environments.games import GAMES
 from whetstone.errors import UserError
 from whetstone.seeds import seed
@@ -25,8 +25,12 @@ class EnvironmentTask(Task):
 
     def __init__(self, config: Config, name: str, spec: TaskSpec, split: str, shared: bool) -> None:
         super().__init__(config, name, spec, split, shared)
+        if "split" in self.default_settings:  # a game whose secrets would be the same in both
+            self.settings = {"split": split, **self.settings}
         try:
             self._episode = open_episode(type(self).factory, self.settings)
+        except UserError:
+            raise
         except Exception as error:
             raise UserError(
                 f"The environment of {name} could not be constructed: {describe_error(error)}."
@@ -39,12 +43,15 @@ class EnvironmentTask(Task):
     def problem(self, index: int) -> Problem:
         number = seed(self.seed, index)
         try:
-            opening = self._episode.reset(number, {})["observation"]
+            opening, messages = open_problem(self._episode, number, {})
+        except UserError:
+            raise
         except Exception as error:
             raise UserError(
                 f"The environment of {self.name} could not be reset: {describe_error(error)}."
             ) from error
-        problem = self.make_problem(index, opening, {"seed": number, "settings": self.settings})
+        answer = {"seed": number, "settings": self.settings}
+        problem = self.make_problem(index, opening, answer, tuple(messages))
         return replace(problem, environment=self.environment, tools=tuple(self._episode.schemas))
 
     def score(self, problem: Problem, text: str) -> TaskScore:

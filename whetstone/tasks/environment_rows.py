@@ -12,9 +12,9 @@ from functools import cached_property
 from typing import Any
 
 from whetstone.config import Config, TaskSpec
-from whetstone.config.plugins import describe_error, is_plugin
-from whetstone.environments.adapter import GymEpisode, ToolEpisode, open_episode
-from whetstone.environments.table import factory_of
+from whetstone.config.plugins import describe_error
+from whetstone.environments.adapter import GymEpisode, ToolEpisode, open_episode, open_problem
+from whetstone.environments.table import factory_of, is_known
 from whetstone.errors import UserError
 from whetstone.seeds import seed
 from whetstone.tasks import rows
@@ -92,13 +92,15 @@ class EnvironmentRowsTask(rows.RowTask):
         number, row = seed(self.seed, index), entry["row"]
         episode = self._episodes[entry["key"]]
         try:
-            opening = episode.reset(number, row)["observation"]
+            opening, own_messages = open_problem(episode, number, row)
+        except UserError:
+            raise
         except Exception as error:
             raise UserError(
                 f"The environment of {self.name} could not be reset with the row of problem {index}: "
                 f"{describe_error(error)}."
             ) from error
-        *before, last = entry["messages"] or ({"role": "user", "content": ""},)
+        *before, last = own_messages or entry["messages"] or ({"role": "user", "content": ""},)
         messages = (*before, {**last, "content": last["content"] + opening})
         if not messages[-1]["content"]:
             raise UserError(
@@ -122,10 +124,10 @@ def _factories(settings: Mapping[str, Any], task: str) -> dict[str | None, str]:
     """Value of the column `environment` -> class; None: the one for all rows."""
     factory = settings.get("factory")
     table = factory if isinstance(factory, Mapping) else {None: factory}
-    if not table or not all(isinstance(spec, str) and is_plugin(spec) for spec in table.values()):
+    if not table or not all(isinstance(spec, str) and is_known(spec) for spec in table.values()):
         raise UserError(
-            f"The task {task} needs an environment: set environment_factory=my_env.py:MyEnv, or a mapping of "
-            "names to such classes."
+            f"The task {task} needs an environment: set environment_factory=my_env.py:MyEnv (or gem:..., "
+            "textarena:..., skyrl:...), or a mapping of names to such environments."
         )
     return dict(table)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from whetstone.config import Config, TaskSpec
 from whetstone.config.plugins import describe_error, is_plugin, load_object
+from whetstone.environments.table import factory_of, is_named
 from whetstone.errors import UserError, did_you_mean
 from whetstone.tasks import gym, gym_levels, rows
 from whetstone.tasks.base import Task
@@ -75,6 +76,8 @@ def task_class(name: str) -> type[Task]:
     kind = name.split("/")[0]
     if kind in TASKS:
         return TASKS[kind]
+    if is_named(spec := name if "://" in name else kind):  # an address has no label
+        return _package_task(spec)
     if is_plugin(name):
         path = Path(name.rpartition(":")[0])
         return _load_class(name, str(path.resolve()), path.stat().st_mtime_ns if path.is_file() else 0)
@@ -87,6 +90,11 @@ def task_class(name: str) -> type[Task]:
             "all. A task of your own is my_task.py:MyTask."
         )
     return gym.GymTask
+
+
+@cache
+def _package_task(spec: str) -> type[Task]:
+    return environment_task(spec, factory_of(spec), f"the environment {spec.partition(':')[2]}")
 
 
 @cache

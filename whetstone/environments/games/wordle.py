@@ -9,6 +9,7 @@ G: the letter is right there. Y: it is elsewhere in the word. X: it is not, or n
 Whetstone's own (words.txt, common words of English); guesses may be any five letters.
 """
 
+import hashlib
 import random
 import re
 from collections import Counter
@@ -20,6 +21,7 @@ from typing import Any, ClassVar
 from whetstone.environments.games.base import Player, Step
 
 LENGTH = 5
+EVAL_SHARE = 0.2
 FIRST_GUESS = "trace"  # has the most different answers among our words, 121
 _WORD = re.compile(rf"(?<![A-Za-z])[A-Za-z]{{{LENGTH}}}(?![A-Za-z])")
 _IN_BRACKETS = re.compile(rf"\[\s*([A-Za-z]{{{LENGTH}}})\s*\]")
@@ -63,15 +65,23 @@ class Wordle:
         "max_guesses": 6,
         "letter_reward": 0.0,
         "word_list": None,
+        "split": None,
     }
 
     def __init__(
-        self, max_guesses: int = 6, letter_reward: float = 0.0, word_list: Sequence[str] | None = None
+        self,
+        max_guesses: int = 6,
+        letter_reward: float = 0.0,
+        word_list: Sequence[str] | None = None,
+        split: str | None = None,
     ) -> None:
+        """`split`: the words of training or of evaluation only, which the run sets; None: all of them."""
         if max_guesses < 1 or not 0 <= letter_reward < 1:
             raise ValueError("max_guesses must be at least 1, letter_reward from 0 to below 1")
         self.max_guesses, self.letter_reward = max_guesses, letter_reward
-        self.candidates = _check_words(word_list)
+        if split not in (None, "train", "eval"):
+            raise ValueError("split must be train, eval or null")
+        self.candidates = words_of(_check_words(word_list), split)
 
     def reset(self, seed: int) -> str:
         self.word = random.Random(seed).choice(self.candidates)
@@ -120,6 +130,16 @@ class Wordle:
         """Any word of the list, whatever it was told."""
         dice, candidates = random.Random(f"player {seed}"), _check_words(word_list)
         return lambda observation: f"[{dice.choice(candidates)}]"
+
+
+@lru_cache(maxsize=16)
+def words_of(candidates: tuple[str, ...], split: str | None) -> tuple[str, ...]:
+    """The secret words of a split: a fifth is evaluated on, by a hash, so that no list's order matters."""
+    ranked = sorted(set(candidates), key=lambda word: hashlib.blake2b(word.encode()).digest())
+    if split is None or len(ranked) < 2:
+        return candidates
+    evaluated = set(ranked[: max(1, round(EVAL_SHARE * len(ranked)))])
+    return tuple(word for word in candidates if (word in evaluated) == (split == "eval"))
 
 
 @lru_cache(maxsize=1 << 14)

@@ -179,7 +179,15 @@ class Scorer(contextlib.AbstractContextManager["Scorer"]):
         else:
             limit_s = min(self._limit_s * len(requests), max(self._limit_s, _MAX_CALL_S))
             answers = [
-                Answer(r.problem, r.text, tuple(r.completion_ids), r.truncated, r.messages, r.environment)
+                Answer(
+                    r.problem,
+                    r.text,
+                    tuple(r.completion_ids),
+                    r.truncated,
+                    r.messages,
+                    r.environment,
+                    r.columns,
+                )
                 for r in requests
             ]
             payload = (job.spec, answers)

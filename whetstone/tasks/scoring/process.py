@@ -43,6 +43,7 @@ class ScoringRequest:
     truncated: bool
     messages: Sequence[Message] | None = None  # of an episode: what was said behind the prompt
     environment: Mapping[str, Any] | None = None  # the state of its environment, for reward functions
+    columns: Mapping[str, Any] | None = None  # extra fields of a `rollout_func`, for reward functions
 
 
 class Answer(NamedTuple):
@@ -54,6 +55,7 @@ class Answer(NamedTuple):
     truncated: bool
     messages: Sequence[Message] | None = None
     environment: Mapping[str, Any] | None = None
+    columns: Mapping[str, Any] | None = None
 
 
 class ScoringProcess:

@@ -81,7 +81,7 @@ class RewardWorker:
     ) -> tuple[list[float | str | None], custom.Logged]:
         """The values of one of the user's functions for whole lists of answers."""
         chat = self._config.model.apply_chat_template
-        rows = [self._columns(answer.problem) for answer in answers]
+        rows = [{**self._columns(answer.problem), **(answer.columns or {})} for answer in answers]
         names = dict.fromkeys(name for row in rows for name in row)
         arguments = {
             **{name: [row.get(name) for row in rows] for name in names},
