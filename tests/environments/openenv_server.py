@@ -6,9 +6,9 @@ python openenv_server.py PORT text|number|fields NUM_SESSIONS
 import random
 import sys
 
-import uvicorn
-from openenv.core.env_server import Action, Environment, Observation, State
-from openenv.core.env_server.http_server import create_app
+import uvicorn  # type: ignore[reportMissingImports]
+from openenv.core.env_server import Action, Environment, Observation, State  # type: ignore[reportMissingImports]
+from openenv.core.env_server.http_server import create_app  # type: ignore[reportMissingImports]
 from pydantic import Field
 
 
