@@ -9,6 +9,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, NamedTuple
 
+TopLogprobs = tuple[tuple[int, float], ...]  # (token, logprob), the likeliest first
 Message = Mapping[str, Any]  # {"role": ..., "content": ...}, tool calls where there are some
 
 

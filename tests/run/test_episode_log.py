@@ -51,7 +51,7 @@ def completion(text: str) -> Completion:
 @pytest.fixture(scope="module")
 def group() -> Group:
     """An episode of a real environment, by a policy that says TURNS."""
-    messages = ({"role": "user", "content": "Bring it to 10."},)
+    messages = ({"role": "user", "content": "The counter is at 3. Bring it to 10."},)
     answer = {"settings": {}, "seed": 1, "row": {"start": 3}}
     problem = Problem(
         id="counter/train/0",

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from whetstone.endpoint.text_stream import StopTexts, TextStream
-from whetstone.engines.base import TopLogprobs
 from whetstone.environments.tools import parse_calls
-from whetstone.types import Finish
+from whetstone.types import Finish, TopLogprobs
 
 CALL_MARKERS = ("<tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "to=functions.")
 

@@ -6,13 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from whetstone.types import Completion, Finish
+from whetstone.types import Completion, Finish, TopLogprobs
 
 if TYPE_CHECKING:  # packages without torch import this module
     from whetstone.model.policy import Policy
-
-
-TopLogprobs = tuple[tuple[int, float], ...]  # (token, logprob), the likeliest first
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -295,7 +295,8 @@ def _make_rollout_func(config: Config, policy: Policy) -> RolloutFunction | None
         return None
     if policy.ranks.tp_size > 1:
         raise UserError("rollout_func can't be sampled by tensor-parallel ranks: set tp_size=1.")
-    if names := [*environments_of(config), *config.environments.tools]:
+    own = config.environments
+    if names := [*environments_of(config), *own.tools, *([own.agent] if own.agent else [])]:
         raise UserError(
             f"rollout_func has its own loop, in which {', '.join(names)} would have no part: leave out "
             "either."

@@ -18,7 +18,6 @@ from whetstone.engines.base import (
     Request,
     RequestStream,
     SamplingParams,
-    TopLogprobs,
     measure_room,
 )
 from whetstone.engines.native.cpu_cache import DecodeAttention, PrefillAttention, SlotCache
@@ -26,7 +25,7 @@ from whetstone.engines.native.cpu_step import CpuStep, make_cpu_step
 from whetstone.engines.native.slot_state import CacheShape
 from whetstone.model.adapters import selection_of
 from whetstone.model.policy import Policy
-from whetstone.types import Finish
+from whetstone.types import Finish, TopLogprobs
 
 PREFILL_TOKENS = 8192  # packed prompts in one forward pass
 
