@@ -4,7 +4,8 @@
 Every session sends its requests one after the other, each a stream of /v1/completions: prompts of random
 tokens, a fixed number of new tokens at temperature 1 (`ignore_eos`, so all do the same work). A round with
 few tokens comes first and is not measured. The figures: tokens/s of all sessions together, seconds to the
-first token (median, 95 %), failures.
+first token (median, 95 %), failures. `--vanish N`: N more clients close their connections at their first
+token, again and again, until the others are finished.
 
     python benchmarks/serving.py --model pebble --sessions 16 --device cpu
     python benchmarks/serving.py --model FOLDER --sessions 200 --write      # vLLM after ours, where installed
@@ -65,21 +66,25 @@ def make_bodies(args: argparse.Namespace, name: str, vocabulary: int) -> list[li
     return [[body() for _ in range(args.requests)] for _ in range(args.sessions)]
 
 
+def request_bytes(host: str, body: dict[str, Any]) -> bytes:
+    content = json.dumps(body).encode()
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        f"Connection: close\r\nContent-Length: {len(content)}\r\n\r\n"
+    )
+    return head.encode() + content
+
+
 async def send(url: str, body: dict[str, Any]) -> Outcome:
     """Send a request and read its stream. The events are not parsed, but for the last one with tokens."""
     parts = urlsplit(url)
     started = time.perf_counter()
     first = 0.0
-    content = json.dumps(body).encode()
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n"
-        f"Connection: close\r\nContent-Length: {len(content)}\r\n\r\n"
-    )
     data = bytearray()
     try:
         reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
         with contextlib.closing(writer):
-            writer.write(head.encode() + content)
+            writer.write(request_bytes(parts.netloc, body))
             while piece := await reader.read(1 << 16):
                 if not first and b"data:" in piece:
                     first = time.perf_counter() - started
@@ -97,12 +102,33 @@ async def send(url: str, body: dict[str, Any]) -> Outcome:
     return Outcome(first, total, count, error)
 
 
-async def run_sessions(url: str, sessions: list[list[dict[str, Any]]]) -> list[Outcome]:
+async def vanish(url: str, body: dict[str, Any]) -> None:
+    """Leave at the first token, and come again, until cancelled."""
+    parts = urlsplit(url)
+    while True:
+        reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+        with contextlib.closing(writer):
+            writer.write(request_bytes(parts.netloc, body))
+            while (piece := await reader.read(1 << 16)) and b"data:" not in piece:
+                pass
+
+
+async def run_sessions(
+    url: str, sessions: list[list[dict[str, Any]]], num_vanishing: int = 0
+) -> list[Outcome]:
     async def session(bodies: list[dict[str, Any]]) -> list[Outcome]:
         return [await send(url, body) for body in bodies]
 
+    body = sessions[0][0]
+    leaving = [asyncio.create_task(vanish(url, body)) for _ in range(num_vanishing)]
     results = await asyncio.gather(*(session(bodies) for bodies in sessions))
-    return [outcome for outcomes in results for outcome in outcomes]
+    for task in leaving:
+        task.cancel()
+    ends = await asyncio.gather(*leaving, return_exceptions=True)
+    refused = [end for end in ends if isinstance(end, OSError)]
+    return [outcome for outcomes in results for outcome in outcomes] + [
+        Outcome(0.0, 0.0, 0, f"a client that vanishes: {error}") for error in refused
+    ]
 
 
 def summarize(who: str, outcomes: list[Outcome], seconds: float) -> dict[str, Any]:
@@ -128,7 +154,7 @@ def measure(who: str, url: str, name: str, vocabulary: int, args: argparse.Names
     warm = [[{**bodies[0], "max_tokens": min(WARM_UP_TOKENS, args.new_tokens)}] for bodies in sessions]
     asyncio.run(run_sessions(url, warm))
     started = time.perf_counter()
-    outcomes = asyncio.run(run_sessions(url, sessions))
+    outcomes = asyncio.run(run_sessions(url, sessions, args.vanish))
     row = summarize(who, outcomes, time.perf_counter() - started)
     print(json.dumps(row), flush=True)
     return row
@@ -172,13 +198,13 @@ def free_port() -> int:
 
 def our_command(args: argparse.Namespace, port: int, length: int) -> list[str]:
     command = [sys.executable, "-m", "whetstone", "serve", args.model, "--name", "model", "--port", str(port)]
-    limits = ["--max-length", str(length), "--max-sequences", str(args.sessions)]
+    limits = ["--max-length", str(length), "--max-sequences", str(args.sessions + args.vanish)]
     return [*command, *limits, "--device", args.device]
 
 
 def vllm_command(args: argparse.Namespace, port: int, length: int) -> list[str]:
     command = [sys.executable, "-P", "-m", "vllm.entrypoints.cli.main", "serve", args.model]
-    limits = ["--max-model-len", str(length), "--max-num-seqs", str(args.sessions)]
+    limits = ["--max-model-len", str(length), "--max-num-seqs", str(args.sessions + args.vanish)]
     names = ["--served-model-name", "model", "--generation-config", "vllm", "--dtype", "bfloat16"]
     return [*command, "--port", str(port), *limits, *names]
 
@@ -229,6 +255,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=2, help="of every session")
     parser.add_argument("--prompt-tokens", type=int, nargs=2, default=(128, 512), metavar=("FROM", "TO"))
     parser.add_argument("--new-tokens", type=int, default=256)
+    parser.add_argument("--vanish", type=int, default=0, help="clients that leave at their first token")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     parser.add_argument("--only", choices=("ours", "vllm"))
     parser.add_argument("--seed", type=int, default=0)

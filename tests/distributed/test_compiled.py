@@ -72,6 +72,7 @@ def check(found: list[dict[str, Any]]) -> None:
         assert one["chosen"] == [True, False]  # `auto` not on a CPU
 
 
+@pytest.mark.slow
 def test_compiled_shards_have_the_gradient_of_plain_ones_and_are_compiled_once():
     check(run_on(2, on_ranks, {}, False))
 

@@ -23,6 +23,7 @@ for name in ("norm and gate", "a step of qwen3"):
 """
 
 
+@pytest.mark.slow
 def test_the_engine_runs_without_the_folder(tmp_path: Path) -> None:
     """Triton's interpreter runs norms and a whole decode step of a copy without the folder."""
     ignore = shutil.ignore_patterns("hopper")  # compiled files are valid in the copy, too
