@@ -43,8 +43,10 @@ class Slow:
 
     def step(self, text: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         self.turn += 1
-        time.sleep(self.random.uniform(0, self.seconds))
-        return AGAIN, float(self.random.random() < 0.5), self.turn >= self.turns, False, {}
+        is_last = self.turn >= self.turns
+        if not is_last:  # TRL does not execute the call of the last turn either
+            time.sleep(self.random.uniform(0, self.seconds))
+        return AGAIN, float(self.random.random() < 0.5), is_last, False, {}
 
 
 def ours(args: argparse.Namespace, folder: Path) -> dict[str, Any]:

@@ -5,7 +5,6 @@ become ready since (`take`). Tokens are exact: what was sampled is never tokeniz
 appended to it.
 """
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -16,11 +15,10 @@ from whetstone.engines.base import GenerationOutput, Request, SamplingParams
 from whetstone.environments.pool import Answer, EpisodePool
 from whetstone.environments.toolbox import TOOLBOX
 from whetstone.environments.tools import parse_calls
+from whetstone.rollout.gathering import Gathering
 from whetstone.types import Completion, Episode, Finish, Message, Problem, Turn
 
 POLL_S = 0.5  # longest wait before a cancelled run is noticed
-# Answers that come within this time go to the engine together: a prefill of one costs as much as of many.
-GATHER_S = 0.01
 
 
 class EpisodeCodec(Protocol):
@@ -105,8 +103,7 @@ class EpisodeStream:
         self._owners: list[tuple[int, int | None]] = [(p, None) for p in range(len(problems))]
         self._running: dict[int, _Running] = {}  # by number of the episode
         self._finished: list[Sampled] = []
-        self._ready: list[Request] = []  # not yet taken
-        self._ready_since = 0.0
+        self._ready = Gathering[Request]()
         self._ended: list[tuple[int, int]] = []  # last completions of episodes that have ended
         for p, problem in enumerate(problems):
             if problem.environment is None:
@@ -148,16 +145,10 @@ class EpisodeStream:
 
     def take(self, *, wait: bool) -> list[Request]:
         while True:
-            pause = POLL_S if wait else 0.0
-            if self._ready:
-                pause = min(pause, max(0.0, self._ready_since + GATHER_S - time.monotonic()))
-            for answer in self.pool.poll(pause):
+            for answer in self.pool.poll(self._ready.pause_s(POLL_S if wait else 0.0)):
                 if answer.number in self._running and (request := self._answered(answer)) is not None:
-                    self._ready_since = self._ready_since if self._ready else time.monotonic()
-                    self._ready.append(request)
-            has_gathered = not self.pool.num_due or time.monotonic() >= self._ready_since + GATHER_S
-            if self._ready and has_gathered:
-                requests, self._ready = self._ready, []
+                    self._ready.add(request)
+            if requests := self._ready.take(expects_more=bool(self.pool.num_due)):
                 return requests
             if not wait or (not self._ready and not self._running) or self.is_cancelled():
                 return []

@@ -24,12 +24,11 @@ from whetstone.rollout.agents.calls import Call
 from whetstone.rollout.agents.endpoint import AgentEndpoint, session_over
 from whetstone.rollout.agents.session import ChatCodec, Prompt, Session
 from whetstone.rollout.episodes import Sampled
+from whetstone.rollout.gathering import Gathering
 from whetstone.terminal.text import escape_controls
 from whetstone.types import Episode, Finish, Problem, Turn
 
 POLL_S = 0.5  # longest wait before a cancelled run is noticed
-# Requests that come within this time go to the engine together: a prefill of one costs as much as of many.
-GATHER_S = 0.01
 MAX_WAITING = 64  # requests of one session
 MAX_CHARACTERS_PER_TOKEN = 256  # of a request, on average: more is not encoded
 logger = logging.getLogger("whetstone")
@@ -98,8 +97,7 @@ class AgentStream:
         self._running: dict[int, _Running] = {}  # by number of the agent
         self._sessions: dict[str, int] = {}
         self._calls: queue.SimpleQueue[Call] = queue.SimpleQueue()
-        self._ready: list[tuple[Request, _Owner]] = []
-        self._ready_since = 0.0
+        self._ready = Gathering[tuple[Request, _Owner]]()
         # By number of the request and of its sample; None: nobody wants it any more.
         self._owners: list[list[_Owner | None]] = []
         self._cancelled: list[tuple[int, int]] = []
@@ -125,26 +123,22 @@ class AgentStream:
     def take(self, *, wait: bool) -> list[Request]:
         while True:
             self._queue_calls()  # first: who has asked is not late, however long the last step took
-            pause = POLL_S if wait else 0.0
-            if self._ready:
-                pause = min(pause, max(0.0, self._ready_since + GATHER_S - time.monotonic()))
-            for answer in self.pool.poll(pause):
+            for answer in self.pool.poll(self._ready.pause_s(POLL_S if wait else 0.0)):
                 if (running := self._running.get(answer.number)) is not None:
                     self._ended(answer, running)
             self._queue_calls()
             self._drop_abandoned()
-            is_quiet = all(running.active is not None for running in self._running.values())
-            if self._ready and (is_quiet or time.monotonic() >= self._ready_since + GATHER_S):
-                return self._take_ready()
+            expects_more = any(running.active is None for running in self._running.values())
+            if ready := self._ready.take(expects_more=expects_more):
+                return self._requests(ready)
             if not wait or (not self._ready and not self._running) or self.is_cancelled():
                 return []
 
-    def _take_ready(self) -> list[Request]:
+    def _requests(self, ready: Sequence[tuple[Request, _Owner]]) -> list[Request]:
         """Those with the same prompt as one request, whose samples share its prefill: groups begin alike."""
         groups: dict[tuple[int, ...], list[tuple[Request, _Owner]]] = {}
-        for entry in self._ready:
+        for entry in ready:
             groups.setdefault(entry[0].prompt_ids, []).append(entry)
-        self._ready = []
         for group in groups.values():
             self._owners.append([owner for _, owner in group])
         return [
@@ -220,8 +214,7 @@ class AgentStream:
             self._add(request, owner)
 
     def _add(self, request: Request, owner: _Owner) -> None:
-        self._ready_since = self._ready_since if self._ready else time.monotonic()
-        self._ready.append((request, owner))
+        self._ready.add((request, owner))
 
     def _request(self, number: int, running: _Running, call: Call) -> tuple[Request, _Owner]:
         """A call as a request of the engine; `ApiError` where a limit or the conversation forbids it."""
@@ -319,7 +312,7 @@ class AgentStream:
                 if owner is not None and owner.call is call:
                     owners[sample] = None
                     self._cancelled.append((request, sample))
-        self._ready = [entry for entry in self._ready if entry[1].call is not call]
+        self._ready.remove(lambda entry: entry[1].call is call)
 
     def _ended(self, answer: Answer, running: _Running) -> None:
         """An agent has returned, failed or hung."""
