@@ -5,7 +5,7 @@ Every session sends its requests one after the other, each a stream of /v1/compl
 tokens, a fixed number of new tokens at temperature 1 (`ignore_eos`, so all do the same work). A round with
 few tokens comes first and is not measured. The figures: tokens/s of all sessions together, seconds to the
 first token (median, 95 %), failures. `--vanish N`: N more clients close their connections at their first
-token, again and again, until the others are finished.
+token, again and again, until the others are finished; then the same work without them, in a row of its own.
 
     python benchmarks/serving.py --model pebble --sessions 16 --device cpu
     python benchmarks/serving.py --model FOLDER --sessions 200 --write      # vLLM after ours, where installed
@@ -102,7 +102,7 @@ async def send(url: str, body: dict[str, Any]) -> Outcome:
     return Outcome(first, total, count, error)
 
 
-async def vanish(url: str, body: dict[str, Any]) -> None:
+async def vanish(url: str, body: dict[str, Any], departures: list[float]) -> None:
     """Leave at the first token, and come again, until cancelled."""
     parts = urlsplit(url)
     while True:
@@ -111,24 +111,28 @@ async def vanish(url: str, body: dict[str, Any]) -> None:
             writer.write(request_bytes(parts.netloc, body))
             while (piece := await reader.read(1 << 16)) and b"data:" not in piece:
                 pass
+        departures.append(time.perf_counter())
 
 
 async def run_sessions(
     url: str, sessions: list[list[dict[str, Any]]], num_vanishing: int = 0
-) -> list[Outcome]:
+) -> tuple[list[Outcome], int]:
+    """The outcome of every request, and how many requests were left at their first token."""
+
     async def session(bodies: list[dict[str, Any]]) -> list[Outcome]:
         return [await send(url, body) for body in bodies]
 
     body = sessions[0][0]
-    leaving = [asyncio.create_task(vanish(url, body)) for _ in range(num_vanishing)]
+    departures: list[float] = []
+    leaving = [asyncio.create_task(vanish(url, body, departures)) for _ in range(num_vanishing)]
     results = await asyncio.gather(*(session(bodies) for bodies in sessions))
     for task in leaving:
         task.cancel()
     ends = await asyncio.gather(*leaving, return_exceptions=True)
     refused = [end for end in ends if isinstance(end, OSError)]
-    return [outcome for outcomes in results for outcome in outcomes] + [
-        Outcome(0.0, 0.0, 0, f"a client that vanishes: {error}") for error in refused
-    ]
+    outcomes = [outcome for outcomes in results for outcome in outcomes]
+    outcomes += [Outcome(0.0, 0.0, 0, f"a client that vanishes: {error}") for error in refused]
+    return outcomes, len(departures)
 
 
 def summarize(who: str, outcomes: list[Outcome], seconds: float) -> dict[str, Any]:
@@ -149,15 +153,18 @@ def summarize(who: str, outcomes: list[Outcome], seconds: float) -> dict[str, An
     return {**row, "first_error": errors[0]} if errors else row
 
 
-def measure(who: str, url: str, name: str, vocabulary: int, args: argparse.Namespace) -> dict[str, Any]:
+def measure(who: str, url: str, name: str, vocabulary: int, args: argparse.Namespace) -> list[dict[str, Any]]:
     sessions = make_bodies(args, name, vocabulary)
     warm = [[{**bodies[0], "max_tokens": min(WARM_UP_TOKENS, args.new_tokens)}] for bodies in sessions]
     asyncio.run(run_sessions(url, warm))
-    started = time.perf_counter()
-    outcomes = asyncio.run(run_sessions(url, sessions, args.vanish))
-    row = summarize(who, outcomes, time.perf_counter() - started)
-    print(json.dumps(row), flush=True)
-    return row
+    rows = []
+    for num_vanishing in [args.vanish, 0] if args.vanish else [0]:
+        started = time.perf_counter()
+        outcomes, num_vanished = asyncio.run(run_sessions(url, sessions, num_vanishing))
+        row = summarize(who, outcomes, time.perf_counter() - started)
+        rows.append(row | ({"vanished": num_vanished} if num_vanishing else {}))
+        print(json.dumps(rows[-1]), flush=True)
+    return rows
 
 
 @contextlib.contextmanager
@@ -263,7 +270,7 @@ def main() -> None:
     args = parser.parse_args()
     vocabulary = vocabulary_of(args.model)
     if args.url:
-        rows = [measure(args.url, args.url.rstrip("/"), args.name, vocabulary, args)]
+        rows = measure(args.url, args.url.rstrip("/"), args.name, vocabulary, args)
     else:
         rows = []
         length = args.prompt_tokens[1] + args.new_tokens + 8
@@ -274,7 +281,7 @@ def main() -> None:
             port = free_port()
             url, log = f"http://127.0.0.1:{port}", Path(f"/tmp/serving-{who}.log")
             with server(make(args, port, length), url, log):
-                rows.append(measure(who, url, "model", vocabulary, args))
+                rows += measure(who, url, "model", vocabulary, args)
     if args.write:
         write(rows, args)
 

@@ -3,7 +3,7 @@
 
 Every episode has `--turns` turns; after each the environment thinks for 0 to `--tool-s` seconds and asks for
 another number. Both sample from the same model and count the seconds of a batch's rollouts. The first batch
-pays for the set-up and is not counted.
+pays for the set-up and is not counted; TRL's tools answer at once in it.
 
     python benchmarks/turns.py --model FOLDER                              # ours, 256 episodes of 8 turns
     python benchmarks/turns.py --model FOLDER --who trl --episodes 16
@@ -102,7 +102,7 @@ def trl(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
             What to do next.
         """
         begun = time.perf_counter()
-        time.sleep(thoughts.uniform(0, args.tool_s))
+        time.sleep(thoughts.uniform(0, args.tool_s) if batches else 0.0)
         calls.append(time.perf_counter() - begun)
         return AGAIN
 
