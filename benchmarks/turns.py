@@ -146,6 +146,7 @@ def trl(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     )
     rows = Dataset.from_list([{"prompt": [{"role": "user", "content": TASK}]}] * args.episodes)
     tokenizer = AutoTokenizer.from_pretrained(args.model)
+    tokenizer.response_schema = {"type": "object"}  # or TRL parses nothing
     Timed(
         model=args.model,
         reward_funcs=lambda completions, **_: [thoughts.random() for _ in completions],
