@@ -18,6 +18,7 @@ from whetstone.model.attention import NAME, PackedAttention, packed_segments
 from whetstone.types import Finish
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
+GIB = 1 << 30
 REQUESTS = [Request(prompt_ids=prompt, seeds=(1, 2, 3)) for prompt in PROMPTS]
 
 
@@ -124,6 +125,35 @@ def test_graphs_outlive_updates_and_a_cache_that_was_released():
         assert paged.state.pages is None
         assert paged.graphs.captured == captured and captured
     assert collect(engine, requests, sampling)[0, 0].policy_version == 3
+
+
+def test_pages_fit_into_memory_that_is_in_pieces():
+    policy = on_gpu("qwen2")
+    engine = NativeEngine(policy, 4)
+    sampling = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
+    requests = [Request(prompt_ids=prompt, seeds=(0,)) for prompt in PROMPTS]
+    before = collect(engine, requests, sampling)
+    paged = engine.engine
+    assert isinstance(paged, PagedEngine)
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 6 * GIB) / total)
+    try:
+        block = torch.empty(4 * GIB, dtype=torch.uint8, device="cuda")
+        address = block.data_ptr()
+        del block
+        stays = torch.empty(GIB // 4, dtype=torch.uint8, device="cuda")
+        assert address <= stays.data_ptr() < address + 4 * GIB  # in the middle of what was one piece
+        paged._prepare_pages(preferred=1 << 40, least=4)
+        assert paged.state.pages is not None
+        assert GIB // 2 < paged.state.pages.nbytes < 2 * GIB  # of 5.75 GiB that are free, 2 are one piece
+        after = collect(engine, requests, sampling)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        torch.cuda.empty_cache()
+    assert {key: out.token_ids for key, out in after.items()} == {
+        key: out.token_ids for key, out in before.items()
+    }
 
 
 def test_eight_bit_rollouts_stay_near_the_weights_and_follow_them():

@@ -27,6 +27,12 @@ def free_memory(device: torch.device) -> int:
     return max(0, min(free, usable_memory(device) - used))
 
 
+def unreserved_memory(device: torch.device) -> int:
+    """Bytes that nobody has, torch included: they can be allocated in one piece."""
+    free = torch.cuda.mem_get_info(device)[0]
+    return max(0, min(free, usable_memory(device) - torch.cuda.memory_reserved(device)))
+
+
 class MemoryProbe:
     """Free and peak memory of one GPU."""
 

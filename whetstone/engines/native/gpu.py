@@ -27,7 +27,7 @@ from whetstone.engines.native.scheduler import Scheduler, num_pages
 from whetstone.engines.native.slot_state import NUM_GENERATED, PAGE, PROMPT_LEN, CacheShape, PagedState
 from whetstone.errors import UserError
 from whetstone.model.adapters import selection_of
-from whetstone.model.memory import free_memory, upload
+from whetstone.model.memory import free_memory, unreserved_memory, upload
 from whetstone.model.policy import Policy
 from whetstone.types import Finish
 
@@ -336,22 +336,32 @@ class PagedEngine(EngineBase):
     def _prepare_pages(self, *, preferred: int, least: int) -> None:
         """Allocate as many pages as the requests can use and the memory allows."""
         state = self.state
+        least = max(least, DRY_RUN_PAGES)
+        preferred = max(preferred, least)
         if state.num_pages >= preferred:
             return
         state.release_pages()
-        size = self.shape.bytes_per_token() * PAGE
         free = free_memory(self.shape.device)
-        logits = 8 * self.policy.config.vocab_size * state.num_slots
+        try:
+            state.allocate_pages(min(preferred, self._num_fitting(free, least)))
+        except torch.OutOfMemoryError:  # what torch holds is in pieces
+            free = unreserved_memory(self.shape.device)
+            state.allocate_pages(min(preferred, self._num_fitting(free, least)))
+
+    def _num_fitting(self, free: int, least: int) -> int:
+        """How many pages fit into `free` bytes beside what else sampling needs."""
+        logits = 8 * self.policy.config.vocab_size * self.state.num_slots
         copies = 0
         if self.fp8 and self.step is None:  # made after the pages, and no more than this
             copies = sum(parameter.numel() for parameter in self.policy.trunk.layers.parameters())
-        num_fitting = int(max(0, free - RESERVED_BYTES - logits - copies) * MEMORY_FRACTION) // size
-        if num_fitting < least:
+        size = self.shape.bytes_per_token() * PAGE
+        count = int(max(0, free - RESERVED_BYTES - logits - copies) * MEMORY_FRACTION) // size
+        if count < least:
             raise UserError(
                 f"Not even one sequence of {least * PAGE} tokens fits into the {free / 1e9:.1f} GB of GPU "
                 "memory that are free: lower max_completion_length, or choose a smaller model."
             )
-        state.allocate_pages(max(least, DRY_RUN_PAGES, min(preferred, num_fitting)))
+        return count
 
     def _dry_run(self, step: Step) -> Tensor:
         """Logits after two short sequences, to compare two steps."""
@@ -377,6 +387,8 @@ class PagedEngine(EngineBase):
     def sleep(self) -> None:
         if self._state is not None:
             self._state.release_pages()
+            if self.policy_version == 0:  # the optimizer's state is allocated next, and stays
+                torch.cuda.empty_cache()  # or it would lie in the middle of the memory of the pages
 
     def close(self) -> None:
         self._state = self.step = self.graphs = None
