@@ -77,6 +77,7 @@ def ours(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "seconds": round(row["time/rollout"], 2),
         "turns": round(row["episodes/mean_turns"], 2),
         "environment_s": round(row["episodes/environment_s"], 2),
+        "idle_s": round(row["episodes/idle_s"], 2),
         "sampled_tokens": round(row["completions/mean_length"] * args.episodes),
     }
 

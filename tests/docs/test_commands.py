@@ -178,11 +178,11 @@ SLOW = {
         "whet train config/grpo.yaml auto_resume=true max_steps=2 overwrite_output_dir=false"
     ),
     "whet train CONFIG auto_resume=true": "whet train config/grpo.yaml auto_resume=true",
-    "whet train gsm8k seed=43 max_steps=140": "whet train gsm8k data_path=rows.json eval_path=rows.json",
     "whet train gsm8k learning_rate=5e-6 max_completion_length=512 max_steps=120": (
         "whet train gsm8k data_path=rows.json eval_path=rows.json"
     ),
-    "whet train gsm8k data_path=gsm8k/train.jsonl eval_path=gsm8k/test.jsonl seed=43 max_steps=140": (
+    "whet train gsm8k max_steps=60": "whet train gsm8k data_path=rows.json eval_path=rows.json",
+    "whet train gsm8k max_steps=60 fixed_eval_steps=20 seed=42": (
         "whet train gsm8k data_path=rows.json eval_path=rows.json"
     ),
     "whet train critic": "",

@@ -109,6 +109,7 @@ class Collector:
         self.max_length = max_length  # of prompt plus completion, as the model allows
         self.num_truncated_prompts = 0  # since the caller last reset these two
         self.scoring_s = 0.0  # waiting for scores after the last sample
+        self.idle_s = 0.0  # of the engine, waiting for environments or agents
         self.cancelled = False  # set from another thread: stop at the next sample
         self.custom_metrics: dict[str, float] = {}  # from the user's reward functions in the last `collect`
 
@@ -206,6 +207,7 @@ class Collector:
         for output in generate_open(self.engine, requests, sampling, stream):
             yield from stream.accept(output)
         yield from stream.drain()
+        self.idle_s += stream.idle_s
 
     def _sample_agents(
         self,
@@ -230,6 +232,7 @@ class Collector:
             for output in generate_open(self.engine, first, sampling, stream) if first else ():
                 yield from stream.accept(output)
             yield from stream.drain()
+        self.idle_s += stream.idle_s
 
     def _cancel(self) -> NoReturn:
         self.scorer.discard()
@@ -298,9 +301,9 @@ class DistributedCollector(Collector):
         self.is_collective = ranks.world_size > 1
 
     def collect(self, problems: list[Problem], **options: Any) -> list[Group]:
-        """`Collector.collect` on all ranks; counts truncated prompts of all, and the longest `scoring_s`."""
-        num_truncated, scoring_s = self.num_truncated_prompts, self.scoring_s
-        self.num_truncated_prompts, self.scoring_s = 0, 0.0
+        """`Collector.collect` on all ranks: truncated prompts of all, longest `scoring_s` and `idle_s`."""
+        num_truncated, scoring_s, idle_s = self.num_truncated_prompts, self.scoring_s, self.idle_s
+        self.num_truncated_prompts, self.scoring_s, self.idle_s = 0, 0.0, 0.0
         groups, failure, cancelled = [], None, False
         shard = problems[self._ranks.data_rank :: self._ranks.data_size]
         try:
@@ -309,7 +312,7 @@ class DistributedCollector(Collector):
             failure = str(error)
         except RolloutCancelled:  # reported too: other ranks may wait for this rank's groups
             cancelled = True
-        counts = (self.num_truncated_prompts, self.scoring_s, dict(self.scorer.custom_metrics))
+        counts = (self.num_truncated_prompts, self.scoring_s, self.idle_s, dict(self.scorer.custom_metrics))
         reports = all_gather_data_objects(
             self._ranks, (groups, failure, cancelled, *counts), self._side_group
         )
@@ -318,8 +321,9 @@ class DistributedCollector(Collector):
             raise UserError(failures[0])
         if any(cancelled for _, _, cancelled, *_ in reports):
             raise RolloutCancelled
-        self.num_truncated_prompts = num_truncated + sum(truncated for *_, truncated, _, _ in reports)
-        self.scoring_s = scoring_s + max(seconds for *_, seconds, _ in reports)
+        self.num_truncated_prompts = num_truncated + sum(truncated for *_, truncated, _, _, _ in reports)
+        self.scoring_s = scoring_s + max(seconds for *_, seconds, _, _ in reports)
+        self.idle_s = idle_s + max(seconds for *_, seconds, _ in reports)
         metrics: dict[str, list[float]] = {}
         for *_, own in reports:
             for name, value in own.items():

@@ -15,7 +15,7 @@ from whetstone.engines.base import GenerationOutput, Request, SamplingParams
 from whetstone.environments.pool import Answer, EpisodePool
 from whetstone.environments.toolbox import TOOLBOX
 from whetstone.environments.tools import parse_calls
-from whetstone.rollout.gathering import Gathering
+from whetstone.rollout.gathering import Gathering, TimedStream
 from whetstone.types import Completion, Episode, Finish, Message, Problem, Turn
 
 POLL_S = 0.5  # longest wait before a cancelled run is noticed
@@ -74,7 +74,7 @@ class _Running:
         return sum(len(completion.token_ids) for completion in self.completions)
 
 
-class EpisodeStream:
+class EpisodeStream(TimedStream):
     """The requests of a batch in which some problems have environments (`engines.base.RequestStream`)."""
 
     def __init__(
@@ -143,7 +143,7 @@ class EpisodeStream:
         finished, self._finished = self._finished, []
         yield from finished
 
-    def take(self, *, wait: bool) -> list[Request]:
+    def _take(self, *, wait: bool) -> list[Request]:
         while True:
             for answer in self.pool.poll(self._ready.pause_s(POLL_S if wait else 0.0)):
                 if answer.number in self._running and (request := self._answered(answer)) is not None:

@@ -1,8 +1,10 @@
-"""Requests that become ready one by one and go to the engine together."""
+"""Requests that become ready one by one and go to the engine together, and how long it waits for them."""
 
 import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
+
+from whetstone.engines.base import Request
 
 # A prefill of one request costs as much as of many.
 GATHER_S = 0.01
@@ -38,3 +40,19 @@ class Gathering(Generic[T]):
             return []
         ready, self._ready = self._ready, []
         return ready
+
+
+class TimedStream:
+    """A `RequestStream` that measures how long the engine has nothing to do."""
+
+    idle_s = 0.0
+
+    def take(self, *, wait: bool) -> list[Request]:
+        started = time.monotonic()
+        requests = self._take(wait=wait)
+        if wait:  # an engine waits only if nothing is left to sample
+            self.idle_s += time.monotonic() - started
+        return requests
+
+    def _take(self, *, wait: bool) -> list[Request]:
+        raise NotImplementedError

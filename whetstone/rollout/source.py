@@ -67,7 +67,7 @@ class RolloutSource:
         """Sample and score the batch of optimizer step `step` with the engine's current weights."""
         started = time.monotonic()
         collector = self._collector
-        collector.num_truncated_prompts, collector.scoring_s = 0, 0.0
+        collector.num_truncated_prompts, collector.scoring_s, collector.idle_s = 0, 0.0, 0.0
         size = self._plan.prompts_per_batch
         first = step // self._plan.updates_per_batch * size
         indices = list(range(first, first + size))
@@ -77,6 +77,8 @@ class RolloutSource:
             num_resampled = self._resample_zero_variance(step, groups, indices)
             metrics["dynamic_sampling/resample_ratio"] = num_resampled / size
         metrics |= {"prompts_truncated": float(collector.num_truncated_prompts), **collector.custom_metrics}
+        if any(rollout.episode is not None for group in groups for rollout in group.rollouts):
+            metrics["episodes/idle_s"] = collector.idle_s
         self._curriculum.observe(groups)
         return RolloutBatch(
             groups=groups,

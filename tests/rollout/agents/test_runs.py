@@ -13,7 +13,7 @@ from whetstone.errors import UserError
 from whetstone.trl.run import train_with_trl
 
 # Time, and the last bits of the engine's logprobs: they depend on what is sampled at the same moment.
-VARYING = {"episodes/environment_s": 0, "sampling/sampling_logp_difference/mean": 0}
+VARYING = {"episodes/environment_s": 0, "episodes/idle_s": 0, "sampling/sampling_logp_difference/mean": 0}
 KEYS = {
     "agent": f"{Path(agents.__file__)}:twice",
     "agent_max_length": 512,

@@ -24,7 +24,7 @@ from whetstone.rollout.agents.calls import Call
 from whetstone.rollout.agents.endpoint import AgentEndpoint, session_over
 from whetstone.rollout.agents.session import ChatCodec, Prompt, Session
 from whetstone.rollout.episodes import Sampled
-from whetstone.rollout.gathering import Gathering
+from whetstone.rollout.gathering import Gathering, TimedStream
 from whetstone.terminal.text import escape_controls
 from whetstone.types import Episode, Finish, Problem, Turn
 
@@ -73,7 +73,7 @@ class _Owner:
     is_last: bool = False  # no more tokens are left behind it
 
 
-class AgentStream:
+class AgentStream(TimedStream):
     """The requests of a batch whose rollouts come from agents (`engines.base.RequestStream`)."""
 
     def __init__(
@@ -120,7 +120,7 @@ class AgentStream:
         self._calls.put(call)
         self.pool.wake()
 
-    def take(self, *, wait: bool) -> list[Request]:
+    def _take(self, *, wait: bool) -> list[Request]:
         while True:
             self._queue_calls()  # first: who has asked is not late, however long the last step took
             for answer in self.pool.poll(self._ready.pause_s(POLL_S if wait else 0.0)):
