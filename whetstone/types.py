@@ -95,6 +95,28 @@ class Turn:
 
     completion: Completion  # sampled: trained on
     observation_ids: tuple[int, ...] = ()  # seen, never trained on; none behind the last turn
+    # All that the policy saw before it spoke, where that is not the prompt and the turns before this one: the
+    # history was rewritten. Never trained on here. Empty for the first turn.
+    context_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Branch:
+    """Turns of a rollout that continue each other: a segment of an episode, of which most have one.
+
+    Its tokens are the first `num_shared` ones of branch `parent`, then `context_ids`, then its turns.
+    """
+
+    turns: tuple[Turn, ...]
+    parent: int | None = None  # an earlier branch; None: of the first, which begins with the prompt
+    num_shared: int = 0
+    context_ids: tuple[int, ...] = ()
+
+    @cached_property
+    def own_ids(self) -> tuple[int, ...]:
+        """Behind the shared tokens."""
+        parts = [(*turn.completion.token_ids, *turn.observation_ids) for turn in self.turns]
+        return (*self.context_ids, *(token for part in parts for token in part))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,10 +168,38 @@ class Rollout:
         return tuple(earned)
 
     @cached_property
+    def branches(self) -> tuple[Branch, ...]:
+        """One, unless the history was rewritten. What branches have in common at their start is in one."""
+        starts = [0, *(number for number, turn in enumerate(self.turns) if turn.context_ids)]
+        branches: list[Branch] = []
+        sequences: list[tuple[int, ...]] = []  # all tokens of each
+        for start, stop in zip(starts, [*starts[1:], len(self.turns)], strict=True):
+            turns, context = self.turns[start:stop], self.turns[start].context_ids
+            if start == 0:
+                branch, shared = Branch(turns=turns), self.prompt_ids
+            else:
+                parent, count = _longest_prefix(context, sequences)
+                branch = Branch(turns=turns, parent=parent, num_shared=count, context_ids=context[count:])
+                shared = context[:count]
+            branches.append(branch)
+            sequences.append(shared + branch.own_ids)
+        return tuple(branches)
+
+    @cached_property
     def num_tokens(self) -> int:
-        """All tokens: prompt, completions and observations."""
-        turns = sum(len(turn.completion.token_ids) + len(turn.observation_ids) for turn in self.turns)
-        return len(self.prompt_ids) + turns
+        """All tokens: prompt, completions and observations; what branches share counts once."""
+        return len(self.prompt_ids) + sum(len(branch.own_ids) for branch in self.branches)
+
+    @property
+    def longest_sequence(self) -> int:
+        """Tokens of the longest branch, with what it shares."""
+        shared = [len(self.prompt_ids), *(branch.num_shared for branch in self.branches[1:])]
+        return max(n + len(branch.own_ids) for n, branch in zip(shared, self.branches, strict=True))
+
+    @property
+    def num_observed(self) -> int:
+        """Tokens behind the prompt that the policy saw and did not say."""
+        return self.num_tokens - len(self.prompt_ids) - len(self.completion.token_ids)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,9 +215,30 @@ class Group:
 
 
 class Segment(NamedTuple):
-    """Tokens of a packed batch, which see each other causally and all of an earlier run: a shared prompt."""
+    """Tokens of a packed batch. They see each other causally, and all of earlier runs: a shared prompt."""
 
     start: int
     length: int
-    prefix_start: int = 0
-    prefix_length: int = 0
+    prefix: tuple[tuple[int, int], ...] = ()  # runs as (start, length), one sequence together
+
+    @property
+    def prefix_length(self) -> int:
+        return sum(length for _, length in self.prefix)
+
+
+def _longest_prefix(ids: tuple[int, ...], sequences: list[tuple[int, ...]]) -> tuple[int, int]:
+    """(index, length) of the longest start of `ids` that one of `sequences` has; the newest of equals."""
+    best, length = len(sequences) - 1, 0
+    for index in reversed(range(len(sequences))):
+        other = sequences[index]
+        if length == len(ids):
+            break
+        if len(other) <= length or other[length] != ids[length]:
+            continue  # not longer, so nothing is compared
+        low, high = 0, min(len(ids), len(other))
+        while low < high:  # slices are compared much faster than tokens
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if ids[low:middle] == other[low:middle] else (low, middle - 1)
+        if low > length:
+            best, length = index, low
+    return best, length

@@ -52,7 +52,13 @@ def head_without_rows() -> None:
 
 def shared_keys() -> None:
     """Gradients of copied keys add up as autograd adds them."""
-    segments = [Segment(0, 3), Segment(3, 4, 0, 3), Segment(7, 2, 0, 3), Segment(9, 5), Segment(14, 1, 9, 5)]
+    segments = [
+        Segment(0, 3),
+        Segment(3, 4, ((0, 3),)),
+        Segment(7, 2, ((0, 3),)),
+        Segment(9, 5),
+        Segment(14, 1, ((9, 5),)),
+    ]
     plan = FlashPlan(segments, torch.device("cpu"))
     copies = plan.copies
     assert isinstance(copies, Copies)

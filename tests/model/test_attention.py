@@ -11,8 +11,13 @@ from whetstone.types import Segment
 CPU = torch.device("cpu")
 # Prompts of 6 and 9 tokens, each with completions of very different lengths, and sequences for themselves.
 SHARED = [
-    Segment(0, 6), Segment(6, 1, 0, 6), Segment(7, 40, 0, 6), Segment(47, 3, 0, 6),
-    Segment(50, 9), Segment(59, 17, 50, 9), Segment(76, 2, 50, 9), Segment(78, 31), Segment(109, 4),
+    Segment(0, 6), Segment(6, 1, ((0, 6),)), Segment(7, 40, ((0, 6),)), Segment(47, 3, ((0, 6),)),
+    Segment(50, 9), Segment(59, 17, ((50, 9),)), Segment(76, 2, ((50, 9),)), Segment(78, 31), Segment(109, 4),
+]  # fmt: skip
+# A prompt with a sequence; others share parts of both, and parts of one another.
+BRANCHES = [
+    Segment(0, 6), Segment(6, 9, ((0, 6),)), Segment(15, 3, ((0, 6), (6, 4))), Segment(18, 7),
+    Segment(25, 11, ((0, 6), (6, 4), (15, 2))), Segment(36, 2, ((18, 3),)), Segment(38, 1, ((0, 2),)),
 ]  # fmt: skip
 
 
@@ -21,7 +26,7 @@ def plain(query, key, value, segments: list[Segment], window: int | None, softca
     out = torch.zeros_like(query)
     groups = query.shape[1] // key.shape[1]
     for segment in segments:
-        prefix = range(segment.prefix_start, segment.prefix_start + segment.prefix_length)
+        prefix = [token for start, length in segment.prefix for token in range(start, start + length)]
         own = range(segment.start, segment.start + segment.length)
         for place, token in enumerate(own):
             seen = [*prefix, *own[: place + 1]][-(window or 10**9) :]
@@ -35,7 +40,7 @@ def plain(query, key, value, segments: list[Segment], window: int | None, softca
 
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (5, None), (None, 2.0), (5, 2.0)])
 @pytest.mark.parametrize(
-    "segments", [SHARED, packed_segments([3, 40, 1, 2, 17, 8]), packed_segments([4, 6, 5])]
+    "segments", [SHARED, BRANCHES, packed_segments([3, 40, 1, 2, 17, 8]), packed_segments([4, 6, 5])]
 )
 def test_every_segment_is_as_if_it_were_alone(segments, window, softcap):
     torch.manual_seed(0)

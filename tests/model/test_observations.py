@@ -135,6 +135,24 @@ def test_several_results_follow_each_other(family):
     assert text.index("42") < text.index("43")
 
 
+def test_a_history_has_its_calls_and_results(family):
+    """Written by the template, or as text where it has no way: as observations are."""
+    expected, chat = family
+    call = {"id": "whetstone", "type": "function", "function": {"name": "add", "arguments": {"number": 5}}}
+    question = {"role": "user", "content": "Guess."}
+    said = {"role": "assistant", "content": "", "tool_calls": [call]}
+    result = {**RESULT, "tool_call_id": "whetstone"}
+    messages = (question, said, result, {**result, "content": "43"})
+    prompt = chat.prompt(Problem(id="p", task="t", messages=messages, answer=None, tools=(SCHEMA,)))
+    assert prompt.rindex("Guess.") < prompt.rindex("number") < prompt.rindex("42") < prompt.rindex("43")
+    if not expected.describes_tools:
+        start = chat.encode(Problem(id="p", task="t", messages=(question,), answer=None, tools=(SCHEMA,)))
+        text = '<tool_call>\n{"name": "add", "arguments": {"number": 5}}\n</tool_call>' + expected.eos
+        turn = chat.tokenizer(text, add_special_tokens=False)["input_ids"]
+        observation = chat.encode_observation(list(messages[2:]), 1000)
+        assert prompt == chat.decode([*start, *turn, *observation], keep_special=True)
+
+
 def test_every_prompt_describes_the_tools(family):
     expected, chat = family
     messages = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "Guess."})

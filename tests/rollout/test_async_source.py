@@ -4,6 +4,7 @@ when they should be, and what happens when something fails.
 
 import io
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -255,6 +256,12 @@ def test_the_batch_under_way_survives_a_checkpoint(rewards, scorer):
     again = batch_of(resumed, 2)
     assert again.groups == expected.groups and again.metrics == expected.metrics
     assert from_plain(to_plain(expected), source._tasks) == expected
+    group = expected.groups[0]
+    turn = group.rollouts[0].turns[0]
+    turns = (replace(turn, observation_ids=(4,)), replace(turn, context_ids=(5, 6)))
+    rollout = replace(group.rollouts[0], turns=turns)
+    changed = replace(expected, groups=[replace(group, rollouts=(rollout,)), *expected.groups[1:]])
+    assert from_plain(to_plain(changed), source._tasks) == changed
     source.close()
     resumed.close()
 

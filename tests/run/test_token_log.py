@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from tests.support.runs import run
-from whetstone.run.token_log import choose_groups, thin_out, tokens_file
+from whetstone.run.token_log import choose_groups, observations, thin_out, tokens_file
+from whetstone.types import Completion, Finish, Rollout, Score, Turn
 from whetstone.update.token_table import NUMBERS, RULES
 
 
@@ -83,3 +84,16 @@ def test_the_disk_stays_within_its_bound_and_the_steps_that_stay_are_even(tmp_pa
     left = sorted(int(path.stem.removeprefix("tokens_")) for path in tmp_path.glob("completions/*"))
     assert len(left) == 10 and left[0] == 1 and left[-1] == 100
     assert max(np.diff(left)) <= 4 * 100 / 10
+
+
+def test_what_is_new_in_a_rewritten_history_is_seen_behind_the_turn_before_it() -> None:
+    said = Completion(token_ids=(7, 8), logprobs=(-1.0, -2.0), finish=Finish.STOP, policy_version=0)
+    turns = (
+        Turn(completion=said, observation_ids=(6,)),
+        Turn(completion=said),
+        Turn(completion=said, context_ids=(1, 2, 7, 9)),
+        Turn(completion=said, context_ids=(1, 2)),
+    )
+    score = Score(reward=1.0, parts={}, answer=None)
+    rollout = Rollout(prompt_ids=(1, 2), turns=turns, text="", score=score)
+    assert list(observations(rollout)) == [(6,), (9,), (), ()]

@@ -57,6 +57,26 @@ def _in_turns(rollout: Rollout, generator: torch.Generator) -> Rollout:
     return replace(rollout, turns=tuple(turns))
 
 
+def rewritten(samples: list[Sample]) -> list[Sample]:
+    """The same turns, each behind the first of a rollout with a context of its own, of one of these kinds:
+    the old one without its end, a wholly new one, the one of the turn before last with more behind it.
+    """
+    generator = torch.Generator().manual_seed(3)
+    changed = []
+    for number, sample in enumerate(with_turns(samples)):
+        turns, before = list(sample.rollout.turns), [sample.rollout.prompt_ids]
+        for place in range(1, len(turns)):
+            whole = (*before[-1], *turns[place - 1].completion.token_ids)
+            new = tuple(torch.randint(3, 97, (4,), generator=generator).tolist())
+            kinds = ((*whole[:-1], *new), new, (*before[max(0, len(before) - 2)], *new), before[-1])
+            context = kinds[(number + place) % len(kinds)]
+            turns[place - 1] = replace(turns[place - 1], observation_ids=())
+            turns[place] = replace(turns[place], context_ids=context)
+            before.append(context)
+        changed.append(replace(sample, rollout=replace(sample.rollout, turns=tuple(turns))))
+    return changed
+
+
 def all_ids(rollout: Rollout) -> list[int]:
     """Prompt, completions and observations in order."""
     parts = [(*turn.completion.token_ids, *turn.observation_ids) for turn in rollout.turns]

@@ -7,14 +7,14 @@ ratios differ from 1, clips bite and the KL is not 0.
 
 import copy
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
 import torch
 
 from tests.conftest import make_policy
-from tests.support.update import SIZES, all_ids, make_samples, predicting_positions, with_turns
+from tests.support.update import SIZES, all_ids, make_samples, predicting_positions, rewritten, with_turns
 from whetstone.config import build, make_plan
 from whetstone.config.losses import LOSSES
 from whetstone.config.sections import ModelConfig
@@ -119,8 +119,17 @@ def double_critic(critic) -> Any:
 # ---- the reference ---------------------------------------------------------------------------------------
 
 
+def plain_sequences(rollout):
+    """Sequences of one context each: themselves as rollouts, nothing shared."""
+    starts = [0, *(n for n, turn in enumerate(rollout.turns) if turn.context_ids)]
+    for start, stop in pairwise([*starts, len(rollout.turns)]):
+        first, *more = rollout.turns[start:stop]
+        turns = (replace(first, context_ids=()), *more)
+        yield replace(rollout, prompt_ids=first.context_ids or rollout.prompt_ids, turns=turns)
+
+
 def padded(samples):
-    rows = [all_ids(s.rollout) for s in samples]
+    rows = [all_ids(part) for s in samples for part in plain_sequences(s.rollout)]
     width = max(map(len, rows))
     ids = torch.tensor([row + [0] * (width - len(row)) for row in rows])
     return ids, torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
@@ -128,7 +137,11 @@ def padded(samples):
 
 def of_completions(values, samples):
     """[B, width, ...] -> a list of [length, ...]: what stands one place before each completion token."""
-    return [row[predicting_positions(s.rollout)] for row, s in zip(values, samples, strict=True)]
+    rows = iter(values)
+    return [
+        torch.cat([next(rows)[predicting_positions(part)] for part in plain_sequences(s.rollout)])
+        for s in samples
+    ]
 
 
 def logprobs(model, samples):
@@ -191,7 +204,7 @@ def plain_gradient(model, loss):
     return flat([p for p in model.parameters() if p.requires_grad])
 
 
-@pytest.mark.parametrize("kind", ["all weights", "lora", "turns"])
+@pytest.mark.parametrize("kind", ["all weights", "lora", "turns", "rewritten"])
 @pytest.mark.parametrize("loss_type", [name for name, loss in LOSSES.items() if not loss.supervised])
 def test_every_loss_has_the_plain_float64_gradient(loss_type, kind):
     policy = lora_policy() if kind == "lora" else make_policy()
@@ -199,6 +212,9 @@ def test_every_loss_has_the_plain_float64_gradient(loss_type, kind):
     if kind == "turns":
         samples = with_turns(samples)
         assert sum(len(sample.rollout.turns) for sample in samples) == 15
+    if kind == "rewritten":
+        samples = rewritten(samples)
+        assert sum(len(sample.rollout.branches) for sample in samples) == 15
     extra = {"importance_correction": "token_truncate", "importance_correction_max": 1.1}
     models, _, gradients, row, config = our_step(policy, samples, **settings_for(loss_type), **extra)
     expected = plain_gradient(models[2], policy_loss(models, samples, group_advantages(samples), config.loss))
@@ -300,10 +316,11 @@ def gae_by_hand(samples, values, gamma, lam):
 
 
 @pytest.mark.parametrize("loss_type", ["dapo", "gspo"])
-@pytest.mark.parametrize("kind", ["head", "model", "head, by turn"])
+@pytest.mark.parametrize("kind", ["head", "model", "head, by turn", "head, rewritten"])
 def test_policy_and_critic_have_the_plain_float64_gradients(kind, loss_type):
-    by_turn, kind = "by turn" in kind, kind.split(",")[0]
-    samples = (credited_by_turn if by_turn else with_turns)(make_samples(make_policy()))
+    by_turn, change = "by turn" in kind, rewritten if "rewritten" in kind else with_turns
+    kind = kind.split(",")[0]
+    samples = (credited_by_turn if by_turn else change)(make_samples(make_policy()))
     changes = {"advantage": "gae", "critic": kind, "value_coef": 0.3, "gamma": 0.98, "gae_lambda": 0.9}
     changes |= {"value_clip": 0.2, "turn_credit": "turn" if by_turn else "episode", **settings_for(loss_type)}
     models, critics, gradients, row, config = our_step(make_policy(), samples, critic_shift=0.3, **changes)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.conftest import make_policy
-from tests.support.update import gradient_of, make_samples, train_on, updater_for
+from tests.support.update import gradient_of, make_samples, rewritten, train_on, updater_for
 from whetstone.errors import UserError
 from whetstone.model.reference import Reference
 from whetstone.types import Turn
@@ -223,7 +223,7 @@ def test_a_made_up_batch_has_so_many_tokens():
 
 
 def test_a_part_of_a_batch_is_what_packing_it_would_have_made():
-    samples = make_samples(make_policy())
+    samples = rewritten(make_samples(make_policy()))
     [whole] = pack(samples, 1000)
     order = [int(place) for place in whole.batch_index]
     for first, last in ((0, 2), (1, 5), (4, 6)):

@@ -15,9 +15,11 @@ from tests.support.update import (
     gradient_of,
     make_samples,
     reference_gradient,
+    rewritten,
     sequence_logprobs,
     train_on,
     updater_for,
+    with_turns,
 )
 from whetstone.config import build
 from whetstone.config.losses import LOSSES
@@ -25,7 +27,8 @@ from whetstone.errors import UserError
 from whetstone.model.attention import PackedAttention, packed_segments
 from whetstone.model.reference import Reference
 from whetstone.optimizer import Optimizer
-from whetstone.update.packing import pack, split_minibatches
+from whetstone.types import Completion, Finish, Rollout, Score, Segment, Turn
+from whetstone.update.packing import Sample, pack, split_minibatches
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma2", "mistral"])
@@ -115,10 +118,10 @@ def test_packs_keep_the_budget_lose_nothing_and_share_prompts():
     assert len(one.token_ids) == 4 + 9 + 8 + sum(completion for _, completion in SIZES)
     # the largest group comes first: its prompt, then its completions of 12, 7 and 3 tokens
     assert [tuple(segment) for segment in one.segments[:4]] == [
-        (0, 4, 0, 0),
-        (4, 12, 0, 4),
-        (16, 7, 0, 4),
-        (23, 3, 0, 4),
+        (0, 4, ()),
+        (4, 12, ((0, 4),)),
+        (16, 7, ((0, 4),)),
+        (23, 3, ((0, 4),)),
     ]
     # the last prompt token predicts every completion's first token; positions go on from the prompt's end
     assert [
@@ -260,3 +263,47 @@ def test_an_unknown_schedule_is_refused_with_the_known_ones():
     weight = torch.nn.Parameter(torch.zeros(1))
     with pytest.raises(UserError, match="cosine"):
         Optimizer([weight], build({"lr_scheduler_type": "cosinus"}).update, num_steps=1, warmup_steps=0)
+
+
+def test_histories_that_were_rewritten_share_what_they_have_in_common():
+    """Prompt 1 2 3; then 4 5 said. The second context repeats all but the 5, the third goes back to the first
+    one, and the fourth is new.
+    """
+    said = Completion(token_ids=(7, 8), logprobs=(-1.0, -2.0), finish=Finish.STOP, policy_version=0)
+    turns = (
+        Turn(completion=replace(said, token_ids=(4, 5)), observation_ids=(6,)),
+        Turn(completion=said),
+        Turn(completion=said, context_ids=(1, 2, 3, 4, 9)),
+        Turn(completion=said, context_ids=(1, 2, 3, 4, 5, 6, 7, 8, 10)),
+        Turn(completion=said, context_ids=(2, 1)),
+        Turn(completion=said, context_ids=(1, 2, 3, 4, 9)),
+    )
+    score = Score(reward=1.0, parts={}, answer=None)
+    rollout = Rollout(prompt_ids=(1, 2, 3), turns=turns, text="", score=score)
+    assert rollout.num_tokens == 3 + 5 + 3 + 3 + 4 + 2 and rollout.num_observed == 1 + 1 + 1 + 2
+    [batch] = pack([Sample(rollout=rollout, index=0, keep=True)], 100)
+    assert batch.token_ids.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 7, 8, 10, 7, 8, 2, 1, 7, 8, 7, 8]
+    assert batch.segments == [
+        Segment(0, 3),
+        Segment(3, 5, ((0, 3),)),
+        Segment(8, 3, ((0, 3), (3, 1))),
+        Segment(11, 3, ((0, 3), (3, 5))),
+        Segment(14, 4),
+        Segment(18, 2, ((0, 3), (3, 1), (8, 1))),
+    ]
+    assert batch.logit_positions.tolist() == [2, 3, 5, 6, 8, 9, 11, 12, 15, 16, 8, 18]
+    assert batch.position_ids[8:].tolist() == [4, 5, 6, 8, 9, 10, 0, 1, 2, 3, 5, 6]
+    assert batch.targets.tolist() == [4, 5, 7, 8, 7, 8, 7, 8, 7, 8, 7, 8]
+    assert batch.sequence_ids.tolist() == [0] * 12
+
+
+@pytest.mark.parametrize("change", [list, with_turns, rewritten])
+def test_padded_rows_have_the_logprobs_of_packed_ones(change):
+    policy = make_policy()
+    [batch] = pack(change(make_samples(policy)), 1000)
+    with torch.no_grad():
+        packed = policy.logprobs(batch, 1.0)
+        policy.is_packed = False
+        policy.restore_attention()
+        padded = policy.logprobs(batch, 1.0)
+    assert (packed - padded).abs().max() < 1e-5

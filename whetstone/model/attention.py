@@ -100,8 +100,8 @@ class PackedAttention:
         return (index_rows(out, order) if len(buckets) > 1 else out)[None]
 
     def _pad_segments(self) -> tuple[list["_PaddedSegments"], Tensor]:
-        alone = [segment for segment in self.segments if not segment.prefix_length]
-        sharing = [segment for segment in self.segments if segment.prefix_length]
+        alone = [segment for segment in self.segments if not segment.prefix]
+        sharing = [segment for segment in self.segments if segment.prefix]
         by_length = [*bucket_by_length(alone), *bucket_by_length(sharing)]
         buckets = [_PaddedSegments(bucket, self.device) for bucket in by_length]
         return buckets, torch.cat([bucket.tokens for bucket in buckets]).argsort()
@@ -125,7 +125,8 @@ class _PaddedSegments:
     """Segments padded to one length each for queries and for keys, and back."""
 
     def __init__(self, segments: list[Segment], device: torch.device):
-        starts, queries, prefix_starts, prefixes = torch.tensor(segments)[:, :, None].unbind(1)  # [S, 1] each
+        sizes = [(segment.start, segment.length, segment.prefix_length) for segment in segments]
+        starts, queries, prefixes = torch.tensor(sizes)[:, :, None].unbind(1)  # [S, 1] each
         column = torch.arange(int(queries.max()))[None]
         prefix_column = torch.arange(int(prefixes.max()))[None]
         inside, prefix_inside = column < queries, prefix_column < prefixes
@@ -133,8 +134,11 @@ class _PaddedSegments:
         # occurs a thousand times makes a GPU's backward pass add a thousand zeros one after the other.
         total = int((starts + queries).max())
         own = torch.where(inside, starts + column, _spread(inside.shape, total))
-        spread = _spread(prefix_inside.shape, total)
-        prefix = torch.where(prefix_inside, prefix_starts + prefix_column, spread)
+        prefix = _spread(prefix_inside.shape, total)
+        for row, segment in enumerate(segments):
+            if segment.prefix:
+                runs = [torch.arange(start, start + length) for start, length in segment.prefix]
+                prefix[row, : segment.prefix_length] = torch.cat(runs)
         far = torch.iinfo(torch.long).max
         self.query_index = own.to(device)  # [S, Lq] which token
         self.key_index = torch.cat([prefix, own], 1).to(device)  # [S, Lk]

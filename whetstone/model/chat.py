@@ -58,6 +58,8 @@ class Chat:
     def messages(self, problem: Problem) -> list[dict[str, str]]:
         """The conversation as the chat template takes it: a system message may have to open the user's."""
         messages = [dict(message) for message in problem.messages]
+        if any(message["role"] == "tool" or message.get("tool_calls") for message in messages):
+            messages = self._with_calls_as_text(messages)
         if problem.tools and not self._describes_tools:
             messages = _with_tools(messages, problem.tools)
         if self._takes_system:
@@ -67,6 +69,22 @@ class Chat:
         if system and others:
             others[0]["content"] = f"{system}\n\n{others[0]['content']}"
         return others
+
+    def _with_calls_as_text(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """What the template does not write of calls and results in a history, in the words of Qwen's."""
+        written: list[dict[str, Any]] = []
+        for message in messages:
+            calls = message.get("tool_calls")
+            if calls and not self._describes_tools:
+                parts = [message["content"], *map(_call_text, calls)]
+                message = {"role": message["role"], "content": "\n".join(part for part in parts if part)}
+            if message["role"] == "tool" and self._tool_history == "user":
+                text = _result_text(message)
+                if written and written[-1].pop("is_result", False):  # results of one turn are one message
+                    text = f"{written.pop()['content']}\n{text}"
+                message = {"role": "user", "content": text, "is_result": True}
+            written.append(message)
+        return [{key: value for key, value in message.items() if key != "is_result"} for message in written]
 
     def prompt(self, problem: Problem) -> str:
         """The prompt as the model sees it."""
@@ -207,9 +225,17 @@ def _history(messages: Sequence[Message], history: str) -> list[dict[str, Any]]:
     if history == "text":
         return [*before, *map(dict, messages)]
     parts = [
-        f"<tool_response>\n{message['content']}\n</tool_response>"
-        if message["role"] == "tool"
-        else str(message["content"])
+        _result_text(message) if message["role"] == "tool" else str(message["content"])
         for message in messages
     ]
     return [*before, {"role": "user", "content": "\n".join(parts)}]
+
+
+def _result_text(message: Message) -> str:
+    return f"<tool_response>\n{message['content']}\n</tool_response>"
+
+
+def _call_text(call: Message) -> str:
+    function = call.get("function", call)
+    content = json.dumps({"name": function["name"], "arguments": function["arguments"]}, ensure_ascii=False)
+    return f"<tool_call>\n{content}\n</tool_call>"

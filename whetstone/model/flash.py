@@ -21,7 +21,7 @@ class FlashPlan:
     def __init__(self, segments: Sequence[Segment], device: torch.device):
         assert [s.start for s in segments] == sorted(s.start for s in segments)
         keys = [
-            torch.cat([torch.arange(s.prefix_length) + s.prefix_start, torch.arange(s.length) + s.start])
+            torch.cat([torch.arange(length) + start for start, length in (*s.prefix, (s.start, s.length))])
             for s in segments
         ]
         query_lengths, key_lengths = [s.length for s in segments], [len(index) for index in keys]
@@ -31,7 +31,7 @@ class FlashPlan:
         )
         self.max_query, self.max_key = max(query_lengths), max(key_lengths)
         self.copies: Copies | None = None
-        if any(s.prefix_length for s in segments):
+        if any(s.prefix for s in segments):
             self.copies = Copies(torch.cat(keys), sum(query_lengths), device)
 
 

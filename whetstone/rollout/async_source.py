@@ -74,6 +74,7 @@ def _plain_rollout(rollout: Rollout) -> dict[str, Any]:
         {
             "completion": {**vars(turn.completion), "finish": str(turn.completion.finish)},
             "observation_ids": turn.observation_ids,
+            "context_ids": turn.context_ids,
         }
         for turn in rollout.turns
     ]
@@ -97,7 +98,11 @@ def from_plain(state: dict[str, Any], tasks: Mixture) -> RolloutBatch:
 
 def _rollout(state: dict[str, Any]) -> Rollout:
     turns = [
-        Turn(completion=_completion(turn["completion"]), observation_ids=tuple(turn["observation_ids"]))
+        Turn(
+            completion=_completion(turn["completion"]),
+            observation_ids=tuple(turn["observation_ids"]),
+            context_ids=tuple(turn.get("context_ids", ())),  # not in old checkpoints
+        )
         for turn in state["turns"]
     ]
     episode = state["episode"]

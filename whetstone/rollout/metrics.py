@@ -41,10 +41,10 @@ def rollout_metrics(groups: Iterable[Group]) -> dict[str, float]:
 def episode_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Turns, tool calls and what went wrong, of rollouts with an environment."""
     episodes = [rollout.episode for rollout in rollouts if rollout.episode is not None]
-    observed = [sum(len(turn.observation_ids) for turn in rollout.turns) for rollout in rollouts]
     return {
         "episodes/mean_turns": fmean(len(rollout.turns) for rollout in rollouts),
-        "episodes/mean_observation_length": fmean(observed),
+        "episodes/mean_segments": fmean(len(rollout.branches) for rollout in rollouts),
+        "episodes/mean_observation_length": fmean(rollout.num_observed for rollout in rollouts),
         "episodes/tool_calls": fmean(episode.num_tool_calls for episode in episodes),
         "episodes/tool_errors": fmean(episode.num_tool_errors for episode in episodes),
         "episodes/environment_s": fmean(episode.environment_s for episode in episodes),

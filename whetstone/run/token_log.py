@@ -9,8 +9,9 @@ completions as completions/step_N.jsonl has them. `observation_ids` are what the
 import io
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from whetstone.files import atomic_write, json_safe
 from whetstone.model.policy import Policy
 from whetstone.parallel.collectives import all_gather_objects
 from whetstone.run.completions import completion_row
-from whetstone.types import Group
+from whetstone.types import Group, Rollout
 from whetstone.update.token_table import NUMBERS, RULES, TokenRows, TokenTable
 
 EQUAL_REWARDS = 1 << RULES.index("equal_rewards")
@@ -73,9 +74,12 @@ def pack_tokens(
         own = rows.get(index) or _without_update(rollout.completion.logprobs)
         completions.append({**completion_row(step, groups[group], sample), "tokens": len(own.rules)})
         if rollout.episode is not None:
-            lengths = [[len(turn.completion.token_ids), len(turn.observation_ids)] for turn in rollout.turns]
-            completions[-1]["turn_tokens"] = lengths
-            observed += [token for turn in rollout.turns for token in turn.observation_ids]
+            seen = list(observations(rollout))
+            lengths = [len(turn.completion.token_ids) for turn in rollout.turns]
+            completions[-1]["turn_tokens"] = [
+                list(pair) for pair in zip(lengths, map(len, seen), strict=True)
+            ]
+            observed += [token for part in seen for token in part]
         ids += rollout.completion.token_ids
         numbers.append(own.numbers)
         rules.append(own.rules)
@@ -98,6 +102,13 @@ def pack_tokens(
         description=np.frombuffer(_json_bytes(description), dtype=np.uint8),
     )
     return buffer.getvalue()
+
+
+def observations(rollout: Rollout) -> Iterator[tuple[int, ...]]:
+    """What the policy saw behind each turn; where the history was rewritten then, what was new in it."""
+    for branch, following in zip_longest(rollout.branches, rollout.branches[1:]):
+        yield from (turn.observation_ids for turn in branch.turns[:-1])
+        yield branch.turns[-1].observation_ids if following is None else following.context_ids
 
 
 def _json_bytes(value: Any) -> bytes:

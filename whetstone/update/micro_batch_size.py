@@ -86,13 +86,13 @@ def find_size(
         probe = MemoryProbe(policy.device)
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     lengths = [rollout.num_tokens for rollout in rollouts]
+    longest = max(rollout.longest_sequence for rollout in rollouts)
     prompt = max(len(rollout.prompt_ids) for rollout in rollouts)
     total = -(-sum(lengths) // policy.ranks.data_size)
     bounds = SizeBounds(longest=max(lengths), total=total, uses_padding=policy.uses_padding)
 
     def run_tokens(tokens: int) -> None:
-        sizes = {"longest": bounds.longest, "prompt": prompt, "vocab_size": policy.config.vocab_size}
-        batch = synthetic_batch(tokens, **sizes)
+        batch = synthetic_batch(tokens, longest=longest, prompt=prompt, vocab_size=policy.config.vocab_size)
         trial_step([batch, batch])  # twice: one micro-batch would need no gradient accumulators
 
     # FSDP does not recover from an interrupted pass, not even on one rank.
@@ -101,7 +101,7 @@ def find_size(
     size = search.find(allow_checkpointing=allow_checkpointing, planned=planned)
     if size.tokens < bounds.longest:
         raise UserError(
-            f"One sequence of {bounds.longest:,} tokens does not fit into the GPU's memory: set "
+            f"One rollout of {bounds.longest:,} tokens does not fit into the GPU's memory: set "
             "gradient_checkpointing=auto, optim=adamw_8bit or cpu_offload=optimizer, or lower "
             "max_completion_length."
         )

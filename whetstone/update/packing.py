@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from whetstone.config import Config
-from whetstone.types import Finish, Group, Rollout, Segment
+from whetstone.types import Branch, Finish, Group, Rollout, Segment
+
+Run = tuple[int, int]  # start and length
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +19,7 @@ class Batch:
 
     token_ids: Tensor  # [T]
     position_ids: Tensor  # [T], from 0 in every sequence
-    segments: list[Segment]  # attention: a prompt, then the completions that share it, and so on
+    segments: list[Segment]  # attention: a prompt, then the branches of rollouts that share it, and so on
     logit_positions: Tensor  # [N] the position in T whose hidden state predicts the token
     targets: Tensor  # [N] the token
     sequence_ids: Tensor  # [N] which of the S completions it belongs to
@@ -26,6 +28,7 @@ class Batch:
     rewards: Tensor  # [S, turns]; one column unless turns are credited separately
     batch_index: Tensor  # [S] index among all completions of the step: problem x group size + sample
     sequence_mask: Tensor  # [S] 1, or 0 for a completion that is not in the loss
+    samples: list["Sample"]  # [S] what was packed
     is_skipped: bool = False  # no gradient: counted in the averages of the step, but not computed
 
     @property
@@ -57,7 +60,7 @@ class Sample:
 
     @property
     def num_response_tokens(self) -> int:
-        """Tokens behind the prompt: completions and observations."""
+        """Tokens behind the prompt: completions and observations, of all branches."""
         return self.rollout.num_tokens - len(self.rollout.prompt_ids)
 
 
@@ -208,6 +211,7 @@ def empty_micro_batch(sample: Sample) -> Batch:
         position_ids=torch.arange(2),
         segments=[Segment(0, 2)],
         rewards=torch.zeros(0, 1),
+        samples=[],
         **no_ids,
         **no_floats,
     )
@@ -228,16 +232,18 @@ def pack_sequences(samples: list[Sample]) -> Batch:
             tokens.append(prompt)
             positions.append(range(len(prompt)))
             end += len(prompt)
-        segments.append(Segment(end, sample.num_response_tokens, prompt_start, len(prompt)))
-        positions.append(range(len(prompt), sample.num_tokens))
-        # The last token of the prompt predicts the first one of a completion, and each token the next one.
-        last = prompt_start + len(prompt) - 1
-        for turn in sample.rollout.turns:
-            completion = turn.completion.token_ids
-            logit_positions += [range(last, last + 1), range(end, end + len(completion) - 1)]
-            tokens += [completion, turn.observation_ids]
-            end += len(completion) + len(turn.observation_ids)
-            last = end - 1
+        placed: list[tuple[Run, ...]] = []  # where the tokens of each branch are
+        for branch in sample.rollout.branches:
+            prefix: tuple[Run, ...] = ((prompt_start, len(prompt)),)
+            if branch.parent is not None:
+                prefix = _first_tokens(placed[branch.parent], branch.num_shared)
+            segments.append(Segment(end, len(branch.own_ids), prefix))
+            placed.append((*prefix, (end, len(branch.own_ids))))
+            first = segments[-1].prefix_length
+            positions.append(range(first, first + len(branch.own_ids)))
+            tokens.append(branch.own_ids)
+            logit_positions += _predicting(branch, segments[-1])
+            end += len(branch.own_ids)
     completions = [sample.rollout.completion for sample in samples]
     lengths = torch.tensor([len(completion.token_ids) for completion in completions])
     rewards, turn_ids = _turns(samples, int(lengths.sum()))
@@ -253,7 +259,32 @@ def pack_sequences(samples: list[Sample]) -> Batch:
         rewards=rewards,
         batch_index=torch.tensor([sample.index for sample in samples]),
         sequence_mask=torch.tensor([float(sample.keep) for sample in samples]),
+        samples=samples,
     )
+
+
+def _first_tokens(runs: Sequence[Run], count: int) -> tuple[Run, ...]:
+    """The runs of the first `count` tokens."""
+    chosen: list[Run] = []
+    for start, length in runs:
+        if count > 0:
+            chosen.append((start, min(length, count)))
+            count -= length
+    return tuple(chosen)
+
+
+def _predicting(branch: Branch, segment: Segment) -> list[range]:
+    """The positions whose hidden states predict the tokens that were sampled in a branch."""
+    ranges: list[range] = []
+    end = segment.start + len(branch.context_ids)
+    # The last token before a turn predicts its first one: of the prefix, where the branch has none before.
+    last = end - 1 if branch.context_ids else sum(segment.prefix[-1]) - 1
+    for turn in branch.turns:
+        length = len(turn.completion.token_ids)
+        ranges += [range(last, last + 1), range(end, end + length - 1)]
+        end += length + len(turn.observation_ids)
+        last = end - 1
+    return ranges
 
 
 def _turns(samples: list[Sample], num_tokens: int) -> tuple[Tensor, Tensor]:
@@ -287,36 +318,6 @@ def split_batch(batch: Batch) -> list[Batch]:
 
 def slice_sequences(batch: Batch, first: int, last: int) -> tuple[Batch, Tensor]:
     """Completions `first` to `last` with their prompts, and the mask of their tokens among the N."""
-    device = batch.token_ids.device
-    completions = [segment for segment in batch.segments if segment.prefix_length][first:last]
-    segments: list[Segment] = []
-    source: list[range] = []  # positions in `batch`
-    prompt_start, start, end = -1, 0, 0
-    for segment in completions:
-        if segment.prefix_start != prompt_start:
-            prompt_start, start = segment.prefix_start, end
-            segments.append(Segment(start, segment.prefix_length))
-            source.append(range(prompt_start, prompt_start + segment.prefix_length))
-            end += segment.prefix_length
-        segments.append(Segment(end, segment.length, start, segment.prefix_length))
-        source.append(range(segment.start, segment.start + segment.length))
-        end += segment.length
-    index = _aranges(source).to(device)
-    new_position = torch.full_like(batch.token_ids, -1)
-    new_position[index] = torch.arange(len(index), device=device)
-    token_mask = (batch.sequence_ids >= first) & (batch.sequence_ids < last)
-    sliced = Batch(
-        token_ids=batch.token_ids[index],
-        position_ids=batch.position_ids[index],
-        segments=segments,
-        logit_positions=new_position[batch.logit_positions[token_mask]],
-        targets=batch.targets[token_mask],
-        sequence_ids=batch.sequence_ids[token_mask] - first,
-        turn_ids=batch.turn_ids[token_mask],
-        sampler_logprobs=batch.sampler_logprobs[token_mask],
-        rewards=batch.rewards[first:last],
-        batch_index=batch.batch_index[first:last],
-        sequence_mask=batch.sequence_mask[first:last],
-        is_skipped=batch.is_skipped,
-    )
-    return sliced, token_mask
+    part = replace(pack_sequences(batch.samples[first:last]), is_skipped=batch.is_skipped)
+    mask = (batch.sequence_ids >= first) & (batch.sequence_ids < last)
+    return part.to(batch.token_ids.device), mask

@@ -140,6 +140,46 @@ def returns_meanwhile(base_url: str, problem: dict[str, Any]) -> str:
     return "done"
 
 
+# Agents whose requests do not extend what there was.
+SHORT = {"role": "assistant", "content": "I was thinking."}
+
+
+def forgets(base_url: str, problem: dict[str, Any]) -> None:
+    """Replaces what the policy said first, goes on from there, and replaces what it said then."""
+    messages = list(problem["messages"])
+    ask(base_url, messages, max_tokens=12)
+    messages += [SHORT, AGAIN]
+    said = ask(base_url, messages, max_tokens=12).choices[0].message.content
+    ask(base_url, [*messages, {"role": "assistant", "content": said}, AGAIN], max_tokens=6)
+    ask(base_url, [*messages, SHORT, AGAIN])
+
+
+def edits_system(base_url: str, problem: dict[str, Any]) -> None:
+    question = problem["messages"][-1]
+    for number in range(3):
+        ask(base_url, [{"role": "system", "content": f"{number} turns so far."}, question], max_tokens=8)
+
+
+def delegates(base_url: str, problem: dict[str, Any]) -> None:
+    """Has a second conversation, and then goes on with the first."""
+    messages = list(problem["messages"])
+    said = ask(base_url, messages, max_tokens=12).choices[0].message.content
+    ask(base_url, [{"role": "user", "content": "Is 7 a prime?"}], max_tokens=6)
+    ask(base_url, [*messages, {"role": "assistant", "content": said}, AGAIN])
+
+
+def sends_tokens_anew(base_url: str, problem: dict[str, Any]) -> None:
+    """Tokens of its own in the second turn, and the first turn's tokens with more in the third."""
+    options = {"max_tokens": 6, "extra_body": {"return_token_ids": True}}
+    first = ask(base_url, list(problem["messages"]), **options)
+    url = base_url.removesuffix("/v1") + "/inference/v1/generate"
+    post(url, {"token_ids": [*problem["suffix"], 9, 11], "sampling_params": {"max_tokens": 5}})
+    choice = first.choices[0]
+    stop = [] if choice.finish_reason == "length" else [problem["stop_id"]]
+    ids = first.prompt_token_ids + choice.token_ids + stop
+    post(url, {"token_ids": ids, "sampling_params": {"max_tokens": 5}})
+
+
 # What bad agents do, and what is said about them.
 def raises(base_url: str, problem: dict[str, Any]) -> None:
     ask(base_url, list(problem["messages"]))
@@ -179,12 +219,6 @@ def returns_a_number(base_url: str, problem: dict[str, Any]) -> Any:
 
 def never_asks(base_url: str, problem: dict[str, Any]) -> str:
     return f"<answer>{problem['answer']}</answer>"
-
-
-def rewrites(base_url: str, problem: dict[str, Any]) -> None:
-    messages = list(problem["messages"])
-    ask(base_url, messages)
-    ask(base_url, [*messages, {"role": "assistant", "content": "I said something else."}, AGAIN])
 
 
 def asks_for_two(base_url: str, problem: dict[str, Any]) -> None:
@@ -236,7 +270,6 @@ BAD = {
     "eats_memory": "out of memory",
     "returns_a_number": "returned a int",
     "never_asks": "never asked the policy",
-    "rewrites": "A session is one conversation",
     "asks_for_two": "one answer at a time",
     "sends_nonsense": "HTTP Error 400",
     "wrong_tokens": "HTTP Error 400",

@@ -183,6 +183,52 @@ def test_tokens_in_tokens_out(setting: Setting) -> None:
     check_logprobs(setting.policy, groups)
 
 
+def test_a_rewritten_history_is_a_segment_of_its_own(setting: Setting) -> None:
+    """With the tokens that the policy saw; what follows in it continues them."""
+    groups = setting.collect("forgets")
+    tokenizer = setting.policy.tokenizer
+    for group in groups:
+        for rollout in group.rollouts:
+            assert rollout.episode is not None and rollout.episode.error is None
+            first, second, third = rollout.branches
+            start = [*group.problem.messages, agents.SHORT, agents.AGAIN]
+            context = tokenizer.apply_chat_template(start, tokenize=False, add_generation_prompt=True)
+            assert tokenizer.decode(rollout.turns[1].context_ids) == context
+            assert first.turns == rollout.turns[:1] and second.turns == rollout.turns[1:3]
+            said = tokenizer.decode(second.turns[0].completion.token_ids, skip_special_tokens=True)
+            following = [*start, {"role": "assistant", "content": said}, agents.AGAIN]
+            context = tokenizer.apply_chat_template(following, tokenize=False, add_generation_prompt=True)
+            ids = rollout.turns[1].context_ids + second.own_ids[len(second.context_ids) :]
+            assert tokenizer.decode(ids[: -len(second.turns[1].completion.token_ids)]) == context
+            assert third.parent == 1 and third.num_shared >= len(rollout.turns[1].context_ids)
+            marks = [message.get("segment", 1) for message in rollout.episode.messages]
+            assert marks == [1, 2, 2, 2, 2, 2, 3, 3, 3]
+            assert rollout.text == rollout.episode.messages[-1]["content"]
+    check_logprobs(setting.policy, groups)
+    assert rollout_metrics(groups)["episodes/mean_segments"] == 3
+
+
+def test_several_conversations_and_a_system_message_that_changes(setting: Setting) -> None:
+    suffix = setting.chat.encode_observation([agents.AGAIN], 100)
+    names = ("edits_system", "delegates", "sends_tokens_anew")
+    row = {"suffix": suffix, "stop_id": setting.chat.close_turn()[0]}
+    groups = setting.collect(lambda index: names[index], num_problems=3, row=row)
+    for rollout in rollouts_of(groups):
+        assert rollout.episode is not None and rollout.episode.error is None
+        assert len(rollout.turns) == len(rollout.branches) == 3
+    for rollout in groups[0].rollouts:
+        assert all(branch.num_shared < len(rollout.prompt_ids) for branch in rollout.branches)
+    for rollout in (*groups[1].rollouts, *groups[2].rollouts):
+        first, _, last = rollout.branches
+        whole = rollout.prompt_ids + first.own_ids  # sampled tokens that come again are not tokenized again
+        assert last.parent == 0 and last.num_shared == len(whole)
+        assert rollout.turns[2].context_ids[: len(whole)] == whole
+    for rollout in groups[2].rollouts:
+        assert rollout.turns[1].context_ids == (*suffix, 9, 11)
+        assert rollout.branches[2].context_ids == ()
+    check_logprobs(setting.policy, groups)
+
+
 def test_limits_end_a_session_with_their_reason(setting: Setting) -> None:
     (group,) = setting.collect("endless", num_problems=1, max_turns=3)
     for rollout in group.rollouts:

@@ -147,6 +147,6 @@ def _segments(lengths: Sequence[int], known: Sequence[int]) -> list[Segment]:
     """The computed tokens of every sequence, one after the other; the known ones come after all of them."""
     starts, known_starts = accumulate(lengths, initial=0), accumulate(known, initial=sum(lengths))
     return [
-        Segment(start, length, known_start if num_known else 0, num_known)
+        Segment(start, length, ((known_start, num_known),) if num_known else ())
         for start, length, known_start, num_known in zip(starts, lengths, known_starts, known, strict=False)
     ]

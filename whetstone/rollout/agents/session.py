@@ -1,7 +1,8 @@
 """What an agent and the policy said in one rollout, with its tokens.
 
-A rollout is one conversation: a request must extend what was recorded. What was sampled is never tokenized
-again; the new messages are appended as the chat template writes them.
+A request that extends what was recorded has these tokens, and its new messages as the chat template writes
+them: what was sampled is not tokenized again. Any other request begins a segment of its own: the agent has
+rewritten its history, or has several conversations.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,35 +32,32 @@ class Prompt:
     """What the policy is asked to continue."""
 
     token_ids: tuple[int, ...]
-    num_recorded: int  # of these tokens: what the session has; the rest is new
-    messages: tuple[Message, ...]  # that are new
+    messages: tuple[Message, ...]  # all of the conversation
+    num_known: int = 0  # of the messages: those at its start that the session has
+    behind: int | None = None  # the number of the turn whose tokens it begins with; None: written anew
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """What was in the policy's context when a turn had ended, the turn included."""
+
+    token_ids: tuple[int, ...]
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...]
 
 
 @dataclass
 class Session:
     prompt_ids: tuple[int, ...] = ()
-    token_ids: tuple[int, ...] = ()  # the prompt and all turns so far
-    messages: list[Message] = field(default_factory=list)  # the prompt's included
-    tools: tuple[Mapping[str, Any], ...] = ()
-    completions: list[Completion] = field(default_factory=list)
-    observations: list[tuple[int, ...]] = field(default_factory=list)  # between the completions
+    turns: list[Turn] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)  # as they came, the first prompt's included
+    last_text: str = ""  # what the policy said last
+    num_sampled: int = 0  # tokens
     num_tool_calls: int = 0
     num_tool_errors: int = 0
+    _states: list[State] = field(default_factory=list)  # behind each turn
+    _num_segments: int = 1
     _last: tuple[Call, Reply] | None = None
-
-    @property
-    def num_sampled(self) -> int:
-        return sum(len(completion.token_ids) for completion in self.completions)
-
-    @property
-    def last_text(self) -> str:
-        """What the policy said last."""
-        said = [message["content"] for message in self.messages if message["role"] == "assistant"]
-        return said[-1] if said and self.completions else ""
-
-    def turns(self) -> tuple[Turn, ...]:
-        pairs = zip(self.completions, [*self.observations, ()], strict=True)
-        return tuple(Turn(completion=completion, observation_ids=ids) for completion, ids in pairs)
 
     def repeated(self, call: Call) -> Reply | None:
         """The last reply, where the call is the last one again: clients repeat what they lost."""
@@ -75,36 +73,49 @@ class Session:
         )
         return self.messages[len(prompt) :] if same else list(self.messages)
 
+    def continues_last(self, prompt: Prompt) -> bool:
+        """Whether a prompt is all that there was, with something new behind it."""
+        return bool(self.turns) and prompt.behind == len(self.turns) - 1
+
     def prompt(self, call: Call, chat: ChatCodec, codec: Codec, max_length: int) -> Prompt:
-        """The tokens that a call asks the policy to continue; `ApiError` where they do not extend ours."""
+        """The tokens that a call asks the policy to continue.
+
+        They begin with those of the turn that has most of the call's messages behind it. Where there is none,
+        the chat template writes the whole conversation.
+        """
         if call.token_ids:
             return self._token_prompt(call.token_ids, chat)
-        messages = template_messages(list(call.messages))
+        messages = tuple(template_messages(list(call.messages)))
         try:
-            if not self.completions:
-                problem = Problem(
-                    id="", task="", messages=tuple(messages), answer=None, tools=tuple(call.tools)
-                )
-                return Prompt(token_ids=chat.encode(problem), num_recorded=0, messages=tuple(messages))
-            count = len(self.messages)
-            if tuple(call.tools) != self.tools or not _begins_with(messages, self.messages):
-                raise _not_extended()
-            if len(messages) == count:
-                raise _not_extended()
-            suffix = chat.encode_observation(messages[count:], max_length)
+            counts = [_num_equal(messages, state.messages) for state in self._states]
+            whole = [
+                number
+                for number, (count, state) in enumerate(zip(counts, self._states, strict=True))
+                if count == len(state.messages) < len(messages) and state.tools == tuple(call.tools)
+            ]
+            if not whole:
+                problem = Problem(id="", task="", messages=messages, answer=None, tools=tuple(call.tools))
+                known = max(counts, default=0)
+                return Prompt(token_ids=chat.encode(problem), messages=messages, num_known=known)
+            number = max(whole, key=lambda number: (counts[number], number))
+            state = self._states[number]
+            suffix = chat.encode_observation(messages[counts[number] :], max_length)
         except UserError as error:
             raise ApiError(400, str(error), param="messages") from None
-        if self.token_ids[-1] not in codec.stop_ids:
+        if state.token_ids[-1] not in codec.stop_ids:
             suffix = chat.close_turn() + suffix
-        ids = self.token_ids + suffix
-        return Prompt(token_ids=ids, num_recorded=len(self.token_ids), messages=tuple(messages[count:]))
+        ids = state.token_ids + suffix
+        return Prompt(token_ids=ids, messages=messages, num_known=counts[number], behind=number)
 
     def _token_prompt(self, token_ids: tuple[int, ...], chat: ChatCodec) -> Prompt:
-        count = len(self.token_ids)
-        if token_ids[:count] != self.token_ids or len(token_ids) == count > 0:
-            raise _not_extended("token_ids")
-        message = {"role": "user", "content": chat.decode(token_ids[count:])}
-        return Prompt(token_ids=token_ids, num_recorded=count, messages=(message,))
+        behind, before, recorded = None, (), 0
+        for number, state in enumerate(self._states):
+            count = len(state.token_ids)
+            if count >= recorded and token_ids[:count] == state.token_ids:
+                behind, before, recorded = number, state.messages, count
+        new = token_ids[recorded:]
+        messages = (*before, {"role": "user", "content": chat.decode(new)}) if new else before
+        return Prompt(token_ids=token_ids, messages=messages, num_known=len(before), behind=behind)
 
     def record(self, call: Call, prompt: Prompt, completion: Completion, codec: Codec) -> Reply:
         """Take what the policy said; the reply that the agent gets."""
@@ -119,18 +130,36 @@ class Session:
             )
         )
         delta = replace(delta, tool_calls=delta.tool_calls[: call.max_calls])
-        if not self.completions:
-            self.prompt_ids, self.tools = prompt.token_ids, tuple(call.tools)
-        else:
-            self.observations.append(prompt.token_ids[prompt.num_recorded :])
-        self.completions.append(completion)
-        self.token_ids = prompt.token_ids + completion.token_ids
-        self.messages += [*prompt.messages, _message(delta)]
+        self._add_turn(prompt, completion)
+        answer = _message(delta)
+        state = State(
+            token_ids=prompt.token_ids + completion.token_ids,
+            messages=(*prompt.messages, answer),
+            tools=tuple(call.tools),
+        )
+        self._states.append(state)
+        new = [*prompt.messages[prompt.num_known :], answer]
+        mark = {"segment": self._num_segments} if self._num_segments > 1 else {}
+        self.messages += [{**message, **mark} for message in new]
+        self.last_text = delta.text
+        self.num_sampled += len(completion.token_ids)
         self.num_tool_calls += len(delta.tool_calls)
         self.num_tool_errors += choice.num_unread_calls
         reply = Reply(prompt_ids=prompt.token_ids, completion=completion, delta=delta)
         self._last = (call, reply)
         return reply
+
+    def _add_turn(self, prompt: Prompt, completion: Completion) -> None:
+        if not self.turns:
+            self.prompt_ids = prompt.token_ids
+            self.turns.append(Turn(completion=completion))
+        elif self.continues_last(prompt):
+            observation = prompt.token_ids[len(self._states[-1].token_ids) :]
+            self.turns[-1] = replace(self.turns[-1], observation_ids=observation)
+            self.turns.append(Turn(completion=completion))
+        else:
+            self._num_segments += 1
+            self.turns.append(Turn(completion=completion, context_ids=prompt.token_ids))
 
 
 def _content(call: Call) -> tuple[Any, ...]:
@@ -161,9 +190,11 @@ def _message(delta: Delta) -> Message:
     )
 
 
-def _begins_with(messages: Sequence[Message], recorded: Sequence[Message]) -> bool:
-    pairs = zip(messages, recorded, strict=False)
-    return len(messages) >= len(recorded) and all(_essence(a) == _essence(b) for a, b in pairs)
+def _num_equal(messages: Sequence[Message], recorded: Sequence[Message]) -> int:
+    """How many messages at the start are the same."""
+    pairs = enumerate(zip(messages, recorded, strict=False))
+    shorter = min(len(messages), len(recorded))
+    return next((number for number, (a, b) in pairs if _essence(a) != _essence(b)), shorter)
 
 
 def _essence(message: Message) -> tuple[Any, ...]:
@@ -171,13 +202,3 @@ def _essence(message: Message) -> tuple[Any, ...]:
     calls = [call.get("function", call) for call in message.get("tool_calls") or ()]
     called = [(call["name"], call["arguments"]) for call in calls]
     return message["role"], message["content"].strip(), called
-
-
-def _not_extended(param: str = "messages") -> ApiError:
-    return ApiError(
-        400,
-        "A session is one conversation: send all of its messages as they were, with the same tools, and new "
-        "ones behind the policy's last answer.",
-        param=param,
-        code="not_an_extension",
-    )

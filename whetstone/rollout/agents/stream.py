@@ -222,7 +222,7 @@ class AgentStream(TimedStream):
         remaining = self.sampling.max_tokens - session.num_sampled
         if running.limit is Finish.LENGTH or remaining < 1:
             raise self._over(running, Finish.LENGTH, "max_completion_length", self.sampling.max_tokens)
-        if len(session.completions) >= config.max_turns:
+        if len(session.turns) >= config.max_turns:
             raise self._over(running, Finish.MAX_TURNS, "max_turns", config.max_turns)
         characters = sum(len(str(message.get("content"))) for message in call.messages)
         if characters > self._longest * MAX_CHARACTERS_PER_TOKEN:
@@ -238,9 +238,12 @@ class AgentStream(TimedStream):
             raise self._too_long(running, f"{len(prompt.token_ids):,} tokens")
         running.limit = None
         self._note_sampling(call)
+        if running.sample_of is not None and not session.continues_last(prompt):
+            self._cancelled.append(running.sample_of)  # its keys and values are of another history
+            running.sample_of = None
         most = min(remaining, room)
         limit = most if call.max_tokens is None else min(most, call.max_tokens)
-        seed = self._seed(running, len(session.completions))
+        seed = self._seed(running, len(session.turns))
         request = Request(
             prompt_ids=prompt.token_ids,
             seeds=(seed,),
@@ -331,15 +334,15 @@ class AgentStream(TimedStream):
             running.answer = str(answer.observation[0]["content"])
         if running.error is not None:
             self._errors[running.error] += 1
-        if running.session.completions:
-            return self._finish(running, running.session.turns())
+        if running.session.turns:
+            return self._finish(running, tuple(running.session.turns))
         # A rollout has at least one token: that of a policy which was never asked is not trained on.
         if running.error is None and running.limit is None:
             running.error, running.finish = "the agent never asked the policy", Finish.TOOL_ERROR
             self._errors[running.error] += 1
         ids = self.chat.encode(self.problems[running.problem])[-self.max_prompt_length :]
         request = Request(prompt_ids=ids, seeds=(self._seed(running, 0),), max_tokens=(1,))
-        prompt = Prompt(token_ids=ids, num_recorded=0, messages=())
+        prompt = Prompt(token_ids=ids, messages=())
         self._add(request, _Owner(answer.number, running, prompt=prompt))
 
     def _leave(self, number: int, running: _Running) -> None:
