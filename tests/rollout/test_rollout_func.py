@@ -1,22 +1,31 @@
 """TRL's `rollout_func` on our engines: the user's function unchanged, tokens, masks and logprobs right."""
 
+import contextlib
 import copy
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from tests.corpora.model_folders import PEBBLE
 from tests.rollout import trl_rollout
+from tests.support.protocol_server import ModelServer
 from whetstone.config import build
-from whetstone.engines.base import SamplingParams
+from whetstone.engines.base import Engine, Request, SamplingParams
+from whetstone.engines.hf import HFEngine
 from whetstone.engines.native import NativeEngine
+from whetstone.engines.servers.pool import ServerHandle, ServerPool
+from whetstone.engines.servers.settings import max_model_length
+from whetstone.engines.servers.sglang import SGLangServer
+from whetstone.engines.servers.vllm.server import VLLMServer
 from whetstone.errors import UserError
 from whetstone.model.chat import Chat
 from whetstone.model.policy import Policy, load_policy
 from whetstone.rollout.collector import Collector
 from whetstone.rollout.rollout_func import RolloutFunction
-from whetstone.tasks.registry import make_task
+from whetstone.tasks.registry import make_task, with_room_for_turns
 from whetstone.tasks.scoring.pool import Scorer
 from whetstone.types import Group
 from whetstone.update.packing import make_samples, pack
@@ -53,7 +62,29 @@ def problems():
     return [task.problem(index) for index in range(2)]
 
 
-def collect(policy, scorer, problems, name: str, temperature: float = 1.0) -> list[Group]:
+@contextlib.contextmanager
+def engine_of(policy: Policy, kind: str) -> Iterator[Engine]:
+    """An engine by name; servers are ours (tests/support/protocol_server.py), over real HTTP."""
+    if kind == "native":
+        yield NativeEngine(policy, 8)
+    elif kind == "hf":
+        yield HFEngine(policy, 16, None)
+    else:
+        server = ModelServer(kind, PEBBLE)
+        settings = {"stops": policy.stop_token_ids, "max_tokens": MAX_TOKENS, "weight_transfer": "auto"}
+        settings |= {"group_port": None, "request_timeout_s": 20.0, "is_shared": False}
+        client = SGLangServer if kind == "sglang" else VLLMServer
+        handle = ServerHandle(server=client(server.url, **settings))
+        pool = ServerPool([handle], policy, max_in_flight=4, timeout_s=10.0, weight_dir=None)
+        pool.update_weights(0)
+        yield pool
+        pool.close()
+        server.kill()
+
+
+def collect(
+    policy, scorer, problems, name: str, temperature: float = 1.0, engine: Engine | None = None
+) -> list[Group]:
     function = RolloutFunction(
         f"{FILE}:{name}",
         CONFIG,
@@ -63,7 +94,7 @@ def collect(policy, scorer, problems, name: str, temperature: float = 1.0) -> li
         accelerator=SimpleNamespace(process_index=0, num_processes=1, is_main_process=True),
     )
     collector = Collector(
-        NativeEngine(policy, 8),
+        engine or NativeEngine(policy, 8),
         scorer,
         Chat(policy.tokenizer, CONFIG.model),
         max_prompt_length=None,
@@ -78,8 +109,10 @@ def collect(policy, scorer, problems, name: str, temperature: float = 1.0) -> li
     )
 
 
-def test_tokens_masks_and_logprobs_are_those_of_the_function(policy, scorer, problems):
-    groups = collect(policy, scorer, problems, "two_turns")
+@pytest.mark.parametrize("kind", ["native", "hf", "vllm", "sglang"])
+def test_tokens_masks_and_logprobs_are_those_of_the_function(policy, scorer, problems, kind):
+    with engine_of(policy, kind) as engine:
+        groups, again = (collect(policy, scorer, problems, "two_turns", engine=engine) for _ in range(2))
     chat = Chat(policy.tokenizer, CONFIG.model)
     hint = tuple(policy.tokenizer(trl_rollout.HINT, add_special_tokens=False)["input_ids"])
     for number, group in enumerate(groups):
@@ -91,11 +124,42 @@ def test_tokens_masks_and_logprobs_are_those_of_the_function(policy, scorer, pro
     with torch.no_grad():
         logprobs = policy.logprobs(batch, 1.0)
     assert (logprobs - batch.sampler_logprobs).abs().max() < 1e-4
-    again = collect(policy, scorer, problems, "two_turns")
     turns = [[[r.turns for r in g.rollouts] for g in run] for run in (groups, again)]
     assert turns[0] == turns[1]
     first, second = groups[0].rollouts
     assert first.completion.token_ids != second.completion.token_ids  # each sample has its own seed
+
+
+def test_equal_prompts_are_one_request(policy, scorer, problems):
+    """The samples of a problem begin alike; each keeps its own seed."""
+    engine = NativeEngine(policy, 8)
+    requests = []
+    generate = engine.generate
+    engine.generate = lambda *args: requests.append(args[0]) or generate(*args)  # type: ignore[method-assign]
+    groups = collect(policy, scorer, problems, "two_turns", engine=engine)
+    first, second = requests
+    assert [len(request.seeds) for request in first] == [2, 2]
+    assert len({seed for request in (*first, *second) for seed in request.seeds}) == 8
+    said = [rollout.turns[0].completion.token_ids for group in groups for rollout in group.rollouts]
+    alone = [Request(prompt_ids=r.prompt_ids, seeds=(seed,)) for r in first for seed in r.seeds]
+    outputs = {o.request: o.completion for o in generate(alone, SamplingParams(max_tokens=MAX_TOKENS))}
+    assert [outputs[index].token_ids for index in range(4)] == said
+
+
+def test_servers_take_longer_prompts_where_there_are_turns():
+    keys = {"datasets": {"chain_sum": {}}, "max_prompt_length": 100, "max_completion_length": 50}
+    lengths = [
+        max_model_length(with_room_for_turns(build({**keys, **own})))
+        for own in (
+            {},
+            {"rollout_func": f"{FILE}:two_turns"},
+            {"agent": f"{FILE}:two_turns"},
+            {"tools": ["calculator"]},
+            {"datasets": {"guess_number": {}}},
+            {"tools": ["calculator"], "server_max_model_length": 400},
+        )
+    ]
+    assert lengths == [150, None, None, None, None, 400]
 
 
 def test_the_same_function_under_trl_gives_the_same_tokens(policy, scorer, problems, tmp_path):

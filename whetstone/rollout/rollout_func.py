@@ -238,18 +238,22 @@ class Trainer:
         if images:
             raise UserError("rollout_func samples with images, which no engine here takes: leave them out.")
         number, self._num_calls = self._num_calls, self._num_calls + 1
+        groups: dict[tuple[int, ...], list[int]] = {}  # equal prompts are one request: it is prefilled once
+        for index, prompt in enumerate(prompt_ids):
+            groups.setdefault(tuple(prompt), []).append(index)
         requests = [
             Request(
-                prompt_ids=tuple(prompt),
-                seeds=(seeds.seed(*self._seed_parts, "rollout_func", number, index),),
+                prompt_ids=prompt,
+                seeds=tuple(seeds.seed(*self._seed_parts, "rollout_func", number, index) for index in group),
             )
-            for index, prompt in enumerate(prompt_ids)
+            for prompt, group in groups.items()
         ]
+        members = list(groups.values())
         completions: dict[int, Completion] = {}
         for output in self._engine.generate(requests, self._sampling) if requests else ():
-            completions[output.request] = output.completion
+            completions[members[output.request][output.sample]] = output.completion
             self.policy_version = output.completion.policy_version
-        done = [completions[index] for index in range(len(requests))]
+        done = [completions[index] for index in range(len(prompt_ids))]
         return [list(c.token_ids) for c in done], [list(c.logprobs) for c in done]
 
 

@@ -49,7 +49,7 @@ from whetstone.run.token_log import TokenLog
 from whetstone.run.viewer import Viewer, is_wanted
 from whetstone.sandbox.pool import strongest_kind
 from whetstone.tasks.mixture import Mixture, build_tasks, check_gold, eval_problems, prepare_tasks
-from whetstone.tasks.registry import environments_of
+from whetstone.tasks.registry import environments_of, with_room_for_turns
 from whetstone.tasks.scoring.pool import Scorer
 from whetstone.terminal.log import log_ending, setup_logging
 from whetstone.terminal.stages import stage
@@ -321,7 +321,7 @@ def make_collector(
     config: Config, policy: Policy, scorer: Any, stack: contextlib.ExitStack
 ) -> DistributedCollector:
     """The collector of all ranks, with the configured engine."""
-    engine = make_engine(config, policy)
+    engine = make_engine(with_room_for_turns(config), policy)
     stack.callback(engine.close)
     is_async = config.rollout.async_rollouts > 0
     side_group = new_gloo_group(policy.ranks, config.parallel.collective_timeout_s) if is_async else None

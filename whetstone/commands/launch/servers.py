@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from whetstone.commands.launch.args import LaunchArgs, read_config
 from whetstone.engines.servers.process import RESTARTS, STOP_S, ServerProcess
 from whetstone.errors import UserError
+from whetstone.tasks.registry import with_room_for_turns
 
 CHECK_EVERY_S = 1.0
 SLACK_S = 30.0  # for Ray, beside what the server itself may take
@@ -29,7 +30,7 @@ class EngineServer:
     """Runs inside a Ray actor: one server on the GPUs that Ray gave to it."""
 
     def __init__(self, train_args: list[str], number: int, has_gpus: bool) -> None:
-        self._config = read_config(train_args)
+        self._config = with_room_for_turns(read_config(train_args))
         self._number = number
         self._devices = os.environ["CUDA_VISIBLE_DEVICES"] if has_gpus else None  # which Ray has set
         self._process: ServerProcess | None = None

@@ -10,6 +10,7 @@ from whetstone.config import Config
 from whetstone.config.engine_traits import SERVER_ENGINES, engine_traits
 from whetstone.engines.servers.setup import start_servers
 from whetstone.errors import UserError
+from whetstone.tasks.registry import with_room_for_turns
 
 CHECK_EVERY_S = 1.0
 
@@ -29,7 +30,7 @@ def serve_rollouts(config: Config) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell has put us into the background
         signal.signal(number, signal.default_int_handler)
     with contextlib.ExitStack() as stack:
-        processes = start_servers(config, host, ports)
+        processes = start_servers(with_room_for_turns(config), host, ports)
         for process in processes:
             stack.callback(process.stop)
         names = ",".join(process.command.url for process in processes)
