@@ -41,7 +41,8 @@ MAY_IMPORT: dict[str, str] = {
     "watch": "errors types files sandbox model run inference diagnosis",
     "report": "errors files terminal model evaluation run diagnosis watch",
     "export": "errors terminal config model report run",
-    "trl": "errors types terminal config tasks algorithm model rollout update evaluation run report export",
+    "trl": "errors types terminal config environments tasks algorithm model rollout update evaluation run "
+    "report export",
     "train": "types seeds terminal config parallel model rollout evaluation run report export trl",
     "api": "errors config engines inference report rewards run export train",
     "commands": "errors types seeds files terminal config sandbox environments tasks model engines cost "

@@ -140,7 +140,7 @@ class Collector:
             for done in self._sample(problems, requests, sampling, seed_parts):
                 if self.cancelled:
                     self._cancel()
-                self.scorer.submit(_scoring_request(problems[done.problem], done))  # overlaps with sampling
+                self.scorer.submit(scoring_request(problems[done.problem], done))  # overlaps with sampling
                 sampled.append(done)
                 advance()
                 show(problems[done.problem].question, done.text)
@@ -257,7 +257,7 @@ class Collector:
         return prompt
 
 
-def _scoring_request(problem: Problem, done: Sampled) -> ScoringRequest:
+def scoring_request(problem: Problem, done: Sampled) -> ScoringRequest:
     if done.outcome is not None:
         problem = replace(problem, answer={**problem.answer, "outcome": done.outcome})
     first = done.turns[0].completion.token_ids

@@ -110,7 +110,7 @@ class RolloutFunction:
                 "that the model allows"
             )
         first = mask.index(True)  # what an environment said before belongs to the prompt
-        parts = _runs(ids[first:], logprobs[first:], mask[first:])
+        parts = split_turns(ids[first:], logprobs[first:], mask[first:])
         last_id = parts[-1][0][-1]
         finish = Finish.STOP if last_id in self._stops else Finish.LENGTH
         turns = tuple(
@@ -165,7 +165,7 @@ class RolloutFunction:
         return UserError(f"rollout_func {self.spec} {text}.")
 
 
-def _runs(
+def split_turns(
     ids: Sequence[int], logprobs: Sequence[float], mask: Sequence[bool]
 ) -> list[tuple[tuple[int, ...], tuple[float, ...], tuple[int, ...]]]:
     """Turns: what was sampled, its logprobs, and what an environment said behind it."""

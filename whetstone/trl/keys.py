@@ -35,7 +35,7 @@ CONVERTED = _names("""
     batch_counts_as_step warmup_ratio warmup_steps top_k
     lr_scheduler_kwargs loss_type importance_sampling_level epsilon_high kl_reference entropy_target
     generation_batch_size rollout_engine use_vllm vllm_mode server_gpu_memory_utilization
-    server_enable_sleep_mode server_max_model_length
+    server_enable_sleep_mode server_max_model_length max_turns max_tool_calling_iterations
 """)
 # Done by this package for either trainer, or only a matter of speed.
 HANDLED = _names("""
@@ -54,8 +54,7 @@ HANDLED = _names("""
     save_steps auto_resume resume_from_checkpoint overwrite_output_dir preflight watch
     push_to_hub hub_model_id hub_private_repo
     sft_steps sft_learning_rate skip_zero_advantages
-    max_turns max_observation_length environment_timeout_s environment_memory_mb turn_credit turn_discount
-    max_tool_calling_iterations agent_max_length
+    tools environment_timeout_s environment_memory_mb turn_discount agent_max_length
 """)
 # Refused unless at its default, with the reason; a key that stands nowhere here is refused without one.
 REFUSED = {
@@ -67,7 +66,9 @@ REFUSED = {
     "importance_correction": "TRL corrects for another sampler only where vLLM samples",
     "async_rollouts": "TRL's GRPOTrainer samples and learns in turn",
     "max_skipped_steps": "TRL skips no steps",
-    "tools": "tools are called by whetstone's own rollout",
+    "max_observation_length": "TRL drops a result that does not fit, and cuts none",
+    "turn_credit": "TRL has one reward for a completion",
+    "rollout_func": "evaluations and rewards are whetstone's own, whose trainer such a function gets",
     "agent": "agents ask whetstone's own rollout",
     "optim": "TRL's 8-bit AdamW is that of bitsandbytes, another one",
 }
@@ -125,6 +126,7 @@ def trl_arguments(config: Config, plan: Plan, folder: Path, device: torch.device
         "warmup_steps": plan.warmup_steps,
         "lr_scheduler_kwargs": config.update.lr_scheduler_kwargs or None,
         "top_k": config.rollout.top_k or 0,
+        "max_tool_calling_iterations": _tool_iterations(config),
         "loss_type": LOSSES[loss.loss_type].trl,
         "importance_sampling_level": ratio_level(loss),
         "epsilon_high": loss.upper_epsilon,
@@ -146,6 +148,12 @@ def trl_arguments(config: Config, plan: Plan, folder: Path, device: torch.device
         "logging_nan_inf_filter": False,
         "disable_tqdm": True,
     }
+
+
+def _tool_iterations(config: Config) -> int:
+    """Turns that may call tools: one more may follow, and `max_turns` counts that as well."""
+    iterations = config.environments.max_tool_calling_iterations
+    return config.environments.max_turns - 1 if iterations is None else iterations
 
 
 def _vllm_arguments(config: Config) -> dict[str, Any]:

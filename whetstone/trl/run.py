@@ -28,10 +28,10 @@ from whetstone.run.setup import build_tasks_and_plan, make_collector, make_score
 from whetstone.run.signals import StopRequest
 from whetstone.run.status import StatusFile
 from whetstone.run.viewer import Viewer, is_wanted
-from whetstone.tasks.registry import environments_of
 from whetstone.terminal.log import log_ending, setup_logging
 from whetstone.terminal.stages import stage
 from whetstone.trl.callback import TrlCallback, TrlRun, evaluate
+from whetstone.trl.environments import check_environments, loop_arguments
 from whetstone.trl.keys import check_keys, trl_arguments
 from whetstone.trl.problems import Problems, Rewards
 
@@ -42,7 +42,7 @@ def train_with_trl(loaded: LoadedConfig) -> dict[str, Any]:
     """Run a configuration to its end or a requested stop; returns the content of train_results.json."""
     config = loaded.config
     check_keys(config)
-    _check_tasks(config)
+    check_environments(config)
     _require_trl()
     folder, checkpoint, notes = open_run(config)
     if checkpoint is not None:
@@ -110,6 +110,7 @@ def make_trainer(run: TrlRun, callback: "TrlCallback | None" = None) -> Any:
     try:
         policy.set_attention(run.attention)  # ours is for packed sequences
         arguments = trl_arguments(run.config, plan, run.folder, policy.device)
+        loop = loop_arguments(run.config, problems.problem)
         trainer = trl.GRPOTrainer(
             model=policy.model,
             reward_funcs=run.rewards.reward,
@@ -117,10 +118,13 @@ def make_trainer(run: TrlRun, callback: "TrlCallback | None" = None) -> Any:
             train_dataset=problems.dataset(plan.num_batches * plan.prompts_per_batch),
             processing_class=problems.tokenizer(),
             callbacks=[] if callback is None else [callback],
+            **loop,
         )
     except (ValueError, ImportError) as error:
         reason = " ".join(str(error).split()).rstrip(".")
         raise UserError(f"TRL rejects this ({reason}): change it, or set trainer=whetstone.") from error
+    if loop:
+        run.rewards.watch(trainer)
     trainer.remove_callback(PrinterCallback)
     return trainer
 
@@ -137,14 +141,6 @@ def _finish(run: TrlRun, seconds: float) -> dict[str, Any]:
     results = write_results(run.folder, after, steps=run.plan.num_steps, seconds=seconds)
     push_final(run.config, run.folder)
     return results
-
-
-def _check_tasks(config: Config) -> None:
-    if names := environments_of(config):
-        raise UserError(
-            f"Tasks with an environment ({', '.join(names)}) are not possible with trainer: trl yet: set "
-            "trainer=whetstone."
-        )
 
 
 def _require_trl() -> Any:
