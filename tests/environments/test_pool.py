@@ -1,12 +1,15 @@
 """Episodes in processes: what they cost, and what environments that misbehave cost others."""
 
+import os
+import signal
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.environments import bad, bad_tools
+from tests.environments import bad, bad_tools, itself
 from whetstone.environments.games import GuessNumber
 from whetstone.environments.pool import Answer, EpisodePool
 from whetstone.errors import UserError
@@ -112,6 +115,54 @@ def test_the_gold_player_wins_every_game_of_many_at_once():
         assert won == 64
 
 
+def children(pool: EpisodePool) -> set[int]:
+    """Processes that the host has forked."""
+    parents = {stat.parent.name: _read(stat).rpartition(")")[2].split() for stat in _stats()}
+    host = pool._host.process.pid
+    return {int(name) for name, fields in parents.items() if fields and int(fields[1]) == host}
+
+
+def run_together(pool: EpisodePool, count: int) -> dict[int, tuple[int, int, str]]:
+    """(process, sockets, folder for files) of each of `count` episodes at once, which are ended then."""
+    spec, answers = f"{Path(itself.__file__)}:Itself", {}
+    for number in range(count):
+        pool.start(number, spec, {}, number, {})
+    while len(answers) < count:
+        for answer in pool.poll(10.0):
+            assert answer.error is None
+            process, sockets, folder = answer.observation[0]["content"].split()
+            answers[answer.number] = (int(process), int(sockets), folder)
+    for number in range(count):
+        pool.end(number)
+    return answers
+
+
+def wait_for_children(pool: EpisodePool, are_there: Callable[[set[int]], bool]) -> set[int]:
+    deadline = time.monotonic() + 30
+    while not are_there(children(pool)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return children(pool)
+
+
+def test_episodes_run_in_processes_that_were_forked_before():
+    with EpisodePool([f"{Path(itself.__file__)}:Itself"], timeout_s=30.0, memory_mb=512) as pool:
+        assert not children(pool)  # how many will be needed is not known yet
+        first = {process for process, _, _ in run_together(pool, 6).values()}
+        spares = wait_for_children(pool, lambda own: len(own) == 6 and not own & first)
+        answers = run_together(pool, 6)
+        assert {process for process, _, _ in answers.values()} == spares
+        assert {sockets for _, sockets, _ in answers.values()} == {1}  # its own alone
+        assert all(folder.endswith(f"/{process}") for process, _, folder in answers.values())
+        # Spares that somebody has killed are replaced.
+        spares = wait_for_children(pool, lambda own: len(own) == 6 and not own & spares)
+        for process in sorted(spares)[:4]:
+            os.kill(process, signal.SIGKILL)
+        again = {process for process, _, _ in run_together(pool, 8).values()}
+        assert len(again) == 8 and not again & set(sorted(spares)[:4])
+        wait_for_children(pool, lambda own: len(own) == 8 and not own & again)
+
+
 def test_nothing_is_left_behind():
     with EpisodePool(["guess_number"], timeout_s=30.0, memory_mb=512) as pool:
         for number in range(5):
@@ -120,9 +171,13 @@ def test_nothing_is_left_behind():
         group = pool._host.process.pid
     assert not [
         stat
-        for stat in Path("/proc").glob("[0-9]*/stat")
+        for stat in _stats()
         if (fields := _read(stat).rpartition(")")[2].split()) and group in (int(fields[1]), int(fields[2]))
     ]
+
+
+def _stats() -> list[Path]:
+    return list(Path("/proc").glob("[0-9]*/stat"))
 
 
 def _read(path: Path) -> str:

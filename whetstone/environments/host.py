@@ -1,7 +1,8 @@
 """The process that environments are forked from: it imports them once, so that episodes start at once.
 
 Each episode is a fork with a socket of its own and limits on its memory. One that hangs, crashes or exits
-costs nobody else anything. The host itself never calls an environment.
+costs nobody else anything. The host itself never calls an environment. Where episodes have ended it forks
+spares for those to come, while nobody waits: a fork and its limits take longer than most resets.
 """
 
 import contextlib
@@ -14,7 +15,7 @@ import socket
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing import reduction
+from multiprocessing import Pipe, reduction
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,6 +27,9 @@ from whetstone.environments.orphans import Orphans, adopt_orphans
 from whetstone.environments.table import factory_of
 from whetstone.environments.toolbox import load_tool, make_tools
 from whetstone.errors import UserError
+
+SPARE_PAUSE_S = 0.005  # without a request, before another spare is forked
+MAX_SPARES = 512  # with the episodes that run
 
 
 def serve(connection: Connection) -> None:
@@ -39,23 +43,20 @@ def serve(connection: Connection) -> None:
     gc.collect()
     gc.freeze()  # forks share what is there now
     connection.send({"ready": True})
-    children: dict[int, int] = {}  # number of an episode -> process
     loaded = Loaded(
         factories=factories,
         tools=tools,
         tool_settings=settings["tool_settings"],
-        memory_bytes=settings["memory_bytes"],
+        memory_bytes=_own_bytes() + settings["memory_bytes"],
         with_state=settings["with_state"],
     )
     with tempfile.TemporaryDirectory(prefix="whet-episodes-", ignore_cleanup_errors=True) as folder:
-        orphans = Orphans()
         adopt_orphans()
+        host = Host(connection, loaded, folder)
         try:
-            _serve_all(connection, loaded, children, orphans, folder)
+            host.serve()
         finally:
-            for child in list(children.values()):
-                _kill(child, orphans, folder)
-            orphans.end_all(())
+            host.end_all()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,64 +66,128 @@ class Loaded:
     factories: Mapping[str, Callable[..., Any]]
     tools: Sequence[Callable[..., Any]]
     tool_settings: Mapping[str, Any]
-    memory_bytes: int
+    memory_bytes: int  # of the whole process
     with_state: bool
 
 
-def _serve_all(
-    connection: Connection, loaded: Loaded, children: dict[int, int], orphans: Orphans, folder: str
-) -> None:
-    while True:
-        if (pause_s := orphans.pause_s) is not None and not connection.poll(pause_s):
-            _reap(children, orphans, folder)
-            orphans.end_all(set(children.values()))
-        request = connection.recv()  # EOFError: the run is gone
-        _reap(children, orphans, folder)
-        if request["do"] == "close":
-            return
-        if request["do"] == "end":
-            if (child := children.pop(request["number"], None)) is not None:
-                _kill(child, orphans, folder)
-            continue
-        handle = reduction.recv_handle(connection)
+class Host:
+    def __init__(self, connection: Connection, loaded: Loaded, folder: str) -> None:
+        self.connection, self.loaded, self.folder = connection, loaded, folder
+        self.children: dict[int, int] = {}  # number of an episode -> process
+        self.spares: dict[int, Connection] = {}  # process -> where it is told its episode
+        self.most = 0  # episodes at once so far
+        self.orphans = Orphans()
+
+    def serve(self) -> None:
+        while True:
+            self._prepare()
+            request = self.connection.recv()  # EOFError: the run is gone
+            self._reap()
+            if request["do"] == "close":
+                return
+            if request["do"] == "end":
+                if (child := self.children.pop(request["number"], None)) is not None:
+                    self._kill(child)
+                continue
+            handle = reduction.recv_handle(self.connection)
+            self.children[request["number"]] = self._start(request, handle)
+            os.close(handle)
+            self.most = max(self.most, len(self.children))
+
+    def end_all(self) -> None:
+        for child in [*self.children.values(), *self.spares]:
+            self._kill(child)
+        self.orphans.end_all(())
+
+    def _prepare(self) -> None:
+        """Until a request comes: look for orphans, and fork spares for episodes that have ended."""
+        while True:
+            pause_s = self.orphans.pause_s  # 0: they have waited for long
+            is_short = len(self.children) + len(self.spares) < min(self.most, MAX_SPARES) and pause_s != 0
+            if pause_s is None and not is_short:
+                return
+            if self.connection.poll(SPARE_PAUSE_S if is_short else pause_s):
+                return
+            self._reap()
+            if is_short:
+                self._fork_spare()
+            else:
+                self.orphans.end_all({*self.children.values(), *self.spares})
+
+    def _start(self, request: Mapping[str, Any], handle: int) -> int:
+        """The process of an episode: a spare, or a new fork."""
+        while self.spares:
+            child, link = self.spares.popitem()
+            with link:
+                try:
+                    link.send(request)
+                    reduction.send_handle(link, handle, child)
+                    return child
+                except OSError:  # it has ended
+                    self._kill(child)
         child = os.fork()
         if child == 0:
-            connection.close()
-            _serve_episode(handle, loaded, request, folder)
-        os.close(handle)
-        children[request["number"]] = child
+            self._leave()
+            _serve_episode(handle, self.loaded, request, self.folder)
+        return child
+
+    def _fork_spare(self) -> None:
+        ours, theirs = Pipe()
+        child = os.fork()
+        if child == 0:
+            ours.close()
+            self._leave()
+            _serve_spare(theirs, self.loaded, self.folder)
+        theirs.close()
+        self.spares[child] = ours
+
+    def _leave(self) -> None:
+        """In a fork: no episode may reach the host, or other episodes."""
+        self.connection.close()
+        for link in self.spares.values():
+            link.close()
+
+    def _reap(self) -> None:
+        """Forget episodes that have ended by themselves, and end what they have left behind."""
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG)[0]) != 0:
+                if (link := self.spares.pop(ended, None)) is not None:
+                    link.close()
+                    self._kill(ended)
+                for number, child in list(self.children.items()):
+                    if child == ended:
+                        del self.children[number]
+                        self._kill(child)
+
+    def _kill(self, child: int) -> None:
+        """End an episode with its group, and remove its files; who left the group is ended later."""
+        for kill in (os.killpg, os.kill):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                kill(child, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(child, 0)
+        shutil.rmtree(os.path.join(self.folder, str(child)), ignore_errors=True)
+        self.orphans.expect(child)
 
 
-def _reap(children: dict[int, int], orphans: Orphans, folder: str) -> None:
-    """Forget episodes that have ended by themselves, and end what they have left behind."""
-    with contextlib.suppress(ChildProcessError):
-        while (ended := os.waitpid(-1, os.WNOHANG)[0]) != 0:
-            for number, child in list(children.items()):
-                if child == ended:
-                    del children[number]
-                    _kill(child, orphans, folder)
-
-
-def _kill(child: int, orphans: Orphans, folder: str) -> None:
-    """End an episode with its group, and remove its temporary files. Who left the group is ended later."""
-    for kill in (os.killpg, os.kill):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            kill(child, signal.SIGKILL)
-    with contextlib.suppress(ChildProcessError):
-        os.waitpid(child, 0)
-    shutil.rmtree(os.path.join(folder, str(child)), ignore_errors=True)
-    orphans.expect(child)
+def _serve_spare(link: Connection, loaded: Loaded, folder: str) -> NoReturn:
+    """Wait for an episode, set up already; never returns."""
+    try:
+        _set_up(loaded, folder)
+        with link:
+            request = link.recv()
+            handle = reduction.recv_handle(link)
+        with socket.socket(fileno=handle) as run:
+            _answer_all(run, loaded, request)
+    except BaseException:  # EOFError: the host is gone
+        os._exit(1)
+    os._exit(0)
 
 
 def _serve_episode(handle: int, loaded: Loaded, request: Mapping[str, Any], folder: str) -> NoReturn:
     """Answer the run's messages about one episode; never returns."""
     try:
-        os.setsid()
-        adopt_orphans()
-        gc.enable()
-        tempfile.tempdir = os.environ["TMPDIR"] = os.path.join(folder, str(os.getpid()))
-        os.mkdir(tempfile.tempdir)
-        _limit_memory(loaded.memory_bytes)
+        _set_up(loaded, folder)
         with socket.socket(fileno=handle) as link:
             _answer_all(link, loaded, request)
     except BaseException:  # the run sees the socket close
@@ -130,11 +195,20 @@ def _serve_episode(handle: int, loaded: Loaded, request: Mapping[str, Any], fold
     os._exit(0)
 
 
-def _limit_memory(memory_bytes: int) -> None:
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    limit = pages * os.sysconf("SC_PAGE_SIZE") + memory_bytes
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+def _set_up(loaded: Loaded, folder: str) -> None:
+    """A group, a folder for temporary files and limits of its own."""
+    os.setsid()
+    adopt_orphans()
+    gc.enable()
+    tempfile.tempdir = os.environ["TMPDIR"] = os.path.join(folder, str(os.getpid()))
+    os.mkdir(tempfile.tempdir)
+    resource.setrlimit(resource.RLIMIT_AS, (loaded.memory_bytes, loaded.memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _own_bytes() -> int:
+    """The address space of this process, of which its forks have as much."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _answer_all(link: socket.socket, loaded: Loaded, request: Mapping[str, Any]) -> None:
