@@ -68,7 +68,7 @@ REFUSED = {
     "max_skipped_steps": "TRL skips no steps",
     "max_observation_length": "TRL drops a result that does not fit, and cuts none",
     "turn_credit": "TRL has one reward for a completion",
-    "rollout_func": "evaluations and rewards are whetstone's own, whose trainer such a function gets",
+    "rollout_func": "such a function samples on whetstone's own engines",
     "agent": "agents ask whetstone's own rollout",
     "optim": "TRL's 8-bit AdamW is that of bitsandbytes, another one",
 }
