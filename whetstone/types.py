@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
+from itertools import chain
 from typing import Any, NamedTuple
 
 TopLogprobs = tuple[tuple[int, float], ...]  # (token, logprob), the likeliest first
@@ -115,8 +116,9 @@ class Branch:
     @cached_property
     def own_ids(self) -> tuple[int, ...]:
         """Behind the shared tokens."""
-        parts = [(*turn.completion.token_ids, *turn.observation_ids) for turn in self.turns]
-        return (*self.context_ids, *(token for part in parts for token in part))
+        said_and_seen = [(turn.completion.token_ids, turn.observation_ids) for turn in self.turns]
+        parts = [part for part in (self.context_ids, *chain.from_iterable(said_and_seen)) if part]
+        return parts[0] if len(parts) == 1 else tuple(chain.from_iterable(parts))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +173,8 @@ class Rollout:
     def branches(self) -> tuple[Branch, ...]:
         """One, unless the history was rewritten. What branches have in common at their start is in one."""
         starts = [0, *(number for number, turn in enumerate(self.turns) if turn.context_ids)]
+        if len(starts) == 1:
+            return (Branch(turns=self.turns),)
         branches: list[Branch] = []
         sequences: list[tuple[int, ...]] = []  # all tokens of each
         for start, stop in zip(starts, [*starts[1:], len(self.turns)], strict=True):

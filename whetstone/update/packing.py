@@ -1,7 +1,8 @@
 """Scored groups -> packed micro-batches without padding; completions of one prompt share its tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 import torch
@@ -222,6 +223,7 @@ def pack_sequences(samples: list[Sample]) -> Batch:
     tokens: list[tuple[int, ...]] = []
     positions: list[range] = []
     logit_positions: list[range] = []
+    target_positions: list[range] = []
     segments: list[Segment] = []
     prompt: tuple[int, ...] = ()  # no prompt is empty
     prompt_start = end = 0
@@ -242,18 +244,21 @@ def pack_sequences(samples: list[Sample]) -> Batch:
             first = segments[-1].prefix_length
             positions.append(range(first, first + len(branch.own_ids)))
             tokens.append(branch.own_ids)
-            logit_positions += _predicting(branch, segments[-1])
+            for before, sampled in _sampled(branch, segments[-1]):
+                logit_positions += [range(before, before + 1), sampled[:-1]]
+                target_positions.append(sampled)
             end += len(branch.own_ids)
     completions = [sample.rollout.completion for sample in samples]
-    lengths = torch.tensor([len(completion.token_ids) for completion in completions])
-    rewards, turn_ids = _turns(samples, int(lengths.sum()))
+    lengths = [len(completion.token_ids) for completion in completions]
+    rewards, turn_ids = _turns(samples, sum(lengths))
+    token_ids = _concat(tokens)
     return Batch(
-        token_ids=_concat(tokens),
+        token_ids=token_ids,
         position_ids=_aranges(positions),
         segments=segments,
         logit_positions=_aranges(logit_positions),
-        targets=_concat([completion.token_ids for completion in completions]),
-        sequence_ids=torch.arange(len(samples)).repeat_interleave(lengths),
+        targets=token_ids[_aranges(target_positions)],
+        sequence_ids=_repeated(range(len(samples)), lengths),
         sampler_logprobs=_concat([completion.logprobs for completion in completions], np.float32),
         turn_ids=turn_ids,
         rewards=rewards,
@@ -273,18 +278,16 @@ def _first_tokens(runs: Sequence[Run], count: int) -> tuple[Run, ...]:
     return tuple(chosen)
 
 
-def _predicting(branch: Branch, segment: Segment) -> list[range]:
-    """The positions whose hidden states predict the tokens that were sampled in a branch."""
-    ranges: list[range] = []
-    end = segment.start + len(branch.context_ids)
-    # The last token before a turn predicts its first one: of the prefix, where the branch has none before.
-    last = end - 1 if branch.context_ids else sum(segment.prefix[-1]) - 1
+def _sampled(branch: Branch, segment: Segment) -> Iterator[tuple[int, range]]:
+    """Where the tokens of each turn are, which the policy sampled, and where the token before them is."""
+    start = segment.start + len(branch.context_ids)
+    # The first turn follows the context or, where there is none, what was shared.
+    before = start - 1 if branch.context_ids else sum(segment.prefix[-1]) - 1
     for turn in branch.turns:
-        length = len(turn.completion.token_ids)
-        ranges += [range(last, last + 1), range(end, end + length - 1)]
-        end += length + len(turn.observation_ids)
-        last = end - 1
-    return ranges
+        stop = start + len(turn.completion.token_ids)
+        yield before, range(start, stop)
+        start = stop + len(turn.observation_ids)
+        before = start - 1
 
 
 def _turns(samples: list[Sample], num_tokens: int) -> tuple[Tensor, Tensor]:
@@ -295,18 +298,28 @@ def _turns(samples: list[Sample], num_tokens: int) -> tuple[Tensor, Tensor]:
         return torch.tensor(rewards), torch.zeros(num_tokens, dtype=torch.int64)
     lengths = [[len(turn.completion.token_ids) for turn in sample.rollout.turns] for sample in samples]
     numbers = [number for turns in lengths for number in range(len(turns))]
-    counts = torch.tensor([length for turns in lengths for length in turns])
     padded = torch.tensor([[*earned, *[0.0] * (width - len(earned))] for earned in rewards])
-    return padded, torch.tensor(numbers).repeat_interleave(counts)
+    return padded, _repeated(numbers, [length for turns in lengths for length in turns])
+
+
+# Through numpy: a GPU waits for this, and torch takes several times as long for tuples and short ranges.
 
 
 def _concat(parts: Sequence[Sequence[float]], dtype: type = np.int64) -> Tensor:
-    """Concatenate. Through numpy, which reads tuples several times faster than torch."""
-    return torch.from_numpy(np.concatenate([np.array(part, dtype=dtype) for part in parts]))
+    count = sum(map(len, parts))
+    return torch.from_numpy(np.fromiter(chain.from_iterable(parts), dtype=dtype, count=count))
 
 
-def _aranges(parts: list[range]) -> Tensor:
-    return torch.cat([torch.arange(part.start, part.stop) for part in parts])
+def _repeated(values: Sequence[int], counts: Sequence[int]) -> Tensor:
+    return torch.from_numpy(np.repeat(np.array(values, dtype=np.int64), counts))
+
+
+def _aranges(parts: Sequence[range]) -> Tensor:
+    """The numbers of all ranges, one after the other."""
+    lengths = np.array([len(part) for part in parts], dtype=np.int64)
+    ends = lengths.cumsum()
+    shifts = np.array([part.start for part in parts], dtype=np.int64) - (ends - lengths)
+    return torch.from_numpy(np.arange(lengths.sum()) + np.repeat(shifts, lengths))
 
 
 def split_batch(batch: Batch) -> list[Batch]:
