@@ -108,6 +108,17 @@ def test_prompts_ask_for_one_of_two_formats(tmp_path: Path) -> None:
     assert paid(task, "<reasoning>easy</reasoning><answer>def f(x): return x + 2</answer>") == (1.0, 2.0)
 
 
+def test_gold_answers_have_the_format_that_the_prompt_asks_for(tmp_path: Path) -> None:
+    row = {**ROWS[2], "solution": "def f(x): return x + 2\n"}
+    direct, reasoned = make(tmp_path, [row, row]), make(tmp_path, [row, row], use_reasoning_format=True)
+    assert direct.gold(direct.problem(0)) == "```python\ndef f(x): return x + 2\n```"
+    wanted = "<reasoning>\n</reasoning>\n<answer>\ndef f(x): return x + 2\n</answer>"
+    assert reasoned.gold(reasoned.problem(0)) == wanted
+    starter = {**row, "starter_code": "def f(x): return"}
+    continued = make(tmp_path, [starter, starter], continue_starter=True)
+    assert continued.gold(continued.problem(0)) == " x + 2\n"
+
+
 def test_an_answer_may_go_on_from_the_starter_code(tmp_path: Path) -> None:
     row = {**ROWS[2], "starter_code": "def f(x):\n    return ", "solution": "def f(x):\n    return x + 2"}
     shown = make(tmp_path, [row, row])
