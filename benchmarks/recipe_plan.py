@@ -25,13 +25,14 @@ class Run:
 
 def _run(name: str, page: str, figures: str, label: str, seconds: int, command: str) -> Run:
     start = re.search(r"=outputs/(?:q/)?(\w+)/final_model", command)
+    own_name = "" if command.split()[1] == name else f" run_name={name}"
     return Run(
         name=name,
         page=page,
         figures=tuple(figures.split()),
         label=label,
         seconds=seconds,
-        command=f"whet {command} run_name={name}",
+        command=f"whet {command}{own_name}",
         start=None if start is None else start[1],
     )
 

@@ -3,7 +3,7 @@
 python benchmarks/recipes.py --list
 python benchmarks/recipes.py --model FOLDER --data FOLDER_OF_GSM8K --output RUNS --only klong klong_sft
                               runs them; a failure does not stop the next. RUNS/recipes.json has the results
-python benchmarks/recipes.py --render RUNS/recipes.json
+python benchmarks/recipes.py --render [RUNS/recipes.json]
                               keeps these runs in results/learning, draws pictures, fills the pages' tables
 """
 
@@ -41,8 +41,9 @@ def words_of(run: Run, args: argparse.Namespace) -> list[str]:
     ]
     if run.start is None:
         words.append(f"model_name_or_path={args.model}")
-    words += [f"output_dir={args.output}", "overwrite_output_dir=true", "save_strategy=no"]
-    return [*words, *args.settings]
+    words = [word for word in words if not word.startswith("run_name=")]
+    words += [f"run_name={run.name}", f"output_dir={args.output}", "overwrite_output_dir=true"]
+    return [*words, "save_strategy=no", *args.settings]
 
 
 def execute(run: Run, args: argparse.Namespace) -> dict[str, Any]:
@@ -157,18 +158,31 @@ def _notes(run: Run, result: dict[str, Any]) -> str:
 
 
 def block(figure: str, runs: list[Run]) -> str:
-    """A picture, where there are runs, and the table of a figure."""
-    folder = learning.RESULTS / figure
-    results = {name: run for name, run in learning.kept_runs(folder).items() if "seconds" in run}
+    """The commands of a figure, its picture where there are runs, and its table."""
+    lines = [line for run in runs for line in _wrapped(run.command)]
+    commands = "\n".join(["```bash", *lines, "```", "", ""])
+    kept = learning.kept_runs(learning.RESULTS / figure)
+    results = {name: run for name, run in kept.items() if "seconds" in run}
     if not results:
-        return table(runs, {})
+        return commands + table(runs, {})
     first = next(iter(results.values()))["session"]
     machine = ", ".join(first["machine"]["gpus"]) or first["machine"]["system"]
-    head = (
-        f"{first['started'][:10]}, {machine}, torch {first['torch']}, transformers {first['transformers']}."
-    )
+    software = f"{machine}, torch {first['torch']}, transformers {first['transformers']}"
+    head = f"{first['started'][:10]}, {software}; before and after, 95 % intervals; time with set-up."
     picture = f"![Accuracy over minutes and steps]({figure}.png)"
-    return f"{picture}\n\n{head}\n\n{table(runs, results)}"
+    return f"{commands}{picture}\n\n{head}\n\n{table(runs, results)}"
+
+
+def _wrapped(command: str) -> list[str]:
+    """A command as lines that a shell joins; a word with quotes stays whole."""
+    lines = [""]
+    for word in re.findall(r"(?:'[^']*'|\S)+", command):
+        if len(lines[-1]) + len(word) > 105:
+            lines[-1] += " \\"
+            lines.append(f"    {word}")
+        else:
+            lines[-1] += f" {word}" if lines[-1] else word
+    return lines
 
 
 def figures() -> dict[str, list[Run]]:
@@ -177,7 +191,7 @@ def figures() -> dict[str, list[Run]]:
 
 
 def render(file: Path) -> None:
-    results = json.loads(file.read_text(encoding="utf-8"))
+    results = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     for run in PLAN:
         result = results.get(run.name)
         if result is not None and "error" not in result and result.get("eval"):
@@ -199,9 +213,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, default=Path("outputs"), help="run folders and recipes.json")
     parser.add_argument("--limit", type=float, default=420, metavar="SECONDS", help="for one run")
     parser.add_argument("--keep-models", action="store_true", help="do not delete models that no run needs")
-    parser.add_argument(
-        "--render", type=Path, metavar="JSON", help="keep the runs of this file; write the pages"
-    )
+    parser.add_argument("--render", type=Path, nargs="?", const=Path(), metavar="JSON", help="fill the pages")
     parser.add_argument("settings", nargs="*", metavar="key=value", help="appended to every command")
     args = parser.parse_intermixed_args(argv)
     if args.render is not None:
