@@ -37,34 +37,38 @@ def _run(name: str, page: str, figures: str, label: str, seconds: int, command: 
     )
 
 
-def _countdown(name: str, figures: str, label: str, seconds: int, settings: str) -> Run:
-    return _run(name, "countdown", figures, label, seconds, f"train countdown {settings} {COUNTDOWN}")
+def _countdown(name: str, figures: str, label: str, seconds: int, settings: str, length: int = 512) -> Run:
+    command = f"train countdown {settings} max_completion_length={length} {COUNTDOWN}"
+    return _run(name, "countdown", figures, label, seconds, command)
 
 
 PLAN: tuple[Run, ...] = (
     # reasoning_gym.md
-    _run("syllogism_toy", "reasoning_gym", "syllogism", "syllogism_toy", 210,
+    _run("syllogism_toy", "reasoning_gym", "syllogism", "syllogism_toy", 200,
          "train syllogism_toy eval_num_samples=300 fixed_eval_steps=100"),
-    _run("multi_tasks", "reasoning_gym", "multi_tasks", "multi_tasks", 200,
-         "train multi_tasks max_steps=150 eval_num_samples=300 eval_temperature=1.0 fixed_eval_steps=75"),
+    _run("multi_tasks", "reasoning_gym", "multi_tasks", "multi_tasks", 175,
+         "train multi_tasks max_steps=120 eval_num_samples=300 eval_temperature=1.0 fixed_eval_steps=60"),
     _run("multi_tasks_1h", "reasoning_gym", "multi_tasks", "multi_tasks_1h", 190,
-         "train multi_tasks_1h max_steps=60 fixed_eval_steps=20"),
-    _run("grpo", "reasoning_gym", "grpo", "grpo", 190,
-         "train grpo max_steps=100 eval_num_samples=300 eval_temperature=1.0"),
+         "train multi_tasks_1h max_steps=50 fixed_eval_steps=25"),
+    _run("grpo", "reasoning_gym", "grpo", "grpo", 175,
+         "train grpo max_steps=80 eval_num_samples=300 eval_temperature=1.0 fixed_eval_steps=40"),
     # countdown.md: every experiment has countdown_32, whose batch has 32 prompts
     _countdown("countdown_32", "countdown countdown_batch countdown_entropy countdown_length", "32 prompts",
-               170, "prompts_per_step=8 max_steps=120"),
-    _countdown("countdown_base", "countdown", "base template", 170,
-               "prompts_per_step=8 max_steps=120 apply_chat_template=false "
+               175, "prompts_per_step=8 max_steps=96 fixed_eval_steps=48"),
+    _countdown("countdown_base", "countdown", "base template", 175,
+               "prompts_per_step=8 max_steps=96 fixed_eval_steps=48 apply_chat_template=false "
                "'assistant_prefix=\"Let me solve this step by step.\\n<think>\"'"),
-    _countdown("countdown_8", "countdown_batch", "8 prompts", 160, "max_steps=200"),
-    _countdown("countdown_128", "countdown_batch", "128 prompts", 170, "prompts_per_step=32 max_steps=56"),
-    _countdown("countdown_no_entropy", "countdown_entropy", "no entropy bonus", 170,
-               "prompts_per_step=8 max_steps=120 entropy_coef=0"),
-    _countdown("countdown_entropy", "countdown_entropy", "entropy bonus 0.01", 170,
-               "prompts_per_step=8 max_steps=120 entropy_coef=0.01"),
-    _countdown("countdown_256", "countdown_length", "256 tokens", 140,
-               "prompts_per_step=8 max_steps=120 max_completion_length=256"),
+    _countdown("countdown_8", "countdown_batch", "8 prompts", 170, "max_steps=240 fixed_eval_steps=120"),
+    _countdown("countdown_128", "countdown_batch", "128 prompts", 185,
+               "prompts_per_step=32 max_steps=36 fixed_eval_steps=20"),
+    _countdown("countdown_no_entropy", "countdown_entropy", "no entropy bonus", 175,
+               "prompts_per_step=8 max_steps=96 fixed_eval_steps=48 entropy_coef=0"),
+    _countdown("countdown_entropy", "countdown_entropy", "entropy bonus 0.01", 175,
+               "prompts_per_step=8 max_steps=96 fixed_eval_steps=48 entropy_coef=0.01"),
+    _countdown("countdown_256", "countdown_length", "256 tokens", 120,
+               "prompts_per_step=8 max_steps=96 fixed_eval_steps=48", length=256),
+    _countdown("countdown_1024", "countdown_length", "1,024 tokens", 200,
+               "prompts_per_step=8 max_steps=72 fixed_eval_steps=36", length=1024),
     # gsm8k.md: supervised steps before RL against RL alone
     _run("gsm8k_rl", "gsm8k", "gsm8k_sft", "RL alone", 170,
          f"train gsm8k {GSM8K} num_generations=8 max_steps=30 fixed_eval_steps=15"),
@@ -80,7 +84,7 @@ PLAN: tuple[Run, ...] = (
          f"train gsm8k {GSM8K} num_generations=8 max_steps=30 fixed_eval_steps=15 "
          "model_name_or_path=outputs/gsm8k_star/final_model"),
     # math.md: from the model of gsm8k_sft
-    _run("math", "math", "math", "math", 200,
+    _run("math", "math", "math", "math", 160,
          f"train math {GSM8K} max_steps=100 eval_num_samples=600 fixed_eval_steps=50 "
          "model_name_or_path=outputs/gsm8k_sft/final_model"),
     _run("math_8", "math", "math", "8 completions", 190,
@@ -89,10 +93,10 @@ PLAN: tuple[Run, ...] = (
     _run("math_test", "math", "math_test", "math_test", 40,
          f"train math_test {GSM8K}"),
     # programs.md
-    _run("klong", "programs", "klong", "RL alone", 120, "train klong"),
+    _run("klong", "programs", "klong", "RL alone", 150, "train klong"),
     _run("klong_sft", "programs", "klong", "SFT", 40,
          "sft klong prompts_per_step=32 max_steps=16 learning_rate=1e-5"),
-    _run("klong_sft_rl", "programs", "klong", "RL after SFT", 110,
+    _run("klong_sft_rl", "programs", "klong", "RL after SFT", 140,
          "train klong model_name_or_path=outputs/klong_sft/final_model"),
     _run("klong_problems", "programs", "problems", "Klong", 100,
          "train klong data_path=problems eval_fraction=0.5 eval_num_samples=24 eval_samples_per_problem=8 "

@@ -99,7 +99,10 @@ def data(tmp_path: Path) -> Path:
     """Rows of GSM8K's form."""
     for split, first in (("train", 0), ("test", 100)):
         rows = [
-            {"question": f"What is {a} + 5?", "answer": f"{a}+5 = <<{a}+5={a + 5}>>{a + 5}\n#### {a + 5}"}
+            {
+                "question": f"State the final answer to the following arithmetic problem: {a} + 5 =",
+                "answer": f"{a}+5 = <<{a}+5={a + 5}>>{a + 5}\n#### {a + 5}",
+            }
             for a in range(first, first + 40)
         ]
         text = "".join(json.dumps(row) + "\n" for row in rows)
@@ -112,6 +115,8 @@ def data(tmp_path: Path) -> Path:
 def test_every_command_runs_with_the_embedded_model(run: Any, data: Path, tmp_path: Path) -> None:
     args = argparse.Namespace(model="pebble", data=data, output=tmp_path / "out", settings=SMALL)
     words = [word for word in recipes.words_of(run, args) if not word.startswith("model_name_or_path=")]
+    if "rejection_sampling=true" in words:  # needs a correct completion
+        words += ["prompts_per_step=16", "max_completion_length=64", "developer_prompt=null"]
     assert cli.run([*words, "model_name_or_path=pebble"]) == 0
     reduced = learning.reduce_run(tmp_path / "out" / run.name)
     assert [entry["step"] for entry in reduced["eval"]] == [0, 2]
