@@ -72,9 +72,9 @@ PLAN: tuple[Run, ...] = (
     # gsm8k.md: supervised steps before RL against RL alone
     _run("gsm8k_rl", "gsm8k", "gsm8k_sft", "RL alone", 170,
          f"train gsm8k {GSM8K} num_generations=8 max_steps=30 fixed_eval_steps=15"),
-    _run("gsm8k_sft", "gsm8k", "gsm8k_sft", "SFT", 70,
+    _run("gsm8k_sft", "gsm8k", "gsm8k_sft", "SFT", 65,
          f"sft gsm8k {GSM8K} max_samples=1000 prompts_per_step=50 max_steps=40 learning_rate=1e-5"),
-    _run("gsm8k_sft_rl", "gsm8k", "gsm8k_sft", "RL after SFT", 150,
+    _run("gsm8k_sft_rl", "gsm8k", "gsm8k_sft", "RL after SFT", 125,
          f"train gsm8k {GSM8K} num_generations=8 max_steps=30 fixed_eval_steps=15 "
          "model_name_or_path=outputs/gsm8k_sft/final_model"),
     _run("gsm8k_star", "gsm8k", "gsm8k_sft", "STaR", 150,
@@ -84,19 +84,19 @@ PLAN: tuple[Run, ...] = (
          f"train gsm8k {GSM8K} num_generations=8 max_steps=30 fixed_eval_steps=15 "
          "model_name_or_path=outputs/gsm8k_star/final_model"),
     # math.md: from the model of gsm8k_sft
-    _run("math", "math", "math", "math", 160,
+    _run("math", "math", "math", "math", 140,
          f"train math {GSM8K} max_steps=100 eval_num_samples=600 fixed_eval_steps=50 "
          "model_name_or_path=outputs/gsm8k_sft/final_model"),
-    _run("math_8", "math", "math", "8 completions", 190,
+    _run("math_8", "math", "math", "8 completions", 120,
          f"train math {GSM8K} prompts_per_step=32 num_generations=8 learning_rate=5e-5 max_steps=40 "
          "eval_num_samples=600 fixed_eval_steps=20 model_name_or_path=outputs/gsm8k_sft/final_model"),
     _run("math_test", "math", "math_test", "math_test", 40,
          f"train math_test {GSM8K}"),
     # programs.md
-    _run("klong", "programs", "klong", "RL alone", 150, "train klong"),
+    _run("klong", "programs", "klong", "RL alone", 130, "train klong"),
     _run("klong_sft", "programs", "klong", "SFT", 40,
          "sft klong prompts_per_step=32 max_steps=16 learning_rate=1e-5"),
-    _run("klong_sft_rl", "programs", "klong", "RL after SFT", 140,
+    _run("klong_sft_rl", "programs", "klong", "RL after SFT", 130,
          "train klong model_name_or_path=outputs/klong_sft/final_model"),
     _run("klong_problems", "programs", "problems", "Klong", 100,
          "train klong data_path=problems eval_fraction=0.5 eval_num_samples=24 eval_samples_per_problem=8 "
