@@ -71,25 +71,33 @@ def execute(run: Run, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def run_plan(runs: list[Run], args: argparse.Namespace) -> bool:
+    """Whether all of them ran and none failed."""
     args.output.mkdir(parents=True, exist_ok=True)
-    file = args.output / "recipes.json"
+    file, start = args.results or args.output / "recipes.json", time.monotonic()
     results = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    ok = True
-    for number, run in enumerate(runs):
-        if run.start is not None and not (args.output / run.start / "final_model").is_dir():
-            print(f"{run.name}: left out, there is no model of {run.start}", flush=True)
+    starts, ok = {run.start for run in PLAN}, True
+    for run in runs:
+        reason = obstacle(run, args, time.monotonic() - start)
+        if reason is not None:
+            print(f"{run.name}: left out, {reason}", flush=True)
             ok = False
             continue
         results[run.name] = result = execute(run, args)
         ok = ok and "error" not in result
         file.write_text(json.dumps(results) + "\n", encoding="utf-8")
-        write_examples(run, args.output)
-        wanted = {later.start for later in runs[number + 1 :]}
-        for model in args.output.glob("*/final_model"):  # gigabytes each
-            if model.parent.name not in wanted and not args.keep_models:
-                shutil.rmtree(model)
+        write_examples(run, args.output, file.with_name("examples.txt"))
+        if run.name not in starts and not args.keep_models:
+            shutil.rmtree(args.output / run.name / "final_model", ignore_errors=True)  # gigabytes
         print(f"{run.name}: {summary(result)}", flush=True)
     return ok
+
+
+def obstacle(run: Run, args: argparse.Namespace, elapsed_s: float) -> str | None:
+    if run.start is not None and not (args.output / run.start / "final_model").is_dir():
+        return f"there is no model of {run.start}"
+    if args.budget is not None and elapsed_s + run.seconds > args.budget:
+        return f"its {run.seconds} s are more than is left of {args.budget:.0f} s"
+    return None
 
 
 def summary(result: dict[str, Any]) -> str:
@@ -98,10 +106,10 @@ def summary(result: dict[str, Any]) -> str:
     return f"{result.get('error', 'done')} in {result['seconds']:.0f} s{change}"
 
 
-def write_examples(run: Run, output: Path) -> None:
+def write_examples(run: Run, output: Path, target: Path) -> None:
     """The same problems before and after, to read; text of a model, so control characters are escaped."""
     files = sorted(output.glob(f"{run.name}/eval_results/*.json"), key=lambda path: path.stat().st_mtime)
-    with (output / "examples.txt").open("a", encoding="utf-8") as stream:
+    with target.open("a", encoding="utf-8") as stream:
         for file in files[:1] + files[1:][-1:]:
             for entry in json.loads(file.read_text(encoding="utf-8"))["completions"][:EXAMPLES]:
                 verdict = f"{run.name} {file.stem} {entry['problem']} correct: {entry['correct']}"
@@ -211,8 +219,10 @@ def main(argv: list[str] | None = None) -> int:
         "--data", type=Path, default=Path("gsm8k"), help="folder with train.jsonl, test.jsonl"
     )
     parser.add_argument("--output", type=Path, default=Path("outputs"), help="run folders and recipes.json")
+    parser.add_argument("--results", type=Path, metavar="JSON", help="instead of OUTPUT/recipes.json")
+    parser.add_argument("--budget", type=float, metavar="SECONDS", help="start no run that would end later")
     parser.add_argument("--limit", type=float, default=420, metavar="SECONDS", help="for one run")
-    parser.add_argument("--keep-models", action="store_true", help="do not delete models that no run needs")
+    parser.add_argument("--keep-models", action="store_true", help="delete no models")
     parser.add_argument("--render", type=Path, nargs="?", const=Path(), metavar="JSON", help="fill the pages")
     parser.add_argument("settings", nargs="*", metavar="key=value", help="appended to every command")
     args = parser.parse_intermixed_args(argv)

@@ -88,6 +88,13 @@ def test_a_table_by_hand() -> None:
     ]
 
 
+def test_a_run_that_does_not_fit_the_budget_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert recipes.main(["--only", "klong", "--budget", "100", "--output", str(tmp_path)]) == 1
+    assert "klong: left out, its 130 s are more than is left of 100 s" in capsys.readouterr().out
+
+
 def test_an_unknown_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         recipes.main(["--only", "nothing"])
@@ -134,6 +141,8 @@ def test_the_runner_goes_on_after_a_failure_and_hands_models_on(data: Path, tmp_
     results = json.loads((output / "recipes.json").read_text(encoding="utf-8"))
     assert results.keys() == {"gsm8k_sft", "gsm8k_sft_rl"}
     assert all("error" not in result and len(result["eval"]) == 2 for result in results.values())
-    assert "start" not in results["gsm8k_sft"]["command"] and str(tmp_path) not in json.dumps(results)
-    assert not list(output.glob("*/final_model"))
+    assert str(tmp_path) not in json.dumps(results)
+    assert {path.parent.name for path in output.glob("*/final_model")} == {
+        "gsm8k_sft"
+    }
     assert "==== gsm8k_sft_rl eval_step_2 " in (output / "examples.txt").read_text(encoding="utf-8")
