@@ -127,8 +127,8 @@ def interval(point: dict[str, Any], name: str = "accuracy") -> str:
 
 
 def change(values: Iterable[str]) -> str:
-    """Before and after; one of them where the run has only that."""
-    return " to ".join(dict.fromkeys(value for value in values if value != "-")) or "-"
+    """Before and after, those that the run has."""
+    return " to ".join(value for value in values if value != "-") or "-"
 
 
 def table(runs: list[Run], results: dict[str, dict[str, Any]]) -> str:
@@ -143,10 +143,11 @@ def table(runs: list[Run], results: dict[str, dict[str, Any]]) -> str:
 
 def _cells(result: dict[str, Any]) -> list[str]:
     points, speed = result["eval"], result["speed"]
-    ends = [points[0], points[-1]]
+    ends = points[:1] + points[1:][-1:]
     ks = list(ends[0].get("pass_at_k", {}))[1:]
     passes = [", ".join(f"@{k} {100 * point['pass_at_k'][k]:.1f} %" for k in ks) for point in ends]
-    rate = speed.get("rollout_tokens_per_s")
+    samples = result["train"][-1][2] is not None  # supervised steps do not, and have no accuracy
+    rate = speed.get("rollout_tokens_per_s") if samples else None
     return [
         str(result["train"][-1][0]),
         change(map(interval, ends)),
