@@ -105,7 +105,8 @@ PLAN: tuple[Run, ...] = (
     _run("q_sft", "programs", "q", "SFT", 40,
          f"sft q/1.5b {KLONG} prompts_per_step=16 max_steps=10 learning_rate=1e-5"),
     _run("q_rehearsal", "programs", "q", "RL after SFT", 130,
-         f"train q/1.5b {KLONG} max_steps=75 model_name_or_path=outputs/q/q_sft/final_model"),
+         f"train q/1.5b {KLONG} max_steps=75 max_completion_length=256 "
+         "model_name_or_path=outputs/q/q_sft/final_model"),
     # algorithms.md
     _run("dapo", "algorithms", "dapo", "dapo", 190, "train dapo"),
     _run("local_kl", "algorithms", "dapo", "local_kl", 190, "train local_kl max_steps=80"),
