@@ -142,7 +142,5 @@ def test_the_runner_goes_on_after_a_failure_and_hands_models_on(data: Path, tmp_
     assert results.keys() == {"gsm8k_sft", "gsm8k_sft_rl"}
     assert all("error" not in result and len(result["eval"]) == 2 for result in results.values())
     assert str(tmp_path) not in json.dumps(results)
-    assert {path.parent.name for path in output.glob("*/final_model")} == {
-        "gsm8k_sft"
-    }
+    assert {path.parent.name for path in output.glob("*/final_model")} == {"gsm8k_sft"}
     assert "==== gsm8k_sft_rl eval_step_2 " in (output / "examples.txt").read_text(encoding="utf-8")

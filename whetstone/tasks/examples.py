@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 NUM_EXPRESSIONS = 1200
-# (sentence, Python, Klong); X is what it is applied to, K a number. Klong has no precedence: it works from the right.
+# (sentence, Python, Klong); X is what it is applied to, K a number. Klong has no operator precedence.
 _NUMBERS = [
     ("add K to X", "X + K", "X+K"),
     ("subtract K from X", "X - K", "X-K"),
