@@ -99,7 +99,7 @@ PLAN: tuple[Run, ...] = (
     _run("klong_sft_rl", "programs", "klong", "RL after SFT", 130,
          "train klong model_name_or_path=outputs/klong_sft/final_model"),
     _run("klong_problems", "programs", "problems", "Klong", 100,
-         "train klong data_path=problems eval_fraction=0.5 eval_num_samples=24 eval_samples_per_problem=8 "
+         "train klong data_path=problems eval_fraction=0.5 eval_num_samples=28 eval_samples_per_problem=8 "
          "prompts_per_step=16 max_steps=40"),
     _run("programs", "programs", "problems", "Python", 70, "train programs"),
     _run("q_sft", "programs", "q", "SFT", 40,
