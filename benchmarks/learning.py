@@ -8,6 +8,7 @@ python benchmarks/learning.py          draws the kept runs of every recipe
 import argparse
 import json
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import matplotlib
@@ -21,45 +22,47 @@ RESULTS, PICTURES = ROOT / "benchmarks" / "results" / "learning", ROOT / "docs" 
 
 
 def reduce_run(folder: Path) -> dict[str, Any]:
-    """Minutes and accuracy of every step and evaluation, and how the run was made."""
+    """Minutes and accuracy of every step and evaluation, how fast the run was, and how it was made."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    train = [row for row in rows if row["kind"] == "train"]
     minutes, seconds = {0: 0.0}, 0.0
-    for row in rows:
-        if row["kind"] == "train":
-            seconds += row["step_time"]
-            minutes[row["step"]] = seconds / 60
+    for row in train:
+        seconds += row["step_time"]
+        minutes[row["step"]] = seconds / 60
     session = json.loads((folder / "run.json").read_text(encoding="utf-8"))["sessions"][-1]
+    files = [*folder.glob("eval_results/eval_step_*.json"), *folder.glob("evaluations/*/eval_results/*.json")]
+    points = [reduce_evaluation(file, minutes) for file in files]
     return {
         "session": {key: session[key] for key in ("started", "torch", "transformers", "machine")},
-        "train": [
-            [row["step"], minutes[row["step"]], row["accuracy"]] for row in rows if row["kind"] == "train"
-        ],
-        "eval": [
-            {
-                "step": row["step"],
-                "minutes": minutes[row["step"]],
-                **{key: row[key] for key in ("accuracy", "accuracy_low", "accuracy_high")},
-                "greedy_accuracy": row.get("greedy_accuracy"),
-            }
-            for row in rows
-            if row["kind"] == "eval"
-        ]
-        + [evaluated_later(file, minutes) for file in folder.glob("evaluations/*/eval_results/*.json")],
+        "speed": reduce_speed(train),
+        "train": [[row["step"], minutes[row["step"]], row.get("accuracy")] for row in train],
+        "eval": sorted(points, key=lambda point: point["step"]),
     }
 
 
-def evaluated_later(file: Path, minutes: dict[int, float]) -> dict[str, Any]:
-    """What `whet eval` wrote for a checkpoint of the run."""
+def reduce_evaluation(file: Path, minutes: dict[int, float]) -> dict[str, Any]:
+    """An evaluation of the run, or of one of its checkpoints by `whet eval`."""
     result = json.loads(file.read_text(encoding="utf-8"))["summary"]
-    accuracy, greedy = result["accuracy"], result["greedy_accuracy"]
-    return {
-        "step": result["step"],
-        "minutes": minutes[result["step"]],
-        "accuracy": accuracy["mean"],
-        "accuracy_low": accuracy["low"],
-        "accuracy_high": accuracy["high"],
-        "greedy_accuracy": None if greedy is None else greedy["mean"],
+    point: dict[str, Any] = {"step": result["step"], "minutes": minutes[result["step"]]}
+    for name in ("accuracy", "greedy_accuracy"):
+        value = result[name] or {"mean": None, "low": None, "high": None}
+        point |= {name: value["mean"], f"{name}_low": value["low"], f"{name}_high": value["high"]}
+    if result["samples_per_problem"] > 1:
+        point["pass_at_k"] = result["pass_at_k"]
+    tasks = {task: entry["accuracy"]["mean"] for task, entry in result["per_task"].items()}
+    return point | {
+        "temperature": result["temperature"],
+        "mean_length": result["mean_length"],
+        "tasks": tasks if len(tasks) > 1 else {},
     }
+
+
+def reduce_speed(train: list[dict[str, Any]]) -> dict[str, float]:
+    """Medians over the steps, the first one left out: it compiles."""
+    steady = train[1:] or train
+    names = ("step_time", "rollout_tokens_per_s", "update_tokens_per_s", "mfu", "completions/mean_length")
+    values = {name: [row[name] for row in steady if row.get(name) is not None] for name in names}
+    return {name: median(found) for name, found in values.items() if found}
 
 
 def draw(picture: Path, runs: dict[str, dict[str, Any]]) -> None:
@@ -84,10 +87,13 @@ def draw(picture: Path, runs: dict[str, dict[str, Any]]) -> None:
 
 
 def draw_run(axes: Any, name: str, run: dict[str, Any], unit: str, color: str) -> None:
-    steps, minutes, accuracy = zip(*run["train"], strict=True)
-    axes.plot(steps if unit == "step" else minutes, accuracy, color=color, alpha=0.4, linewidth=1)
+    train = [row for row in run["train"] if row[2] is not None]  # supervised steps have no accuracy
+    position = 0 if unit == "step" else 1
+    axes.plot(
+        [row[position] for row in train], [row[2] for row in train], color=color, alpha=0.4, linewidth=1
+    )
     axes.plot([], [], color=color, linewidth=4, label=name)
-    points = run["eval"]
+    points = [point for point in run["eval"] if point["accuracy"] is not None]
     if not points:
         return
     below = [point["accuracy"] - point["accuracy_low"] for point in points]
@@ -106,9 +112,21 @@ def draw_run(axes: Any, name: str, run: dict[str, Any], unit: str, color: str) -
     )  # fmt: skip
 
 
-def kept_runs(folder: Path) -> list[Path]:
-    """Whetstone's first."""
-    return sorted(folder.glob("*.json"), key=lambda path: (not path.stem.startswith("Whetstone"), path.stem))
+def keep(figure: str, name: str, run: dict[str, Any]) -> None:
+    kept = RESULTS / figure / f"{name}.json"
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
+
+
+def kept_runs(folder: Path) -> dict[str, dict[str, Any]]:
+    """The runs of a figure by name, Whetstone's first."""
+    paths = sorted(folder.glob("*.json"), key=lambda path: (not path.stem.startswith("Whetstone"), path.stem))
+    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths}
+
+
+def draw_all() -> None:
+    for folder in sorted(path for path in RESULTS.iterdir() if path.is_dir()):
+        draw(PICTURES / f"{folder.name}.png", kept_runs(folder))
 
 
 def main() -> None:
@@ -120,12 +138,8 @@ def main() -> None:
     parser.add_argument("--name", default="Whetstone", help="name of the kept run in the figure")
     args = parser.parse_args()
     if args.keep is not None:
-        kept = RESULTS / (args.recipe or args.keep.name) / f"{args.name}.json"
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_text(json.dumps(reduce_run(args.keep), indent=1) + "\n", encoding="utf-8")
-    for folder in sorted(path for path in RESULTS.iterdir() if path.is_dir()):
-        runs = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in kept_runs(folder)}
-        draw(PICTURES / f"{folder.name}.png", runs)
+        keep(args.recipe or args.keep.name, args.name, reduce_run(args.keep))
+    draw_all()
 
 
 if __name__ == "__main__":

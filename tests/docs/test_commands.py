@@ -2,7 +2,7 @@
 not. A command that is new in the docs fails here until it is in one of the tables.
 
 The commands in the blocks of docs/data.md are run by test_data.py, those of the exercises of docs/course.md
-by test_course_solutions.py.
+by test_course_solutions.py, those of the plan of the recipe pages by tests/benchmarks/test_recipes.py.
 """
 
 import json
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.benchmarks.test_recipes import PLAN
 from tests.support.doc_commands import COMMANDS as DATA_COMMANDS
 from tests.support.doc_commands import EXERCISE_COMMANDS
 from whetstone import __main__ as cli
@@ -56,6 +57,7 @@ QUICK = {
     "whet plan": "whet plan quickstart",
     "whet plan CONFIG": "whet plan quickstart",
     "whet plan six_tasks --gpu H200 --tokens 200 --price 2.5": "",
+    "whet plan multi_tasks_1h --gpu H100 --tokens 200": "",
     "whet plan --scale": "whet plan quickstart --gpu H100 --scale",
     "whet plan CONFIG --gpu H100 --scale": "whet plan quickstart --gpu H100 --scale",
     "whet plan six_tasks model_name_or_path=Qwen/Qwen2.5-14B-Instruct prompts_per_step=64 "
@@ -283,7 +285,8 @@ def commands(page: Path) -> list[str]:
 
 
 DOCUMENTED = sorted(
-    {command for page in PAGES for command in commands(page)} - {*DATA_COMMANDS, *EXERCISE_COMMANDS}
+    {command for page in PAGES for command in commands(page)}
+    - {*DATA_COMMANDS, *EXERCISE_COMMANDS, *(run.command for run in PLAN)}
 )
 RUNNABLE = {command: text or command for command, text in {**QUICK, **SLOW}.items()}
 

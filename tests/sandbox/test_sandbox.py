@@ -3,8 +3,10 @@
 the layers let through.
 """
 
+import importlib.util
 import os
 import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.sandbox.test_hostile import opened
 from tests.support.hostile_programs import wait_until_gone
 from whetstone.errors import UserError
 from whetstone.sandbox import languages, pool, protocol, seccomp, spawn_helper
@@ -358,3 +361,28 @@ def test_the_filter_knows_this_machine() -> None:
         if kind & 7 == 5:
             assert place // 8 + 1 + max(yes, no) < len(code) // 8
     assert len(seccomp.build(only_signals_to=1)) > len(code)
+
+
+@pytest.mark.parametrize("kind", ["namespaces", "filters"])
+def test_klong_is_found_outside_site_packages(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Packages may lie in a folder of PYTHONPATH, which a sandbox does not get: here a copy that knows `mark`."""
+    installed("klong")
+    for module in [name for name in sys.modules if name.partition(".")[0] == "klongpy"]:
+        monkeypatch.delitem(sys.modules, module)
+    spec = importlib.util.find_spec("klongpy")
+    assert spec is not None and spec.origin is not None
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)  # programs run as another user
+    shutil.copytree(Path(spec.origin).parent, tmp_path / "klongpy")
+    with (tmp_path / "klongpy" / "__init__.py").open("a", encoding="utf-8") as stream:
+        stream.write("\n_plain = KlongInterpreter\n\n\ndef KlongInterpreter():\n")
+        stream.write("    made = _plain()\n    made('mark::6*7')\n    return made\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    languages.tools.cache_clear()
+    try:
+        assert languages.tools("klong").import_folders == (str(tmp_path),)
+        with opened(kind) as own_box:
+            result = own_box.run(Program(language="klong", source=".p(mark)", inputs=(Input(),))).results[0]
+    finally:
+        languages.tools.cache_clear()
+    assert result.stdout.strip() == "42", result.stderr

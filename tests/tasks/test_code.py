@@ -12,10 +12,12 @@ from whetstone.config import TaskSpec, load
 from whetstone.errors import UserError
 from whetstone.rewards.programs import read_tests, run_tests
 from whetstone.sandbox import languages
+from whetstone.sandbox.interpreters import from_klong, plain, to_klong
 from whetstone.sandbox.languages import LANGUAGES, missing
 from whetstone.sandbox.pool import LocalPool
 from whetstone.sandbox.program import Limits
 from whetstone.tasks.code import CodeTask, shipped_problems
+from whetstone.tasks.examples import make_expressions
 from whetstone.tasks.mixture import build_tasks, check_gold, eval_problems
 from whetstone.tasks.scoring.pool import Scorer
 from whetstone.tasks.scoring.process import ScoringRequest
@@ -106,6 +108,17 @@ def test_prompts_ask_for_one_of_two_formats(tmp_path: Path) -> None:
     assert "<reasoning> and </reasoning>" in task.problem(1).question
     assert paid(task, "```python\ndef f(x): return x + 2\n```") == (0.0, 0.0)
     assert paid(task, "<reasoning>easy</reasoning><answer>def f(x): return x + 2</answer>") == (1.0, 2.0)
+
+
+def test_gold_answers_have_the_format_that_the_prompt_asks_for(tmp_path: Path) -> None:
+    row = {**ROWS[2], "solution": "def f(x): return x + 2\n"}
+    direct, reasoned = make(tmp_path, [row, row]), make(tmp_path, [row, row], use_reasoning_format=True)
+    assert direct.gold(direct.problem(0)) == "```python\ndef f(x): return x + 2\n```"
+    wanted = "<reasoning>\n</reasoning>\n<answer>\ndef f(x): return x + 2\n</answer>"
+    assert reasoned.gold(reasoned.problem(0)) == wanted
+    starter = {**row, "starter_code": "def f(x): return"}
+    continued = make(tmp_path, [starter, starter], continue_starter=True)
+    assert continued.gold(continued.problem(0)) == " x + 2\n"
 
 
 def test_an_answer_may_go_on_from_the_starter_code(tmp_path: Path) -> None:
@@ -246,7 +259,7 @@ def test_fields_of_tests_are_renamed_or_dropped(tmp_path: Path) -> None:
     assert paid(task, "print(4)", 0) == (1.0, 2.0) and paid(task, "print(5)", 0) == (0.0, 0.0)
 
 
-@pytest.mark.parametrize(("recipe", "count"), [("sums", 1352), ("expressions", 1200)])
+@pytest.mark.parametrize(("recipe", "count"), [("sums", 1352), ("expressions", 1200), ("klong", 1200)])
 def test_recipes_bring_their_own_rows(
     recipe: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,3 +270,14 @@ def test_recipes_bring_their_own_rows(
     check_gold(mixture, per_task=1)
     whole = len(mixture.tasks["code"]) + len(build_tasks(config, "eval").tasks["code"])
     assert whole == count and len(fixed) >= 100
+
+
+def test_every_kind_of_expression_has_a_klong_solution_that_passes() -> None:
+    """Our own solutions in this process: 7,200 forks would take minutes."""
+    klong = pytest.importorskip("klongpy").KlongInterpreter()
+    for row in make_expressions():
+        klong(row["solution"]["klong"].strip())
+        for test in row["tests"]:
+            klong["argument"] = to_klong(test["args"][0])
+            value = plain(from_klong(klong("f(argument)")))
+            assert value == test["expected"], row

@@ -11,6 +11,7 @@ import math
 import os
 import re
 import shutil
+import site
 import subprocess
 import sys
 from collections.abc import Callable
@@ -190,6 +191,7 @@ class Tools:
     command: tuple[str, ...]
     visible: tuple[str, ...]
     environment: tuple[tuple[str, str], ...] = ()
+    import_folders: tuple[str, ...] = ()  # of packages that the interpreter finds only by our own sys.path
 
 
 @cache
@@ -210,8 +212,13 @@ def tools(name: str) -> Tools:
     if row.runner != "exec":
         if importlib.util.find_spec({"klong": "klongpy", "sql": "sqlite3"}.get(row.runner, "sys")) is None:
             raise absent
-        packages = _package_folders("klongpy", "numpy") if row.runner == "klong" else ()
-        return Tools(compilers=(), command=(), visible=(*_python_folders(), *packages))
+        packages = ("klongpy", "numpy") if row.runner == "klong" else ()
+        return Tools(
+            compilers=(),
+            command=(),
+            visible=(*_python_folders(), *_package_folders(*packages)),
+            import_folders=_import_folders(*packages),
+        )
     compilers = tuple(resolved for entry in row.compilers if (resolved := _resolve(entry)) is not None)
     command = _resolve(row.command)
     environment: dict[str, str] = {}
@@ -280,6 +287,14 @@ def _package_folders(*names: str) -> tuple[str, ...]:
             folder = os.path.dirname(spec.origin)
             folders += [folder, *glob.glob(f"{os.path.dirname(folder)}/{name}.libs")]
     return tuple(folders)
+
+
+def _import_folders(*names: str) -> tuple[str, ...]:
+    """Folders of packages outside site-packages: the supervisor gets no PYTHONPATH of ours."""
+    known = {os.path.realpath(folder) for folder in site.getsitepackages()}
+    origins = [spec.origin for name in names if (spec := importlib.util.find_spec(name)) and spec.origin]
+    folders = dict.fromkeys(os.path.dirname(os.path.dirname(os.path.abspath(origin))) for origin in origins)
+    return tuple(folder for folder in folders if os.path.realpath(folder) not in known)
 
 
 def job_of(program: Program, limits: Limits) -> Job:

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any, Protocol
@@ -73,7 +74,7 @@ class SupervisorProcess:
             stdout=subprocess.DEVNULL,
             cwd="/",
             start_new_session=True,  # the pool handles Ctrl-C in the terminal
-            env=_clean_environment(),
+            env=_clean_environment(tools(language).import_folders),
         )
         other_end.close()
         self._socket = own_end
@@ -126,11 +127,11 @@ class SupervisorProcess:
             self.cgroup = None
 
 
-def _clean_environment() -> dict[str, str]:
+def _clean_environment(import_folders: Sequence[str]) -> dict[str, str]:
     return {
         "PATH": "/usr/local/bin:/usr/bin:/bin",
         "LANG": "C.UTF-8",
-        "PYTHONPATH": os.path.dirname(_PACKAGE),
+        "PYTHONPATH": os.pathsep.join([os.path.dirname(_PACKAGE), *import_folders]),
         "PYTHONHASHSEED": "0",  # sets of text come in the same order every time
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONIOENCODING": "utf-8:replace",

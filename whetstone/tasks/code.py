@@ -182,11 +182,17 @@ class CodeTask(rows.RowTask):
             self._pool.start(self._language.name)
 
     def gold(self, problem: Problem) -> str | None:
-        solution = problem.answer["solution"]
-        if solution is None:
+        """The solution in the form that the prompt asks for: supervised fine-tuning imitates it."""
+        row = problem.answer
+        if row["solution"] is None:
             return None
-        program = solution.removeprefix(problem.answer["before"])
-        return f"<reasoning>\n</reasoning>\n<answer>\n{program}\n</answer>"
+        program = row["solution"].removeprefix(row["before"])
+        if self.config.programs.use_reasoning_format:
+            return f"<reasoning>\n</reasoning>\n<answer>\n{program.strip()}\n</answer>"
+        if row["before"]:
+            return program
+        fence = languages.LANGUAGES[row["language"]].fences[0]
+        return f"```{fence}\n{program.rstrip()}\n```"
 
     def columns(self, problem: Problem) -> dict[str, Any]:
         row = problem.answer

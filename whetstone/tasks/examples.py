@@ -1,7 +1,7 @@
 """Two small programming tasks that ship as recipes: `expressions` and `sums`, as `path` of the code task.
 
 A row of `expressions` is a sentence ("add 7 to x, then multiply the result by 3"), calls of f with their
-values, and the expression as reference solution. `sums` is for pebble, which knows no Python: the answer
+values, and reference solutions in Python and Klong. `sums` is for pebble, which knows no Python: the answer
 continues `def f(): return` with the value of a sum. The rows are always the same.
 """
 
@@ -11,58 +11,62 @@ from functools import lru_cache
 from typing import Any
 
 NUM_EXPRESSIONS = 1200
-# (sentence, expression); X is what it is applied to, K a number
+# (sentence, Python, Klong); X is what it is applied to, K a number. Klong has no operator precedence.
 _NUMBERS = [
-    ("add K to X", "X + K"),
-    ("subtract K from X", "X - K"),
-    ("subtract X from K", "K - X"),
-    ("multiply X by K", "X * K"),
-    ("double X", "X * 2"),
-    ("square X", "X ** 2"),
-    ("take the negative of X", "-X"),
-    ("take the absolute value of X", "abs(X)"),
-    ("take the remainder of X divided by K", "X % K"),
-    ("divide X by K, rounding down", "X // K"),
-    ("take the larger one of X and K", "max(X, K)"),
-    ("take the smaller one of X and K", "min(X, K)"),
+    ("add K to X", "X + K", "X+K"),
+    ("subtract K from X", "X - K", "X-K"),
+    ("subtract X from K", "K - X", "K-X"),
+    ("multiply X by K", "X * K", "X*K"),
+    ("double X", "X * 2", "X*2"),
+    ("square X", "X ** 2", "X^2"),
+    ("take the negative of X", "-X", "-X"),
+    ("take the absolute value of X", "abs(X)", "#X"),
+    ("take the remainder of X divided by K", "X % K", "X-K*_X%K"),
+    ("divide X by K, rounding down", "X // K", "_X%K"),
+    ("take the larger one of X and K", "max(X, K)", "X|K"),
+    ("take the smaller one of X and K", "min(X, K)", "X&K"),
 ]
 _LISTS = [
-    ("give the sum of the list x", "sum(x)"),
-    ("give the largest element of the list x", "max(x)"),
-    ("give the smallest element of the list x", "min(x)"),
-    ("give the number of elements of the list x", "len(x)"),
-    ("give the list x in ascending order", "sorted(x)"),
-    ("give the list x in descending order", "sorted(x, reverse=True)"),
-    ("give the list x backwards", "x[::-1]"),
-    ("give the first element of the list x", "x[0]"),
-    ("give the last element of the list x", "x[-1]"),
-    ("give the first K elements of the list x", "x[:K]"),
-    ("give the list x without its first K elements", "x[K:]"),
-    ("give the last K elements of the list x", "x[-K:]"),
-    ("count how often K occurs in the list x", "x.count(K)"),
-    ("give the list of the elements of x times K", "[e * K for e in x]"),
-    ("give the list of the elements of x plus K", "[e + K for e in x]"),
-    ("give the elements of the list x greater than K", "[e for e in x if e > K]"),
-    ("give the elements of the list x less than K", "[e for e in x if e < K]"),
-    ("give the list x with K appended", "x + [K]"),
-    ("give the sum of the first K elements of the list x", "sum(x[:K])"),
-    ("give the sum of the squares of the list x", "sum(e * e for e in x)"),
-    ("give the product of the largest element of the list x and K", "max(x) * K"),
-    ("give the difference between the largest and the smallest element of the list x", "max(x) - min(x)"),
+    ("give the sum of the list x", "sum(x)", "+/x"),
+    ("give the largest element of the list x", "max(x)", "|/x"),
+    ("give the smallest element of the list x", "min(x)", "&/x"),
+    ("give the number of elements of the list x", "len(x)", "#x"),
+    ("give the list x in ascending order", "sorted(x)", "x@<x"),
+    ("give the list x in descending order", "sorted(x, reverse=True)", "x@>x"),
+    ("give the list x backwards", "x[::-1]", "|x"),
+    ("give the first element of the list x", "x[0]", "*x"),
+    ("give the last element of the list x", "x[-1]", "*|x"),
+    ("give the first K elements of the list x", "x[:K]", "K#x"),
+    ("give the list x without its first K elements", "x[K:]", "K_x"),
+    ("give the last K elements of the list x", "x[-K:]", "(-K)#x"),
+    ("count how often K occurs in the list x", "x.count(K)", "+/x=K"),
+    ("give the list of the elements of x times K", "[e * K for e in x]", "x*K"),
+    ("give the list of the elements of x plus K", "[e + K for e in x]", "x+K"),
+    ("give the elements of the list x greater than K", "[e for e in x if e > K]", "x@&x>K"),
+    ("give the elements of the list x less than K", "[e for e in x if e < K]", "x@&x<K"),
+    ("give the list x with K appended", "x + [K]", "x,K"),
+    ("give the sum of the first K elements of the list x", "sum(x[:K])", "+/K#x"),
+    ("give the sum of the squares of the list x", "sum(e * e for e in x)", "+/x*x"),
+    ("give the product of the largest element of the list x and K", "max(x) * K", "K*|/x"),
+    (
+        "give the difference between the largest and the smallest element of the list x",
+        "max(x) - min(x)",
+        "(|/x)-&/x",
+    ),
 ]
 _STRINGS = [
-    ("give the number of characters of the text x", "len(x)"),
-    ("give the text x backwards", "x[::-1]"),
-    ("give the text x in upper case", "x.upper()"),
-    ("give the text x K times in a row", "x * K"),
-    ("give the first K characters of the text x", "x[:K]"),
-    ("give the last K characters of the text x", "x[-K:]"),
-    ("give the text x without its first K characters", "x[K:]"),
-    ("give the character of the text x at index K", "x[K]"),
-    ("count how often the letter 'a' occurs in the text x", "x.count('a')"),
-    ("give the text x in upper case, K times in a row", "x.upper() * K"),
-    ("give the number of characters of the text x plus K", "len(x) + K"),
-    ("give the number of characters of the text x times K", "len(x) * K"),
+    ("give the number of characters of the text x", "len(x)", "#x"),
+    ("give the text x backwards", "x[::-1]", "|x"),
+    ("give the text x in upper case", "x.upper()", "{:#(#x)-32}'x"),
+    ("give the text x K times in a row", "x * K", "(K*#x)#x"),
+    ("give the first K characters of the text x", "x[:K]", "K#x"),
+    ("give the last K characters of the text x", "x[-K:]", "(-K)#x"),
+    ("give the text x without its first K characters", "x[K:]", "K_x"),
+    ("give the character of the text x at index K", "x[K]", "x@K"),
+    ("count how often the letter 'a' occurs in the text x", "x.count('a')", "+/{x=0ca}'x"),
+    ("give the text x in upper case, K times in a row", "x.upper() * K", "(K*#x)#{:#(#x)-32}'x"),
+    ("give the number of characters of the text x plus K", "len(x) + K", "K+#x"),
+    ("give the number of characters of the text x times K", "len(x) * K", "K*#x"),
 ]
 
 
@@ -70,7 +74,8 @@ def make_expressions(count: int = NUM_EXPRESSIONS) -> list[dict[str, Any]]:
     dice = random.Random(5)
     rows: dict[str, dict[str, Any]] = {}
     while len(rows) < count:
-        sentence, expression, draw = dice.choice((_number, _number, _number, _list, _random_word))(dice)
+        kind = dice.choice((_number, _number, _number, _list, _random_word))
+        sentence, expression, klong, draw = kind(dice)
         if sentence in rows:
             continue
         inputs = [draw() for _ in range(6)]
@@ -82,7 +87,7 @@ def make_expressions(count: int = NUM_EXPRESSIONS) -> list[dict[str, Any]]:
             "statement": sentence,
             "function": "f",
             "tests": tests,
-            "solution": f"def f(x):\n    return {expression}\n",
+            "solution": {"python": f"def f(x):\n    return {expression}\n", "klong": f"f::{{{klong}}}\n"},
         }
     return list(rows.values())
 
@@ -107,25 +112,26 @@ def make_sums() -> list[dict[str, Any]]:
     return list(rows.values())
 
 
-_Draw = tuple[str, str, Callable[[], Any]]
+_Draw = tuple[str, str, str, Callable[[], Any]]  # sentence, Python, Klong, a random argument
 
 
 def _number(dice: random.Random) -> _Draw:
-    sentence, expression = "", "x"
+    sentence, expression, klong = "", "x", "x"
     for step in range(dice.choice((1, 2, 2, 3))):
-        phrase, code = dice.choice(_NUMBERS)
+        phrase, code, klong_code = dice.choice(_NUMBERS)
         number = str(dice.randint(2, 12))
-        inner = expression if expression == "x" else f"({expression})"
-        expression = code.replace("K", number).replace("X", inner)
+        expression = code.replace("K", number).replace("X", "x" if step == 0 else f"({expression})")
+        klong = klong_code.replace("K", number).replace("X", "x" if step == 0 else f"({klong})")
         part = phrase.replace("K", number).replace("X", "x" if step == 0 else "the result")
         sentence += part if step == 0 else f", then {part}"
-    return sentence, expression, lambda: dice.randint(-20, 40)
+    return sentence, expression, klong, lambda: dice.randint(-20, 40)
 
 
-def _filled(dice: random.Random, phrases: list[tuple[str, str]], draw: Callable[[], Any]) -> _Draw:
-    phrase, code = dice.choice(phrases)
+def _filled(dice: random.Random, phrases: list[tuple[str, str, str]], draw: Callable[[], Any]) -> _Draw:
+    texts = dice.choice(phrases)
     number = str(dice.randint(2, 9))
-    return phrase.replace("K", number), code.replace("K", number), draw
+    sentence, expression, klong = (text.replace("K", number) for text in texts)
+    return sentence, expression, klong, draw
 
 
 def _list(dice: random.Random) -> _Draw:
