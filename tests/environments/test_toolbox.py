@@ -80,15 +80,18 @@ def test_an_ordinary_task_is_scored_by_the_last_turn(sums):
 
 
 def test_a_malformed_call_goes_back_and_counts(sums):
-    turns = ["<tool_call>calculator(1+1)</tool_call>", call("adder"), "<answer>0</answer>"]
+    fenced = '```json\n{"name": "calculator", "arguments": {"expression": "1+1"}}\n```'
+    turns = ["<tool_call>calculator(1+1)</tool_call>", call("adder"), fenced, "<answer>0</answer>"]
     rollout = play(sums, lambda turn, new: turns[turn])
     assert rollout.episode is not None and rollout.score.reward < 0.1
     contents = [m["content"] for m in rollout.episode.messages if m["role"] == "tool"]
     assert contents == [
         "Error: the tool call is no JSON object.",
         "Error: there is no tool adder. There are: calculator.",
+        "Error: the call of calculator is in a code fence: write the JSON object between <tool_call> and "
+        "</tool_call>.",
     ]
-    assert (rollout.episode.num_tool_calls, rollout.episode.num_tool_errors) == (2, 2)
+    assert (rollout.episode.num_tool_calls, rollout.episode.num_tool_errors) == (3, 3)
 
 
 def test_without_a_call_no_process_is_started(sums):

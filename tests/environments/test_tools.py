@@ -9,7 +9,7 @@ from transformers.utils.chat_template_utils import get_json_schema
 
 from tests.environments import counter
 from whetstone.environments.pool import EpisodePool
-from whetstone.environments.tools import parse_calls, tool_schema
+from whetstone.environments.tools import fenced_calls, parse_calls, tool_schema
 
 COUNTER = f"{Path(counter.__file__)}:Counter"
 CALL = {"name": "add", "arguments": {"number": 7}}
@@ -124,6 +124,22 @@ def test_several_calls_and_none():
 def test_malformed_calls_are_errors_and_nothing_raises(text):
     [call] = parse_calls(text)
     assert set(call) == {"error"}
+
+
+def test_a_call_in_a_code_fence_is_an_error_that_says_how_to_write_it():
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    call = '{"name": "add", "arguments": {"number": 7}}'
+    error = {"error": "the call of add is in a code fence: write it otherwise"}
+    for text in (f"```json\n{call}\n```", f"I add.\n```\n{call}```<|im_end|>", f"```json\n{call}"):
+        assert parse_calls(text) == [] and fenced_calls(text, tools, "write it otherwise") == [error]
+    assert len(fenced_calls(f"```{call}```" * 1000, tools, "")) == 32
+    for text in (
+        call,
+        "```python\nadd(7)\n```",
+        '```json\n{"name": "sub", "arguments": {}}```',
+        "```" + "[" * 99_999,
+    ):
+        assert fenced_calls(text, tools, "") == []
 
 
 def test_an_environment_in_trls_shape_is_played_by_calls():

@@ -29,6 +29,8 @@ TURNS = (
 class Characters:
     """A token is a character."""
 
+    call_hint = ""
+
     def decode(self, token_ids: Sequence[int], *, keep_special: bool = False) -> str:
         return "".join(map(chr, token_ids))
 

@@ -10,7 +10,7 @@ import inspect
 import json
 import re
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 MAX_CALLS = 32  # of one turn
@@ -111,6 +111,19 @@ def parse_calls(text: str) -> list[dict[str, Any]]:
     if bare.startswith("{") and '"name"' in bare:
         return [_json_call(part) for part in re.split(r"(?<=\})\s*;\s*(?=\{)", bare)[:MAX_CALLS]]
     return []
+
+
+def fenced_calls(text: str, tools: Iterable[Mapping[str, Any]], call_hint: str) -> list[dict[str, Any]]:
+    """An {"error"} for each call in a code fence: models that write programs put them there, but no chat
+    template asks for it, so a server would not find the call. `call_hint` says how to write it.
+    """
+    names = {tool["function"]["name"] for tool in tools}
+    errors = []
+    for block in text.split("```")[1::2]:
+        call = _json_call(block.removeprefix("json"))
+        if call.get("name") in names and "error" not in call:
+            errors.append({"error": f"the call of {call['name']} is in a code fence: {call_hint}"})
+    return errors[:MAX_CALLS]
 
 
 def _mistral_calls(text: str) -> list[dict[str, Any]]:

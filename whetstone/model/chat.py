@@ -142,6 +142,18 @@ class Chat:
             return False
 
     @functools.cached_property
+    def _asks_for_tags(self) -> bool:
+        """Whether calls are to be written as `<tool_call>`."""
+        return not self._describes_tools or "</tool_call>" in self._render([_QUESTION], tools=[_PROBE])
+
+    @property
+    def call_hint(self) -> str:
+        """How a call of a tool is written, for a model that wrote it otherwise."""
+        if self._asks_for_tags:
+            return "write the JSON object between <tool_call> and </tool_call>"
+        return "write it in the format that the system message asks for"
+
+    @functools.cached_property
     def _tool_history(self) -> str:
         """How a tool's result is put behind an assistant's message: after a `call`, after `text`, or as a
         message of the `user`, where the template has no other way.

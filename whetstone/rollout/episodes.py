@@ -14,7 +14,7 @@ from whetstone.config.environments import EnvironmentsConfig
 from whetstone.engines.base import GenerationOutput, Request, SamplingParams
 from whetstone.environments.pool import Answer, EpisodePool
 from whetstone.environments.toolbox import TOOLBOX
-from whetstone.environments.tools import parse_calls
+from whetstone.environments.tools import fenced_calls, parse_calls
 from whetstone.rollout.gathering import Gathering, TimedStream
 from whetstone.types import Completion, Episode, Finish, Message, Problem, Turn
 
@@ -24,6 +24,8 @@ POLL_S = 0.5  # longest wait before a cancelled run is noticed
 class EpisodeCodec(Protocol):
     """The part of `model.chat.Chat` that episodes need."""
 
+    @property
+    def call_hint(self) -> str: ...
     def decode(self, token_ids: Sequence[int], *, keep_special: bool = False) -> str: ...
     def encode_observation(self, messages: Sequence[Message], max_tokens: int) -> tuple[int, ...]: ...
 
@@ -179,7 +181,8 @@ class EpisodeStream(TimedStream):
         calls, problem = [], self.problems[running.problem]
         if problem.tools:
             ids = running.completions[-1].token_ids
-            calls = parse_calls(self.codec.decode(ids, keep_special=True))
+            text = self.codec.decode(ids, keep_special=True)
+            calls = parse_calls(text) or fenced_calls(text, problem.tools, self.codec.call_hint)
         if calls:
             running.messages[-1] = {**running.messages[-1], "tool_calls": calls}
             if running.num_tool_turns + 1 >= self._max_turns(problem):
