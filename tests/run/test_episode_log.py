@@ -61,7 +61,7 @@ def group() -> Group:
         messages=messages,
         answer=answer,
         environment=COUNTER,
-        tools=({},),
+        tools=({"type": "function", "function": {"name": "add"}},),
     )
     with EpisodePool([COUNTER], timeout_s=60.0, memory_mb=512) as pool:
         stream = EpisodeStream(
