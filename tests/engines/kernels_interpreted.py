@@ -236,12 +236,13 @@ def whole_step(architecture: str) -> None:
 
 def next_turns() -> None:
     """Sequences that go on where others ended, beside the same tokens computed at once."""
-    policy = make_policy("qwen2", head_dim=32, hidden_size=128, max_position_embeddings=256)
-    state = make_state(num_layers=2, heads=2, width=32, pages=27)
+    sizes = {"num_hidden_layers": 1, "head_dim": 32, "hidden_size": 128, "max_position_embeddings": 256}
+    policy = make_policy("qwen2", **sizes)
+    state = make_state(num_layers=1, heads=2, width=32, pages=27)
     blocks = read_decoder_layers(policy)
     generator = torch.Generator().manual_seed(4)
-    whole = [tuple(torch.randint(3, 60, (n,), generator=generator).tolist()) for n in (150, 90, 20)]
-    splits = [(100, 30), (65, 20), None]  # tokens in the prompt's pages, and after it in a page of its own
+    whole = [tuple(torch.randint(3, 60, (n,), generator=generator).tolist()) for n in (90, 70, 12)]
+    splits = [(70, 10), (65, 3), None]  # tokens in the prompt's pages, and after it in a page of its own
     with torch.no_grad():
         for step in (FusedStep(policy, blocks), ModuleStep(policy)):
             state.pages.normal_()
@@ -257,7 +258,7 @@ def next_turns() -> None:
                 together.append(PrefillSequence(tokens, at_once, [], []))
             for batch in (first, second, together):
                 step.prefill(PagedPrefill(state, batch))
-            assert [len(sequence) for sequence in second] == [20, 5, 20]
+            assert [len(sequence) for sequence in second] == [10, 2, 12]
             for ours, theirs in zip(second, together, strict=True):
                 a, b = (torch.from_numpy(sequence.cells()) for sequence in (ours, theirs))
                 ours_kv, theirs_kv = (state.pages[:, :, c // PAGE, :, c % PAGE] for c in (a, b))
