@@ -12,20 +12,36 @@ from whetstone.model.policy import Policy
 from whetstone.update.packing import pack
 
 
+def policy_of(name: str) -> Policy:
+    """`name`: an architecture, and `with LoRA`."""
+    architecture, *lora = name.split(" with ")
+    policy = make_policy(architecture)
+    if not lora:
+        return policy
+    settings = build({"use_peft": True, "lora_r": 4, "lora_alpha": 12, "lora_dropout": 0.0}).model
+    model = add_lora(policy.model, settings, None)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = 0.1 * torch.randn(parameter.shape, generator=generator)
+    return Policy(model, policy.tokenizer, policy.device)
+
+
 @pytest.mark.parametrize(
     "architecture",
     [
         "qwen3",
+        "qwen3 with LoRA",
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "gemma2", "gemma3", "phi3")),
     ],
 )
 def test_compiled_layers_have_the_same_gradient_and_are_compiled_once(architecture):
     # Without a code generator: which graphs there are, and what they compute, does not depend on it.
     torch._dynamo.reset()
-    samples = make_samples(make_policy(architecture))
+    samples = make_samples(policy_of(architecture))
     pieces = [samples[:2], samples[2:5], samples]
-    plain = [gradient_of(updater_for(make_policy(architecture)), pack(piece, 1000))[0] for piece in pieces]
-    policy = make_policy(architecture)
+    plain = [gradient_of(updater_for(policy_of(architecture)), pack(piece, 1000))[0] for piece in pieces]
+    policy = policy_of(architecture)
     compile_layers(policy, backend="aot_eager")
     torch._dynamo.utils.counters.clear()  # which a reset does not
     graphs = torch._dynamo.utils.counters["stats"]
@@ -44,11 +60,8 @@ def test_compiled_layers_have_the_same_gradient_and_are_compiled_once(architectu
 def test_all_layers_share_graphs_without_scalars_on_the_cpu(use_peft):
     """A float that is an input of the graph costs a C++ compilation; frozen embeddings, one set of graphs."""
     torch._dynamo.reset()
-    policy = make_policy()
+    policy = policy_of("qwen3 with LoRA" if use_peft else "qwen3")
     samples = make_samples(policy)
-    if use_peft:
-        settings = build({"use_peft": True, "lora_r": 4, "lora_alpha": 12, "lora_dropout": 0.0}).model
-        policy = Policy(add_lora(policy.model, settings, None), policy.tokenizer, policy.device)
     scalars, num_graphs = [], 0
 
     def backend(module, inputs):

@@ -11,6 +11,7 @@ from whetstone.config import build, make_plan
 from whetstone.config.sections import ModelConfig
 from whetstone.engines.native import NativeEngine
 from whetstone.errors import UserError
+from whetstone.model.grouped_lora import group_lora
 from whetstone.model.lora import add_lora, check_rank
 from whetstone.model.policy import Policy
 from whetstone.update.packing import pack
@@ -64,9 +65,14 @@ def lora_policy(**settings) -> Policy:
     return policy
 
 
+@pytest.mark.parametrize("is_grouped", [False, True], ids=["alone", "grouped"])
 @VARIANTS
-def test_the_gradient_of_an_adapter_is_that_of_a_float64_pass(settings) -> None:
+def test_the_gradient_of_an_adapter_is_that_of_a_float64_pass(settings, is_grouped: bool) -> None:
     policy = lora_policy(**settings)
+    if is_grouped:
+        group_lora(policy.layers)
+        has_group = policy.layers[0].mlp.up_proj.__dict__.get("group") is not None
+        assert has_group == ("use_dora" not in settings)
     samples = make_samples(policy)
     expected = reference_gradient(policy, samples, "dapo", 1.0)
     config = build(
@@ -75,6 +81,34 @@ def test_the_gradient_of_an_adapter_is_that_of_a_float64_pass(settings) -> None:
     updater = Updater(policy, config, make_plan(config, num_problems=10), None)
     updater.gradient(updater.experience_builder.build([pack(samples, 60)], num_generations=6, beta=0.0)[0])
     torch.testing.assert_close(flat_gradient(policy), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_layers_with_the_same_input_compute_together() -> None:
+    """As each alone does, whoever is called first, with biases, and with the adapter off."""
+    torch.manual_seed(0)
+    policy = lora_policy()
+    attention = policy.layers[0].self_attn
+    layers = [attention.q_proj, attention.k_proj, attention.v_proj]
+    layers[1].base_layer.bias = torch.nn.Parameter(torch.randn(layers[1].out_features))
+    x, other = torch.randn(2, 2, 5, layers[0].in_features)
+    expected = [layer(x) for layer in layers]
+    group_lora(policy.layers)
+    for order in ([0, 1, 2], [2, 0, 1]):
+        for index in order:
+            torch.testing.assert_close(layers[index](x), expected[index], rtol=1e-5, atol=1e-6)
+        assert layers[0].group.input is None and not layers[0].group.outputs
+    layers[0](other)  # and no other layer: its outputs are not those for x
+    torch.testing.assert_close(layers[1](x), expected[1], rtol=1e-5, atol=1e-6)
+    with policy.model.disable_adapter():
+        assert torch.equal(layers[2](x), layers[2].base_layer(x))
+
+
+def test_layers_of_different_scales_stay_alone() -> None:
+    policy = lora_policy()
+    mlp = policy.layers[0].mlp
+    mlp.up_proj.scaling["default"] *= 2
+    group_lora(policy.layers)
+    assert mlp.up_proj.group is None and policy.layers[0].self_attn.q_proj.group is not None
 
 
 @VARIANTS

@@ -98,7 +98,7 @@ def _with_short_forward(model: Any) -> Any:
     """`model` with a shorter forward pass in its plain LoRA layers: it compiles faster and casts nothing."""
     for module in model.modules():
         if is_plain_lora(module) and not any(getattr(d, "p", 0.0) > 0 for d in module.lora_dropout.values()):
-            module.__class__ = _short_linear()
+            module.__class__ = short_linear()
     return model
 
 
@@ -110,11 +110,15 @@ def is_plain_lora(layer: Any) -> bool:
 
 
 @functools.cache
-def _short_linear() -> type:
+def short_linear() -> type:
     from peft.tuners.lora import Linear
 
     class LoraLinear(Linear):
+        group: Any = None  # of layers with the same input (model/grouped_lora)
+
         def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.group is not None and not self.disable_adapters and len(self.active_adapters) == 1:
+                return self.group(self, x)
             output = self.base_layer(x)
             if self.disable_adapters:
                 return output

@@ -1,0 +1,99 @@
+"""LoRA layers with the same input as one matrix product: query, key and value, and the MLP's gate and up.
+
+A layer alone computes W x + B A x, three products and a sum, and the sum reads and writes outputs of gate
+and up that are six times as wide as x. Together they are [W, B] [x, A x]: A of all layers is one thin
+product, the sum takes place inside the large one, and so does the product of B and dy of the backward pass.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from whetstone.model.lora import short_linear
+
+SAME_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # of one parent
+
+
+def group_lora(layers: Iterable[nn.Module]) -> None:
+    """From now on LoRA layers with the same input compute together; others stay as they are."""
+    for layer in layers:
+        for parent in layer.modules():
+            for names in SAME_INPUT:
+                members: list[Any] = [getattr(parent, name, None) for name in names]
+                if all(map(_can_be_grouped, members)) and len({str(m.scaling) for m in members}) == 1:
+                    group = LoraGroup(members)
+                    for member in members:
+                        member.group = group
+
+
+def _can_be_grouped(layer: Any) -> bool:
+    return type(layer) is short_linear() and type(layer.base_layer) is nn.Linear
+
+
+class LoraGroup:
+    """The first layer that is called computes the outputs of all; the others take theirs.
+
+    Which layers of a model get the same input is seen from the tensor itself, so nothing is assumed of the
+    forward pass around them.
+    """
+
+    def __init__(self, layers: list[Any]):
+        self.layers = layers
+        self.input: Tensor | None = None
+        self.outputs: dict[int, Tensor] = {}
+
+    def __call__(self, layer: Any, x: Tensor) -> Tensor:
+        position = next(i for i, member in enumerate(self.layers) if member is layer)
+        if self.input is not x or position not in self.outputs:
+            self.input, self.outputs = x, dict(enumerate(self._outputs(x)))
+        output = self.outputs.pop(position)
+        if not self.outputs:
+            self.input = None  # it would live as long as the model
+        return output
+
+    def _outputs(self, x: Tensor) -> tuple[Tensor, ...]:
+        bases = [layer.base_layer for layer in self.layers]
+        name = self.layers[0].active_adapters[0]
+        down = torch.cat([layer.lora_A[name].weight for layer in self.layers])
+        ups = [layer.lora_B[name].weight for layer in self.layers]
+        rows, scale = x.reshape(-1, x.shape[-1]), self.layers[0].scaling[name]
+        output = _GroupedProduct.apply(rows, scale, down, *(base.weight for base in bases), *ups)
+        output = output.view(*x.shape[:-1], -1)
+        outputs = output.split([base.out_features for base in bases], dim=-1)
+        return tuple(
+            out if base.bias is None else out + base.bias for out, base in zip(outputs, bases, strict=True)
+        )
+
+
+class _GroupedProduct(torch.autograd.Function):
+    """[T, in] -> [T, sum of out]: all W x + B A x, where only A and B are trained."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: float, down: Tensor, *matrices: Tensor) -> Tensor:
+        weights, ups = matrices[: len(matrices) // 2], matrices[len(matrices) // 2 :]
+        inner = F.linear(x, down) * scale
+        ctx.scale = scale
+        ctx.save_for_backward(x, inner, down, *matrices)
+        return F.linear(torch.cat([x, inner], dim=1), _joined(weights, ups))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        [gradient] = gradients
+        x, inner, down, *matrices = ctx.saved_tensors
+        weights, ups = matrices[: len(matrices) // 2], matrices[len(matrices) // 2 :]
+        both = gradient @ _joined(weights, ups)
+        x_gradient, inner_gradient = both.split([x.shape[1], inner.shape[1]], dim=1)
+        outs = gradient.split([len(weight) for weight in weights], dim=1)
+        inners = inner.split([up.shape[1] for up in ups], dim=1)
+        up_gradients = [out.T @ part for out, part in zip(outs, inners, strict=True)]
+        inner_gradient = inner_gradient * ctx.scale
+        x_gradient = x_gradient + inner_gradient @ down
+        return x_gradient, None, inner_gradient.T @ x, *[None] * len(weights), *up_gradients
+
+
+def _joined(weights: Any, ups: Any) -> Tensor:
+    """[[W1, B1, 0], [W2, 0, B2]]"""
+    return torch.cat([torch.cat(tuple(weights)), torch.block_diag(*ups)], dim=1)
