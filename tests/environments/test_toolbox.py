@@ -14,7 +14,7 @@ from whetstone.config import build, load
 from whetstone.environments.builtin_tools import ToolFailed, calculator
 from whetstone.environments.games import GAMES
 from whetstone.environments.pool import Answer, EpisodePool
-from whetstone.environments.toolbox import TOOLBOX, tool_schemas
+from whetstone.environments.toolbox import TOOLBOX, block_arguments, tool_schemas
 from whetstone.errors import UserError
 from whetstone.tasks.registry import environments_of, make_task
 from whetstone.types import Finish
@@ -77,6 +77,32 @@ def test_an_ordinary_task_is_scored_by_the_last_turn(sums):
         assert rollout.text.startswith("The result is") and rollout.completion.finish is Finish.STOP
         assert (rollout.episode.num_tool_calls, rollout.episode.num_tool_errors) == (1, 0)
         assert [message["role"] for message in rollout.episode.messages] == ["assistant", "tool", "assistant"]
+
+
+def test_a_block_of_code_calls_the_tool_of_that_name():
+    """The tool is not described: the prompt is that of the task. A turn without a block ends the episode."""
+
+    def script(turn: int, new: str) -> str:
+        if turn == 0:
+            assert "tool" not in new
+            return f"I compute it.\n```python\nx = {expression_in(new)}\nx\n```"
+        [result] = re.findall("<tool_response>\n(.*)\n</tool_response>", new)
+        return f"<answer>{result}</answer>"
+
+    with playing({**SUMS, "tools": ["python"], "tool_call_format": "code_block"}) as session:
+        rollout = play(session, script, max_tool_calling_iterations=1)
+        assert rollout.episode is not None and rollout.score.reward == 1.0
+        assert (rollout.episode.num_tool_calls, rollout.episode.finish) == (1, Finish.STOP)
+        again = play(session, lambda turn, new: "```python\n1\n```", max_tool_calling_iterations=1)
+        assert again.episode is not None and again.episode.finish is Finish.MAX_TURNS
+
+
+def test_a_tool_of_several_arguments_is_not_called_by_blocks():
+    tool = {"name": "add", "parameters": {"properties": {"a": {}, "b": {}}, "required": ["a", "b"]}}
+    with pytest.raises(UserError, match="the tool add does not take one text: give it one argument"):
+        block_arguments([{"type": "function", "function": tool}])
+    tool["parameters"]["required"] = ["b"]
+    assert block_arguments([{"type": "function", "function": tool}]) == {"add": "b"}
 
 
 def test_a_malformed_call_goes_back_and_counts(sums):

@@ -9,7 +9,7 @@ from transformers.utils.chat_template_utils import get_json_schema
 
 from tests.environments import counter
 from whetstone.environments.pool import EpisodePool
-from whetstone.environments.tools import fenced_calls, parse_calls, tool_schema
+from whetstone.environments.tools import block_calls, fenced_calls, parse_calls, tool_schema
 
 COUNTER = f"{Path(counter.__file__)}:Counter"
 CALL = {"name": "add", "arguments": {"number": 7}}
@@ -140,6 +140,26 @@ def test_a_call_in_a_code_fence_is_an_error_that_says_how_to_write_it():
         "```" + "[" * 99_999,
     ):
         assert fenced_calls(text, tools, "") == []
+
+
+def test_blocks_of_code_are_calls_of_the_tool_of_that_name():
+    arguments = {"python": "code", "sql": "query"}
+    one = {"name": "python", "arguments": {"code": "x = 1\nprint(x)\n"}}
+    for text in (
+        "I try.\n```python\nx = 1\nprint(x)\n```",
+        "```Python \nx = 1\nprint(x)\n```\nIt prints 1.\n```\n1\n```",
+        "```python\nx = 1\nprint(x)\n",  # not closed
+        "```json\n{}\n```\n```python\nx = 1\nprint(x)\n  ```",
+    ):
+        assert block_calls(text, arguments) == [one], text
+    two = block_calls("```sql\nselect 1\n```\nthen\n```python\nprint('```')\n```", arguments)
+    assert [(call["name"], *call["arguments"].items()) for call in two] == [
+        ("sql", ("query", "select 1\n")),
+        ("python", ("code", "print('```')\n")),
+    ]
+    for text in ("print(1)", "```\nprint(1)\n```", "```bash\nls\n```", "`python`", "say ```python x```", ""):
+        assert block_calls(text, arguments) == []
+    assert len(block_calls("```sql\n1\n```\n" * 1000, arguments)) == 32
 
 
 def test_an_environment_in_trls_shape_is_played_by_calls():

@@ -19,6 +19,8 @@ class EnvironmentsConfig(Section):
     """How often the policy may speak in an episode. max_completion_length is for all turns together."""
     tools: Names = Field(default_factory=list)
     """Tools that the policy may call: calculator, python, my_tools.py:multiply, or a class of tools."""
+    tool_call_format: Literal["template", "code_block"] = "template"
+    """How `tools` are called: as the chat template describes it, or by a block of code, ```python."""
     max_tool_calling_iterations: int | None = Field(default=None, ge=0, le=10_000)
     """How many turns may call tools, as in TRL; one more may follow. None: max_turns is the limit."""
     rollout_func: PluginSpec | None = None

@@ -51,6 +51,22 @@ def methods_of(owner: Any) -> dict[str, Any]:
     }
 
 
+def block_arguments(schemas: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Name of a tool -> the one argument that gets the text of a block of code."""
+    arguments = {}
+    for schema in schemas:
+        function = schema["function"]
+        names = list(function["parameters"]["properties"])
+        required = function["parameters"].get("required", [])
+        if not names or len(required) > 1:
+            raise UserError(
+                f"tool_call_format is code_block, but the tool {function['name']} does not take one text: "
+                "give it one argument, or set tool_call_format=template."
+            )
+        arguments[function["name"]] = (required or names)[0]
+    return arguments
+
+
 def tool_schemas(specs: Sequence[str]) -> tuple[dict[str, Any], ...]:
     """What chat templates are told about the entries of `tools`; refuses what can't be described."""
     schemas: dict[str, dict[str, Any]] = {}

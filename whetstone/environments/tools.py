@@ -19,6 +19,7 @@ _HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
 _GPT_OSS = re.compile(r"to=functions\.([\w.-]+).*?<\|message\|>(.*?)(?:<\|call\|>|$)", re.DOTALL)
 _MISTRAL = re.compile(r"\[TOOL_CALLS\]\s*(.*)", re.DOTALL)
 _MISTRAL_NAMED = re.compile(r"([\w.-]+)\s*(?:\[ARGS\])?\s*(\{.*)", re.DOTALL)
+_BLOCK = re.compile(r"^[ \t]*```(\w+)[ \t]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
 _SECTION = re.compile(r"^\s*(Args|Returns|Raises|Yields|Example|Examples):\s*$", re.MULTILINE)
 _ARGUMENT = re.compile(r"^\s*(\w+)(?:\s*\([^)]*\))?\s*:\s*(.*)$")
 
@@ -124,6 +125,13 @@ def fenced_calls(text: str, tools: Iterable[Mapping[str, Any]], call_hint: str) 
         if call.get("name") in names and "error" not in call:
             errors.append({"error": f"the call of {call['name']} is in a code fence: {call_hint}"})
     return errors[:MAX_CALLS]
+
+
+def block_calls(text: str, arguments: Mapping[str, str]) -> list[dict[str, Any]]:
+    """A call for each block of code whose language is a tool; `arguments`: tool -> what gets the code."""
+    blocks = ((tool.lower(), code) for tool, code in _BLOCK.findall(text))
+    calls = [_call(name, {arguments[name]: code}) for name, code in blocks if name in arguments]
+    return calls[:MAX_CALLS]
 
 
 def _mistral_calls(text: str) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """Problems -> scored groups: encode prompts, sample completions, score each as it finishes."""
 
 import contextlib
+import functools
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from whetstone.config import Config
 from whetstone.config.environments import EnvironmentsConfig
 from whetstone.engines.base import Engine, Request, SamplingParams, generate_open
 from whetstone.environments.pool import EpisodePool
-from whetstone.environments.toolbox import TOOLBOX
+from whetstone.environments.toolbox import TOOLBOX, block_arguments
 from whetstone.errors import UserError, first_line, is_out_of_memory
 from whetstone.parallel.collectives import all_gather_data_objects
 from whetstone.parallel.mesh import Ranks
@@ -79,10 +80,16 @@ class EpisodeSettings:
     config: EnvironmentsConfig
     tools: tuple[Mapping[str, Any], ...] = ()  # descriptions of the run's own tools
 
+    @functools.cached_property
+    def block_arguments(self) -> dict[str, str]:
+        """Of tools that are called by blocks of code: name -> argument."""
+        return block_arguments(self.tools) if self.config.tool_call_format == "code_block" else {}
+
     def add_tools(self, problem: Problem) -> Problem:
         """The problem with the run's tools. An environment in Gymnasium's shape takes no calls."""
         if problem.environment is None and self.tools:
-            return replace(problem, environment=TOOLBOX, tools=self.tools, scored_by_task=True)
+            described = () if self.block_arguments else self.tools
+            return replace(problem, environment=TOOLBOX, tools=described, scored_by_task=True)
         return replace(problem, tools=(*self.tools, *problem.tools)) if problem.tools else problem
 
 
@@ -201,6 +208,7 @@ class Collector:
             pool=self.episodes.pool,
             codec=self.codec,
             config=self.episodes.config,
+            block_arguments=self.episodes.block_arguments,
             max_length=self.max_length,
             is_cancelled=lambda: self.cancelled,
         )

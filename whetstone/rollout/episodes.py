@@ -5,7 +5,7 @@ become ready since (`take`). Tokens are exact: what was sampled is never tokeniz
 appended to it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -14,7 +14,7 @@ from whetstone.config.environments import EnvironmentsConfig
 from whetstone.engines.base import GenerationOutput, Request, SamplingParams
 from whetstone.environments.pool import Answer, EpisodePool
 from whetstone.environments.toolbox import TOOLBOX
-from whetstone.environments.tools import fenced_calls, parse_calls
+from whetstone.environments.tools import block_calls, fenced_calls, parse_calls
 from whetstone.rollout.gathering import Gathering, TimedStream
 from whetstone.types import Completion, Episode, Finish, Message, Problem, Turn
 
@@ -92,10 +92,12 @@ class EpisodeStream(TimedStream):
         config: EnvironmentsConfig,
         max_length: int | None,
         is_cancelled: Callable[[], bool],
+        block_arguments: Mapping[str, str] | None = None,
     ):
         self.problems, self.num_samples, self.sampling = problems, num_samples, sampling
         self.seed_parts, self.pool, self.codec, self.config = seed_parts, pool, codec, config
         self.max_length, self.is_cancelled = max_length, is_cancelled
+        self.block_arguments = block_arguments or {}  # of tools that are called by blocks of code
         self.num_sequences = len(problems) * num_samples
         longest = max(map(len, prompts)) + sampling.max_tokens
         most_turns = max(self._max_turns(problem) for problem in problems)
@@ -119,7 +121,8 @@ class EpisodeStream(TimedStream):
     def _max_turns(self, problem: Problem) -> int:
         """Of episodes with tools, `max_tool_calling_iterations` is the limit where it is set."""
         iterations = self.config.max_tool_calling_iterations
-        return self.config.max_turns if iterations is None or not problem.tools else iterations + 1
+        has_tools = problem.tools or problem.environment == TOOLBOX
+        return self.config.max_turns if iterations is None or not has_tools else iterations + 1
 
     def _start(self, number: int) -> None:
         running = self._running[number]
@@ -178,11 +181,8 @@ class EpisodeStream(TimedStream):
 
     def _send(self, number: int, running: _Running) -> None:
         """What the policy said last to its environment, with the calls of tools in it."""
-        calls, problem = [], self.problems[running.problem]
-        if problem.tools:
-            ids = running.completions[-1].token_ids
-            text = self.codec.decode(ids, keep_special=True)
-            calls = parse_calls(text) or fenced_calls(text, problem.tools, self.codec.call_hint)
+        problem = self.problems[running.problem]
+        calls = self._calls(problem, running.completions[-1])
         if calls:
             running.messages[-1] = {**running.messages[-1], "tool_calls": calls}
             if running.num_tool_turns + 1 >= self._max_turns(problem):
@@ -194,6 +194,15 @@ class EpisodeStream(TimedStream):
             running.is_unsent = True
             return self._start(number)
         self.pool.step(number, running.messages[-1]["content"], calls)
+
+    def _calls(self, problem: Problem, completion: Completion) -> list[dict[str, Any]]:
+        """The calls of tools in what the policy said."""
+        if problem.environment == TOOLBOX and self.block_arguments:
+            return block_calls(self.codec.decode(completion.token_ids), self.block_arguments)
+        if not problem.tools:
+            return []
+        text = self.codec.decode(completion.token_ids, keep_special=True)
+        return parse_calls(text) or fenced_calls(text, problem.tools, self.codec.call_hint)
 
     def _answered(self, answer: Answer) -> Request | None:
         """Process an environment's answer; the policy's next request, where it speaks again."""

@@ -279,7 +279,8 @@ def _make_episodes(config: Config, policy: Policy, stack: contextlib.ExitStack) 
         names = [*names, TOOLBOX]
     if not names:
         return None
-    if tools and not config.model.apply_chat_template:
+    is_described = own.tool_call_format == "template"
+    if tools and is_described and not config.model.apply_chat_template:
         raise UserError("tools are described by a chat template: set apply_chat_template=true, or no tools.")
     if policy.ranks.tp_size > 1:
         raise UserError(

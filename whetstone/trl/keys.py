@@ -67,6 +67,7 @@ REFUSED = {
     "async_rollouts": "TRL's GRPOTrainer samples and learns in turn",
     "max_skipped_steps": "TRL skips no steps",
     "max_observation_length": "TRL drops a result that does not fit, and cuts none",
+    "tool_call_format": "TRL reads calls as the chat template writes them",
     "turn_credit": "TRL has one reward for a completion",
     "rollout_func": "such a function samples on whetstone's own engines",
     "agent": "agents ask whetstone's own rollout",
