@@ -184,9 +184,7 @@ SLOW = {
         "whet train gsm8k data_path=rows.json eval_path=rows.json"
     ),
     "whet train gsm8k": "whet train gsm8k data_path=rows.json eval_path=rows.json",
-    "whet train gsm8k seed=42": (
-        "whet train gsm8k data_path=rows.json eval_path=rows.json"
-    ),
+    "whet train gsm8k seed=42": ("whet train gsm8k data_path=rows.json eval_path=rows.json"),
     "whet train critic": "",
     "whet train local_kl": "",
     "whet train six_tasks": "",

@@ -60,38 +60,47 @@ class LoraGroup:
         down = torch.cat([layer.lora_A[name].weight for layer in self.layers])
         ups = [layer.lora_B[name].weight for layer in self.layers]
         rows, scale = x.reshape(-1, x.shape[-1]), self.layers[0].scaling[name]
-        output = _GroupedProduct.apply(rows, scale, down, *(base.weight for base in bases), *ups)
-        output = output.view(*x.shape[:-1], -1)
-        outputs = output.split([base.out_features for base in bases], dim=-1)
+        outputs = _GroupedProduct.apply(rows, scale, down, *(base.weight for base in bases), *ups)
+        outputs = [output.view(*x.shape[:-1], -1) for output in outputs]
         return tuple(
             out if base.bias is None else out + base.bias for out, base in zip(outputs, bases, strict=True)
         )
 
 
 class _GroupedProduct(torch.autograd.Function):
-    """[T, in] -> [T, sum of out]: all W x + B A x, where only A and B are trained."""
+    """[T, in] -> a [T, out] of each layer, W x + B A x, where only A and B are trained."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: float, down: Tensor, *matrices: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, scale: float, down: Tensor, *matrices: Tensor) -> tuple[Tensor, ...]:
         weights, ups = matrices[: len(matrices) // 2], matrices[len(matrices) // 2 :]
         inner = F.linear(x, down) * scale
         ctx.scale = scale
         ctx.save_for_backward(x, inner, down, *matrices)
-        return F.linear(torch.cat([x, inner], dim=1), _joined(weights, ups))
+        output = F.linear(torch.cat([x, inner], dim=1), _joined(weights, ups))
+        return output.split([len(weight) for weight in weights], dim=1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        [gradient] = gradients
         x, inner, down, *matrices = ctx.saved_tensors
         weights, ups = matrices[: len(matrices) // 2], matrices[len(matrices) // 2 :]
-        both = gradient @ _joined(weights, ups)
+        both = _product(gradients, _joined(weights, ups))
         x_gradient, inner_gradient = both.split([x.shape[1], inner.shape[1]], dim=1)
-        outs = gradient.split([len(weight) for weight in weights], dim=1)
         inners = inner.split([up.shape[1] for up in ups], dim=1)
-        up_gradients = [out.T @ part for out, part in zip(outs, inners, strict=True)]
+        up_gradients = [out.T @ part for out, part in zip(gradients, inners, strict=True)]
         inner_gradient = inner_gradient * ctx.scale
         x_gradient = x_gradient + inner_gradient @ down
         return x_gradient, None, inner_gradient.T @ x, *[None] * len(weights), *up_gradients
+
+
+def _product(parts: tuple[Tensor, ...], matrix: Tensor) -> Tensor:
+    """The parts side by side, times the matrix. Wide parts are not copied together: products are summed."""
+    if min(part.shape[1] for part in parts) < matrix.shape[1] // 2:
+        return torch.cat(parts, dim=1) @ matrix
+    first, *others = matrix.split([part.shape[1] for part in parts])
+    total = parts[0] @ first
+    for part, rows in zip(parts[1:], others, strict=True):
+        total = torch.addmm(total, part, rows)
+    return total
 
 
 def _joined(weights: Any, ups: Any) -> Tensor:

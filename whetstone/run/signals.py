@@ -1,6 +1,7 @@
 """Ctrl-C and SIGTERM: the first stops after the current step and saves; the second stops at once.
 
-A launcher forwards a signal that the terminal has sent as well: repeats within 3 seconds are ignored.
+`timeout 3600 whet train` sends it twice at once, and a launcher forwards what the terminal has sent as well:
+repeats within half a second, of a launched process 3 seconds, are ignored.
 """
 
 import signal
@@ -18,7 +19,7 @@ class StopRequest:
     def __init__(self, *, is_launched: bool = False, verbose: bool = True) -> None:
         self.requested = False
         self._requested_at = 0.0
-        self._repeat_window_s = 3.0 if is_launched else 0.0
+        self._repeat_window_s = 3.0 if is_launched else 0.5
         self._verbose = verbose
         self._previous: dict[int, object] = {}
 
