@@ -2,7 +2,8 @@
 
 python benchmarks/recipes.py --list
 python benchmarks/recipes.py --model FOLDER --data FOLDER_OF_GSM8K --output RUNS --only klong klong_sft
-                              runs them; a failure does not stop the next. RUNS/recipes.json has the results
+                              runs them; a failure does not stop the next. RUNS/recipes.json has the results.
+                              --parallel 3 runs three at a time, for small batches; their times say little
 python benchmarks/recipes.py --render [RUNS/recipes.json]
                               keeps these runs in results/learning, draws pictures, fills the pages' tables
 """
@@ -16,8 +17,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,15 @@ from whetstone.terminal.text import escape_controls
 PAGES = learning.PICTURES
 NOT_RUN = "not yet run on a GPU"
 COLUMNS = ("run", "steps", "sampled", "greedy", "pass@k", "time", "rollout", "MFU")
+# `whet` with a share of the GPU's memory, so that runs at a time leave each other theirs.
+CAPPED = """
+import runpy, sys
+import torch
+if torch.cuda.is_available():
+    torch.cuda.set_per_process_memory_fraction(float(sys.argv[1]))
+sys.argv = ["whet", *sys.argv[2:]]
+runpy.run_module("whetstone", run_name="__main__")
+"""
 EXAMPLES = 3  # problems whose answers before and after are written to examples.txt
 
 
@@ -51,6 +63,8 @@ def execute(run: Run, args: argparse.Namespace) -> dict[str, Any]:
     log, start = args.output / f"{run.name}.log", time.monotonic()
     with log.open("w", encoding="utf-8") as stream:
         command = [sys.executable, "-m", "whetstone", *words_of(run, args)]
+        if args.parallel > 1:
+            command[1:3] = ["-c", CAPPED, f"{0.96 / args.parallel:.3f}"]
         process = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True)
         try:
             code = process.wait(args.limit)
@@ -62,6 +76,7 @@ def execute(run: Run, args: argparse.Namespace) -> dict[str, Any]:
                 os.killpg(process.pid, signal.SIGKILL)
                 code = process.wait()
     result: dict[str, Any] = {"command": run.command, "seconds": round(time.monotonic() - start, 1)}
+    result |= {"parallel": args.parallel} if args.parallel > 1 else {}
     if code != 0:
         result["error"] = f"exit code {code}"
         print(escape_controls("\n".join(log.read_text(encoding="utf-8").splitlines()[-15:])))
@@ -75,21 +90,34 @@ def run_plan(runs: list[Run], args: argparse.Namespace) -> bool:
     args.output.mkdir(parents=True, exist_ok=True)
     file, start = args.results or args.output / "recipes.json", time.monotonic()
     results = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    starts, ok = {run.start for run in PLAN}, True
-    for run in runs:
+    starts, lock = {run.start for run in PLAN}, threading.Lock()
+    ended = {run.name: threading.Event() for run in runs}
+
+    def complete(run: Run) -> bool:
+        if run.start in ended:
+            ended[run.start].wait()  # it is before this one in the plan, so it has been started
         reason = obstacle(run, args, time.monotonic() - start)
         if reason is not None:
             print(f"{run.name}: left out, {reason}", flush=True)
-            ok = False
-            continue
-        results[run.name] = result = execute(run, args)
-        ok = ok and "error" not in result
-        file.write_text(json.dumps(results) + "\n", encoding="utf-8")
-        write_examples(run, args.output, file.with_name("examples.txt"))
+            return False
+        result = execute(run, args)
+        with lock:
+            results[run.name] = result
+            file.write_text(json.dumps(results) + "\n", encoding="utf-8")
+            write_examples(run, args.output, file.with_name("examples.txt"))
         if run.name not in starts and not args.keep_models:
             shutil.rmtree(args.output / run.name / "final_model", ignore_errors=True)  # gigabytes
         print(f"{run.name}: {summary(result)}", flush=True)
-    return ok
+        return "error" not in result
+
+    def run_one(run: Run) -> bool:
+        try:
+            return complete(run)
+        finally:
+            ended[run.name].set()
+
+    with ThreadPoolExecutor(args.parallel) as pool:
+        return all(list(pool.map(run_one, runs)))
 
 
 def obstacle(run: Run, args: argparse.Namespace, elapsed_s: float) -> str | None:
@@ -153,7 +181,8 @@ def _cells(result: dict[str, Any]) -> list[str]:
         change(map(interval, ends)),
         change(interval(point, "greedy_accuracy") for point in ends),
         change(passes) if ks else "-",
-        f"{result['seconds']:.0f} s",
+        f"{result['seconds']:.0f} s"
+        + (f" ({result['parallel']} runs at a time)" if "parallel" in result else ""),
         "-" if rate is None else f"{rate / 1000:.1f} k tokens/s",
         f"{100 * speed['mfu']:.0f} %" if "mfu" in speed else "-",
     ]
@@ -223,6 +252,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, metavar="JSON", help="instead of OUTPUT/recipes.json")
     parser.add_argument("--budget", type=float, metavar="SECONDS", help="start no run that would end later")
     parser.add_argument("--limit", type=float, default=420, metavar="SECONDS", help="for one run")
+    parser.add_argument("--parallel", type=int, default=1, metavar="N", help="runs at a time on one GPU")
     parser.add_argument("--keep-models", action="store_true", help="delete no models")
     parser.add_argument("--render", type=Path, nargs="?", const=Path(), metavar="JSON", help="fill the pages")
     parser.add_argument("settings", nargs="*", metavar="key=value", help="appended to every command")

@@ -132,11 +132,15 @@ def test_every_command_runs_with_the_embedded_model(run: Any, data: Path, tmp_pa
 
 
 @pytest.mark.slow
-def test_the_runner_goes_on_after_a_failure_and_hands_models_on(data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("parallel", [1, 2])
+def test_the_runner_goes_on_after_a_failure_and_hands_models_on(
+    parallel: int, data: Path, tmp_path: Path
+) -> None:
     output = tmp_path / "out"
     words = ["--model", "pebble", "--data", str(data), "--output", str(output)]
     small = [word for word in SMALL if not word.startswith("eval_samples")]
     only = ["--only", "gsm8k_sft", "gsm8k_sft_rl", "gsm8k_star_rl"]
+    words += ["--parallel", str(parallel)]
     assert recipes.main([*words, *only, "--", *small]) == 1  # there is no model of gsm8k_star
     results = json.loads((output / "recipes.json").read_text(encoding="utf-8"))
     assert results.keys() == {"gsm8k_sft", "gsm8k_sft_rl"}
