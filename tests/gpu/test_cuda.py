@@ -11,7 +11,7 @@ import torch
 from tests.conftest import ARCHITECTURES, make_policy
 from tests.support.engines import PROMPTS, collect
 from tests.support.gpu import WIDE, on_gpu
-from tests.support.update import flat_gradient, make_samples, train_on, updater_for
+from tests.support.update import flat_gradient, make_samples, train_on, updater_for, with_lora
 from whetstone.engines.base import Request, SamplingParams
 from whetstone.engines.native import NativeEngine
 from whetstone.model.attention import NAME
@@ -132,11 +132,12 @@ def test_the_quickstart_learns_on_the_gpu(tmp_path, bf16):
     assert max(differences) < (0.02 if bf16 else 1e-3)
 
 
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "LoRA"])
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma3"])
-def test_compiled_layers_have_the_gradient_of_plain_ones(architecture):
+def test_compiled_layers_have_the_gradient_of_plain_ones(architecture, lora):
     gradients = []
     for compiled in (False, True):
-        policy = on_gpu(architecture)
+        policy = with_lora(on_gpu(architecture)) if lora else on_gpu(architecture)
         if compiled:
             compile_layers(policy)
         updater = updater_for(policy)

@@ -4,10 +4,8 @@ import pytest
 import torch
 
 from tests.conftest import make_policy
-from tests.support.update import gradient_of, make_samples, train_on, updater_for
-from whetstone.config import build
+from tests.support.update import gradient_of, make_samples, train_on, updater_for, with_lora
 from whetstone.model.compilation import compile_layers
-from whetstone.model.lora import add_lora
 from whetstone.model.policy import Policy
 from whetstone.update.packing import pack
 
@@ -16,15 +14,7 @@ def policy_of(name: str) -> Policy:
     """`name`: an architecture, and `with LoRA`."""
     architecture, *lora = name.split(" with ")
     policy = make_policy(architecture)
-    if not lora:
-        return policy
-    settings = build({"use_peft": True, "lora_r": 4, "lora_alpha": 12, "lora_dropout": 0.0}).model
-    model = add_lora(policy.model, settings, None)
-    generator = torch.Generator().manual_seed(0)
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.data = 0.1 * torch.randn(parameter.shape, generator=generator)
-    return Policy(model, policy.tokenizer, policy.device)
+    return with_lora(policy) if lora else policy
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,9 @@ from typing import Any
 import torch
 
 from whetstone.config import build, make_plan
+from whetstone.config.sections import ModelConfig
+from whetstone.model.lora import add_lora
+from whetstone.model.policy import Policy
 from whetstone.types import Completion, Finish, Rollout, Score, Turn
 from whetstone.update.packing import Sample
 from whetstone.update.updater import Updater
@@ -16,6 +19,17 @@ SIZES = [(4, 7), (4, 3), (4, 12), (9, 1), (9, 5), (8, 8)]
 
 
 ADVANTAGES = [1.0, -0.5, 0.7, -1.2, 0.3, -0.3]
+
+
+def with_lora(policy: Policy) -> Policy:
+    """`policy` with an adapter on every linear layer, whose matrices are random and always the same."""
+    settings = ModelConfig(use_peft=True, lora_r=4, lora_alpha=12, lora_dropout=0.0)
+    model = add_lora(policy.model, settings, None)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return Policy(model, policy.tokenizer, policy.device)
 
 
 def make_samples(policy, sampler_shift=0.0):
