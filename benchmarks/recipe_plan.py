@@ -69,11 +69,11 @@ PLAN: tuple[Run, ...] = (
                "prompts_per_step=8 max_steps=96 fixed_eval_steps=48", length=256),
     _countdown("countdown_1024", "countdown_length", "1,024 tokens", 200,
                "prompts_per_step=8 max_steps=72 fixed_eval_steps=36", length=1024),
-    *(_run(f"countdown_{name}_{seed}", "countdown", "countdown_python", f"{label}, seed {seed}", 110,
+    *(_run(f"countdown_{name}_{seed}", "countdown", "countdown_python", f"{label}, seed {seed}", seconds,
            f"train countdown_python {settings}seed={seed}")
       for seed in (42, 43, 44)
-      for name, label, settings in (("python", "Python tool", ""),
-                                    ("plain", "no tool", "tools=[] developer_prompt=null "))),
+      for name, label, seconds, settings in (
+          ("python", "Python tool", 160, ""), ("plain", "no tool", 230, "tools=[] developer_prompt=null "))),
     # gsm8k.md: supervised steps before RL against RL alone
     _run("gsm8k_rl", "gsm8k", "gsm8k_sft", "RL alone", 170,
          f"train gsm8k {GSM8K} num_generations=8 max_steps=30 fixed_eval_steps=15"),
