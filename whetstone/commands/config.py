@@ -85,9 +85,7 @@ def markdown() -> str:
         lines += ["", f"## {section}", "", meaning, ""]
         for key, field in fields.items():
             limits = f" ({bounds(field)})" if bounds(field) else ""
-            text = " ".join(
-                f"`{key}`: `{yaml_value(defaults[key])}`{limits}. {texts.get(key, '')}".split()
-            )
+            text = " ".join(f"`{key}`: `{yaml_value(defaults[key])}`{limits}. {texts.get(key, '')}".split())
             lines.append(wrapper.fill(f"- {text}"))
     return "\n".join(lines) + "\n"
 

@@ -79,20 +79,20 @@ def key_descriptions(section: type[Section]) -> dict[str, str]:
 
     Read from the source when asked: pydantic would do it at import, a third of the time that a worker takes.
     """
-    found: dict[str, str] = {}
-    for one in reversed(section.__mro__):
-        if not issubclass(one, Section):
+    descriptions: dict[str, str] = {}
+    for base in reversed(section.__mro__):
+        if not issubclass(base, Section):
             continue
         try:
-            (definition,) = ast.parse(inspect.getsource(one)).body
+            (definition,) = ast.parse(inspect.getsource(base)).body
         except OSError:  # installed as bytecode only
             continue
         assert isinstance(definition, ast.ClassDef)
         for lines in pairwise(definition.body):
             match lines:
                 case ast.AnnAssign(target=ast.Name(id=key)), ast.Expr(value=ast.Constant(value=str(text))):
-                    found[key] = inspect.cleandoc(text)
-    return found
+                    descriptions[key] = inspect.cleandoc(text)
+    return descriptions
 
 
 def _takes_numbers_only(section: type[BaseModel], key: str) -> bool:

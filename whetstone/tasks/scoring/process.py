@@ -8,6 +8,7 @@ import json
 import os
 import select
 import struct
+import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -16,9 +17,10 @@ from typing import Any, NamedTuple
 
 from whetstone.config.sections import Config
 from whetstone.errors import UserError
+from whetstone.sandbox.fork_server import ForkedWorker
 from whetstone.sandbox.pool import free_user_number, strongest_kind
 from whetstone.sandbox.worker_process import WorkerProcess
-from whetstone.tasks.registry import evaluating_tasks
+from whetstone.tasks.registry import evaluating_tasks, task_class
 from whetstone.types import Message, Problem
 
 START_LIMIT_S = 120.0
@@ -69,7 +71,7 @@ class ScoringProcess:
         self.waiting: deque[int] = deque()  # numbers of the job without a result yet; the first is in work
         if isolated:
             kind = isolation_kind(config)
-            self.process = WorkerProcess(f"{_WORKER}:serve_isolated", keep_environment=False)
+            self.process = _isolated_worker(config)
             self.process.connection.send((config, kind, free_user_number()))
         else:
             self.process = WorkerProcess(f"{_WORKER}:serve")
@@ -127,6 +129,14 @@ def isolation_kind(config: Config) -> str:
             f"isolation for it ({str(error).rstrip('.')}): leave those tasks out, use a Linux machine with "
             "user namespaces or seccomp, or accept the risk with sandbox_isolation=limits."
         ) from None
+
+
+def _isolated_worker(config: Config) -> WorkerProcess:
+    target = f"{_WORKER}:serve_isolated"
+    if sys.platform != "linux":
+        return WorkerProcess(target, keep_environment=False)
+    kinds = [task_class(name) for name in (*config.tasks.datasets, *config.tasks.eval_datasets)]
+    return ForkedWorker(target, sorted({name for kind in kinds for name in kind.scorer_modules}))
 
 
 def _message(data: bytes) -> dict[str, Any]:
