@@ -59,6 +59,21 @@ def test_forks_of_one_server_follow_us(worker, tmp_path, monkeypatch, capfd):
     assert capfd.readouterr().err.count("looked") == 1  # on the stderr of now
 
 
+def test_where_the_environment_is_kept_it_is_that_of_now(monkeypatch):
+    seen = []
+    for name in ("FIRST", "SECOND"):
+        with monkeypatch.context() as patch:
+            patch.setenv(f"{name}_VARIABLE", "x")
+            worker = ForkedWorker(TARGET, keep_environment=True)
+            seen.append(look(worker))
+            worker.close()
+    first, second = seen
+    assert first["server"] == second["server"]
+    assert "FIRST_VARIABLE" in first["variables"] and "SECOND_VARIABLE" not in first["variables"]
+    assert "SECOND_VARIABLE" in second["variables"] and "FIRST_VARIABLE" not in second["variables"]
+    assert "PATH" in first["variables"]
+
+
 def test_ends_are_seen_and_leave_nothing(worker):
     look(worker)
     with pytest.raises(subprocess.TimeoutExpired):

@@ -1,9 +1,10 @@
-"""Forks isolated scoring workers from a process that has imported what they need: milliseconds instead of
-a second for each worker, and for each one that replaces another.
+"""Forks scoring workers from a process that has imported what they need: milliseconds instead of a second for
+each worker, and for each one that replaces another.
 
-A worker can read its own memory, and it starts as a copy of the server's. So the server has none of our
-environment variables, reads no configuration, no text and no file of the user's: a worker gets these through
-its own pipe, after the fork. There is one server for each target, until the process that uses it ends.
+A worker can read its own memory, and it starts as a copy of the server's. So the server of isolated workers
+has none of our environment variables, and no server reads a configuration, a text or a file of the user's: a
+worker gets these through its own pipe, after the fork. There is one server for each target, until the process
+that uses it ends.
 """
 
 import contextlib
@@ -25,19 +26,19 @@ from whetstone.sandbox.worker_process import WorkerProcess, environment_of, run_
 from whetstone.sandbox.zygote import Link, link_pair
 
 _UNKNOWN_EXIT = -int(signal.SIGKILL)  # of a worker whose server was killed: nobody could wait for it
-_servers: dict[str, "ForkServer"] = {}
+_servers: dict[tuple[str, bool], "ForkServer"] = {}  # by target, and whether it has our environment
 _lock = threading.Lock()
 
 
 class ForkServer:
     """Our side of a server. Each request has a socket of its own for the reply, so none can get another's."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, *, keep_environment: bool) -> None:
         self._link, other_end = link_pair()
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", __name__, target, str(other_end.fileno())],
             pass_fds=[other_end.fileno()],
-            env=environment_of(keep=False),
+            env=environment_of(keep=keep_environment),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             process_group=0,
@@ -67,11 +68,12 @@ def _close(link: Link, process: subprocess.Popen[bytes]) -> None:
         process.wait(timeout=5)
 
 
-def _server(target: str) -> ForkServer:
+def _server(target: str, keep_environment: bool) -> ForkServer:
     with _lock:
-        server = _servers.get(target)
+        server = _servers.get((target, keep_environment))
         if server is None or not server.is_running():
-            server = _servers[target] = ForkServer(target)
+            server = ForkServer(target, keep_environment=keep_environment)
+            _servers[target, keep_environment] = server
         return server
 
 
@@ -145,17 +147,21 @@ class ForkedProcess:
 class ForkedWorker(WorkerProcess):
     """Runs `module:function(connection)` in a fork of a server that has imported `modules`, too."""
 
-    def __init__(self, target: str, modules: Sequence[str] = ()) -> None:
+    def __init__(self, target: str, modules: Sequence[str] = (), *, keep_environment: bool = False) -> None:
         self.connection, worker_end = Pipe()
-        request = {"do": "start", "modules": list(modules), "path": [os.path.abspath(p) for p in sys.path]}
+        request: dict[str, Any] = {"do": "start", "modules": list(modules), "keep": keep_environment}
+        request["path"] = [os.path.abspath(entry) for entry in sys.path]
         with contextlib.ExitStack() as stack:
             files = [worker_end.fileno()]
             for path, descriptor in ((os.curdir, None), (os.devnull, 1), (os.devnull, 2)):
                 files.append(_duplicate(path, descriptor))
                 stack.callback(os.close, files[-1])
-            server = _server(target)
+            server = _server(target, keep_environment)
             self.process = ForkedProcess(server, server.ask(request, files))
         worker_end.close()
+        if keep_environment:  # as it is now: the server has that of its own start
+            with contextlib.suppress(OSError):  # the server has ended, which is seen when it is read
+                self.connection.send(environment_of(keep=True))
 
 
 def _duplicate(path: str, descriptor: int | None) -> int:
@@ -208,13 +214,13 @@ def _fork(target: str, request: dict[str, Any], files: list[int], link: Link, re
     if worker == 0:
         link.close()
         reply.close()
-        _run(target, request["path"], *files)
+        _run(target, request, *files)
     with contextlib.suppress(OSError):  # it was quicker
         os.setpgid(worker, worker)
     return worker
 
 
-def _run(target: str, path: list[str], connection: int, folder: int, stdout: int, stderr: int) -> NoReturn:
+def _run(target: str, request: dict[str, Any], pipe: int, folder: int, stdout: int, stderr: int) -> NoReturn:
     code = 1
     try:
         with contextlib.suppress(OSError):  # the server was quicker
@@ -224,8 +230,13 @@ def _run(target: str, path: list[str], connection: int, folder: int, stdout: int
         os.dup2(stderr, 2)
         for file in (folder, stdout, stderr):
             os.close(file)
-        sys.path[:] = list(dict.fromkeys([*path, *sys.path]))
-        run_target(target, Connection(connection))
+        sys.path[:] = list(dict.fromkeys([*request["path"], *sys.path]))
+        connection = Connection(pipe)
+        if request["keep"]:
+            variables = connection.recv()
+            os.environ.clear()
+            os.environ.update(variables)
+        run_target(target, connection)
         code = 0
     except BaseException:
         traceback.print_exc()

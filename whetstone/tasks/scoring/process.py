@@ -71,10 +71,10 @@ class ScoringProcess:
         self.waiting: deque[int] = deque()  # numbers of the job without a result yet; the first is in work
         if isolated:
             kind = isolation_kind(config)
-            self.process = _isolated_worker(config)
+            self.process = _start(config, isolated=True)
             self.process.connection.send((config, kind, free_user_number()))
         else:
-            self.process = WorkerProcess(f"{_WORKER}:serve")
+            self.process = _start(config, isolated=False)
             self.process.connection.send(config)
         self.since, self.limit_s = time.monotonic(), START_LIMIT_S
         self._received = bytearray()
@@ -131,12 +131,13 @@ def isolation_kind(config: Config) -> str:
         ) from None
 
 
-def _isolated_worker(config: Config) -> WorkerProcess:
-    target = f"{_WORKER}:serve_isolated"
+def _start(config: Config, *, isolated: bool) -> WorkerProcess:
+    target = f"{_WORKER}:{'serve_isolated' if isolated else 'serve'}"
     if sys.platform != "linux":
-        return WorkerProcess(target, keep_environment=False)
+        return WorkerProcess(target, keep_environment=not isolated)
     kinds = [task_class(name) for name in (*config.tasks.datasets, *config.tasks.eval_datasets)]
-    return ForkedWorker(target, sorted({name for kind in kinds for name in kind.scorer_modules}))
+    modules = {name for kind in kinds if kind.isolated == isolated for name in kind.scorer_modules}
+    return ForkedWorker(target, sorted(modules), keep_environment=not isolated)
 
 
 def _message(data: bytes) -> dict[str, Any]:
