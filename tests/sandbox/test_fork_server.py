@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from whetstone.sandbox.fork_server import ForkedWorker
+from whetstone.sandbox.zygote import link_pair
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="isolated workers are forked on Linux only")
 TARGET = "tests.support.forked:tell"
@@ -86,6 +87,17 @@ def test_ends_are_seen_and_leave_nothing(worker):
     killed.close()
     assert killed.process.returncode == -signal.SIGKILL
     assert not psutil.pid_exists(pid)  # not even as a zombie
+
+
+def test_a_server_without_workers_ends():
+    code = "from whetstone.sandbox import fork_server as f, zygote as z; import sys; f.IDLE_S = 0.3; "
+    code += "f.serve(sys.argv[1], z.Link.from_descriptor(int(sys.argv[2])))"
+    ours, theirs = link_pair()
+    command = [sys.executable, "-c", code, TARGET, str(theirs.fileno())]
+    process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+    assert process.wait(timeout=60) == 0
+    ours.close()
+    theirs.close()
 
 
 def test_a_server_that_was_killed_is_replaced(worker):

@@ -3,8 +3,8 @@ each worker, and for each one that replaces another.
 
 A worker can read its own memory, and it starts as a copy of the server's. So the server of isolated workers
 has none of our environment variables, and no server reads a configuration, a text or a file of the user's: a
-worker gets these through its own pipe, after the fork. There is one server for each target, until the process
-that uses it ends.
+worker gets these through its own pipe, after the fork. There is one server for each target. It ends with the
+process that uses it, or when it has had no worker for a minute.
 """
 
 import contextlib
@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 from whetstone.sandbox.worker_process import WorkerProcess, environment_of, run_target
 from whetstone.sandbox.zygote import Link, link_pair
 
+IDLE_S = 60.0
 _UNKNOWN_EXIT = -int(signal.SIGKILL)  # of a worker whose server was killed: nobody could wait for it
 _servers: dict[tuple[str, bool], "ForkServer"] = {}  # by target, and whether it has our environment
 _lock = threading.Lock()
@@ -178,8 +179,10 @@ def serve(target: str, link: Link) -> None:
     importlib.import_module(target.split(":")[0])
     gc.freeze()  # forks share what is there now
     workers: set[int] = set()
+    poll = select.poll()
+    poll.register(link.fileno(), select.POLLIN)
     with contextlib.suppress(EOFError, ConnectionResetError):
-        while True:
+        while poll.poll(None if workers else 1000 * IDLE_S):
             request, (reply_end, *files) = link.receive()
             reply = Link.from_descriptor(reply_end)
             if request["do"] == "start":
