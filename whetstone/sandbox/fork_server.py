@@ -45,16 +45,19 @@ class ForkServer:
             process_group=0,
         )
         other_end.close()
+        self._has_ended = False
         self.close = weakref.finalize(self, _close, self._link, self._process)
 
     def is_running(self) -> bool:
-        return self._process.poll() is None
+        return not self._has_ended and self._process.poll() is None
 
     def ask(self, request: dict[str, Any], files: Sequence[int] = ()) -> Link:
         """Send a request; the socket on which its reply will come."""
         reply, other_end = link_pair()
-        with contextlib.suppress(OSError):  # it has ended: so will the reply
+        try:
             self._link.send(request, [other_end.fileno(), *files])
+        except OSError:  # the reply will end, too
+            self._has_ended = True
         other_end.close()
         return reply
 
@@ -251,3 +254,4 @@ def _run(target: str, request: dict[str, Any], pipe: int, folder: int, stdout: i
 
 if __name__ == "__main__":
     serve(sys.argv[1], Link.from_descriptor(int(sys.argv[2])))
+    os._exit(0)  # at once: who asks meanwhile would get no answer

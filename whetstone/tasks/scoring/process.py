@@ -4,6 +4,7 @@ Messages are a length and JSON. A worker that sends anything else counts as cras
 text that a model wrote, may have sent it.
 """
 
+import contextlib
 import json
 import os
 import select
@@ -69,13 +70,10 @@ class ScoringProcess:
         self.job: Job | None = None
         self.round = 0  # of the pool's, in which it got the job
         self.waiting: deque[int] = deque()  # numbers of the job without a result yet; the first is in work
-        if isolated:
-            kind = isolation_kind(config)
-            self.process = _start(config, isolated=True)
-            self.process.connection.send((config, kind, free_user_number()))
-        else:
-            self.process = _start(config, isolated=False)
-            self.process.connection.send(config)
+        settings = (config, isolation_kind(config), free_user_number()) if isolated else config
+        self.process = _start(config, isolated=isolated)
+        with contextlib.suppress(OSError):  # it has ended, which is seen when it is read
+            self.process.connection.send(settings)
         self.since, self.limit_s = time.monotonic(), START_LIMIT_S
         self._received = bytearray()
         # Connection.poll makes a new selector each time, which costs more than a score.
