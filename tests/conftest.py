@@ -1,5 +1,7 @@
 """Tiny real models and a character tokenizer, shared by the tests: random weights, real architectures."""
 
+import contextlib
+import importlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,31 +25,92 @@ def pytest_configure(config: pytest.Config) -> None:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
 
 
+# They share a process that ranks are forked from (tests/support/forkserver.py). It takes 7 s to start, so one
+# worker runs them all.
+FORKING = (
+    "distributed/test_update.py",
+    "distributed/test_memory.py",
+    "distributed/test_heartbeat.py",
+    "distributed/test_compiled.py",
+    "hopper/test_attention.py",
+    "hopper/test_linear.py",
+    "hopper/test_gated.py",
+)
 # The files that take longest. They come first: no worker is left with one when the others are done.
 LONGEST = (
-    "distributed/test_update.py",
-    "tasks/test_scoring.py",
+    *FORKING,
+    "engines/test_kernels.py",
     "e2e/test_resume.py",
     "e2e/test_train.py",
+    "tasks/test_scoring.py",
     "update/test_sft.py",
-    "engines/test_kernels.py",
-    "diagnosis/test_explain.py",
     "engines/test_server_pool.py",
-    "config/test_recipes.py",
-    "model/test_architectures.py",
-    "distributed/test_compiled.py",
-    "trl/test_trainer.py",
     "update/test_against_trl.py",
-    "distributed/test_memory.py",
+    "model/test_architectures.py",
+    "diagnosis/test_explain.py",
+    "config/test_recipes.py",
+    "rollout/agents/test_agents.py",
     "model/test_compiled.py",
-    "run/test_preflight.py",
-    "hopper/test_folder.py",
-    "e2e/test_servers.py",
     "environments/test_episodes.py",
+    "environments/test_pool.py",
+    "sandbox/test_hostile.py",
+    "trl/test_trainer.py",
+    "tasks/test_gym_junk.py",
+    "run/test_preflight.py",
+    "torture/test_torture.py",
+    "update/test_gradient.py",
+    "update/test_updater.py",
+    "export/test_export.py",
+    "serving/test_tools.py",
+    "e2e/test_servers.py",
     "docs/test_python.py",
     "docs/test_commands.py",
-    "torture/test_torture.py",
+    "rollout/test_rollout_func.py",
+    "engines/test_native.py",
+    "tasks/test_code.py",
+    "tasks/test_gym.py",
+    "commands/test_cli.py",
+    "commands/test_profile.py",
+    "docs/test_metrics.py",
+    "docs/test_data.py",
+    "rewards/test_bad_rewards.py",
+    "optimizer/test_optimizer.py",
+    "model/test_model_folders.py",
+    "serving/test_api.py",
+    "tasks/test_own_rows.py",
 )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log):
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class FilesOfOneServer(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return "forking" if file.endswith(FORKING) else file
+
+    return FilesOfOneServer(config, log)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Each worker imports another part of the tests first, and finds the bytecode of the rest: in a new clone
+    each would compile all of them, 6 s of its time.
+    """
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if count == 1 or session.config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
+        return
+    folder = Path(__file__).parent
+    files = sorted(folder.rglob("test_*.py"))
+    start = len(files) * number // count
+    for file in files[start:] + files[:start]:
+        # One that can't be imported here is reported, or skipped, when it is collected.
+        with contextlib.suppress(Exception, pytest.skip.Exception):
+            importlib.import_module(".".join(file.relative_to(folder.parent).with_suffix("").parts))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

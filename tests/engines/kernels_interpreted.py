@@ -235,16 +235,19 @@ def whole_step(architecture: str) -> None:
 
 
 def next_turns() -> None:
-    """Sequences that go on where others ended, beside the same tokens computed at once."""
-    sizes = {"num_hidden_layers": 1, "head_dim": 32, "hidden_size": 128, "max_position_embeddings": 256}
-    policy = make_policy("qwen2", **sizes)
-    state = make_state(num_layers=1, heads=2, width=32, pages=27)
-    blocks = read_decoder_layers(policy)
+    """Sequences that go on where others ended, beside the same tokens computed at once by the modules.
+
+    Keys and values of the second layer depend on what the first has read of the history. The modules write
+    the longest history, which the interpreter would take seconds for; a step writes the other one itself.
+    """
+    policy = make_policy("qwen2", head_dim=32, hidden_size=128, max_position_embeddings=256)
+    state = make_state(num_layers=2, heads=2, width=32, pages=27)
+    modules = ModuleStep(policy)
     generator = torch.Generator().manual_seed(4)
-    whole = [tuple(torch.randint(3, 60, (n,), generator=generator).tolist()) for n in (90, 70, 12)]
-    splits = [(70, 10), (65, 3), None]  # tokens in the prompt's pages, and after it in a page of its own
+    whole = [tuple(torch.randint(3, 60, (n,), generator=generator).tolist()) for n in (90, 24, 12)]
+    splits = [(70, 10), (18, 3), None]  # tokens in the prompt's pages, and after it in a page of its own
     with torch.no_grad():
-        for step in (FusedStep(policy, blocks), ModuleStep(policy)):
+        for step in (FusedStep(policy, read_decoder_layers(policy)), modules):
             state.pages.normal_()
             first, second, together = [], [], []
             for number, (tokens, split) in enumerate(zip(whole, splits, strict=True)):
@@ -256,9 +259,10 @@ def next_turns() -> None:
                     history = History(old[:2], split[0], old[2:], split[1])
                 second.append(PrefillSequence(tokens, new, [], [], 0, history))
                 together.append(PrefillSequence(tokens, at_once, [], []))
-            for batch in (first, second, together):
-                step.prefill(PagedPrefill(state, batch))
-            assert [len(sequence) for sequence in second] == [10, 2, 12]
+            runs = ((modules, first[:1]), (step, first[1:]), (step, second), (modules, together))
+            for runner, batch in runs:
+                runner.prefill(PagedPrefill(state, batch))
+            assert [len(sequence) for sequence in second] == [10, 3, 12]
             for ours, theirs in zip(second, together, strict=True):
                 a, b = (torch.from_numpy(sequence.cells()) for sequence in (ours, theirs))
                 ours_kv, theirs_kv = (state.pages[:, :, c // PAGE, :, c % PAGE] for c in (a, b))

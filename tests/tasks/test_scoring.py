@@ -234,6 +234,18 @@ def test_a_worker_killed_from_outside_is_replaced(plain: Scorer):
     assert [score.parts["correct"] for score in plain.gather()] == [1.0] * 20
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
+def test_workers_whose_server_was_killed_are_replaced(plain: Scorer):
+    server = psutil.Process(plain._workers[0].process.process.pid).parent()
+    assert server is not None and "fork_server" in " ".join(server.cmdline())
+    server.kill()
+    with Scorer(configure()) as another:  # at once: the server may not be known to be dead
+        for scorer in (another, plain):
+            for _ in range(20):
+                scorer.submit(answer(countdown(35), "<answer>30 + 5</answer>"))
+            assert [score.parts["correct"] for score in scorer.gather()] == [1.0] * 20
+
+
 def test_answers_of_a_worker_that_hangs_are_scored_again_one_by_one():
     """Its results may be scored and not sent, so nobody knows which answer it hangs on."""
     with Scorer(configure(reward_workers=2, reward_timeout_s=1.0)) as scorer:

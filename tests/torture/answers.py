@@ -13,6 +13,8 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from tests.torture import forks
 from tests.torture.hostile_answers import Canary, Text, texts
 from tests.torture.trial import Outcome, Part, Setting
@@ -58,10 +60,15 @@ def run(name: str, setting: Setting) -> Outcome:
         server.setblocking(False)
         for task in name.split("+"):
             _try_task(task, setting, server, outcome)
-    # The process that makes our problems ends with us.
-    own = {pid for pid in forks.descendants() if "serve_entries" in forks.command_of(pid)}
+    # The process that makes our problems ends with us, and so do those that workers are forked from. A worker
+    # has the command of its server, and is no child of ours.
+    own = {child.pid for child in psutil.Process().children() if _ends_with_us(child.pid)}
     outcome.losses += [f"left running: {command}" for command in forks.left_behind(10, except_for=own)]
     return outcome
+
+
+def _ends_with_us(pid: int) -> bool:
+    return any(word in forks.command_of(pid) for word in ("serve_entries", "sandbox.fork_server"))
 
 
 def _settings(task: str, folder: Path) -> dict[str, Any]:

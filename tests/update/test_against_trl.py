@@ -1,7 +1,7 @@
 """Every loss that TRL 1.16 has too: the same batch through TRL's own `_compute_loss` and through our update.
 
-Real TRL, the embedded model, float32: values to 1e-5, gradients to 1e-4. The old logprobs are made up, so
-that ratios leave the clip; the reference's as well, so that the KL is not 0. Where we differ on purpose: TRL
+Real TRL, two layers of the embedded model, float32: values to 1e-5, gradients to 1e-4. The old logprobs are
+made up, so that ratios leave the clip; the reference's as well, so that the KL is not 0. Where we differ: TRL
 averages bnpo, the entropy bonus and the entropy quantile per micro-batch; ours are counted over the whole
 step, so that they do not depend on it. With one micro-batch, as here, both are the same.
 """
@@ -33,7 +33,11 @@ MAX_LENGTH = 16
 
 @pytest.fixture(scope="module")
 def policy():
-    return load_policy(ModelConfig(model_name_or_path="pebble", device="cpu"))
+    """The embedded model with its first two layers: losses differ in what comes behind the last one."""
+    policy = load_policy(ModelConfig(model_name_or_path="pebble", device="cpu"))
+    del policy.trunk.layers[2:]
+    policy.lm.config.num_hidden_layers = 2
+    return policy
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,8 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from whetstone.commands.parser import CommandParser, add_settings, source_and_settings
 from whetstone.config import Config, LoadedConfig, flatten, load, make_plan
+from whetstone.config.base import key_descriptions
+from whetstone.config.load import SECTION_FIELDS
 from whetstone.terminal.text import wrap
 
 if TYPE_CHECKING:
@@ -58,14 +60,14 @@ def print_config(source: str | None, settings: list[str], *, changed_only: bool 
     loaded = load(source, settings)
     shows_origins = source is not None or bool(settings)
     values, defaults = flatten(loaded.config), flatten(Config())
-    for section, meaning, fields in sections():
+    for section, meaning, fields, texts in sections():
         shown = [key for key in fields if not changed_only or values[key] != defaults[key]]
         if not shown:
             continue
         print(f"{section}: {meaning}")
         for key in shown:
             origin = f"[{loaded.origins.get(key, 'default')}]" if shows_origins else ""
-            _print_key(key, values[key], bounds(fields[key]), origin, fields[key].description or "")
+            _print_key(key, values[key], bounds(fields[key]), origin, texts.get(key, ""))
         print()
     for note in loaded.notes:
         print(f"note: {note}")
@@ -79,21 +81,19 @@ def markdown() -> str:
     defaults = flatten(Config())
     wrapper = textwrap.TextWrapper(118, subsequent_indent="  ", break_long_words=False)
     wrapper.break_on_hyphens = False
-    for section, meaning, fields in sections():
+    for section, meaning, fields, texts in sections():
         lines += ["", f"## {section}", "", meaning, ""]
         for key, field in fields.items():
             limits = f" ({bounds(field)})" if bounds(field) else ""
-            text = " ".join(
-                f"`{key}`: `{yaml_value(defaults[key])}`{limits}. {field.description or ''}".split()
-            )
+            text = " ".join(f"`{key}`: `{yaml_value(defaults[key])}`{limits}. {texts.get(key, '')}".split())
             lines.append(wrapper.fill(f"- {text}"))
     return "\n".join(lines) + "\n"
 
 
-def sections() -> "Iterator[tuple[str, str, dict[str, FieldInfo]]]":
-    """Every section of the configuration: its name, its meaning and its fields."""
-    for name, field in Config.model_fields.items():
-        yield name, " ".join((field.annotation.__doc__ or "").split()), field.annotation.model_fields  # type: ignore[union-attr]
+def sections() -> "Iterator[tuple[str, str, dict[str, FieldInfo], dict[str, str]]]":
+    """Every section of the configuration: its name, its meaning, its fields and their descriptions."""
+    for name, section in SECTION_FIELDS.items():
+        yield name, " ".join((section.__doc__ or "").split()), section.model_fields, key_descriptions(section)
 
 
 def bounds(field: "FieldInfo") -> str:

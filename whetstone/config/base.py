@@ -3,8 +3,12 @@
 Numbers are finite and bounded (tests/config/test_bounds.py walks them all); a switch is no number.
 """
 
+import ast
+import functools
+import inspect
 from collections.abc import Mapping
 from enum import Enum
+from itertools import pairwise
 from typing import Annotated, Any, ClassVar, get_args
 
 from annotated_types import Le
@@ -54,7 +58,6 @@ class Section(BaseModel):
     model_config = ConfigDict(
         frozen=True,
         extra="forbid",
-        use_attribute_docstrings=True,
         protected_namespaces=(),
         allow_inf_nan=False,
         defer_build=True,
@@ -68,6 +71,28 @@ class Section(BaseModel):
             if isinstance(value, bool) and key in cls.model_fields and _takes_numbers_only(cls, key):
                 raise ValueError(f"{key} takes a number, not {str(value).lower()}")
         return values
+
+
+@functools.cache
+def key_descriptions(section: type[Section]) -> dict[str, str]:
+    """Each key with the text below it.
+
+    Read from the source when asked: pydantic would do it at import, a third of the time that a worker takes.
+    """
+    descriptions: dict[str, str] = {}
+    for base in reversed(section.__mro__):
+        if not issubclass(base, Section):
+            continue
+        try:
+            (definition,) = ast.parse(inspect.getsource(base)).body
+        except OSError:  # installed as bytecode only
+            continue
+        assert isinstance(definition, ast.ClassDef)
+        for lines in pairwise(definition.body):
+            match lines:
+                case ast.AnnAssign(target=ast.Name(id=key)), ast.Expr(value=ast.Constant(value=str(text))):
+                    descriptions[key] = inspect.cleandoc(text)
+    return descriptions
 
 
 def _takes_numbers_only(section: type[BaseModel], key: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from whetstone.config.base import Resume
+from whetstone.config.base import Resume, key_descriptions
 from whetstone.config.overrides import COMMAND_LINE, parse_overrides
 from whetstone.config.sections import Config
 from whetstone.config.translate import OTHER_NAMES, Translation
@@ -130,6 +130,7 @@ def _sentence(error: ValidationError) -> str:
         )
     shown = repr(first.get("input"))
     got = "" if first["type"] == "value_error" or len(shown) > 80 else f" (it is {shown})"
-    field = SECTION_FIELDS[SECTION_OF[where[0]]].model_fields[where[0]] if where[0] in SECTION_OF else None
-    meaning = f" Its meaning: {' '.join(field.description.split())}" if field and field.description else ""
+    section = SECTION_OF.get(where[0])
+    text = key_descriptions(SECTION_FIELDS[section]).get(where[0], "") if section else ""
+    meaning = f" Its meaning: {' '.join(text.split())}" if text else ""
     return f"{name}: {message}{got}.{meaning}"

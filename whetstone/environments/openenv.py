@@ -9,8 +9,6 @@ import contextlib
 import json
 import re
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -154,6 +152,8 @@ def _plain(value: Any) -> str:
 
 def _read_schema(url: str, timeout_s: float) -> dict[str, Any]:
     """The fields of an action, of the required ones if there are some: name -> JSON schema."""
+    import urllib.request  # with ssl and http a tenth of a scoring worker's start, and few need it
+
     address = "http" + url.removeprefix("ws") + "/schema"
     try:
         with urllib.request.urlopen(address, timeout=timeout_s) as response:

@@ -19,19 +19,11 @@ class WorkerProcess:
     def __init__(self, target: str, folder: str | None = None, *, keep_environment: bool = True) -> None:
         """`keep_environment`: whether it sees our environment variables, which may hold secrets."""
         self.connection, worker_end = Pipe()
-        environment = {
-            **(os.environ if keep_environment else {"PATH": os.defpath, "LANG": "C.UTF-8"}),
-            "PYTHONHASHSEED": "0",  # sets of strings come in the same order in every run
-            "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path),
-            "OMP_NUM_THREADS": "1",
-            "OPENBLAS_NUM_THREADS": "1",  # a process that forks has one thread
-            "MPLBACKEND": "Agg",  # reasoning-gym pulls in matplotlib
-        }
         command = [sys.executable, "-P", "-m", __name__, target, str(worker_end.fileno())]
         self.process = subprocess.Popen(
             command,
             pass_fds=[worker_end.fileno()],
-            env=environment,
+            env=environment_of(keep=keep_environment),
             cwd=folder,
             stdin=subprocess.DEVNULL,
             process_group=0,  # with what it starts: both end together
@@ -48,16 +40,32 @@ class WorkerProcess:
         self.process.wait()
 
 
-def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C: it saves, then ends us
+def environment_of(*, keep: bool) -> dict[str, str]:
+    """The environment variables of a worker; `keep`: with ours."""
+    return {
+        **(os.environ if keep else {"PATH": os.defpath, "LANG": "C.UTF-8"}),
+        "PYTHONHASHSEED": "0",  # sets of strings come in the same order in every run
+        "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path),
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",  # a process that forks has one thread
+        "MPLBACKEND": "Agg",  # reasoning-gym pulls in matplotlib
+    }
+
+
+def run_target(target: str, connection: Connection) -> None:
+    """`module:function(connection)`; afterwards what it has started ends with us."""
     has_own_group = os.getpgrp() == os.getpid()
-    module, function = sys.argv[1].split(":")
-    connection = Connection(int(sys.argv[2]))
+    module, function = target.split(":")
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
         getattr(importlib.import_module(module), function)(connection)
     if has_own_group:
         with contextlib.suppress(Exception):  # in an isolated worker, the code guard refuses it
-            os.killpg(0, signal.SIGKILL)  # what a reward function has started ends with us
+            os.killpg(0, signal.SIGKILL)
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C: it saves, then ends us
+    run_target(sys.argv[1], Connection(int(sys.argv[2])))
 
 
 if __name__ == "__main__":

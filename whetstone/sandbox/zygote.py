@@ -35,6 +35,13 @@ class Link:
     def __init__(self, end: Any) -> None:
         self._end = end
 
+    @classmethod
+    def from_descriptor(cls, descriptor: int) -> "Link":
+        return cls(_socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, descriptor))
+
+    def fileno(self) -> int:
+        return self._end.fileno()
+
     def send(self, message: Mapping[str, Any], files: Sequence[int] = ()) -> None:
         data = b"".join(map(_INT.pack, files))
         ancillary = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, data)] if files else []

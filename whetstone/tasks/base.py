@@ -41,6 +41,7 @@ class Task(ABC):
 
     description: ClassVar[str] = ""  # a line of `whet tasks`
     isolated: ClassVar[bool] = False  # whether `score` runs in an isolated worker
+    scorer_modules: ClassVar[tuple[str, ...]] = ()  # of packages that an isolated worker starts with
     has_curriculum: ClassVar[bool] = False  # whether `at_level` and `max_level` are implemented
     default_settings: ClassVar[Mapping[str, Any]] = {}  # shown by `whet tasks NAME`
     generated: bool = False  # endless, from an index; False: rows of a data set

@@ -52,6 +52,7 @@ _FIXED_SETTINGS = {("syllogism", "num_premises"): 2}  # settings that are writte
 class GymTask(Task):
     generated = True
     isolated = True
+    scorer_modules = ("whetstone.tasks.gym_package",)
     has_curriculum = True
 
     level: int | None = None  # of its curriculum; None: `spec.config` as it is

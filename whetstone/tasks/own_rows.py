@@ -36,6 +36,7 @@ class RowsTask(rows.RowTask):
         "dataset=HUB_NAME)"
     )
     isolated = True
+    scorer_modules = ("math_verify",)
 
     def __init__(self, config: Config, name: str, spec: TaskSpec, split: str, shared: bool) -> None:
         super().__init__(config, name, spec, split, shared)

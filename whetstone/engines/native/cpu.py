@@ -154,9 +154,13 @@ class SlotEngine(EngineBase):
                     top=sequence.top,
                 )
 
-    @torch.inference_mode()
     def _step(self, generation: _Generation) -> dict[int, Finish]:
         """Sample one token for every running sequence, after prefilling new ones; slot -> finish reason."""
+        # In inference mode DTensor sees whole linear layers and takes longer to plan each new shape of them.
+        with torch.inference_mode() if self.policy.sharding is None else torch.no_grad():
+            return self._sample_next(generation)
+
+    def _sample_next(self, generation: _Generation) -> dict[int, Finish]:
         running = generation.running
         if generation.can_admit:
             self._admit(generation)

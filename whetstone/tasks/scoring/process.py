@@ -4,10 +4,12 @@ Messages are a length and JSON. A worker that sends anything else counts as cras
 text that a model wrote, may have sent it.
 """
 
+import contextlib
 import json
 import os
 import select
 import struct
+import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -16,9 +18,10 @@ from typing import Any, NamedTuple
 
 from whetstone.config.sections import Config
 from whetstone.errors import UserError
+from whetstone.sandbox.fork_server import ForkedWorker
 from whetstone.sandbox.pool import free_user_number, strongest_kind
 from whetstone.sandbox.worker_process import WorkerProcess
-from whetstone.tasks.registry import evaluating_tasks
+from whetstone.tasks.registry import evaluating_tasks, task_class
 from whetstone.types import Message, Problem
 
 START_LIMIT_S = 120.0
@@ -67,13 +70,10 @@ class ScoringProcess:
         self.job: Job | None = None
         self.round = 0  # of the pool's, in which it got the job
         self.waiting: deque[int] = deque()  # numbers of the job without a result yet; the first is in work
-        if isolated:
-            kind = isolation_kind(config)
-            self.process = WorkerProcess(f"{_WORKER}:serve_isolated", keep_environment=False)
-            self.process.connection.send((config, kind, free_user_number()))
-        else:
-            self.process = WorkerProcess(f"{_WORKER}:serve")
-            self.process.connection.send(config)
+        settings = (config, isolation_kind(config), free_user_number()) if isolated else config
+        self.process = _start(config, isolated=isolated)
+        with contextlib.suppress(OSError):  # it has ended, which is seen when it is read
+            self.process.connection.send(settings)
         self.since, self.limit_s = time.monotonic(), START_LIMIT_S
         self._received = bytearray()
         # Connection.poll makes a new selector each time, which costs more than a score.
@@ -127,6 +127,15 @@ def isolation_kind(config: Config) -> str:
             f"isolation for it ({str(error).rstrip('.')}): leave those tasks out, use a Linux machine with "
             "user namespaces or seccomp, or accept the risk with sandbox_isolation=limits."
         ) from None
+
+
+def _start(config: Config, *, isolated: bool) -> WorkerProcess:
+    target = f"{_WORKER}:{'serve_isolated' if isolated else 'serve'}"
+    if sys.platform != "linux":
+        return WorkerProcess(target, keep_environment=not isolated)
+    kinds = [task_class(name) for name in (*config.tasks.datasets, *config.tasks.eval_datasets)]
+    modules = {name for kind in kinds if kind.isolated == isolated for name in kind.scorer_modules}
+    return ForkedWorker(target, sorted(modules), keep_environment=not isolated)
 
 
 def _message(data: bytes) -> dict[str, Any]:
