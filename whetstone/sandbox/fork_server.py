@@ -8,6 +8,7 @@ process that uses it, or when it has had no worker for a minute.
 """
 
 import contextlib
+import functools
 import gc
 import importlib
 import os
@@ -29,6 +30,16 @@ IDLE_S = 60.0
 _UNKNOWN_EXIT = -int(signal.SIGKILL)  # of a worker whose server was killed: nobody could wait for it
 _servers: dict[tuple[str, bool], "ForkServer"] = {}  # by target, and whether it has our environment
 _lock = threading.Lock()
+
+
+@functools.cache
+def is_supported() -> bool:
+    """Whether this system has what it takes: Linux 5.3, and no filter that forbids it."""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError):
+        return False
+    return True
 
 
 class ForkServer:

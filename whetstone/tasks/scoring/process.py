@@ -9,7 +9,6 @@ import json
 import os
 import select
 import struct
-import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 
 from whetstone.config.sections import Config
 from whetstone.errors import UserError
-from whetstone.sandbox.fork_server import ForkedWorker
+from whetstone.sandbox.fork_server import ForkedWorker, is_supported
 from whetstone.sandbox.pool import free_user_number, strongest_kind
 from whetstone.sandbox.worker_process import WorkerProcess
 from whetstone.tasks.registry import evaluating_tasks, task_class
@@ -131,7 +130,7 @@ def isolation_kind(config: Config) -> str:
 
 def _start(config: Config, *, isolated: bool) -> WorkerProcess:
     target = f"{_WORKER}:{'serve_isolated' if isolated else 'serve'}"
-    if sys.platform != "linux":
+    if not is_supported():
         return WorkerProcess(target, keep_environment=not isolated)
     kinds = [task_class(name) for name in (*config.tasks.datasets, *config.tasks.eval_datasets)]
     modules = {name for kind in kinds if kind.isolated == isolated for name in kind.scorer_modules}
