@@ -41,7 +41,6 @@ def write_card(
     config = {} if run is None else read_mapping(run / "config.yaml") or {}
     is_final = run is not None and source.name == "final_model"
     base = base_of(source, config)
-    sessions = [] if run is None else read_sessions(run)
     facts = CardFacts(
         title=title or str(config.get("run_name") or folder.name),
         folder=name or folder.name,
@@ -51,7 +50,7 @@ def write_card(
         config=config,
         results=(read_mapping(run / "train_results.json") or {}) if run is not None and is_final else {},
         step=step,
-        command=str(sessions[-1]["command"]) if sessions and sessions[-1].get("command") else None,
+        command=_first_command(run),
         samples=_samples(run) if run is not None and is_final else (),
         notes=notes,
         gguf=gguf,
@@ -61,6 +60,13 @@ def write_card(
     except (KeyError, TypeError, ValueError, AttributeError):  # files of the run were damaged or edited
         text = card_text(replace(facts, config={}, results={}, samples=()))
     atomic_write(folder / CARD, text)
+
+
+def _first_command(run: Path | None) -> str | None:
+    """The command that reproduces the run: later ones resume it."""
+    sessions = [] if run is None else read_sessions(run)
+    command = sessions[0].get("command") if sessions else None
+    return str(command) if command else None
 
 
 def _samples(run: Path) -> list[Sample]:
