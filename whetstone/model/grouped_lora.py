@@ -23,7 +23,9 @@ def group_lora(layers: Iterable[nn.Module]) -> None:
         for parent in layer.modules():
             for names in SAME_INPUT:
                 members: list[Any] = [getattr(parent, name, None) for name in names]
-                if all(map(_can_be_grouped, members)) and len({str(m.scaling) for m in members}) == 1:
+                if all(map(_can_be_grouped, members)) and all(
+                    member.scaling == members[0].scaling for member in members
+                ):
                     group = LoraGroup(members)
                     for member in members:
                         member.group = group
