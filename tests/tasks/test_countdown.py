@@ -123,6 +123,14 @@ def test_rows_without_solution_are_found_before_training(tmp_path: Path):
         check_gold(build_tasks(config, "train"))
 
 
+def test_the_prompt_is_a_setting():
+    task = make({"prompt": "{target} from {numbers} with {operators}, {{exactly}}", "operators": ["+", "-"]})
+    problem = task.problem(0)
+    numbers, target = problem.answer["numbers"], problem.answer["target"]
+    assert problem.question == f"{target} from {list(numbers)} with +, -, {{exactly}}"
+    assert make({"prompt": None}).problem(0).question == make().problem(0).question
+
+
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
@@ -131,6 +139,8 @@ def test_rows_without_solution_are_found_before_training(tmp_path: Path):
         ({"min_target": 50, "max_target": 20}, "min_target 50.*max_target 20"),
         ({"operators": ["%"]}, r"operators.*%"),
         ({"base_reward": 1.5}, "base_reward 1.5"),
+        ({"prompt": "Make {target}."}, "has no {numbers}"),
+        ({"prompt": "{numbers} {goal}"}, "placeholder {goal}"),
     ],
 )
 def test_wrong_settings_are_named(settings: dict, complaint: str):

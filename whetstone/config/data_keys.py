@@ -22,7 +22,7 @@ ROW_SETTINGS: dict[str, tuple[str, ...]] = {
     ),
     "countdown": (
         *SOURCE_KEYS, "numbers_column", "target_column", "messages_column", "operators", "use_all_numbers",
-        "base_reward",
+        "base_reward", "prompt",
     ),
     "repair": (
         *SOURCE_KEYS, "language", "statement_column", "tests_column", "test_fields", "prompt",

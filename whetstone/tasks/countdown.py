@@ -24,7 +24,7 @@ from whetstone.rewards.equations import check_equation
 from whetstone.seeds import seed
 from whetstone.tasks import rows
 from whetstone.tasks.base import NO_THOUGHTS, check_setting_names
-from whetstone.tasks.prompts import conversation
+from whetstone.tasks.prompts import check_template, conversation
 from whetstone.types import Problem, TaskScore
 
 QUESTION = (
@@ -50,6 +50,7 @@ class Settings:
     operators: tuple[str, ...] = ("+", "-", "*", "/")
     use_all_numbers: bool = False
     base_reward: float = Field(default=0.1, ge=0, lt=1)
+    prompt: str | None = None  # instead of QUESTION, with the same placeholders
 
 
 _DEFAULTS = {name: getattr(Settings(), name) for name in Settings.__dataclass_fields__}
@@ -83,7 +84,7 @@ class CountdownTask(rows.RowTask):
     def problem(self, index: int) -> Problem:
         entry = self._generate(index) if self.generated else self._rows[index]
         settings = self._settings
-        question = QUESTION.format(
+        question = (settings.prompt or QUESTION).format(
             numbers=list(entry["numbers"]),
             target=entry["target"],
             operators=", ".join(settings.operators),
@@ -176,6 +177,12 @@ def _check(settings: dict[str, Any], task: str) -> Settings:
             raise UserError(f"The task {task} has min_{name} {low} above max_{name} {high}: swap them.")
     if not valid.operators or any(operator not in _EXAMPLES for operator in valid.operators):
         raise UserError(f"The task {task} has operators {list(valid.operators)}: choose from + - * /.")
+    if valid.prompt is not None:
+        what = f"The setting `prompt` of task {task}"
+        check_template(valid.prompt, ("numbers", "target", "operators", "rule", "example"), what)
+        for field in ("{numbers}", "{target}"):
+            if field not in valid.prompt:
+                raise UserError(f"{what} has no {field}: the model would not see it.")
     return valid
 
 
