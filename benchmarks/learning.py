@@ -68,7 +68,7 @@ def reduce_speed(train: list[dict[str, Any]]) -> dict[str, float]:
 def draw(picture: Path, runs: dict[str, dict[str, Any]]) -> None:
     """By minutes and by steps: training batches as thin lines, evaluations as circles with 95 % intervals,
     greedy ones as squares."""
-    figure, panels = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True, constrained_layout=True)
+    figure, panels = plt.subplots(1, 2, figsize=(9, 4.2), sharey=True, constrained_layout=True)
     for axes, unit in zip(panels, ("minutes", "step"), strict=True):
         for number, (name, run) in enumerate(runs.items()):
             draw_run(axes, name, run, unit, f"C{number}")
@@ -81,7 +81,7 @@ def draw(picture: Path, runs: dict[str, dict[str, Any]]) -> None:
             [], [], marker, color="gray", markerfacecolor="white" if marker == "s" else None, label=text
         )
     panels[1].plot([], [], color="gray", alpha=0.5, linewidth=1, label="training batches")
-    panels[1].legend(loc="lower right", fontsize=8)
+    figure.legend(*panels[1].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
     figure.savefig(picture, dpi=110)
     plt.close(figure)
 

@@ -73,7 +73,7 @@ PLAN: tuple[Run, ...] = (
            f"train countdown_python {settings}seed={seed}")
       for seed in (42, 43, 44)
       for name, label, seconds, settings in (
-          ("python", "Python tool", 160, ""), ("plain", "no tool", 230, "tools=[] developer_prompt=null "))),
+          ("python", "Python tool", 250, ""), ("plain", "no tool", 230, "tools=[] prompt=null "))),
     # gsm8k.md: supervised steps before RL against RL alone
     _run("gsm8k_rl", "gsm8k", "gsm8k_sft", "RL alone", 170,
          f"train gsm8k {GSM8K} num_generations=8 max_steps=30 fixed_eval_steps=15"),
