@@ -142,10 +142,12 @@ def next_answer(pool: EpisodePool) -> Answer:
     raise AssertionError("no answer")
 
 
-def test_python_keeps_its_state_within_an_episode_and_stays_in_the_sandbox(tmp_path):
+@pytest.mark.parametrize("isolation", [None, "auto"], ids=["own", "shared"])
+def test_python_keeps_its_state_within_an_episode_and_stays_in_the_sandbox(tmp_path, isolation):
     secret = tmp_path / "secret.txt"
     secret.write_text("the secret")
-    with EpisodePool([TOOLBOX], timeout_s=60.0, memory_mb=1024, tools=["python"]) as pool:
+    settings = {"tools": ["python"], "sandbox_isolation": isolation}
+    with EpisodePool([TOOLBOX], timeout_s=60.0, memory_mb=1024, **settings) as pool:
         cells = [
             ("x = 3\nprint('first')", "first"),
             ("def f(n): return n * x\nf(14)", "42"),

@@ -10,7 +10,6 @@ import inspect
 import math
 import os
 import random
-import resource
 import selectors
 import socket
 import time
@@ -20,9 +19,9 @@ from typing import Any
 from whetstone.config.plugins import load_object
 from whetstone.environments.pool import Answer, EpisodePool
 from whetstone.errors import UserError
+from whetstone.sandbox.worker_process import allow_open_files
 
 MODEL = "policy"  # its name in requests; any other is answered, too
-MAX_OPEN_FILES = 65_536
 _PREFIX = "agent "  # of its name among environments
 _WAKE = -1  # the number of no agent
 
@@ -85,20 +84,11 @@ def agent_factory(name: str) -> Callable[..., Any] | None:
     return functools.partial(AgentRunner, solve)
 
 
-def _allow_open_files() -> None:
-    """An agent takes two file descriptors of the run, and the usual limit of 1,024 is soft."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
 class AgentPool(EpisodePool):
     """The processes of agents. Time in which an agent waits for the policy does not count (`hold`)."""
 
     def __init__(self, agent: str, *, timeout_s: float, memory_mb: int) -> None:
-        _allow_open_files()
+        allow_open_files()  # an agent takes two of the run
         self.environment = agent_environment(agent)
         super().__init__([self.environment], timeout_s=timeout_s, memory_mb=memory_mb)
         self._woken, self._wakes = socket.socketpair()

@@ -10,8 +10,9 @@ from fractions import Fraction
 from typing import Any
 
 from whetstone.rewards.equations import InvalidExpression, evaluate
-from whetstone.sandbox.pool import LocalPool
+from whetstone.sandbox.pool import Pool
 from whetstone.sandbox.program import Input, Limits, Program, Result
+from whetstone.sandbox.service import open_pool
 
 MAX_OUTPUT = 10_000  # characters of a cell's output; longer ones lose their middle
 _SIGNIFICANT = 15  # digits of a result that has no end
@@ -97,7 +98,7 @@ class PythonTool:
     def __init__(self, isolation: str = "auto", seconds: float = 5.0, memory_mb: int = 512) -> None:
         self._isolation = isolation
         self._limits = Limits(seconds=seconds, memory_mb=memory_mb, total_seconds=2 * seconds)
-        self._pool: LocalPool | None = None
+        self._pool: Pool | None = None
         self._cells: list[str] = []
 
     def python(self, code: str) -> str:
@@ -109,7 +110,7 @@ class PythonTool:
             code: The code
         """
         if self._pool is None:
-            self._pool = LocalPool(isolation=self._isolation)
+            self._pool = open_pool(self._isolation)
         cells = [*self._cells, str(code)]
         program = Program(language="python", source=_DRIVER, inputs=(Input(stdin=json.dumps(cells)),))
         [result] = self._pool.run(program, self._limits).results

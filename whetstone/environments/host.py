@@ -27,6 +27,7 @@ from whetstone.environments.orphans import Orphans, adopt_orphans
 from whetstone.environments.table import factory_of
 from whetstone.environments.toolbox import load_tool, make_tools
 from whetstone.errors import UserError
+from whetstone.sandbox.service import use_service
 
 SPARE_PAUSE_S = 0.005  # without a request, before another spare is forked
 MAX_SPARES = 512  # with the episodes that run
@@ -35,6 +36,7 @@ MAX_SPARES = 512  # with the episodes that run
 def serve(connection: Connection) -> None:
     """Fork and end episodes until the run is gone."""
     settings = connection.recv()
+    use_service(settings["sandbox"])
     try:
         factories = {spec: factory_of(spec) for spec in settings["environments"]}
         tools = [load_tool(spec) for spec in settings["tools"]]

@@ -19,6 +19,7 @@ from typing import Any
 
 from whetstone.environments.messages import BadMessage, pack, unpack
 from whetstone.errors import UserError
+from whetstone.sandbox.service import SandboxService
 from whetstone.sandbox.worker_process import WorkerProcess
 from whetstone.types import Message
 
@@ -60,17 +61,23 @@ class EpisodePool(contextlib.AbstractContextManager["EpisodePool"]):
         tools: Sequence[str] = (),
         tool_settings: Mapping[str, Any] | None = None,
         with_state: bool = False,
+        sandbox_isolation: str | None = None,
     ) -> None:
-        """`with_state`: environments tell their attributes at the end, which reward functions may read."""
+        """`with_state`: environments tell their attributes at the end, which reward functions may read.
+
+        `sandbox_isolation`: of the sandbox that episodes share, where they run programs.
+        """
         self.timeout_s = timeout_s
+        sandbox = None if sandbox_isolation is None else SandboxService(sandbox_isolation)
         self._host = WorkerProcess("whetstone.environments.host:serve")
-        self._finalizer = weakref.finalize(self, _close, self._host)  # also at exit
+        self._finalizer = weakref.finalize(self, _close, self._host, sandbox)  # also at exit
         settings = {
             "environments": list(environments),
             "memory_bytes": memory_mb << 20,
             "tools": list(tools),
             "tool_settings": dict(tool_settings or {}),
             "with_state": with_state,
+            "sandbox": None if sandbox is None else sandbox.address,
         }
         self._host.connection.send(settings)
         self._processes: dict[int, _Process] = {}
@@ -188,12 +195,14 @@ class EpisodePool(contextlib.AbstractContextManager["EpisodePool"]):
         return Answer(number=number, done=True, error=reason, is_timeout=timeout, seconds=seconds)
 
 
-def _close(host: WorkerProcess) -> None:
-    """End the host after it has ended all episodes."""
+def _close(host: WorkerProcess, sandbox: SandboxService | None) -> None:
+    """End the host after it has ended all episodes, and their sandbox."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         host.connection.send({"do": "close"})
         host.process.wait(timeout=CLOSE_LIMIT_S)
     host.close()
+    if sandbox is not None:
+        sandbox.close()
 
 
 def _answer(number: int, message: Mapping[str, Any], seconds: float) -> Answer:

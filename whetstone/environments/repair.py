@@ -10,8 +10,9 @@ from typing import Any
 from whetstone.environments.games.base import Step
 from whetstone.rewards.programs import describe_failure, extract_program, read_tests, run_each
 from whetstone.sandbox.languages import LANGUAGES
-from whetstone.sandbox.pool import shared_pool
+from whetstone.sandbox.pool import Pool
 from whetstone.sandbox.program import Limits
+from whetstone.sandbox.service import open_pool
 
 MAX_FAILURES = 3  # that are described in one turn
 
@@ -23,6 +24,7 @@ class Repair:
         if max_attempts < 1:
             raise ValueError("max_attempts must be at least 1")
         self.max_attempts = max_attempts
+        self._pool: Pool | None = None
 
     def reset(self, row: dict[str, Any]) -> str:
         self.row, self.num_attempts = row, 0
@@ -39,8 +41,9 @@ class Repair:
             answer = "There is no program in your answer."
         else:
             source, limits = self.row["before"] + program, Limits(**self.row["limits"])
-            pool = shared_pool(self.row["isolation"])
-            runs = run_each(pool, self.language, source, self.shown_tests, limits)
+            if self._pool is None:
+                self._pool = open_pool(self.row["isolation"])
+            runs = run_each(self._pool, self.language, source, self.shown_tests, limits)
             failures = [describe_failure(*run) for run in runs if run[1] != "passed"]
             if not failures:
                 return "The tests that are shown pass.", 0.0, True, False, {}

@@ -15,6 +15,7 @@ from whetstone.config.engine_traits import engine_traits
 from whetstone.config.plugins import is_plugin
 from whetstone.engines import make_engine
 from whetstone.environments.pool import EpisodePool
+from whetstone.environments.table import REPAIR
 from whetstone.environments.toolbox import TOOLBOX, tool_schemas
 from whetstone.errors import UserError
 from whetstone.evaluation.evaluator import Evaluator
@@ -255,7 +256,8 @@ def make_scorer(config: Config, ranks: Ranks = SINGLE) -> Any:
 def make_pool(config: Config, names: list[str]) -> EpisodePool:
     """The processes of these environments, with the tools of the run."""
     own, programs = config.environments, config.programs
-    if "python" in own.tools:
+    runs_programs = "python" in own.tools or REPAIR in names
+    if runs_programs:
         strongest_kind(programs.sandbox_isolation)  # refuses a machine without isolation before the run
     return EpisodePool(
         names,
@@ -268,6 +270,7 @@ def make_pool(config: Config, names: list[str]) -> EpisodePool:
             "memory_mb": programs.sandbox_memory_mb,
         },
         with_state=any(map(is_plugin, config.tasks.reward_funcs)),
+        sandbox_isolation=programs.sandbox_isolation if runs_programs else None,
     )
 
 

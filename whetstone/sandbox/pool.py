@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any, Protocol
@@ -47,6 +47,10 @@ class Pool(Protocol):
     def close(self) -> None: ...
     @property
     def statement(self) -> str: ...
+
+
+# Language, job and seconds to wait -> the supervisor's answer; `EOFError`, `TimeoutError`, `OSError`.
+Request = Callable[[str, dict[str, Any], float], dict[str, Any]]
 
 
 class IsolationUnavailable(Exception):
@@ -140,6 +144,24 @@ def _clean_environment(import_folders: Sequence[str]) -> dict[str, str]:
     }
 
 
+def run_program(request: Request, program: Program, limits: Limits) -> Outcome:
+    """What supervisors make of a program, in a second try if the first one is lost."""
+    job = job_of(program, limits)
+    patience_s = limits.total_seconds + limits.seconds + limits.compile_seconds + _GRACE_S
+    for _ in range(2):
+        try:
+            answer = request(program.language, job.plain(), patience_s)
+        except (EOFError, TimeoutError, OSError):
+            continue
+        assert len(answer["results"]) == len(job.inputs)
+        results = [Result(**entry) for entry in answer["results"]]
+        for number, result in enumerate(results):
+            if result.outcome == "crash" and is_syntax_error(program.language, result.stderr):
+                results[number] = replace(result, compile_error=True)
+        return Outcome(results=tuple(results))
+    return Outcome(results=(LOST,) * len(program.inputs))
+
+
 class LocalPool(contextlib.AbstractContextManager["LocalPool"]):
     """Runs one program at a time on this machine."""
 
@@ -160,23 +182,16 @@ class LocalPool(contextlib.AbstractContextManager["LocalPool"]):
 
     def run(self, program: Program, limits: Limits | None = None) -> Outcome:
         """Every run of the program, each in a process of its own."""
-        limits = limits or self._limits
-        job = job_of(program, limits)
-        patience_s = limits.total_seconds + limits.seconds + limits.compile_seconds + _GRACE_S
-        for _ in range(2):
-            self.start(program.language)
-            try:
-                answer = self._supervisors[program.language].request(job.plain(), patience_s)
-            except (EOFError, TimeoutError, OSError):
-                self._supervisors.pop(program.language).close()
-                continue
-            assert len(answer["results"]) == len(job.inputs)
-            results = [Result(**entry) for entry in answer["results"]]
-            for number, result in enumerate(results):
-                if result.outcome == "crash" and is_syntax_error(program.language, result.stderr):
-                    results[number] = replace(result, compile_error=True)
-            return Outcome(results=tuple(results))
-        return Outcome(results=(LOST,) * len(program.inputs))
+        return run_program(self.request, program, limits or self._limits)
+
+    def request(self, language: str, job: Mapping[str, Any], patience_s: float) -> dict[str, Any]:
+        """A job's answer; a supervisor that gives none is ended."""
+        self.start(language)
+        try:
+            return self._supervisors[language].request(job, patience_s)
+        except (EOFError, TimeoutError, OSError):
+            self._supervisors.pop(language).close()
+            raise
 
     def start(self, language: str) -> None:
         """Start the supervisor of a language; the first one determines the isolation level."""

@@ -7,10 +7,13 @@ the child: that would import torch there, and a script without a `__main__` guar
 import contextlib
 import importlib
 import os
+import resource
 import signal
 import subprocess
 import sys
 from multiprocessing.connection import Connection, Pipe
+
+MAX_OPEN_FILES = 65_536
 
 
 class WorkerProcess:
@@ -50,6 +53,15 @@ def environment_of(*, keep: bool) -> dict[str, str]:
         "OPENBLAS_NUM_THREADS": "1",  # a process that forks has one thread
         "MPLBACKEND": "Agg",  # reasoning-gym pulls in matplotlib
     }
+
+
+def allow_open_files() -> None:
+    """Raise the soft limit, which is usually 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def run_target(target: str, connection: Connection) -> None:
