@@ -34,6 +34,11 @@ VARIANTS = {
         "use_peft": True,
         "lora_dropout": 0.2,
     },
+    "an environment of several turns, one batch ahead": {
+        "async_rollouts": 1,
+        "datasets": "{guess_number: {config: {high: 5, max_guesses: 3}}}",
+        "max_turns": 3,
+    },
     "8-bit states, frozen reference": {"optim": "adamw_8bit", "beta": 0.05},
     "one batch ahead on a curriculum, frozen reference": {
         "async_rollouts": 1,

@@ -18,8 +18,12 @@ TIMED = (
     "peak_memory_gb",
     "host/",
     "gpu/",
+    "episodes/environment_s",
+    "episodes/idle_s",
 )
-TIMED_KEYS = frozenset(["seconds", "tokens_per_s", "date", "started", "duration_s"])
+TIMED_KEYS = frozenset(
+    ["seconds", "tokens_per_s", "date", "started", "duration_s", "turn_seconds", "environment_s"]
+)
 
 
 def differences(whole: Path, resumed: Path, *, damaged: bool = False) -> list[str]:

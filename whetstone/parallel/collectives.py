@@ -76,6 +76,15 @@ def broadcast_from_main(ranks: Ranks, local: T) -> T:
     return box[0]
 
 
+def broadcast_in_tp(ranks: Ranks, local: T) -> T:
+    """The object of the first of the ranks that work on the same tokens."""
+    if ranks.tp_size == 1:
+        return local
+    box: list[Any] = [local if ranks.is_first_of_tp else None]
+    dist.broadcast_object_list(box, group=ranks.tp.get_group(), group_src=0)
+    return box[0]
+
+
 def min_over_ranks(ranks: Ranks, local: float) -> float:
     """The minimum over all ranks."""
     if ranks.world_size == 1:

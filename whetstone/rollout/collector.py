@@ -11,15 +11,15 @@ from whetstone import seeds
 from whetstone.config import Config
 from whetstone.config.environments import EnvironmentsConfig
 from whetstone.engines.base import Engine, Request, SamplingParams, generate_open
-from whetstone.environments.pool import EpisodePool
 from whetstone.environments.toolbox import TOOLBOX, block_arguments
 from whetstone.errors import UserError, first_line, is_out_of_memory
 from whetstone.parallel.collectives import all_gather_data_objects
-from whetstone.parallel.mesh import Ranks
+from whetstone.parallel.mesh import SINGLE, Ranks
 from whetstone.rollout.agents.session import ChatCodec
 from whetstone.rollout.agents.stream import AgentSettings, AgentStream
-from whetstone.rollout.episodes import EpisodeCodec, EpisodeStream, Sampled
+from whetstone.rollout.episodes import Environments, EpisodeCodec, Sampled
 from whetstone.rollout.rollout_func import RolloutFunction
+from whetstone.rollout.tensor_parallel import stream_of
 from whetstone.tasks.scoring.pool import Scorer
 from whetstone.tasks.scoring.process import ScoringRequest
 from whetstone.terminal.stages import advance, show, stage
@@ -76,8 +76,9 @@ class NullScorer(contextlib.AbstractContextManager["NullScorer"]):
 class EpisodeSettings:
     """What a collector needs for problems with environments."""
 
-    pool: EpisodePool
+    pool: Environments
     config: EnvironmentsConfig
+    ranks: Ranks = SINGLE
     tools: tuple[Mapping[str, Any], ...] = ()  # descriptions of the run's own tools
 
     @functools.cached_property
@@ -199,7 +200,8 @@ class Collector:
                 yield Sampled(problem=output.request, sample=output.sample, turns=turns, text=text)
             return
         assert self.episodes is not None
-        stream = EpisodeStream(
+        stream = stream_of(
+            self.episodes.ranks,
             problems,
             [request.prompt_ids for request in requests],
             num_samples=len(requests[0].seeds),

@@ -5,14 +5,14 @@ become ready since (`take`). Tokens are exact: what was sampled is never tokeniz
 appended to it.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from whetstone import seeds
 from whetstone.config.environments import EnvironmentsConfig
 from whetstone.engines.base import GenerationOutput, Request, SamplingParams
-from whetstone.environments.pool import Answer, EpisodePool
+from whetstone.environments.pool import Answer
 from whetstone.environments.toolbox import TOOLBOX
 from whetstone.environments.tools import block_calls, fenced_calls, parse_calls
 from whetstone.rollout.gathering import Gathering, TimedStream
@@ -76,6 +76,21 @@ class _Running:
         return sum(len(completion.token_ids) for completion in self.completions)
 
 
+class Environments(Protocol):
+    """The processes of episodes: `environments.pool.EpisodePool`."""
+
+    @property
+    def num_due(self) -> int: ...
+    def start(
+        self, number: int, environment: str, settings: Mapping[str, Any], seed: int, row: Mapping[str, Any], /
+    ) -> None: ...
+    def step(self, number: int, text: str, calls: Sequence[Mapping[str, Any]], /) -> None: ...
+    def finish(self, number: int, /) -> None: ...
+    def poll(self, timeout_s: float, /) -> list[Answer]: ...
+    def end(self, number: int, /) -> None: ...
+    def end_all(self) -> None: ...
+
+
 class EpisodeStream(TimedStream):
     """The requests of a batch in which some problems have environments (`engines.base.RequestStream`)."""
 
@@ -87,7 +102,7 @@ class EpisodeStream(TimedStream):
         num_samples: int,
         sampling: SamplingParams,
         seed_parts: tuple[int | str, ...],
-        pool: EpisodePool,
+        pool: Environments,
         codec: EpisodeCodec,
         config: EnvironmentsConfig,
         max_length: int | None,
@@ -150,13 +165,21 @@ class EpisodeStream(TimedStream):
 
     def _take(self, *, wait: bool) -> list[Request]:
         while True:
-            for answer in self.pool.poll(self._ready.pause_s(POLL_S if wait else 0.0)):
-                if answer.number in self._running and (request := self._answered(answer)) is not None:
-                    self._ready.add(request)
+            for request in self._process(self._poll(self._ready.pause_s(POLL_S if wait else 0.0))):
+                self._ready.add(request)
             if requests := self._ready.take(expects_more=bool(self.pool.num_due)):
                 return requests
             if not wait or (not self._ready and not self._running) or self.is_cancelled():
                 return []
+
+    def _poll(self, timeout_s: float) -> Sequence[Answer]:
+        return self.pool.poll(timeout_s)
+
+    def _process(self, answers: Iterable[Answer]) -> Iterator[Request]:
+        """What follows from the answers, and the requests of those who speak again."""
+        for answer in answers:
+            if answer.number in self._running and (request := self._answered(answer)) is not None:
+                yield request
 
     def cancelled(self) -> Sequence[tuple[int, int]]:
         ended, self._ended = self._ended, []

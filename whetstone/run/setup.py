@@ -38,6 +38,7 @@ from whetstone.rollout.multi_turn import with_room_for_turns
 from whetstone.rollout.rollout_func import RolloutFunction
 from whetstone.rollout.source import RolloutSource
 from whetstone.rollout.supervised import RejectionSampledSource, SupervisedSource
+from whetstone.rollout.tensor_parallel import NoEnvironments
 from whetstone.run.agents import make_agents
 from whetstone.run.checkpoint import Checkpoint, Saver
 from whetstone.run.cost_line import describe_cost
@@ -285,13 +286,9 @@ def _make_episodes(config: Config, policy: Policy, stack: contextlib.ExitStack) 
     is_described = own.tool_call_format == "template"
     if tools and is_described and not config.model.apply_chat_template:
         raise UserError("tools are described by a chat template: set apply_chat_template=true, or no tools.")
-    if policy.ranks.tp_size > 1:
-        raise UserError(
-            f"Tasks with an environment ({', '.join(names)}) can't be sampled by tensor-parallel ranks yet: "
-            "set tp_size=1, or rollout_engine=vllm."
-        )
-    pool = make_pool(config, names)
-    return EpisodeSettings(pool=stack.enter_context(pool), config=own, tools=tools)
+    ranks = policy.ranks
+    pool = stack.enter_context(make_pool(config, names) if ranks.is_first_of_tp else NoEnvironments())
+    return EpisodeSettings(pool=pool, config=own, ranks=ranks, tools=tools)
 
 
 def _make_rollout_func(config: Config, policy: Policy) -> RolloutFunction | None:

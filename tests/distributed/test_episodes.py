@@ -1,0 +1,69 @@
+"""Episodes on several ranks: the conversations of one process, whether ranks share problems or tokens."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.environments import waiting
+from tests.support.runs import rows, run, weights, words
+
+SETTINGS: dict[str, Any] = {
+    "datasets": "{guess_number: {config: {high: 5, max_guesses: 3}}}",
+    "max_steps": 3,
+    "save_steps": 2,
+    "prompts_per_step": 4,
+    "max_completion_length": 24,
+    "max_turns": 3,
+    "eval_num_samples": 0,
+    "log_completions_steps": 1,
+}
+SLOW = f"{{{waiting.__file__}:SlowGuess: {{config: {{high: 5, max_guesses: 3}}}}}}"
+
+
+def on_two_ranks(folder: Path, **settings: Any) -> None:
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "whetstone"]
+    done = subprocess.run(
+        [sys.executable, *launcher, "train", *words(folder, **settings)],
+        timeout=200,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def conversations(folder: Path) -> list[Any]:
+    """What was said in all steps, and what it earned."""
+    files = [folder / "run" / "completions" / f"step_{step}.jsonl" for step in (1, 2, 3)]
+    entries = [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    return [{k: v for k, v in entry.items() if not k.endswith(("seconds", "_s"))} for entry in entries]
+
+
+@pytest.mark.parametrize(
+    ("parallel", "changes"),
+    [
+        pytest.param({"tp_size": 2}, {"datasets": SLOW}, id="tensor parallel, slow environments"),
+        pytest.param({"tp_size": 2}, {}, id="tensor parallel", marks=pytest.mark.slow),
+        pytest.param({}, {"datasets": SLOW}, id="data parallel, slow environments", marks=pytest.mark.slow),
+        pytest.param({}, {}, id="data parallel", marks=pytest.mark.slow),
+    ],
+)
+def test_two_ranks_have_the_episodes_of_one_process(tmp_path, parallel, changes):
+    settings = {**SETTINGS, **changes}
+    on_two_ranks(tmp_path / "two", **settings, **parallel)
+    run(tmp_path / "one", **settings)
+    said = conversations(tmp_path / "one")
+    assert conversations(tmp_path / "two") == said and len(said) == 3 * 16
+    assert max(len(entry["turns"]) for entry in said) >= 3
+    ours, theirs = rows(tmp_path / "two", "train"), rows(tmp_path / "one", "train")
+    for mine, other in zip(ours, theirs, strict=True):
+        for key in ("reward", "loss", "grad_norm"):
+            assert mine[key] == pytest.approx(other[key], rel=1e-3, abs=1e-6), key
+    two, one = (weights(tmp_path / name / "run" / "final_model") for name in ("two", "one"))
+    worst = max(((two[name] - one[name]).norm() / one[name].norm()).item() for name in two)
+    assert worst < 1e-3, worst
