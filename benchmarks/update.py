@@ -3,13 +3,15 @@ same completions in one run.
 
     python benchmarks/update.py --write                        # on a GPU: 0.5 B, 1.5 B and 3 B
     python benchmarks/update.py --only ours,trl --sizes 1.5b --limit-s 500
+    python benchmarks/update.py --only ours --sizes 1.5b --shapes gsm8k --settings 1 \
+        --ours use_peft=true,lora_r=16,lora_alpha=32,lora_dropout=0,micro_batch_tokens=32768
     python benchmarks/update.py --cpu                          # the embedded model, small, to try it out
     python benchmarks/update.py --table                        # the table of what was kept
 
-Prints seconds, tokens/s, the share of the matrix rate (6 N operations for each token that is run, padding not
-counted; the rate of one large product measured in the same run) and peak memory. Everyone is warmed up with
-one step and measured twice; the best counts. Settings are tried one after another and every one is a row: the
-table shows the fastest. What is run: update_contenders.py; on what: update_work.py.
+Prints seconds, tokens/s, the share of the matrix rate (6 N operations for each token that is run, 4 N beneath
+LoRA, padding not counted; the rate of one large product measured in the same run) and peak memory. Everyone
+is warmed up with one step and measured twice; the best counts. Settings are tried one after another and every
+one is a row: the table shows the fastest. What is run: update_contenders.py; on what: update_work.py.
 """
 
 import argparse
@@ -40,6 +42,9 @@ SETTINGS: dict[str, list[Row]] = {
         for size, recompute in ((32, False), (16, False), (64, True))
     ],
 }
+LENGTHS = {  # of other shapes than ragged and full: about those of Qwen2.5-Coder-1.5B on GSM8K
+    "gsm8k": {"num_prompts": 64, "group": 16, "prompt_tokens": (100, 200), "new_tokens": (160, 480)}
+}
 SMALL = {
     "num_prompts": 4, "group": 4, "prompt_tokens": (16, 32), "new_tokens": (4, 32), "vocabulary": 100,
 }  # fmt: skip
@@ -58,7 +63,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--only", default=",".join(WHO), help="ours,padded,trl")
     parser.add_argument("--shapes", default="ragged,full")
     parser.add_argument("--ours", action="append", default=[], metavar="key=value,...",
-                        help="one more setting of ours to try")  # fmt: skip
+                        help="one more setting of ours, tried first")  # fmt: skip
     parser.add_argument("--settings", type=int, default=3, help="of each contender, the first so many")
     parser.add_argument("--limit-s", type=float, default=570.0, help="stop after so many seconds")
     parser.add_argument("--write", action="store_true", help="keep the rows in --out")
@@ -76,7 +81,9 @@ def main(words: list[str] | None = None) -> None:
     device = "cpu" if args.cpu else "cuda"
     rate = matrix_rate(device)
     print(f"{machine()}: matrix product {rate / 1e12:,.4g} TFLOP/s", flush=True)
-    works = [Work(shape, **SMALL) if args.cpu else Work(shape) for shape in args.shapes.split(",")]
+    works = [
+        Work(shape, **(SMALL if args.cpu else LENGTHS.get(shape, {}))) for shape in args.shapes.split(",")
+    ]
     contest = Contest(
         script="update_contenders.py",
         identity=IDENTITY,
@@ -91,7 +98,7 @@ def main(words: list[str] | None = None) -> None:
         finish=lambda rows: finish(rows, rate),
     )
     settings = SMALL_SETTINGS if args.cpu else SETTINGS
-    settings = {**settings, "ours": [*settings["ours"], *map(parse, args.ours)]}
+    settings = {**settings, "ours": [*map(parse, args.ours), *settings["ours"]]}
     for size in ["pebble"] if args.cpu else args.sizes.split(","):
         model = "pebble" if args.cpu else model_folder(size, args.models, contest.left_s)
         for who in args.only.split(","):
@@ -134,7 +141,9 @@ def finish(rows: list[Row], rate: float) -> None:
             continue
         possible = row["seconds"] * row.setdefault("matrix_tflops", round(rate / 1e12, 4)) * 1e12
         row["tokens_per_s"] = round(row["tokens"] / row["seconds"])
-        row["share_of_matrix_rate"] = round(6 * row["parameters"] * row["tokens_run"] / possible, 4)
+        frozen = row["parameters"] - row.get("trained", row["parameters"])
+        operations = 6 * row["parameters"] - 2 * frozen
+        row["share_of_matrix_rate"] = round(operations * row["tokens_run"] / possible, 4)
         row["share_by_work"] = round(6 * row["parameters"] * row["tokens"] / possible, 4)
 
 

@@ -119,6 +119,7 @@ def ours(model: str, work: Work, setting: dict, device: torch.device) -> tuple[d
     seconds = timed(step, device)
     about = {
         "parameters": count(policy.model),
+        "trained": sum(parameter.numel() for parameter in policy.parameters()),
         "tokens_run": sum(run),
         "padding": 0,
         "micro_batches": len(run),

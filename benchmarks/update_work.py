@@ -11,7 +11,7 @@ import torch
 
 @dataclass(frozen=True)
 class Work:
-    shape: str  # ragged or full
+    shape: str  # full; all others draw their lengths
     num_prompts: int = 32
     group: int = 8
     prompt_tokens: tuple[int, int] = (128, 256)
