@@ -115,6 +115,11 @@ class SupervisorProcess:
             raise TimeoutError
         return protocol.receive(self._socket.fileno())
 
+    def hang_up(self) -> None:
+        """It ends, and who waits for its answer gets an `EOFError`. From any thread."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """End it and everything in it; nothing is left on disk. May be called twice."""
         self._socket.close()
@@ -178,6 +183,7 @@ class LocalPool(contextlib.AbstractContextManager["LocalPool"]):
         self._failures: list[str] = []  # what stronger kinds said
         self._limits = limits or Limits()
         self._supervisors: dict[str, SupervisorProcess] = {}  # by language
+        self._has_hung_up = False
         atexit.register(self.close)
 
     def run(self, program: Program, limits: Limits | None = None) -> Outcome:
@@ -188,6 +194,8 @@ class LocalPool(contextlib.AbstractContextManager["LocalPool"]):
         """A job's answer; a supervisor that gives none is ended."""
         self.start(language)
         try:
+            if self._has_hung_up:
+                raise EOFError
             return self._supervisors[language].request(job, patience_s)
         except (EOFError, TimeoutError, OSError):
             self._supervisors.pop(language).close()
@@ -222,6 +230,12 @@ class LocalPool(contextlib.AbstractContextManager["LocalPool"]):
             )
         sentence = f"Programs run in a sandbox: {', '.join(self.layers)}."
         return sentence + (f" Missing: {gap}." if gap else "")
+
+    def hang_up(self) -> None:
+        """Break off what runs, and what would: its owner gets no answer. From any thread."""
+        self._has_hung_up = True
+        for supervisor in list(self._supervisors.values()):
+            supervisor.hang_up()
 
     def close(self) -> None:
         """End all supervisors. May be called twice."""

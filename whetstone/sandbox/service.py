@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from whetstone.errors import UserError
-from whetstone.sandbox import protocol
+from whetstone.sandbox import cgroup, protocol
 from whetstone.sandbox.pool import LocalPool, Pool, run_program
 from whetstone.sandbox.program import Limits, Outcome, Program
 from whetstone.sandbox.worker_process import WorkerProcess, allow_open_files
@@ -49,6 +49,8 @@ class SandboxService:
             self._worker.connection.send("close")
             self._worker.connection.poll(_CLOSE_S)
         self._worker.close()
+        shutil.rmtree(os.path.dirname(self.address), ignore_errors=True)  # what is left if it was killed
+        cgroup.remove_of({self._worker.process.pid})
 
 
 def use_service(address: str | None) -> None:
@@ -194,18 +196,24 @@ class _Supervisors:
 
     def _return(self, pool: LocalPool) -> None:
         with self._changed:
-            is_needed = len(self._pools) <= self._most and not self._is_closed
-            if is_needed:
+            if len(self._pools) <= self._most and not self._is_closed:
                 self._free.append(pool)
                 self._changed.notify()
-            else:
-                self._pools.discard(pool)
-        if not is_needed:
-            pool.close()
+                return
+        pool.close()
+        with self._changed:
+            self._pools.discard(pool)
+            self._changed.notify_all()
 
     def close(self) -> None:
+        """Programs that run are broken off; their threads return the pools, which ends them."""
         with self._changed:
             self._is_closed = True
-            pools, self._pools = self._pools, set()
-        for pool in pools:
+            free, self._free = self._free, []
+            self._pools.difference_update(free)
+            for pool in self._pools:
+                pool.hang_up()
+        for pool in free:
             pool.close()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._pools, _CLOSE_S / 2)
