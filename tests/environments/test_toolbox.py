@@ -161,8 +161,11 @@ def test_python_keeps_its_state_within_an_episode_and_stays_in_the_sandbox(tmp_p
             next_answer(pool)
         for code, expected in cells[:-1]:
             pool.step(0, "", [{"name": "python", "arguments": {"code": code}}])
-            [message] = next_answer(pool).observation
+            answer = next_answer(pool)
+            [message] = answer.observation
             assert expected in message["content"] and "the secret" not in message["content"]
+            assert not message["content"].startswith("Error")
+            assert answer.num_tool_errors == ("Error" in expected)
         pool.step(1, "", [{"name": "python", "arguments": {"code": "x"}}])
         [message] = next_answer(pool).observation
         assert "NameError" in message["content"]  # another episode

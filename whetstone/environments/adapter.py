@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from whetstone.environments.builtin_tools import ProgramRaised, ToolFailed
 from whetstone.environments.openenv import OpenEnvEnvironment
 from whetstone.environments.toolbox import methods_of
 from whetstone.environments.tools import tool_schema
@@ -110,6 +111,10 @@ class ToolEpisode:
             return {**message, "content": f"Error: there is no tool {name}. There are: {known}."}, True
         try:
             result = _awaited(self.tools[name](**(arguments if isinstance(arguments, dict) else {})))
+        except ProgramRaised as error:
+            return {**message, "content": str(error)}, True
+        except ToolFailed as error:
+            return {**message, "content": f"Error: {error}"}, True
         except Exception as error:
             return {**message, "content": f"Error: {type(error).__name__}: {error}"}, True
         return {**message, "content": _text(str(result))}, False

@@ -35,6 +35,7 @@ def run(cell):
         if value is not None:
             print(repr(value))
 
+code = 0
 shown, silent = os.dup(1), os.open(os.devnull, os.O_WRONLY)
 for number, cell in enumerate(cells):
     is_last = number == len(cells) - 1
@@ -46,17 +47,23 @@ for number, cell in enumerate(cells):
         pass
     except BaseException as error:
         if is_last:
+            code = 3
             trace = error.__traceback__
             while trace is not None and trace.tb_frame.f_code.co_filename != "<cell>":
                 trace = trace.tb_next
             print("".join(traceback.format_exception(type(error), error, trace)).strip())
 sys.stdout.flush()
-os._exit(0)
+os._exit(code)
 """
+_RAISED = 3  # the driver's exit code
 
 
 class ToolFailed(Exception):
     """A call that has no result; its text goes back to the model."""
+
+
+class ProgramRaised(ToolFailed):
+    """The output of a program that raised, with its traceback: the model gets it as it is."""
 
 
 def calculator(expression: str) -> str:
@@ -114,12 +121,15 @@ class PythonTool:
         cells = [*self._cells, str(code)]
         program = Program(language="python", source=_DRIVER, inputs=(Input(stdin=json.dumps(cells)),))
         [result] = self._pool.run(program, self._limits).results
-        if not result.ok:
+        raised = result.exit_code == _RAISED and not result.timed_out and result.exceeded_limit is None
+        if not result.ok and not raised:
             raise ToolFailed(f"{_reason(result, self._limits)}; this code is forgotten")
         self._cells = cells
         text = result.stdout.rstrip()
         if len(text) > MAX_OUTPUT:
             text = f"{text[: MAX_OUTPUT // 2]}\n...\n{text[-MAX_OUTPUT // 2 :]}"
+        if raised:
+            raise ProgramRaised(text)
         return text or "(no output)"
 
     def __del__(self) -> None:
