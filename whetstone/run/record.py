@@ -19,6 +19,7 @@ import yaml
 from whetstone import __version__
 from whetstone.errors import UserError
 from whetstone.files import atomic_write
+from whetstone.sandbox.worker_process import available_cores
 from whetstone.terminal.log import STEP_LINES
 
 NAME = "run.json"
@@ -93,7 +94,7 @@ def machine() -> dict[str, Any]:
     except OSError:
         lines = []
     names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = available_cores()
     return {
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": next(names, platform.processor() or platform.machine()),

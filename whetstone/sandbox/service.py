@@ -21,7 +21,7 @@ from whetstone.errors import UserError
 from whetstone.sandbox import cgroup, protocol
 from whetstone.sandbox.pool import LocalPool, Pool, run_program
 from whetstone.sandbox.program import Limits, Outcome, Program
-from whetstone.sandbox.worker_process import WorkerProcess, allow_open_files
+from whetstone.sandbox.worker_process import WorkerProcess, allow_open_files, available_cores
 
 PATIENCE_S = 2.0  # without a free supervisor, before another one is started
 _START_S = 60.0
@@ -114,7 +114,7 @@ class ServicePool:
 def serve(connection: Connection) -> None:
     """Until the run asks for the end, or is gone."""
     allow_open_files()  # one for each process that uses it
-    supervisors = _Supervisors(connection.recv(), most=max(8, 4 * (os.cpu_count() or 1)))
+    supervisors = _Supervisors(connection.recv(), most=max(4, 2 * available_cores()))
     folder = _make_folder()
     try:
         with socket.socket(socket.AF_UNIX) as listener:

@@ -55,6 +55,11 @@ def environment_of(*, keep: bool) -> dict[str, str]:
     }
 
 
+def available_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def allow_open_files() -> None:
     """Raise the soft limit, which is usually 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

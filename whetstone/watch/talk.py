@@ -17,7 +17,7 @@ from whetstone.inference.prompts import check_messages
 from whetstone.model.manifest import NAME, Damage, read_manifest
 from whetstone.run.checkpoint_folder import named_checkpoints, why_incomplete
 from whetstone.run.record import read_mapping
-from whetstone.sandbox.worker_process import WorkerProcess
+from whetstone.sandbox.worker_process import WorkerProcess, available_cores
 
 FINAL = "final_model"
 LOAD_S, ANSWER_S, STOP_S, IDLE_S = 600.0, 300.0, 10.0, 300.0
@@ -225,7 +225,7 @@ class Talk:
 
     def _load(self, checkpoint: Path, device: str) -> dict[str, Any]:
         self._worker, self._reason = WorkerProcess("whetstone.watch.talk_process:serve"), ""
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        cores = available_cores()
         settings = {
             "checkpoint": str(checkpoint),
             "device": device,

@@ -13,6 +13,7 @@ from whetstone.config import Config
 from whetstone.config.engine_traits import engine_traits
 from whetstone.model.hub import cache_folder
 from whetstone.run import host
+from whetstone.sandbox.worker_process import available_cores
 
 MACHINE, FOLDERS = "Machine", "Folders and disks"
 SHARED_MEMORY = Path("/dev/shm")
@@ -52,7 +53,7 @@ def _python() -> Check:
 
 
 def _processors() -> Check:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = available_cores()
     return make_check(MACHINE, "CPU", f"{cores} cores")
 
 

@@ -21,6 +21,7 @@ from whetstone.config.sections import Config
 from whetstone.errors import UserError
 from whetstone.rewards.builtin import TASK_REWARD, combine, part_names
 from whetstone.rewards.verify import check_reward_funcs
+from whetstone.sandbox.worker_process import available_cores
 from whetstone.tasks.registry import task_class
 from whetstone.tasks.scoring.custom_calls import CustomCalls
 from whetstone.tasks.scoring.process import Answer, Job, ScoringProcess, ScoringRequest, split_of
@@ -325,7 +326,7 @@ class Scorer(contextlib.AbstractContextManager["Scorer"]):
 def _num_workers(config: Config) -> int:
     if config.tasks.reward_workers:
         return config.tasks.reward_workers
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = available_cores()
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # a launcher's: the ranks of a host share its cores
     return min(_MAX_WORKERS, max(1, cores // 2 // ranks))
 
