@@ -6,7 +6,7 @@ hands out; everything else (types, configuration, files, statistics) is the real
 
 import io
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -269,6 +269,20 @@ def test_what_the_terminal_shows(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     assert text.count("question") == 2
     assert caplog.messages == [f"Evaluation at step 8: {headline(result)}"]
     assert "What is 0 + 0?" in text and "right   answer 0   gold 0   (18 tokens)" in text
+
+
+def test_episodes_are_printed_as_conversations(tmp_path: Path):
+    result = evaluate(tmp_path, Adder(skill=1.0), 0)
+    turns = [
+        {"role": "assistant", "content": "print(1)"},
+        {"role": "tool", "name": "python\x1b[2J", "content": "1"},
+    ]
+    episodes = [replace(record, turns=(*turns * 5, turns[0])) for record in result.completions]
+    out = io.StringIO()
+    print_result(replace(result, completions=episodes), num_examples=1, console=Console(file=out, width=100))
+    text = out.getvalue()
+    assert text.count("print(1)") == 4 and text.count("tool python\\x1b[2J") == 4
+    assert "completion" not in text and "and 3 messages more" in text and "\x1b[2J" not in text
 
 
 def test_what_a_constant_earns_stands_beside_the_accuracy(tmp_path: Path):

@@ -323,6 +323,31 @@ def test_nothing_a_model_wrote_becomes_markup(tmp_path: Path):
     assert not re.search("[\u202a-\u202e\u2066-\u2069\u200b\x00\x07\x1b]", document)
 
 
+def test_episodes_are_shown_as_conversations(tmp_path: Path):
+    """With all their turns, and as text: a tool repeats what the model wrote."""
+    make_run(tmp_path, num_steps=3, evals=(0, 3))
+    plain = Counter(re.findall(r"<[a-z]+", page(read_run(tmp_path))))
+    for path in (tmp_path / "eval_results").glob("eval_step_*.json"):
+        document = json.loads(path.read_text(encoding="utf-8"))
+        for answered in document["completions"]:
+            answered["turns"] = [
+                {"role": "assistant", "content": HOSTILE[0]},
+                {"role": "tool", "name": HOSTILE[1], "content": f"printed {HOSTILE[2]}"},
+                {"role": "user", "content": "from a game"},
+                None,
+                {"role": "assistant", "content": "the last turn"},
+            ]
+        path.write_text(json.dumps(document), encoding="utf-8")
+    found = report(tmp_path)
+    document = (tmp_path / "report.html").read_text(encoding="utf-8")
+    added = Counter(re.findall(r"<[a-z]+", document)) - plain
+    assert set(added) == {"<div", "<pre"}
+    num_sides = document.count('class="turn observed"') // 2
+    assert num_sides > 1 and added == {"<div": 8 * num_sides, "<pre": 3 * num_sides}
+    assert found.fetched == []
+    assert "the last turn" in found.text and "environment" in found.text and "printed <style>" in found.text
+
+
 def test_examples_are_the_same_problem_before_and_after(whole: Path):
     found = pairs(read_run(whole))
     assert [pair.kind for pair in found][:4] == ["wrong, then right"] * 3 + ["wrong, and still wrong"]

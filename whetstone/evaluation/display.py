@@ -10,10 +10,13 @@ from rich.padding import Padding
 from rich.table import Table as TerminalTable
 from rich.text import Text
 
+from whetstone.evaluation.conversation import conversation
 from whetstone.evaluation.evaluator import EvalRecord, EvalResult
 from whetstone.evaluation.statistics import Accuracy
 from whetstone.terminal.log import STEP_LINES
 from whetstone.terminal.text import counted, escape_controls, wrap
+
+MOST_MESSAGES = 8  # of a conversation, in the terminal
 
 
 def print_result(
@@ -109,7 +112,12 @@ def _example(record: EvalRecord) -> TerminalTable:
     answer = "no answer found" if record.answer is None else f"answer {_short(record.answer, 120)}"
     table = TerminalTable.grid(padding=(0, 2, 0, 0))
     table.add_row(Text("question", "dim"), Text(_short(record.messages[-1]["content"], 400)))
-    table.add_row(Text("completion", "dim"), Text(_short(record.completion, 600)))
+    said = conversation(record.turns, record.completion)
+    for who, text in said[:MOST_MESSAGES]:
+        label = "completion" if len(said) == 1 else who
+        table.add_row(Text(escape_controls(label), "dim"), Text(_short(text, 600 if len(said) == 1 else 300)))
+    if len(said) > MOST_MESSAGES:
+        table.add_row(Text(""), Text(f"and {counted(len(said) - MOST_MESSAGES, 'message')} more", "dim"))
     length = counted(record.length, "token")
     table.add_row(Text("verdict", "dim"), verdict.append(f"   {answer}{gold}   ({length})", ""))
     table.add_row()

@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from whetstone.errors import UserError
+from whetstone.evaluation.conversation import conversation
 from whetstone.files import atomic_write
 from whetstone.model.card import (
     ADAPTER_CONFIG,
@@ -77,6 +79,12 @@ def _samples(run: Path) -> list[Sample]:
         return []
 
 
+def _text(entry: dict[str, Any]) -> str:
+    """What was said, with the names of those who said it where there are several."""
+    said = conversation(entry.get("turns"), str(entry["completion"]))
+    return said[0][1] if len(said) == 1 else "\n\n".join(f"[{who}]\n{text}" for who, text in said)
+
+
 def _sample(pair: Pair) -> Sample | None:
     record = pair.sides[-1][1]
     questions = [str(message["content"]) for message in record["messages"] if message["role"] == "user"]
@@ -86,5 +94,5 @@ def _sample(pair: Pair) -> Sample | None:
         kind=pair.kind,
         question=questions[-1],
         gold=record.get("gold"),
-        completions=[(step, str(entry["completion"])) for step, entry in pair.sides],
+        completions=[(step, _text(entry)) for step, entry in pair.sides],
     )

@@ -76,7 +76,8 @@ def _row(row: dict[str, Any]) -> dict[str, Any]:
     if "completion" in result:
         result["completion"] = _cut(result["completion"])
     if turns := result.pop("turns", []):
-        result["turns"] = [{**message, "content": _cut(message.get("content", ""))} for message in turns]
+        messages = [message for message in turns if isinstance(message, dict)]
+        result["turns"] = [{**message, "content": _cut(message.get("content", ""))} for message in messages]
     return result
 
 

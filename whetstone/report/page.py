@@ -14,6 +14,7 @@ from typing import Any
 
 from whetstone.diagnosis.explain import diagnose, load_history
 from whetstone.diagnosis.history import Severity
+from whetstone.evaluation.conversation import POLICY, conversation
 from whetstone.report.data import page_data
 from whetstone.report.examples import Pair, pairs
 from whetstone.report.read import Evaluation, Run
@@ -267,9 +268,21 @@ def _side(step: int, answered: dict[str, Any]) -> str:
     cut = ", cut off" if answered["finish"] == "length" else ""
     length = esc(answered["length"])
     extra = "".join(f"<span>{esc(k)}: {esc(v)}</span>" for k, v in answered.get("extra", {}).items())
+    said = conversation(answered.get("turns"), answered["completion"])
     return (
         f'<div class="side"><div class="meta"><span>step {step}</span><span class="chip {chip}">{text}</span>'
-        f"<span>{length} tokens{cut}</span>{extra}</div><pre>{esc(answered['completion'])}</pre></div>"
+        f"<span>{length} tokens{cut}</span>{extra}</div>{_said(said)}</div>"
+    )
+
+
+def _said(messages: list[tuple[str, str]]) -> str:
+    """One text, or the turns of a conversation."""
+    if len(messages) == 1:
+        return f"<pre>{esc(messages[0][1])}</pre>"
+    return "".join(
+        f'<div class="turn {"said" if who == POLICY else "observed"}"><div class="turn-head">{esc(who)}</div>'
+        f"<pre>{esc(text)}</pre></div>"
+        for who, text in messages
     )
 
 

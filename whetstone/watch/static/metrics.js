@@ -3,6 +3,10 @@
 export const CURVES = {
   reward: ["Reward", "What is maximized."],
   "completions/mean_length": ["Completion length", "Tokens in a completion, on average."],
+  "episodes/mean_turns": ["Turns", "How often the policy spoke in an episode."],
+  "episodes/tool_calls": ["Tool calls", "Of an episode."],
+  "episodes/tool_errors": ["Tool errors", "Calls of an episode that failed."],
+  "episodes/idle_s": ["Waiting for environments", "Seconds of a step in which the engine had nothing to sample."],
   entropy: ["Entropy", "How undecided the policy is at a token; at 0 it explores no more."],
   kl: ["KL to the reference", "How far the policy has moved from where it began."],
   frac_reward_zero_std: ["Prompts without signal", "Fraction of prompts whose completions have equal rewards: no advantage."],
