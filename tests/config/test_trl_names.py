@@ -22,7 +22,7 @@ def _names(text: str) -> frozenset[str]:
 
 # Keys of ours under TRL's own names, with the same meaning.
 SAME = _names("""
-    output_dir run_name seed report_to model_name_or_path attn_implementation
+    output_dir run_name seed full_determinism report_to model_name_or_path attn_implementation
     per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps num_train_epochs
     max_steps num_iterations num_generations generation_batch_size steps_per_generation
     learning_rate lr_scheduler_type lr_scheduler_kwargs optim weight_decay adam_beta1 adam_beta2 adam_epsilon

@@ -48,6 +48,12 @@ def conversations(folder: Path) -> list[Any]:
     ("parallel", "changes"),
     [
         pytest.param({"tp_size": 2}, {"datasets": SLOW}, id="tensor parallel, slow environments"),
+        pytest.param(
+            {"tp_size": 2},
+            {"datasets": SLOW, "full_determinism": True},
+            id="tensor parallel, in rounds",
+            marks=pytest.mark.slow,
+        ),
         pytest.param({"tp_size": 2}, {}, id="tensor parallel", marks=pytest.mark.slow),
         pytest.param({}, {"datasets": SLOW}, id="data parallel, slow environments", marks=pytest.mark.slow),
         pytest.param({}, {}, id="data parallel", marks=pytest.mark.slow),

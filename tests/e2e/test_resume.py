@@ -38,6 +38,7 @@ VARIANTS = {
         "async_rollouts": 1,
         "datasets": "{guess_number: {config: {high: 5, max_guesses: 3}}}",
         "max_turns": 3,
+        "full_determinism": True,
     },
     "8-bit states, frozen reference": {"optim": "adamw_8bit", "beta": 0.05},
     "one batch ahead on a curriculum, frozen reference": {

@@ -55,7 +55,7 @@ def setting():
 
 
 def collect(
-    setting: Setting, name: str, engine=None, *, max_tokens=40, slots=8, temperature=1.0, max_turns=8
+    setting: Setting, name: str, engine=None, *, max_tokens=40, slots=8, temperature=1.0, **turns
 ) -> list[Group]:
     task = make_task(CONFIG, name, CONFIG.tasks.datasets[name], "train")
     collector = Collector(
@@ -64,7 +64,7 @@ def collect(
         Chat(setting.policy.tokenizer, CONFIG.model),
         max_prompt_length=None,
         max_length=setting.policy.max_length,
-        episodes=EpisodeSettings(pool=setting.pool, config=EnvironmentsConfig(max_turns=max_turns)),
+        episodes=EpisodeSettings(pool=setting.pool, config=EnvironmentsConfig(**turns)),
     )
     return collector.collect(
         [task.problem(index) for index in range(4)],
@@ -111,6 +111,14 @@ def test_rollouts_do_not_depend_on_slots_or_on_how_long_environments_take(settin
     runs = [collect(setting, SLOW, slots=slots) for slots in (16, 3)]
     first, second = ([[r.turns for r in g.rollouts] for g in groups] for groups in runs)
     assert _ids(first) == _ids(second)
+
+
+def test_full_determinism_repeats_every_bit_whatever_the_environments_take(setting):
+    runs = [collect(setting, SLOW, full_determinism=True) for _ in range(3)]
+    first, *others = (tokens_of(groups) for groups in runs)
+    assert any(len(turns) > 2 for group in first for turns in group)
+    assert all(other == first for other in others)  # logprobs included
+    assert _ids(first) == _ids(tokens_of(collect(setting, SLOW)))
 
 
 def _ids(groups: list) -> list:

@@ -40,6 +40,9 @@ class EnvironmentsConfig(Section):
     turn_discount: float = Field(default=1.0, ge=0, le=1)
     """With `turn_credit: turn`: the factor of a reward for each turn that it lies ahead."""
 
+    full_determinism: bool = False
+    """Turns in rounds: all episodes wait for the slowest, and a run with environments repeats bit for bit."""
+
     @property
     def credited_turns(self) -> int:
         """Turns of an episode that have advantages of their own; 1: all of its tokens share one."""

@@ -150,7 +150,7 @@ _WHY_NOT: dict[str, str] = {
         gradient_checkpointing_kwargs torch_compile_backend torch_compile_mode use_liger_kernel
         liger_kernel_config use_cache torch_empty_cache_steps auto_find_batch_size tf32 pad_to_multiple_of
         cast_lm_head_to_fp32 disable_dropout cache_implementation use_transformers_continuous_batching
-        transformers_continuous_batching_config use_transformers_paged full_determinism""",
+        transformers_continuous_batching_config use_transformers_paged""",
     "checkpoints are whole, written by the first rank": """
         save_only_model save_on_each_node enable_jit_checkpoint restore_callback_states_from_checkpoint""",
     "it belongs to a setting that is not here": """

@@ -164,16 +164,28 @@ class EpisodeStream(TimedStream):
         yield from finished
 
     def _take(self, *, wait: bool) -> list[Request]:
+        if self.config.full_determinism:
+            return self._take_round() if wait else []
         while True:
-            for request in self._process(self._poll(self._ready.pause_s(POLL_S if wait else 0.0))):
+            for request in self._process(self.pool.poll(self._ready.pause_s(POLL_S if wait else 0.0))):
                 self._ready.add(request)
             if requests := self._ready.take(expects_more=bool(self.pool.num_due)):
                 return requests
             if not wait or (not self._ready and not self._running) or self.is_cancelled():
                 return []
 
-    def _poll(self, timeout_s: float) -> Sequence[Answer]:
-        return self.pool.poll(timeout_s)
+    def _take_round(self) -> list[Request]:
+        """Who speaks again, once every environment has answered: which sequences are sampled together, and so
+        the last bits of their logprobs, do not depend on time."""
+        requests: list[Request] = []
+        while not self.is_cancelled():
+            answers = self.pool.poll(POLL_S)
+            while self.pool.num_due and not self.is_cancelled():
+                answers += self.pool.poll(POLL_S)
+            if not answers:
+                break
+            requests += self._process(sorted(answers, key=lambda answer: answer.number))
+        return requests
 
     def _process(self, answers: Iterable[Answer]) -> Iterator[Request]:
         """What follows from the answers, and the requests of those who speak again."""

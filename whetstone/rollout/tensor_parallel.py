@@ -3,7 +3,7 @@ requests at the same moment: the first rank has the environments, the others rep
 """
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from whetstone.engines.base import Request
@@ -37,10 +37,10 @@ class FirstStream(EpisodeStream):
         self._seen: list[Answer] = []
         super().__init__(*args, **options)
 
-    def _poll(self, timeout_s: float) -> Sequence[Answer]:
-        answers = super()._poll(timeout_s)
+    def _process(self, answers: Iterable[Answer]) -> Iterator[Request]:
+        answers = list(answers)
         self._seen += answers
-        return answers
+        return super()._process(answers)
 
     def _take(self, *, wait: bool) -> list[Request]:
         requests = super()._take(wait=wait)

@@ -54,7 +54,7 @@ HANDLED = _names("""
     save_steps auto_resume resume_from_checkpoint overwrite_output_dir preflight watch
     push_to_hub hub_model_id hub_private_repo
     sft_steps sft_learning_rate skip_zero_advantages
-    tools environment_timeout_s environment_memory_mb turn_discount agent_max_length
+    tools environment_timeout_s environment_memory_mb turn_discount agent_max_length full_determinism
 """)
 # Refused unless at its default, with the reason; a key that stands nowhere here is refused without one.
 REFUSED = {
