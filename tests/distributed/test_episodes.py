@@ -2,12 +2,14 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.environments import waiting
 from tests.support.runs import rows, run, weights, words
@@ -73,3 +75,17 @@ def test_two_ranks_have_the_episodes_of_one_process(tmp_path, parallel, changes)
     two, one = (weights(tmp_path / name / "run" / "final_model") for name in ("two", "one"))
     worst = max(((two[name] - one[name]).norm() / one[name].norm()).item() for name in two)
     assert worst < 1e-3, worst
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", [{"tp_size": 2}, {}], ids=["tensor parallel", "data parallel"])
+def test_two_ranks_repeat_bit_for_bit_and_go_on_where_they_were_cut(tmp_path, parallel):
+    settings = {**SETTINGS, "datasets": SLOW, "full_determinism": True, **parallel}
+    for name in ("one", "other"):
+        on_two_ranks(tmp_path / name, **settings)
+    for lost in ("final_model", "checkpoint-3"):
+        shutil.rmtree(tmp_path / "other" / "run" / lost)
+    on_two_ranks(tmp_path / "other", auto_resume=True, **settings)
+    one, other = (weights(tmp_path / name / "run" / "final_model") for name in ("one", "other"))
+    assert all(torch.equal(one[name], other[name]) for name in one) and one.keys() == other.keys()
+    assert rows(tmp_path / "one", "train") == rows(tmp_path / "other", "train")
