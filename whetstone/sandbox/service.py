@@ -96,8 +96,8 @@ class ServicePool:
                 self._socket.connect(self._address)
             request = {"language": language, "job": job, "patience_s": patience_s}
             protocol.send(self._socket.fileno(), request)
-            # Twice, for a supervisor that is replaced; and the time to get one.
-            if not select.select([self._socket], [], [], 2 * patience_s + PATIENCE_S + _START_S)[0]:
+            # It may have to wait for a supervisor, or for one that starts.
+            if not select.select([self._socket], [], [], patience_s + PATIENCE_S + _START_S)[0]:
                 raise TimeoutError
             answer = protocol.receive(self._socket.fileno())
         except (EOFError, OSError):  # TimeoutError is an OSError
@@ -115,7 +115,7 @@ def serve(connection: Connection) -> None:
     """Until the run asks for the end, or is gone."""
     allow_open_files()  # one for each process that uses it
     supervisors = _Supervisors(connection.recv(), most=max(4, 2 * available_cores()))
-    folder = _make_folder()
+    folder = tempfile.mkdtemp(prefix="whet-sandbox-")  # short: it has none of our variables, TMPDIR included
     try:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(address := os.path.join(folder, "s"))
@@ -129,12 +129,6 @@ def serve(connection: Connection) -> None:
         supervisors.close()
     with contextlib.suppress(OSError):
         connection.send("closed")
-
-
-def _make_folder() -> str:
-    """For the socket, whose path may have 107 characters."""
-    parent = tempfile.gettempdir()
-    return tempfile.mkdtemp(prefix="whet-sandbox-", dir=parent if len(parent) < 80 else "/tmp")
 
 
 def _accept(listener: socket.socket, supervisors: "_Supervisors") -> None:
