@@ -139,8 +139,10 @@ def test_a_profile_of_the_embedded_model(tmp_path, capsys):
     assert "% of 1 TFLOP/s" in page
     spent = analyse(read_events(folder / "trace.json.gz"))
     assert set(spent.parts) == {"prepare", "forward", "head", "backward", "optimizer", "other"}
-    # two iterations: backward takes longer than forward, and the parts make up the update's operators
-    assert spent.parts["backward"] > spent.parts["forward"] > spent.parts["optimizer"] > 0
+    # Which part takes longest depends on what else the machine does; what belongs to which does not.
+    assert all(seconds > 0 for seconds in spent.parts.values())
+    adamw = {name: (calls, seconds) for _, name, calls, seconds in spent.longest}["aten::_fused_adamw_"]
+    assert adamw[0] == 2 and adamw[1] <= spent.parts["optimizer"]  # two iterations
     busy = sum(seconds for kind, seconds in spent.kinds["update"].items() if kind != "idle")
     assert sum(spent.parts.values()) == pytest.approx(busy)
     assert sum(spent.kinds["update"].values()) == pytest.approx(spent.stages["update"], rel=0.02)

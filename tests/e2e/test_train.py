@@ -55,7 +55,7 @@ def test_what_a_run_leaves_behind(tmp_path):
     train_rows = rows(tmp_path, "train")
     assert [row["step"] for row in train_rows] == [1, 2, 3, 4]
     second = [row for row in read_rows(folder / "metrics.jsonl") if row["kind"] == "train"][1]
-    assert second["step_time"] > second["time/eval"] > second["time/reward_wait"]
+    assert second["step_time"] > second["time/eval"] > 0 and second["time/reward_wait"] >= 0
     assert second["host/memory_gb"] > 0.1 and abs(second["host/memory_growth_gb"]) < second["host/memory_gb"]
     assert second["host/disk_free_gb"] > 0 and ("gpu/memory_used_gb" in second) <= torch.cuda.is_available()
     for key in (

@@ -340,7 +340,7 @@ def test_no_server_at_all_ends_with_a_sentence(house):
     begun = time.monotonic()
     with pytest.raises(UserError, match=r" 1 s.*whet serve.*auto_resume"):
         home.collect()
-    assert time.monotonic() - begun < 8
+    assert time.monotonic() - begun < 60  # the default is 240 s
 
 
 def test_a_server_that_hangs_is_left(house):

@@ -53,9 +53,9 @@ def test_last_closed_box_is_taken_with_its_nested_braces(text: str, expected: st
 
 
 def test_many_open_boxes_cost_one_pass():
-    began = time.perf_counter()
+    began = time.process_time()
     assert extract_boxed(r"\boxed{" * 20_000) is None
-    assert time.perf_counter() - began < 1.0  # 20,000 scans of 140,000 characters would take minutes
+    assert time.process_time() - began < 5  # 20,000 scans of 140,000 characters would take minutes
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,9 @@ def make(settings: dict | None = None, split: str = "train", **keys) -> Countdow
 
 def test_500_problems_are_solvable_with_all_numbers_and_within_bounds():
     task = make({"min_numbers": 3, "max_numbers": 6, "max_value": 50, "min_target": 20, "max_target": 400})
-    began = time.perf_counter()
+    began = time.process_time()
     problems = [task.problem(i) for i in range(500)]
-    assert time.perf_counter() - began < 10
+    assert time.process_time() - began < 10
     for problem in problems:
         numbers, target = problem.answer["numbers"], problem.answer["target"]
         assert 3 <= len(numbers) <= 6 and all(1 <= n <= 50 for n in numbers) and 20 <= target <= 400
