@@ -239,10 +239,15 @@ def _longest_prefix(ids: tuple[int, ...], sequences: list[tuple[int, ...]]) -> t
             break
         if len(other) <= length or other[length] != ids[length]:
             continue  # not longer, so nothing is compared
-        low, high = 0, min(len(ids), len(other))
-        while low < high:  # slices are compared much faster than tokens
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if ids[low:middle] == other[low:middle] else (low, middle - 1)
-        if low > length:
-            best, length = index, low
+        if (common := common_length(ids, other)) > length:
+            best, length = index, common
     return best, length
+
+
+def common_length(ids: tuple[int, ...], other: tuple[int, ...]) -> int:
+    """With how many equal tokens both begin."""
+    low, high = 0, min(len(ids), len(other))
+    while low < high:  # slices are compared much faster than tokens
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if ids[low:middle] == other[low:middle] else (low, middle - 1)
+    return low

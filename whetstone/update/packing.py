@@ -1,4 +1,6 @@
-"""Scored groups -> packed micro-batches without padding; completions of one prompt share its tokens."""
+"""Scored groups -> packed micro-batches without padding; completions of one prompt share its tokens, and
+prompts that begin alike their beginning.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -9,9 +11,15 @@ import torch
 from torch import Tensor
 
 from whetstone.config import Config
+from whetstone.model.shared_prompts import (
+    PlacedPrompt,
+    Run,
+    begin_alike,
+    first_tokens,
+    nums_shared,
+    place_prompt,
+)
 from whetstone.types import Branch, Finish, Group, Rollout, Segment
-
-Run = tuple[int, int]  # start and length
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,12 +169,14 @@ def bin_pack(samples: list[Sample], max_tokens: int) -> list[list[Sample]]:
     As few as fill up one after another, but of about equal size: the host can't launch the layers of a short
     one as fast as a GPU runs them.
     """
-    longest_first = sorted(samples, key=lambda sample: -sample.num_response_tokens)
-    groups = _by_prompt(longest_first).values()
-    ordered_groups = sorted(groups, key=lambda group: -sum(sample.num_tokens for sample in group))
-    ordered = [sample for group in ordered_groups for sample in group]
-    # What each costs behind the one before it, which may have the same prompt.
-    costs = [s.num_response_tokens if i else s.num_tokens for g in ordered_groups for i, s in enumerate(g)]
+    groups, shared = _ordered_groups(samples)
+    ordered = [sample for group in groups for sample in group]
+    # What each costs behind the one before it, which may have the same prompt or one that begins alike.
+    costs = [
+        sample.num_response_tokens if number else sample.num_tokens - count
+        for group, count in zip(groups, shared, strict=True)
+        for number, sample in enumerate(group)
+    ]
     starts = _bin_starts(ordered, costs, max_tokens)
     low, high = sum(costs) // max(1, len(starts)), max_tokens
     while high - low > max(1, max_tokens // 64):
@@ -189,6 +199,18 @@ def _bin_starts(ordered: list[Sample], costs: list[int], max_tokens: int) -> lis
             num_tokens, cost = 0, ordered[index].num_tokens
         num_tokens += cost
     return starts
+
+
+def _ordered_groups(samples: list[Sample]) -> tuple[list[list[Sample]], list[int]]:
+    """Samples by prompt, and how many tokens each prompt takes from the one before it. The largest group is
+    first, unless prompts begin alike: then those are neighbors.
+    """
+    by_prompt = _by_prompt(sorted(samples, key=lambda sample: -sample.num_response_tokens))
+    if begin_alike(list(by_prompt)):
+        prompts = sorted(by_prompt)
+        return [by_prompt[prompt] for prompt in prompts], nums_shared(prompts)
+    groups = sorted(by_prompt.values(), key=lambda group: -sum(sample.num_tokens for sample in group))
+    return groups, [0] * len(groups)
 
 
 def _by_prompt(samples: list[Sample]) -> dict[tuple[int, ...], list[Sample]]:
@@ -225,20 +247,20 @@ def pack_sequences(samples: list[Sample]) -> Batch:
     logit_positions: list[range] = []
     target_positions: list[range] = []
     segments: list[Segment] = []
-    prompt: tuple[int, ...] = ()  # no prompt is empty
-    prompt_start = end = 0
+    prompt: PlacedPrompt | None = None
+    end = 0
     for sample in samples:
-        if sample.rollout.prompt_ids != prompt:
-            prompt, prompt_start = sample.rollout.prompt_ids, end
-            segments.append(Segment(prompt_start, len(prompt)))
-            tokens.append(prompt)
-            positions.append(range(len(prompt)))
-            end += len(prompt)
+        if prompt is None or sample.rollout.prompt_ids != prompt.ids:
+            prompt = place_prompt(sample.rollout.prompt_ids, end, prompt)
+            segments.append(prompt.segment)
+            tokens.append(prompt.own_ids)
+            positions.append(prompt.positions)
+            end += prompt.segment.length
         placed: list[tuple[Run, ...]] = []  # where the tokens of each branch are
         for branch in sample.rollout.branches:
-            prefix: tuple[Run, ...] = ((prompt_start, len(prompt)),)
+            prefix: tuple[Run, ...] = prompt.runs
             if branch.parent is not None:
-                prefix = _first_tokens(placed[branch.parent], branch.num_shared)
+                prefix = first_tokens(placed[branch.parent], branch.num_shared)
             segments.append(Segment(end, len(branch.own_ids), prefix))
             placed.append((*prefix, (end, len(branch.own_ids))))
             first = segments[-1].prefix_length
@@ -266,16 +288,6 @@ def pack_sequences(samples: list[Sample]) -> Batch:
         sequence_mask=torch.tensor([float(sample.keep) for sample in samples]),
         samples=samples,
     )
-
-
-def _first_tokens(runs: Sequence[Run], count: int) -> tuple[Run, ...]:
-    """The runs of the first `count` tokens."""
-    chosen: list[Run] = []
-    for start, length in runs:
-        if count > 0:
-            chosen.append((start, min(length, count)))
-            count -= length
-    return tuple(chosen)
 
 
 def _sampled(branch: Branch, segment: Segment) -> Iterator[tuple[int, range]]:

@@ -25,6 +25,7 @@ from whetstone.engines.native.cpu_step import CpuStep, make_cpu_step
 from whetstone.engines.native.slot_state import CacheShape
 from whetstone.model.adapters import selection_of
 from whetstone.model.policy import Policy
+from whetstone.model.shared_prompts import PlacedPrompt, begin_alike, num_shared, place_prompt
 from whetstone.types import Finish, TopLogprobs
 
 PREFILL_TOKENS = 8192  # packed prompts in one forward pass
@@ -188,9 +189,10 @@ class SlotEngine(EngineBase):
             sample = waiting[0]
             request, prompt = sample.request, sample.request.prompt_ids
             if sample.number not in groups:
-                if groups and tokens + len(prompt) > PREFILL_TOKENS:
+                cost = len(prompt) - (num_shared(requests[-1].prompt_ids, prompt) if requests else 0)
+                if groups and tokens + cost > PREFILL_TOKENS:
                     break
-                tokens += len(prompt)
+                tokens += cost
                 requests.append(request)
             waiting.popleft()
             groups.setdefault(sample.number, []).append(len(running))
@@ -199,18 +201,28 @@ class SlotEngine(EngineBase):
             sampling = request.params(generation.sampling)
             stops = sampling.stop_ids(self.policy.stop_token_ids)
             running.append(_RunningSequence(sample, len(prompt) - 1, uniforms, max_new, sampling, stops))
-        lengths = [len(request.prompt_ids) for request in requests]
-        attend = PrefillAttention(generation.cache, lengths, list(groups.values()), self.policy.device)
-        token_ids = self._tensor([token for request in requests for token in request.prompt_ids])
-        position_ids = torch.cat([torch.arange(length) for length in lengths]).to(self.policy.device)
-        adapters = [request.adapter for request in requests for _ in request.prompt_ids]
+        admitted = list(zip(requests, groups.values(), strict=True))
+        if begin_alike([request.prompt_ids for request in requests]):  # then those are neighbors
+            admitted.sort(key=lambda pair: (pair[0].adapter, pair[0].prompt_ids))
+        logits = self._prefill(generation.cache, admitted)
+        rows = [row for row, (_, slots) in enumerate(admitted) for _ in slots]
+        self._sample(logits[self._tensor(rows)], [running[slot] for _, slots in admitted for slot in slots])
+
+    def _prefill(self, cache: SlotCache, admitted: list[tuple[Request, list[int]]]) -> Tensor:
+        """Logits after the prompts, whose keys and values go into the slots of their samples."""
+        prompts: list[PlacedPrompt] = []
+        adapters: list[int] = []  # of every token
+        for request, _ in admitted:
+            # Another adapter makes other keys and values of the same tokens.
+            previous = prompts[-1] if prompts and adapters[-1] == request.adapter else None
+            prompts.append(place_prompt(request.prompt_ids, len(adapters), previous))
+            adapters += [request.adapter] * prompts[-1].segment.length
+        attend = PrefillAttention(cache, prompts, [slots for _, slots in admitted], self.policy.device)
+        token_ids = self._tensor([token for prompt in prompts for token in prompt.own_ids])
+        position_ids = self._tensor([position for prompt in prompts for position in prompt.positions])
         with self._selecting(adapters, dim=0):
             hidden = self.policy.hidden(token_ids[None], position_ids[None], attend)[0]
-        ends = self._tensor(np.cumsum(lengths) - 1)
-        logits = self.policy.head(hidden[ends])
-        slots = [slot for group in groups.values() for slot in group]
-        rows = [row for row, group in enumerate(groups.values()) for _ in group]
-        self._sample(logits[self._tensor(rows)], [running[slot] for slot in slots])
+        return self.policy.head(hidden[self._tensor([prompt.last_token for prompt in prompts])])
 
     def _sample(self, logits: Tensor, sequences: list[_RunningSequence]) -> None:
         uniform = torch.tensor(

@@ -5,7 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from whetstone.engines.native.slot_state import CacheShape
-from whetstone.model.attention import LayerOptions, PackedAttention, packed_segments, softcapped
+from whetstone.model.attention import LayerOptions, PackedAttention, softcapped
+from whetstone.model.shared_prompts import PlacedPrompt, token_index
 
 
 class SlotCache:
@@ -25,15 +26,16 @@ class SlotCache:
 class PrefillAttention:
     """Packed attention over prompts that writes their keys and values into the slots of all their samples."""
 
-    def __init__(self, cache: SlotCache, lengths: list[int], slots: list[list[int]], device: torch.device):
+    def __init__(
+        self, cache: SlotCache, prompts: list[PlacedPrompt], slots: list[list[int]], device: torch.device
+    ):
         self.cache = cache
-        self.packed = PackedAttention(packed_segments(lengths), device)
-        starts = [sum(lengths[:i]) for i in range(len(lengths))]
+        self.packed = PackedAttention([prompt.segment for prompt in prompts], device)
         where = [
-            (slot, position, start + position)
-            for start, length, samples in zip(starts, lengths, slots, strict=True)
+            (slot, position, token)
+            for prompt, samples in zip(prompts, slots, strict=True)
             for slot in samples
-            for position in range(length)
+            for position, token in enumerate(token_index(prompt.runs))
         ]
         self.slot, self.position, self.token = torch.tensor(where, device=device).unbind(1)
 

@@ -1,0 +1,190 @@
+"""Prompts that begin alike: what is shared, and that nothing but the work changes."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.conftest import make_policy
+from tests.support.engines import collect, trainer_logprobs
+from tests.support.update import (
+    gradient_of,
+    make_samples,
+    reference_gradient,
+    rewritten,
+    updater_for,
+    with_turns,
+)
+from whetstone.engines.base import Request, SamplingParams
+from whetstone.engines.native import NativeEngine
+from whetstone.model import shared_prompts
+from whetstone.model.adapters import AdapterLinear, AdapterSelection
+from whetstone.model.policy import Policy
+from whetstone.model.shared_prompts import begin_alike, first_tokens, num_shared, nums_shared, place_prompt
+from whetstone.types import Segment
+from whetstone.update.packing import Batch, Sample, bin_pack, pack, pack_sequences
+
+START = tuple(range(3, 83))  # 80 tokens of a system message
+OTHER = tuple(range(90, 10, -1))
+
+
+def behind(start: tuple[int, ...], samples: list[Sample]) -> list[Sample]:
+    """The same rollouts, their prompts behind `start`."""
+    changed = []
+    for sample in samples:
+        turns = tuple(
+            replace(turn, context_ids=(*start, *turn.context_ids)) if turn.context_ids else turn
+            for turn in sample.rollout.turns
+        )
+        rollout = replace(sample.rollout, prompt_ids=(*start, *sample.rollout.prompt_ids), turns=turns)
+        changed.append(replace(sample, rollout=rollout))
+    return changed
+
+
+def numbered(*lists: list[Sample]) -> list[Sample]:
+    return [replace(sample, index=n) for n, sample in enumerate(s for samples in lists for s in samples)]
+
+
+def sequences_of(batch: Batch) -> list[Segment]:
+    """The segments of completions: a prompt comes before its first one."""
+    prompts = [sample.rollout.prompt_ids for sample in batch.samples]
+    is_first = [number == 0 or prompts[number - 1] != ids for number, ids in enumerate(prompts)]
+    return [batch.segments[number + sum(is_first[: number + 1])] for number in range(len(prompts))]
+
+
+def test_what_a_prompt_takes_from_the_one_before_it():
+    assert num_shared((*START, 1), (*START, 2, 5)) == 80
+    assert num_shared(START, START) == 79  # its last token predicts, so it is its own
+    assert num_shared((*START, 1, 2), START) == 79
+    assert num_shared(START[:64], START[:64]) == 0  # 63 are too few
+    assert num_shared(START[:64], START[:65]) == 64
+    assert num_shared(START, OTHER) == num_shared(START, ()) == num_shared((), START) == 0
+    assert nums_shared([]) == [] and nums_shared([START]) == [0]
+    assert nums_shared([START, (*START, 1), (*START, 1, 2), (*START, 7)]) == [0, 80, 81, 80]
+    assert begin_alike([(*START, 1), OTHER, (*START, 2)]) and not begin_alike([START, OTHER])
+
+
+def test_prompts_are_placed_behind_what_they_share():
+    first = place_prompt((*START, 1, 2), 0, None)
+    assert (first.segment, first.own_ids, first.last_token) == (Segment(0, 82), (*START, 1, 2), 81)
+    second = place_prompt((*START, 1, 5, 6), 82, first)
+    assert second.segment == Segment(82, 2, ((0, 81),)) and second.own_ids == (5, 6)
+    assert list(second.positions) == [81, 82] and second.last_token == 83
+    third = place_prompt((*START, 1, 5, 9), 84, second)
+    assert third.segment == Segment(84, 1, ((0, 81), (82, 1))) and third.runs[-1] == (84, 1)
+    assert shared_prompts.token_index(third.runs) == [*range(81), 82, 84]
+    assert place_prompt(OTHER, 85, third).segment == Segment(85, 80)
+    assert first_tokens(third.runs, 81) == ((0, 81),)
+
+
+def test_a_batch_has_a_beginning_once_and_keeps_its_budget():
+    policy = make_policy()
+    alone = make_samples(policy)
+    samples = numbered(behind(START, alone), behind(OTHER, alone))
+    [batch] = pack(samples, 1000)
+    [short] = pack(alone, 1000)
+    assert len(batch.token_ids) == 2 * (80 + len(short.token_ids))
+    # One prompt of each beginning is whole; the other two, of 4, 8 or 9 more tokens, take it from there.
+    assert [segment.prefix_length for segment in batch.segments].count(0) == 2
+    for sample, segment in zip(batch.samples, sequences_of(batch), strict=True):
+        ids = (*sample.rollout.prompt_ids, *sample.rollout.completion.token_ids)
+        index = shared_prompts.token_index((*segment.prefix, (segment.start, segment.length)))
+        assert tuple(batch.token_ids[index].tolist()) == ids
+        assert batch.position_ids[index].tolist() == list(range(len(ids)))
+    for budget in (110, 150, 260):
+        bins = bin_pack(samples, budget)
+        assert sorted(sample.index for chosen in bins for sample in chosen) == list(range(len(samples)))
+        assert all(len(pack_sequences(chosen).token_ids) <= budget for chosen in bins)
+
+
+@pytest.mark.parametrize("change", [list, with_turns, rewritten])
+@pytest.mark.parametrize("architecture", ["llama", "gemma2"])
+def test_the_gradient_is_that_of_batches_that_share_nothing(monkeypatch, change, architecture):
+    policy = make_policy(architecture)
+    samples = change(make_samples(policy, sampler_shift=0.1))
+    samples = numbered(behind(START, samples), behind((*START[:70], 9), samples), behind(OTHER, samples))
+    gradients, sizes = [], []
+    for least, budget in ((64, 1000), (64, 150), (1 << 30, 1000)):
+        monkeypatch.setattr(shared_prompts, "MIN_SHARED", least)
+        batches = pack(samples, budget)
+        sizes.append(sum(len(batch.token_ids) for batch in batches))
+        gradients.append(gradient_of(updater_for(policy), batches)[0])
+        policy.model.zero_grad()
+    assert sizes[0] < sizes[2] - 5 * 70 and sizes[1] < sizes[2]
+    for gradient in gradients[:2]:
+        assert (gradient - gradients[2]).norm() / gradients[2].norm() < 1e-5
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "mistral"])
+def test_the_gradient_is_the_plain_float64_one(architecture):
+    policy = make_policy(architecture)
+    samples = make_samples(policy)
+    samples = numbered(behind(START, samples), behind(OTHER, samples))
+    expected = reference_gradient(policy, samples, "dapo", 1.0)
+    gradient = gradient_of(updater_for(policy, loss_type="dapo"), pack(samples, 1000))[0]
+    assert (gradient - expected).norm() / expected.norm() < 1e-5
+
+
+@pytest.mark.parametrize("change", [list, with_turns, rewritten])
+def test_padded_rows_have_the_logprobs_of_packed_ones(change):
+    policy = make_policy()
+    samples = change(make_samples(policy))
+    [batch] = pack(numbered(behind(START, samples), behind(OTHER, samples)), 2000)
+    with torch.no_grad():
+        packed = policy.logprobs(batch, 1.0)
+        policy.is_packed = False
+        policy.restore_attention()
+        padded = policy.logprobs(batch, 1.0)
+    assert (packed - padded).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "qwen2"])
+def test_the_engine_computes_a_beginning_once(monkeypatch, architecture):
+    policy = make_policy(architecture)
+    ends = ((5, 6, 7), (5,), (8, 9), (5, 6, 7), (5, 6))
+    prompts = [(*start, *end) for end in ends for start in (START, OTHER)] + [(4, 5, 6)]
+    requests = [Request(prompt_ids=ids, seeds=(n, 100 + n)) for n, ids in enumerate(prompts)]
+    computed: list[int] = []
+    hidden = Policy.hidden
+
+    def counted(self, token_ids, *rest):
+        computed.extend([token_ids.shape[1]] * (token_ids.shape[1] > 80))  # prompts, not single tokens
+        return hidden(self, token_ids, *rest)
+
+    monkeypatch.setattr(Policy, "hidden", counted)
+    outputs = {}
+    for least in (64, 1 << 30):
+        monkeypatch.setattr(shared_prompts, "MIN_SHARED", least)
+        outputs[least] = collect(NativeEngine(policy), requests, SamplingParams(max_tokens=6))
+    # Behind the beginning: 5 and 8 9, then 5 | 6 | 7 and 7 again, and the prompt that shares nothing.
+    assert computed == [2 * (80 + 1 + 1 + 1 + 1 + 2) + 3, sum(map(len, prompts))]
+    shared, alone = outputs[64], outputs[1 << 30]
+    assert shared.keys() == alone.keys() and len(shared) == 2 * len(prompts)
+    for key, completion in shared.items():
+        assert completion.token_ids == alone[key].token_ids
+        logprobs = torch.tensor(completion.logprobs)
+        assert (logprobs - torch.tensor(alone[key].logprobs)).abs().max() < 1e-5
+        assert (logprobs - trainer_logprobs(policy, prompts[key[0]], completion)).abs().max() < 1e-4
+
+
+def test_adapters_do_not_share_a_beginning():
+    policy = make_policy()
+    selection, torch_seed = AdapterSelection(("first", "second")), torch.Generator().manual_seed(2)
+    for layer in policy.trunk.layers:
+        base = layer.self_attn.v_proj
+        sizes = ((4, base.in_features), (base.out_features, 4))
+        factors = {n: tuple(torch.randn(size, generator=torch_seed) for size in sizes) for n in (1, 2)}
+        layer.self_attn.v_proj = AdapterLinear(base, factors, selection)  # type: ignore[arg-type]
+    chosen = (1, 0, 2, 1, 0, 2)
+    prompts = [(*START, 5 + number // 3) for number in range(6)]
+    requests = [
+        Request(prompt_ids=ids, seeds=(7,), adapter=adapter)
+        for ids, adapter in zip(prompts, chosen, strict=True)
+    ]
+    together = collect(NativeEngine(policy), requests, SamplingParams(max_tokens=4))
+    for number, request in enumerate(requests):
+        [alone] = collect(NativeEngine(policy), [request], SamplingParams(max_tokens=4)).values()
+        own = together[number, 0]
+        assert own.token_ids == alone.token_ids
+        assert torch.allclose(torch.tensor(own.logprobs), torch.tensor(alone.logprobs), atol=1e-5)
+    assert len({together[number, 0].logprobs for number in range(3)}) == 3  # the adapters matter
