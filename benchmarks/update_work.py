@@ -17,12 +17,14 @@ class Work:
     prompt_tokens: tuple[int, int] = (128, 256)
     new_tokens: tuple[int, int] = (16, 512)
     vocabulary: int = 151_936
+    shared_tokens: int = 0  # with which all prompts begin, such as a system message
 
     def prompts(self) -> list[list[int]]:
         generator = torch.Generator().manual_seed(7)
-        low, high = self.prompt_tokens
+        low, high = (length - self.shared_tokens for length in self.prompt_tokens)
+        shared = self._tokens(self.shared_tokens, generator)
         return [
-            self._tokens(int(torch.randint(low, high + 1, (), generator=generator)), generator)
+            shared + self._tokens(int(torch.randint(low, high + 1, (), generator=generator)), generator)
             for _ in range(self.num_prompts)
         ]
 

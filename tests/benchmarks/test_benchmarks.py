@@ -184,6 +184,8 @@ def test_the_same_work_for_everyone():
     prompts, completions = work.prompts(), work.completions()
     assert work.tokens == 3 * sum(map(len, prompts)) + sum(map(len, completions))
     assert work_module.Work("full", **small).tokens == 3 * sum(map(len, prompts)) + 6 * 5
+    alike = work_module.Work("klong", **small, shared_tokens=2).prompts()
+    assert alike[0][:2] == alike[1][:2] and alike[0][2:] != alike[1][2:] and min(map(len, alike)) >= 3
     groups = contenders.groups_of(work)
     ours = [
         (r.prompt_ids, r.completion.token_ids, r.score.reward) for group in groups for r in group.rollouts
