@@ -22,6 +22,7 @@ from whetstone.cost.memory import (
 )
 from whetstone.cost.prompts import Prompts, look_at_prompts
 from whetstone.cost.shape import ModelShape, model_shape
+from whetstone.cost.step import Layout, Work, prefill_seconds
 from whetstone.cost.timing import TimePlan, chip_machine, machine_of, rollout_seconds, time_plan
 from whetstone.engines.native import SLOTS_ON_GPU, gpu, slot_state
 from whetstone.update import micro_batch_size
@@ -177,6 +178,21 @@ def test_prompts_are_measured_or_assumed() -> None:
     assert 5 < real.tokens < 100 and real.num_problems == 10_000
     missing = look_at_prompts(load("gsm8k").config)
     assert missing.tokens == 200 and "gsm8k/train.jsonl" in missing.source
+    assert real.shared == missing.shared == 0
+    klong = look_at_prompts(load("klong", ["model_name_or_path=pebble"]).config)
+    assert 0.8 < klong.shared / klong.tokens < 1  # its system message explains the language
+
+
+def test_what_all_prompts_begin_with_counts_once(qwen: ModelShape) -> None:
+    assert H200 is not None
+    alike = Work(prompts=32, group=16, prompt_tokens=500, shared_tokens=450, new_tokens=30)
+    assert alike.update_tokens == 450 + 32 * (50 + 16 * 30)
+    assert replace(alike, shared_tokens=0).update_tokens == 32 * (500 + 16 * 30)
+    machine = chip_machine(H200)
+    whole, shared = (setup(prompt_tokens=500, shared_tokens=n, on_gpu=False) for n in (0, 450))
+    few, many = (rollout_seconds(qwen, kind, machine, 256, 8) for kind in (shared, whole))
+    prefill = prefill_seconds(machine, qwen, Layout(gpus=1), 31 * 450)
+    assert many - few == pytest.approx(prefill)  # 32 prompts of 8 completions
 
 
 NAMES = {size: f"Qwen/Qwen2.5-{size.upper()}-Instruct" for size in ("0.5b", "1.5b", "3b", "7b")}

@@ -49,6 +49,7 @@ class Setup:
     prompt_tokens: int
     completion_tokens: int
     samples_here: bool  # the engine is in this process
+    shared_tokens: int = 0  # with which all prompts begin
     gpus: int = 1
     tp: int = 1
     replicas: int = 1
@@ -77,7 +78,15 @@ class MemoryPlan:
         return max(sum(self.update.values()), sum(self.rollout.values()))
 
 
-def setup_of(config: Config, plan: Plan, *, prompt_tokens: int, gpus: int = 1, on_gpu: bool = True) -> Setup:
+def setup_of(
+    config: Config,
+    plan: Plan,
+    *,
+    prompt_tokens: int,
+    shared_tokens: int = 0,
+    gpus: int = 1,
+    on_gpu: bool = True,
+) -> Setup:
     """Read a configuration."""
     model, loss, size = config.model, config.loss, config.update.micro_batch_tokens
     has_weights = loss.kl_reference == "moving" or not model.use_peft  # else the adapter is switched off
@@ -98,6 +107,7 @@ def setup_of(config: Config, plan: Plan, *, prompt_tokens: int, gpus: int = 1, o
         num_sequences=min(sequences, config.rollout.max_num_seqs or SLOTS),
         group=plan.num_generations,
         prompt_tokens=prompt_tokens,
+        shared_tokens=shared_tokens,
         completion_tokens=config.rollout.max_completion_length,
         samples_here=not (traits.has_servers and config.rollout.vllm_mode == "server"),
         gpus=gpus,

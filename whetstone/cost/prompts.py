@@ -7,6 +7,7 @@ from whetstone.config.sections import Config
 from whetstone.errors import UserError
 from whetstone.model.chat import Chat
 from whetstone.model.hub import resolve
+from whetstone.model.shared_prompts import num_shared
 from whetstone.tasks.mixture import Mixture, build_tasks
 
 NUM_PROBLEMS = 16
@@ -22,6 +23,7 @@ class Prompts:
     tokens: int
     num_problems: int
     source: str
+    shared: int = 0  # tokens with which all prompts begin, where the update runs them once
 
 
 def look_at_prompts(config: Config) -> Prompts:
@@ -44,10 +46,12 @@ def look_at_prompts(config: Config) -> Prompts:
 def count_prompts(config: Config, tasks: Mixture, chat: Chat) -> Prompts:
     """By the tokens of some problems."""
     problems = [tasks.problem(index) for index in range(min(NUM_PROBLEMS, len(tasks)))]
-    tokens = round(fmean(len(chat.encode(problem)) for problem in problems))
-    limit = config.rollout.max_prompt_length or tokens
+    encoded = [tuple(chat.encode(problem)) for problem in problems]
+    mean = round(fmean(map(len, encoded)))
+    tokens = min(mean, config.rollout.max_prompt_length or mean)
+    shared = min(tokens - 1, *(num_shared(encoded[0], ids) for ids in encoded))
     source = f"the mean of {len(problems)} problems"
-    return Prompts(tokens=min(tokens, limit), num_problems=len(tasks), source=source)
+    return Prompts(tokens=tokens, num_problems=len(tasks), source=source, shared=shared)
 
 
 def _local_chat(config: Config) -> Chat | None:

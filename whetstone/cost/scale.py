@@ -90,6 +90,7 @@ class Job:
             prompts=self.plan.prompts_per_batch,
             group=self.plan.num_generations,
             prompt_tokens=self.setup.prompt_tokens,
+            shared_tokens=self.setup.shared_tokens,
             new_tokens=round(self.tokens),
         )
 
@@ -153,7 +154,7 @@ def make_job(
     if config.model.load_in_4bit:
         raise UserError("load_in_4bit is for one GPU: add load_in_4bit=false for --scale.")
     plan = make_plan(config, num_problems=prompts.num_problems)
-    setup = setup_of(config, plan, prompt_tokens=prompts.tokens)
+    setup = setup_of(config, plan, prompt_tokens=prompts.tokens, shared_tokens=prompts.shared)
     mean = min(tokens or setup.completion_tokens, setup.completion_tokens)
     batches = draw_batches(
         prompts=plan.prompts_per_batch,

@@ -54,6 +54,7 @@ class Work:
     group: int
     prompt_tokens: int
     new_tokens: int
+    shared_tokens: int = 0  # with which all prompts begin
     micro_batch_tokens: int = 32768
     checkpointing: bool = True
     backward: int = 4  # operations for each parameter in the backward pass: 2 beneath an adapter
@@ -61,8 +62,9 @@ class Work:
 
     @property
     def update_tokens(self) -> int:
-        """A prompt is run once for its group."""
-        return self.prompts * (self.prompt_tokens + self.group * self.new_tokens)
+        """A prompt is run once for its group, and what all prompts begin with once."""
+        own = self.prompt_tokens - self.shared_tokens
+        return self.shared_tokens + self.prompts * (own + self.group * self.new_tokens)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -153,6 +153,7 @@ def batch_update_seconds(
         prompts=plan.prompts_per_batch,
         group=plan.num_generations,
         prompt_tokens=setup.prompt_tokens,
+        shared_tokens=setup.shared_tokens,
         new_tokens=round(tokens),
         micro_batch_tokens=memory.tokens,
         checkpointing=memory.checkpointed > shape.layers // 2,
@@ -173,7 +174,9 @@ def rollout_seconds(
     running = math.ceil(sequences / waves)
     prompts = -(-sequences // setup.group)
     layout = Layout(gpus=setup.gpus, tp=setup.tp)
-    prefill = prefill_seconds(machine, shape, layout, prompts * setup.prompt_tokens)
+    shared = 0 if setup.on_gpu else setup.shared_tokens  # the engine on a GPU runs every prompt whole
+    prompt_tokens = shared + prompts * (setup.prompt_tokens - shared)
+    prefill = prefill_seconds(machine, shape, layout, prompt_tokens)
     width = setup.completion_tokens / SEGMENTS
     seconds = prefill + ROLLOUT_S + SEQUENCE_S * sequences + PROMPT_S * prompts if setup.on_gpu else prefill
     for segment in range(SEGMENTS):

@@ -119,6 +119,7 @@ def document(
         "device": {"name": device.name, "memory_bytes": device.capacity, "gpus": plan.setup.gpus},
         "batch": asdict(plan.plan),
         "prompt_tokens": plan.setup.prompt_tokens,
+        "shared_prompt_tokens": plan.setup.shared_tokens,
         "memory_bytes": {"update": plan.memory.update, "sampling": plan.memory.rollout},
         "peak_bytes": plan.memory.peak,
         "fits": plan.memory.fits,

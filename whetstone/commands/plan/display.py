@@ -56,7 +56,8 @@ def print_run(config: Config, shape: ModelShape, setup: Setup, plan: Plan, promp
     _say(_model_line(config, shape, setup))
     for line in plan.lines(config):
         _say(line)
-    _say(f"prompts of about {counted(setup.prompt_tokens, 'token')} ({prompts.source})")
+    alike = f", the first {setup.shared_tokens:,} always the same" if setup.shared_tokens else ""
+    _say(f"prompts of about {counted(setup.prompt_tokens, 'token')} ({prompts.source}){alike}")
 
 
 def _model_line(config: Config, shape: ModelShape, setup: Setup) -> str:
