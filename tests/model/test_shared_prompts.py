@@ -95,6 +95,11 @@ def test_a_batch_has_a_beginning_once_and_keeps_its_budget():
         bins = bin_pack(samples, budget)
         assert sorted(sample.index for chosen in bins for sample in chosen) == list(range(len(samples)))
         assert all(len(pack_sequences(chosen).token_ids) <= budget for chosen in bins)
+    # Where every sequence is run whole, as many are in a batch as without a shared beginning.
+    prompts = sorted({sample.rollout.prompt_ids for sample in samples})
+    for chosen in bin_pack(samples, 260, counts_shared=True):
+        own = [len(ids) for ids in prompts if any(s.rollout.prompt_ids == ids for s in chosen)]
+        assert sum(own) + sum(sample.num_response_tokens for sample in chosen) <= 260
 
 
 @pytest.mark.parametrize("change", [list, with_turns, rewritten])

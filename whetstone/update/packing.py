@@ -80,16 +80,21 @@ def pack_minibatches(
     seed: int,
     *,
     max_tokens: int,
+    counts_shared: bool = False,
     rank: int = 0,
     num_ranks: int = 1,
 ) -> list[list[Batch]]:
-    """The micro-batches of `rank` for each minibatch (optimizer step); all ranks have equally many."""
+    """The micro-batches of `rank` for each minibatch (optimizer step); all ranks have equally many.
+
+    `counts_shared`: what prompts have in common counts for each, where every sequence is run whole (padded).
+    """
     packed = []
     for minibatch in split_minibatches(make_samples(groups, config), num_minibatches, seed):
         # The first sample is kept where none has a gradient, for the metrics.
         trained = [sample for sample in minibatch if not sample.skip] or minibatch[:1]
         skipped = [sample for sample in minibatch if sample.skip and sample is not trained[0]]
-        bins = [bin_pack(samples, max_tokens) for samples in balance(trained, num_ranks)]
+        shares = balance(trained, num_ranks)
+        bins = [bin_pack(samples, max_tokens, counts_shared=counts_shared) for samples in shares]
         num_empty = max(map(len, bins)) - len(bins[rank])
         batches = [pack_sequences(samples) for samples in bins[rank]]
         batches += [empty_micro_batch(minibatch[0])] * num_empty
@@ -163,7 +168,7 @@ def pack(samples: list[Sample], max_tokens: int) -> list[Batch]:
     return [pack_sequences(chosen) for chosen in bin_pack(samples, max_tokens)]
 
 
-def bin_pack(samples: list[Sample], max_tokens: int) -> list[list[Sample]]:
+def bin_pack(samples: list[Sample], max_tokens: int, *, counts_shared: bool = False) -> list[list[Sample]]:
     """Bins of at most `max_tokens`, or one longer sequence; completions of one prompt are adjacent.
 
     As few as fill up one after another, but of about equal size: the host can't launch the layers of a short
@@ -173,7 +178,7 @@ def bin_pack(samples: list[Sample], max_tokens: int) -> list[list[Sample]]:
     ordered = [sample for group in groups for sample in group]
     # What each costs behind the one before it, which may have the same prompt or one that begins alike.
     costs = [
-        sample.num_response_tokens if number else sample.num_tokens - count
+        sample.num_response_tokens if number else sample.num_tokens - (0 if counts_shared else count)
         for group, count in zip(groups, shared, strict=True)
         for number, sample in enumerate(group)
     ]

@@ -88,6 +88,7 @@ class Updater:
             self.plan.minibatches,
             seed,
             max_tokens=self.micro_batch_tokens(groups),
+            counts_shared=not self.policy.is_packed,
             rank=self.ranks.data_rank,
             num_ranks=self.ranks.data_size,
         )
