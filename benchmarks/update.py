@@ -5,7 +5,7 @@ same completions in one run.
     python benchmarks/update.py --only ours,trl --sizes 1.5b --limit-s 500
     python benchmarks/update.py --only ours --sizes 1.5b --shapes gsm8k --settings 1 \
         --ours use_peft=true,lora_r=16,lora_alpha=32,lora_dropout=0,micro_batch_tokens=32768
-    python benchmarks/update.py --sizes 1.5b --shapes klong    # prompts with a system message of 450 tokens
+    python benchmarks/update.py --sizes 1.5b --shapes klong    # prompts with a system message of 367 tokens
     python benchmarks/update.py --cpu                          # the embedded model, small, to try it out
     python benchmarks/update.py --table                        # the table of what was kept
 
@@ -46,8 +46,8 @@ SETTINGS: dict[str, list[Row]] = {
 LENGTHS = {  # of other shapes than ragged and full: about those of Qwen2.5-Coder-1.5B on these recipes
     "gsm8k": {"num_prompts": 64, "group": 16, "prompt_tokens": (100, 200), "new_tokens": (160, 480)},
     "klong": {
-        "num_prompts": 32, "group": 16, "prompt_tokens": (480, 520), "new_tokens": (10, 60),
-        "shared_tokens": 450,
+        "num_prompts": 32, "group": 16, "prompt_tokens": (403, 433), "new_tokens": (11, 56),
+        "shared_tokens": 367,
     },
 }  # fmt: skip
 SMALL = {
@@ -87,11 +87,8 @@ def main(words: list[str] | None = None) -> None:
     device = "cpu" if args.cpu else "cuda"
     rate = matrix_rate(device)
     print(f"{machine()}: matrix product {rate / 1e12:,.4g} TFLOP/s", flush=True)
-    shapes = args.shapes.split(",")
-    works = [
-        Work(shape, **(SMALL_LENGTHS.get(shape, SMALL) if args.cpu else LENGTHS.get(shape, {})))
-        for shape in shapes
-    ]
+    lengths, default = (SMALL_LENGTHS, SMALL) if args.cpu else (LENGTHS, {})
+    works = [Work(shape, **lengths.get(shape, default)) for shape in args.shapes.split(",")]
     contest = Contest(
         script="update_contenders.py",
         identity=IDENTITY,

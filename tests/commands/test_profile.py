@@ -137,7 +137,7 @@ def test_a_profile_of_the_embedded_model(tmp_path, capsys):
     ):
         assert told in page
     assert "% of 1 TFLOP/s" in page
-    spent = analyse(read_events(folder / "trace.json.gz"))
+    spent = analyse(read_events(folder / "trace.json.gz"), num_longest=1000)  # all operators
     assert set(spent.parts) == {"prepare", "forward", "head", "backward", "optimizer", "other"}
     # Which part takes longest depends on what else the machine does; what belongs to which does not.
     assert all(seconds > 0 for seconds in spent.parts.values())

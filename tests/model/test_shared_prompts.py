@@ -10,6 +10,7 @@ from tests.support.engines import collect, trainer_logprobs
 from tests.support.update import (
     gradient_of,
     make_samples,
+    packed_and_padded,
     reference_gradient,
     rewritten,
     updater_for,
@@ -131,15 +132,11 @@ def test_the_gradient_is_the_plain_float64_one(architecture):
 
 
 @pytest.mark.parametrize("change", [list, with_turns, rewritten])
-def test_padded_rows_have_the_logprobs_of_packed_ones(change):
+def test_padded_rows_have_the_logprobs_of_shared_beginnings(change):
     policy = make_policy()
     samples = change(make_samples(policy))
     [batch] = pack(numbered(behind(START, samples), behind(OTHER, samples)), 2000)
-    with torch.no_grad():
-        packed = policy.logprobs(batch, 1.0)
-        policy.is_packed = False
-        policy.restore_attention()
-        padded = policy.logprobs(batch, 1.0)
+    packed, padded = packed_and_padded(policy, batch)
     assert (packed - padded).abs().max() < 1e-5
 
 
@@ -161,7 +158,7 @@ def test_the_engine_computes_a_beginning_once(monkeypatch, architecture):
     for least in (64, 1 << 30):
         monkeypatch.setattr(shared_prompts, "MIN_SHARED", least)
         outputs[least] = collect(NativeEngine(policy), requests, SamplingParams(max_tokens=6))
-    # Behind the beginning: 5 and 8 9, then 5 | 6 | 7 and 7 again, and the prompt that shares nothing.
+    # Each beginning with 5, then in order 6, 7, that 7 again, and 8 9; and the prompt that shares nothing.
     assert computed == [2 * (80 + 1 + 1 + 1 + 1 + 2) + 3, sum(map(len, prompts))]
     shared, alone = outputs[64], outputs[1 << 30]
     assert shared.keys() == alone.keys() and len(shared) == 2 * len(prompts)
@@ -174,12 +171,12 @@ def test_the_engine_computes_a_beginning_once(monkeypatch, architecture):
 
 def test_adapters_do_not_share_a_beginning():
     policy = make_policy()
-    selection, torch_seed = AdapterSelection(("first", "second")), torch.Generator().manual_seed(2)
+    selection = AdapterSelection(("first", "second"))
+    torch.manual_seed(2)
     for layer in policy.trunk.layers:
         base = layer.self_attn.v_proj
-        sizes = ((4, base.in_features), (base.out_features, 4))
-        factors = {n: tuple(torch.randn(size, generator=torch_seed) for size in sizes) for n in (1, 2)}
-        layer.self_attn.v_proj = AdapterLinear(base, factors, selection)  # type: ignore[arg-type]
+        factors = {n: (torch.randn(4, base.in_features), torch.randn(base.out_features, 4)) for n in (1, 2)}
+        layer.self_attn.v_proj = AdapterLinear(base, factors, selection)
     chosen = (1, 0, 2, 1, 0, 2)
     prompts = [(*START, 5 + number // 3) for number in range(6)]
     requests = [

@@ -115,6 +115,15 @@ def sequence_logprobs(policy, ids, prompt, temperature=1.0):
     return logits.log_softmax(-1)[torch.arange(prompt - 1, len(ids) - 1), torch.tensor(ids[prompt:])]
 
 
+def packed_and_padded(policy, batch):
+    """Logprobs of a batch by packed attention, and by padded rows through the model's own forward pass."""
+    with torch.no_grad():
+        packed = policy.logprobs(batch, 1.0)
+        policy.is_packed = False
+        policy.restore_attention()
+        return packed, policy.logprobs(batch, 1.0)
+
+
 def flat_gradient(policy):
     return torch.cat([p.grad.detach().double().flatten() for p in policy.parameters()])
 

@@ -14,6 +14,7 @@ from tests.support.update import (
     SIZES,
     gradient_of,
     make_samples,
+    packed_and_padded,
     reference_gradient,
     rewritten,
     sequence_logprobs,
@@ -301,9 +302,5 @@ def test_histories_that_were_rewritten_share_what_they_have_in_common():
 def test_padded_rows_have_the_logprobs_of_packed_ones(change):
     policy = make_policy()
     [batch] = pack(change(make_samples(policy)), 1000)
-    with torch.no_grad():
-        packed = policy.logprobs(batch, 1.0)
-        policy.is_packed = False
-        policy.restore_attention()
-        padded = policy.logprobs(batch, 1.0)
+    packed, padded = packed_and_padded(policy, batch)
     assert (packed - padded).abs().max() < 1e-5

@@ -47,8 +47,14 @@ def estimate(
     """`capacity`: bytes of a device. `tokens`: mean length of completions, by default the longest."""
     data_ranks = max(1, gpus // config.parallel.tp_size)
     plan = make_plan(config, num_problems=prompts.num_problems, world_size=data_ranks)
-    lengths = {"prompt_tokens": prompts.tokens, "shared_tokens": prompts.shared}
-    setup = setup_of(config, plan, **lengths, gpus=gpus, on_gpu=on_gpu)
+    setup = setup_of(
+        config,
+        plan,
+        prompt_tokens=prompts.tokens,
+        shared_tokens=prompts.shared,
+        gpus=gpus,
+        on_gpu=on_gpu,
+    )
     memory = memory_plan(shape, setup, capacity)
     seconds = None
     if machine is not None:

@@ -93,8 +93,8 @@ def pack_minibatches(
         # The first sample is kept where none has a gradient, for the metrics.
         trained = [sample for sample in minibatch if not sample.skip] or minibatch[:1]
         skipped = [sample for sample in minibatch if sample.skip and sample is not trained[0]]
-        shares = balance(trained, num_ranks)
-        bins = [bin_pack(samples, max_tokens, counts_shared=counts_shared) for samples in shares]
+        by_rank = balance(trained, num_ranks)
+        bins = [bin_pack(samples, max_tokens, counts_shared=counts_shared) for samples in by_rank]
         num_empty = max(map(len, bins)) - len(bins[rank])
         batches = [pack_sequences(samples) for samples in bins[rank]]
         batches += [empty_micro_batch(minibatch[0])] * num_empty
