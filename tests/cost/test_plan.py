@@ -189,7 +189,7 @@ def test_what_all_prompts_begin_with_counts_once(qwen: ModelShape) -> None:
     assert alike.update_tokens == 450 + 32 * (50 + 16 * 30)
     assert replace(alike, shared_tokens=0).update_tokens == 32 * (500 + 16 * 30)
     machine = chip_machine(H200)
-    whole, shared = (setup(prompt_tokens=500, shared_tokens=n, on_gpu=False) for n in (0, 450))
+    whole, shared = (setup(prompt_tokens=500, shared_tokens=n) for n in (0, 450))
     few, many = (rollout_seconds(qwen, kind, machine, 256, 8) for kind in (shared, whole))
     prefill = prefill_seconds(machine, qwen, Layout(gpus=1), 31 * 450)
     assert many - few == pytest.approx(prefill)  # 32 prompts of 8 completions

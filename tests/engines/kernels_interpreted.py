@@ -2,6 +2,9 @@
 the CPU, against plain torch in float64.
 """
 
+from dataclasses import replace
+from unittest import mock
+
 import torch
 import torch.nn.functional as F
 
@@ -22,6 +25,7 @@ from whetstone.engines.native.kernels.pointwise import add_norm, gated
 from whetstone.engines.native.prefill import PagedPrefill, PrefillSequence
 from whetstone.engines.native.scheduler import History
 from whetstone.engines.native.slot_state import PAGE, AttentionLayer, CacheShape, PagedState
+from whetstone.model import shared_prompts
 from whetstone.model.adapters import AdapterLinear, AdapterSelection
 from whetstone.model.attention import LayerOptions, PackedAttention, packed_segments
 
@@ -270,6 +274,36 @@ def next_turns() -> None:
                 assert error < 1e-5, (type(step).__name__, error)
 
 
+def prompts_that_begin_alike() -> None:
+    """Pages after prompts that share beginnings, beside those of each prompt alone, by the modules. Short
+    beginnings for the fused step: the interpreter takes a tenth of a second for a token.
+    """
+    policy = make_policy("qwen2", head_dim=32, hidden_size=128, max_position_embeddings=256)
+    state = make_state(num_layers=2, heads=2, width=32, pages=32)
+    modules, fused = ModuleStep(policy), FusedStep(policy, read_decoder_layers(policy))
+    with torch.no_grad(), mock.patch.object(shared_prompts, "MIN_SHARED", 8):
+        for step, length in ((fused, 9), (modules, PAGE + 2)):
+            generator = torch.Generator().manual_seed(5)
+            ids = [tuple(torch.randint(3, 60, (length,), generator=generator).tolist()) for _ in range(2)]
+            start, other = ids
+            # The third repeats the first, and the last was preempted: only what is behind its prompt is new.
+            prompts = [(*start, 5, 6), (*other, 9), (*start, 5, 6), (*start, 7), (*other, 9, 4, 8), (8, 9)]
+            state.pages.normal_()
+            together = [PrefillSequence(p, [2 * n, 2 * n + 1], [], []) for n, p in enumerate(prompts)]
+            together.append(PrefillSequence(start, [], [7, 9], [12]))
+            packed = PagedPrefill(state, together)
+            assert sorted(packed.lengths) == sorted([length + 2, length + 1, 1, 1, 2, 2, length + 2])
+            step.prefill(packed)
+            for sequence in together:
+                alone = replace(sequence, prompt_pages=[13, 14], generated_pages=[15])
+                modules.prefill(PagedPrefill(state, [alone]))
+                ours, theirs = (torch.from_numpy(one.cells()) for one in (sequence, alone))
+                ours, theirs = ours[ours >= 0], theirs[ours >= 0]
+                ours_kv, theirs_kv = (state.pages[:, :, c // PAGE, :, c % PAGE] for c in (ours, theirs))
+                error = (ours_kv - theirs_kv).abs().max() / theirs_kv.abs().max()
+                assert error < 1e-5, (type(step).__name__, error)
+
+
 def adapters_by_row() -> None:
     """Rows with adapters of their own, fused and by modules, beside the packed pass of the modules."""
     policy = make_policy("qwen2", head_dim=32, hidden_size=128)
@@ -337,6 +371,7 @@ CASES = {
     "drawing through all filters": lambda: drawing(temperature=1.3, min_p=0.05, top_k=200, top_p=0.9),
     "drawing with parameters of each row": lambda: draw(MIXED),
     "adapters of each row": adapters_by_row,
+    "prompts that begin alike": prompts_that_begin_alike,
     "endings": endings,
     **{f"a step of {name}": lambda name=name: whole_step(name) for name in ("qwen3", "gemma2")},
 }

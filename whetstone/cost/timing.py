@@ -174,8 +174,7 @@ def rollout_seconds(
     running = math.ceil(sequences / waves)
     prompts = -(-sequences // setup.group)
     layout = Layout(gpus=setup.gpus, tp=setup.tp)
-    shared = 0 if setup.on_gpu else setup.shared_tokens  # the engine on a GPU runs every prompt whole
-    prompt_tokens = shared + prompts * (setup.prompt_tokens - shared)
+    prompt_tokens = setup.shared_tokens + prompts * (setup.prompt_tokens - setup.shared_tokens)
     prefill = prefill_seconds(machine, shape, layout, prompt_tokens)
     width = setup.completion_tokens / SEGMENTS
     seconds = prefill + ROLLOUT_S + SEQUENCE_S * sequences + PROMPT_S * prompts if setup.on_gpu else prefill

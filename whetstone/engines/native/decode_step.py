@@ -67,6 +67,7 @@ class FusedStep:
         """Run whole sequences, for their keys and values in the pages."""
         with sequences.selecting(self.adapters):
             self._prefill(sequences)
+        sequences.finish()
 
     def _prefill(self, sequences: PagedPrefill) -> None:
         from whetstone.engines.native.kernels.pointwise import add_norm
@@ -139,6 +140,7 @@ class ModuleStep:
     def prefill(self, sequences: PagedPrefill) -> None:
         with sequences.selecting(self.adapters):
             self.policy.hidden(sequences.token_ids, sequences.position_ids, sequences)
+        sequences.finish()
 
     def refresh(self) -> None: ...  # it reads the policy's own weights
 

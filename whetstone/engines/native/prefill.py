@@ -1,9 +1,8 @@
 """Prefill: packed sequences -> their keys and values in the pages."""
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import chain
 
 import numpy as np
 import torch
@@ -16,6 +15,7 @@ from whetstone.engines.native.slot_state import PAGE, PagedState
 from whetstone.model.adapters import AdapterSelection
 from whetstone.model.attention import LayerOptions, PackedAttention
 from whetstone.model.memory import upload
+from whetstone.model.shared_prompts import PlacedPrompt, begin_alike, place_prompt, token_index
 from whetstone.types import Segment
 
 MIN_FLASH_TOKENS = 2048  # from here one call of cuDNN attention per sequence is faster (Hopper)
@@ -61,34 +61,58 @@ def _cells(pages: list[int], length: int) -> np.ndarray:
 
 
 class PagedPrefill:
-    """A packed batch of sequences. Tokens of a history are seen, not computed."""
+    """A packed batch of sequences. Tokens of a history are seen, not computed; prompts that begin alike have
+    that beginning computed once.
+    """
 
     def __init__(self, state: PagedState, sequences: list[PrefillSequence]):
         device = state.shape.device
         self.state = state
-        self.lengths = [len(sequence) for sequence in sequences]
-        known = [sequence.num_known for sequence in sequences]
+        if begin_alike([sequence.prompt for sequence in sequences]):  # then those are neighbors
+            sequences = sorted(sequences, key=lambda sequence: (sequence.adapter, sequence.prompt))
+        placed = _place(sequences)
+        self.lengths = [segment.length for segment in placed]
+        firsts = [segment.prefix_length for segment in placed]  # positions of the first computed tokens
         # By numpy: the device has nothing to do until these are there, and lists take milliseconds.
         tokens = chain.from_iterable(
-            (*sequence.prompt, *sequence.generated)[start:]
-            for sequence, start in zip(sequences, known, strict=True)
+            (*sequence.prompt, *sequence.generated)[first:]
+            for sequence, first in zip(sequences, firsts, strict=True)
         )
         ids = np.fromiter(tokens, np.int64, sum(self.lengths))
-        own = [np.split(sequence.cells(), [start]) for sequence, start in zip(sequences, known, strict=True)]
+        own = [np.split(sequence.cells(), [first]) for sequence, first in zip(sequences, firsts, strict=True)]
         cells = np.concatenate([new for _, new in own])
         positions = np.concatenate(
-            [np.arange(start, start + length) for start, length in zip(known, self.lengths, strict=True)]
+            [np.arange(first, first + length) for first, length in zip(firsts, self.lengths, strict=True)]
         )
         self.adapter_ids = np.repeat([sequence.adapter for sequence in sequences], self.lengths)
         self.cells, self.token_ids, self.position_ids = (
             upload(torch.from_numpy(numbers), device) for numbers in (cells, ids[None], positions[None])
         )
-        self.packed = PackedAttention(_segments(self.lengths, known), device)
+        self.packed = PackedAttention(placed, device)
         self.known_cells: Tensor | None = None
-        if any(known):
-            source = np.concatenate([sequence.known_cells() for sequence in sequences])
-            self.known_cells = upload(torch.from_numpy(np.concatenate([old for old, _ in own])), device)
+        if known := [number for number, sequence in enumerate(sequences) if sequence.num_known]:
+            source = np.concatenate([sequences[number].known_cells() for number in known])
+            self.known_cells = upload(torch.from_numpy(np.concatenate([own[n][0] for n in known])), device)
             self._copy(upload(torch.from_numpy(source), device), self.known_cells)
+        self._shared: tuple[Tensor, Tensor] | None = None  # cells to copy when all are written
+        sharing = [n for n, segment in enumerate(placed) if segment.prefix and not sequences[n].num_known]
+        if sharing:
+            source = cells[list(chain.from_iterable(token_index(placed[n].prefix) for n in sharing))]
+            target = np.concatenate([own[n][0] for n in sharing])
+            self._shared = (
+                upload(torch.from_numpy(source), device),
+                upload(torch.from_numpy(target), device),
+            )
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether no sequence sees tokens that are elsewhere."""
+        return self.known_cells is None and self._shared is None
+
+    def finish(self) -> None:
+        """After the pass: shared beginnings into the pages of all prompts that have them."""
+        if self._shared is not None:
+            self._copy(*self._shared)
 
     def _copy(self, source: Tensor, target: Tensor) -> None:
         pages = self.state.pages
@@ -129,7 +153,7 @@ class PagedPrefill:
         query, key, value = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
         is_plain = options.softcap is None and options.sliding_window is None
         is_half = query.is_cuda and query.dtype != torch.float32
-        is_long = min(self.lengths) >= MIN_FLASH_TOKENS and self.known_cells is None
+        is_long = min(self.lengths) >= MIN_FLASH_TOKENS and self.is_plain
         if not (is_plain and is_half and is_long):
             keys_values = self._with_known(key, value, options.layer)
             return self.packed(query, *keys_values, options)[0].flatten(1)
@@ -143,10 +167,22 @@ class PagedPrefill:
         return torch.cat(outs, dim=2)[0].transpose(0, 1).flatten(1)
 
 
-def _segments(lengths: Sequence[int], known: Sequence[int]) -> list[Segment]:
-    """The computed tokens of every sequence, one after the other; the known ones come after all of them."""
-    starts, known_starts = accumulate(lengths, initial=0), accumulate(known, initial=sum(lengths))
-    return [
-        Segment(start, length, ((known_start, num_known),) if num_known else ())
-        for start, length, known_start, num_known in zip(starts, lengths, known_starts, known, strict=False)
-    ]
+def _place(sequences: list[PrefillSequence]) -> list[Segment]:
+    """The computed tokens of every sequence, one after the other; known ones come after all of them."""
+    segments: list[Segment] = []
+    end, adapter = 0, 0
+    previous: PlacedPrompt | None = None
+    for sequence in sequences:
+        if sequence.generated or sequence.num_known:
+            segments.append(Segment(end, len(sequence)))
+        else:
+            # Another adapter makes other keys and values of the same tokens.
+            previous = place_prompt(sequence.prompt, end, previous if sequence.adapter == adapter else None)
+            adapter = sequence.adapter
+            segments.append(previous.segment)
+        end += segments[-1].length
+    for number, sequence in enumerate(sequences):
+        if sequence.num_known:
+            segments[number] = segments[number]._replace(prefix=((end, sequence.num_known),))
+            end += sequence.num_known
+    return segments
