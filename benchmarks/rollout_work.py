@@ -1,8 +1,9 @@
 """The work that rollout engines are compared on: shapes of models, prompts, lengths, and the memory floor.
 
 Everyone gets the same prompts and the same number of tokens for every sequence: `full` lets all of them run
-to the end, `ragged` draws lengths from a lognormal distribution, `long` is 8 sequences of 16 k. Weights are
-random: speed does not depend on them. Nothing is run here.
+to the end, `ragged` draws lengths from a lognormal distribution, `long` is 8 sequences of 16 k, `klong` has
+the lengths of the recipe klong: prompts that begin alike and short answers. Weights are random: speed does
+not depend on them. Nothing is run here.
 """
 
 import functools
@@ -22,18 +23,19 @@ VOCABULARY = 151936
 GROUP = 8
 NEW_TOKENS = 512
 LONG_PROMPT = 15_872
+KLONG_SHARED, KLONG_OWN, KLONG_ANSWER = 367, (36, 66), (11, 56)  # tokens, with Qwen2.5's tokenizer
 
 
 @dataclass(frozen=True)
 class Work:
     size: str
     num_sequences: int
-    shape: str  # full, ragged or long
+    shape: str  # full, ragged, long or klong
     new_tokens: int = NEW_TOKENS
 
     @property
     def group(self) -> int:
-        return 1 if self.shape == "long" else GROUP
+        return {"long": 1, "klong": 16}.get(self.shape, GROUP)
 
     def prompts(self) -> list[list[int]]:
         """One prompt for each group."""
@@ -64,7 +66,7 @@ class Work:
 
 def works_of(size: str) -> list[Work]:
     works = [Work(size, number, shape) for number in (256, 1024) for shape in ("full", "ragged")]
-    return works + ([Work(size, 8, "long")] if size == "1.5b" else [])
+    return works + ([Work(size, 8, "long"), Work(size, 512, "klong")] if size == "1.5b" else [])
 
 
 def model_config(size: str):
@@ -91,18 +93,24 @@ def model_config(size: str):
 @functools.cache
 def _prompts(work: Work) -> list[list[int]]:
     generator = torch.Generator().manual_seed(work.num_sequences)
+    ranges = {"long": (LONG_PROMPT, LONG_PROMPT), "klong": KLONG_OWN}
+    low, high = ranges.get(work.shape, (128, 256))
+    num_shared = KLONG_SHARED if work.shape == "klong" else 0
+    shared = torch.randint(5, VOCABULARY, (num_shared,), generator=generator).tolist()
     prompts = []
     for _ in range(work.num_sequences // work.group):
-        length = int(torch.randint(128, 257, (), generator=generator))
-        length = LONG_PROMPT if work.shape == "long" else length
-        prompts.append(torch.randint(5, VOCABULARY, (length,), generator=generator).tolist())
+        length = int(torch.randint(low, high + 1, (), generator=generator))
+        prompts.append(shared + torch.randint(5, VOCABULARY, (length,), generator=generator).tolist())
     return prompts
 
 
 @functools.cache
 def _lengths(work: Work) -> list[int]:
+    generator = torch.Generator().manual_seed(1)
+    if work.shape == "klong":
+        low, high = KLONG_ANSWER
+        return torch.randint(low, high + 1, (work.num_sequences,), generator=generator).tolist()
     if work.shape != "ragged":
         return [work.new_tokens] * work.num_sequences
-    generator = torch.Generator().manual_seed(1)
     drawn = torch.randn(work.num_sequences, generator=generator).mul(0.7).add(math.log(160)).exp()
     return [int(length) for length in drawn.clamp(8, work.new_tokens)]
