@@ -73,7 +73,7 @@ def draw(picture: Path, runs: dict[str, dict[str, Any]]) -> None:
         for number, (name, run) in enumerate(runs.items()):
             draw_run(axes, name, run, unit, f"C{number}")
         axes.set(xlabel=f"{unit} of training" if unit == "minutes" else "optimizer steps")
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("accuracy")
     for marker, text in (("o-", "test problems, sampled, 95 % intervals"), ("s", "test problems, greedy")):
@@ -136,9 +136,18 @@ def main() -> None:
     )
     parser.add_argument("--recipe", help="the run's figure (default: its folder's name)")
     parser.add_argument("--name", default="Whetstone", help="name of the kept run in the figure")
+    parser.add_argument(
+        "--before",
+        metavar="NAME",
+        help="a kept run of that figure from the same model: its evaluation at step 0 is this run's as well",
+    )
     args = parser.parse_args()
     if args.keep is not None:
-        keep(args.recipe or args.keep.name, args.name, reduce_run(args.keep))
+        figure, run = args.recipe or args.keep.name, reduce_run(args.keep)
+        if args.before is not None:
+            first = kept_runs(RESULTS / figure)[args.before]["eval"][0]
+            run["eval"].insert(0, first | {"of": args.before})
+        keep(figure, args.name, run)
     draw_all()
 
 

@@ -23,7 +23,7 @@ VOCABULARY = 151936
 GROUP = 8
 NEW_TOKENS = 512
 LONG_PROMPT = 15_872
-KLONG_SHARED, KLONG_OWN, KLONG_ANSWER = 367, (36, 66), (11, 56)  # tokens, with Qwen2.5's tokenizer
+KLONG_SHARED, KLONG_OWN, KLONG_ANSWER = 367, (36, 66), (11, 56)  # tokens, about those of Qwen2.5's tokenizer
 
 
 @dataclass(frozen=True)

@@ -225,6 +225,9 @@ NOT_RUN = {
     "whet watch --host 0.0.0.0": WATCH,
     "whet check quickstart max_completion_length=2": "exit code 1; tests/run/test_preflight.py runs it",
     "whet train gsm8k trainer=trl use_vllm=true vllm_mode=colocate num_generations=8 max_steps=12": TRL_VLLM,
+    "whet train gsm8k seed=44 trainer=trl use_vllm=true vllm_mode=colocate max_steps=7 "
+    "micro_batch_tokens=10240 server_gpu_memory_utilization=0.25 server_enable_sleep_mode=false "
+    "server_max_model_length=1024 lr_scheduler_type=constant_with_warmup": TRL_VLLM,
     "whet train six_tasks trainer=trl use_vllm=true vllm_mode=colocate max_steps=12": TRL_VLLM,
     "accelerate launch --multi_gpu train_grpo.py ...": GPUS,
     "accelerate launch --num-processes 7 --config-file config/zero3.yaml rl_trainer.py ...": GPUS,

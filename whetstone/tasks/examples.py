@@ -21,7 +21,7 @@ _NUMBERS = [
     ("square X", "X ** 2", "X^2"),
     ("take the negative of X", "-X", "-X"),
     ("take the absolute value of X", "abs(X)", "#X"),
-    ("take the remainder of X divided by K", "X % K", "X-K*_X%K"),
+    ("take the remainder of X divided by K, never negative", "X % K", "X-K*_X%K"),
     ("divide X by K, rounding down", "X // K", "_X%K"),
     ("take the larger one of X and K", "max(X, K)", "X|K"),
     ("take the smaller one of X and K", "min(X, K)", "X&K"),

@@ -70,7 +70,7 @@ class PagedPrefill:
         self.state = state
         if begin_alike([sequence.prompt for sequence in sequences]):  # then those are neighbors
             sequences = sorted(sequences, key=lambda sequence: (sequence.adapter, sequence.prompt))
-        placed = _place(sequences)
+        placed = _segments_of(sequences)
         self.lengths = [segment.length for segment in placed]
         firsts = [segment.prefix_length for segment in placed]  # positions of the first computed tokens
         # By numpy: the device has nothing to do until these are there, and lists take milliseconds.
@@ -167,7 +167,7 @@ class PagedPrefill:
         return torch.cat(outs, dim=2)[0].transpose(0, 1).flatten(1)
 
 
-def _place(sequences: list[PrefillSequence]) -> list[Segment]:
+def _segments_of(sequences: list[PrefillSequence]) -> list[Segment]:
     """The computed tokens of every sequence, one after the other; known ones come after all of them."""
     segments: list[Segment] = []
     end, adapter = 0, 0
