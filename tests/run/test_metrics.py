@@ -264,6 +264,11 @@ def test_time_left_follows_the_pace_of_recent_steps():
     assert progress.line(100, {}) == "step 100/100"
 
 
+def test_what_is_done_once_is_no_part_of_the_time_left():
+    progress = Progress(11, console=Console(file=io.StringIO()))
+    assert progress.seconds_left(1, {"step_time": 18.0, "setup_time": 15.0}) == 30.0
+
+
 def test_the_last_step_is_shown_whatever_logging_steps_says():
     out = io.StringIO()
     progress = Progress(3, logging_steps=2, logging_first_step=False, console=Console(file=out))

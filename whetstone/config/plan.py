@@ -38,6 +38,10 @@ class Plan:
     def completions_per_batch(self) -> int:
         return self.prompts_per_batch * self.num_generations
 
+    def epoch(self, step: int) -> float:
+        """Passes over the training problems by optimizer step `step`."""
+        return step / self.updates_per_batch * self.prompts_per_batch / self.num_problems
+
     def is_due(self, every: int, step: int) -> bool:
         """Whether a multiple of `every` was reached by the batch that ended at optimizer step `step`."""
         return every > 0 and step // every > (step - self.updates_per_batch) // every
@@ -47,7 +51,7 @@ class Plan:
         tokens = self.completions_per_batch * config.rollout.max_completion_length
         planned = config.evaluation.eval_num_samples
         evaluations = 1 + math.ceil(self.num_steps / (self.eval_every or self.num_steps)) if planned else 0
-        repeats = self.num_batches * self.prompts_per_batch / self.num_problems
+        repeats = self.epoch(self.num_steps)
         seen = "seen once" if repeats == 1 else f"seen {repeats:.2g} times"
         seen = f"{100 * repeats:.2g} % of them seen" if repeats < 1 else seen
         measured = planned if num_eval_problems is None else num_eval_problems

@@ -3,11 +3,13 @@
 A check is a pure function RunHistory -> Diagnosis | None. `explain.py` calls and sorts them all.
 """
 
+import math
 from statistics import median
 
 from whetstone.diagnosis.history import Diagnosis, RunHistory, Severity, percent
 
 LITTLE_VARIANCE = 0.2  # share of prompts with differing rewards below which hardly anything is learnt
+MOSTLY_SOLVED = 0.8  # accuracy in training from which most groups of equal reward are all right
 SOLVED = 0.95  # accuracy in training from which missing variance means that all answers are right
 FORM_REWARDS = frozenset({"format", "length"})  # what pays for the form of an answer, whatever it says
 
@@ -24,12 +26,14 @@ def no_variance(history: RunHistory) -> Diagnosis | None:
     if share is None or share >= LITTLE_VARIANCE or is_solved(history):
         return None
     title, remedy = _why_no_variance(history, accuracy)
+    gain = history.gain if history.rose else None
+    learned = "" if gain is None else f"Accuracy is {100 * gain:+.1f} points since the start, but now "
     evidence = (
-        f"Only {percent(share)} of the recent prompts had completions of differing reward, and only these "
-        f"have a gradient: the advantage is the reward minus the mean of its group. Recent accuracy in "
-        f"training {percent(accuracy)}, reward {history.recent('reward'):.3g} with a standard "
-        f"deviation of {history.recent('reward_std'):.2g}, loss {history.recent('loss'):.2g}, "
-        f"gradient norm {history.recent('grad_norm'):.2g}."
+        f"{learned}{'only' if learned else 'Only'} {percent(share)} of the recent prompts had completions of "
+        "differing reward, and only these have a gradient: the advantage is the reward minus the mean of "
+        f"its group. Recent accuracy in training {percent(accuracy)}, reward {history.recent('reward'):.3g} "
+        f"with a standard deviation of {history.recent('reward_std'):.2g}, loss "
+        f"{history.recent('loss'):.2g}, gradient norm {history.recent('grad_norm'):.2g}."
     )
     unread = history.evals[-1].get("no_answer_ratio") if history.evals else None
     if accuracy <= 0.05 and unread is not None and unread > 0.5:
@@ -38,7 +42,9 @@ def no_variance(history: RunHistory) -> Diagnosis | None:
             "First teach it the form of an answer (a short supervised warm-up, a clearer developer_prompt or "
             f"reward_funcs: [accuracy, format]). {remedy}"
         )
-    return Diagnosis(title=title, evidence=evidence, remedy=remedy, severity=Severity.GRAVE)
+    grave = accuracy < MOSTLY_SOLVED
+    severity = Severity.GRAVE if grave else Severity.WARNING
+    return Diagnosis(title=title, evidence=evidence, remedy=remedy, severity=severity)
 
 
 def _why_no_variance(history: RunHistory, accuracy: float) -> tuple[str, str]:
@@ -54,10 +60,17 @@ def _why_no_variance(history: RunHistory, accuracy: float) -> tuple[str, str]:
             "Right and wrong answers both occur, but reward_funcs pays them alike: add `accuracy`, or let "
             "your own function return more for a better answer (check reward_weights for a 0).",
         )
+    if accuracy >= MOSTLY_SOLVED:
+        return (
+            "Little reward variance: most prompts are solved",
+            "dynamic_sampling=true replaces them by prompts that still teach something; harder problems (the "
+            "settings under datasets, or a curriculum) do as well. Or stop here.",
+        )
     return (
         "No reward variance: the completions of a prompt are too much alike",
         "Raise temperature or num_generations, and see that top_p, top_k and min_p do not cut everything but "
-        "one token; an entropy_coef of 0.001 to 0.01 keeps the policy exploring.",
+        "one token; an entropy_coef of 0.001 to 0.01 keeps the policy exploring, dynamic_sampling=true "
+        "replaces prompts that teach nothing.",
     )
 
 
@@ -154,6 +167,8 @@ def removed(history: RunHistory) -> Diagnosis | None:
 def entropy_gone(history: RunHistory) -> Diagnosis | None:
     """The policy stopped exploring before it was good."""
     early, late = history.column("entropy")[:1], history.late("entropy")
+    if history.is_supervised:  # to imitate is to become sure
+        return None
     if not early or late is None or len(history.rows) < 5 or history.accuracy > 0.8 or late > 0.1 * early[0]:
         return None
     return Diagnosis(
@@ -214,7 +229,7 @@ def learning_rate_too_high(history: RunHistory) -> Diagnosis | None:
         signs.append(f"entropy rose from {early[0]:.2g} to {late:.2g}: the answers have become noise")
     fall = history.fall()
     few_updates = max(5 * history.updates_per_batch, len(history.rows) // 10)  # a slow fall has other causes
-    if fall is not None and fall.fell_step - fall.best_step <= few_updates:
+    if fall is not None and fall.is_collapse and fall.fell_step - fall.best_step <= few_updates:
         signs.append(
             f"accuracy fell from {percent(fall.best)} at step {fall.best_step} to {percent(fall.last)} by "
             f"step {fall.fell_step}"
@@ -235,7 +250,7 @@ def learning_rate_too_high(history: RunHistory) -> Diagnosis | None:
 def collapse(history: RunHistory) -> Diagnosis | None:
     """Why did it collapse: when, and what else changed about then."""
     fall = history.fall()
-    if fall is None:
+    if fall is None or history.is_supervised:
         return None
     changes = []
     for key, name in (
@@ -250,14 +265,62 @@ def collapse(history: RunHistory) -> Diagnosis | None:
         after = [value for step, value in steps if step <= fall.fell_step]
         if before and after:
             changes.append(f"{name} {before[-1]:.3g} -> {after[-1]:.3g}")
-    return Diagnosis(
-        title="It collapsed",
-        evidence=f"{fall.of_what.capitalize()} was {percent(fall.best)} at step {fall.best_step} and is "
+    evidence = (
+        f"{fall.of_what.capitalize()} was {percent(fall.best)} at step {fall.best_step} and is "
         f"{percent(fall.last)} now; half of that was lost by step {fall.fell_step}. On the way there: "
-        f"{', '.join(changes) or 'no other metrics'}.",
-        remedy="Use the checkpoint before the fall (a smaller save_steps keeps more of them). Then lower "
-        "learning_rate, hold the policy near its start (beta=0.01) or make fewer updates a batch; the "
-        "verdicts below say which of them the numbers point to.",
+        f"{', '.join(changes) or 'no other metrics'}."
+    )
+    if fall.is_collapse:
+        return Diagnosis(
+            title="It collapsed",
+            evidence=evidence,
+            remedy="Use the checkpoint before the fall (a smaller save_steps keeps more of them). Then lower "
+            "learning_rate, hold the policy near its start (beta=0.01) or make fewer updates a batch; the "
+            "verdicts below say which of them the numbers point to.",
+            severity=Severity.GRAVE,
+        )
+    return Diagnosis(
+        title="It was better before",
+        evidence=evidence,
+        remedy=f"Use a checkpoint near step {fall.best_step} (a smaller save_steps keeps more of them), and "
+        "read what has changed in the completions. Let the learning rate fall (lr_scheduler_type=linear) or "
+        "lower it, or hold the policy near its start (beta=0.01).",
+    )
+
+
+def worse_by_imitation(history: RunHistory) -> Diagnosis | None:
+    """Supervised steps after which fewer answers are right."""
+    fall = history.fall()
+    if fall is None or not history.is_supervised:
+        return None
+    lengths = [row.get("completions/mean_length") for row in history.evals]
+    first, last = lengths[0], lengths[-1]
+    length = "" if first is None or last is None else f"; answers had {first:.0f} tokens and have {last:.0f}"
+    return Diagnosis(
+        title="Imitation makes the answers worse",
+        evidence=f"Accuracy on the evaluation problems was {percent(fall.best)} at step {fall.best_step} and "
+        f"is {percent(fall.last)} now{length}.",
+        remedy="Read the given solutions beside the model's own: where they are shorter or of another kind, "
+        "they cost what the model could do. Take fewer steps or a lower learning_rate, its own right answers "
+        "(rejection_sampling=true), or begin with RL.",
+        severity=Severity.GRAVE,
+    )
+
+
+def learned_by_heart(history: RunHistory) -> Diagnosis | None:
+    """Accuracy rises in training and not in the evaluation."""
+    if len(history.evals) < 2 or history.rose or not history.rose_in_training or history.is_supervised:
+        return None
+    early, late = history.early("accuracy") or 0.0, history.recent("accuracy")
+    passes = history.column("epoch")[-1:]
+    seen = f"; every training problem was seen {passes[0]:.2g} times" if passes and passes[0] > 1 else ""
+    first, last = (float(history.evals[at]["accuracy"]) for at in (0, -1))
+    return Diagnosis(
+        title="It learns its training problems, not others",
+        evidence=f"Accuracy in training rose from {percent(early)} to {percent(late)}, on the evaluation "
+        f"problems it was {percent(first)} and is {percent(last)}{seen}.",
+        remedy="Give it more and more varied problems (rows, or the settings under datasets) and fewer "
+        "passes (max_steps). If the evaluation has other problems on purpose, train on some like them.",
         severity=Severity.GRAVE,
     )
 
@@ -280,8 +343,11 @@ def scoring_failed(history: RunHistory) -> Diagnosis | None:
 
 def sampler_differs(history: RunHistory) -> Diagnosis | None:
     """The engine sampled from other probabilities than the trainer computes."""
-    late = history.recent("sampling/sampling_logp_difference/mean")
-    if late < 0.02 or history.config.get("async_rollouts"):  # samples one batch old differ by what was learnt
+    late, config = history.recent("sampling/sampling_logp_difference/mean"), history.config
+    if config.get("async_rollouts") or config.get("top_k") or config.get("min_p"):
+        return None  # samples one batch old differ by what was learnt, the others without a bound
+    allowed = (0.05 if config.get("bf16") else 0.02) - math.log(float(config.get("top_p") or 1.0))
+    if late < allowed:
         return None
     return Diagnosis(
         title="Engine and trainer disagree about logprobs",
@@ -315,6 +381,7 @@ def loss_near_zero(history: RunHistory) -> Diagnosis | None:
 # What a collapse leaves behind: where it was not so before the fall, it is no trouble of its own.
 CONSEQUENCES = (truncated, no_variance, removed, clipped)
 CHECKS = (
-    collapse, learning_rate_too_high, only_form_is_paid, learning_rate_too_low, truncated, no_variance,
-    clipped, removed, entropy_gone, sampler_differs, scoring_failed, loss_near_zero,
+    collapse, worse_by_imitation, learned_by_heart, learning_rate_too_high, only_form_is_paid,
+    learning_rate_too_low, truncated, no_variance, clipped, removed, entropy_gone, sampler_differs,
+    scoring_failed, loss_near_zero,
 )  # fmt: skip

@@ -30,7 +30,7 @@ def diagnose(
     history = RunHistory(rows, evals, config)
     verdicts = [v for check in (*CHECKS, *ALGORITHM_CHECKS) if (v := check(history)) is not None]
     fall = history.fall()
-    if fall is not None:
+    if fall is not None and fall.is_collapse and not history.is_supervised:
         before = RunHistory([row for row in rows if row["step"] < fall.fell_step], evals, config)
         later = [v for check in CONSEQUENCES if (v := check(history)) is not None and check(before) is None]
         remedy = "This came with the collapse: mend that first."

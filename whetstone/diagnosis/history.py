@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
 
+SIGNIFICANT = 2.5  # standard errors; more than two, since the best of several evaluations is compared
+
 
 class Severity(IntEnum):
     """How much a verdict matters; the first stands first."""
@@ -38,6 +40,10 @@ class Drop:
     best_step: int
     last: float
     fell_step: int  # the first step at which half of what was lost was gone
+
+    @property
+    def is_collapse(self) -> bool:
+        return self.last < 0.7 * self.best
 
 
 class RunHistory:
@@ -92,6 +98,14 @@ class RunHistory:
         return max(generations, size * int(self.config.get("gradient_accumulation_steps") or 1))
 
     @property
+    def prompts_per_row(self) -> int:
+        return max(1, self.completions_per_row // int(self.config.get("num_generations") or 8))
+
+    @property
+    def is_supervised(self) -> bool:
+        return self.config.get("loss_type") == "sft"
+
+    @property
     def updates_per_batch(self) -> int:
         accumulation = int(self.config.get("gradient_accumulation_steps") or 1)
         parts = int(self.config.get("steps_per_generation") or accumulation) // accumulation
@@ -121,8 +135,16 @@ class RunHistory:
             if p_value is not None:
                 return float(last["delta_vs_step0"]) > 0 and float(p_value) < 0.05
             return float(last["accuracy_low"]) > float(self.evals[0]["accuracy_high"])
-        gain = self.gain
-        return gain is not None and gain > 3 * self._noise(self.accuracy, 3)
+        return self.rose_in_training
+
+    @property
+    def rose_in_training(self) -> bool:
+        """Whether accuracy on the training problems rose by more than chance explains."""
+        early, late = self.early("accuracy"), self.late("accuracy")
+        if early is None or late is None or len(self.rows) < 6:
+            return False
+        num = self._window("accuracy")
+        return late - early > 3 * math.hypot(self._noise(early, num), self._noise(late, num))
 
     def fall(self) -> Drop | None:
         """The clearest fall of accuracy from its best, beyond chance: in evaluations, else in training."""
@@ -133,7 +155,8 @@ class RunHistory:
             return None
         best = max(self.evals, key=lambda row: row["accuracy"])
         last = self.evals[-1]
-        if float(best["accuracy_low"]) <= float(last["accuracy_high"]):
+        error = math.hypot(_standard_error(best), _standard_error(last))
+        if float(best["accuracy"]) - float(last["accuracy"]) <= SIGNIFICANT * error:
             return None
         pairs = [(row["step"], float(row["accuracy"])) for row in self.evals]
         fall = _fall("accuracy on the evaluation problems", pairs, best["step"])
@@ -163,8 +186,11 @@ class RunHistory:
         return _fall("accuracy in training", [*pairs, (self.rows[-1]["step"], last)], best_step)
 
     def _noise(self, share: float, num_rows: int) -> float:
-        """Standard error of a share over some rows, never 0: few completions can't be sure of 0 or 1."""
-        num = max(1, num_rows * self.completions_per_row)
+        """Standard error of a share over some rows, never 0: few prompts can't be sure of 0 or 1.
+
+        Prompts count, not completions: those of a prompt are alike, the more so the longer a run is.
+        """
+        num = num_rows * self.prompts_per_row
         share = (share * num + 1) / (num + 2)
         return math.sqrt(share * (1 - share) / num)
 
@@ -175,6 +201,11 @@ def _fall(of_what: str, pairs: list[tuple[int, float]], best_step: int) -> Drop:
     half = (best + last) / 2
     fell = next(step for step, value in pairs if step > best_step and value <= half)
     return Drop(of_what=of_what, best=best, best_step=best_step, last=last, fell_step=fell)
+
+
+def _standard_error(row: Mapping[str, Any]) -> float:
+    """Of an evaluation's accuracy, by its 95 % interval."""
+    return (float(row["accuracy_high"]) - float(row["accuracy_low"])) / (2 * 1.96)
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -86,7 +86,9 @@ def log_rollouts(
         write_completions(folder, step, groups)
     if config.run.verbose_variance_logging:
         show_variance(groups)
+    epoch = {"epoch": plan.epoch(step)}
     if config.loss.is_supervised:
-        return length_metrics([rollout for group in groups for rollout in group.rollouts])
+        return epoch | length_metrics([rollout for group in groups for rollout in group.rollouts])
     signal.observe(groups)
-    return rollout_metrics(groups) | (variance_metrics(groups) if config.run.log_reward_variance else {})
+    variance = variance_metrics(groups) if config.run.log_reward_variance else {}
+    return epoch | rollout_metrics(groups) | variance

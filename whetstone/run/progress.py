@@ -91,12 +91,15 @@ class Progress:
         return "  ".join(parts)
 
     def seconds_left(self, step: int, row: Mapping[str, float]) -> float | None:
-        """From the pace of recent steps, evaluations included; after the first, from its own time."""
+        """From the pace of recent steps, evaluations included; after the first, from its own time.
+
+        Compilation is done once and does not count.
+        """
         if len(self._marks) >= 2:
             (first_time, first_step), (last_time, last_step) = self._marks[0], self._marks[-1]
             per_step = (last_time - first_time) / max(1, last_step - first_step)
         elif "step_time" in row:
-            per_step = row["step_time"]
+            per_step = row["step_time"] - row.get("setup_time", 0.0)
         else:
             return None
         return per_step * (self._num_steps - step)

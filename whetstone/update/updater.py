@@ -79,6 +79,7 @@ class Updater:
         self.steps_done = 0
         self.consecutive_skips = 0
         self._num_skipped = self._num_oom_splits = 0  # since the last `update` ended
+        self._setup_s = 0.0  # likewise
 
     def pack(self, groups: Sequence[Group], seed: int) -> list[list[Batch]]:
         """This rank's packed micro-batches of each minibatch. `seed` shuffles where there are several."""
@@ -123,9 +124,11 @@ class Updater:
             steps = [self.optimizer_step(minibatch) for _ in range(iterations) for minibatch in experience]
         means = {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]}
         counts = {"skipped_steps": float(self._num_skipped), "oom_splits": float(self._num_oom_splits)}
+        setup = {"setup_time": self._setup_s}
         self._num_skipped = self._num_oom_splits = 0
+        self._setup_s = 0.0
         size = self.micro_batch_size.metrics()
-        return {**critic_metrics, **means, **counts, **self.coefficients.metrics(), **size}
+        return {**critic_metrics, **means, **counts, **self.coefficients.metrics(), **size, **setup}
 
     def optimizer_step(self, minibatch: list[Experience]) -> dict[str, float]:
         """Gradient, clipping, weights, schedule; a step whose loss or gradient is not finite is skipped."""
@@ -174,6 +177,7 @@ class Updater:
 
     def micro_batch_tokens(self, groups: Sequence[Group]) -> int:
         """Tokens per micro-batch; `auto` is searched at the first batch, after all else is allocated."""
+        started_at = time.monotonic()
         if self._must_compile:
             self._compile()
         if self.micro_batch_size.tokens == 0:
@@ -186,6 +190,7 @@ class Updater:
                     allow_checkpointing=allow,
                     planned=self._planned_size(groups, allow_checkpointing=allow),
                 )
+        self._setup_s += time.monotonic() - started_at
         return self.micro_batch_size.tokens
 
     def _planned_size(self, groups: Sequence[Group], *, allow_checkpointing: bool) -> PlannedSize | None:
