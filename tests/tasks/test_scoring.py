@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -18,7 +19,7 @@ from whetstone.config import Config, build, make_plan
 from whetstone.errors import UserError
 from whetstone.tasks.mixture import build_tasks
 from whetstone.tasks.scoring.pool import Scorer
-from whetstone.tasks.scoring.process import ScoringProcess, ScoringRequest
+from whetstone.tasks.scoring.process import Job, ScoringProcess, ScoringRequest
 from whetstone.types import Problem
 
 OWN = Path(__file__).parents[1] / "data" / "own_rewards.py"
@@ -68,6 +69,33 @@ def test_gather_starts_afresh(plain: Scorer):
     (score,) = plain.gather()
     assert score.reward == 2.0 + 0.5 * 0.5  # two of four tags
     assert plain.gather() == []
+
+
+def test_the_same_answer_to_the_same_problem_is_scored_once(monkeypatch: pytest.MonkeyPatch):
+    sent: list[int] = []
+    send = ScoringProcess.send_job
+
+    def record(self: ScoringProcess, job: Job, *rest: Any) -> None:
+        sent.extend(job.numbers if job.kind == "score" else ())
+        send(self, job, *rest)
+
+    monkeypatch.setattr(ScoringProcess, "send_job", record)
+    config = configure(
+        reward_funcs=["accuracy", "length", f"{OWN}:logs"], max_completion_length=8, overlong_buffer_length=4
+    )
+    first, second = countdown(32), countdown(33)
+    right = "<think>a</think><answer>30 + 7 - 5</answer>"
+    answers = [(first, right, 3), (first, "hm", 3), (first, right, 3), (second, right, 3), (first, right, 8)]
+    with Scorer(config) as scorer:
+        for _ in range(2):  # nothing is left of the first batch
+            for problem, text, num_tokens in answers:
+                scorer.submit(answer(problem, text, num_tokens))
+            scores = scorer.gather()
+            assert sorted(sent) == [0, 1, 3, 4]
+            assert [score.parts["correct"] for score in scores] == [1.0, 0.0, 1.0, 0.0, 1.0]
+            assert scores[2] == scores[0] and scores[4].parts["length"] < scores[0].parts["length"]
+            assert scorer.custom_metrics == {"texts": 5}  # functions of the user's own get all of them
+            sent.clear()
 
 
 def test_evaluation_problems_are_scored_by_the_evaluation_task():
@@ -150,15 +178,15 @@ def test_an_answer_that_hangs_math_verify_costs_its_own_score_only(tmp_path: Pat
         scorer.submit(answer(problem, r"\boxed{3}"))
         assert scorer.gather()[0].reward == 1.0  # the worker is up: what follows is the time of scoring
         began = time.monotonic()
-        for text in (r"\boxed{3}", HANGS, r"\boxed{x+1-x+2}", "nothing"):
+        for text in (r"\boxed{3}", HANGS, r"\boxed{x+1-x+2}", "nothing", HANGS):
             scorer.submit(answer(problem, text))
         scores = scorer.gather()
         assert time.monotonic() - began < 30
-        assert [score.parts["correct"] for score in scores] == [1.0, 0.0, 1.0, 0.0]
-        assert [score.failure for score in scores] == [None, "timeout", None, None]
+        assert [score.parts["correct"] for score in scores] == [1.0, 0.0, 1.0, 0.0, 0.0]
+        assert [score.failure for score in scores] == [None, "timeout", None, None, "timeout"]
         # Hanging pays no better than being wrong (-1), or a policy would learn to hang.
-        assert [score.reward for score in scores] == [1.0, -1.0, 1.0, -0.5]
-        assert scorer.failures == 1
+        assert [score.reward for score in scores] == [1.0, -1.0, 1.0, -0.5, -1.0]
+        assert scorer.failures == 2
         scorer.submit(answer(problem, r"\boxed{3}"))
         assert scorer.gather()[0].reward == 1.0 and scorer.failures == 0
 

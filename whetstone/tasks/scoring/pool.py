@@ -80,15 +80,25 @@ class Scorer(contextlib.AbstractContextManager["Scorer"]):
         self._parts: dict[int, dict[str, float]] = {}
         self._seconds: dict[int, float] = {}
         self._details: dict[int, _Details] = {}
+        self._scored: dict[int, tuple[dict[str, float], _Details, str | None]] = {}  # by the task alone
         self._failed: dict[int, str] = {}
+        self._first: dict[tuple[int, str, int], int] = {}  # problem, text and length -> the first such answer
+        self._repeats: dict[int, list[int]] = {}  # first answer -> the same ones behind it, which it scores
         self._alone: set[int] = set()  # answers of a job that ended a worker: each gets a job of its own
         self._crashed_once: set[int] = set()  # answers whose scoring ended a worker
         funcs = dict(zip(self._config.tasks.reward_funcs, self._names, strict=True))
         self._custom = CustomCalls(funcs, self._parts, self._failed)
 
     def submit(self, request: ScoringRequest) -> None:
-        self._unsent[self._is_isolated[request.problem.task]].append(len(self._requests))
+        """Its score comes from `gather`. The same answer to the same problem is scored once."""
+        number = len(self._requests)
         self._requests.append(request)
+        key = (id(request.problem), request.text, len(request.completion_ids))
+        first = self._first.setdefault(key, number)
+        if first == number:
+            self._unsent[self._is_isolated[request.problem.task]].append(number)
+        else:
+            self._repeats.setdefault(first, []).append(number)
         if time.monotonic() - self._polled_at > _POLL_S:
             self._poll(0.0)
 
@@ -97,10 +107,11 @@ class Scorer(contextlib.AbstractContextManager["Scorer"]):
         numbers = range(len(self._requests))
         self._custom.start(numbers)
         try:
-            while len(self._details) < len(self._requests) or self._custom.pending:
+            while len(self._details) < len(self._first) or self._custom.pending:
                 self._poll(1.0)
                 self._check_failures()
-                reach(len(self._details))
+                reach(len(self._requests) - len(self._first) + len(self._details))
+            self._score_repeats()
             for number, parts in self._parts.items():  # else it would be trained on as if it were worth 0
                 if number not in self._failed and not any(name in parts for name in self._names):
                     self._failed[number] = "no reward function returned a number"
@@ -288,6 +299,15 @@ class Scorer(contextlib.AbstractContextManager["Scorer"]):
             self._failed[number] = failure
         self._parts.setdefault(number, {}).update(parts)
         self._details[number] = details
+        self._scored[number] = (parts, details, failure)
+
+    def _score_repeats(self) -> None:
+        for first, repeats in self._repeats.items():
+            parts, details, failure = self._scored[first]
+            for number in repeats:
+                self._record(number, parts, details, failure)
+                if first in self._seconds:
+                    self._seconds[number] = self._seconds[first]
 
     def _check_failures(self) -> None:
         """Raise where this batch, alone or with the recent ones, has more failures than allowed."""
