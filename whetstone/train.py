@@ -14,14 +14,13 @@ from typing import Any
 from whetstone import seeds
 from whetstone.config import LoadedConfig
 from whetstone.evaluation.display import print_result
-from whetstone.evaluation.evaluator import EvalResult
 from whetstone.export.push import push_final
 from whetstone.model.sharded import model_writer
 from whetstone.parallel import mesh
 from whetstone.parallel.collectives import all_gather_objects
 from whetstone.report.results import write_results
 from whetstone.rollout.metrics import check_logprob_difference
-from whetstone.run.checkpoint import CheckpointData, save_model
+from whetstone.run.checkpoint import CheckpointData
 from whetstone.run.completions import log_rollouts
 from whetstone.run.eval_only import evaluate_only
 from whetstone.run.folder import plan_shape
@@ -112,16 +111,16 @@ def loop(run: TrainingRun, step: int, started_at: float) -> Iterator[Step]:
             yield Step(step=step, metrics=metrics, groups=rollouts.groups)
 
 
-def evaluate(run: TrainingRun, step: int) -> EvalResult | None:
+def evaluate(run: TrainingRun, step: int) -> None:
     """The fixed evaluation; also greedy at the start and the end."""
     if run.evaluator is None:
-        return None
+        return
     is_end = step in (0, run.plan.num_steps)
     run.source.sync_weights(step)
     result = run.evaluator.run(step, greedy=is_end and run.config.evaluation.eval_greedy)
     run.metrics.log_eval(step, result.metrics())
+    run.best_model.observe(step, result)
     print_result(result, num_examples=run.config.evaluation.eval_num_examples_to_print)
-    return result
 
 
 def save(run: TrainingRun, step: int, seconds: float) -> None:
@@ -151,16 +150,16 @@ def finish(run: TrainingRun, step: int, seconds: float) -> dict[str, Any]:
     if step < run.plan.num_steps:
         logger.info(f"Stopped at step {step}, saved. Go on with the same command and auto_resume=true.")
         raise KeyboardInterrupt
-    result = evaluate(run, run.plan.num_steps)
+    evaluate(run, step)
     if run.config.run.save_strategy != "no":
-        save(run, run.plan.num_steps, seconds)
+        save(run, step, seconds)
     with stage("saving the model"):
         write_model = model_writer(run.policy)
         run.saver.finish()
         if not run.ranks.is_main:
             return {}
         run.saver.remove_old()  # a killed run may have left one too many
-        save_model(write_model, run.folder / "final_model", run.plan.num_steps)
-    results = write_results(run.folder, result, steps=run.plan.num_steps, seconds=seconds)
+        model_step = run.best_model.publish(write_model, run.folder / "final_model", step)
+    results = write_results(run.folder, steps=step, model_step=model_step, seconds=seconds)
     push_final(run.config, run.folder)
     return results

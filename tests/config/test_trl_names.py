@@ -34,7 +34,7 @@ SAME = _names("""
     ref_model_sync_steps top_entropy_quantile entropy_coef entropy_coef_min entropy_coef_max
     entropy_coef_delta entropy_target off_policy_mask_threshold use_bias_correction_kl
     logging_steps logging_first_step save_strategy save_steps save_total_limit resume_from_checkpoint
-    push_to_hub hub_model_id hub_private_repo
+    load_best_model_at_end push_to_hub hub_model_id hub_private_repo
     use_peft lora_r lora_alpha lora_dropout lora_target_modules use_rslora use_dora load_in_4bit
 """)
 # Keys of rows: `data_keys.py` puts them into the settings of a task.

@@ -187,7 +187,6 @@ VALUES: dict[str, list[str]] = {
     "use_bnb_nested_quant": ["true"],
     "trust_remote_code": ["true"],
     "use_dora": ["3"],
-    "load_best_model_at_end": ["true"],
     "repetition_penalty": ["1.1"],
     "neftune_noise_alpha": ["5"],
     "generation_kwargs": ["{bad_words_ids: [1]}", "3"],

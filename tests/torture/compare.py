@@ -12,6 +12,7 @@ from typing import Any
 TIMED = (
     "time/",
     "step_time",
+    "setup_time",
     "tokens_per_s",
     "rollout_tokens_per_s",
     "update_tokens_per_s",

@@ -165,6 +165,8 @@ def ineffective_settings(config: Config, plan: Plan) -> list[str]:
             notes.append(f"off_policy_mask_threshold has no effect {once}.")
     if ahead and plan.num_batches == 1:
         notes.append("async_rollouts has no effect on a run of one batch.")
+    if config.run.load_best_model_at_end and plan.eval_every == 0:
+        notes.append("load_best_model_at_end has no effect while fixed_eval_steps is 0.")
     if config.parallel.sequence_parallel and config.parallel.tp_size == 1:
         notes.append("sequence_parallel has no effect while tp_size is 1.")
     if config.model.torch_compile is True and config.parallel.tp_size > 1:

@@ -58,6 +58,8 @@ class RunConfig(Section):
     """Steps between checkpoints; below 1: a fraction of all steps."""
     save_total_limit: int | None = Field(default=None, ge=1, le=MAX_COUNT)
     """Keep only so many newest checkpoints."""
+    load_best_model_at_end: bool = False
+    """Make the model with the best fixed evaluation the final one, instead of the last."""
     auto_resume: bool = False
     """Go on from the newest whole checkpoint in the run folder, if there is one."""
     resume_from_checkpoint: Name | bool | None = None

@@ -136,7 +136,9 @@ _WHY_NOT: dict[str, str] = {
     "the evaluation runs before the first step and after the last, unless eval_num_samples is 0": """
         do_eval do_train do_predict eval_on_start eval_delay eval_do_concat_batches eval_use_gather_object
         eval_accumulation_steps prediction_loss_only include_for_metrics batch_eval_metrics
-        bf16_full_eval fp16_full_eval metric_for_best_model greater_is_better""",
+        bf16_full_eval fp16_full_eval""",
+    "the best model is the one with the highest accuracy in the fixed evaluation": """
+        metric_for_best_model greater_is_better""",
     "problems are made or read by the tasks, shuffled by their seed": """
         remove_unused_columns shuffle_dataset dataloader_drop_last dataloader_num_workers
         dataloader_pin_memory dataloader_persistent_workers dataloader_prefetch_factor
@@ -170,7 +172,6 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "optim_args": ((), "the optimizer is set by weight_decay and adam_*"),
     "optim_target_modules": ((), "all trained weights have one optimizer"),
     "neftune_noise_alpha": ((), "there is no noise on embeddings"),
-    "load_best_model_at_end": ((), "final_model is the last one; save_steps keeps the others"),
     "parallelism_config": ((), "ranks are shared out by tp_size and ddp_size"),
     "model_revision": (("main",), "download that revision and give its folder as model_name_or_path"),
     "lora_target_parameters": ((), "adapters are for linear layers: use lora_target_modules"),

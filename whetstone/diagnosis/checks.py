@@ -274,7 +274,8 @@ def collapse(history: RunHistory) -> Diagnosis | None:
         return Diagnosis(
             title="It collapsed",
             evidence=evidence,
-            remedy="Use the checkpoint before the fall (a smaller save_steps keeps more of them). Then lower "
+            remedy="Use the checkpoint before the fall (a smaller save_steps keeps more of them; "
+            "load_best_model_at_end=true keeps the model of the best evaluation). Then lower "
             "learning_rate, hold the policy near its start (beta=0.01) or make fewer updates a batch; the "
             "verdicts below say which of them the numbers point to.",
             severity=Severity.GRAVE,
@@ -282,9 +283,9 @@ def collapse(history: RunHistory) -> Diagnosis | None:
     return Diagnosis(
         title="It was better before",
         evidence=evidence,
-        remedy=f"Use a checkpoint near step {fall.best_step} (a smaller save_steps keeps more of them), and "
-        "read what has changed in the completions. Let the learning rate fall (lr_scheduler_type=linear) or "
-        "lower it, or hold the policy near its start (beta=0.01).",
+        remedy=f"Use a checkpoint near step {fall.best_step} (load_best_model_at_end=true keeps the best "
+        "model), and read what has changed in the completions. Let the learning rate fall "
+        "(lr_scheduler_type=linear) or lower it, or hold the policy near its start (beta=0.01).",
     )
 
 

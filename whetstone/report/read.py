@@ -46,8 +46,10 @@ class Run:
 
     @property
     def last(self) -> Evaluation | None:
-        """The newest evaluation, where there is more than one."""
-        return self.evaluations[-1] if len(self.evaluations) > 1 else None
+        """That of the final model, or the newest, where there is more than one."""
+        final = (self.results or {}).get("model_step")
+        of_final = [evaluation for evaluation in self.evaluations[1:] if evaluation.step == final]
+        return (of_final or self.evaluations[1:] or [None])[-1]
 
     @property
     def ends(self) -> list[Evaluation]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from whetstone.diagnosis.explain import diagnose, load_history
 from whetstone.evaluation.display import format_accuracy, format_mean
-from whetstone.evaluation.evaluator import EvalResult, read_summary
+from whetstone.evaluation.evaluator import read_summary
 from whetstone.evaluation.statistics import Accuracy
 from whetstone.files import atomic_write
 from whetstone.model.card import ADAPTER_CONFIG
@@ -23,25 +23,28 @@ from whetstone.terminal.text import counted
 logger = logging.getLogger("whetstone")
 
 
-def write_results(folder: Path, after: EvalResult | None, *, steps: int, seconds: float) -> dict[str, Any]:
-    """Write train_results.json and the report of a run whose final model is saved, and say where they are."""
-    results: dict[str, Any] = {"steps": steps, "seconds": round(seconds, 1)}
-    before = read_summary(folder / "eval_results" / "eval_step_0.json")
-    if after is not None and before is not None:
-        summary = after.summary()
+def write_results(folder: Path, *, steps: int, model_step: int, seconds: float) -> dict[str, Any]:
+    """Write train_results.json and the report of a run whose final model, that of `model_step`, is saved, and
+    say where they are.
+    """
+    results: dict[str, Any] = {"steps": steps, "model_step": model_step, "seconds": round(seconds, 1)}
+    before, after = (
+        read_summary(folder / "eval_results" / f"eval_step_{step}.json") for step in (0, model_step)
+    )
+    if before is not None and after is not None:
         results |= {
             "accuracy_before": before["accuracy"],
-            "accuracy_after": summary["accuracy"],
+            "accuracy_after": after["accuracy"],
             "greedy_before": before["greedy_accuracy"],
-            "greedy_after": summary["greedy_accuracy"],
-            "eval_temperature": after.temperature,
+            "greedy_after": after["greedy_accuracy"],
+            "eval_temperature": after["temperature"],
             "reward_before": before.get("reward"),
-            "reward_after": summary["reward"],
-            "is_judged": after.is_judged,
-            "delta_vs_step0": summary["delta_vs_step0"],
+            "reward_after": after["reward"],
+            "is_judged": after["is_judged"],
+            "delta_vs_step0": after["delta_vs_step0"],
         }
     atomic_write(folder / "train_results.json", json.dumps(results, indent=1))
-    write_card(folder / "final_model", folder, step=steps)
+    write_card(folder / "final_model", folder, step=model_step)
     with stage("writing the report"):
         report = write_report(folder)
     _print_summary(folder, results, report)
@@ -75,6 +78,12 @@ def _print_summary(folder: Path, results: dict[str, Any], report: Path) -> None:
             logger.info(line + (f", greedy {format_accuracy(Accuracy(**greedy))}" if greedy else ""))
     logger.info(f"{counted(results['steps'], 'step')} in {results['seconds']:.0f} s.")
     logger.info(f"The model is in {folder / 'final_model'}.")
+    if results["model_step"] != results["steps"]:
+        logger.info(
+            f"It is that of step {results['model_step']}, which had the best evaluation "
+            "(load_best_model_at_end). The problems that chose it also measured it: expect a little less on "
+            "others."
+        )
     if (folder / "final_model" / ADAPTER_CONFIG).is_file():
         logger.info("It is a LoRA adapter: README.md beside it says how to load it, merge it and serve it.")
     logger.info(f"The report is {report}: open it in a browser.")

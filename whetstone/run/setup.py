@@ -40,6 +40,7 @@ from whetstone.rollout.source import RolloutSource
 from whetstone.rollout.supervised import RejectionSampledSource, SupervisedSource
 from whetstone.rollout.tensor_parallel import NoEnvironments
 from whetstone.run.agents import make_agents
+from whetstone.run.best_model import BestModel
 from whetstone.run.checkpoint import Checkpoint, Saver
 from whetstone.run.cost_line import describe_cost
 from whetstone.run.folder import check_plan, open_run, run_dir, scratch_folder
@@ -78,6 +79,7 @@ class TrainingRun:
     learning_signal: LearningSignal
     updater: Updater
     evaluator: Evaluator | None
+    best_model: BestModel
     token_log: TokenLog
     metrics: MetricsLog
     throughput: ThroughputMeter
@@ -151,6 +153,7 @@ def build(
         learning_signal=LearningSignal(config),
         updater=updater,
         evaluator=Evaluator(config, problems, collector, folder) if problems else None,
+        best_model=BestModel(folder, policy, enabled=config.run.load_best_model_at_end),
         token_log=TokenLog(folder, config, policy, updater.accumulator.tokens),
         metrics=metrics,
         throughput=ThroughputMeter(

@@ -10,7 +10,7 @@ from transformers import TrainerCallback
 
 from whetstone.config import Config, Plan
 from whetstone.evaluation.display import print_result
-from whetstone.evaluation.evaluator import EvalResult, Evaluator
+from whetstone.evaluation.evaluator import Evaluator
 from whetstone.model.card import finish_adapter
 from whetstone.model.manifest import write_manifest
 from whetstone.model.policy import Policy
@@ -43,10 +43,10 @@ class TrlRun:
     checkpoint: Checkpoint | None
 
 
-def evaluate(run: TrlRun, step: int) -> EvalResult | None:
+def evaluate(run: TrlRun, step: int) -> None:
     """The fixed evaluation, on our engine; TRL finds the model as it left it."""
     if run.evaluator is None:
-        return None
+        return
     model, was_training = run.policy.model, run.policy.model.training
     run.policy.restore_attention()
     ends = step in (0, run.plan.num_steps)
@@ -55,7 +55,6 @@ def evaluate(run: TrlRun, step: int) -> EvalResult | None:
     model.train(was_training)
     run.metrics.log_eval(step, result.metrics())
     print_result(result, num_examples=run.config.evaluation.eval_num_examples_to_print)
-    return result
 
 
 # TRL's metric -> ours. Metrics of the rollouts are computed from the groups.

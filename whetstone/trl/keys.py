@@ -71,6 +71,7 @@ REFUSED = {
     "turn_credit": "TRL has one reward for a completion",
     "rollout_func": "such a function samples on whetstone's own engines",
     "agent": "agents ask whetstone's own rollout",
+    "load_best_model_at_end": "TRL's evaluations are whetstone's, which its trainer can't choose by",
     "optim": "TRL's 8-bit AdamW is that of bitsandbytes, another one",
 }
 

@@ -131,14 +131,14 @@ def make_trainer(run: TrlRun, callback: "TrlCallback | None" = None) -> Any:
 
 def _finish(run: TrlRun, seconds: float) -> dict[str, Any]:
     """The last evaluation, the final model without what TRL added to it, and what every run leaves."""
-    after = evaluate(run, run.plan.num_steps)
-    policy = run.policy
+    evaluate(run, run.plan.num_steps)
+    policy, step = run.policy, run.plan.num_steps
     if policy.is_lora and "ref" in policy.model.peft_config:  # TRL's reference where beta > 0
         policy.model.delete_adapter("ref")
     policy.set_attention(policy.original_attention)
     with stage("saving the model"):
-        save_model(model_writer(policy), run.folder / "final_model", run.plan.num_steps)
-    results = write_results(run.folder, after, steps=run.plan.num_steps, seconds=seconds)
+        save_model(model_writer(policy), run.folder / "final_model", step)
+    results = write_results(run.folder, steps=step, model_step=step, seconds=seconds)
     push_final(run.config, run.folder)
     return results
 
