@@ -59,3 +59,10 @@ def test_a_plan_of_one_has_no_plurals() -> None:
     assert "1 batch of 1 prompt x 2 completions" in text
     assert "1 optimizer step, 1 a batch (1 part x 1 iteration)" in text
     assert "1 training problem, seen once" in text
+
+
+def test_a_plan_says_that_nothing_is_evaluated() -> None:
+    config = load("quickstart", ["eval_num_samples=0", "max_steps=4", "prompts_per_step=5"]).config
+    plan = make_plan(config, num_problems=10)
+    assert any(line.endswith("seen 2 times; no evaluation") for line in plan.lines(config))
+    assert [plan.epoch(step) for step in (0, 1, 4)] == [0.0, 0.5, 2.0]

@@ -65,8 +65,12 @@ class Plan:
             f"({counted(self.minibatches, 'part')} x {counted(self.num_iterations, 'iteration')}), "
             "micro-batches of " + ("as many tokens as fit" if size == "auto" else f"{size:,} tokens"),
             f"{counted(self.num_problems, 'training problem')}, {seen}; "
-            f"{counted(evaluations, 'evaluation')} of {counted(measured, 'problem')} x "
-            f"{config.evaluation.eval_samples_per_problem}",
+            + (
+                f"{counted(evaluations, 'evaluation')} of {counted(measured, 'problem')} x "
+                f"{config.evaluation.eval_samples_per_problem}"
+                if evaluations
+                else "no evaluation"
+            ),
         ]
         names = config.tasks.reward_funcs
         weights = config.tasks.reward_weights or [1.0] * len(names)
