@@ -3,7 +3,8 @@
 python benchmarks/recipes.py --list
 python benchmarks/recipes.py --model FOLDER --data FOLDER_OF_GSM8K --output RUNS --only klong klong_sft
                               runs them; a failure does not stop the next. RUNS/recipes.json has the results.
-                              --parallel 3 runs three at a time, for small batches; their times say little
+                              --parallel 3 runs three at a time, for small batches; their times say little.
+                              Kernels of several runs run side by side behind nvidia-cuda-mps-control -d
 python benchmarks/recipes.py --render [RUNS/recipes.json]
                               keeps these runs in results/learning, draws pictures, fills the pages' tables
 """

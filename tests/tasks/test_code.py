@@ -16,6 +16,7 @@ from whetstone.sandbox.interpreters import from_klong, plain, to_klong
 from whetstone.sandbox.languages import LANGUAGES, missing
 from whetstone.sandbox.pool import LocalPool
 from whetstone.sandbox.program import Limits
+from whetstone.tasks import code
 from whetstone.tasks.code import CodeTask, shipped_problems
 from whetstone.tasks.examples import make_expressions
 from whetstone.tasks.mixture import build_tasks, check_gold, eval_problems
@@ -80,6 +81,27 @@ def test_outcomes_are_told_apart_and_tests_listed(tmp_path: Path) -> None:
     score = task.score(problem, "def f(x): return x if x < 3 else 1 / 0")
     assert score.tests == ("passed", "passed", "passed", "crash")
     assert score.answer == "def f(x): return x if x < 3 else 1 / 0"
+
+
+def test_the_same_program_in_other_words_runs_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[str] = []
+
+    def record(pool: Any, language: Any, source: str, *rest: Any) -> Any:
+        runs.append(source)
+        return run_tests(pool, language, source, *rest)
+
+    monkeypatch.setattr(code, "run_tests", record)
+    monkeypatch.setattr(code, "_MAX_KNOWN", 2)
+    task = make(tmp_path, sandbox_time_limit_s=0.3)
+    same, endless = "```python\ndef f(x): return x\n```", "def f(x):\n    while True: pass"
+    first = task.score(task.problem(0), same)
+    assert first.correct and task.score(task.problem(0), f"{same}\nIt gives x back.") == first
+    assert len(runs) == 1
+    assert not task.score(task.problem(1), same).correct and len(runs) == 2  # another problem
+    assert task.score(task.problem(0), endless).outcome == "timeout"
+    assert task.score(task.problem(0), endless).outcome == "timeout"
+    assert runs[2:] == [endless, endless]  # by chance, perhaps
+    assert task.score(task.problem(0), same) == first and len(runs) == 5  # only so many are remembered
 
 
 def test_which_tests_run_is_fixed_by_the_seed_and_evaluation_runs_all(tmp_path: Path) -> None:

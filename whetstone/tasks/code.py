@@ -9,7 +9,13 @@ from typing import Any
 
 from whetstone.config import Config, TaskSpec
 from whetstone.errors import UserError, did_you_mean
-from whetstone.rewards.programs import ProgramTest, extract_program, read_tests, run_tests
+from whetstone.rewards.programs import (
+    ProgramResult,
+    ProgramTest,
+    extract_program,
+    read_tests,
+    run_tests,
+)
 from whetstone.sandbox import languages
 from whetstone.sandbox.languages import Language
 from whetstone.sandbox.pool import Pool, shared_pool
@@ -29,6 +35,7 @@ _REASONED = (
 # What the tests of other projects call the fields of ours.
 _TEST_FIELDS = {"test_code": "code", "expected_output": "stdout"}
 _LONGEST_TIME_LIMIT_S = 3600.0
+_MAX_KNOWN = 256  # programs whose results are remembered
 STATEMENT_COLUMNS = ("statement", "description", "question", "problem", "prompt")
 _PROMPT = "{statement}\n{signature}{starter}\n{format}"
 
@@ -52,6 +59,7 @@ class CodeTask(rows.RowTask):
             known = ("statement", "signature", "starter", "language", "format")
             check_template(self.settings["prompt"], known, f"The setting `prompt` of task {name}")
         self._test_fields = _check_fields(self.settings.get("test_fields"), name)
+        self._known: dict[tuple[str, str], ProgramResult] = {}  # problem and program -> its result
         limit = config.programs.sandbox_time_limit_s
         if limit >= config.tasks.reward_timeout_s:
             raise UserError(
@@ -129,7 +137,10 @@ class CodeTask(rows.RowTask):
             return TaskScore(correct=False, reward=0.0, outcome="no_program")
         tests = read_tests(row["tests"], language, row["function"], problem.id)
         selected, source = self._select_tests(tests, problem), row["before"] + program
-        result = run_tests(self._pool, language, source, selected, self._limits(row))
+        result = self._known.get((problem.id, source))
+        if result is None:
+            result = run_tests(self._pool, language, source, selected, self._limits(row))
+            self._remember(problem.id, source, result)
         passed_fraction = result.passed / len(result.tests)
         all_passed = float(result.passed == len(result.tests))
         base = passed_fraction if programs.test_reward == "partial" else all_passed
@@ -140,6 +151,13 @@ class CodeTask(rows.RowTask):
             outcome=result.outcome,
             tests=result.tests,
         )
+
+    def _remember(self, problem: str, source: str, result: ProgramResult) -> None:
+        """Samples of a prompt are often the same program in other words. Time limits are missed by chance."""
+        if len(self._known) >= _MAX_KNOWN:
+            self._known.clear()
+        if result.outcome != "timeout":
+            self._known[problem, source] = result
 
     def _select_tests(self, tests: tuple[ProgramTest, ...], problem: Problem) -> list[ProgramTest]:
         """The tests of this answer: in training a few, always the same ones for a problem."""

@@ -106,6 +106,10 @@ class Scorer(contextlib.AbstractContextManager["Scorer"]):
         """Wait for everything submitted since the last call: the scores in order of submission."""
         numbers = range(len(self._requests))
         self._custom.start(numbers)
+        for unsent in self._unsent.values():  # answers to a problem together: a worker knows what it just ran
+            ordered = sorted(unsent, key=lambda number: id(self._requests[number].problem))
+            unsent.clear()
+            unsent.extend(ordered)
         try:
             while len(self._details) < len(self._first) or self._custom.pending:
                 self._poll(1.0)
