@@ -358,3 +358,36 @@ def test_real_runs_of_these_parts(explained: Explained) -> None:
         "async_rollouts=1", "learning_rate=0.05", "importance_correction_max=1.01", "eval_num_samples=0"
     )
     assert "The samples are too old for the update" in titles(old)
+
+
+def test_learned_by_heart_needs_an_evaluation_that_could_tell() -> None:
+    wide = CONFIG | {"prompts_per_step": 64}
+    rising = rows(60, loss=0.3, accuracy=lambda t: 0.2 + 0.5 * t)
+    title = "It learns its training problems, not others"
+    assert title in titles(diagnose(rising, evals(0.2, 0.22, p_value=0.6), wide))
+    assert title not in titles(diagnose(rising, evals(0.2, 0.35), wide))  # it rose
+    assert title not in titles(diagnose(rising, evals(0.2, 0.35, p_value=0.1), wide))  # it may have
+    assert title not in titles(diagnose(rising, evals(0.9, 0.91, p_value=0.6), wide))  # easier problems
+
+
+def test_supervised_runs_are_compared_with_their_start_and_with_their_best() -> None:
+    config = CONFIG | {"loss_type": "sft"}
+    steps = [{"step": i + 1, "kind": "train", "loss": 1.0, "entropy": 0.9**i} for i in range(20)]
+    worse = diagnose(steps, evals(0.6, 0.4, 0.3), config)
+    assert titles(worse) == ["Imitation makes the answers worse"]
+    later = diagnose(steps, evals(0.1, 0.6, 0.3), config)
+    assert titles(later) == ["It was better before"] and "take fewer steps" in later[0].remedy
+    assert titles(diagnose(steps, evals(0.1, 0.5, 0.6), config)) == ["Healthy: it learns"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "difference", "is_told"),
+    [({}, 0.03, True), ({"bf16": True}, 0.03, False), ({"bf16": True}, 0.06, True),
+     ({"top_p": 0.9}, 0.1, False), ({"top_p": 0.9}, 0.13, True), ({"top_k": 20}, 0.3, False)],
+)  # fmt: skip
+def test_a_difference_of_engine_and_trainer_beyond_what_settings_explain(
+    keys: dict[str, Any], difference: float, is_told: bool
+) -> None:
+    steps = rows(loss=0.3, **{"sampling/sampling_logp_difference/mean": difference})
+    told = titles(diagnose(steps, evals(0.4, 0.6), CONFIG | keys))
+    assert ("Engine and trainer disagree about logprobs" in told) == is_told

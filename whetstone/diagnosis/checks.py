@@ -250,7 +250,7 @@ def learning_rate_too_high(history: RunHistory) -> Diagnosis | None:
 def collapse(history: RunHistory) -> Diagnosis | None:
     """Why did it collapse: when, and what else changed about then."""
     fall = history.fall()
-    if fall is None or history.is_supervised:
+    if fall is None or (history.is_supervised and fall.best_step == 0):
         return None
     changes = []
     for key, name in (
@@ -270,7 +270,7 @@ def collapse(history: RunHistory) -> Diagnosis | None:
         f"{percent(fall.last)} now; half of that was lost by step {fall.fell_step}. On the way there: "
         f"{', '.join(changes) or 'no other metrics'}."
     )
-    if fall.is_collapse:
+    if fall.is_collapse and not history.is_supervised:
         return Diagnosis(
             title="It collapsed",
             evidence=evidence,
@@ -280,27 +280,28 @@ def collapse(history: RunHistory) -> Diagnosis | None:
             "verdicts below say which of them the numbers point to.",
             severity=Severity.GRAVE,
         )
+    instead = "take fewer steps" if history.is_supervised else "hold the policy near its start (beta=0.01)"
     return Diagnosis(
         title="It was better before",
         evidence=evidence,
         remedy=f"Use a checkpoint near step {fall.best_step} (load_best_model_at_end=true keeps the best "
         "model), and read what has changed in the completions. Let the learning rate fall "
-        "(lr_scheduler_type=linear) or lower it, or hold the policy near its start (beta=0.01).",
+        f"(lr_scheduler_type=linear) or lower it, or {instead}.",
     )
 
 
 def worse_by_imitation(history: RunHistory) -> Diagnosis | None:
-    """Supervised steps after which fewer answers are right."""
+    """Supervised steps after which fewer answers are right than before them."""
     fall = history.fall()
-    if fall is None or not history.is_supervised:
+    if fall is None or not history.is_supervised or fall.best_step > 0:
         return None
     lengths = [row.get("completions/mean_length") for row in history.evals]
     first, last = lengths[0], lengths[-1]
     length = "" if first is None or last is None else f"; answers had {first:.0f} tokens and have {last:.0f}"
     return Diagnosis(
         title="Imitation makes the answers worse",
-        evidence=f"Accuracy on the evaluation problems was {percent(fall.best)} at step {fall.best_step} and "
-        f"is {percent(fall.last)} now{length}.",
+        evidence=f"Accuracy on the evaluation problems was {percent(fall.best)} before the first step and is "
+        f"{percent(fall.last)} now{length}.",
         remedy="Read the given solutions beside the model's own: where they are shorter or of another kind, "
         "they cost what the model could do. Take fewer steps or a lower learning_rate, its own right answers "
         "(rejection_sampling=true), or begin with RL.",
@@ -309,10 +310,13 @@ def worse_by_imitation(history: RunHistory) -> Diagnosis | None:
 
 
 def learned_by_heart(history: RunHistory) -> Diagnosis | None:
-    """Accuracy rises in training and not in the evaluation."""
-    if len(history.evals) < 2 or history.rose or not history.rose_in_training or history.is_supervised:
+    """Accuracy rises in training, and in the evaluation by less than half of that, if at all."""
+    if len(history.evals) < 2 or not history.rose_in_training:
         return None
     early, late = history.early("accuracy") or 0.0, history.recent("accuracy")
+    gain, error = history.evaluated_gain()
+    if history.rose or history.accuracy >= late or gain + 2 * error >= (late - early) / 2:
+        return None
     passes = history.column("epoch")[-1:]
     seen = f"; every training problem was seen {passes[0]:.2g} times" if passes and passes[0] > 1 else ""
     first, last = (float(history.evals[at]["accuracy"]) for at in (0, -1))

@@ -126,6 +126,12 @@ class RunHistory:
         early, late = self.early("accuracy"), self.late("accuracy")
         return None if early is None or late is None or len(self.rows) < 6 else late - early
 
+    def evaluated_gain(self) -> tuple[float, float]:
+        """Accuracy in the newest evaluation minus that in the first, and its standard error."""
+        first, last = self.evals[0], self.evals[-1]
+        gain = float(last["accuracy"]) - float(first["accuracy"])
+        return gain, math.hypot(_standard_error(first), _standard_error(last))
+
     @property
     def rose(self) -> bool:
         """Whether accuracy rose by more than chance explains."""
