@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -92,11 +92,8 @@ def run_plan(runs: list[Run], args: argparse.Namespace) -> bool:
     file, start = args.results or args.output / "recipes.json", time.monotonic()
     results = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     starts, lock = {run.start for run in PLAN}, threading.Lock()
-    ended = {run.name: threading.Event() for run in runs}
 
     def complete(run: Run) -> bool:
-        if run.start in ended:
-            ended[run.start].wait()  # it is before this one in the plan, so it has been started
         reason = obstacle(run, args, time.monotonic() - start)
         if reason is not None:
             print(f"{run.name}: left out, {reason}", flush=True)
@@ -111,14 +108,39 @@ def run_plan(runs: list[Run], args: argparse.Namespace) -> bool:
         print(f"{run.name}: {summary(result)}", flush=True)
         return "error" not in result
 
-    def run_one(run: Run) -> bool:
-        try:
-            return complete(run)
-        finally:
-            ended[run.name].set()
+    return run_all(runs, complete, args.parallel)
 
-    with ThreadPoolExecutor(args.parallel) as pool:
-        return all(list(pool.map(run_one, runs)))
+
+def run_all(runs: list[Run], complete: Callable[[Run], bool], parallel: int) -> bool:
+    """`complete` each run, several at a time; one that starts from another's model comes after that one."""
+    waiting, changed = list(runs), threading.Condition()
+    unfinished, successes = {run.name for run in runs}, []
+
+    def next_run() -> Run | None:
+        with changed:
+            while waiting:
+                ready = next((run for run in waiting if run.start not in unfinished), None)
+                if ready is not None:
+                    waiting.remove(ready)
+                    return ready
+                changed.wait()
+        return None
+
+    def work() -> None:
+        while (run := next_run()) is not None:
+            success = False
+            try:
+                success = complete(run)
+            finally:
+                with changed:
+                    successes.append(success)
+                    unfinished.discard(run.name)
+                    changed.notify_all()
+
+    with ThreadPoolExecutor(parallel) as pool:
+        for future in [pool.submit(work) for _ in range(parallel)]:
+            future.result()
+    return all(successes)
 
 
 def obstacle(run: Run, args: argparse.Namespace, elapsed_s: float) -> str | None:

@@ -7,6 +7,7 @@ import importlib
 import json
 import shlex
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,24 @@ def test_a_run_that_does_not_fit_the_budget_is_left_out(
 ) -> None:
     assert recipes.main(["--only", "klong", "--budget", "100", "--output", str(tmp_path)]) == 1
     assert "klong: left out, its 130 s are more than is left of 100 s" in capsys.readouterr().out
+
+
+def test_a_run_that_waits_for_a_model_keeps_no_other_from_running() -> None:
+    first, second, third = (run for run in PLAN if run.name in ("gsm8k_sft", "gsm8k_sft_rl", "math_test"))
+    assert second.start == first.name
+    third_ended, ended = threading.Event(), []
+
+    def complete(run: Any) -> bool:
+        if run is first:
+            assert third_ended.wait(20)
+        ended.append(run.name)
+        if run is third:
+            third_ended.set()
+        return run is not third
+
+    assert not recipes.run_all([first, second, third], complete, parallel=2)
+    assert ended == ["math_test", "gsm8k_sft", "gsm8k_sft_rl"]
+    assert recipes.run_all([first, second], lambda run: True, parallel=3)
 
 
 def test_an_unknown_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
