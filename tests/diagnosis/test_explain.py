@@ -388,6 +388,7 @@ def test_supervised_runs_are_compared_with_their_start_and_with_their_best() -> 
 def test_a_difference_of_engine_and_trainer_beyond_what_settings_explain(
     keys: dict[str, Any], difference: float, is_told: bool
 ) -> None:
-    steps = rows(loss=0.3, **{"sampling/sampling_logp_difference/mean": difference})
+    changes: dict[str, Any] = {"loss": 0.3, "sampling/sampling_logp_difference/mean": difference}
+    steps = rows(**changes)
     told = titles(diagnose(steps, evals(0.4, 0.6), CONFIG | keys))
     assert ("Engine and trainer disagree about logprobs" in told) == is_told
