@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 from contest import HERE, Contest, Row, into_docs, machine, matrix_rate, start, table
-from rollout_work import SIZES
+from rollout_work import KLONG_ANSWER, KLONG_OWN, KLONG_SHARED, SIZES
 from update_work import Work, asdict
 
 RESULTS = HERE / "results" / "update.json"
@@ -46,10 +46,13 @@ SETTINGS: dict[str, list[Row]] = {
 LENGTHS = {  # of other shapes than ragged and full: about those of Qwen2.5-Coder-1.5B on these recipes
     "gsm8k": {"num_prompts": 64, "group": 16, "prompt_tokens": (100, 200), "new_tokens": (160, 480)},
     "klong": {
-        "num_prompts": 32, "group": 16, "prompt_tokens": (403, 433), "new_tokens": (11, 56),
-        "shared_tokens": 367,
+        "num_prompts": 32,
+        "group": 16,
+        "prompt_tokens": tuple(KLONG_SHARED + own for own in KLONG_OWN),
+        "new_tokens": KLONG_ANSWER,
+        "shared_tokens": KLONG_SHARED,
     },
-}  # fmt: skip
+}
 SMALL = {
     "num_prompts": 4, "group": 4, "prompt_tokens": (16, 32), "new_tokens": (4, 32), "vocabulary": 100,
 }  # fmt: skip

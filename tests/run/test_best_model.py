@@ -78,6 +78,9 @@ def test_a_resumed_run_knows_what_it_had_kept(tmp_path: Path) -> None:
     assert best.step == 4
     assert best.publish(write_model, tmp_path / "final_model", 9) == 4
     assert read_manifest(tmp_path / "final_model").step == 4
+    again = BestModel(tmp_path, policy, enabled=True)  # more steps after its end: the best one is not lost
+    assert again.step == 4 and again.publish(write_model, tmp_path / "final_model", 12) == 4
+    assert (tmp_path / "final_model" / "weights").read_text() == "kept"
     assert BestModel(tmp_path, policy, enabled=False).publish(write_model, tmp_path / "other", 9) == 9
 
 

@@ -18,8 +18,12 @@ class BestModel:
     """Evaluations are shown to it; `publish` makes the best one's model the final one."""
 
     def __init__(self, run: Path, policy: Policy, *, enabled: bool) -> None:
-        self._folder, self._policy, self._enabled = run / "best_model", policy, enabled
+        self._run, self._policy, self._enabled = run, policy, enabled
+        self._folder = run / "best_model"
         self.step, self._score = _previous(self._folder) if enabled else (None, 0.0)
+        if enabled and self.step is None:  # a finished run with more steps
+            self._folder = run / "final_model"
+            self.step, self._score = _previous(self._folder)
 
     def observe(self, step: int, result: EvalResult) -> None:
         """Keep the model of `step` if it is the best; a collective call. The untrained one is not kept."""
@@ -31,6 +35,7 @@ class BestModel:
             return
         with stage("saving the best model"):
             write_model = model_writer(self._policy)
+            self._folder = self._run / "best_model"
             if ranks.is_main:
                 save_model(write_model, self._folder, step)
         self.step, self._score = step, score
@@ -40,7 +45,8 @@ class BestModel:
         if self.step is None:
             save_model(write_model, folder, last_step)
             return last_step
-        publish(self._folder, folder)
+        if self._folder != folder:
+            publish(self._folder, folder)
         return self.step
 
 
