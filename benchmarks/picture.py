@@ -87,6 +87,8 @@ def sampling(axes: Any) -> None:
 def update(axes: Any) -> None:
     kept: dict[tuple[str, str], float] = {}
     for row in rows_of("update"):
+        if row["shape"] not in ("ragged", "full"):
+            continue
         key = (row["who"], row["size"])
         kept[key] = max(kept.get(key, 0), row.get("tokens_per_s", 0))
     columns = [("ours", "whetstone", OURS), ("trl", "TRL", THEIRS), ("padded", "padded, plain", OTHER)]

@@ -152,7 +152,7 @@ def finish(rows: list[Row], rate: float) -> None:
         frozen = row["parameters"] - row.get("trained", row["parameters"])
         operations = 6 * row["parameters"] - 2 * frozen
         row["share_of_matrix_rate"] = round(operations * row["tokens_run"] / possible, 4)
-        row["share_by_work"] = round(6 * row["parameters"] * row["tokens"] / possible, 4)
+        row["share_by_work"] = round(operations * row["tokens"] / possible, 4)
 
 
 def fastest(rows: list[Row]) -> list[Row]:

@@ -81,8 +81,12 @@ def timed(step: Step, device: torch.device) -> list[float]:
     return seconds
 
 
-def count(model: Any) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
+def count(model: Any) -> dict[str, int]:
+    """Weights that a token is multiplied by, and those of them that are trained."""
+    from whetstone.model.size import num_active
+
+    trained, frozen = num_active(model, model.config.get_text_config())
+    return {"parameters": trained + frozen, "trained": trained}
 
 
 def ours(model: str, work: Work, setting: dict, device: torch.device) -> tuple[dict, list[float]]:
@@ -118,8 +122,7 @@ def ours(model: str, work: Work, setting: dict, device: torch.device) -> tuple[d
 
     seconds = timed(step, device)
     about = {
-        "parameters": count(policy.model),
-        "trained": sum(parameter.numel() for parameter in policy.parameters()),
+        **count(policy.model),
         "tokens_run": sum(run),
         "padding": 0,
         "micro_batches": len(run),
@@ -173,7 +176,7 @@ def padded(model: str, work: Work, setting: dict, device: torch.device) -> tuple
 
     seconds = timed(step, device)
     tokens = work.tokens
-    return {"parameters": count(lm), "tokens_run": tokens, "padding": sum(forwarded) - tokens}, seconds
+    return {**count(lm), "tokens_run": tokens, "padding": sum(forwarded) - tokens}, seconds
 
 
 def micro_batches(work: Work, size: int, device: torch.device) -> Iterator[tuple]:
@@ -237,7 +240,7 @@ def trl(model: str, work: Work, setting: dict, device: torch.device) -> tuple[di
     trainer.train()
     width = inputs["prompt_ids"].shape[1] + inputs["completion_ids"].shape[1]
     about = {
-        "parameters": count(trainer.model),
+        **count(trainer.model),
         "tokens_run": work.tokens,
         "padding": sequences * width - work.tokens,
     }

@@ -8,8 +8,8 @@ import transformers
 from tests.conftest import make_policy
 from whetstone.cost.shape import known_config, model_shape, shape_of
 from whetstone.errors import UserError
-from whetstone.model.nf4 import num_parameters
 from whetstone.model.policy import load_policy
+from whetstone.model.size import num_parameters
 
 
 @pytest.mark.parametrize(

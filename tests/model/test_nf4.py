@@ -13,8 +13,9 @@ from whetstone.engines.native import NativeEngine
 from whetstone.engines.native.fused_linear import FusedNf4Linear, fuse
 from whetstone.errors import UserError
 from whetstone.model.lora import add_lora
-from whetstone.model.nf4 import BLOCK, LEVELS, Nf4Linear, dequantize, num_parameters, quantize, quantize_model
+from whetstone.model.nf4 import BLOCK, LEVELS, Nf4Linear, dequantize, quantize, quantize_model
 from whetstone.model.policy import Policy, load_policy
+from whetstone.model.size import num_parameters
 from whetstone.update.packing import pack
 from whetstone.update.updater import Updater
 

@@ -132,6 +132,8 @@ def shape_of(name: str, config: Any) -> ModelShape:
     from torch import nn
     from transformers import AutoModelForCausalLM
 
+    from whetstone.model.size import count_experts, num_active, num_parameters
+
     try:
         with _meta_device():
             model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
@@ -144,12 +146,8 @@ def shape_of(name: str, config: Any) -> ModelShape:
     text = config.get_text_config()
     head = model.get_output_embeddings()
     linear = [m for m in model.modules() if isinstance(m, nn.Linear) and m is not head]
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    experts = sum(p.numel() for key, p in model.named_parameters() if ".experts." in key)
-    used, number = _experts(text)
+    used, number = count_experts(text)
     hidden = text.hidden_size
-    embeddings = model.get_input_embeddings().weight
-    embedding = 0 if head is None or head.weight is embeddings else embeddings.numel()
     width = getattr(text, "moe_intermediate_size", None) if number > 1 else None
     heads = text.num_attention_heads
     return ModelShape(
@@ -161,22 +159,8 @@ def shape_of(name: str, config: Any) -> ModelShape:
         kv_heads=getattr(text, "num_key_value_heads", None) or heads,
         head_dim=getattr(text, "head_dim", None) or hidden // heads,
         vocabulary=text.vocab_size,
-        parameters=parameters,
-        active=parameters - round(experts * (1 - used / number)) - embedding,
+        parameters=num_parameters(model),
+        active=sum(num_active(model, text)),
         linear=sum(layer.weight.numel() for layer in linear),
         linear_sides=sum(layer.in_features + layer.out_features for layer in linear),
     )
-
-
-def _experts(text: Any) -> tuple[int, int]:
-    """Experts that a token uses, and all of them; 1 and 1 for a plain model."""
-    number = next(
-        (
-            value
-            for key in ("num_experts", "num_local_experts", "n_routed_experts")
-            if isinstance(value := getattr(text, key, None), int) and value > 1
-        ),
-        1,
-    )
-    used = getattr(text, "num_experts_per_tok", None) if number > 1 else 1
-    return (used if isinstance(used, int) and used > 0 else 1), number

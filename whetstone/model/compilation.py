@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from whetstone.config.sections import ModelConfig
 from whetstone.model.grouped_lora import group_lora
 from whetstone.model.hub import cache_folder
-from whetstone.model.nf4 import num_parameters
 from whetstone.model.policy import Policy
+from whetstone.model.size import num_parameters
 from whetstone.parallel.fsdp import hide_fsdp_from_dynamo
 
 COMPILED_FROM = 50_000_000  # parameters

@@ -114,13 +114,3 @@ def dequantize(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
 @dequantize.register_fake
 def _(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     return codes.new_empty(codes.shape[0], 2 * codes.shape[1], dtype=dtype)
-
-
-def num_parameters(model: nn.Module) -> int:
-    """Weights of a model; 4-bit matrices count as the matrices that they stand for."""
-    extra = sum(
-        layer.in_features * layer.out_features - layer.codes.numel() - layer.scales.numel()
-        for layer in model.modules()
-        if isinstance(layer, Nf4Linear)
-    )
-    return sum(parameter.numel() for parameter in model.parameters()) + extra

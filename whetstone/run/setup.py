@@ -22,10 +22,10 @@ from whetstone.evaluation.evaluator import Evaluator
 from whetstone.evaluation.statistics import wilson
 from whetstone.model.chat import Chat
 from whetstone.model.hub import token_notes
-from whetstone.model.nf4 import num_parameters
 from whetstone.model.policy import Policy, choose_device
 from whetstone.model.reference import Reference
 from whetstone.model.sharded import load_sharded
+from whetstone.model.size import num_parameters
 from whetstone.parallel import mesh
 from whetstone.parallel.collectives import new_gloo_group
 from whetstone.parallel.heartbeat import Heartbeat

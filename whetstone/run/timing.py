@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 
 from whetstone.cost.chips import find_chip
-from whetstone.model.nf4 import num_parameters
 from whetstone.model.policy import Policy
+from whetstone.model.size import num_active
 from whetstone.parallel.collectives import all_reduce_data
 from whetstone.rollout.source import RolloutBatch
 from whetstone.update.packing import Batch
@@ -72,10 +72,9 @@ class ThroughputMeter:
         self.exact = False
         self._ranks = policy.ranks
         self._num_iterations = num_iterations
-        trained = sum(parameter.numel() for parameter in policy.parameters())
-        everything = num_parameters(policy.model)
-        self.flops_per_token = flops_per_token(trained, everything - trained)
-        self._flops_per_token_once = 2.0 * everything * num_passes
+        trained, frozen = num_active(policy.model, policy.config)
+        self.flops_per_token = flops_per_token(trained, frozen)
+        self._flops_per_token_once = 2.0 * (trained + frozen) * num_passes
         self.peak_flops = peak_flops(device_name(policy.device), peak_tflops)
         self.timer = StageTimer(policy.device)
         self._num_tokens: float | None = None  # of the update of this step, on all ranks

@@ -1,0 +1,63 @@
+"""Counts of a model's weights: all of them, and those that a token is multiplied by."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from whetstone.model.nf4 import Nf4Linear
+
+
+def num_parameters(model: nn.Module) -> int:
+    """Weights of a model; 4-bit matrices count as the matrices that they stand for."""
+    return sum(number for _, number, _ in _weights(model))
+
+
+def num_active(model: nn.Module, config: Any) -> tuple[int, int]:
+    """Weights that a token is multiplied by, trained and frozen; `config` is that of the text model.
+
+    A weight that only an embedding has is looked up, not multiplied; an output matrix that is the embedding
+    counts. Of the experts count as many as a token uses.
+    """
+    multiplied = {
+        id(parameter)
+        for module in model.modules()
+        if not isinstance(module, nn.Embedding)
+        for parameter in module.parameters(recurse=False)
+    }
+    lookups = {name for name, parameter in model.named_parameters() if id(parameter) not in multiplied}
+    used, number_of_experts = count_experts(config)
+    trained = frozen = 0.0
+    for name, number, is_trained in _weights(model):
+        if name in lookups:
+            continue
+        share = used / number_of_experts if ".experts." in name else 1.0
+        if is_trained:
+            trained += share * number
+        else:
+            frozen += share * number
+    return round(trained), round(frozen)
+
+
+def count_experts(config: Any) -> tuple[int, int]:
+    """Experts that a token uses, and all of them; 1 and 1 for a plain model."""
+    number = next(
+        (
+            value
+            for key in ("num_experts", "num_local_experts", "n_routed_experts")
+            if isinstance(value := getattr(config, key, None), int) and value > 1
+        ),
+        1,
+    )
+    used = getattr(config, "num_experts_per_tok", None) if number > 1 else 1
+    return (used if isinstance(used, int) and used > 0 else 1), number
+
+
+def _weights(model: nn.Module) -> Iterator[tuple[str, int, bool]]:
+    """Name, number of weights and whether they are trained."""
+    for name, parameter in model.named_parameters():
+        yield name, parameter.numel(), parameter.requires_grad
+    for name, layer in model.named_modules():
+        if isinstance(layer, Nf4Linear):
+            stored = layer.codes.numel() + layer.scales.numel()
+            yield f"{name}.weight", layer.in_features * layer.out_features - stored, False
