@@ -105,8 +105,9 @@ def draw(path: Path = PICTURE) -> None:
         update(figure.add_subplot(grid[1, 1]))
         figure.supxlabel(
             "One H200, Qwen2.5 shapes with random weights, 2026-11-15 and 16; TRL 1.16 (float32 weights: "
-            "in a later run than the other steps).\nvLLM waits for its host: at 1.5 B it had 18 to 34 k tokens/s "
-            "on four hosts, 30 to 51 k without logprobs. Settings: docs/lab; rows: benchmarks/results",
+            "in a later run than the other steps).\nvLLM waits for its host: at 1.5 B it had 18 to 34 k "
+            "tokens/s on four hosts, 30 to 51 k without logprobs. Settings: docs/lab; rows: "
+            "benchmarks/results",
             fontsize=8,
             color=MUTED,
         )
