@@ -23,9 +23,12 @@ def head_with(softcap=None, bias=False, entropy=True, rows=3, frozen=False, widt
     def run(dtype, fused):
         h = hidden.detach().clone().to(dtype).requires_grad_()
         w = weight.detach().clone().to(dtype).requires_grad_(not frozen)
-        c = None if b is None else b.detach().clone().to(dtype).requires_grad_()
+        c = None if b is None else b.detach().clone().to(dtype).requires_grad_(not frozen)
         if fused:
-            logprobs, ent = fused_statistics(h, targets, Head(w, c, softcap, 1 / temperature), rows)
+            head = Head(w, c, softcap, 1 / temperature)
+            logprobs, ent = fused_statistics(h, targets, head, rows, needs_entropy_gradient=entropy)
+            has_short_path = type(logprobs.grad_fn).__name__ == "FrozenHeadBackward"
+            assert has_short_path == (frozen and not entropy)
         else:
             logits = torch.nn.functional.linear(h, w, c)
             logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
@@ -44,7 +47,11 @@ def head_with(softcap=None, bias=False, entropy=True, rows=3, frozen=False, widt
 def head_without_rows() -> None:
     weight = torch.randn(11, 4, requires_grad=True)
     logprobs, _ = fused_statistics(
-        torch.zeros(0, 4, requires_grad=True), torch.zeros(0).long(), Head(weight, None, None, 1.0), 2
+        torch.zeros(0, 4, requires_grad=True),
+        torch.zeros(0).long(),
+        Head(weight, None, None, 1.0),
+        2,
+        needs_entropy_gradient=False,
     )
     logprobs.sum().backward()
     assert weight.grad is not None and not weight.grad.any()
@@ -78,6 +85,10 @@ CASES = {
     "head with a softcap": lambda: head_with(softcap=3.0, rows=100),
     "head with a bias": lambda: head_with(bias=True, rows=8),
     "frozen head without entropy": lambda: head_with(entropy=False, frozen=True),
+    "frozen head with a softcap and a bias": lambda: head_with(
+        softcap=3.0, bias=True, entropy=False, frozen=True
+    ),
+    "frozen head with entropy": lambda: head_with(frozen=True),
     "head of many columns": lambda: head_with(width=5000),
     "head without rows": head_without_rows,
     "shared keys": shared_keys,

@@ -11,7 +11,7 @@ from whetstone.config import build, make_plan
 from whetstone.config.sections import ModelConfig
 from whetstone.engines.native import NativeEngine
 from whetstone.errors import UserError
-from whetstone.model.grouped_lora import group_lora
+from whetstone.model.fused_lora import fuse_lora, wide_lora
 from whetstone.model.lora import add_lora, check_rank
 from whetstone.model.policy import Policy
 from whetstone.update.packing import pack
@@ -65,14 +65,14 @@ def lora_policy(**settings) -> Policy:
     return policy
 
 
-@pytest.mark.parametrize("is_grouped", [False, True], ids=["alone", "grouped"])
+@pytest.mark.parametrize("is_fused", [False, True], ids=["alone", "fused"])
 @VARIANTS
-def test_the_gradient_of_an_adapter_is_that_of_a_float64_pass(settings, is_grouped: bool) -> None:
+def test_the_gradient_of_an_adapter_is_that_of_a_float64_pass(settings, is_fused: bool) -> None:
     policy = lora_policy(**settings)
-    if is_grouped:
-        group_lora(policy.layers)
-        has_group = policy.layers[0].mlp.up_proj.__dict__.get("group") is not None
-        assert has_group == ("use_dora" not in settings)
+    if is_fused:
+        fuse_lora(policy.layers)
+        for layer in (policy.layers[0].mlp.up_proj, policy.layers[0].mlp.down_proj):
+            assert ("compute" in layer.__dict__) == ("use_dora" not in settings)
     samples = make_samples(policy)
     expected = reference_gradient(policy, samples, "dapo", 1.0)
     config = build(
@@ -92,23 +92,43 @@ def test_layers_with_the_same_input_compute_together() -> None:
     layers[1].base_layer.bias = torch.nn.Parameter(torch.randn(layers[1].out_features))
     x, other = torch.randn(2, 2, 5, layers[0].in_features)
     expected = [layer(x) for layer in layers]
-    group_lora(policy.layers)
+    fuse_lora(policy.layers)
     for order in ([0, 1, 2], [2, 0, 1]):
         for index in order:
             torch.testing.assert_close(layers[index](x), expected[index], rtol=1e-5, atol=1e-6)
-        assert layers[0].group.input is None and not layers[0].group.outputs
+        assert layers[0].compute.input is None and not layers[0].compute.outputs
     layers[0](other)  # and no other layer: its outputs are not those for x
     torch.testing.assert_close(layers[1](x), expected[1], rtol=1e-5, atol=1e-6)
     with policy.model.disable_adapter():
         assert torch.equal(layers[2](x), layers[2].base_layer(x))
 
 
+def test_a_layer_with_a_wide_input_computes_the_same() -> None:
+    torch.manual_seed(0)
+    policy = lora_policy()
+    layer = policy.layers[1].mlp.down_proj
+    layer.base_layer.bias = torch.nn.Parameter(torch.randn(layer.out_features), requires_grad=False)
+    x = torch.randn(2, 5, layer.in_features, dtype=torch.float32, requires_grad=True)
+    adapter = [layer.lora_A["default"].weight, layer.lora_B["default"].weight]
+    pull = torch.randn(2, 5, layer.out_features)
+
+    def run() -> list[torch.Tensor]:
+        output = layer(x)
+        return [output, *torch.autograd.grad((output * pull).sum(), [x, *adapter])]
+
+    expected = run()
+    fuse_lora(policy.layers)
+    assert layer.compute is wide_lora
+    for ours, theirs in zip(run(), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
 def test_layers_of_different_scales_stay_alone() -> None:
     policy = lora_policy()
     mlp = policy.layers[0].mlp
     mlp.up_proj.scaling["default"] *= 2
-    group_lora(policy.layers)
-    assert mlp.up_proj.group is None and policy.layers[0].self_attn.q_proj.group is not None
+    fuse_lora(policy.layers)
+    assert mlp.up_proj.compute is None and policy.layers[0].self_attn.q_proj.compute is not None
 
 
 @VARIANTS

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from whetstone.config.sections import ModelConfig
-from whetstone.model.grouped_lora import group_lora
+from whetstone.model.fused_lora import fuse_lora
 from whetstone.model.hub import cache_folder
 from whetstone.model.policy import Policy
 from whetstone.model.size import num_parameters
@@ -42,7 +42,7 @@ def compile_layers(policy: Policy, backend: str | Callable[..., Any] = "inductor
     torch._dynamo.config.specialize_float = True
     if policy.is_lora:  # behind frozen embeddings the first layer would get graphs of its own
         policy.lm.get_input_embeddings().register_forward_hook(_require_grad)
-        group_lora(policy.layers)
+        fuse_lora(policy.layers)
     for layer in policy.layers:
         hide_fsdp_from_dynamo(layer)
         layer.compile(dynamic=True, backend=backend)

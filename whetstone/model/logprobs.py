@@ -65,15 +65,20 @@ def token_statistics(
     reference: Tensor | None = None,
     logits_layout: LogitsLayout = UNSHARDED,
     plain_head: Head | None = None,
+    needs_entropy_gradient: bool = True,
 ) -> TokenStatistics:
     """Logprob of each target and entropy at `temperature`, in float32 or better.
 
     `reference` [N, V]: logprobs of the reference policy, for the full KL. `plain_head`: for kernels.
+    Where the gradient of the entropy is not needed, the entropy may have none.
     """
     if plain_head is not None and reference is None and hidden.is_cuda:
         size = plain_head.weight.element_size() * len(plain_head.weight)
         rows = int(min(FUSED_BYTES, FUSED_SHARE * usable_memory(hidden.device))) // size
-        return TokenStatistics(*fused_statistics(hidden, targets, plain_head, max(1, rows)), None)
+        logprobs, entropy = fused_statistics(
+            hidden, targets, plain_head, max(1, rows), needs_entropy_gradient=needs_entropy_gradient
+        )
+        return TokenStatistics(logprobs, entropy, None)
 
     def chunk(hidden: Tensor, targets: Tensor, reference: Tensor | None) -> Statistics:
         return logits_layout.statistics(scale_logits(head(hidden), temperature), targets, reference)

@@ -114,11 +114,11 @@ def short_linear() -> type:
     from peft.tuners.lora import Linear
 
     class LoraLinear(Linear):
-        group: Any = None  # of layers with the same input (model/grouped_lora)
+        compute: Any = None  # in fewer products (model/fused_lora)
 
         def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-            if self.group is not None and not self.disable_adapters and len(self.active_adapters) == 1:
-                return self.group(self, x)
+            if self.compute is not None and not self.disable_adapters and len(self.active_adapters) == 1:
+                return self.compute(self, x)
             output = self.base_layer(x)
             if self.disable_adapters:
                 return output

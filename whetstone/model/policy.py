@@ -199,18 +199,18 @@ class Policy:
         return index_rows(hidden, batch.logit_positions)
 
     def token_statistics(
-        self, hidden: Tensor, batch: Any, temperature: float, reference: Tensor | None = None
+        self, hidden: Tensor, batch: Any, temperature: float, **settings: Any
     ) -> TokenStatistics:
-        """Logprob and entropy [N] of every completion token, and the whole KL from `reference` [N, V]."""
+        """Of every completion token; `settings`: `reference` and others of logprobs.token_statistics."""
         return self.root(
             lambda hidden: token_statistics(
                 self._logits,
                 hidden,
                 batch.targets,
                 temperature=temperature,
-                reference=reference,
                 logits_layout=self.logits_layout,
                 plain_head=self._plain_head(temperature),
+                **settings,
             ),
             hidden,
         )

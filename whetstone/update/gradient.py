@@ -119,7 +119,11 @@ class GradientAccumulator:
             hidden = self.policy.completion_hidden(batch)
         with profile_range("head"):
             now = self.policy.token_statistics(
-                hidden, batch, self.config.training_temperature, reference if is_full_kl else None
+                hidden,
+                batch,
+                self.config.training_temperature,
+                reference=reference if is_full_kl else None,
+                needs_entropy_gradient=self.coefficients.entropy != 0,
             )
         if experience.old_logprobs is None:
             experience = replace(experience, old_logprobs=now.logprobs.detach())

@@ -1,8 +1,11 @@
-"""LoRA layers with the same input as one matrix product: query, key and value, and the MLP's gate and up.
+"""LoRA with fewer and larger matrix products: the same numbers, but for rounding.
 
-A layer alone computes W x + B A x, three products and a sum, and the sum reads and writes outputs of gate
-and up that are six times as wide as x. Together they are [W, B] [x, A x]: A of all layers is one thin
-product, the sum takes place inside the large one, and so does the product of B and dy of the backward pass.
+Layers with the same input are one product: query, key and value, and the MLP's gate and up. A layer alone
+computes W x + B A x, three products and a sum, and the sum reads and writes outputs of gate and up that are
+six times as wide as x. Together they are [W, B] [x, A x]: A of all layers is one thin product, the sum takes
+place inside the large one, and so does the product of B and dy of the backward pass.
+
+Where x is wider than the output, as in the MLP's down, the sum of the backward pass is inside a product.
 """
 
 from collections.abc import Iterable
@@ -17,22 +20,30 @@ from whetstone.model.lora import short_linear
 SAME_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # of one parent
 
 
-def group_lora(layers: Iterable[nn.Module]) -> None:
-    """From now on LoRA layers with the same input compute together; others stay as they are."""
+def fuse_lora(layers: Iterable[nn.Module]) -> None:
+    """From now on LoRA layers with the same input compute together; a wide one is a case of its own."""
     for layer in layers:
         for parent in layer.modules():
             for names in SAME_INPUT:
                 members: list[Any] = [getattr(parent, name, None) for name in names]
-                if all(map(_can_be_grouped, members)) and all(
+                if all(map(_can_be_fused, members)) and all(
                     member.scaling == members[0].scaling for member in members
                 ):
                     group = LoraGroup(members)
                     for member in members:
-                        member.group = group
+                        member.compute = group
+        modules: list[Any] = list(layer.modules())
+        for member in modules:
+            if _can_be_fused(member) and member.compute is None and _has_wide_input(member):
+                member.compute = wide_lora
 
 
-def _can_be_grouped(layer: Any) -> bool:
+def _can_be_fused(layer: Any) -> bool:
     return type(layer) is short_linear() and type(layer.base_layer) is nn.Linear
+
+
+def _has_wide_input(layer: Any) -> bool:
+    return layer.in_features >= 2 * layer.out_features
 
 
 class LoraGroup:
@@ -69,6 +80,17 @@ class LoraGroup:
         )
 
 
+def wide_lora(layer: Any, x: Tensor) -> Tensor:
+    """The output of a layer whose input is wide."""
+    base, name = layer.base_layer, layer.active_adapters[0]
+    rows, scale = x.reshape(-1, x.shape[-1]), layer.scaling[name]
+    output = _WideProduct.apply(
+        rows, scale, base.weight, layer.lora_A[name].weight, layer.lora_B[name].weight
+    )
+    output = output.view(*x.shape[:-1], -1)
+    return output if base.bias is None else output + base.bias
+
+
 class _GroupedProduct(torch.autograd.Function):
     """[T, in] -> a [T, out] of each layer, W x + B A x, where only A and B are trained."""
 
@@ -92,6 +114,25 @@ class _GroupedProduct(torch.autograd.Function):
         inner_gradient = inner_gradient * ctx.scale
         x_gradient = x_gradient + inner_gradient @ down
         return x_gradient, None, inner_gradient.T @ x, *[None] * len(weights), *up_gradients
+
+
+class _WideProduct(torch.autograd.Function):
+    """[T, in] -> [T, out], W x + B A x, where only A and B are trained."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: float, weight: Tensor, down: Tensor, up: Tensor) -> Tensor:
+        inner = F.linear(x, down) * scale
+        ctx.scale = scale
+        ctx.save_for_backward(x, inner, weight, down, up)
+        return F.linear(x, weight) + F.linear(inner, up)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, inner, weight, down, up = ctx.saved_tensors
+        [gradient] = gradients
+        inner_gradient = (gradient @ up) * ctx.scale
+        x_gradient = torch.cat([gradient, inner_gradient], dim=1) @ torch.cat([weight, down])
+        return x_gradient, None, None, inner_gradient.T @ x, gradient.T @ inner
 
 
 def _product(parts: tuple[Tensor, ...], matrix: Tensor) -> Tensor:
