@@ -88,14 +88,14 @@ class FrozenHead(torch.autograd.Function):
         from whetstone.model.kernels import logits_to_gradient, row_statistics
 
         outs = [torch.empty(len(hidden), dtype=torch.float32, device=hidden.device) for _ in range(3)]
-        ones = torch.ones_like(outs[0])
+        unit = torch.ones_like(outs[0])  # the gradient that comes later is a factor
         directions = torch.empty_like(hidden)  # of the gradient of each logprob
         for part in _parts(len(hidden), rows):
             logits = torch.nn.functional.linear(hidden[part], head.weight, head.bias)
             logprobs, entropy, lse = (out[part] for out in outs)
             row_statistics(logits, targets[part], head.scale, head.softcap, (logprobs, entropy, lse))
             logits_to_gradient(
-                logits, targets[part], lse, entropy, (ones[part], None), head.scale, head.softcap
+                logits, targets[part], lse, entropy, (unit[part], None), head.scale, head.softcap
             )
             torch.mm(logits, head.weight, out=directions[part])
             del logits
