@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 
 GSM8K = "data_path=gsm8k/train.jsonl eval_path=gsm8k/test.jsonl"
-COUNTDOWN = "eval_num_samples=256 eval_temperature=1.0 gradient_checkpointing=auto"
+COUNTDOWN = "learning_rate=4e-6 eval_num_samples=256 eval_temperature=1.0 gradient_checkpointing=auto"
 KLONG = "datasets.code.config.language=klong"
 
 
