@@ -54,16 +54,19 @@ def test_greedy_tokens_equal_those_of_generate(architecture):
     policy.set_attention(NAME)
 
 
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "LoRA"])
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "mistral"])
-def test_varlen_update_with_shared_prompts_has_the_gradient_of_float32(architecture):
+def test_varlen_update_with_shared_prompts_has_the_gradient_of_float32(architecture, lora):
     """bf16 through flash attention and the fused head, beside float32 through padded SDPA on the CPU."""
     cpu = make_policy(architecture, **WIDE)
+    cpu = with_lora(cpu) if lora else cpu
     samples = make_samples(cpu)
     updater = updater_for(cpu)
     updater.optimizer.step = lambda norm: caught.append(flat_gradient(cpu))
     caught: list[torch.Tensor] = []
     train_on(updater, [pack(samples, 1000)])
     gpu = on_gpu(architecture, torch.bfloat16)
+    gpu = with_lora(gpu) if lora else gpu
     updater = updater_for(gpu)
     updater.optimizer.step = lambda norm: caught.append(
         torch.cat([g.double().flatten().cpu() for g in updater.optimizer.gradients()])
