@@ -105,7 +105,8 @@ class FrozenHead(torch.autograd.Function):
         return logprobs, entropy
 
     @staticmethod
-    def backward(ctx, grad_logprobs, _grad_entropy):  # type: ignore[override]
+    def backward(ctx, *grads: Tensor):
+        grad_logprobs, _ = grads
         [directions] = ctx.saved_tensors
         return (grad_logprobs[:, None] * directions).to(directions.dtype), None, None, None
 
@@ -121,5 +122,6 @@ def fused_statistics(
     is_trained = head.weight.requires_grad or (head.bias is not None and head.bias.requires_grad)
     has_gradient = torch.is_grad_enabled() and hidden.requires_grad
     if has_gradient and not is_trained and not needs_entropy_gradient:
-        return FrozenHead.apply(hidden, targets, head, rows)  # type: ignore[return-value]
+        logprobs, entropy = FrozenHead.apply(hidden, targets, head, rows)
+        return logprobs, entropy
     return FusedHead.apply(hidden, head.weight, head.bias, targets, head, rows)  # type: ignore[return-value]

@@ -21,7 +21,7 @@ SAME_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # of on
 
 
 def fuse_lora(layers: Iterable[nn.Module]) -> None:
-    """From now on LoRA layers with the same input compute together; a wide one is a case of its own."""
+    """From now on LoRA layers with the same input compute together; a wide input has a faster gradient."""
     for layer in layers:
         for parent in layer.modules():
             for names in SAME_INPUT:
