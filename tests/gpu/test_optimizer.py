@@ -52,7 +52,7 @@ def steps(weights, ours: CompactAdamW, first: int = 0, last: int = 20, dtype=tor
 
 def plain(weights, monkeypatch, **settings) -> CompactAdamW:
     with monkeypatch.context() as patch:
-        patch.setattr(compact, "pick_kernel", lambda device: adamw.adamw_step)
+        patch.setattr(compact, "pick_kernel", lambda device: adamw.adamw_steps)
         return CompactAdamW(weights, **settings)
 
 
@@ -64,7 +64,7 @@ def test_the_fused_pass_equals_plain_torch(monkeypatch, dtype, gradients):
         CompactAdamW(one, coded=False, offload=False),
         plain(other, monkeypatch, coded=False, offload=False),
     )
-    assert fused._adamw_step is not exact._adamw_step
+    assert fused._adamw_steps is not exact._adamw_steps
     for weights, ours in ((one, fused), (other, exact)):
         steps(weights, ours, dtype=gradients)
     for index in range(len(SHAPES)):

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from torch._dynamo.backends.debugging import aot_eager
 
 from tests.conftest import make_policy
+from tests.support import plain_flash  # noqa: F401
 from tests.support.update import gradient_of, make_samples, train_on, updater_for, with_lora
 from whetstone.model.compilation import compile_layers
 from whetstone.model.policy import Policy
@@ -64,4 +66,31 @@ def test_all_layers_share_graphs_without_scalars_on_the_cpu(use_peft):
     train_on(updater_for(policy), [pack(samples, 1000)])
     assert not scalars
     assert num_graphs == 4  # before and after the attention, each of two functions
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "qwen3 with LoRA", "mistral"])
+def test_a_layer_is_one_graph_around_flash_attention(architecture, monkeypatch):
+    """On a GPU. Here the operation has a plain kernel, and all else is as it is there."""
+    torch._dynamo.reset()
+    samples = make_samples(policy_of(architecture))
+    pieces = [samples[2:5], samples, samples[3:], samples[5:]]
+    plain = [gradient_of(updater_for(policy_of(architecture)), pack(piece, 1000))[0] for piece in pieces]
+    monkeypatch.setattr("whetstone.model.policy.uses_flash", lambda *_: True)
+    policy = policy_of(architecture)
+    graphs = []
+
+    def backend(module, inputs):
+        graphs.append(str(module.graph))
+        return aot_eager(module, inputs)
+
+    compile_layers(policy, backend)
+    num_graphs = []
+    for number, piece in enumerate(pieces):
+        gradient, _ = gradient_of(updater_for(policy), pack(piece, 1000))
+        policy.model.zero_grad()
+        assert (gradient - plain[number]).norm() / plain[number].norm() < 1e-5
+        num_graphs.append(len(graphs))
+    assert num_graphs == [1] * len(pieces)
+    assert all(graph.count("torch.ops.whetstone.packed_attention") == 1 for graph in graphs)
     torch._dynamo.reset()

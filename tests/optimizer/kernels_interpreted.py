@@ -57,7 +57,36 @@ def not_a_number() -> None:
     assert weight[2] == whole[2] == 3.0
 
 
+def together() -> None:
+    """Small parameters in one launch, one of them after another number of steps."""
+    results = []
+    for adamw_steps in (adamw.adamw_steps, kernels.adamw_steps):
+        generator = torch.Generator().manual_seed(0)
+        weights, states = [], []
+        for index, (count, is_split) in enumerate([(3000, True), (1, True), (1024, True), (700, False)]):
+            start = 0.02 * torch.randn(count, generator=generator)
+            piece = Piece(index=index, begin=0, end=count, is_split=is_split, is_coded=index == 2)
+            states.append(piece.state(torch.zeros(piece.size, dtype=torch.uint8)))
+            weights.append(start.bfloat16() if is_split else start)
+        for step in range(1, 4):
+            jobs = []
+            for index, weight in enumerate(weights):
+                gradient = torch.randn(len(weight), generator=generator)
+                gradient = gradient.bfloat16() if index == 1 else gradient
+                numbers = AdamWStep(
+                    rate=1e-3, beta1=0.9, beta2=0.999, epsilon=1e-8, weight_decay=0.1, clip=0.7,
+                    step=step + (index == 3), seed=step,
+                )  # fmt: skip
+                jobs.append(adamw.Job(weight, gradient, states[index], numbers, 0))
+            adamw_steps(jobs)
+        results.append([merge_halves(w, state.low_bits) for w, state in zip(weights, states, strict=True)])
+    for plain, fused in zip(*results, strict=True):
+        assert (plain - fused).abs().max() < 1e-7, (plain - fused).abs().max()
+    assert (results[0][0] - 0.02 * torch.randn(3000, generator=generator.manual_seed(0))).abs().max() > 1e-3
+
+
 CASES = {
+    "small parameters together": together,
     "one value": lambda: both(1, is_split=True, is_coded=False),
     "bf16 weights": lambda: both(3000, is_split=True, is_coded=False),
     "bf16 weights and gradients": lambda: both(

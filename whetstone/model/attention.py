@@ -8,6 +8,7 @@ tokens ever exists, and no token sees another sequence.
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -34,21 +35,28 @@ class LayerOptions:
 AttentionFn = Callable[[Tensor, Tensor, Tensor, LayerOptions], Tensor]
 
 
-# Layers are compiled (policy.py), attention is not: it is one kernel already, and what it works on (lengths,
-# segments) would have them compiled anew for every batch.
-@torch.compiler.disable
 def _attention(module, query, key, value, attention_mask, *, attend: AttentionFn, scaling: float, **kwargs):
     # Gemma passes softcap, and the sliding layers of several families sliding_window; the rest is of no
     # concern here.
-    options = LayerOptions(
-        layer=module.layer_idx,
-        scale=scaling,
-        sliding_window=kwargs.get("sliding_window"),
-        softcap=kwargs.get("softcap"),
-    )
-    return attend(query, key, value, options), None
+    window, softcap = kwargs.get("sliding_window"), kwargs.get("softcap")
+    plan = getattr(attend, "flash_plan", None)
+    if plan is not None and softcap is None:  # a compiled layer is one graph around it
+        return _flash(query, key, value, plan, scale=scaling, window=window), None
+    return _uncompiled(module, query, key, value, attend, scaling, window, softcap), None
 
 
+def _flash(query: Tensor, key: Tensor, value: Tensor, plan: FlashPlan, **options: Any) -> Tensor:
+    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # [T, heads, D]
+    return flash_attention(q, k, v, plan, **options)[None]
+
+
+def _outside(module, query, key, value, attend: AttentionFn, scale, window, softcap) -> Tensor:
+    """Between the compiled halves of a layer: lengths and segments would have it compiled for every batch."""
+    options = LayerOptions(layer=module.layer_idx, scale=scale, sliding_window=window, softcap=softcap)
+    return attend(query, key, value, options)
+
+
+_uncompiled: Any = torch.compiler.disable(_outside)
 ALL_ATTENTION_FUNCTIONS.register(NAME, _attention)
 
 
@@ -79,21 +87,22 @@ class PackedAttention:
     """Causal attention inside each of several segments laid end to end, which together cover all tokens.
 
     On a GPU in half precision: torch's flash attention (flash.py). Elsewhere the segments are laid side by
-    side, padded, for SDPA, and taken apart again: linear layers never see padding.
+    side, padded, for SDPA, and taken apart again: linear layers never see padding. `plan_flash`: at once, for
+    layers that are compiled.
     """
 
-    def __init__(self, segments: Sequence[Segment], device: torch.device):
+    def __init__(self, segments: Sequence[Segment], device: torch.device, plan_flash: bool = False):
         self.segments = list(segments)
         self.device = device
         self._padded: tuple[list[_PaddedSegments], Tensor] | None = None  # and the way back to tokens
-        self._plan: FlashPlan | None = None
+        self.flash_plan = FlashPlan(self.segments, device) if plan_flash else None
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: LayerOptions) -> Tensor:
-        q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # [T, heads, D]
         if uses_flash(query.device, query.dtype, options.softcap):
-            self._plan = self._plan or FlashPlan(self.segments, self.device)
+            self.flash_plan = self.flash_plan or FlashPlan(self.segments, self.device)
             window = options.sliding_window
-            return flash_attention(q, k, v, self._plan, scale=options.scale, window=window)[None]
+            return _flash(query, key, value, self.flash_plan, scale=options.scale, window=window)
+        q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # [T, heads, D]
         self._padded = self._padded or self._pad_segments()
         buckets, order = self._padded
         out = torch.cat([bucket.attend(q, k, v, options) for bucket in buckets])

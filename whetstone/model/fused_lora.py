@@ -5,7 +5,8 @@ computes W x + B A x, three products and a sum, and the sum reads and writes out
 six times as wide as x. Together they are [W, B] [x, A x]: A of all layers is one thin product, the sum takes
 place inside the large one, and so does the product of B and dy of the backward pass.
 
-Where x is wider than the output, as in the MLP's down, the sum of the backward pass is inside a product.
+Where x is as wide as the output or wider, as in the MLP's down, the sum of the backward pass is inside a
+product.
 """
 
 from collections.abc import Iterable
@@ -43,7 +44,7 @@ def _can_be_fused(layer: Any) -> bool:
 
 
 def _has_wide_input(layer: Any) -> bool:
-    return layer.in_features >= 2 * layer.out_features
+    return layer.in_features >= layer.out_features
 
 
 class LoraGroup:
@@ -97,18 +98,22 @@ class _GroupedProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: float, down: Tensor, *matrices: Tensor) -> tuple[Tensor, ...]:
         weights, ups = matrices[: len(matrices) // 2], matrices[len(matrices) // 2 :]
-        inner = F.linear(x, down) * scale
+        # The norm before it writes into `both` at once: no kernel copies x beside A x.
+        width = x.shape[1]
+        both = F.pad(x, (0, len(down)))
+        both = torch.slice_scatter(both, F.linear(both[:, :width], down) * scale, dim=1, start=width)
         ctx.scale = scale
-        ctx.save_for_backward(x, inner, down, *matrices)
-        output = F.linear(torch.cat([x, inner], dim=1), _joined(weights, ups))
+        ctx.save_for_backward(both, down, *matrices)
+        output = F.linear(both, _joined(weights, ups))
         return output.split([len(weight) for weight in weights], dim=1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x, inner, down, *matrices = ctx.saved_tensors
+        both, down, *matrices = ctx.saved_tensors
         weights, ups = matrices[: len(matrices) // 2], matrices[len(matrices) // 2 :]
-        both = _product(gradients, _joined(weights, ups))
-        x_gradient, inner_gradient = both.split([x.shape[1], inner.shape[1]], dim=1)
+        sizes = [down.shape[1], len(down)]
+        x, inner = both.split(sizes, dim=1)
+        x_gradient, inner_gradient = _product(gradients, _joined(weights, ups)).split(sizes, dim=1)
         inners = inner.split([up.shape[1] for up in ups], dim=1)
         up_gradients = [out.T @ part for out, part in zip(gradients, inners, strict=True)]
         inner_gradient = inner_gradient * ctx.scale

@@ -20,6 +20,14 @@ def _bend(x, cap, CAP: tl.constexpr):
 
 
 @triton.jit
+def _load_z(base, column, width, scale, cap, CAP: tl.constexpr):
+    """z, 0 beyond the end of the row; and z, -inf there."""
+    inside = column < width
+    z = _bend(tl.load(base + column, mask=inside, other=0.0).to(tl.float32), cap, CAP) * scale
+    return z, tl.where(inside, z, float("-inf"))
+
+
+@triton.jit
 def _statistics_kernel(
     logits_ptr, targets_ptr, logprobs_ptr, entropy_ptr, lse_ptr, width, stride, scale, cap,
     CAP: tl.constexpr, BLOCK: tl.constexpr,
@@ -28,20 +36,23 @@ def _statistics_kernel(
     base = logits_ptr + row * stride
     column = tl.arange(0, BLOCK)
     # Running maximum, sum of exponentials, and sum of exponentials times z, of every lane: one reduction at
-    # the end.
+    # the end. Four loads at a time: what was summed before is scaled once for all of them.
     top = tl.full((BLOCK,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK,), tl.float32)
     weighted = tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, width, BLOCK):
-        inside = start + column < width
-        x = tl.load(base + start + column, mask=inside, other=0.0).to(tl.float32)
-        z = tl.where(inside, _bend(x, cap, CAP) * scale, float("-inf"))
-        higher = tl.maximum(top, z)
-        # Lanes that have seen nothing but padding hold -inf - -inf.
-        old = tl.where(top == float("-inf"), 0.0, tl.exp(top - higher))
-        new = tl.where(inside, tl.exp(z - higher), 0.0)
-        total = total * old + new
-        weighted = weighted * old + tl.where(inside, new * z, 0.0)
+    for start in range(0, width, 4 * BLOCK):
+        a, a_top = _load_z(base, start + column, width, scale, cap, CAP)
+        b, b_top = _load_z(base, start + BLOCK + column, width, scale, cap, CAP)
+        c, c_top = _load_z(base, start + 2 * BLOCK + column, width, scale, cap, CAP)
+        d, d_top = _load_z(base, start + 3 * BLOCK + column, width, scale, cap, CAP)
+        higher = tl.maximum(top, tl.maximum(tl.maximum(a_top, b_top), tl.maximum(c_top, d_top)))
+        # Lanes that have seen nothing but padding would hold -inf - -inf.
+        reference = tl.where(higher == float("-inf"), 0.0, higher)
+        old = tl.exp(top - reference)
+        a_new, b_new = tl.exp(a_top - reference), tl.exp(b_top - reference)
+        c_new, d_new = tl.exp(c_top - reference), tl.exp(d_top - reference)
+        total = total * old + ((a_new + b_new) + (c_new + d_new))
+        weighted = weighted * old + ((a_new * a + b_new * b) + (c_new * c + d_new * d))
         top = higher
     highest = tl.max(top, 0)
     factor = tl.where(top == float("-inf"), 0.0, tl.exp(top - highest))
@@ -84,7 +95,7 @@ def row_statistics(
     rows, width = logits.shape
     _statistics_kernel[(rows,)](
         logits, targets, *out, width, logits.stride(0), scale, softcap or 1.0,
-        CAP=softcap is not None, BLOCK=min(4096, triton.next_power_of_2(width)), num_warps=8,
+        CAP=softcap is not None, BLOCK=min(2048, triton.next_power_of_2(width)), num_warps=8,
     )  # fmt: skip
 
 

@@ -194,7 +194,7 @@ class Policy:
             segments = [*segments, Segment(len(token_ids), extra)]
             token_ids = F.pad(token_ids, (0, extra))
             position_ids = torch.cat([position_ids, torch.arange(extra, device=position_ids.device)])
-        attend = PackedAttention(segments, self.device)
+        attend = PackedAttention(segments, self.device, plan_flash=not self.uses_padding)
         hidden = self._hidden_of(trunk, token_ids[None], position_ids[None], attend)[0]
         return index_rows(hidden, batch.logit_positions)
 

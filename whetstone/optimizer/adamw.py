@@ -6,6 +6,7 @@ A bf16 weight plus its low 16 bits is a float32 weight: `merge_halves` and `spli
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -84,6 +85,16 @@ class State:
             scales[blocks].copy_(new_scales)
 
 
+class Job(NamedTuple):
+    """One step of a flat weight, which begins at value `first` of its parameter."""
+
+    weight: Tensor
+    gradient: Tensor
+    state: State
+    settings: AdamWStep
+    first: int
+
+
 def merge_halves(weight: Tensor, low: Tensor | None) -> Tensor:
     """The float32 weights of which `weight` is the upper half; themselves, where there is no lower one."""
     if low is None:
@@ -103,6 +114,11 @@ def split_halves(whole: Tensor, weight: Tensor, low: Tensor | None) -> None:
     high = (bits + HALF) >> 16
     weight.copy_(high.to(torch.int16).view(torch.bfloat16))
     low.copy_((bits - (high << 16)).to(torch.int16))
+
+
+def adamw_steps(jobs: Sequence[Job]) -> None:
+    for job in jobs:
+        adamw_step(*job)
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whetstone.optimizer.adamw import AdamWStep, State, adamw_step, merge_halves, split_halves
+from whetstone.optimizer.adamw import AdamWStep, Job, State, adamw_steps, merge_halves, split_halves
 from whetstone.optimizer.quantization import BLOCK, seed_of
 from whetstone.parallel.fsdp import local
 
@@ -134,7 +134,7 @@ class CompactAdamW:
         self.parameters = parameters
         self.steps = [0] * len(parameters)
         device = local(parameters[0]).device
-        self._adamw_step = pick_kernel(device)
+        self._adamw_steps = pick_kernel(device)
         pieces = [_whole(index, local(parameter), coded) for index, parameter in enumerate(parameters)]
         pieces = [piece for piece in pieces if len(piece)]  # a rank may have nothing of a small parameter
         self._offload: OffloadStream | None = None
@@ -160,20 +160,24 @@ class CompactAdamW:
         for index, gradient in enumerate(gradients):
             self.steps[index] += gradient is not None
 
-        def work(number: int, memory: Tensor) -> None:
-            for piece in self._buckets[number].pieces:
+        def jobs(bucket: Bucket, memory: Tensor) -> Iterator[Job]:
+            for piece in bucket.pieces:
                 gradient, part = gradients[piece.index], slice(piece.begin, piece.end)
                 if gradient is not None:
-                    step, state = self.steps[piece.index], piece.state(memory)
+                    step = self.steps[piece.index]
                     now = replace(settings, step=step, seed=seed_of(step, piece.index))
-                    with _flat(self.parameters[piece.index]) as weight:
-                        self._adamw_step(weight[part], gradient.reshape(-1)[part], state, now, piece.begin)
+                    weight = flat[piece.index][part]
+                    yield Job(weight, gradient.reshape(-1)[part], piece.state(memory), now, piece.begin)
 
-        if self._offload is not None:
-            self._offload.stream([bucket.memory for bucket in self._buckets], work)
-            return
-        for number, bucket in enumerate(self._buckets):
-            work(number, bucket.memory)
+        with contextlib.ExitStack() as stack:
+            flat = [stack.enter_context(_flat(parameter)) for parameter in self.parameters]
+            if self._offload is None:
+                self._adamw_steps([job for bucket in self._buckets for job in jobs(bucket, bucket.memory)])
+                return
+            self._offload.stream(
+                [bucket.memory for bucket in self._buckets],
+                lambda number, memory: self._adamw_steps([*jobs(self._buckets[number], memory)]),
+            )
 
     def zero_grad(self) -> None:
         """Gradients are not stored here."""
@@ -230,14 +234,14 @@ class CompactAdamW:
             self._offload.synchronize()
 
 
-def pick_kernel(device: torch.device) -> Callable[..., None]:
+def pick_kernel(device: torch.device) -> Callable[[Sequence[Job]], None]:
     """The pass over the weights: fused on a GPU, plain torch elsewhere."""
     if device.type == "cuda":
         with contextlib.suppress(ImportError):  # a torch without Triton: slower, the same numbers
             from whetstone.optimizer import kernels
 
-            return kernels.adamw_step
-    return adamw_step
+            return kernels.adamw_steps
+    return adamw_steps
 
 
 @contextlib.contextmanager

@@ -1,14 +1,23 @@
-"""`adamw.adamw_step` of flat weights as one Triton kernel: everything is read and written once."""
+"""`adamw.adamw_step` of flat weights as one Triton kernel: everything is read and written once.
+
+Small parameters, such as those of LoRA, have one launch together: hundreds of launches one after the other
+take the host longer than their work takes the GPU.
+"""
+
+from collections.abc import Sequence
+from itertools import groupby
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from whetstone.optimizer.adamw import AdamWStep, State
+from whetstone.optimizer.adamw import AdamWStep, Job, State
 from whetstone.optimizer.quantization import BLOCK, FIRST_MOMENT, SECOND_MOMENT, table
 
 ROWS = 4  # blocks of codes that a program does
+SMALL = 2**20  # parameters with fewer values have one launch together
+SMALL_BLOCK = 1024  # of their values, for one program
 
 
 @triton.jit
@@ -34,6 +43,38 @@ def _code(
     above = tl.load(table_ptr + lower + 1)
     threshold = (chance.to(tl.float32) + 0.5) / 65536
     return lower + (tl.div_rn(ratio - below, above - below) > threshold).to(tl.int32)
+
+
+@triton.jit
+def _moments(gradient, mean, square, fresh1, beta2, fresh2):
+    return mean + fresh1 * (gradient - mean), square * beta2 + fresh2 * gradient * gradient
+
+
+@triton.jit
+def _moved(weight, mean, square, epsilon, size, root, decay):
+    change = tl.div_rn(mean, tl.div_rn(tl.sqrt_rn(square), root) + epsilon) * size
+    return weight - (weight * decay + change)
+
+
+@triton.jit
+def _load_weight(weight_ptr, low_ptr, index, inside, SPLIT: tl.constexpr):
+    if SPLIT:
+        high = tl.load(weight_ptr + index, mask=inside, other=0).to(tl.int32)
+        bits = (high << 16) + tl.load(low_ptr + index, mask=inside, other=0).to(tl.int32)
+        return bits.to(tl.float32, bitcast=True)
+    else:
+        return tl.load(weight_ptr + index, mask=inside, other=0.0)
+
+
+@triton.jit
+def _store_weight(weight_ptr, low_ptr, index, inside, weight, SPLIT: tl.constexpr):
+    if SPLIT:
+        bits = tl.where(weight != weight, 0x7FC00000, weight.to(tl.int32, bitcast=True))
+        high = (bits + 0x8000) >> 16
+        tl.store(weight_ptr + index, high.to(tl.int16), mask=inside)
+        tl.store(low_ptr + index, (bits - (high << 16)).to(tl.int16), mask=inside)
+    else:
+        tl.store(weight_ptr + index, weight, mask=inside)
 
 
 # Specialized in whether `count` is a multiple of 16, which lets it read 16 bytes at once.
@@ -62,23 +103,10 @@ def _adam_kernel(
     else:
         mean = tl.load(mean_ptr + index, mask=inside, other=0.0)
         square = tl.load(square_ptr + index, mask=inside, other=0.0)
-    mean = mean + fresh1 * (gradient - mean)
-    square = square * beta2 + fresh2 * gradient * gradient
-    change = tl.div_rn(mean, tl.div_rn(tl.sqrt_rn(square), root) + epsilon) * size
-    if SPLIT:
-        high = tl.load(weight_ptr + index, mask=inside, other=0).to(tl.int32)
-        bits = (high << 16) + tl.load(low_ptr + index, mask=inside, other=0).to(tl.int32)
-        weight = bits.to(tl.float32, bitcast=True)
-    else:
-        weight = tl.load(weight_ptr + index, mask=inside, other=0.0)
-    weight = weight - (weight * decay + change)
-    if SPLIT:
-        bits = tl.where(weight != weight, 0x7FC00000, weight.to(tl.int32, bitcast=True))
-        high = (bits + 0x8000) >> 16
-        tl.store(weight_ptr + index, high.to(tl.int16), mask=inside)
-        tl.store(low_ptr + index, (bits - (high << 16)).to(tl.int16), mask=inside)
-    else:
-        tl.store(weight_ptr + index, weight, mask=inside)
+    mean, square = _moments(gradient, mean, square, fresh1, beta2, fresh2)
+    weight = _load_weight(weight_ptr, low_ptr, index, inside, SPLIT)
+    weight = _moved(weight, mean, square, epsilon, size, root, decay)
+    _store_weight(weight_ptr, low_ptr, index, inside, weight, SPLIT)
     if CODED:
         chance = _noise(index + first, seed)
         scale = tl.maximum(tl.max(tl.abs(mean), 1), MEAN_FLOOR)
@@ -95,6 +123,71 @@ def _adam_kernel(
     else:
         tl.store(mean_ptr + index, mean, mask=inside)
         tl.store(square_ptr + index, square, mask=inside)
+
+
+@triton.jit
+def _small_kernel(
+    addresses_ptr, owners_ptr, clip, fresh1, beta2, fresh2, epsilon, size, root, decay,
+    SPLIT: tl.constexpr, HALF_GRADIENT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    owner = tl.load(owners_ptr + 2 * tl.program_id(0)).to(tl.int64)
+    addresses_ptr += 6 * owner
+    index = tl.load(owners_ptr + 2 * tl.program_id(0) + 1) * BLOCK + tl.arange(0, BLOCK)
+    inside = index < tl.load(addresses_ptr + 5)
+    bits_type = tl.pointer_type(tl.int16 if SPLIT else tl.float32)
+    weight_ptr = tl.load(addresses_ptr).to(bits_type)
+    low_ptr = tl.load(addresses_ptr + 1).to(bits_type)
+    gradient_ptr = tl.load(addresses_ptr + 2).to(
+        tl.pointer_type(tl.bfloat16 if HALF_GRADIENT else tl.float32)
+    )
+    mean_ptr = tl.load(addresses_ptr + 3).to(tl.pointer_type(tl.float32))
+    square_ptr = tl.load(addresses_ptr + 4).to(tl.pointer_type(tl.float32))
+    gradient = tl.load(gradient_ptr + index, mask=inside, other=0.0).to(tl.float32) * clip
+    mean = tl.load(mean_ptr + index, mask=inside, other=0.0)
+    square = tl.load(square_ptr + index, mask=inside, other=0.0)
+    mean, square = _moments(gradient, mean, square, fresh1, beta2, fresh2)
+    weight = _load_weight(weight_ptr, low_ptr, index, inside, SPLIT)
+    weight = _moved(weight, mean, square, epsilon, size, root, decay)
+    _store_weight(weight_ptr, low_ptr, index, inside, weight, SPLIT)
+    tl.store(mean_ptr + index, mean, mask=inside)
+    tl.store(square_ptr + index, square, mask=inside)
+
+
+def adamw_steps(jobs: Sequence[Job]) -> None:
+    """`adamw.adamw_steps` in few launches."""
+    small = [job for job in jobs if job.state.mean_scale is None and len(job.weight) < SMALL]
+    chosen = set(map(id, small))
+    for job in jobs:
+        if id(job) not in chosen:
+            adamw_step(*job)
+
+    def kind(job: Job) -> tuple[bool, bool, int]:
+        return job.weight.dtype == torch.bfloat16, job.gradient.dtype == torch.bfloat16, job.settings.step
+
+    for (is_split, is_half, _), members in groupby(sorted(small, key=kind), kind):
+        _step_together(list(members), is_split=is_split, is_half=is_half)
+
+
+@torch.no_grad()
+def _step_together(jobs: list[Job], *, is_split: bool, is_half: bool) -> None:
+    """Small parameters at the same step."""
+    rows = []
+    for weight, gradient, state, *_ in jobs:
+        low_bits = weight if state.low_bits is None else state.low_bits
+        tensors = (weight, low_bits, gradient, state.mean, state.square)
+        rows.append([*(tensor.data_ptr() for tensor in tensors), len(weight)])
+    addresses = torch.tensor(rows)
+    counts = addresses[:, -1]
+    num_blocks = (counts + SMALL_BLOCK - 1) // SMALL_BLOCK
+    owners = torch.repeat_interleave(num_blocks)
+    blocks = torch.arange(len(owners)) - (num_blocks.cumsum(0) - num_blocks)[owners]
+    device, settings = jobs[0].weight.device, jobs[0].settings
+    _small_kernel[(len(owners),)](
+        addresses.to(device), torch.stack([owners, blocks], 1).int().to(device),
+        settings.clip, 1 - settings.beta1, settings.beta2, 1 - settings.beta2, settings.epsilon,
+        settings.size, settings.root, settings.decay,
+        SPLIT=is_split, HALF_GRADIENT=is_half, BLOCK=SMALL_BLOCK, num_warps=4,
+    )  # fmt: skip
 
 
 @torch.no_grad()
