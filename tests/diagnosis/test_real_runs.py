@@ -16,6 +16,8 @@ BY_HEART = "It learns its training problems, not others"
 VERDICTS = {
     "gsm8k_44": ["Healthy: it learns"],
     "programs": ["It learned to solve these problems"],
+    "countdown_8": ["It collapsed"],  # two prompts an update
+    "countdown_entropy": ["The answers become noise"],  # right all the same: thoughts are not paid for
     "countdown_plain_42": ["Many completions are cut off"],
     "math": ["The learning rate is too low"],  # 5e-6 with LoRA
     "multi_tasks": [ALIKE],  # no collapse: 4 prompts a step vary by chance
@@ -46,6 +48,9 @@ def test_verdicts(name: str) -> None:
 
 def test_numbers() -> None:
     assert "318 tokens and have 104" in verdicts_on("gsm8k_sft")[0].evidence
+    noise = verdicts_on("countdown_entropy")[0]
+    assert "from 0.59 to 5.9" in noise.evidence and "it is 0.01" in noise.remedy
+    assert "23.8 % at step 120 and is 8.2 % now" in verdicts_on("countdown_8")[0].evidence
     fall = verdicts_on("klong_sft_rl")[0]
     assert "94.2 % at step 40 and is 84 % now" in fall.evidence and "near step 40" in fall.remedy
     assert "+64.8 points since the start, but now only 13.5 %" in verdicts_on("klong")[0].evidence

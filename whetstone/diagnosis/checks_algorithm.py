@@ -81,6 +81,21 @@ def entropy_bonus_pinned(history: RunHistory) -> Diagnosis | None:
     )
 
 
+def answers_are_noise(history: RunHistory) -> Diagnosis | None:
+    """Entropy rises far beyond that of the first answers, while the rewards hold: text that nobody can read."""
+    early, late = history.column("entropy")[:1], history.late("entropy")
+    if not early or late is None or late <= max(1.0, 3 * early[0]) or history.fall() is not None:
+        return None  # with a fall it is the learning rate
+    coef = history.late("entropy_coef") or history.config.get("entropy_coef") or 0.0
+    cause = f"Lower entropy_coef tenfold (it is {float(coef):.2g})" if coef else "Lower learning_rate"
+    return Diagnosis(
+        title="The answers become noise",
+        evidence=f"Entropy per token rose from {early[0]:.2g} to {late:.2g}. Accuracy holds "
+        f"({percent(history.accuracy)}), so what is paid is still there, but read the text around it.",
+        remedy=f"{cause}, or hold the policy near its start with a KL penalty (beta=0.01).",
+    )
+
+
 def beta_overrun(history: RunHistory) -> Diagnosis | None:
     """The adaptive beta grows and grows, and the KL stays beyond its target."""
     beta, kl = history.late("beta"), history.late("kl")
@@ -146,6 +161,6 @@ def curriculum_stuck(history: RunHistory) -> Diagnosis | None:
 
 
 ALGORITHM_CHECKS = (
-    critic_harms, samples_too_old, entropy_bonus_pinned, beta_overrun, local_kl_idle,
+    critic_harms, samples_too_old, entropy_bonus_pinned, answers_are_noise, beta_overrun, local_kl_idle,
     dynamic_sampling_wastes, curriculum_stuck,
 )  # fmt: skip
