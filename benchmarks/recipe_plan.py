@@ -9,6 +9,13 @@ from dataclasses import dataclass
 
 GSM8K = "data_path=gsm8k/train.jsonl eval_path=gsm8k/test.jsonl"
 COUNTDOWN = "learning_rate=4e-6 eval_num_samples=256 eval_temperature=1.0 gradient_checkpointing=auto"
+SHARED = {  # a run that several figures have: what it is there
+    "countdown_32": {
+        "countdown": "chat template",
+        "countdown_entropy": "entropy bonus 0.001",
+        "countdown_length": "512 tokens",
+    }
+}
 KLONG = "datasets.code.config.language=klong"
 
 
@@ -16,7 +23,7 @@ KLONG = "datasets.code.config.language=klong"
 class Run:
     name: str
     page: str  # docs/recipes/PAGE.md
-    figures: tuple[str, ...]  # tables and pictures of that page
+    figures: dict[str, str]  # tables and pictures of that page, and the run's label there
     label: str
     command: str
     seconds: int
@@ -29,7 +36,7 @@ def _run(name: str, page: str, figures: str, label: str, seconds: int, command: 
     return Run(
         name=name,
         page=page,
-        figures=tuple(figures.split()),
+        figures={figure: SHARED.get(name, {}).get(figure, label) for figure in figures.split()},
         label=label,
         seconds=seconds,
         command=f"whet {command}{own_name}",

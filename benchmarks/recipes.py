@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -248,7 +249,9 @@ def _wrapped(command: str) -> list[str]:
 
 def figures() -> dict[str, list[Run]]:
     names = dict.fromkeys(figure for run in PLAN for figure in run.figures)
-    return {name: [run for run in PLAN if name in run.figures] for name in names}
+    return {
+        name: [replace(run, label=run.figures[name]) for run in PLAN if name in run.figures] for name in names
+    }
 
 
 def render(file: Path) -> None:
@@ -256,8 +259,8 @@ def render(file: Path) -> None:
     for run in PLAN:
         result = results.get(run.name)
         if result is not None and "error" not in result and result.get("eval"):
-            for figure in run.figures:
-                learning.keep(figure, run.label, result)
+            for figure, label in run.figures.items():
+                learning.keep(figure, label, result)
     learning.draw_all()
     for figure, runs in figures().items():
         into_docs(figure, block(figure, runs), PAGES / f"{runs[0].page}.md")

@@ -82,7 +82,7 @@ def entropy_bonus_pinned(history: RunHistory) -> Diagnosis | None:
 
 
 def answers_are_noise(history: RunHistory) -> Diagnosis | None:
-    """Entropy rises far beyond that of the first answers, while the rewards hold: text that nobody can read."""
+    """Entropy rises far beyond that of the first answers, and the rewards hold: text that nobody can read."""
     early, late = history.column("entropy")[:1], history.late("entropy")
     if not early or late is None or late <= max(1.0, 3 * early[0]) or history.fall() is not None:
         return None  # with a fall it is the learning rate
