@@ -296,6 +296,9 @@ GAE = {"advantage": "gae", "critic_learning_rate": 1e-5}
 AHEAD = {"async_rollouts": 1, "importance_correction_max": 3.0}
 ENTROPY = {"entropy_target": 0.6, "entropy_coef_max": 0.2}
 ADAPTIVE = {"beta": 0.01, "target_kl": 0.02}
+HELD_UP = {
+    "completions/mean_length": 50.0, "completions/max_length": 900.0, "time/rollout": 7.0, "step_time": 9.0
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -316,6 +319,8 @@ ADAPTIVE = {"beta": 0.01, "target_kl": 0.02}
          "Lower entropy_coef tenfold (it is 0.02)"),
         ({"entropy": lambda t: 0.5 + 4 * t}, {}, "The answers become noise", "from 0.5 to",
          "Lower learning_rate"),
+        (HELD_UP, {"max_completion_length": 900}, "Batches wait for their longest completion", "77.8 %",
+         "max_completion_length (900)"),
         ({"beta": 0.4, "kl": 0.09}, ADAPTIVE, "The adaptive beta can't hold the KL", "0.01 to 0.4",
          "target_kl"),
         ({"sampling/importance_sampling_clipped_ratio": 0.7, "sampling/sampling_logp_difference/mean": 0.9},
@@ -345,6 +350,8 @@ def test_one_trouble_of_a_part_one_verdict(
         ({"kl": 0.01}, {"beta": 0.1, "kl_reference": "rollout", "num_iterations": 2}),
         ({"entropy_coef": 0.2, "entropy": lambda t: 0.9 - 0.1 * t}, ENTROPY),
         ({"entropy": lambda t: 0.3 + 0.6 * t}, {"entropy_coef": 0.02}),
+        (HELD_UP | {"completions/mean_length": 300.0}, {}),
+        (HELD_UP, {"async_rollouts": 1}),
         ({"beta": 0.4, "kl": 0.02}, ADAPTIVE),
         ({"sampling/importance_sampling_clipped_ratio": 0.01, "sampling/sampling_logp_difference/mean": 0.1},
          AHEAD),

@@ -20,6 +20,7 @@ VERDICTS = {
     "countdown_entropy": ["The answers become noise"],  # right all the same: thoughts are not paid for
     "countdown_plain_42": ["Many completions are cut off"],
     "math": ["The learning rate is too low"],  # 5e-6 with LoRA
+    "math_8": ["Batches wait for their longest completion"],
     "multi_tasks": [ALIKE],  # no collapse: 4 prompts a step vary by chance
     "klong": [ALIKE],
     "klong_problems": [BY_HEART, ALIKE, "Entropy is gone: the policy has stopped exploring"],
@@ -48,6 +49,7 @@ def test_verdicts(name: str) -> None:
 
 def test_numbers() -> None:
     assert "318 tokens and have 104" in verdicts_on("gsm8k_sft")[0].evidence
+    assert "2,048 tokens, the mean is 112" in verdicts_on("math_8")[0].evidence
     noise = verdicts_on("countdown_entropy")[0]
     assert "from 0.59 to 5.9" in noise.evidence and "it is 0.01" in noise.remedy
     assert "23.8 % at step 120 and is 8.2 % now" in verdicts_on("countdown_8")[0].evidence

@@ -133,6 +133,22 @@ def samples_too_old(history: RunHistory) -> Diagnosis | None:
     )
 
 
+def longest_holds_up(history: RunHistory) -> Diagnosis | None:
+    """A few completions go on to the limit, and sampling takes most of a step because of them."""
+    mean, longest = history.recent("completions/mean_length"), history.recent("completions/max_length")
+    share = history.recent("time/rollout") / max(1e-9, history.recent("step_time"))
+    cut = history.recent("completions/clipped_ratio")
+    if longest < 8 * mean or share < 0.6 or cut > 0.05 or not mean or history.config.get("async_rollouts"):
+        return None
+    return Diagnosis(
+        title="Batches wait for their longest completion",
+        evidence=f"Sampling takes {percent(share)} of a step. The longest completion of a batch has "
+        f"{longest:,.0f} tokens, the mean is {mean:,.0f}, and {percent(cut)} reach the limit.",
+        remedy=f"Lower max_completion_length ({history.config.get('max_completion_length')}): an answer that "
+        "goes on to the end is seldom right. Or let the update run meanwhile (async_rollouts=1).",
+    )
+
+
 def curriculum_stuck(history: RunHistory) -> Diagnosis | None:
     """A task stays at its level although it has been tried often enough."""
     datasets = history.config.get("datasets")
@@ -162,5 +178,5 @@ def curriculum_stuck(history: RunHistory) -> Diagnosis | None:
 
 ALGORITHM_CHECKS = (
     critic_harms, samples_too_old, entropy_bonus_pinned, answers_are_noise, beta_overrun, local_kl_idle,
-    dynamic_sampling_wastes, curriculum_stuck,
+    dynamic_sampling_wastes, longest_holds_up, curriculum_stuck,
 )  # fmt: skip
