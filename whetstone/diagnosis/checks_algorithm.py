@@ -145,7 +145,7 @@ def longest_holds_up(history: RunHistory) -> Diagnosis | None:
         evidence=f"Sampling takes {percent(share)} of a step. The longest completion of a batch has "
         f"{longest:,.0f} tokens, the mean is {mean:,.0f}, and {percent(cut)} reach the limit.",
         remedy=f"Lower max_completion_length ({history.config.get('max_completion_length')}): an answer that "
-        "goes on to the end is seldom right. Or let the update run meanwhile (async_rollouts=1).",
+        "reaches it is seldom right. Or let the update run meanwhile (async_rollouts=1).",
     )
 
 
