@@ -161,16 +161,17 @@ def adamw_steps(jobs: Sequence[Job]) -> None:
         if id(job) not in chosen:
             adamw_step(*job)
 
-    def kind(job: Job) -> tuple[bool, bool, int]:
-        return job.weight.dtype == torch.bfloat16, job.gradient.dtype == torch.bfloat16, job.settings.step
+    def kind(job: Job) -> tuple[bool, bool, int, str]:
+        halves = (tensor.dtype == torch.bfloat16 for tensor in (job.weight, job.gradient))
+        return *halves, job.settings.step, str(job.weight.device)
 
-    for (is_split, is_half, _), members in groupby(sorted(small, key=kind), kind):
+    for (is_split, is_half, *_), members in groupby(sorted(small, key=kind), kind):
         _step_together(list(members), is_split=is_split, is_half=is_half)
 
 
 @torch.no_grad()
 def _step_together(jobs: list[Job], *, is_split: bool, is_half: bool) -> None:
-    """Small parameters at the same step."""
+    """Small parameters of one device, at the same step."""
     rows = []
     for weight, gradient, state, *_ in jobs:
         low_bits = weight if state.low_bits is None else state.low_bits
