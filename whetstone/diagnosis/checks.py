@@ -224,9 +224,8 @@ def learning_rate_too_high(history: RunHistory) -> Diagnosis | None:
         signs.append(f"the gradient norm reached {max(norms):.3g}, usually {usual:.2g}")
     if kl > 1:
         signs.append(f"KL to the reference is {kl:.3g} a token")
-    early, late = history.column("entropy")[:1], history.late("entropy")
-    if early and late is not None and late > max(1.0, 3 * early[0]):
-        signs.append(f"entropy rose from {early[0]:.2g} to {late:.2g}: the answers have become noise")
+    if risen := history.risen_entropy():
+        signs.append(f"entropy rose from {risen[0]:.2g} to {risen[1]:.2g}: the answers have become noise")
     fall = history.fall()
     few_updates = max(5 * history.updates_per_batch, len(history.rows) // 10)  # a slow fall has other causes
     if fall is not None and fall.is_collapse and fall.fell_step - fall.best_step <= few_updates:

@@ -83,14 +83,14 @@ def entropy_bonus_pinned(history: RunHistory) -> Diagnosis | None:
 
 def answers_are_noise(history: RunHistory) -> Diagnosis | None:
     """Entropy rises far beyond that of the first answers, and the rewards hold: text that nobody can read."""
-    early, late = history.column("entropy")[:1], history.late("entropy")
-    if not early or late is None or late <= max(1.0, 3 * early[0]) or history.fall() is not None:
-        return None  # with a fall it is the learning rate
+    risen = history.risen_entropy()
+    if risen is None or history.fall() is not None:  # with a fall it is the learning rate
+        return None
     coef = history.late("entropy_coef") or history.config.get("entropy_coef") or 0.0
     cause = f"Lower entropy_coef tenfold (it is {float(coef):.2g})" if coef else "Lower learning_rate"
     return Diagnosis(
         title="The answers become noise",
-        evidence=f"Entropy per token rose from {early[0]:.2g} to {late:.2g}. Accuracy holds "
+        evidence=f"Entropy per token rose from {risen[0]:.2g} to {risen[1]:.2g}. Accuracy holds "
         f"({percent(history.accuracy)}), so what is paid is still there, but read the text around it.",
         remedy=f"{cause}, or hold the policy near its start with a KL penalty (beta=0.01).",
     )

@@ -72,6 +72,13 @@ class RunHistory:
         value = self.late(key)
         return default if value is None else value
 
+    def risen_entropy(self) -> tuple[float, float] | None:
+        """Entropy of the first row and now, where it rose so far that the answers are noise."""
+        early, late = self.column("entropy")[:1], self.late("entropy")
+        if not early or late is None or late <= max(1.0, 3 * early[0]):
+            return None
+        return early[0], late
+
     def total(self, key: str) -> float:
         return math.fsum(self.column(key))
 

@@ -51,23 +51,17 @@ def _moments(gradient, mean, square, fresh1, beta2, fresh2):
 
 
 @triton.jit
-def _moved(weight, mean, square, epsilon, size, root, decay):
+def _move_weight(
+    weight_ptr, low_ptr, index, inside, mean, square, epsilon, size, root, decay, SPLIT: tl.constexpr
+):  # fmt: skip
     change = tl.div_rn(mean, tl.div_rn(tl.sqrt_rn(square), root) + epsilon) * size
-    return weight - (weight * decay + change)
-
-
-@triton.jit
-def _load_weight(weight_ptr, low_ptr, index, inside, SPLIT: tl.constexpr):
     if SPLIT:
         high = tl.load(weight_ptr + index, mask=inside, other=0).to(tl.int32)
         bits = (high << 16) + tl.load(low_ptr + index, mask=inside, other=0).to(tl.int32)
-        return bits.to(tl.float32, bitcast=True)
+        weight = bits.to(tl.float32, bitcast=True)
     else:
-        return tl.load(weight_ptr + index, mask=inside, other=0.0)
-
-
-@triton.jit
-def _store_weight(weight_ptr, low_ptr, index, inside, weight, SPLIT: tl.constexpr):
+        weight = tl.load(weight_ptr + index, mask=inside, other=0.0)
+    weight = weight - (weight * decay + change)
     if SPLIT:
         bits = tl.where(weight != weight, 0x7FC00000, weight.to(tl.int32, bitcast=True))
         high = (bits + 0x8000) >> 16
@@ -104,9 +98,7 @@ def _adam_kernel(
         mean = tl.load(mean_ptr + index, mask=inside, other=0.0)
         square = tl.load(square_ptr + index, mask=inside, other=0.0)
     mean, square = _moments(gradient, mean, square, fresh1, beta2, fresh2)
-    weight = _load_weight(weight_ptr, low_ptr, index, inside, SPLIT)
-    weight = _moved(weight, mean, square, epsilon, size, root, decay)
-    _store_weight(weight_ptr, low_ptr, index, inside, weight, SPLIT)
+    _move_weight(weight_ptr, low_ptr, index, inside, mean, square, epsilon, size, root, decay, SPLIT)
     if CODED:
         chance = _noise(index + first, seed)
         scale = tl.maximum(tl.max(tl.abs(mean), 1), MEAN_FLOOR)
@@ -146,19 +138,18 @@ def _small_kernel(
     mean = tl.load(mean_ptr + index, mask=inside, other=0.0)
     square = tl.load(square_ptr + index, mask=inside, other=0.0)
     mean, square = _moments(gradient, mean, square, fresh1, beta2, fresh2)
-    weight = _load_weight(weight_ptr, low_ptr, index, inside, SPLIT)
-    weight = _moved(weight, mean, square, epsilon, size, root, decay)
-    _store_weight(weight_ptr, low_ptr, index, inside, weight, SPLIT)
+    _move_weight(weight_ptr, low_ptr, index, inside, mean, square, epsilon, size, root, decay, SPLIT)
     tl.store(mean_ptr + index, mean, mask=inside)
     tl.store(square_ptr + index, square, mask=inside)
 
 
 def adamw_steps(jobs: Sequence[Job]) -> None:
     """`adamw.adamw_steps` in few launches."""
-    small = [job for job in jobs if job.state.mean_scale is None and len(job.weight) < SMALL]
-    chosen = set(map(id, small))
+    small = []
     for job in jobs:
-        if id(job) not in chosen:
+        if job.state.mean_scale is None and len(job.weight) < SMALL:
+            small.append(job)
+        else:
             adamw_step(*job)
 
     def kind(job: Job) -> tuple[bool, bool, int, str]:
