@@ -106,9 +106,10 @@ def test_bytes_of_a_trained_parameter(qwen: ModelShape, changes: dict, bytes_eac
 def test_constants_are_those_of_the_engine_and_of_the_search() -> None:
     assert (memory.SLOTS, memory.PAGE) == (SLOTS_ON_GPU, slot_state.PAGE)
     assert (memory.RESERVED, memory.CACHE_FRACTION) == (gpu.RESERVED_BYTES, gpu.MEMORY_FRACTION)
-    own = (memory.MAX_TOKENS, memory.TARGET_TOKENS, memory.CPU_TOKENS, memory.UPDATE_FRACTION)
+    own = (memory.MAX_TOKENS, memory.LORA_MAX_TOKENS, memory.TARGET_TOKENS, memory.CPU_TOKENS)
     search = micro_batch_size
-    assert own == (search.MAX_TOKENS, search.TARGET_TOKENS, search.DEFAULT_TOKENS, search.MEMORY_FRACTION)
+    assert own == (search.MAX_TOKENS, search.LORA_MAX_TOKENS, search.TARGET_TOKENS, search.DEFAULT_TOKENS)
+    assert memory.UPDATE_FRACTION == search.MEMORY_FRACTION
 
 
 @pytest.mark.parametrize(

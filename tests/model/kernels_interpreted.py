@@ -5,9 +5,11 @@ kernels, on the CPU, against plain torch in float64.
 import torch
 
 from tests.support import triton_interpreter as interpreter  # noqa: F401
+from whetstone.model import gated_lora, lora_products
 from whetstone.model.flash import Copies, FlashPlan
 from whetstone.model.fused_head import Head, fused_statistics
 from whetstone.model.kernels import sum_copies
+from whetstone.model.lora_kernels import gated_backward, gated_forward, with_inner
 from whetstone.types import Segment
 
 
@@ -73,14 +75,59 @@ def shared_keys() -> None:
     assert copies.index.tolist() == [0, 1, 2, 0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 7, 8, 9, 10, 11, 12, 13,
                                      9, 10, 11, 12, 13, 14]  # fmt: skip
     assert plan.query_bounds.tolist() == [0, 3, 7, 9, 14, 15]
-    assert plan.key_bounds.tolist() == [0, 3, 10, 15, 20, 26] and plan.longest.tolist() == [5, 7]
+    assert plan.key_bounds.tolist() == [0, 3, 10, 15, 20, 26] and (plan.max_query, plan.max_key) == (5, 7)
     keys = torch.randn(15, 2, 8, requires_grad=True)
     pull = torch.randn(26, 2, 8)
     (keys[copies.index] * pull).sum().backward()
     assert torch.allclose(sum_copies(pull, copies.bounds, copies.order), keys.grad, atol=1e-6)
 
 
+def gated(width: int, rank: int, num_tokens: int) -> None:
+    """The backward pass of a gated MLP's middle, against autograd in float64; the inner parts are slices."""
+    torch.manual_seed(0)
+    gate_up = torch.randn(num_tokens, 2 * width)
+    gradient, down = torch.randn(num_tokens, width), torch.randn(num_tokens, rank)
+    inner = torch.randn(num_tokens, 5 + 2 * rank)[:, 5:]
+    leaf = gate_up.double().requires_grad_()
+    hidden = torch.nn.functional.silu(leaf[:, :width]) * leaf[:, width:]
+    (hidden * gradient).sum().backward()
+    assert leaf.grad is not None
+    gate, up = leaf.grad.chunk(2, dim=1)
+    first, second = inner.double().split([rank, rank], dim=1)
+    expected = (leaf.grad, gate.T @ first, up.T @ second, down.double().T @ hidden)
+    for results in (
+        gated_backward(gate_up, gradient, inner, down),
+        gated_lora.gated_backward(gate_up, gradient, inner, down),
+    ):
+        for result, right in zip(results, expected, strict=True):
+            torch.testing.assert_close(result.double(), right.detach(), rtol=1e-4, atol=1e-4)
+            assert result.is_contiguous()
+
+
+def inner(width: int, rank: int, num_tokens: int) -> None:
+    """x beside scale A x, and the same of silu(gate) * up, against float64."""
+    torch.manual_seed(0)
+    a = torch.randn(rank, width)
+    gate_up = torch.randn(num_tokens, 2 * width) * 20
+    x = gate_up[:, :width]
+    whole = gate_up.double()
+    hidden = torch.nn.functional.silu(whole[:, :width]) * whole[:, width:]
+    for values, parts in (
+        (x.double(), (with_inner(x, a, 0.3).split([width, rank], dim=1))),
+        (x.double(), (lora_products.with_inner(x, a, 0.3).split([width, rank], dim=1))),
+        (hidden, gated_forward(gate_up, a, 0.3)),
+        (hidden, gated_lora.gated_forward(gate_up, a, 0.3)),
+    ):
+        expected = (values, 0.3 * values @ a.double().T)
+        for result, right in zip(parts, expected, strict=True):
+            torch.testing.assert_close(result.double(), right, rtol=1e-4, atol=1e-3)
+
+
 CASES = {
+    "inner": lambda: inner(70, 32, 100),
+    "inner, another rank": lambda: inner(128, 5, 64),
+    "gated MLP": lambda: gated(70, 16, 1100),
+    "gated MLP, another rank": lambda: gated(128, 5, 64),
     "head": head_with,
     "head with a softcap": lambda: head_with(softcap=3.0, rows=100),
     "head with a bias": lambda: head_with(bias=True, rows=8),

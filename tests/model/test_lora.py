@@ -6,7 +6,7 @@ from peft.tuners.lora import Linear
 
 from tests.conftest import make_policy
 from tests.support.engines import compare_with_trainer
-from tests.support.update import flat_gradient, make_samples, reference_gradient
+from tests.support.update import flat_gradient, make_samples, reference_gradient, with_lora
 from whetstone.config import build, make_plan
 from whetstone.config.sections import ModelConfig
 from whetstone.engines.native import NativeEngine
@@ -101,6 +101,31 @@ def test_layers_with_the_same_input_compute_together() -> None:
     torch.testing.assert_close(layers[1](x), expected[1], rtol=1e-5, atol=1e-6)
     with policy.model.disable_adapter():
         assert torch.equal(layers[2](x), layers[2].base_layer(x))
+
+
+def test_a_gated_mlp_computes_the_same_with_its_adapter_on_and_off() -> None:
+    torch.manual_seed(0)
+    policy = lora_policy()
+    mlp = policy.layers[0].mlp
+    x = torch.randn(2, 5, mlp.gate_proj.in_features)
+    kind, on = type(mlp), mlp(x)
+    with policy.model.disable_adapter():
+        off = mlp(x)
+    fuse_lora(policy.layers)
+    assert type(mlp) is not kind and isinstance(mlp, kind) and type(mlp).__name__ == kind.__name__
+    torch.testing.assert_close(mlp(x), on, rtol=1e-5, atol=1e-6)
+    with policy.model.disable_adapter():
+        torch.testing.assert_close(mlp(x), off, rtol=1e-5, atol=1e-6)
+    assert not torch.equal(on, off)
+
+
+@pytest.mark.parametrize("name", ["gemma3", "phi3"])
+def test_another_mlp_is_left_alone(name: str) -> None:
+    """Of another activation, or with gate and up in one matrix."""
+    policy = with_lora(make_policy(name))
+    kind = type(policy.layers[0].mlp)
+    fuse_lora(policy.layers)
+    assert type(policy.layers[0].mlp) is kind
 
 
 def test_a_layer_with_a_wide_input_computes_the_same() -> None:

@@ -18,7 +18,7 @@ from whetstone.model.logprobs import FUSED_BYTES, FUSED_SHARE
 SLOTS, PAGE = 1024, 64
 RESERVED = 1 << 30
 CACHE_FRACTION, UPDATE_FRACTION = 0.85, 0.92
-MAX_TOKENS, TARGET_TOKENS, CPU_TOKENS = 16384, 8192, 8192
+MAX_TOKENS, LORA_MAX_TOKENS, TARGET_TOKENS, CPU_TOKENS = 16384, 32768, 8192, 8192
 
 CONTEXT = 0.7e9  # of CUDA itself, beside what torch counts
 PROCESS = 0.7e9  # of Python and its libraries, on a CPU
@@ -221,7 +221,8 @@ def _micro_batch(shape: ModelShape, setup: Setup, free: float) -> tuple[int, int
     """Tokens and checkpointed layers, as update/micro_batch_size.py chooses them."""
     total = -(-setup.num_sequences // setup.group) * setup.prompt_tokens
     total += setup.num_sequences * setup.completion_tokens
-    limit = CPU_TOKENS if not setup.on_gpu else MAX_TOKENS
+    limit = MAX_TOKENS if setup.lora_r is None else LORA_MAX_TOKENS
+    limit = limit if setup.on_gpu else CPU_TOKENS
     most, target = (max(setup.longest, min(size, total)) for size in (limit, TARGET_TOKENS))
     if setup.micro_batch_tokens is not None:
         most = target = max(setup.longest, min(setup.micro_batch_tokens, total))

@@ -41,13 +41,8 @@ def _attention(module, query, key, value, attention_mask, *, attend: AttentionFn
     window, softcap = kwargs.get("sliding_window"), kwargs.get("softcap")
     plan = getattr(attend, "flash_plan", None)
     if plan is not None and softcap is None:  # a compiled layer is one graph around it
-        return _flash(query, key, value, plan, scale=scaling, window=window), None
+        return flash_attention(query, key, value, plan, scale=scaling, window=window), None
     return _uncompiled(module, query, key, value, attend, scaling, window, softcap), None
-
-
-def _flash(query: Tensor, key: Tensor, value: Tensor, plan: FlashPlan, **options: Any) -> Tensor:
-    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # [T, heads, D]
-    return flash_attention(q, k, v, plan, **options)[None]
 
 
 def _outside(module, query, key, value, attend: AttentionFn, scale, window, softcap) -> Tensor:
@@ -101,7 +96,7 @@ class PackedAttention:
         if uses_flash(query.device, query.dtype, options.softcap):
             self.flash_plan = self.flash_plan or FlashPlan(self.segments, self.device)
             window = options.sliding_window
-            return _flash(query, key, value, self.flash_plan, scale=options.scale, window=window)
+            return flash_attention(query, key, value, self.flash_plan, scale=options.scale, window=window)
         q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # [T, heads, D]
         self._padded = self._padded or self._pad_segments()
         buckets, order = self._padded

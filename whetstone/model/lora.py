@@ -109,6 +109,13 @@ def is_plain_lora(layer: Any) -> bool:
     return isinstance(layer, Linear) and not layer.lora_variant and not any(layer.lora_bias.values())
 
 
+def is_short(layer: Any) -> bool:
+    """Whether it is a LoRA layer with the forward pass below, on a matrix in the model's precision."""
+    from torch import nn
+
+    return type(layer) is short_linear() and type(layer.base_layer) is nn.Linear
+
+
 @functools.cache
 def short_linear() -> type:
     from peft.tuners.lora import Linear
