@@ -1,0 +1,50 @@
+"""The kernels of LoRA on a real GPU, beside float64."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from whetstone.model.gated_lora import gated_backward, gated_forward
+from whetstone.model.lora_products import with_inner
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
+SHAPES = [(1000, 1536, 16), (5000, 8960, 16), (77, 96, 5), (300, 200, 64)]  # rows, width, rank
+BOUNDS = {torch.bfloat16: 8e-3, torch.float32: 1e-5}  # of the norm
+
+
+def numbers(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda").to(dtype)
+
+
+def check(results, expected, dtype: torch.dtype) -> None:
+    for result, right in zip(results, expected, strict=True):
+        assert result.dtype == dtype and result.shape == right.shape
+        assert (result.double() - right).norm() < BOUNDS[dtype] * right.norm()
+
+
+@pytest.mark.parametrize("dtype", list(BOUNDS))
+@pytest.mark.parametrize(("rows", "width", "rank"), SHAPES)
+def test_x_beside_a_x(rows: int, width: int, rank: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, a = numbers(rows, width, dtype=dtype), numbers(3 * rank, width, dtype=dtype)
+    expected = (x.double(), 0.3 * x.double() @ a.double().T)
+    check(with_inner(x, a, 0.3).split([width, 3 * rank], dim=1), expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", list(BOUNDS))
+@pytest.mark.parametrize(("rows", "width", "rank"), SHAPES)
+def test_a_gated_mlp_in_both_directions(rows: int, width: int, rank: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    gate_up, a = numbers(rows, 2 * width, dtype=dtype), numbers(rank, width, dtype=dtype)
+    leaf = gate_up.double().requires_grad_()
+    hidden = F.silu(leaf[:, :width]) * leaf[:, width:]
+    check(gated_forward(gate_up, a, 0.3), (hidden.detach(), 0.3 * (hidden @ a.double().T).detach()), dtype)
+
+    gradient, down = numbers(rows, width, dtype=dtype), numbers(rows, rank, dtype=dtype)
+    inner = numbers(rows, 7 + 2 * rank, dtype=dtype)[:, 7:]  # a slice, as it is in the layer
+    (hidden * gradient.double()).sum().backward()
+    assert leaf.grad is not None
+    gate, up = leaf.grad.chunk(2, dim=1)
+    first, second = inner.double().split([rank, rank], dim=1)
+    expected = (leaf.grad, gate.T @ first, up.T @ second, down.double().T @ hidden.detach())
+    check(gated_backward(gate_up, gradient, inner, down), expected, dtype)
