@@ -8,7 +8,13 @@ from whetstone.model.gated_lora import gated_backward, gated_forward
 from whetstone.model.lora_products import with_inner
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
-SHAPES = [(1000, 1536, 16), (5000, 8960, 16), (77, 96, 5), (300, 200, 64)]  # rows, width, rank
+SHAPES = [
+    (20000, 1536, 16),
+    (1000, 1536, 64),
+    (5000, 8960, 16),
+    (77, 96, 5),
+    (300, 200, 64),
+]  # rows, width, rank
 BOUNDS = {torch.bfloat16: 8e-3, torch.float32: 1e-5}  # of the norm
 
 
