@@ -53,9 +53,9 @@ def planned(shape: ModelShape, recipe: str, words: list[str], tokens: float) -> 
 MEASURED = [
     ("gsm8k", [], 308, 65.1, 2.70, 5.64, 0.12),
     ("gsm8k", ["num_generations=8"], 308, 65.1, 1.65, 2.41, 0.29),
-    ("gsm8k", ["num_generations=8", "use_peft=true"], 308, 41.5, 1.85, 2.38, 0.22),
+    ("gsm8k", ["num_generations=8", "use_peft=true"], 306, 61.5, 1.87, 1.97, 0.19),
     ("six_tasks", [], 200, 65.1, 1.05, 1.22, 0.03),
-    ("six_tasks", ["use_peft=true", "beta=0.01"], 200, 41.0, 1.09, 1.59, 0.03),
+    ("six_tasks", ["use_peft=true", "beta=0.01"], 214, 61.5, 1.05, 1.21, 0.0),
     ("critic", [], 209, 65.0, 1.63, 2.61, 0.0),
     ("local_kl", [], 204, 65.1, 1.04, 2.74, 0.02),
 ]

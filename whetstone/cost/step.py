@@ -10,7 +10,6 @@ from whetstone.cost.shape import ModelShape
 
 UPDATE_SHARE = 0.725  # of the peak, forward and backward, recomputation counted as work; compiled layers
 UPDATE_TOKEN_S = 4.2e-6  # beside that for each token, whatever the size: attention, norms, gates, the rest
-LORA_TOKEN_S = 2.4e-6  # and for each token of an adapter's thin products
 UPDATE_S = 0.10  # of an update whatever its size: packing, uploads, the optimizer's launch
 PREFILL_SHARE = 0.6  # of the peak, for the prompts
 DECODE_SHARE = 0.86  # of the peak, or of the memory's speed, for the matrix products of a decode step
@@ -42,7 +41,6 @@ class Machine:
     far_link: float  # bytes/s each way to GPUs of other hosts
     per_host: int = 8
     token_s: float = UPDATE_TOKEN_S
-    lora_token_s: float = LORA_TOKEN_S
     update_s: float = UPDATE_S
 
 
@@ -58,7 +56,6 @@ class Work:
     micro_batch_tokens: int = 32768
     checkpointing: bool = True
     backward: int = 4  # operations for each parameter in the backward pass: 2 beneath an adapter
-    is_lora: bool = False
 
     @property
     def update_tokens(self) -> int:
@@ -124,7 +121,7 @@ def update_seconds(machine: Machine, shape: ModelShape, work: Work, layout: Layo
     tokens = max(tokens, work.prompt_tokens + work.new_tokens)  # a sequence stays whole
     forward = 2 * (1 + int(work.checkpointing))
     products = (forward + work.backward) * shape.active / (machine.flops * UPDATE_SHARE)
-    rest = machine.token_s * (forward + 4) / 6 + (machine.lora_token_s if work.is_lora else 0.0)
+    rest = machine.token_s * (forward + 4) / 6
     compute = tokens * (products + rest) / layout.tp
     batches = max(1.0, tokens / work.micro_batch_tokens)
     own = shape.parameters / layout.tp

@@ -69,7 +69,6 @@ def machine_of(name: str, flops: float, memory_speed: float, memory: float) -> M
         near_link=H200.near_link,
         far_link=H200.far_link,
         token_s=UPDATE_TOKEN_S * slower,
-        lora_token_s=H200.lora_token_s * slower,
     )
 
 
@@ -103,7 +102,7 @@ def measure_machine(name: str, memory: float, *, on_gpu: bool, seconds: float = 
         return machine_of(name, flops, copy, memory)
     return Machine(
         name=name, flops=flops, memory_speed=copy, memory=memory, near_link=1e9, far_link=1e9, token_s=0.0,
-        lora_token_s=0.0, update_s=0.0,
+        update_s=0.0,
     )  # fmt: skip
 
 
@@ -148,7 +147,6 @@ def batch_update_seconds(
     tokens: float,
 ) -> float:
     """All optimizer steps of a batch, and its passes without gradients."""
-    is_lora = setup.lora_r is not None
     work = Work(
         prompts=plan.prompts_per_batch,
         group=plan.num_generations,
@@ -157,8 +155,7 @@ def batch_update_seconds(
         new_tokens=round(tokens),
         micro_batch_tokens=memory.tokens,
         checkpointing=memory.checkpointed > shape.layers // 2,
-        backward=2 if is_lora else 4,
-        is_lora=is_lora,
+        backward=4 if setup.lora_r is None else 2,
     )
     layout = Layout(gpus=setup.gpus, tp=setup.tp, replicas=setup.replicas)
     passes = 2.0 * extra_passes(config, plan) / (2 * (1 + int(work.checkpointing)) + work.backward)
