@@ -190,6 +190,10 @@ SLOW = {
     "whet train six_tasks": "",
     "whet train six_tasks seed=43": "",
     "whet train six_tasks use_peft=true learning_rate=2.0e-5 beta=0.01 max_steps=20": "",
+    "whet train six_tasks beta=0.01 max_steps=8 eval_num_samples=0 use_peft=true": "",
+    "whet train gsm8k num_generations=8 max_steps=8 eval_num_samples=0 use_peft=true": (
+        "whet train gsm8k data_path=rows.json eval_path=rows.json use_peft=true"
+    ),
     "whet train smollm2_cpu": "whet train smollm2_cpu sft_steps=1",
     "whet train course_cpu run_name=accuracy_only 'reward_funcs=[accuracy]'": "",
     "whet train examples/agents/calculator.yaml": "",
