@@ -1,18 +1,16 @@
 """Episodes on several ranks: the conversations of one process, whether ranks share problems or tokens."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.distributed.launch import run_on
 from tests.environments import waiting
-from tests.support.runs import rows, run, weights, words
+from tests.support.runs import rows, run, weights
 
 SETTINGS: dict[str, Any] = {
     "datasets": "{guess_number: {config: {high: 5, max_guesses: 3}}}",
@@ -28,15 +26,11 @@ SLOW = f"{{{waiting.__file__}:SlowGuess: {{config: {{high: 5, max_guesses: 3}}}}
 
 
 def on_two_ranks(folder: Path, **settings: Any) -> None:
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "whetstone"]
-    done = subprocess.run(
-        [sys.executable, *launcher, "train", *words(folder, **settings)],
-        timeout=200,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_on(2, _train, folder, settings)
+
+
+def _train(folder: Path, settings: dict[str, Any]) -> None:
+    run(folder, **settings)
 
 
 def conversations(folder: Path) -> list[Any]:
