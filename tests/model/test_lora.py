@@ -12,8 +12,9 @@ from whetstone.config.sections import ModelConfig
 from whetstone.engines.native import NativeEngine
 from whetstone.errors import UserError
 from whetstone.model.fused_lora import fuse_lora, wide_lora
+from whetstone.model.loading import load_pretrained
 from whetstone.model.lora import add_lora, check_rank
-from whetstone.model.policy import Policy
+from whetstone.model.policy import Policy, load_policy
 from whetstone.update.packing import pack
 from whetstone.update.updater import Updater
 
@@ -166,6 +167,23 @@ def test_rslora_is_lora_with_a_larger_scale() -> None:
     plain, stable = lora_layers(torch.float32), lora_layers(torch.float32, use_rslora=True)
     assert [layer.scaling["default"] for layer in plain] == [12 / 4] * len(plain)
     assert [layer.scaling["default"] for layer in stable] == [12 / 2] * len(stable)
+
+
+def test_a_new_adapter_depends_on_the_seed_and_not_on_how_the_model_was_loaded(monkeypatch) -> None:
+    """A model that is converted or completed on its way here draws numbers, only the first time."""
+
+    def adapter() -> torch.Tensor:
+        torch.manual_seed(5)
+        policy = load_policy(ModelConfig(model_name_or_path="pebble", use_peft=True, device="cpu"))
+        return torch.cat([p.flatten() for p in policy.parameters() if p.requires_grad])
+
+    def load_and_draw(*arguments):
+        torch.rand(3)
+        return load_pretrained(*arguments)
+
+    first = adapter()
+    monkeypatch.setattr("whetstone.model.policy.load_pretrained", load_and_draw)
+    assert torch.equal(adapter(), first) and first.any()
 
 
 def test_an_adapter_of_another_kind_is_not_continued(tmp_path) -> None:

@@ -14,6 +14,17 @@ from whetstone.errors import UserError
 from whetstone.model.loading import guarded
 
 
+def adapted(model: Any, config: ModelConfig, checkpoint: str | None, start: str | None) -> Any:
+    """`model` with the adapter of a checkpoint, of the folder that the run begins from, or a new one."""
+    if checkpoint is not None:
+        return add_lora(model, config, checkpoint)
+    if start is not None and not config.use_peft:
+        return merge_lora(model, start)
+    if start is not None:
+        check_rank(config, start)
+    return add_lora(model, config, start)
+
+
 def add_lora(model: Any, config: ModelConfig, adapter: str | None) -> Any:
     """Wrap `model` with a trainable adapter; `adapter` names a folder to read one from."""
     from peft import LoraConfig

@@ -350,6 +350,7 @@ def load_policy(
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()  # the run's own line says what it is doing
+    drawn = torch.get_rng_state()  # a new adapter is the same however the model came here
     home = choose_device(config.device)
     adapter = weights is not None and (Path(weights) / "adapter_config.json").is_file()
     start = None
@@ -370,24 +371,14 @@ def load_policy(
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     if adapter or config.use_peft or start is not None:
-        model = _adapted(model, config, str(weights) if adapter else None, start)
+        from whetstone.model.lora import adapted
+
+        torch.set_rng_state(drawn)
+        model = adapted(model, config, str(weights) if adapter else None, start)
     enable_checkpointing(model, config)
     policy = Policy(model, tokenizer, device)
     policy.verify()
     return policy
-
-
-def _adapted(model: Any, config: ModelConfig, checkpoint: str | None, start: str | None) -> Any:
-    """`model` with the adapter of a checkpoint, of the folder that the run begins from, or a new one."""
-    from whetstone.model.lora import add_lora, check_rank, merge_lora
-
-    if checkpoint is not None:
-        return add_lora(model, config, checkpoint)
-    if start is not None and not config.use_peft:
-        return merge_lora(model, start)
-    if start is not None:
-        check_rank(config, start)
-    return add_lora(model, config, start)
 
 
 def compute_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
