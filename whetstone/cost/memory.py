@@ -12,6 +12,7 @@ from whetstone.config.plan import Plan
 from whetstone.config.sections import Config
 from whetstone.cost.shape import ModelShape
 from whetstone.cost.step import BUCKETS, STATES
+from whetstone.model.gated_lora import MAX_RANK
 from whetstone.model.logprobs import FUSED_BYTES, FUSED_SHARE
 
 # Of engines/native and update/micro_batch_size.py, which are above this package: a test compares them.
@@ -27,7 +28,7 @@ NF4_BYTES = 0.5 + 4 / 64  # of a weight with its share of a scale
 # Numbers that a layer keeps for the backward pass, beside queries, keys, values and the attention's output:
 # in units of the hidden size and of the MLP's width.
 KEPT_HIDDEN, KEPT_INNER, COMPILED, PLAIN = 2.8, 3.25, 0.99, 1.75
-LORA_INNER = 2.3  # of an adapter on 16-bit weights: silu(gate) * up is computed again
+LORA_INNER = 2.3  # of an adapter on 16-bit weights, up to MAX_RANK: silu(gate) * up is computed again
 HEAD_LAYERS = 0.78  # what the final norm and the loss keep, in layers
 
 
@@ -203,7 +204,8 @@ def activation_bytes(shape: ModelShape, setup: Setup, tokens: int, checkpointed:
 def layer_bytes(shape: ModelShape, setup: Setup) -> float:
     """What a layer keeps of a token."""
     heads = (2 * shape.heads + 2 * shape.kv_heads) * shape.head_dim
-    is_fused = setup.on_gpu and setup.lora_r is not None and not setup.load_in_4bit
+    has_kernels = setup.on_gpu and not setup.load_in_4bit
+    is_fused = has_kernels and setup.lora_r is not None and setup.lora_r <= MAX_RANK
     numbers = KEPT_HIDDEN * shape.hidden + heads + (LORA_INNER if is_fused else KEPT_INNER) * shape.inner
     return (COMPILED if setup.on_gpu else PLAIN) * setup.bytes_per_number * numbers / setup.tp
 

@@ -48,15 +48,13 @@ def _source(kind: type) -> str:
 def gated_class(kind: type) -> type:
     """`kind` with the forward pass in fewer kernels."""
 
-    class Gated(kind):  # type: ignore[valid-type, misc]
-        def forward(self, x: Tensor) -> Tensor:
-            layers: list[Any] = [self.gate_proj, self.up_proj, self.down_proj]
-            if any(layer.disable_adapters or len(layer.active_adapters) != 1 for layer in layers):
-                return super().forward(x)
-            return _gated_mlp(layers, x)
+    def forward(self: Any, x: Tensor) -> Tensor:
+        layers = [self.gate_proj, self.up_proj, self.down_proj]
+        if any(layer.disable_adapters or len(layer.active_adapters) != 1 for layer in layers):
+            return kind.forward(self, x)
+        return _gated_mlp(layers, x)
 
-    Gated.__name__ = Gated.__qualname__ = kind.__name__
-    return Gated
+    return type(kind.__name__, (kind,), {"forward": forward})
 
 
 def _gated_mlp(layers: list[Any], x: Tensor) -> Tensor:
@@ -144,16 +142,13 @@ def gated_backward(
     up_gradient = gradient * gate * share
     rank = inner.shape[1] // 2
     first, second = inner.float().split([rank, rank], dim=1)
-    hidden = gate * share * up
-    return tuple(
-        tensor.to(gate_up.dtype).contiguous()
-        for tensor in (
-            torch.cat([gate_gradient, up_gradient], dim=1),
-            gate_gradient.T @ first,
-            up_gradient.T @ second,
-            down_inner_gradient.float().T @ hidden,
-        )
-    )  # type: ignore[return-value]
+    half = gate_up.dtype
+    return (
+        torch.cat([gate_gradient, up_gradient], dim=1).to(half),
+        (gate_gradient.T @ first).to(half),
+        (up_gradient.T @ second).to(half),
+        (down_inner_gradient.float().T @ (gate * share * up)).to(half),
+    )
 
 
 @gated_backward.register_fake
