@@ -40,8 +40,8 @@ def work(rank: int, port: int, how: str, folder) -> None:
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory):
-    """All ways to go at once: what the first rank logged, its exit code, and how long it took."""
-    pairs, found, begun = {}, {}, time.monotonic()
+    """All ways to go at once: what the first rank logged, and its exit code (none: it still waits)."""
+    pairs, found = {}, {}
     for how in REASONS:
         folder, port = tmp_path_factory.mktemp(how), free_port()
         pair = [CONTEXT.Process(target=work, args=(rank, port, how, folder)) for rank in range(2)]
@@ -51,7 +51,7 @@ def ended(tmp_path_factory):
     for how, (pair, folder) in pairs.items():
         pair[0].join(timeout=100)
         log = (folder / "0" / "training.log").read_text()
-        found[how] = (log, pair[0].exitcode, time.monotonic() - begun)
+        found[how] = (log, pair[0].exitcode)
         for process in pair:
             process.kill()
             process.join()
@@ -60,8 +60,7 @@ def ended(tmp_path_factory):
 
 @pytest.mark.parametrize("how", REASONS)
 def test_the_other_rank_ends_with_the_reason(ended, how):
-    log, code, took_s = ended[how]
+    log, code = ended[how]
     assert code == EXIT_CODE, log
     assert re.search(REASONS[how], log), log
     assert "auto_resume=true" in log
-    assert took_s < 60

@@ -39,6 +39,7 @@ class Heartbeat:
         self._last_contact = time.monotonic()
         self._store: Store | None = None
         self._ending = threading.Lock()  # held by the thread that exits
+        self._lost = ""  # what the main thread's collective said when its connection was lost
 
     def __enter__(self) -> Self:
         if self._ranks.world_size == 1:
@@ -68,8 +69,8 @@ class Heartbeat:
                 # once all the same, for the launcher may end us before they do.
                 lost = f"connection to another rank was lost ({_explained(error)})"
                 logger.error(f"The {lost}.")
-                time.sleep(self._timeout_s + 2 * self._pause_s)
-                self._exit(f"the {lost}")
+                self._lost = f"the {lost}"
+                threading.Event().wait()
             self._publish(f"rank {self._ranks.rank} on {socket.gethostname()} ended: {_explained(error)}")
         self._over.set()
         with contextlib.suppress(RuntimeError):  # the store is gone: the first rank ended before this one
@@ -80,18 +81,23 @@ class Heartbeat:
         store = self._store
         assert store is not None
         seen: dict[int, tuple[bytes, float]] = {}
+        lost_since: float | None = None
         count = 0
         while not self._over.wait(self._pause_s if count else 0):
             count += 1
             try:
                 store.set(f"alive/{self._ranks.rank}", f"{count} {socket.gethostname()}")
-                if store.check(["failed"]):
-                    self._exit(store.get("failed").decode(), grace_s=GRACE_S)
                 if self._ranks.is_main:
                     self._check_ranks(store, seen)
+                if store.check(["failed"]):
+                    self._exit(store.get("failed").decode(), grace_s=GRACE_S)
             except RuntimeError:  # the store is away: `_watch_store` gives it a while to come back
                 continue
-            self._last_contact = time.monotonic()
+            self._last_contact = now = time.monotonic()
+            # A rank that died is known by now, however slow this machine is: the same rounds count both.
+            lost_since = lost_since or (now if self._lost else None)
+            if lost_since is not None and now - lost_since > self._timeout_s + 2 * self._pause_s:
+                self._exit(self._lost)
 
     def _check_ranks(self, store: Store, seen: dict[int, tuple[bytes, float]]) -> None:
         now = time.monotonic()
