@@ -137,6 +137,15 @@ def test_bytes_beneath_an_adapter(qwen: ModelShape) -> None:
     assert "merged adapter" not in four
 
 
+def test_an_adapter_saves_memory_where_a_gated_mlp_is_computed_again(qwen: ModelShape) -> None:
+    def kept(shape: ModelShape, lora_r: int | None = None) -> float:
+        return activation_bytes(shape, setup(lora_r=lora_r), 1000, 0)
+
+    other = replace(qwen, is_silu_gated=False)
+    assert kept(qwen, lora_r=16) < kept(qwen)
+    assert kept(qwen) == kept(qwen, lora_r=128) == kept(other) == kept(other, lora_r=16)
+
+
 def test_micro_batches_shrink_with_the_memory_and_layers_are_checkpointed(qwen: ModelShape) -> None:
     plans = [memory_plan(qwen, setup(completion_tokens=512), size * 1e9) for size in (141, 80, 48, 40, 24)]
     assert [plan.fits for plan in plans] == [True, True, True, True, False]

@@ -28,6 +28,15 @@ def test_known_models_have_the_parameters_of_their_cards(name: str, parameters: 
     assert (shape.parameters, shape.kv_bytes) == (parameters, kv_bytes)
 
 
+@pytest.mark.parametrize(
+    ("name", "is_gated"),
+    [("qwen2.5-1.5b", True), ("smollm2-135m", True), ("gemma-3-1b", False), ("phi-4", False)],
+)
+def test_which_mlps_lora_computes_with_less_memory(name: str, is_gated: bool) -> None:
+    """Gemma's activation is GELU; Phi's gate and up are one matrix."""
+    assert model_shape(name).is_silu_gated == is_gated
+
+
 def test_a_folder_is_counted_like_its_loaded_model() -> None:
     from whetstone.config.sections import ModelConfig
 

@@ -204,7 +204,7 @@ def activation_bytes(shape: ModelShape, setup: Setup, tokens: int, checkpointed:
 def layer_bytes(shape: ModelShape, setup: Setup) -> float:
     """What a layer keeps of a token."""
     heads = (2 * shape.heads + 2 * shape.kv_heads) * shape.head_dim
-    has_kernels = setup.on_gpu and not setup.load_in_4bit
+    has_kernels = setup.on_gpu and not setup.load_in_4bit and shape.is_silu_gated
     is_fused = has_kernels and setup.lora_r is not None and setup.lora_r <= MAX_RANK
     numbers = KEPT_HIDDEN * shape.hidden + heads + (LORA_INNER if is_fused else KEPT_INNER) * shape.inner
     return (COMPILED if setup.on_gpu else PLAIN) * setup.bytes_per_number * numbers / setup.tp

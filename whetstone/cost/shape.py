@@ -63,6 +63,7 @@ class ModelShape:
     active: int  # parameters that a token is multiplied by: without a separate embedding, and few experts
     linear: int  # weights of the linear layers in the decoder layers
     linear_sides: int  # inputs and outputs of these layers, added up: an adapter has lora_r times as many
+    is_silu_gated: bool  # the MLPs are down(silu(gate x) * up x), which LoRA computes with less memory
 
     @property
     def kv_bytes(self) -> int:
@@ -132,6 +133,7 @@ def shape_of(name: str, config: Any) -> ModelShape:
     from torch import nn
     from transformers import AutoModelForCausalLM
 
+    from whetstone.model.gated_lora import is_silu_mlp
     from whetstone.model.size import count_experts, num_active, num_parameters
 
     try:
@@ -163,4 +165,5 @@ def shape_of(name: str, config: Any) -> ModelShape:
         active=sum(num_active(model, text)),
         linear=sum(layer.weight.numel() for layer in linear),
         linear_sides=sum(layer.in_features + layer.out_features for layer in linear),
+        is_silu_gated=any(map(is_silu_mlp, model.modules())),
     )

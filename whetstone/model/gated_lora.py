@@ -22,18 +22,18 @@ MAX_RANK = 64  # more sums than a kernel has registers for
 
 
 def is_gated_mlp(module: nn.Module) -> bool:
-    """Whether its forward pass is the one above, of LoRA layers without biases."""
+    """Whether it is such an MLP of LoRA layers without biases, in ranks that the kernels take."""
     members: list[Any] = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
     if not all(map(is_short, members)) or any(member.base_layer.bias is not None for member in members):
         return False
-    activation = type(getattr(module, "act_fn", None)).__name__
     same = members[0].scaling == members[1].scaling and members[0].r == members[1].r == members[2].r
-    return (
-        same
-        and max(members[0].r.values()) <= MAX_RANK
-        and activation in ("SiLU", "SiLUActivation")
-        and FORWARD in _source(type(module))
-    )
+    return same and max(members[0].r.values()) <= MAX_RANK and is_silu_mlp(module)
+
+
+def is_silu_mlp(module: nn.Module) -> bool:
+    """Whether its forward pass is the one above, by its source and its activation."""
+    activation = type(getattr(module, "act_fn", None)).__name__
+    return activation in ("SiLU", "SiLUActivation") and FORWARD in _source(type(module))
 
 
 @functools.cache
