@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 
+from tests.support import lora
 from whetstone.model.gated_lora import gated_backward, gated_forward
 from whetstone.model.lora_products import with_inner
 
@@ -33,8 +33,7 @@ def check(results, expected, dtype: torch.dtype) -> None:
 def test_x_beside_a_x(rows: int, width: int, rank: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x, a = numbers(rows, width, dtype=dtype), numbers(3 * rank, width, dtype=dtype)
-    expected = (x.double(), 0.3 * x.double() @ a.double().T)
-    check(with_inner(x, a, 0.3).split([width, 3 * rank], dim=1), expected, dtype)
+    check(with_inner(x, a, 0.3).split([width, 3 * rank], dim=1), lora.x_and_inner(x, a, 0.3), dtype)
 
 
 @pytest.mark.parametrize("dtype", list(BOUNDS))
@@ -42,15 +41,9 @@ def test_x_beside_a_x(rows: int, width: int, rank: int, dtype: torch.dtype) -> N
 def test_a_gated_mlp_in_both_directions(rows: int, width: int, rank: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     gate_up, a = numbers(rows, 2 * width, dtype=dtype), numbers(rank, width, dtype=dtype)
-    leaf = gate_up.double().requires_grad_()
-    hidden = F.silu(leaf[:, :width]) * leaf[:, width:]
-    check(gated_forward(gate_up, a, 0.3), (hidden.detach(), 0.3 * (hidden @ a.double().T).detach()), dtype)
+    check(gated_forward(gate_up, a, 0.3), lora.x_and_inner(lora.gated(gate_up), a, 0.3), dtype)
 
     gradient, down = numbers(rows, width, dtype=dtype), numbers(rows, rank, dtype=dtype)
     inner = numbers(rows, 7 + 2 * rank, dtype=dtype)[:, 7:]  # a slice, as it is in the layer
-    (hidden * gradient.double()).sum().backward()
-    assert leaf.grad is not None
-    gate, up = leaf.grad.chunk(2, dim=1)
-    first, second = inner.double().split([rank, rank], dim=1)
-    expected = (leaf.grad, gate.T @ first, up.T @ second, down.double().T @ hidden.detach())
+    expected = lora.gated_gradients(gate_up, gradient, inner, down)
     check(gated_backward(gate_up, gradient, inner, down), expected, dtype)

@@ -4,6 +4,7 @@ kernels, on the CPU, against plain torch in float64.
 
 import torch
 
+from tests.support import lora
 from tests.support import triton_interpreter as interpreter  # noqa: F401
 from whetstone.model import gated_lora, lora_products
 from whetstone.model.flash import Copies, FlashPlan
@@ -88,19 +89,13 @@ def gated(width: int, rank: int, num_tokens: int) -> None:
     gate_up = torch.randn(num_tokens, 2 * width)
     gradient, down = torch.randn(num_tokens, width), torch.randn(num_tokens, rank)
     inner = torch.randn(num_tokens, 5 + 2 * rank)[:, 5:]
-    leaf = gate_up.double().requires_grad_()
-    hidden = torch.nn.functional.silu(leaf[:, :width]) * leaf[:, width:]
-    (hidden * gradient).sum().backward()
-    assert leaf.grad is not None
-    gate, up = leaf.grad.chunk(2, dim=1)
-    first, second = inner.double().split([rank, rank], dim=1)
-    expected = (leaf.grad, gate.T @ first, up.T @ second, down.double().T @ hidden)
+    expected = lora.gated_gradients(gate_up, gradient, inner, down)
     for results in (
         gated_backward(gate_up, gradient, inner, down),
         gated_lora.gated_backward(gate_up, gradient, inner, down),
     ):
         for result, right in zip(results, expected, strict=True):
-            torch.testing.assert_close(result.double(), right.detach(), rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(result.double(), right, rtol=1e-4, atol=1e-4)
             assert result.is_contiguous()
 
 
@@ -110,16 +105,14 @@ def inner(width: int, rank: int, num_tokens: int) -> None:
     a = torch.randn(rank, width)
     gate_up = torch.randn(num_tokens, 2 * width) * 20
     x = gate_up[:, :width]
-    whole = gate_up.double()
-    hidden = torch.nn.functional.silu(whole[:, :width]) * whole[:, width:]
+    hidden = lora.gated(gate_up)
     for values, parts in (
-        (x.double(), (with_inner(x, a, 0.3).split([width, rank], dim=1))),
-        (x.double(), (lora_products.with_inner(x, a, 0.3).split([width, rank], dim=1))),
+        (x, (with_inner(x, a, 0.3).split([width, rank], dim=1))),
+        (x, (lora_products.with_inner(x, a, 0.3).split([width, rank], dim=1))),
         (hidden, gated_forward(gate_up, a, 0.3)),
         (hidden, gated_lora.gated_forward(gate_up, a, 0.3)),
     ):
-        expected = (values, 0.3 * values @ a.double().T)
-        for result, right in zip(parts, expected, strict=True):
+        for result, right in zip(parts, lora.x_and_inner(values, a, 0.3), strict=True):
             torch.testing.assert_close(result.double(), right, rtol=1e-4, atol=1e-3)
 
 
