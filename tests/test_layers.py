@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, str] = {
     "algorithm": "errors config",
     "parallel": "errors config",
     "model": "errors types terminal config parallel",
-    "engines": "errors types seeds config parallel model",
+    "engines": "errors types seeds terminal config parallel model",
     "cost": "errors config tasks model",
     "rollout": "errors types seeds terminal config environments tasks endpoint parallel engines",
     "optimizer": "errors config parallel",

@@ -14,6 +14,7 @@ from whetstone.engines.native.cpu import SlotEngine, sample
 from whetstone.engines.native.cpu_step import CpuLayerStep, CpuModuleStep
 from whetstone.model.attention import NAME
 from whetstone.model.policy import load_policy
+from whetstone.terminal.stages import stage
 from whetstone.types import Finish
 
 
@@ -134,6 +135,17 @@ def test_completions_carry_the_version_of_the_weights(policy):
         ].policy_version
         == 7
     )
+
+
+def test_tokens_are_counted_before_the_first_completion_ends(policy):
+    engine = NativeEngine(policy, max_slots=3)
+    requests = [Request(prompt_ids=prompt, seeds=(1, 2, 3, 4)) for prompt in PROMPTS]
+    seen = []
+    with stage("sampling", total=4 * len(PROMPTS)) as sampling:
+        for output in engine.generate(requests, SamplingParams(max_tokens=9)):
+            seen.append((sampling.tokens, len(output.completion.token_ids)))
+    assert seen[0][0] >= seen[0][1] > 1
+    assert sampling.tokens == sum(length for _, length in seen)
 
 
 def test_a_generator_left_halfway_keeps_gradients_on(policy):

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from whetstone.run.progress import Progress, bars, spacing
 from whetstone.terminal.display import Display, display, say
-from whetstone.terminal.stages import active, advance, reach, stage
+from whetstone.terminal.stages import active, add_tokens, advance, reach, stage
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -74,6 +74,7 @@ def test_stages_nest_and_each_thread_has_its_own() -> None:
     def background() -> None:
         with stage("sampling", total=128):
             advance(37)
+            add_tokens(5120)
             begun.set()
             over.wait()
 
@@ -84,10 +85,10 @@ def test_stages_nest_and_each_thread_has_its_own() -> None:
         reach(3)
         assert [[str(entry) for entry in entries] for entries in active()] == [
             ["evaluation at step 10", "scoring 3/4"],
-            ["sampling 37/128"],
+            ["sampling 37/128, 5,120 tokens"],
         ]
         line = Display(Console(quiet=True)).line(time.monotonic())
-        assert line == "evaluation at step 10: scoring 3/4  sampling 37/128  0:00"
+        assert line == "evaluation at step 10: scoring 3/4  sampling 37/128, 5,120 tokens  0:00"
         over.set()
         thread.join()
     assert active() == []

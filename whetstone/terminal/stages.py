@@ -19,14 +19,16 @@ class Stage:
     name: str
     total: int | None
     count: int = 0
+    tokens: int = 0  # sampled so far, also of what is unfinished
     started_at: float = field(default_factory=time.monotonic)
     thread: int = field(default_factory=threading.get_ident)
     newest: tuple[str, str] | None = None  # what was sampled last: question and completion
 
     def __str__(self) -> str:
-        if self.total is None or self.total < 2:
-            return self.name
-        return f"{self.name} {min(self.count, self.total):,}/{self.total:,}"
+        text = self.name
+        if self.total is not None and self.total >= 2:
+            text += f" {min(self.count, self.total):,}/{self.total:,}"
+        return f"{text}, {self.tokens:,} tokens" if self.tokens else text
 
 
 _active: list[Stage] = []  # in the order in which they began; append and remove are atomic
@@ -47,6 +49,12 @@ def advance(number: int = 1) -> None:
     """So much more of this thread's innermost stage is done."""
     if (entry := _innermost()) is not None:
         entry.count += number
+
+
+def add_tokens(number: int) -> None:
+    """This thread's innermost stage sampled so many more."""
+    if (entry := _innermost()) is not None:
+        entry.tokens += number
 
 
 def show(question: str, completion: str) -> None:

@@ -26,6 +26,7 @@ from whetstone.engines.native.slot_state import CacheShape
 from whetstone.model.adapters import selection_of
 from whetstone.model.policy import Policy
 from whetstone.model.shared_prompts import PlacedPrompt, begin_alike, num_shared, place_prompt
+from whetstone.terminal.stages import add_tokens
 from whetstone.types import Finish, TopLogprobs
 
 PREFILL_TOKENS = 8192  # packed prompts in one forward pass
@@ -234,6 +235,7 @@ class SlotEngine(EngineBase):
             sequence.tokens.append(token)
             sequence.logprobs.append(logprob)
             sequence.position += 1
+        add_tokens(len(sequences))
         for row, sequence in zip(logits, sequences, strict=True):
             if sequence.sampling.num_top:
                 sequence.top.append(top_logprobs(row, sequence.sampling))
