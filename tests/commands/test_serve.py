@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -38,6 +39,16 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_wrong_input(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["serve", *words]) == 2
     assert sentence in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_taken_port_is_found_before_the_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("whetstone.serving.models.ServedModel.open", lambda *_, **__: pytest.fail("loaded"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert run(["serve", "pebble", "--port", port]) == 2
+    assert f"127.0.0.1:{port} can't be used" in capsys.readouterr().err
 
 
 def test_a_key_is_not_printed(capsys: pytest.CaptureFixture[str]) -> None:

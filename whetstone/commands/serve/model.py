@@ -1,6 +1,7 @@
 """Serve a model: load it, answer until Ctrl-C or SIGTERM, and print what the server is doing."""
 
 import signal
+import socket
 import sys
 import threading
 import time
@@ -35,6 +36,10 @@ def serve_model(
     max_sequences: int | None,
     device: str,
 ) -> None:
+    try:  # before a large model is loaded
+        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except (OSError, OverflowError) as error:
+        raise _unusable(host, port, error) from None
     with long_command():
         with stage("loading torch"):
             from whetstone.serving.api import Api
@@ -55,7 +60,7 @@ def serve_model(
             server = ApiServer(Api(served, backend), backend, host, port, api_key)
         except (OSError, OverflowError) as error:
             backend.stop(0.0)
-            raise UserError(f"{host}:{port} can't be used ({error}): choose another --port.") from None
+            raise _unusable(host, port, error) from None
         with stage("first tokens"):
             warm_up(backend)
     for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell has put us into the background
@@ -78,6 +83,10 @@ def serve_model(
         server.close()
     if not backend.is_stopping:
         raise UserError(f"{backend.reason} The server ends.")
+
+
+def _unusable(host: str, port: int, error: Exception) -> UserError:
+    return UserError(f"{host}:{port} can't be used ({error}): choose another --port.")
 
 
 def warm_up(backend: "EngineBackend") -> None:
