@@ -33,6 +33,9 @@ ROWS = [
     for k in range(6)
 ]
 
+LIMIT_S = 2.0  # enough for a small program on a machine that is busy
+SLEEPER = "import time\ndef f(x):\n    time.sleep(60 if x == 3 else 0)\n    return x"
+
 
 def make(
     tmp_path: Path, rows: list[dict[str, Any]] | None = None, split: str = "train", **settings: Any
@@ -67,14 +70,14 @@ def test_the_share_of_tests_and_the_bonus_are_paid(tmp_path: Path) -> None:
 
 
 def test_outcomes_are_told_apart_and_tests_listed(tmp_path: Path) -> None:
-    task = make(tmp_path, sandbox_time_limit_s=0.3)
+    task = make(tmp_path, sandbox_time_limit_s=LIMIT_S)
     problem = task.problem(0)
     cases = {
         "def f(x): return x": "passed",
         "def f(x): return -x": "wrong",
         "def f(x": "compile_error",
         "def f(x): return 1 / 0": "crash",
-        "def f(x):\n    while x: pass\n    return 0": "timeout",
+        SLEEPER: "timeout",
         "": "no_program",
     }
     assert {text: task.score(problem, text).outcome for text in cases} == cases
@@ -92,15 +95,15 @@ def test_the_same_program_in_other_words_runs_once(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(code, "run_tests", record)
     monkeypatch.setattr(code, "_MAX_KNOWN", 2)
-    task = make(tmp_path, sandbox_time_limit_s=0.3)
-    same, endless = "```python\ndef f(x): return x\n```", "def f(x):\n    while True: pass"
+    task = make(tmp_path, sandbox_time_limit_s=LIMIT_S)
+    same = "```python\ndef f(x): return x\n```"
     first = task.score(task.problem(0), same)
     assert first.correct and task.score(task.problem(0), f"{same}\nIt gives x back.") == first
     assert len(runs) == 1
     assert not task.score(task.problem(1), same).correct and len(runs) == 2  # another problem
-    assert task.score(task.problem(0), endless).outcome == "timeout"
-    assert task.score(task.problem(0), endless).outcome == "timeout"
-    assert runs[2:] == [endless, endless]  # by chance, perhaps
+    assert task.score(task.problem(0), SLEEPER).outcome == "timeout"
+    assert task.score(task.problem(0), SLEEPER).outcome == "timeout"
+    assert runs[2:] == [SLEEPER, SLEEPER]  # by chance, perhaps
     assert task.score(task.problem(0), same) == first and len(runs) == 5  # only so many are remembered
 
 
@@ -239,9 +242,8 @@ def test_the_shipped_set_goes_through_the_scoring_processes() -> None:
         "datasets={code: {config: {path: problems, language: python, eval_fraction: 0.3}}}",
         "eval_num_samples=5",
     ]
-    config = load(
-        None, [*words, "reward_funcs=accuracy", "reward_workers=1", "sandbox_time_limit_s=0.3"]
-    ).config
+    words += ["reward_funcs=accuracy", "reward_workers=1", f"sandbox_time_limit_s={LIMIT_S}"]
+    config = load(None, words).config
     held_out = eval_problems(config)
     tasks = build_tasks(config, "train", held_out)
     check_gold(tasks)
@@ -249,17 +251,17 @@ def test_the_shipped_set_goes_through_the_scoring_processes() -> None:
         tasks.problem(i).question for i in range(len(tasks))
     }
     problems = [tasks.problem(0), tasks.problem(1), held_out[0]]
+    outcomes = {"solution": "passed", "wrong": "wrong"}
+    cases = [(problem, problem.answer[key], outcomes[key]) for problem in problems for key in outcomes]
+    cases.append((problems[0], "import time; time.sleep(60)", "timeout"))
     with Scorer(config) as scorer:
-        for problem in problems:
-            for text in (problem.answer["solution"], problem.answer["wrong"], "while True: pass"):
-                scorer.submit(
-                    ScoringRequest(problem=problem, text=text, completion_ids=(1,), truncated=False)
-                )
+        for problem, text, _ in cases:
+            scorer.submit(ScoringRequest(problem=problem, text=text, completion_ids=(1,), truncated=False))
         scores = scorer.gather()
-    assert [score.outcome for score in scores] == ["passed", "wrong", "timeout"] * 3
-    assert [score.reward > 1 for score in scores] == [True, False, False] * 3
+    assert [score.outcome for score in scores] == [outcome for _, _, outcome in cases]
+    assert [score.reward > 1 for score in scores] == [outcome == "passed" for _, _, outcome in cases]
     assert all(score.failure is None for score in scores)
-    assert len(scores[6].tests) == 5  # evaluation runs all tests
+    assert len(scores[4].tests) == 5  # evaluation runs all tests
     assert len(scores[0].tests) == 3
 
 

@@ -231,7 +231,7 @@ def test_none_is_left_out_and_columns_a_task_lacks_are_none():
     [("hang", "timeout"), ("die", "crash"), ("raise", "error: KeyError: 'no such thing'")],
 )
 def test_a_function_that_hangs_dies_or_raises_costs_the_guilty_answer_only(word: str, failure: str):
-    config = configure(reward_funcs=["accuracy", f"{OWN}:sometimes_bad"], reward_timeout_s=0.5)
+    config = configure(reward_funcs=["accuracy", f"{OWN}:sometimes_bad"], reward_timeout_s=1.0)
     with Scorer(config) as scorer:
         for text in ("fine", word, "<answer>30 + 5</answer>"):
             scorer.submit(answer(countdown(35), text))
