@@ -144,7 +144,7 @@ def test_tokens_are_counted_before_the_first_completion_ends(policy):
     with stage("sampling", total=4 * len(PROMPTS)) as sampling:
         for output in engine.generate(requests, SamplingParams(max_tokens=9)):
             seen.append((sampling.tokens, len(output.completion.token_ids)))
-    assert seen[0][0] >= seen[0][1] > 1
+    assert seen[0][0] > seen[0][1] > 1  # those that go on are counted, too
     assert sampling.tokens == sum(length for _, length in seen)
 
 

@@ -69,9 +69,7 @@ def test_all_layers_share_graphs_without_scalars_on_the_cpu(use_peft):
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize(
-    "architecture", ["qwen3", "qwen3 with LoRA", pytest.param("mistral", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("architecture", ["qwen3", "qwen3 with LoRA", "mistral"])
 def test_a_layer_is_one_graph_around_flash_attention(architecture, monkeypatch):
     """On a GPU. Here the operation has a plain kernel, and all else is as it is there."""
     torch._dynamo.reset()
