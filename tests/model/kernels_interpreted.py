@@ -4,9 +4,9 @@ kernels, on the CPU, against plain torch in float64.
 
 import torch
 
-from tests.support import lora
+from tests.support import lora, packed
 from tests.support import triton_interpreter as interpreter  # noqa: F401
-from whetstone.model import gated_lora, lora_products
+from whetstone.model import attention_kernels, attention_tiles, gated_lora, lora_products, tiled_attention
 from whetstone.model.flash import Copies, FlashPlan
 from whetstone.model.fused_head import Head, fused_statistics
 from whetstone.model.kernels import sum_copies
@@ -116,7 +116,48 @@ def inner(width: int, rank: int, num_tokens: int) -> None:
             torch.testing.assert_close(result.double(), right, rtol=1e-4, atol=1e-3)
 
 
+def tiles(segments: list[Segment], heads: int, kv_heads: int, size: int, max_rows: int) -> None:
+    """Attention of packed segments and its gradients, in tiles of `size`, against float64."""
+    torch.manual_seed(0)
+    width = 16
+    num_tokens = sum(segment.length for segment in segments)
+    # Keys and values as a layer has them: slices of a wider tensor.
+    query = torch.randn(num_tokens, heads, width)
+    key, value = torch.randn(num_tokens, 2 * kv_heads, width).split(kv_heads, dim=1)
+    pull = torch.randn(1, num_tokens, heads, width)
+    expected = packed.expected(query, key, value, pull, segments, 0.3)
+    sizes = {"ROWS": size, "KEYS": size}
+    attention_tiles.QUERY_TILE.update(sizes)
+    attention_tiles.KEY_TILE.update(sizes)
+    attention_tiles.MAX_ROWS = max_rows
+    plan = tiled_attention.TilePlan(segments, heads // kv_heads, width, torch.device("cpu"))
+    query_tiles, items, sums = plan.tables
+    out, lse = attention_kernels.forward(query, key, value, query_tiles, plan.num_pieces, 0.3)
+    grads = attention_kernels.backward(
+        pull[0], query, key, value, out, lse, query_tiles, items, sums, plan.num_pieces, plan.num_parts, 0.3
+    )
+    for result, right in zip((out, *grads), expected, strict=True):
+        assert result.shape == right.shape
+        assert (result.double() - right).norm() < 1e-6 * right.norm()
+
+
+SHARED = [
+    Segment(0, 20),
+    Segment(20, 33, ((0, 20),)),
+    Segment(53, 1, ((0, 20),)),
+    Segment(54, 17, ((0, 20),)),
+    Segment(71, 9, ((0, 13),)),  # a prompt that begins as the first one
+    Segment(80, 30, ((0, 13), (71, 9))),
+    Segment(110, 5, ((0, 13), (71, 9), (80, 11))),  # behind a part of another's turn
+    Segment(115, 40),
+    Segment(155, 6, ((0, 13), (71, 9), (80, 11), (110, 2))),
+]
 CASES = {
+    "tiles of shared prompts": lambda: tiles(SHARED[:4], 6, 2, 16, 4096),
+    "tiles, several runs, prompts in parts": lambda: tiles(SHARED, 3, 1, 16, 40),
+    "tiles of one head": lambda: tiles(SHARED, 2, 2, 32, 4096),
+    "tiles of one segment": lambda: tiles([Segment(0, 50)], 2, 2, 16, 4096),
+    "a tile of two tokens": lambda: tiles([Segment(0, 2)], 4, 2, 16, 4096),
     "inner": lambda: inner(70, 32, 100),
     "inner, another rank": lambda: inner(128, 5, 64),
     "gated MLP": lambda: gated(70, 16, 1100),

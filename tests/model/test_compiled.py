@@ -69,14 +69,23 @@ def test_all_layers_share_graphs_without_scalars_on_the_cpu(use_peft):
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "qwen3 with LoRA", "mistral"])
-def test_a_layer_is_one_graph_around_flash_attention(architecture, monkeypatch):
+@pytest.mark.parametrize(
+    ("architecture", "operation"),
+    [
+        ("qwen3", "packed_attention"),
+        ("qwen3 with LoRA", "tiled_attention"),
+        ("mistral", "packed_attention"),
+    ],
+)
+def test_a_layer_is_one_graph_around_its_attention(architecture, operation, monkeypatch):
     """On a GPU. Here the operation has a plain kernel, and all else is as it is there."""
     torch._dynamo.reset()
     samples = make_samples(policy_of(architecture))
     pieces = [samples[2:5], samples, samples[3:], samples[5:]]
     plain = [gradient_of(updater_for(policy_of(architecture)), pack(piece, 1000))[0] for piece in pieces]
     monkeypatch.setattr("whetstone.model.policy.uses_flash", lambda *_: True)
+    if operation == "tiled_attention":
+        monkeypatch.setattr("whetstone.model.tiled_attention.has_kernels", lambda *_: True)
     policy = policy_of(architecture)
     graphs = []
 
@@ -92,5 +101,5 @@ def test_a_layer_is_one_graph_around_flash_attention(architecture, monkeypatch):
         assert (gradient - plain[number]).norm() / plain[number].norm() < 1e-5
         num_graphs.append(len(graphs))
     assert num_graphs == [1] * len(pieces)
-    assert all(graph.count("torch.ops.whetstone.packed_attention") == 1 for graph in graphs)
+    assert all(graph.count(f"torch.ops.whetstone.{operation}") == 1 for graph in graphs)
     torch._dynamo.reset()

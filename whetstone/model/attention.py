@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from whetstone.model.flash import FlashPlan, flash_attention
+from whetstone.model.flash import FlashPlan
+from whetstone.model.tiled_attention import TilePlan
 from whetstone.types import Segment
 
 NAME = "whetstone"
@@ -39,9 +40,10 @@ def _attention(module, query, key, value, attention_mask, *, attend: AttentionFn
     # Gemma passes softcap, and the sliding layers of several families sliding_window; the rest is of no
     # concern here.
     window, softcap = kwargs.get("sliding_window"), kwargs.get("softcap")
-    plan = getattr(attend, "flash_plan", None)
-    if plan is not None and softcap is None:  # a compiled layer is one graph around it
-        return flash_attention(query, key, value, plan, scale=scaling, window=window), None
+    plan = getattr(attend, "plan", None)
+    if plan is not None and softcap is None and plan.fits(query, key, value, window):
+        # A compiled layer is one graph around it.
+        return plan.attend(query, key, value, scale=scaling, window=window), None
     return _uncompiled(module, query, key, value, attend, scaling, window, softcap), None
 
 
@@ -82,21 +84,24 @@ class PackedAttention:
     """Causal attention inside each of several segments laid end to end, which together cover all tokens.
 
     On a GPU in half precision: torch's flash attention (flash.py). Elsewhere the segments are laid side by
-    side, padded, for SDPA, and taken apart again: linear layers never see padding. `plan_flash`: at once, for
+    side, padded, for SDPA, and taken apart again: linear layers never see padding. `plan`: made at once, for
     layers that are compiled.
     """
 
-    def __init__(self, segments: Sequence[Segment], device: torch.device, plan_flash: bool = False):
+    def __init__(
+        self, segments: Sequence[Segment], device: torch.device, plan: FlashPlan | TilePlan | None = None
+    ):
         self.segments = list(segments)
         self.device = device
         self._padded: tuple[list[_PaddedSegments], Tensor] | None = None  # and the way back to tokens
-        self.flash_plan = FlashPlan(self.segments, device) if plan_flash else None
+        self.plan = plan
+        self._flash_plan = plan if isinstance(plan, FlashPlan) else None
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: LayerOptions) -> Tensor:
         if uses_flash(query.device, query.dtype, options.softcap):
-            self.flash_plan = self.flash_plan or FlashPlan(self.segments, self.device)
+            self._flash_plan = self._flash_plan or FlashPlan(self.segments, self.device)
             window = options.sliding_window
-            return flash_attention(query, key, value, self.flash_plan, scale=options.scale, window=window)
+            return self._flash_plan.attend(query, key, value, scale=options.scale, window=window)
         q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # [T, heads, D]
         self._padded = self._padded or self._pad_segments()
         buckets, order = self._padded

@@ -44,6 +44,20 @@ class FlashPlan:
         shared = (None, None, None) if copies is None else (copies.index, copies.order, copies.bounds)
         return (self.query_bounds, self.key_bounds, *shared)
 
+    def fits(self, query: Tensor, key: Tensor, value: Tensor, window: int | None) -> bool:
+        """Whether it is for a layer with such heads."""
+        return True
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, *, scale: float, window: int | None
+    ) -> Tensor:
+        """[1, heads, T, D] queries, [1, kv_heads, T, D] keys and values -> [1, T, heads, D]."""
+        left = -1 if window is None else window - 1
+        # An engine needs no operation, which takes the host 30 us.
+        needs_operation = torch.is_grad_enabled() or torch.compiler.is_compiling()
+        attention: Any = packed_attention if needs_operation else _attend
+        return attention(query, key, value, *self.tensors(), self.max_query, self.max_key, scale, left)[0]
+
 
 def _tokens_of_keys(segments: Sequence[Segment]) -> Tensor:
     """[K] the token of every key: those before each segment, then its own."""
@@ -61,18 +75,6 @@ class Copies:
         self.order = upload(index.argsort(stable=True).int(), device)
         counts = torch.bincount(index, minlength=num_tokens)
         self.bounds = upload(torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int(), device)
-
-
-def flash_attention(
-    query: Tensor, key: Tensor, value: Tensor, plan: FlashPlan, *, scale: float, window: int | None
-) -> Tensor:
-    """[1, heads, T, D] queries, [1, kv_heads, T, D] keys and values -> [1, T, heads, D]."""
-    left = -1 if window is None else window - 1
-    longest = (plan.max_query, plan.max_key)
-    # An engine needs no operation, which takes the host 30 us.
-    needs_operation = torch.is_grad_enabled() or torch.compiler.is_compiling()
-    attend: Any = packed_attention if needs_operation else _attend
-    return attend(query, key, value, *plan.tensors(), *longest, scale, left)[0]
 
 
 def _attend(

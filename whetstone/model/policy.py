@@ -33,6 +33,7 @@ from whetstone.model.logprobs import UNSHARDED, LogitsLayout, TokenStatistics, s
 from whetstone.model.nf4 import quantize_model
 from whetstone.model.padded import padded_hidden, rows_hidden
 from whetstone.model.sharding import Sharding
+from whetstone.model.tiled_attention import plan_attention
 from whetstone.parallel.fsdp import Root
 from whetstone.parallel.mesh import SINGLE, Ranks
 from whetstone.types import Segment
@@ -194,7 +195,8 @@ class Policy:
             segments = [*segments, Segment(len(token_ids), extra)]
             token_ids = F.pad(token_ids, (0, extra))
             position_ids = torch.cat([position_ids, torch.arange(extra, device=position_ids.device)])
-        attend = PackedAttention(segments, self.device, plan_flash=not self.uses_padding)
+        plan = None if self.uses_padding else plan_attention(segments, self.config, self.device, self.dtype)
+        attend = PackedAttention(segments, self.device, plan)
         hidden = self._hidden_of(trunk, token_ids[None], position_ids[None], attend)[0]
         return index_rows(hidden, batch.logit_positions)
 
