@@ -54,7 +54,7 @@ def test_agrees_with_float64(kind, segments, heads, kv_heads, width, dtype) -> N
         return [out[0].detach(), *torch.autograd.grad(out, leaves, pull)]
 
     results, again = run(), run()
-    right = packed.expected(query, key, value, pull, segments, scale)
+    right = packed.gradients(query, key, value, pull, segments, scale)
     for name, ours, same, exact in zip(("out", "query", "key", "value"), results, again, right, strict=True):
         assert (ours.double() - exact).norm() < 1e-2 * exact.norm(), name
         if kind == "tiles":  # torch's adds gradients of queries in any order

@@ -125,7 +125,7 @@ def tiles(segments: list[Segment], heads: int, kv_heads: int, size: int, max_row
     query = torch.randn(num_tokens, heads, width)
     key, value = torch.randn(num_tokens, 2 * kv_heads, width).split(kv_heads, dim=1)
     pull = torch.randn(1, num_tokens, heads, width)
-    expected = packed.expected(query, key, value, pull, segments, 0.3)
+    expected = packed.gradients(query, key, value, pull, segments, 0.3)
     sizes = {"ROWS": size, "KEYS": size}
     attention_tiles.QUERY_TILE.update(sizes)
     attention_tiles.KEY_TILE.update(sizes)
@@ -141,21 +141,10 @@ def tiles(segments: list[Segment], heads: int, kv_heads: int, size: int, max_row
         assert (result.double() - right).norm() < 1e-6 * right.norm()
 
 
-SHARED = [
-    Segment(0, 20),
-    Segment(20, 33, ((0, 20),)),
-    Segment(53, 1, ((0, 20),)),
-    Segment(54, 17, ((0, 20),)),
-    Segment(71, 9, ((0, 13),)),  # a prompt that begins as the first one
-    Segment(80, 30, ((0, 13), (71, 9))),
-    Segment(110, 5, ((0, 13), (71, 9), (80, 11))),  # behind a part of another's turn
-    Segment(115, 40),
-    Segment(155, 6, ((0, 13), (71, 9), (80, 11), (110, 2))),
-]
 CASES = {
-    "tiles of shared prompts": lambda: tiles(SHARED[:4], 6, 2, 16, 4096),
-    "tiles, several runs, prompts in parts": lambda: tiles(SHARED, 3, 1, 16, 40),
-    "tiles of one head": lambda: tiles(SHARED, 2, 2, 32, 4096),
+    "tiles of shared prompts": lambda: tiles(packed.SHARED, 6, 2, 16, 4096),
+    "tiles of branches, keys in parts": lambda: tiles(packed.BRANCHES, 3, 1, 16, 40),
+    "tiles of one head": lambda: tiles(packed.BRANCHES, 2, 2, 32, 4096),
     "tiles of one segment": lambda: tiles([Segment(0, 50)], 2, 2, 16, 4096),
     "a tile of two tokens": lambda: tiles([Segment(0, 2)], 4, 2, 16, 4096),
     "inner": lambda: inner(70, 32, 100),

@@ -8,15 +8,17 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support import packed, plain_flash  # noqa: F401
 from tests.support.hopper import SHARED_BYTES, compiled
 from whetstone.model import tiled_attention
+from whetstone.model.attention import PackedAttention
+from whetstone.model.attention import _attention as attention_of_a_layer
 from whetstone.model.attention_tiles import KEY_TILE, QUERY_TILE, key_tiles, query_tiles
 from whetstone.model.flash import FlashPlan
 from whetstone.model.tiled_attention import TilePlan, plan_attention
 from whetstone.types import Segment
 
 CPU = torch.device("cpu")
-PROMPTS = [Segment(0, 5), Segment(5, 3, ((0, 5),)), Segment(8, 9, ((0, 5),)), Segment(17, 4)]
 
 
 def random_segments(rng: random.Random) -> list[Segment]:
@@ -80,9 +82,9 @@ def test_tiles_have_every_query_with_every_key_it_sees_once(seed: int) -> None:
         assert end == max(limit for begin, limit, *_ in items.tolist() if begin == first)
 
 
-def plan_of(segments: list[Segment] = PROMPTS, **changes: object) -> TilePlan | FlashPlan:
-    settings = {"num_attention_heads": 6, "num_key_value_heads": 2, "hidden_size": 6 * 64, **changes}
-    return plan_attention(segments, SimpleNamespace(**settings), CPU, torch.bfloat16)
+def plan_of(segments: list[Segment] = packed.SHARED, **changes: object) -> TilePlan | FlashPlan:
+    settings = {"num_attention_heads": 6, "num_key_value_heads": 2, "width": 64, **changes}
+    return plan_attention(segments, SimpleNamespace(**settings), settings["width"], CPU, torch.bfloat16)
 
 
 def test_which_models_get_tiles(monkeypatch) -> None:
@@ -90,7 +92,7 @@ def test_which_models_get_tiles(monkeypatch) -> None:
     monkeypatch.setattr(tiled_attention, "has_kernels", lambda device, dtype, width: width == 64)
     plan = plan_of()
     assert isinstance(plan, TilePlan) and (plan.group, plan.width, plan.num_pieces) == (3, 64, 2)
-    assert isinstance(plan_of(head_dim=80), FlashPlan)
+    assert isinstance(plan_of(width=80), FlashPlan)
     assert isinstance(plan_of(sliding_window=4096), FlashPlan)
     assert isinstance(plan_of(num_key_value_heads=None), FlashPlan)
     chain = [Segment(n, 1, tuple((m, 1) for m in range(n))) for n in range(6)]
@@ -98,13 +100,36 @@ def test_which_models_get_tiles(monkeypatch) -> None:
     assert isinstance(plan_of(chain), FlashPlan)  # more runs than a kernel has
 
 
-def test_a_layer_with_other_heads_does_not_go_by_the_plan() -> None:
-    plan = TilePlan(PROMPTS, 3, 64, CPU)
-    query, key = torch.zeros(1, 6, 21, 64), torch.zeros(1, 2, 21, 64)
-    assert plan.fits(query, key, key, None)
-    assert not plan.fits(query, key, key, 128)
-    assert not plan.fits(query, query, query, None)
-    assert not plan.fits(query, key, key[..., :32], None)
+def test_a_run_that_is_no_beginning_is_refused() -> None:
+    for prefix in (((2, 3),), ((0, 5),), ((4, 3),)):  # inside a segment, beyond its end, of itself
+        with pytest.raises(AssertionError, match="overlap"):
+            key_tiles([Segment(0, 4), Segment(4, 6, prefix)], 2, 100)
+
+
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("kv_heads", [2, 3])
+def test_a_layer_that_the_plan_is_not_for_has_the_other_attention(window, kv_heads, monkeypatch) -> None:
+    """Heads in other groups, or a window: the same numbers without tiles."""
+    plan = TilePlan(packed.BRANCHES, 3, 8, CPU)
+    calls = []
+    attend = plan.attend
+    monkeypatch.setattr(plan, "attend", lambda *args, **kwargs: calls.append(1) or attend(*args, **kwargs))
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(59, heads, 8, dtype=torch.float64) for heads in (6, kv_heads, kv_heads))
+    q, k, v = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
+    out, _ = attention_of_a_layer(
+        SimpleNamespace(layer_idx=0),
+        q,
+        k,
+        v,
+        None,
+        attend=PackedAttention(packed.BRANCHES, CPU, plan),
+        scaling=0.3,
+        sliding_window=window,
+    )
+    expected = packed.attend(query, key, value, packed.BRANCHES, 0.3, window)
+    torch.testing.assert_close(out[0], expected, rtol=0, atol=1e-12)
+    assert len(calls) == (1 if (window, kv_heads) == (None, 2) else 0)
 
 
 @pytest.mark.parametrize("kernel", ["forward", "query", "key"])

@@ -83,9 +83,9 @@ def uses_flash(device: torch.device, dtype: torch.dtype, softcap: float | None) 
 class PackedAttention:
     """Causal attention inside each of several segments laid end to end, which together cover all tokens.
 
-    On a GPU in half precision: torch's flash attention (flash.py). Elsewhere the segments are laid side by
-    side, padded, for SDPA, and taken apart again: linear layers never see padding. `plan`: made at once, for
-    layers that are compiled.
+    On a GPU in half precision: torch's flash attention (flash.py), or kernels of our own (tiled_attention.py)
+    if `plan` says so. It is given for layers that are compiled. Elsewhere the segments are laid side by side,
+    padded, for SDPA, and taken apart again: linear layers never see padding.
     """
 
     def __init__(
@@ -100,6 +100,7 @@ class PackedAttention:
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: LayerOptions) -> Tensor:
         if uses_flash(query.device, query.dtype, options.softcap):
             self._flash_plan = self._flash_plan or FlashPlan(self.segments, self.device)
+            self.plan = self.plan or self._flash_plan  # from here on layers go by it at once
             window = options.sliding_window
             return self._flash_plan.attend(query, key, value, scale=options.scale, window=window)
         q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # [T, heads, D]

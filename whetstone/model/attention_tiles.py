@@ -54,6 +54,12 @@ def key_tiles(segments: Sequence[Segment], size: int, max_queries: int) -> tuple
     most `max_queries`; the number of the part, -1 for a program that has all queries of its keys.
     [sums, 4]: the first key, the end of the keys, the first part and the number of parts.
     """
+    ends = {s.start: s.start + s.length for s in segments}
+    assert all(  # a run is the first tokens of a segment before
+        start in ends and start + length <= min(ends[start], s.start)
+        for s in segments
+        for start, length in s.prefix
+    ), "tiles of two segments would overlap"
     # Which queries see the first so many tokens from a start on.
     views = [(s.start, s.start, s.start + s.length, s.start + s.length) for s in segments]
     views += [

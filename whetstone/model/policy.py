@@ -195,7 +195,9 @@ class Policy:
             segments = [*segments, Segment(len(token_ids), extra)]
             token_ids = F.pad(token_ids, (0, extra))
             position_ids = torch.cat([position_ids, torch.arange(extra, device=position_ids.device)])
-        plan = None if self.uses_padding else plan_attention(segments, self.config, self.device, self.dtype)
+        plan = None
+        if not self.uses_padding:
+            plan = plan_attention(segments, self.config, self.head_dim, self.device, self.dtype)
         attend = PackedAttention(segments, self.device, plan)
         hidden = self._hidden_of(trunk, token_ids[None], position_ids[None], attend)[0]
         return index_rows(hidden, batch.logit_positions)

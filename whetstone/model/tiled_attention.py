@@ -22,22 +22,18 @@ CAPABILITY = (9, 0)  # nothing else was measured, and others have less shared me
 
 
 def plan_attention(
-    segments: Sequence[Segment], config: Any, device: torch.device, dtype: torch.dtype
+    segments: Sequence[Segment], config: Any, width: int, device: torch.device, dtype: torch.dtype
 ) -> "TilePlan | FlashPlan":
-    """For the layers of a model on a GPU in half precision; `config` is that of its text model."""
-    heads, kv_heads = (getattr(config, f"num_{kind}_heads", None) for kind in ("attention", "key_value"))
+    """For layers on a GPU in half precision, with heads of `width` numbers; `config`: of the text model."""
+    kv_heads = getattr(config, "num_key_value_heads", None)
     is_plain = getattr(config, "sliding_window", None) is None and _num_runs(segments) <= RUNS[-1]
-    if is_plain and heads and kv_heads and has_kernels(device, dtype, _width(config)):
-        return TilePlan(segments, heads // kv_heads, _width(config), device)
+    if is_plain and kv_heads and has_kernels(device, dtype, width):
+        return TilePlan(segments, config.num_attention_heads // kv_heads, width, device)
     return FlashPlan(segments, device)
 
 
 def _num_runs(segments: Sequence[Segment]) -> int:
     return max(len(segment.prefix) for segment in segments)
-
-
-def _width(config: Any) -> int:
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def has_kernels(device: torch.device, dtype: torch.dtype, width: int) -> bool:
