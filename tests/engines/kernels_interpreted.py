@@ -281,7 +281,7 @@ def prompts_that_begin_alike() -> None:
     policy = make_policy("qwen2", head_dim=32, hidden_size=128, max_position_embeddings=256)
     state = make_state(num_layers=2, heads=2, width=32, pages=32)
     modules, fused = ModuleStep(policy), FusedStep(policy, read_decoder_layers(policy))
-    with torch.no_grad(), mock.patch.object(shared_prompts, "MIN_SHARED", 8):
+    with torch.no_grad(), mock.patch.multiple(shared_prompts, MIN_SHARED=8, SHARED_STEP=1):
         for step, length in ((fused, 9), (modules, PAGE + 2)):
             generator = torch.Generator().manual_seed(5)
             ids = [tuple(torch.randint(3, 60, (length,), generator=generator).tolist()) for _ in range(2)]

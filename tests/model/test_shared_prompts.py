@@ -25,8 +25,8 @@ from whetstone.model.shared_prompts import begin_alike, first_tokens, num_shared
 from whetstone.types import Segment
 from whetstone.update.packing import Batch, Sample, bin_pack, pack, pack_sequences
 
-START = tuple(range(3, 83))  # 80 tokens of a system message
-OTHER = tuple(range(90, 10, -1))
+START = (*range(3, 83), *range(3, 19))  # 96 tokens of a system message
+OTHER = START[::-1]
 
 
 def behind(start: tuple[int, ...], samples: list[Sample]) -> list[Sample]:
@@ -54,28 +54,31 @@ def sequences_of(batch: Batch) -> list[Segment]:
 
 
 def test_what_a_prompt_takes_from_the_one_before_it():
-    assert num_shared((*START, 1), (*START, 2, 5)) == 80
-    assert num_shared(START, START) == 79  # its last token predicts, so it is its own
-    assert num_shared((*START, 1, 2), START) == 79
+    assert num_shared((*START, 1), (*START, 2, 5)) == 96
+    assert num_shared((*START, 1, 2, 3), (*START, 1, 2, 5)) == 96  # in steps of 32
+    assert num_shared(START, START) == 64  # its last token predicts, so it is its own
+    assert num_shared((*START, 1, 2), START) == 64
     assert num_shared(START[:64], START[:64]) == 0  # 63 are too few
     assert num_shared(START[:64], START[:65]) == 64
     assert num_shared(START, OTHER) == num_shared(START, ()) == num_shared((), START) == 0
     assert nums_shared([]) == [] and nums_shared([START]) == [0]
-    assert nums_shared([START, (*START, 1), (*START, 1, 2), (*START, 7)]) == [0, 80, 81, 80]
+    more = (*START, *range(1, 33))
+    assert nums_shared([START, (*more, 1), (*more, 2), (*more, 1, 4), (*START, 7)]) == [0, 96, 128, 128, 96]
     assert begin_alike([(*START, 1), OTHER, (*START, 2)]) and not begin_alike([START, OTHER])
 
 
 def test_prompts_are_placed_behind_what_they_share():
     first = place_prompt((*START, 1, 2), 0, None)
-    assert (first.segment, first.own_ids, first.last_token) == (Segment(0, 82), (*START, 1, 2), 81)
-    second = place_prompt((*START, 1, 5, 6), 82, first)
-    assert second.segment == Segment(82, 2, ((0, 81),)) and second.own_ids == (5, 6)
-    assert list(second.positions) == [81, 82] and second.last_token == 83
-    third = place_prompt((*START, 1, 5, 9), 84, second)
-    assert third.segment == Segment(84, 1, ((0, 81), (82, 1))) and third.runs[-1] == (84, 1)
-    assert shared_prompts.token_index(third.runs) == [*range(81), 82, 84]
-    assert place_prompt(OTHER, 85, third).segment == Segment(85, 80)
-    assert first_tokens(third.runs, 81) == ((0, 81),)
+    assert (first.segment, first.own_ids, first.last_token) == (Segment(0, 98), (*START, 1, 2), 97)
+    more = (1, *range(40, 71), 6)  # a token of the first and 31 others, shared by two
+    second = place_prompt((*START, *more), 98, first)
+    assert second.segment == Segment(98, 33, ((0, 96),)) and second.own_ids == more
+    assert list(second.positions) == [*range(96, 129)] and second.last_token == 130
+    third = place_prompt((*START, *more, 9), 131, second)
+    assert third.segment == Segment(131, 2, ((0, 96), (98, 32))) and third.runs[-1] == (131, 2)
+    assert shared_prompts.token_index(third.runs) == [*range(96), *range(98, 130), 131, 132]
+    assert place_prompt(OTHER, 133, third).segment == Segment(133, 96)
+    assert first_tokens(third.runs, 97) == ((0, 96), (98, 1))
 
 
 def test_a_batch_has_a_beginning_once_and_keeps_its_budget():
@@ -84,7 +87,7 @@ def test_a_batch_has_a_beginning_once_and_keeps_its_budget():
     samples = numbered(behind(START, alone), behind(OTHER, alone))
     [batch] = pack(samples, 1000)
     [short] = pack(alone, 1000)
-    assert len(batch.token_ids) == 2 * (80 + len(short.token_ids))
+    assert len(batch.token_ids) == 2 * (96 + len(short.token_ids))
     # One prompt of each beginning is whole; the other two, of 4, 8 or 9 more tokens, take it from there.
     assert [segment.prefix_length for segment in batch.segments].count(0) == 2
     for sample, segment in zip(batch.samples, sequences_of(batch), strict=True):
@@ -92,15 +95,15 @@ def test_a_batch_has_a_beginning_once_and_keeps_its_budget():
         index = shared_prompts.token_index((*segment.prefix, (segment.start, segment.length)))
         assert tuple(batch.token_ids[index].tolist()) == ids
         assert batch.position_ids[index].tolist() == list(range(len(ids)))
-    for budget in (110, 150, 260):
+    for budget in (130, 170, 300):
         bins = bin_pack(samples, budget)
         assert sorted(sample.index for chosen in bins for sample in chosen) == list(range(len(samples)))
         assert all(len(pack_sequences(chosen).token_ids) <= budget for chosen in bins)
     # Where every sequence is run whole, as many are in a batch as without a shared beginning.
     prompts = sorted({sample.rollout.prompt_ids for sample in samples})
-    for chosen in bin_pack(samples, 260, counts_shared=True):
+    for chosen in bin_pack(samples, 300, counts_shared=True):
         own = [len(ids) for ids in prompts if any(s.rollout.prompt_ids == ids for s in chosen)]
-        assert sum(own) + sum(sample.num_response_tokens for sample in chosen) <= 260
+        assert sum(own) + sum(sample.num_response_tokens for sample in chosen) <= 300
 
 
 @pytest.mark.parametrize("change", [list, with_turns, rewritten])
@@ -116,7 +119,7 @@ def test_the_gradient_is_that_of_batches_that_share_nothing(monkeypatch, change,
         sizes.append(sum(len(batch.token_ids) for batch in batches))
         gradients.append(gradient_of(updater_for(policy), batches)[0])
         policy.model.zero_grad()
-    assert sizes[0] < sizes[2] - 5 * 70 and sizes[1] < sizes[2]
+    assert sizes[0] < sizes[2] - 5 * 64 and sizes[1] < sizes[2]
     for gradient in gradients[:2]:
         assert (gradient - gradients[2]).norm() / gradients[2].norm() < 1e-5
 
@@ -158,8 +161,8 @@ def test_the_engine_computes_a_beginning_once(monkeypatch, architecture):
     for least in (64, 1 << 30):
         monkeypatch.setattr(shared_prompts, "MIN_SHARED", least)
         outputs[least] = collect(NativeEngine(policy), requests, SamplingParams(max_tokens=6))
-    # Each beginning with 5, then in order 6, 7, that 7 again, and 8 9; and the prompt that shares nothing.
-    assert computed == [2 * (80 + 1 + 1 + 1 + 1 + 2) + 3, sum(map(len, prompts))]
+    # Each beginning once, its ends 5, 5 6, 5 6 7 twice, and 8 9; and the prompt that shares nothing.
+    assert computed == [2 * (96 + 1 + 2 + 3 + 3 + 2) + 3, sum(map(len, prompts))]
     shared, alone = outputs[64], outputs[1 << 30]
     assert shared.keys() == alone.keys() and len(shared) == 2 * len(prompts)
     for key, completion in shared.items():

@@ -74,7 +74,7 @@ def ours(
     policy.model.train()
     policy.model.zero_grad()
     loss, _ = updater.gradient(part)
-    return loss, {name: parameter.grad.clone() for name, parameter in policy.model.named_parameters()}
+    return loss.item(), {name: parameter.grad.clone() for name, parameter in policy.model.named_parameters()}
 
 
 def relative_difference(gradient: Gradient, expected: Gradient) -> float:

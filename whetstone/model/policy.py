@@ -30,6 +30,7 @@ from whetstone.model.fused_head import Head
 from whetstone.model.hub import base_and_adapter, resolve
 from whetstone.model.loading import load_pretrained, verify_folder
 from whetstone.model.logprobs import UNSHARDED, LogitsLayout, TokenStatistics, scale_logits, token_statistics
+from whetstone.model.modes import Modes, disable_dropout
 from whetstone.model.nf4 import quantize_model
 from whetstone.model.padded import padded_hidden, rows_hidden
 from whetstone.model.sharding import Sharding
@@ -73,19 +74,9 @@ class Policy:
         self.original_attention = self.lm.config._attn_implementation
         self.is_packed = True  # False: trained on padded rows by the model's own forward pass
         self.cache_shapes: set[tuple[int, int]] = set()  # (heads, size) of keys and values, seen by `verify`
-        self._disable_dropout()
+        disable_dropout(self.lm)
+        self.modes = Modes(model)
         self.restore_attention()
-
-    def _disable_dropout(self) -> None:
-        """No dropout and no noise of routers, except in adapters: what is trained is what sampled."""
-        for name, module in self.lm.named_modules():
-            if "lora_" in name:
-                continue
-            if isinstance(module, nn.Dropout):
-                module.p = 0.0
-            for key, value in vars(module).items():
-                if isinstance(value, float) and ("dropout" in key or "jitter" in key):
-                    setattr(module, key, 0.0)
 
     def copy(self) -> "Policy":
         """A policy with the same weights: those that train are copied, the others shared."""

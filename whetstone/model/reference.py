@@ -36,7 +36,7 @@ class Reference:
     def swapped_in(self) -> Iterator[None]:
         """Inside, the policy has the weights of the reference."""
         if self.weights is None:
-            with self._policy.model.disable_adapter():
+            with self._policy.modes.without_adapter():
                 yield
             return
         self._swap(self.weights)

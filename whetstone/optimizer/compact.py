@@ -74,6 +74,7 @@ class Bucket:
     pieces: list[Piece] = field(default_factory=list)
     size: int = 0
     memory: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
+    states: list[State] = field(default_factory=list)  # of the pieces, where `memory` is on the device
 
     def add(self, piece: Piece) -> None:
         self.pieces.append(replace(piece, at=self.size))
@@ -151,6 +152,7 @@ class CompactAdamW:
             else:
                 home = local(parameters[bucket.pieces[0].index]).device
                 bucket.memory = torch.zeros(bucket.size, dtype=torch.uint8, device=home)
+                bucket.states = [piece.state(bucket.memory) for piece in bucket.pieces]
             for piece in bucket.pieces:
                 self._locations[piece.index].append((piece, bucket))
 
@@ -159,25 +161,32 @@ class CompactAdamW:
         """One step; `step` and `seed` of `settings` are filled in for each parameter."""
         for index, gradient in enumerate(gradients):
             self.steps[index] += gradient is not None
+        now = {step: replace(settings, step=step) for step in set(self.steps)}
 
-        def jobs(bucket: Bucket, memory: Tensor) -> Iterator[Job]:
-            for piece in bucket.pieces:
-                gradient, part = gradients[piece.index], slice(piece.begin, piece.end)
+        def jobs(bucket: Bucket, states: Iterable[State]) -> Iterator[Job]:
+            for piece, state in zip(bucket.pieces, states, strict=True):
+                gradient = gradients[piece.index]
                 if gradient is not None:
+                    weight, gradient = flat[piece.index], gradient.reshape(-1)
+                    if len(piece) < len(weight):
+                        weight, gradient = weight[piece.begin : piece.end], gradient[piece.begin : piece.end]
                     step = self.steps[piece.index]
-                    now = replace(settings, step=step, seed=seed_of(step, piece.index))
-                    weight = flat[piece.index][part]
-                    yield Job(weight, gradient.reshape(-1)[part], piece.state(memory), now, piece.begin)
+                    seeded = now[step]
+                    if piece.is_coded:
+                        seeded = replace(seeded, seed=seed_of(step, piece.index))
+                    yield Job(weight, gradient, state, seeded, piece.begin)
 
         with contextlib.ExitStack() as stack:
             flat = [stack.enter_context(_flat(parameter)) for parameter in self.parameters]
             if self._offload is None:
-                self._adamw_steps([job for bucket in self._buckets for job in jobs(bucket, bucket.memory)])
+                self._adamw_steps([job for bucket in self._buckets for job in jobs(bucket, bucket.states)])
                 return
-            self._offload.stream(
-                [bucket.memory for bucket in self._buckets],
-                lambda number, memory: self._adamw_steps([*jobs(self._buckets[number], memory)]),
-            )
+
+            def work(number: int, memory: Tensor) -> None:
+                bucket = self._buckets[number]
+                self._adamw_steps([*jobs(bucket, (piece.state(memory) for piece in bucket.pieces))])
+
+            self._offload.stream([bucket.memory for bucket in self._buckets], work)
 
     def zero_grad(self) -> None:
         """Gradients are not stored here."""

@@ -5,7 +5,7 @@ take the host longer than their work takes the GPU.
 """
 
 from collections.abc import Sequence
-from itertools import groupby
+from typing import Any
 
 import torch
 import triton
@@ -145,19 +145,16 @@ def _small_kernel(
 
 def adamw_steps(jobs: Sequence[Job]) -> None:
     """`adamw.adamw_steps` in few launches."""
-    small = []
+    small: dict[tuple[Any, ...], list[Job]] = {}
     for job in jobs:
-        if job.state.mean_scale is None and len(job.weight) < SMALL:
-            small.append(job)
+        if job.state.mean_scale is None and job.weight.numel() < SMALL:
+            kind = (job.weight.dtype, job.gradient.dtype, job.settings.step, job.weight.device)
+            small.setdefault(kind, []).append(job)
         else:
             adamw_step(*job)
-
-    def kind(job: Job) -> tuple[bool, bool, int, str]:
-        halves = (tensor.dtype == torch.bfloat16 for tensor in (job.weight, job.gradient))
-        return *halves, job.settings.step, str(job.weight.device)
-
-    for (is_split, is_half, *_), members in groupby(sorted(small, key=kind), kind):
-        _step_together(list(members), is_split=is_split, is_half=is_half)
+    for (weight, gradient, *_), members in small.items():
+        is_split, is_half = weight == torch.bfloat16, gradient == torch.bfloat16
+        _step_together(members, is_split=is_split, is_half=is_half)
 
 
 @torch.no_grad()
@@ -167,7 +164,7 @@ def _step_together(jobs: list[Job], *, is_split: bool, is_half: bool) -> None:
     for weight, gradient, state, *_ in jobs:
         low_bits = weight if state.low_bits is None else state.low_bits
         tensors = (weight, low_bits, gradient, state.mean, state.square)
-        rows.append([*(tensor.data_ptr() for tensor in tensors), len(weight)])
+        rows.append([*(tensor.data_ptr() for tensor in tensors), weight.numel()])
     addresses = torch.tensor(rows)
     counts = addresses[:, -1]
     num_blocks = (counts + SMALL_BLOCK - 1) // SMALL_BLOCK

@@ -60,7 +60,7 @@ class ExperienceBuilder:
         self, minibatches: Sequence[Sequence[Batch]], *, num_generations: int, beta: float
     ) -> list[list[Experience]]:
         """`beta`: the current weight of a KL in the reward."""
-        self.policy.model.eval()
+        self.policy.modes.train(False)
         on_device = [[batch.to(self.policy.device) for batch in minibatch] for minibatch in minibatches]
         # With several minibatches the later ones meet an updated policy, so their old logprobs are computed
         # now. With one, the first update is on-policy, and its own logprobs serve as the old ones.

@@ -12,6 +12,7 @@ from whetstone.algorithm.reduce import token_weights
 from whetstone.config import Config
 from whetstone.model.critic import Critic
 from whetstone.model.logprobs import TokenStatistics
+from whetstone.model.memory import upload
 from whetstone.model.policy import Policy
 from whetstone.parallel.collectives import all_gather_data, all_reduce_data
 from whetstone.parallel.mesh import Ranks
@@ -65,8 +66,11 @@ class GradientAccumulator:
 
     def accumulate(
         self, minibatch: list[Experience], normalizers: LossNormalizers
-    ) -> tuple[float, TokenMeans]:
-        """The loss of an optimizer step and the means over its tokens; `minibatch` gets old logprobs."""
+    ) -> tuple[Tensor, TokenMeans]:
+        """The loss of an optimizer step and the means over its tokens; `minibatch` gets old logprobs.
+
+        The loss is on the device: reading it waits for all passes.
+        """
         token_means = TokenMeans(self.ranks)
         loss = torch.zeros((), dtype=torch.float64, device=self.policy.device)
         for index, experience in enumerate(minibatch):
@@ -76,12 +80,14 @@ class GradientAccumulator:
             value, minibatch[index] = self._backward(experience, weights, normalizers, token_means)
             loss += value
             advance()
-        return all_reduce_data(self.ranks, loss).item(), token_means
+        return all_reduce_data(self.ranks, loss), token_means
 
     def normalizers(self, minibatch: list[Batch]) -> LossNormalizers:
         """Counts over the whole optimizer step, on all ranks, before any backward pass."""
-        lengths = torch.cat([torch.bincount(b.sequence_ids, minlength=b.num_sequences) for b in minibatch])
-        mask = torch.cat([batch.sequence_mask for batch in minibatch])
+        # Of the host's numbers: the device may still be at the reference's pass.
+        samples = [sample for batch in minibatch for sample in batch.samples]
+        lengths = torch.tensor([len(sample.rollout.completion.token_ids) for sample in samples])
+        mask = torch.tensor([float(sample.keep) for sample in samples])
         local = torch.tensor([len(mask), float((lengths * mask).sum())], dtype=torch.float64)
         num_sequences, num_tokens = all_reduce_data(self.ranks, local).tolist()
         weights = token_weights(
@@ -101,7 +107,9 @@ class GradientAccumulator:
             threshold = torch.quantile(entropy, 1 - self.config.loss.top_entropy_quantile)
             num_entropy_tokens = max(1.0, float((entropy >= threshold).sum()))
         return LossNormalizers(
-            token_weights=list(weights.split([batch.num_sequences for batch in minibatch])),
+            token_weights=list(
+                upload(weights, self.policy.device).split([batch.num_sequences for batch in minibatch])
+            ),
             num_tokens=num_tokens,
             num_entropy_tokens=num_entropy_tokens,
             entropy_threshold=threshold,

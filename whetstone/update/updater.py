@@ -13,6 +13,7 @@ from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from whetstone.algorithm.advantages import explained_variance
 from whetstone.config import Config, Plan
@@ -115,7 +116,7 @@ class Updater:
         `seed` fixes randomness of the forward pass (LoRA dropout), so that a resumed run repeats it.
         """
         torch.manual_seed(seed)
-        self.policy.model.train()
+        self.policy.modes.train()
         self.accumulator.tokens.clear()
         critic_metrics = self._critic_metrics(experience)
         iterations = self.config.update.num_iterations
@@ -132,12 +133,12 @@ class Updater:
 
     def optimizer_step(self, minibatch: list[Experience]) -> dict[str, float]:
         """Gradient, clipping, weights, schedule; a step whose loss or gradient is not finite is skipped."""
-        loss, token_means = self._retry_on_oom(
+        total, token_means = self._retry_on_oom(
             lambda: self.gradient(minibatch), lambda: split_all(minibatch, split_experience)
         )
         with profile_range("optimizer"):
             norm = self.optimizer.gradient_norm()
-        means = token_means.means()
+        loss, means = total.item(), token_means.means()
         metrics = {**means, "loss": loss, "grad_norm": norm, "learning_rate": self.optimizer.learning_rate}
         if math.isfinite(loss) and math.isfinite(norm):
             with profile_range("optimizer"):
@@ -164,7 +165,7 @@ class Updater:
             self.reference.ema_update(self.config.loss.ref_model_mixup_alpha)
         return metrics
 
-    def gradient(self, minibatch: list[Experience]) -> tuple[float, TokenMeans]:
+    def gradient(self, minibatch: list[Experience]) -> tuple[Tensor, TokenMeans]:
         """Accumulate the gradient of one optimizer step over its micro-batches; returns loss and metrics.
 
         Afterwards every experience of `minibatch` that is not skipped has old logprobs.
@@ -221,7 +222,7 @@ class Updater:
     def trial_step(self, batches: list[Batch]) -> None:
         """Forward and backward passes without an update, to measure their memory."""
         [minibatch] = self.experience_builder.build([batches], num_generations=1, beta=self.coefficients.beta)
-        self.policy.model.train()
+        self.policy.modes.train()
         try:
             self.gradient(minibatch)
         finally:

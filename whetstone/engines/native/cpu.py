@@ -128,7 +128,7 @@ class SlotEngine(EngineBase):
         with_partial: bool = False,
     ) -> Iterator[GenerationOutput | PartialOutput]:
         # An abandoned generator must not leave autograd off for its caller: only _step runs without it.
-        self.policy.model.eval()
+        self.policy.modes.train(False)
         if self.step is not None and not self.step.is_current():
             self.step = None
         generation = _Generation(sampling, self._prepare_cache(requests, sampling, stream))

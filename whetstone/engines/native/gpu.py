@@ -88,8 +88,7 @@ class PagedEngine(EngineBase):
         *,
         with_partial: bool = False,
     ) -> Iterator[GenerationOutput | PartialOutput]:
-        if self.policy.model.training:  # eval() of every module takes two milliseconds
-            self.policy.model.eval()
+        self.policy.modes.train(False)
         scheduler = self._prepare(requests, sampling, stream)
         in_flight: _InFlightRound | None = None
         while scheduler.has_work or stream is not None:
