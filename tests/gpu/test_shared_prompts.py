@@ -42,7 +42,7 @@ def test_the_engine_computes_a_beginning_once(monkeypatch, architecture):
         counts[least] = computed
     # A prompt's last token is fed to the first step. Prompts come in two batches, each with both beginnings.
     whole = sum(len(ids) - 1 for ids in PROMPTS)
-    assert counts[1 << 30] - counts[64] > whole / 2
+    assert counts[1 << 30] - counts[64] > whole / 3
     shared, alone = outputs[64], outputs[1 << 30]
     assert shared.keys() == alone.keys() and len(shared) == 2 * len(PROMPTS)
     for key, completion in shared.items():

@@ -30,6 +30,7 @@ NF4_BYTES = 0.5 + 4 / 64  # of a weight with its share of a scale
 KEPT_HIDDEN, KEPT_INNER, COMPILED, PLAIN = 2.8, 3.25, 0.99, 1.75
 LORA_INNER = 2.3  # of an adapter on 16-bit weights, up to MAX_RANK: silu(gate) * up is computed again
 HEAD_LAYERS = 0.78  # what the final norm and the loss keep, in layers
+AGAIN_LAYERS = 2.2  # what a checkpointed layer with an adapter takes when it runs again and backwards
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,10 +129,11 @@ def memory_plan(shape: ModelShape, setup: Setup, capacity: float) -> MemoryPlan:
     logits = 2 * min(FUSED_BYTES, FUSED_SHARE * capacity) if setup.on_gpu else FUSED_BYTES  # and gradients
     fraction = UPDATE_FRACTION if setup.on_gpu else 1.0
     free = fraction * (room - held) - logits
-    tokens, checkpointed = _micro_batch(shape, setup, free)
+    tokens, checkpointed = _micro_batch(shape, setup, free, logits)
     # On a CPU autograd keeps about three copies.
     logits = min(logits, (2 if setup.on_gpu else 3) * setup.bytes_per_number * shape.vocabulary * tokens)
     activations = activation_bytes(shape, setup, tokens, checkpointed)
+    activations = max(activations, again_bytes(shape, setup, tokens, checkpointed) - logits)
     update = {**states, "activations": activations, "logits": logits}
     gradients = states["gradients"]
     rollout = {part: size for part, size in states.items() if part != "gradients"}
@@ -201,6 +203,17 @@ def activation_bytes(shape: ModelShape, setup: Setup, tokens: int, checkpointed:
     return tokens * (inputs + (plain + HEAD_LAYERS) * layer_bytes(shape, setup))
 
 
+def again_bytes(shape: ModelShape, setup: Setup, tokens: int, checkpointed: int) -> float:
+    """While a checkpointed layer runs again: what the loss and the layers behind it kept is free by then.
+
+    0 without an adapter, where the loss takes more in all that was measured.
+    """
+    if setup.lora_r is None or not checkpointed:
+        return 0.0
+    inputs = setup.bytes_per_number * shape.hidden * checkpointed
+    return tokens * (inputs + AGAIN_LAYERS * layer_bytes(shape, setup))
+
+
 def layer_bytes(shape: ModelShape, setup: Setup) -> float:
     """What a layer keeps of a token."""
     heads = (2 * shape.heads + 2 * shape.kv_heads) * shape.head_dim
@@ -221,7 +234,7 @@ def _paged(tokens: int) -> int:
     return PAGE * math.ceil(tokens / PAGE)
 
 
-def _micro_batch(shape: ModelShape, setup: Setup, free: float) -> tuple[int, int]:
+def _micro_batch(shape: ModelShape, setup: Setup, free: float, logits: float) -> tuple[int, int]:
     """Tokens and checkpointed layers, as update/micro_batch_size.py chooses them."""
     total = -(-setup.num_sequences // setup.group) * setup.prompt_tokens
     total += setup.num_sequences * setup.completion_tokens
@@ -232,7 +245,9 @@ def _micro_batch(shape: ModelShape, setup: Setup, free: float) -> tuple[int, int
         most = target = max(setup.longest, min(setup.micro_batch_tokens, total))
 
     def fitting(checkpointed: int) -> int:
-        return int(free / activation_bytes(shape, setup, 1, checkpointed))
+        tokens = free / activation_bytes(shape, setup, 1, checkpointed)
+        again = again_bytes(shape, setup, 1, checkpointed)
+        return int(min(tokens, (free + logits) / again) if again else tokens)
 
     every = shape.layers
     if setup.checkpointing is not None or not setup.on_gpu:
