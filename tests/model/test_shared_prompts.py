@@ -81,6 +81,15 @@ def test_prompts_are_placed_behind_what_they_share():
     assert first_tokens(third.runs, 97) == ((0, 96), (98, 1))
 
 
+def test_prompts_that_share_a_few_tokens_more_or_less_share_one_run():
+    """A run for each would be too many for the tiles of attention, which take four."""
+    placed = None
+    for number in range(20):
+        end = 0 if placed is None else placed.last_token + 1
+        placed = place_prompt((*START, *range(30, 30 + number), 5, 6), end, placed)
+        assert placed.segment.prefix == (() if number == 0 else ((0, 96),))
+
+
 def test_a_batch_has_a_beginning_once_and_keeps_its_budget():
     policy = make_policy()
     alone = make_samples(policy)

@@ -88,7 +88,8 @@ class PagedEngine(EngineBase):
         *,
         with_partial: bool = False,
     ) -> Iterator[GenerationOutput | PartialOutput]:
-        self.policy.modes.train(False)
+        if self.policy.model.training:
+            self.policy.modes.train(False)
         scheduler = self._prepare(requests, sampling, stream)
         in_flight: _InFlightRound | None = None
         while scheduler.has_work or stream is not None:
