@@ -148,6 +148,7 @@ SLOW = {
     "whet profile CONFIG": "whet profile config/grpo.yaml",
     "whet profile config/grpo.yaml": "",
     "whet profile quickstart micro_batch_tokens=4096 --steps 4": "",
+    "whet profile six_tasks use_peft=true beta=0.01": "",
     "whet report RUN": "whet report outputs/grpo_trained",
     "whet report outputs/RUN": "whet report outputs/grpo_trained",
     "whet sample": "whet sample outputs/grpo_trained --text Hello --max-tokens 8",

@@ -10,8 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 # The fastest of those tried on an H200. INNER loads nothing ahead: Triton 3.6 and 3.7 would multiply 64 rows
-# asynchronously from a buffer that the next load may already overwrite, since x is also stored. Four programs
-# of a multiprocessor hide what they wait for.
+# asynchronously from a buffer that the next load may already overwrite, since x is also stored. While one
+# program waits, others of its multiprocessor work.
 INNER = {"BLOCK_ROWS": 64, "BLOCK": 128, "num_warps": 8, "num_stages": 1}
 GATED_FORWARD = {"BLOCK_ROWS": 16, "BLOCK": 128, "num_warps": 4, "num_stages": 2}
 GATED_BACKWARD = {"ROWS": 1024, "BLOCK_ROWS": 32, "BLOCK": 64, "num_warps": 4, "num_stages": 2}
