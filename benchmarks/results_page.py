@@ -99,7 +99,7 @@ def cells(row: Row, runs: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def accuracy(points: Sequence[dict[str, Any]], name: str) -> str:
-    """Of one run with its interval, where it was kept; of several seeds the mean, the lowest and the highest."""
+    """Of one run with its interval, where it was kept; of several seeds mean, lowest and highest."""
     means = [100 * point[name] for point in points]
     if len(means) > 1:
         spread = f" ({min(means):.1f} to {max(means):.1f})" if min(means) < max(means) else ""

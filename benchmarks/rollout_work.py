@@ -2,8 +2,8 @@
 
 Everyone gets the same prompts and the same number of tokens for every sequence: `full` lets all of them run
 to the end, `ragged` draws lengths from a lognormal distribution, `long` is 8 sequences of 16 k, `klong` has
-the lengths of the recipe klong: prompts that begin alike and short answers. Weights are random: speed does
-not depend on them. Nothing is run here.
+the lengths of the recipe klong: prompts with a common prefix and short answers. Weights are random: speed
+does not depend on them. Nothing is run here.
 """
 
 import functools

@@ -25,7 +25,7 @@ from whetstone.engines.native.kernels.pointwise import add_norm, gated
 from whetstone.engines.native.prefill import PagedPrefill, PrefillSequence
 from whetstone.engines.native.scheduler import History
 from whetstone.engines.native.slot_state import PAGE, AttentionLayer, CacheShape, PagedState
-from whetstone.model import shared_prompts
+from whetstone.model import shared_prefixes
 from whetstone.model.adapters import AdapterLinear, AdapterSelection
 from whetstone.model.attention import LayerOptions, PackedAttention, packed_segments
 
@@ -274,14 +274,14 @@ def next_turns() -> None:
                 assert error < 1e-5, (type(step).__name__, error)
 
 
-def prompts_that_begin_alike() -> None:
-    """Pages after prompts that share beginnings, beside those of each prompt alone, by the modules. Short
-    beginnings for the fused step: the interpreter takes a tenth of a second for a token.
+def common_prefixes() -> None:
+    """Pages after prompts that share prefixes, beside those of each prompt alone, by the modules. Short
+    prefixes for the fused step: the interpreter takes a tenth of a second for a token.
     """
     policy = make_policy("qwen2", head_dim=32, hidden_size=128, max_position_embeddings=256)
     state = make_state(num_layers=2, heads=2, width=32, pages=32)
     modules, fused = ModuleStep(policy), FusedStep(policy, read_decoder_layers(policy))
-    with torch.no_grad(), mock.patch.multiple(shared_prompts, MIN_SHARED=8, SHARED_STEP=1):
+    with torch.no_grad(), mock.patch.multiple(shared_prefixes, MIN_PREFIX=8, PREFIX_STEP=1):
         for step, length in ((fused, 9), (modules, PAGE + 2)):
             generator = torch.Generator().manual_seed(5)
             ids = [tuple(torch.randint(3, 60, (length,), generator=generator).tolist()) for _ in range(2)]
@@ -371,7 +371,7 @@ CASES = {
     "drawing through all filters": lambda: drawing(temperature=1.3, min_p=0.05, top_k=200, top_p=0.9),
     "drawing with parameters of each row": lambda: draw(MIXED),
     "adapters of each row": adapters_by_row,
-    "prompts that begin alike": prompts_that_begin_alike,
+    "common prefixes of prompts": common_prefixes,
     "endings": endings,
     **{f"a step of {name}": lambda name=name: whole_step(name) for name in ("qwen3", "gemma2")},
 }

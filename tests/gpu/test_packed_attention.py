@@ -25,7 +25,7 @@ ALONE = [Segment(0, 2000), Segment(2000, 1), Segment(2001, 129)]
 @pytest.mark.parametrize("kind", ["tiles", "flash"])
 @pytest.mark.parametrize("segments", [PROMPT, SHARED, ALONE], ids=["prompt", "shared", "alone"])
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "width", "dtype"),
+    ("heads", "kv_heads", "head_dim", "dtype"),
     [
         (12, 2, 128, torch.bfloat16),
         (14, 2, 64, torch.bfloat16),
@@ -34,17 +34,18 @@ ALONE = [Segment(0, 2000), Segment(2000, 1), Segment(2001, 129)]
         (8, 1, 128, torch.bfloat16),
     ],
 )
-def test_agrees_with_float64(kind, segments, heads, kv_heads, width, dtype) -> None:
+def test_agrees_with_float64(kind, segments, heads, kv_heads, head_dim, dtype) -> None:
     if kind == "tiles" and torch.cuda.get_device_capability() != CAPABILITY:
         pytest.skip("needs a Hopper GPU")
     torch.manual_seed(0)
     num_tokens, device = sum(segment.length for segment in segments), torch.device("cuda")
-    query = torch.randn(num_tokens, heads, width, device=device).to(dtype)
-    key, value = torch.randn(num_tokens, 2 * kv_heads, width, device=device).to(dtype).split(kv_heads, dim=1)
-    pull = torch.randn(1, num_tokens, heads, width, device=device).to(dtype)
-    scale = 2 * width**-0.5
+    query = torch.randn(num_tokens, heads, head_dim, device=device).to(dtype)
+    both = torch.randn(num_tokens, 2 * kv_heads, head_dim, device=device).to(dtype)
+    key, value = both.split(kv_heads, dim=1)
+    pull = torch.randn(1, num_tokens, heads, head_dim, device=device).to(dtype)
+    scale = 2 * head_dim**-0.5
     if kind == "tiles":
-        plan = TilePlan(segments, heads // kv_heads, width, device)
+        plan = TilePlan(segments, heads // kv_heads, head_dim, device)
     else:
         plan = FlashPlan(segments, device)
 

@@ -83,16 +83,16 @@ def test_tiles_have_every_query_with_every_key_it_sees_once(seed: int) -> None:
 
 
 def plan_of(segments: list[Segment] = packed.SHARED, **changes: object) -> TilePlan | FlashPlan:
-    settings = {"num_attention_heads": 6, "num_key_value_heads": 2, "width": 64, **changes}
-    return plan_attention(segments, SimpleNamespace(**settings), settings["width"], CPU, torch.bfloat16)
+    settings = {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 64, **changes}
+    return plan_attention(segments, SimpleNamespace(**settings), settings["head_dim"], CPU, torch.bfloat16)
 
 
 def test_which_models_get_tiles(monkeypatch) -> None:
     assert isinstance(plan_of(), FlashPlan)  # no GPU
-    monkeypatch.setattr(tiled_attention, "has_kernels", lambda device, dtype, width: width == 64)
+    monkeypatch.setattr(tiled_attention, "has_kernels", lambda device, dtype, head_dim: head_dim == 64)
     plan = plan_of()
-    assert isinstance(plan, TilePlan) and (plan.group, plan.width, plan.num_pieces) == (3, 64, 2)
-    assert isinstance(plan_of(width=80), FlashPlan)
+    assert isinstance(plan, TilePlan) and (plan.group, plan.head_dim, plan.num_pieces) == (3, 64, 2)
+    assert isinstance(plan_of(head_dim=80), FlashPlan)
     assert isinstance(plan_of(sliding_window=4096), FlashPlan)
     assert isinstance(plan_of(num_key_value_heads=None), FlashPlan)
     chain = [Segment(n, 1, tuple((m, 1) for m in range(n))) for n in range(6)]
@@ -100,7 +100,7 @@ def test_which_models_get_tiles(monkeypatch) -> None:
     assert isinstance(plan_of(chain), FlashPlan)  # more runs than a kernel has
 
 
-def test_a_run_that_is_no_beginning_is_refused() -> None:
+def test_a_run_that_is_no_prefix_is_refused() -> None:
     for prefix in (((2, 3),), ((0, 5),), ((4, 3),)):  # inside a segment, beyond its end, of itself
         with pytest.raises(AssertionError, match="overlap"):
             key_tiles([Segment(0, 4), Segment(4, 6, prefix)], 2, 100)
@@ -139,7 +139,7 @@ def test_a_kernel_fits_and_waits_for_its_products(kernel: str) -> None:
     from whetstone.model import attention_kernels
 
     sizes = KEY_TILE if kernel == "key" else QUERY_TILE
-    constants = {"GROUP": 6, "WIDTH": 128, "COLUMNS": 12, "RUNS": 4, "LONG": False}
+    constants = {"GROUP": 6, "HEAD_DIM": 128, "COLUMNS": 12, "RUNS": 4, "LONG": False}
     program = compiled(getattr(attention_kernels, f"_attention_{kernel}_kernel"), {**constants, **sizes})
     assert program.metadata.shared <= SHARED_BYTES
     assert "async_copy_global_to_local" in program.asm["ttgir"]

@@ -7,7 +7,7 @@ from whetstone.config.sections import Config
 from whetstone.errors import UserError
 from whetstone.model.chat import Chat
 from whetstone.model.hub import resolve
-from whetstone.model.shared_prompts import num_shared
+from whetstone.model.shared_prefixes import shared_length
 from whetstone.tasks.mixture import Mixture, build_tasks
 
 NUM_PROBLEMS = 16
@@ -49,7 +49,7 @@ def count_prompts(config: Config, tasks: Mixture, chat: Chat) -> Prompts:
     encoded = [tuple(chat.encode(problem)) for problem in problems]
     mean = round(fmean(map(len, encoded)))
     tokens = min(mean, config.rollout.max_prompt_length or mean)
-    shared = min(tokens - 1, *(num_shared(encoded[0], ids) for ids in encoded))
+    shared = min(tokens - 1, *(shared_length(encoded[0], ids) for ids in encoded))
     source = f"the mean of {len(problems)} problems"
     return Prompts(tokens=tokens, num_problems=len(tasks), source=source, shared=shared)
 

@@ -48,21 +48,21 @@ def _rows(tile, GROUP: tl.constexpr, ROWS: tl.constexpr):
 def _attention_forward_kernel(
     query_ptr, key_ptr, value_ptr, out_ptr, lse_ptr, tiles_ptr, scale,
     query_stride, key_stride, value_stride, lse_stride, heads,
-    GROUP: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, RUNS: tl.constexpr, LONG: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr, RUNS: tl.constexpr,
+    LONG: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     tile, kv_head = tiles_ptr + tl.program_id(0) * COLUMNS, tl.program_id(1)
     token, head, position, inside, num_keys = _rows(tile, GROUP, ROWS)
     lse_at = kv_head * lse_stride + token * GROUP + head
     head += kv_head * GROUP
-    column = tl.arange(0, WIDTH)
-    at = _index(token, LONG)[:, None] * query_stride + head[:, None] * WIDTH + column[None, :]
+    column = tl.arange(0, HEAD_DIM)
+    at = _index(token, LONG)[:, None] * query_stride + head[:, None] * HEAD_DIM + column[None, :]
     query = tl.load(query_ptr + at, mask=inside[:, None], other=0.0)
-    key_ptr += kv_head * WIDTH
-    value_ptr += kv_head * WIDTH
+    key_ptr += kv_head * HEAD_DIM
+    value_ptr += kv_head * HEAD_DIM
     top = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
-    out = tl.zeros((ROWS, WIDTH), tl.float32)
+    out = tl.zeros((ROWS, HEAD_DIM), tl.float32)
     for start in range(0, num_keys, KEYS):
         seen = start + tl.arange(0, KEYS)
         source = _index(_tokens(seen, tile, RUNS), LONG)
@@ -78,7 +78,7 @@ def _attention_forward_kernel(
         out = tl.dot(weight.to(value.dtype), value, out * old[:, None], input_precision="ieee")
         top = higher
     out = out / total[:, None]
-    at = (_index(token, LONG) * heads + head)[:, None] * WIDTH + column[None, :]
+    at = (_index(token, LONG) * heads + head)[:, None] * HEAD_DIM + column[None, :]
     tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=inside[:, None])
     tl.store(lse_ptr + lse_at, top + tl.log2(total), mask=inside)
 
@@ -87,26 +87,26 @@ def _attention_forward_kernel(
 def _attention_query_kernel(
     query_ptr, key_ptr, value_ptr, out_ptr, gradient_ptr, lse_ptr, delta_ptr, query_gradient_ptr, tiles_ptr,
     scale, factor, query_stride, key_stride, value_stride, lse_stride, heads,
-    GROUP: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, RUNS: tl.constexpr, LONG: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr, RUNS: tl.constexpr,
+    LONG: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     tile, kv_head = tiles_ptr + tl.program_id(0) * COLUMNS, tl.program_id(1)
     token, head, position, inside, num_keys = _rows(tile, GROUP, ROWS)
     lse_at = kv_head * lse_stride + token * GROUP + head
     head += kv_head * GROUP
-    column = tl.arange(0, WIDTH)
+    column = tl.arange(0, HEAD_DIM)
     there = inside[:, None]
-    at = _index(token, LONG)[:, None] * query_stride + head[:, None] * WIDTH + column[None, :]
+    at = _index(token, LONG)[:, None] * query_stride + head[:, None] * HEAD_DIM + column[None, :]
     query = tl.load(query_ptr + at, mask=there, other=0.0)
-    at = (_index(token, LONG) * heads + head)[:, None] * WIDTH + column[None, :]
+    at = (_index(token, LONG) * heads + head)[:, None] * HEAD_DIM + column[None, :]
     gradient = tl.load(gradient_ptr + at, mask=there, other=0.0)
     out = tl.load(out_ptr + at, mask=there, other=0.0)
     delta = tl.sum(out.to(tl.float32) * gradient.to(tl.float32), 1)
     tl.store(delta_ptr + lse_at, delta, mask=inside)
     lse = tl.load(lse_ptr + lse_at, mask=inside, other=float("inf"))
-    key_ptr += kv_head * WIDTH
-    value_ptr += kv_head * WIDTH
-    total = tl.zeros((ROWS, WIDTH), tl.float32)
+    key_ptr += kv_head * HEAD_DIM
+    value_ptr += kv_head * HEAD_DIM
+    total = tl.zeros((ROWS, HEAD_DIM), tl.float32)
     for start in range(0, num_keys, KEYS):
         seen = start + tl.arange(0, KEYS)
         source = _index(_tokens(seen, tile, RUNS), LONG)
@@ -128,7 +128,7 @@ def _attention_key_kernel(
     query_ptr, key_ptr, value_ptr, gradient_ptr, lse_ptr, delta_ptr,
     key_gradient_ptr, value_gradient_ptr, parts_ptr, items_ptr,
     scale, factor, query_stride, key_stride, value_stride, lse_stride, heads,
-    GROUP: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, LONG: tl.constexpr,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr, LONG: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     item, kv_head = items_ptr + tl.program_id(0) * COLUMNS, tl.program_id(1)
@@ -136,14 +136,14 @@ def _attention_key_kernel(
     row_start, row_end = tl.load(item + 2) * GROUP, tl.load(item + 3) * GROUP
     part = tl.load(item + 4)
     key_token = first + tl.arange(0, KEYS)
-    column = tl.arange(0, WIDTH)
+    column = tl.arange(0, HEAD_DIM)
     known = (key_token < end)[:, None]
     key_at = _index(key_token, LONG)[:, None]
-    start = kv_head * WIDTH + column[None, :]
+    start = kv_head * HEAD_DIM + column[None, :]
     key = tl.load(key_ptr + key_at * key_stride + start, mask=known, other=0.0)
     value = tl.load(value_ptr + key_at * value_stride + start, mask=known, other=0.0)
-    key_sum = tl.zeros((KEYS, WIDTH), tl.float32)
-    value_sum = tl.zeros((KEYS, WIDTH), tl.float32)
+    key_sum = tl.zeros((KEYS, HEAD_DIM), tl.float32)
+    value_sum = tl.zeros((KEYS, HEAD_DIM), tl.float32)
     for begin in range(row_start // 16 * 16, row_end, ROWS):
         row = begin + tl.arange(0, ROWS)
         inside = (row >= row_start) & (row < row_end)
@@ -152,9 +152,9 @@ def _attention_key_kernel(
         delta = tl.load(delta_ptr + kv_head * lse_stride + row)
         token = row // GROUP
         head = kv_head * GROUP + row % GROUP
-        at = _index(token, LONG)[:, None] * query_stride + head[:, None] * WIDTH + column[None, :]
+        at = _index(token, LONG)[:, None] * query_stride + head[:, None] * HEAD_DIM + column[None, :]
         query = tl.load(query_ptr + at, mask=inside[:, None], other=0.0)
-        at = (_index(token, LONG) * heads + head)[:, None] * WIDTH + column[None, :]
+        at = (_index(token, LONG) * heads + head)[:, None] * HEAD_DIM + column[None, :]
         gradient = tl.load(gradient_ptr + at, mask=inside[:, None], other=0.0)
         token = tl.where(inside, token, -1)
         score = tl.dot(key, tl.trans(query), input_precision="ieee")  # [KEYS, ROWS]
@@ -166,34 +166,34 @@ def _attention_key_kernel(
         key_sum = tl.dot(change, query, key_sum, input_precision="ieee")
     key_sum *= factor
     if part < 0:
-        final = (key_at * tl.num_programs(1) + kv_head) * WIDTH + column[None, :]
+        final = (key_at * tl.num_programs(1) + kv_head) * HEAD_DIM + column[None, :]
         tl.store(key_gradient_ptr + final, key_sum.to(key_gradient_ptr.dtype.element_ty), mask=known)
         tl.store(value_gradient_ptr + final, value_sum.to(value_gradient_ptr.dtype.element_ty), mask=known)
     else:
-        base = parts_ptr + (part.to(tl.int64) * tl.num_programs(1) + kv_head) * 2 * KEYS * WIDTH
-        target = base + tl.arange(0, KEYS)[:, None] * WIDTH + column[None, :]
+        base = parts_ptr + (part.to(tl.int64) * tl.num_programs(1) + kv_head) * 2 * KEYS * HEAD_DIM
+        target = base + tl.arange(0, KEYS)[:, None] * HEAD_DIM + column[None, :]
         tl.store(target, tl.where(known, key_sum, 0.0))
-        tl.store(target + KEYS * WIDTH, tl.where(known, value_sum, 0.0))
+        tl.store(target + KEYS * HEAD_DIM, tl.where(known, value_sum, 0.0))
 
 
 @triton.jit
 def _attention_sum_kernel(
     key_gradient_ptr, value_gradient_ptr, parts_ptr, sums_ptr,
-    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, LONG: tl.constexpr, KEYS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr, LONG: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     item, kv_head, kv_heads = sums_ptr + tl.program_id(0) * COLUMNS, tl.program_id(1), tl.num_programs(1)
     first, end = tl.load(item), tl.load(item + 1)
     part, num_parts = tl.load(item + 2).to(tl.int64), tl.load(item + 3)
     index = tl.arange(0, KEYS)
-    column = tl.arange(0, WIDTH)
-    inner = index[:, None] * WIDTH + column[None, :]
-    size = 2 * KEYS * WIDTH
-    total = tl.zeros((KEYS, WIDTH), tl.float32)
+    column = tl.arange(0, HEAD_DIM)
+    inner = index[:, None] * HEAD_DIM + column[None, :]
+    size = 2 * KEYS * HEAD_DIM
+    total = tl.zeros((KEYS, HEAD_DIM), tl.float32)
     which = tl.program_id(2)  # keys, values
     for number in range(num_parts):
-        base = parts_ptr + ((part + number) * kv_heads + kv_head) * size + which * (KEYS * WIDTH)
+        base = parts_ptr + ((part + number) * kv_heads + kv_head) * size + which * (KEYS * HEAD_DIM)
         total += tl.load(base + inner)
-    at = (_index(first + index, LONG)[:, None] * kv_heads + kv_head) * WIDTH + column[None, :]
+    at = (_index(first + index, LONG)[:, None] * kv_heads + kv_head) * HEAD_DIM + column[None, :]
     known = (first + index < end)[:, None]
     if which == 0:
         tl.store(key_gradient_ptr + at, total.to(key_gradient_ptr.dtype.element_ty), mask=known)
@@ -205,14 +205,14 @@ def forward(
     query: Tensor, key: Tensor, value: Tensor, tiles: Tensor, num_pieces: int, scale: float
 ) -> tuple[Tensor, Tensor]:
     """[T, heads, D] queries, [T, kv_heads, D] keys and values -> [T, heads, D], and log2 of their sums."""
-    num_tokens, heads, width = query.shape
+    num_tokens, heads, head_dim = query.shape
     kv_heads = key.shape[1]
-    out = torch.empty(num_tokens, heads, width, dtype=query.dtype, device=query.device)
+    out = torch.empty(num_tokens, heads, head_dim, dtype=query.dtype, device=query.device)
     lse = query.new_zeros(lse_shape(query, key), dtype=torch.float32)
     _attention_forward_kernel[len(tiles), kv_heads](
         query, key, value, out, lse, tiles, scale * LOG2_E,
         query.stride(0), key.stride(0), value.stride(0), lse.stride(0), heads,
-        GROUP=heads // kv_heads, WIDTH=width, COLUMNS=tiles.shape[1], RUNS=num_pieces - 1,
+        GROUP=heads // kv_heads, HEAD_DIM=head_dim, COLUMNS=tiles.shape[1], RUNS=num_pieces - 1,
         LONG=_is_long(query, key, value), **QUERY_TILE,
     )  # fmt: skip
     return out, lse
@@ -227,7 +227,7 @@ def backward(
     tiles: Tensor, items: Tensor, sums: Tensor, num_pieces: int, num_parts: int, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients of queries, keys and values, contiguous."""
-    _, heads, width = query.shape
+    _, heads, head_dim = query.shape
     kv_heads = key.shape[1]
     delta = torch.zeros_like(lse)
     query_gradient = torch.empty(query.shape, dtype=query.dtype, device=query.device)
@@ -235,12 +235,12 @@ def backward(
         torch.empty(key.shape, dtype=key.dtype, device=key.device) for _ in range(2)
     )
     strides = (query.stride(0), key.stride(0), value.stride(0), lse.stride(0), heads)
-    shape = {"GROUP": heads // kv_heads, "WIDTH": width, "LONG": _is_long(query, key, value)}
+    shape = {"GROUP": heads // kv_heads, "HEAD_DIM": head_dim, "LONG": _is_long(query, key, value)}
     _attention_query_kernel[len(tiles), kv_heads](
         query, key, value, out, gradient, lse, delta, query_gradient, tiles, scale * LOG2_E, scale, *strides,
         **shape, COLUMNS=tiles.shape[1], RUNS=num_pieces - 1, **QUERY_TILE,
     )  # fmt: skip
-    parts = lse.new_empty(num_parts, kv_heads, 2, KEY_TILE["KEYS"], width)
+    parts = lse.new_empty(num_parts, kv_heads, 2, KEY_TILE["KEYS"], head_dim)
     _attention_key_kernel[len(items), kv_heads](
         query, key, value, gradient, lse, delta, key_gradient, value_gradient, parts, items,
         scale * LOG2_E, scale, *strides, **shape, COLUMNS=items.shape[1], **KEY_TILE,
@@ -248,6 +248,6 @@ def backward(
     if len(sums):
         _attention_sum_kernel[len(sums), kv_heads, 2](
             key_gradient, value_gradient, parts, sums,
-            WIDTH=width, COLUMNS=sums.shape[1], LONG=shape["LONG"], KEYS=KEY_TILE["KEYS"],
+            HEAD_DIM=head_dim, COLUMNS=sums.shape[1], LONG=shape["LONG"], KEYS=KEY_TILE["KEYS"],
         )  # fmt: skip
     return query_gradient, key_gradient, value_gradient

@@ -101,9 +101,9 @@ packed_attention = torch.library.custom_op(
 
 @packed_attention.register_fake
 def _(query, key, value, *_):
-    _, num_heads, num_tokens, width = query.shape
+    _, num_heads, num_tokens, head_dim = query.shape
     sums = query.new_empty(num_heads, num_tokens, dtype=torch.float32)
-    return query.new_empty(1, num_tokens, num_heads, width), sums
+    return query.new_empty(1, num_tokens, num_heads, head_dim), sums
 
 
 @torch.library.custom_op("whetstone::packed_attention_backward", mutates_args=(), device_types="cuda")

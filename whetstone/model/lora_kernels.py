@@ -1,4 +1,4 @@
-"""Triton kernels for LoRA: what reads or writes a wide tensor also does its thin products.
+"""Triton kernels for LoRA: what reads or writes a wide tensor also does its low-rank products.
 
 These kernels wait for memory only if there are few instructions for each number: about 15 in the forward and
 30 in the backward pass of a gated MLP, where a plain sigmoid and products after it take 60.
@@ -52,7 +52,7 @@ def _inner_kernel(
 
 
 def with_inner(x: Tensor, a: Tensor, scale: float) -> Tensor:
-    """`lora_products.with_inner`: x [T, in] and A [r, in] -> [T, in + r], x beside scale A x."""
+    """`lora_products.with_inner`: x [T, in] and A [r, in] -> [x, scale A x], [T, in + r]."""
     num_rows, width = x.shape
     out = torch.empty(num_rows, width + len(a), dtype=x.dtype, device=x.device)
     _inner(x, a, scale, out, out[:, width:], gated=False)

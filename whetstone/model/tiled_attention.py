@@ -17,18 +17,18 @@ from whetstone.model.flash import FlashPlan
 from whetstone.model.memory import upload
 from whetstone.types import Segment
 
-WIDTHS = (64, 128)  # of a head
+HEAD_DIMS = (64, 128)  # of a head
 CAPABILITY = (9, 0)  # nothing else was measured, and others have less shared memory
 
 
 def plan_attention(
-    segments: Sequence[Segment], config: Any, width: int, device: torch.device, dtype: torch.dtype
+    segments: Sequence[Segment], config: Any, head_dim: int, device: torch.device, dtype: torch.dtype
 ) -> "TilePlan | FlashPlan":
-    """For layers on a GPU in half precision, with heads of `width` numbers; `config`: of the text model."""
+    """For layers on a GPU in half precision; `config`: of the text model."""
     kv_heads = getattr(config, "num_key_value_heads", None)
     is_plain = getattr(config, "sliding_window", None) is None and _num_runs(segments) <= RUNS[-1]
-    if is_plain and kv_heads and has_kernels(device, dtype, width):
-        return TilePlan(segments, config.num_attention_heads // kv_heads, width, device)
+    if is_plain and kv_heads and has_kernels(device, dtype, head_dim):
+        return TilePlan(segments, config.num_attention_heads // kv_heads, head_dim, device)
     return FlashPlan(segments, device)
 
 
@@ -36,18 +36,18 @@ def _num_runs(segments: Sequence[Segment]) -> int:
     return max(len(segment.prefix) for segment in segments)
 
 
-def has_kernels(device: torch.device, dtype: torch.dtype, width: int) -> bool:
+def has_kernels(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
     """Whether the kernels are for such heads on this device."""
     is_nvidia = device.type == "cuda" and torch.version.cuda is not None  # AMD has a 9.0, too
-    is_taken = dtype in (torch.bfloat16, torch.float16) and width in WIDTHS
+    is_taken = dtype in (torch.bfloat16, torch.float16) and head_dim in HEAD_DIMS
     return is_nvidia and is_taken and torch.cuda.get_device_capability(device) == CAPABILITY
 
 
 class TilePlan:
-    """Tables of tiles, for layers with heads of `width` numbers and `group` query heads to a key head."""
+    """Tables of tiles, for layers with `group` query heads of dimension `head_dim` to a key head."""
 
-    def __init__(self, segments: Sequence[Segment], group: int, width: int, device: torch.device):
-        self.group, self.width = group, width
+    def __init__(self, segments: Sequence[Segment], group: int, head_dim: int, device: torch.device):
+        self.group, self.head_dim = group, head_dim
         tables = make_tables(segments, group)
         # 0 and 1 would be constants of a graph, so neither number is that small.
         self.num_parts = max(2, 1 + int(tables[1][:, 4].max()))
@@ -59,7 +59,7 @@ class TilePlan:
     def fits(self, query: Tensor, key: Tensor, value: Tensor, window: int | None) -> bool:
         """Whether it is for a layer with such heads."""
         is_group = query.shape[1] == self.group * key.shape[1] == self.group * value.shape[1]
-        return window is None and is_group and query.shape[3] == value.shape[3] == self.width
+        return window is None and is_group and query.shape[3] == value.shape[3] == self.head_dim
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, *, scale: float, window: int | None
@@ -117,9 +117,9 @@ def _(grad, query, key, value, *_):
 def _by_token(tensor: Tensor) -> Tensor:
     """[1, heads, T, D] -> [T, heads, D], heads and numbers side by side, as a layer has them."""
     tensor = tensor[0].transpose(0, 1)
-    _, heads, width = tensor.shape
+    _, heads, head_dim = tensor.shape
     _, per_head, per_number = tensor.stride()
-    return tensor if per_number == 1 and (heads == 1 or per_head == width) else tensor.contiguous()
+    return tensor if per_number == 1 and (heads == 1 or per_head == head_dim) else tensor.contiguous()
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -1,5 +1,5 @@
 """Scored groups -> packed micro-batches without padding; completions of one prompt share its tokens, and
-prompts that begin alike their beginning.
+prompts with a common prefix share that.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from whetstone.config import Config
-from whetstone.model.shared_prompts import (
+from whetstone.model.shared_prefixes import (
     PlacedPrompt,
     Run,
-    begin_alike,
     first_tokens,
-    nums_shared,
+    have_common_prefix,
     place_prompt,
+    shared_lengths,
 )
 from whetstone.types import Branch, Finish, Group, Rollout, Segment
 
@@ -176,7 +176,7 @@ def bin_pack(samples: list[Sample], max_tokens: int, *, counts_shared: bool = Fa
     """
     groups, shared = _ordered_groups(samples)
     ordered = [sample for group in groups for sample in group]
-    # What each costs behind the one before it, which may have the same prompt or one that begins alike.
+    # What each costs after the one before it, which may have the same prompt or share a prefix.
     costs = [
         sample.num_response_tokens if number else sample.num_tokens - (0 if counts_shared else count)
         for group, count in zip(groups, shared, strict=True)
@@ -208,12 +208,12 @@ def _bin_starts(ordered: list[Sample], costs: list[int], max_tokens: int) -> lis
 
 def _ordered_groups(samples: list[Sample]) -> tuple[list[list[Sample]], list[int]]:
     """Samples by prompt, and how many tokens each prompt takes from the one before it. The largest group is
-    first, unless prompts begin alike: then those are neighbors.
+    first, unless prompts have a common prefix: then those are neighbors.
     """
     by_prompt = _by_prompt(sorted(samples, key=lambda sample: -sample.num_response_tokens))
-    if begin_alike(list(by_prompt)):
+    if have_common_prefix(list(by_prompt)):
         prompts = sorted(by_prompt)
-        return [by_prompt[prompt] for prompt in prompts], nums_shared(prompts)
+        return [by_prompt[prompt] for prompt in prompts], shared_lengths(prompts)
     groups = sorted(by_prompt.values(), key=lambda group: -sum(sample.num_tokens for sample in group))
     return groups, [0] * len(groups)
 

@@ -25,7 +25,7 @@ from whetstone.engines.native.cpu_step import CpuStep, make_cpu_step
 from whetstone.engines.native.slot_state import CacheShape
 from whetstone.model.adapters import selection_of
 from whetstone.model.policy import Policy
-from whetstone.model.shared_prompts import PlacedPrompt, begin_alike, num_shared, place_prompt
+from whetstone.model.shared_prefixes import PlacedPrompt, have_common_prefix, place_prompt, shared_length
 from whetstone.terminal.stages import add_tokens
 from whetstone.types import Finish, TopLogprobs
 
@@ -190,7 +190,7 @@ class SlotEngine(EngineBase):
             sample = waiting[0]
             request, prompt = sample.request, sample.request.prompt_ids
             if sample.number not in groups:
-                cost = len(prompt) - (num_shared(requests[-1].prompt_ids, prompt) if requests else 0)
+                cost = len(prompt) - (shared_length(requests[-1].prompt_ids, prompt) if requests else 0)
                 if groups and tokens + cost > PREFILL_TOKENS:
                     break
                 tokens += cost
@@ -203,7 +203,7 @@ class SlotEngine(EngineBase):
             stops = sampling.stop_ids(self.policy.stop_token_ids)
             running.append(_RunningSequence(sample, len(prompt) - 1, uniforms, max_new, sampling, stops))
         admitted = list(zip(requests, groups.values(), strict=True))
-        if begin_alike([request.prompt_ids for request in requests]):  # then those are neighbors
+        if have_common_prefix([request.prompt_ids for request in requests]):  # then those are neighbors
             admitted.sort(key=lambda pair: (pair[0].adapter, pair[0].prompt_ids))
         logits = self._prefill(generation.cache, admitted)
         rows = [row for row, (_, slots) in enumerate(admitted) for _ in slots]

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from whetstone.engines.native.slot_state import CacheShape
 from whetstone.model.attention import LayerOptions, PackedAttention, softcapped
-from whetstone.model.shared_prompts import PlacedPrompt, token_index
+from whetstone.model.shared_prefixes import PlacedPrompt, token_index
 
 
 class SlotCache:

@@ -15,7 +15,7 @@ from whetstone.engines.native.slot_state import PAGE, PagedState
 from whetstone.model.adapters import AdapterSelection
 from whetstone.model.attention import LayerOptions, PackedAttention
 from whetstone.model.memory import upload
-from whetstone.model.shared_prompts import PlacedPrompt, begin_alike, place_prompt, token_index
+from whetstone.model.shared_prefixes import PlacedPrompt, have_common_prefix, place_prompt, token_index
 from whetstone.types import Segment
 
 MIN_FLASH_TOKENS = 2048  # from here one call of cuDNN attention per sequence is faster (Hopper)
@@ -61,14 +61,14 @@ def _cells(pages: list[int], length: int) -> np.ndarray:
 
 
 class PagedPrefill:
-    """A packed batch of sequences. Tokens of a history are seen, not computed; prompts that begin alike have
-    that beginning computed once.
+    """A packed batch of sequences. Tokens of a history are seen, not computed; a common prefix
+    of prompts is computed once.
     """
 
     def __init__(self, state: PagedState, sequences: list[PrefillSequence]):
         device = state.shape.device
         self.state = state
-        if begin_alike([sequence.prompt for sequence in sequences]):  # then those are neighbors
+        if have_common_prefix([sequence.prompt for sequence in sequences]):  # then those are neighbors
             sequences = sorted(sequences, key=lambda sequence: (sequence.adapter, sequence.prompt))
         placed = _segments_of(sequences)
         self.lengths = [segment.length for segment in placed]
@@ -110,7 +110,7 @@ class PagedPrefill:
         return self.known_cells is None and self._shared is None
 
     def finish(self) -> None:
-        """After the pass: shared beginnings into the pages of all prompts that have them."""
+        """After the pass: copy shared prefixes into the pages of all prompts that have them."""
         if self._shared is not None:
             self._copy(*self._shared)
 

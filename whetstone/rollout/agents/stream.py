@@ -135,7 +135,7 @@ class AgentStream(TimedStream):
                 return []
 
     def _requests(self, ready: Sequence[tuple[Request, _Owner]]) -> list[Request]:
-        """Those with the same prompt as one request, whose samples share its prefill: groups begin alike."""
+        """Those with the same prompt as one request, whose samples share its prefill."""
         groups: dict[tuple[int, ...], list[tuple[Request, _Owner]]] = {}
         for entry in ready:
             groups.setdefault(entry[0].prompt_ids, []).append(entry)

@@ -1,18 +1,18 @@
-"""Prompts that begin alike on a GPU: the engine computes their beginning once, the update as well."""
+"""Common prefixes of prompts on a GPU: the engine computes them once, the update as well."""
 
 import pytest
 import torch
 
 from tests.conftest import make_policy
 from tests.gpu.test_native import gaps_of
-from tests.model.test_shared_prompts import OTHER, START, behind, numbered
+from tests.model.test_shared_prefixes import OTHER, START, behind, numbered
 from tests.support.engines import collect
 from tests.support.gpu import WIDE, on_gpu
 from tests.support.update import make_samples, train_on, updater_for, with_turns
 from whetstone.engines.base import Request, SamplingParams
 from whetstone.engines.native import NativeEngine, gpu
 from whetstone.engines.native.prefill import PagedPrefill
-from whetstone.model import shared_prompts
+from whetstone.model import shared_prefixes
 from whetstone.update.packing import pack
 
 pytestmark = pytest.mark.gpu
@@ -23,7 +23,7 @@ REQUESTS = [Request(prompt_ids=ids, seeds=(n, 100 + n)) for n, ids in enumerate(
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma2", "qwen2"])
-def test_the_engine_computes_a_beginning_once(monkeypatch, architecture):
+def test_the_engine_computes_a_prefix_once(monkeypatch, architecture):
     policy = on_gpu(architecture)
     saved: list[int] = []
 
@@ -31,15 +31,15 @@ def test_the_engine_computes_a_beginning_once(monkeypatch, architecture):
         def __init__(self, state, sequences) -> None:
             super().__init__(state, sequences)
             saved.append(sum(map(len, sequences)) - sum(self.lengths))
-            # Of each beginning, all prompts of the batch but one have it from another.
-            beginnings = [s.prompt[:96] for s in sequences if s.prompt[:96] in (START, OTHER)]
-            shared = len(beginnings) - len(set(beginnings))
-            assert saved[-1] == (96 * shared if shared_prompts.MIN_SHARED == 64 else 0)
+            # All prompts of a batch with the same prefix but one take it from another.
+            prefixes = [s.prompt[:96] for s in sequences if s.prompt[:96] in (START, OTHER)]
+            shared = len(prefixes) - len(set(prefixes))
+            assert saved[-1] == (96 * shared if shared_prefixes.MIN_PREFIX == 64 else 0)
 
     monkeypatch.setattr(gpu, "PagedPrefill", Counted)
     outputs, savings = {}, {}
     for least in (64, 1 << 30):
-        monkeypatch.setattr(shared_prompts, "MIN_SHARED", least)
+        monkeypatch.setattr(shared_prefixes, "MIN_PREFIX", least)
         saved.clear()
         outputs[least] = collect(NativeEngine(policy), REQUESTS, SamplingParams(max_tokens=6))
         savings[least] = sum(saved)
@@ -66,7 +66,7 @@ def test_the_gradient_is_that_of_batches_that_share_nothing(monkeypatch, change,
     samples = numbered(behind(START, samples), behind((*START[:70], 9), samples), behind(OTHER, samples))
     gradients: list[torch.Tensor] = []
     for least in (64, 1 << 30):
-        monkeypatch.setattr(shared_prompts, "MIN_SHARED", least)
+        monkeypatch.setattr(shared_prefixes, "MIN_PREFIX", least)
         updater = updater_for(on_gpu("llama", dtype))
         updater.optimizer.step = lambda norm, of=updater: gradients.append(
             torch.cat([g.double().flatten().cpu() for g in of.optimizer.gradients()])

@@ -1,4 +1,4 @@
-"""Prompts that begin alike: what is shared, and that nothing but the work changes."""
+"""Common prefixes of prompts: what is shared, and that nothing but the work changes."""
 
 from dataclasses import replace
 
@@ -18,10 +18,16 @@ from tests.support.update import (
 )
 from whetstone.engines.base import Request, SamplingParams
 from whetstone.engines.native import NativeEngine
-from whetstone.model import shared_prompts
+from whetstone.model import shared_prefixes
 from whetstone.model.adapters import AdapterLinear, AdapterSelection
 from whetstone.model.policy import Policy
-from whetstone.model.shared_prompts import begin_alike, first_tokens, num_shared, nums_shared, place_prompt
+from whetstone.model.shared_prefixes import (
+    first_tokens,
+    have_common_prefix,
+    place_prompt,
+    shared_length,
+    shared_lengths,
+)
 from whetstone.types import Segment
 from whetstone.update.packing import Batch, Sample, bin_pack, pack, pack_sequences
 
@@ -54,17 +60,18 @@ def sequences_of(batch: Batch) -> list[Segment]:
 
 
 def test_what_a_prompt_takes_from_the_one_before_it():
-    assert num_shared((*START, 1), (*START, 2, 5)) == 96
-    assert num_shared((*START, 1, 2, 3), (*START, 1, 2, 5)) == 96  # in steps of 32
-    assert num_shared(START, START) == 64  # its last token predicts, so it is its own
-    assert num_shared((*START, 1, 2), START) == 64
-    assert num_shared(START[:64], START[:64]) == 0  # 63 are too few
-    assert num_shared(START[:64], START[:65]) == 64
-    assert num_shared(START, OTHER) == num_shared(START, ()) == num_shared((), START) == 0
-    assert nums_shared([]) == [] and nums_shared([START]) == [0]
+    assert shared_length((*START, 1), (*START, 2, 5)) == 96
+    assert shared_length((*START, 1, 2, 3), (*START, 1, 2, 5)) == 96  # in steps of 32
+    assert shared_length(START, START) == 64  # its last token predicts, so it is its own
+    assert shared_length((*START, 1, 2), START) == 64
+    assert shared_length(START[:64], START[:64]) == 0  # 63 are too few
+    assert shared_length(START[:64], START[:65]) == 64
+    assert shared_length(START, OTHER) == shared_length(START, ()) == shared_length((), START) == 0
+    assert shared_lengths([]) == [] and shared_lengths([START]) == [0]
     more = (*START, *range(1, 33))
-    assert nums_shared([START, (*more, 1), (*more, 2), (*more, 1, 4), (*START, 7)]) == [0, 96, 128, 128, 96]
-    assert begin_alike([(*START, 1), OTHER, (*START, 2)]) and not begin_alike([START, OTHER])
+    prompts = [START, (*more, 1), (*more, 2), (*more, 1, 4), (*START, 7)]
+    assert shared_lengths(prompts) == [0, 96, 128, 128, 96]
+    assert have_common_prefix([(*START, 1), OTHER, (*START, 2)]) and not have_common_prefix([START, OTHER])
 
 
 def test_prompts_are_placed_behind_what_they_share():
@@ -76,7 +83,7 @@ def test_prompts_are_placed_behind_what_they_share():
     assert list(second.positions) == [*range(96, 129)] and second.last_token == 130
     third = place_prompt((*START, *more, 9), 131, second)
     assert third.segment == Segment(131, 2, ((0, 96), (98, 32))) and third.runs[-1] == (131, 2)
-    assert shared_prompts.token_index(third.runs) == [*range(96), *range(98, 130), 131, 132]
+    assert shared_prefixes.token_index(third.runs) == [*range(96), *range(98, 130), 131, 132]
     assert place_prompt(OTHER, 133, third).segment == Segment(133, 96)
     assert first_tokens(third.runs, 97) == ((0, 96), (98, 1))
 
@@ -90,25 +97,25 @@ def test_prompts_that_share_a_few_tokens_more_or_less_share_one_run():
         assert placed.segment.prefix == (() if number == 0 else ((0, 96),))
 
 
-def test_a_batch_has_a_beginning_once_and_keeps_its_budget():
+def test_a_batch_has_a_prefix_once_and_keeps_its_budget():
     policy = make_policy()
     alone = make_samples(policy)
     samples = numbered(behind(START, alone), behind(OTHER, alone))
     [batch] = pack(samples, 1000)
     [short] = pack(alone, 1000)
     assert len(batch.token_ids) == 2 * (96 + len(short.token_ids))
-    # One prompt of each beginning is whole; the other two, of 4, 8 or 9 more tokens, take it from there.
+    # One prompt of each prefix is whole; the other two, of 4, 8 or 9 more tokens, take it from there.
     assert [segment.prefix_length for segment in batch.segments].count(0) == 2
     for sample, segment in zip(batch.samples, sequences_of(batch), strict=True):
         ids = (*sample.rollout.prompt_ids, *sample.rollout.completion.token_ids)
-        index = shared_prompts.token_index((*segment.prefix, (segment.start, segment.length)))
+        index = shared_prefixes.token_index((*segment.prefix, (segment.start, segment.length)))
         assert tuple(batch.token_ids[index].tolist()) == ids
         assert batch.position_ids[index].tolist() == list(range(len(ids)))
     for budget in (130, 170, 300):
         bins = bin_pack(samples, budget)
         assert sorted(sample.index for chosen in bins for sample in chosen) == list(range(len(samples)))
         assert all(len(pack_sequences(chosen).token_ids) <= budget for chosen in bins)
-    # Where every sequence is run whole, as many are in a batch as without a shared beginning.
+    # Where every sequence is run whole, as many are in a batch as without a shared prefix.
     prompts = sorted({sample.rollout.prompt_ids for sample in samples})
     for chosen in bin_pack(samples, 300, counts_shared=True):
         own = [len(ids) for ids in prompts if any(s.rollout.prompt_ids == ids for s in chosen)]
@@ -123,7 +130,7 @@ def test_the_gradient_is_that_of_batches_that_share_nothing(monkeypatch, change,
     samples = numbered(behind(START, samples), behind((*START[:70], 9), samples), behind(OTHER, samples))
     gradients, sizes = [], []
     for least, budget in ((64, 1000), (64, 150), (1 << 30, 1000)):
-        monkeypatch.setattr(shared_prompts, "MIN_SHARED", least)
+        monkeypatch.setattr(shared_prefixes, "MIN_PREFIX", least)
         batches = pack(samples, budget)
         sizes.append(sum(len(batch.token_ids) for batch in batches))
         gradients.append(gradient_of(updater_for(policy), batches)[0])
@@ -144,7 +151,7 @@ def test_the_gradient_is_the_plain_float64_one(architecture):
 
 
 @pytest.mark.parametrize("change", [list, with_turns, rewritten])
-def test_padded_rows_have_the_logprobs_of_shared_beginnings(change):
+def test_padded_rows_have_the_logprobs_of_shared_prefixes(change):
     policy = make_policy()
     samples = change(make_samples(policy))
     [batch] = pack(numbered(behind(START, samples), behind(OTHER, samples)), 2000)
@@ -153,7 +160,7 @@ def test_padded_rows_have_the_logprobs_of_shared_beginnings(change):
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3", "qwen2"])
-def test_the_engine_computes_a_beginning_once(monkeypatch, architecture):
+def test_the_engine_computes_a_prefix_once(monkeypatch, architecture):
     policy = make_policy(architecture)
     ends = ((5, 6, 7), (5,), (8, 9), (5, 6, 7), (5, 6))
     prompts = [(*start, *end) for end in ends for start in (START, OTHER)] + [(4, 5, 6)]
@@ -168,9 +175,9 @@ def test_the_engine_computes_a_beginning_once(monkeypatch, architecture):
     monkeypatch.setattr(Policy, "hidden", counted)
     outputs = {}
     for least in (64, 1 << 30):
-        monkeypatch.setattr(shared_prompts, "MIN_SHARED", least)
+        monkeypatch.setattr(shared_prefixes, "MIN_PREFIX", least)
         outputs[least] = collect(NativeEngine(policy), requests, SamplingParams(max_tokens=6))
-    # Each beginning once, its ends 5, 5 6, 5 6 7 twice, and 8 9; and the prompt that shares nothing.
+    # Each prefix once, its ends 5, 5 6, 5 6 7 twice, and 8 9; and the prompt that shares nothing.
     assert computed == [2 * (96 + 1 + 2 + 3 + 3 + 2) + 3, sum(map(len, prompts))]
     shared, alone = outputs[64], outputs[1 << 30]
     assert shared.keys() == alone.keys() and len(shared) == 2 * len(prompts)
@@ -181,7 +188,7 @@ def test_the_engine_computes_a_beginning_once(monkeypatch, architecture):
         assert (logprobs - trainer_logprobs(policy, prompts[key[0]], completion)).abs().max() < 1e-4
 
 
-def test_adapters_do_not_share_a_beginning():
+def test_adapters_do_not_share_a_prefix():
     policy = make_policy()
     selection = AdapterSelection(("first", "second"))
     torch.manual_seed(2)

@@ -1,5 +1,5 @@
-"""Prompts that begin alike (a system message, the description of tools, examples) share that beginning in a
-packed batch: it is computed once. Neither sums nor gradients change, but for the order of additions.
+"""The common prefix of several prompts (a system message, descriptions of tools, examples) is computed once
+in a packed batch. Neither sums nor gradients change, except for the order of additions.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,15 +9,15 @@ from itertools import chain, pairwise
 from whetstone.types import Segment, common_length
 
 Run = tuple[int, int]  # start and length of tokens in a packed batch
-MIN_SHARED = 64  # tokens; attention to a shared beginning is not free
-# Shared in multiples of this. Prompts that differ a token earlier or later then share the same run: six tasks
-# behind one system message had five runs otherwise, most of them of a few tokens.
-SHARED_STEP = 32
+MIN_PREFIX = 64  # tokens; attention to a shared prefix is not free
+# Prefixes are multiples of this. Prompts that differ a token earlier or later then share the same run: six
+# tasks after one system message had five runs otherwise, most of them of a few tokens.
+PREFIX_STEP = 32
 
 
 @dataclass(frozen=True)
 class PlacedPrompt:
-    """A prompt in a packed batch: where its own tokens are, behind those that an earlier prompt has."""
+    """A prompt in a packed batch: its own tokens, and the prefix that an earlier prompt holds."""
 
     ids: tuple[int, ...]
     segment: Segment
@@ -44,27 +44,29 @@ class PlacedPrompt:
 
 def place_prompt(ids: tuple[int, ...], start: int, previous: PlacedPrompt | None) -> PlacedPrompt:
     """A prompt whose own tokens begin at `start`; `previous` is one that was placed before."""
-    count = 0 if previous is None else num_shared(previous.ids, ids)
+    count = 0 if previous is None else shared_length(previous.ids, ids)
     prefix = first_tokens(previous.runs, count) if previous is not None and count else ()
     return PlacedPrompt(ids, Segment(start, len(ids) - count, prefix))
 
 
-def num_shared(ids: tuple[int, ...], other: tuple[int, ...]) -> int:
-    """How many tokens `other` takes from `ids`, which comes before it: never its last, which predicts."""
-    if ids[:MIN_SHARED] != other[:MIN_SHARED]:
+def shared_length(ids: tuple[int, ...], other: tuple[int, ...]) -> int:
+    """Length of the prefix that `other` shares with `ids`, which precedes it: never its last token, which
+    predicts.
+    """
+    if ids[:MIN_PREFIX] != other[:MIN_PREFIX]:
         return 0
-    count = min(common_length(ids, other), len(other) - 1) // SHARED_STEP * SHARED_STEP
-    return count if count >= MIN_SHARED else 0
+    count = min(common_length(ids, other), len(other) - 1) // PREFIX_STEP * PREFIX_STEP
+    return count if count >= MIN_PREFIX else 0
 
 
-def begin_alike(prompts: Sequence[tuple[int, ...]]) -> bool:
-    """Whether any two of them do, so that sorting brings them together."""
-    return len({ids[:MIN_SHARED] for ids in prompts}) < len(prompts)
+def have_common_prefix(prompts: Sequence[tuple[int, ...]]) -> bool:
+    """Whether any two prompts have one, so that sorting makes them neighbors."""
+    return len({ids[:MIN_PREFIX] for ids in prompts}) < len(prompts)
 
 
-def nums_shared(prompts: Sequence[tuple[int, ...]]) -> list[int]:
-    """What each takes from the one before it."""
-    return [0, *(num_shared(ids, other) for ids, other in pairwise(prompts))][: len(prompts)]
+def shared_lengths(prompts: Sequence[tuple[int, ...]]) -> list[int]:
+    """`shared_length` of each prompt and the one before it."""
+    return [0, *(shared_length(ids, other) for ids, other in pairwise(prompts))][: len(prompts)]
 
 
 def first_tokens(runs: Sequence[Run], count: int) -> tuple[Run, ...]:
