@@ -81,6 +81,7 @@ class CpuLayerStep:
             rotated = torch.cat(normed, 1)
         cosines, sines = rotation
         rotated = torch.addcmul(rotated * cosines, rotated.roll(attention.head_dim // 2, -1), sines)
+        rotated = rotated.to(qkv.dtype)  # some tables are float32 whatever the model is
         query, key = rotated.split([attention.heads, attention.kv_heads], dim=1)
         value = qkv[:, attention.heads + attention.kv_heads :]
         out = attend(query[:, :, None], key[:, :, None], value[:, :, None], attention.options)
@@ -112,7 +113,7 @@ def make_cpu_step(policy: Policy, token_ids: Tensor, positions: Tensor, attend: 
         with torch.inference_mode(False):  # parameters are moved, and must still be able to train
             fused = CpuLayerStep(policy, decoder_layers.read_decoder_layers(policy))
         expected, actual = modules(token_ids, positions, attend), fused(token_ids, positions, attend)
-        decoder_layers.check_step(actual, expected, limit=1e-3)
+        decoder_layers.check_step(actual, expected, policy.dtype)
     except UnsupportedArchitecture as reason:
         decoder_layers.log_fallback(policy, reason)
         return modules

@@ -1,16 +1,18 @@
 """Read a transformers model as a list of decoder layers that the fused step can run.
 
-Modules are found by name. A short forward pass records each layer's scale, window and softcap, and the
-model's own rotary embedding makes the tables. The fused step is compared with the model before it is used
-(decode_step.py), so a misreading is detected.
+Modules are found by name. A short forward pass records each layer's scale, window and softcap, its queries
+and its keys; the model's own rotary embedding makes the tables. Queries and keys must be those that were
+recorded, and the logits of the fused step those of the model (decode_step.py), so a misreading is detected.
+The logits alone do not tell in half precision: their rounding can hide another order of rotation.
 """
 
 import inspect
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from whetstone.engines.native.fused_linear import FusedLinear, fuse, is_linear_or_lora
@@ -21,6 +23,7 @@ from whetstone.model.policy import Policy
 logger = logging.getLogger("whetstone")
 
 MAX_POSITIONS = 1 << 18  # of a rotary table
+PROBE_TOKENS = 16  # half of them close together, the others over all positions
 NormKind = tuple[float, float]  # eps, and 1 where weights are stored as their difference from 1
 Tables = dict[tuple[str, ...], tuple[Tensor, Tensor]]  # by kind of layer: cosines and sines
 
@@ -59,14 +62,31 @@ class Decoder:
         ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class AttentionProbe:
+    """What the attention of a layer gets in a short forward pass."""
+
+    options: LayerOptions
+    positions: Tensor  # [T]
+    query: Tensor  # [heads, T, head_dim], rotated
+    key: Tensor  # [kv_heads, T, head_dim]
+    hidden: Tensor  # [T, H], the layer's input after its norm
+
+
 def relative_error(actual: Tensor, expected: Tensor) -> float:
+    actual, expected = actual.float(), expected.float()
     return ((actual - expected).norm() / expected.norm()).item()
 
 
-def check_step(actual: Tensor, expected: Tensor, *, limit: float) -> None:
+def rounding_limit(dtype: torch.dtype) -> float:
+    """How far results of a model of `dtype` may be apart that were computed in two ways."""
+    return 1e-3 if dtype == torch.float32 else 5e-2
+
+
+def check_step(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
     """Raise unless the logits of the layers equal those of the modules."""
     error = relative_error(actual, expected)
-    if error >= limit:
+    if error >= rounding_limit(dtype):
         raise MisreadArchitecture(f"its fused step differs from its modules by {error:.1e}")
 
 
@@ -78,13 +98,13 @@ def log_fallback(policy: Policy, reason: UnsupportedArchitecture) -> None:
 
 def read_decoder_layers(policy: Policy, *, merge: bool = True) -> Decoder:
     """Raises `UnsupportedArchitecture`. `merge`: LoRA adapters are merged into copies of their matrices."""
-    options = _layer_options(policy)
     trunk, config = policy.trunk, policy.config
     try:
+        probes = _probe_attention(policy)
         norm_kind = _norm_kind(trunk.norm)
         tables: Tables = {}
         layers = [
-            _read_layer(policy, module, options[number], norm_kind, tables, merge)
+            _read_layer(policy, module, probes[number], norm_kind, tables, merge)
             for number, module in enumerate(trunk.layers)
         ]
         final_norm = trunk.norm.weight.data
@@ -96,13 +116,13 @@ def read_decoder_layers(policy: Policy, *, merge: bool = True) -> Decoder:
 
 
 def _read_layer(
-    policy: Policy, module: Any, options: LayerOptions, norm_kind: NormKind, tables: Tables, merge: bool
+    policy: Policy, module: Any, probe: AttentionProbe, norm_kind: NormKind, tables: Tables, merge: bool
 ) -> DecoderLayer:
     attention, mlp, config, head_dim = module.self_attn, module.mlp, policy.config, policy.head_dim
     submodules = {name for name, _ in module.named_modules()}
-    fused_qkv, fused_gate = "self_attn.qkv_proj" in submodules, "mlp.gate_up_proj" in submodules
-    qkv = [attention.qkv_proj] if fused_qkv else [attention.q_proj, attention.k_proj, attention.v_proj]
-    gate_up = [mlp.gate_up_proj] if fused_gate else [mlp.gate_proj, mlp.up_proj]
+    has_qkv, has_gate_up = "self_attn.qkv_proj" in submodules, "mlp.gate_up_proj" in submodules
+    qkv = [attention.qkv_proj] if has_qkv else [attention.q_proj, attention.k_proj, attention.v_proj]
+    gate_up = [mlp.gate_up_proj] if has_gate_up else [mlp.gate_proj, mlp.up_proj]
     if not all(map(is_linear_or_lora, (*qkv, attention.o_proj, *gate_up, mlp.down_proj))):
         raise UnsupportedArchitecture("its adapter is more than a LoRA of two matrices")
     head_norms = None
@@ -115,18 +135,20 @@ def _read_layer(
     activation = config.hidden_activation if hasattr(config, "hidden_activation") else config.hidden_act
     if activation not in ("silu", "gelu_pytorch_tanh"):
         raise UnsupportedArchitecture(f"its activation is {activation}")
+    attention_layer = AttentionLayer(
+        options=probe.options,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        head_dim=head_dim,
+        rotary=_rotary_table(policy, probe.options.layer, head_dim, tables),
+        head_norms=head_norms,
+        norm_offset=norm_kind[1],
+        norm_eps=norm_kind[0],
+    )
+    fused_qkv = fuse(qkv, merge=merge)
     return DecoderLayer(
-        attention=AttentionLayer(
-            options=options,
-            heads=config.num_attention_heads,
-            kv_heads=config.num_key_value_heads,
-            head_dim=head_dim,
-            rotary=_rotary_table(policy, options.layer, head_dim, tables),
-            head_norms=head_norms,
-            norm_offset=norm_kind[1],
-            norm_eps=norm_kind[0],
-        ),
-        qkv=fuse(qkv, merge=merge),
+        attention=_with_rotation(attention_layer, fused_qkv, probe, tables),
+        qkv=fused_qkv,
         out=fuse([attention.o_proj], merge=merge),
         gate_up=fuse(gate_up, merge=merge),
         down=fuse([mlp.down_proj], merge=merge),
@@ -139,18 +161,71 @@ def _read_layer(
 
 
 @torch.no_grad()
-def _layer_options(policy: Policy) -> dict[int, LayerOptions]:
-    """The options that each layer passes to its attention."""
-    packed = PackedAttention(packed_segments([4]), policy.device)
-    recorded: dict[int, LayerOptions] = {}
+def _probe_attention(policy: Policy) -> dict[int, AttentionProbe]:
+    """By layer, from a forward pass of the model's own modules."""
+    packed = PackedAttention(packed_segments([PROBE_TOKENS]), policy.device)
+    probes: dict[int, AttentionProbe] = {}
+    normed: list[Tensor] = []  # by the layer that runs
 
     def attend(query: Tensor, key: Tensor, value: Tensor, options: LayerOptions) -> Tensor:
-        recorded[options.layer] = options
+        probes[options.layer] = AttentionProbe(
+            options=options, positions=positions[0], query=query[0], key=key[0], hidden=normed.pop()[0]
+        )
         return packed(query, key, value, options)
 
-    positions = torch.arange(4, device=policy.device)[None]
-    policy.hidden(positions, positions, attend)
-    return recorded
+    hooks = [
+        module.input_layernorm.register_forward_hook(lambda module, args, out: normed.append(out))
+        for module in policy.trunk.layers
+    ]
+    token_ids = torch.arange(PROBE_TOKENS, device=policy.device)[None]
+    far = torch.linspace(PROBE_TOKENS // 2, _num_positions(policy) - 1, PROBE_TOKENS // 2)
+    positions = torch.cat([torch.arange(PROBE_TOKENS // 2), far.long()])[None].to(policy.device)
+    try:
+        policy.hidden(token_ids % policy.config.vocab_size, positions, attend)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return probes
+
+
+@torch.no_grad()
+def _with_rotation(
+    layer: AttentionLayer, qkv: FusedLinear, probe: AttentionProbe, tables: Tables
+) -> AttentionLayer:
+    """The layer with the rotation that gives the recorded queries and keys: its table's, or none (NoPE)."""
+    assert layer.rotary is not None
+    if ("none",) not in tables:
+        cosines, sines = layer.rotary
+        tables[("none",)] = (torch.ones_like(cosines), torch.zeros_like(sines))
+    for rotary in (layer.rotary, tables[("none",)]):
+        rotated = replace(layer, rotary=rotary)
+        query, key = _queries_and_keys(rotated, qkv(probe.hidden), probe.positions)
+        limit = rounding_limit(probe.query.dtype)
+        if _token_error(query, probe.query) < limit and _token_error(key, probe.key) < limit:
+            return rotated
+    raise UnsupportedArchitecture("it computes queries and keys in another way")
+
+
+def _token_error(actual: Tensor, expected: Tensor) -> float:
+    """The largest relative error of a token, [heads, T, head_dim]."""
+    norms = expected.float().norm(dim=(0, 2)).clamp(min=1e-12)  # the embedding of a padding token is 0
+    return ((actual - expected).norm(dim=(0, 2)) / norms).max().item()
+
+
+def _queries_and_keys(layer: AttentionLayer, qkv: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
+    """[heads, T, head_dim] and [kv_heads, T, head_dim] of the product [T, (heads + 2 kv_heads) head_dim]."""
+    assert layer.rotary is not None
+    heads = qkv.float().view(len(qkv), -1, layer.head_dim).transpose(0, 1)
+    query, key = heads[: layer.heads], heads[layer.heads : layer.heads + layer.kv_heads]
+    if layer.head_norms is not None:
+        query, key = (
+            F.rms_norm(x, weight.shape, weight.float() + layer.norm_offset, layer.norm_eps)
+            for x, weight in zip((query, key), layer.head_norms, strict=True)
+        )
+    cosines, sines = (table[positions].float() for table in layer.rotary)
+    low, high = torch.cat([query, key]).chunk(2, dim=-1)
+    rotated = torch.cat([low * cosines - high * sines, high * cosines + low * sines], dim=-1)
+    return rotated.split([layer.heads, layer.kv_heads])
 
 
 @torch.no_grad()
@@ -168,6 +243,10 @@ def _norm_kind(norm: Any) -> NormKind:
     raise UnsupportedArchitecture(f"{type(norm).__name__} is no RMS norm")
 
 
+def _num_positions(policy: Policy) -> int:
+    return min(policy.max_length or 4096, MAX_POSITIONS)
+
+
 @torch.no_grad()
 def _rotary_table(policy: Policy, layer: int, head_dim: int, tables: Tables) -> tuple[Tensor, Tensor]:
     """Cosines and sines [positions, head_dim / 2] of the model's rotary embedding, one table per kind."""
@@ -175,9 +254,8 @@ def _rotary_table(policy: Policy, layer: int, head_dim: int, tables: Tables) -> 
     by_type = "layer_type" in inspect.signature(rotary.forward).parameters
     kind = (config.layer_types[layer],) if by_type else ()
     if kind not in tables:
-        length = min(policy.max_length or 4096, MAX_POSITIONS)
         probe = torch.zeros(1, 1, 1, dtype=policy.lm.dtype, device=policy.device)
-        positions = torch.arange(length, device=policy.device)[None]
+        positions = torch.arange(_num_positions(policy), device=policy.device)[None]
         cosines, sines = rotary(probe, positions, *kind)
         prefix = rotary(probe, positions[:, :8], *kind)[0]
         half = head_dim // 2
