@@ -151,6 +151,7 @@ ARCHITECTURES = {
     "gemma2": ("Gemma2Config", {"sliding_window": 8, "query_pre_attn_scalar": 8}),
     "gemma3": ("Gemma3TextConfig", {"sliding_window": 8, "query_pre_attn_scalar": 8}),
     "phi3": ("Phi3Config", {}),
+    "smollm3": ("SmolLM3Config", {"num_hidden_layers": 4}),  # the last of four layers rotates nothing
 }
 
 

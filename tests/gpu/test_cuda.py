@@ -39,7 +39,9 @@ def test_greedy_tokens_equal_those_of_generate(architecture):
     policy.verify()
     sampling = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
     requests = [Request(prompt_ids=prompt, seeds=(0,)) for prompt in PROMPTS]
-    ours = collect(NativeEngine(policy, max_slots=2), requests, sampling)
+    engine = NativeEngine(policy, max_slots=2)
+    ours = collect(engine, requests, sampling)
+    assert type(engine.engine.step).__name__ == "FusedStep"
     policy.set_attention("eager")
     for number, prompt in enumerate(PROMPTS):
         theirs = policy.lm.generate(
