@@ -33,6 +33,7 @@ from whetstone.model.logprobs import UNSHARDED, LogitsLayout, TokenStatistics, s
 from whetstone.model.modes import Modes, disable_dropout
 from whetstone.model.nf4 import quantize_model
 from whetstone.model.padded import padded_hidden, rows_hidden
+from whetstone.model.rotary import longrope_length
 from whetstone.model.sharding import Sharding
 from whetstone.model.tiled_attention import plan_attention
 from whetstone.parallel.fsdp import Root
@@ -139,7 +140,8 @@ class Policy:
 
     @property
     def max_length(self) -> int | None:
-        return getattr(self.config, "max_position_embeddings", None)
+        """Of a sequence."""
+        return longrope_length(self.config) or getattr(self.config, "max_position_embeddings", None)
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -260,7 +262,8 @@ class Policy:
         self.model.eval()
         vocab_size = self.config.vocab_size
         texts = [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in VERIFICATION_TEXTS]
-        rows = [torch.tensor(ids[:64]) % vocab_size for ids in texts]
+        length = min(64, self.max_length or 64)
+        rows = [torch.tensor(ids[:length]) % vocab_size for ids in texts]
         if self.lm.dtype == torch.float32:  # random tokens, too
             generator = torch.Generator().manual_seed(0)
             rows += [torch.randint(0, vocab_size, (n,), generator=generator) for n in (5, 9, 3)]

@@ -8,6 +8,7 @@ from whetstone.config.engine_traits import ENGINE_TRAITS
 from whetstone.engines.servers.process import ServerCommand
 from whetstone.errors import UserError
 from whetstone.model.hub import base_and_adapter
+from whetstone.model.rotary import longrope_length
 
 MAX_SLOTS = 256  # concurrent requests of a server, if max_num_seqs is not set
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has kernels for
@@ -32,10 +33,25 @@ def model_folder(config: Config) -> str:
 
 
 def max_model_length(config: Config) -> int | None:
-    if config.engines.server_max_model_length is not None:
-        return config.engines.server_max_model_length
+    """None: what the model allows. vLLM takes the long factors of LongRoPE for every model length above that
+    of the short ones, which training has.
+    """
+    length = config.engines.server_max_model_length
     prompt = config.rollout.max_prompt_length
-    return None if prompt is None else prompt + config.rollout.max_completion_length
+    if length is None and prompt is not None:
+        length = prompt + config.rollout.max_completion_length
+    longrope = _longrope_length(model_folder(config))
+    return length if longrope is None else min(length or longrope, longrope)
+
+
+def _longrope_length(model: str) -> int | None:
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(model, trust_remote_code=False, local_files_only=True)
+    except (OSError, ValueError):  # the server fetches it, and says what is wrong with it
+        return None
+    return longrope_length(config.get_text_config())
 
 
 def lora_rank(config: Config) -> int:
