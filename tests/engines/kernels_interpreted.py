@@ -15,9 +15,10 @@ from whetstone import seeds
 from whetstone.engines.base import SamplingParams
 from whetstone.engines.native import slot_state
 from whetstone.engines.native.cpu import sample_rows
-from whetstone.engines.native.decode_step import FusedStep, ModuleStep
+from whetstone.engines.native.decode_step import FusedStep, ModuleStep, make_step
 from whetstone.engines.native.decoder_layers import read_decoder_layers
 from whetstone.engines.native.fp8 import ScaledTensor
+from whetstone.engines.native.gpu import DRY_RUN_TOKENS, PagedEngine
 from whetstone.engines.native.kernels import attention as attention_kernels
 from whetstone.engines.native.kernels import sample as sample_kernels
 from whetstone.engines.native.kernels.attention import decode_attention
@@ -28,6 +29,7 @@ from whetstone.engines.native.slot_state import PAGE, AttentionLayer, CacheShape
 from whetstone.model import shared_prefixes
 from whetstone.model.adapters import AdapterLinear, AdapterSelection
 from whetstone.model.attention import LayerOptions, PackedAttention, packed_segments
+from whetstone.model.verification import relative_error, text_tokens
 
 CPU = torch.device("cpu")
 
@@ -216,7 +218,7 @@ def endings() -> None:
 def whole_step(architecture: str) -> None:
     """Prefill and one decode step, fused and by modules, beside the model's own pass over all tokens."""
     policy = make_policy(architecture, head_dim=32, hidden_size=128)
-    state = make_state(num_layers=2, heads=2, width=32)
+    state = make_state(num_layers=policy.config.num_hidden_layers, heads=2, width=32)
     prompts = [(5, 9, 33, 8, 17), (7, 3, 41, 60, 61, 62, 13, 20, 21, 22, 23)]
     blocks = read_decoder_layers(policy)
     steps = [FusedStep(policy, blocks), ModuleStep(policy)]
@@ -236,6 +238,25 @@ def whole_step(architecture: str) -> None:
                 expected = policy.head(hidden[0, -1])
                 error = (logits[row] - expected).abs().max() / expected.abs().max()
                 assert error < 1e-4, (architecture, type(step).__name__, error)
+
+
+def dry_run() -> None:
+    """The fused step is accepted, and its logits are those of the model on the texts."""
+    policy = make_policy("smollm3", head_dim=32, hidden_size=128)
+    engine = PagedEngine.__new__(PagedEngine)  # its constructor makes a CUDA stream
+    engine.policy, engine.adapters = policy, None
+    engine._state = make_state(num_layers=4, heads=2, width=32)
+    engine.shape = engine.state.shape
+    step = make_step(policy, engine._dry_run)
+    assert isinstance(step, FusedStep)
+    with torch.no_grad():
+        logits = engine._dry_run(step)
+        policy.set_attention("eager")
+        texts = text_tokens(policy.tokenizer, policy.config.vocab_size, policy.max_length)
+        for row, text, length in zip(logits, texts, DRY_RUN_TOKENS, strict=False):
+            expected = policy.lm(input_ids=text[None, :length], use_cache=False).logits[0, -1]
+            assert relative_error(row, expected) < 1e-4
+    assert len(logits) == len(DRY_RUN_TOKENS)
 
 
 def next_turns() -> None:
@@ -372,6 +393,7 @@ CASES = {
     "drawing with parameters of each row": lambda: draw(MIXED),
     "adapters of each row": adapters_by_row,
     "common prefixes of prompts": common_prefixes,
+    "dry run": dry_run,
     "endings": endings,
     **{f"a step of {name}": lambda name=name: whole_step(name) for name in ("qwen3", "gemma2")},
 }

@@ -21,7 +21,7 @@ from tests.support.exports import (
     tiny_model,
 )
 from whetstone.export.folder import Exported, export
-from whetstone.model.policy import VERIFICATION_TEXTS
+from whetstone.model.verification import TEXTS
 from whetstone.run.source import find_source
 
 pytestmark = pytest.mark.llama_cpp
@@ -110,7 +110,7 @@ def logprob_differences(
 def test_text_is_the_same_tokens(exported: tuple[Exported, Any]) -> None:
     tokenizer = load_folder(exported[0])[1]
     llama = Llama(exported[0], "f16")
-    texts = (*VERIFICATION_TEXTS, *QUESTIONS, "<think>4+73=77\n\n  77-12=65</think><answer>65</answer>")
+    texts = (*TEXTS, *QUESTIONS, "<think>4+73=77\n\n  77-12=65</think><answer>65</answer>")
     for text in texts:
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         assert llama.post("/tokenize", content=text, add_special=False, parse_special=True)["tokens"] == ids

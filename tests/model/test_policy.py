@@ -9,6 +9,7 @@ from whetstone.errors import UserError
 from whetstone.model.attention import NAME
 from whetstone.model.lora import add_lora
 from whetstone.model.policy import Policy
+from whetstone.model.verification import rounding_bound, text_tokens
 
 
 def with_large_key_biases(policy):
@@ -57,3 +58,23 @@ def test_dropout_of_the_model_is_off_and_of_the_adapter_on():
     policy = Policy(add_lora(model, settings, None), Characters(), torch.device("cpu"))
     rates = {module.p for module in policy.model.modules() if isinstance(module, torch.nn.Dropout)}
     assert rates == {0.2}
+
+
+def test_the_bound_follows_the_noise_of_half_precision():
+    bounds = [rounding_bound(torch.bfloat16, noise) for noise in (0.0, 0.01, 0.04, 1.0)]
+    assert bounds == [0.05, 0.05, pytest.approx(0.12), 0.3]
+    assert rounding_bound(torch.float32, 1.0) == 1e-3
+    policy = with_large_key_biases(make_policy("qwen2", num_hidden_layers=6))
+    policy.verify()
+    assert policy.logit_noise == 0.0
+    policy.model.bfloat16()
+    policy.verify()
+    texts = text_tokens(policy.tokenizer, 97, None)
+    logits = []
+    for attention in ("sdpa", "eager"):
+        policy.set_attention(attention)
+        with torch.no_grad():
+            logits.append(torch.cat([policy.lm(input_ids=text[None]).logits[0] for text in texts]).float())
+    noise = float((logits[1] - logits[0]).norm() / logits[0].norm())
+    assert policy.logit_noise == pytest.approx(noise, rel=1e-3) and noise > 1e-3
+    assert policy.copy().logit_noise == policy.logit_noise

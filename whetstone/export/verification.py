@@ -9,7 +9,7 @@ import torch
 from whetstone.errors import UserError
 from whetstone.model.hub import load_gguf
 from whetstone.model.loading import quiet_transformers
-from whetstone.model.policy import VERIFICATION_TEXTS
+from whetstone.model.verification import TEXTS
 
 # Relative error of the logits. Measured: f16 5e-4, q8_0 2.3e-2 (SmolLM2-135M); 0 and 7e-3 (pebble).
 BOUNDS = {"f16": 5e-3, "q8_0": 1e-1}
@@ -31,7 +31,7 @@ def compare_gguf(path: Path, model: Any, tokenizer: Any, kind: str) -> Differenc
         other = load_gguf(path)
         other_tokenizer = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
     own, other_logits = [], []
-    for text in VERIFICATION_TEXTS:
+    for text in TEXTS:
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         if other_tokenizer(text, add_special_tokens=False)["input_ids"] != ids:
             raise UserError(f"{path.name} reads text as other tokens: export without --gguf.")

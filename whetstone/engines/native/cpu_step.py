@@ -113,7 +113,7 @@ def make_cpu_step(policy: Policy, token_ids: Tensor, positions: Tensor, attend: 
         with torch.inference_mode(False):  # parameters are moved, and must still be able to train
             fused = CpuLayerStep(policy, decoder_layers.read_decoder_layers(policy))
         expected, actual = modules(token_ids, positions, attend), fused(token_ids, positions, attend)
-        decoder_layers.check_step(actual, expected, policy.dtype)
+        decoder_layers.check_step(policy, actual, expected)
     except UnsupportedArchitecture as reason:
         decoder_layers.log_fallback(policy, reason)
         return modules

@@ -20,6 +20,7 @@ from whetstone.model.attention import LayerOptions
 from whetstone.model.memory import free_memory
 from whetstone.model.nf4 import Nf4Linear
 from whetstone.model.policy import Policy
+from whetstone.model.verification import relative_error
 
 logger = logging.getLogger("whetstone")
 
@@ -183,7 +184,7 @@ def make_step(policy: Policy, dry_run: Callable[[Step], Tensor], *, fp8: bool = 
         fused = FusedStep(policy, decoder_layers.read_decoder_layers(policy, merge=merge))
         expected = dry_run(ModuleStep(policy)).float()
         actual = dry_run(fused).float()
-        decoder_layers.check_step(actual, expected, policy.dtype)
+        decoder_layers.check_step(policy, actual, expected)
         mlps = [linear for layer in fused.decoder.layers for linear in (layer.gate_up, layer.down)]
         if fp8 and not all(map(supports_fp8, mlps)):
             raise UnsupportedArchitecture(f"its MLPs have biases, or sides not divisible by {ALIGNMENT}")
@@ -197,6 +198,6 @@ def make_step(policy: Policy, dry_run: Callable[[Step], Tensor], *, fp8: bool = 
     if not fp8:
         return fused
     quantized = FusedStep(policy, fused.decoder, fp8=True)
-    error = decoder_layers.relative_error(dry_run(quantized).float(), actual)
+    error = relative_error(dry_run(quantized), actual)
     logger.info(f"Rollouts with 8-bit weights: logits differ by {error:.1%} in a dry run.")
     return quantized

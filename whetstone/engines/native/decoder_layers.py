@@ -19,6 +19,7 @@ from whetstone.engines.native.fused_linear import FusedLinear, fuse, is_linear_o
 from whetstone.engines.native.slot_state import AttentionLayer
 from whetstone.model.attention import LayerOptions, PackedAttention, packed_segments
 from whetstone.model.policy import Policy
+from whetstone.model.verification import relative_error, rounding_bound
 
 logger = logging.getLogger("whetstone")
 
@@ -73,20 +74,10 @@ class AttentionProbe:
     hidden: Tensor  # [T, H], the layer's input after its norm
 
 
-def relative_error(actual: Tensor, expected: Tensor) -> float:
-    actual, expected = actual.float(), expected.float()
-    return ((actual - expected).norm() / expected.norm()).item()
-
-
-def rounding_limit(dtype: torch.dtype) -> float:
-    """How far results of a model of `dtype` may be apart that were computed in two ways."""
-    return 1e-3 if dtype == torch.float32 else 5e-2
-
-
-def check_step(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+def check_step(policy: Policy, actual: Tensor, expected: Tensor) -> None:
     """Raise unless the logits of the layers equal those of the modules."""
     error = relative_error(actual, expected)
-    if error >= rounding_limit(dtype):
+    if not error < rounding_bound(policy.dtype, policy.logit_noise):
         raise MisreadArchitecture(f"its fused step differs from its modules by {error:.1e}")
 
 
@@ -200,8 +191,8 @@ def _with_rotation(
     for rotary in (layer.rotary, tables[("none",)]):
         rotated = replace(layer, rotary=rotary)
         query, key = _queries_and_keys(rotated, qkv(probe.hidden), probe.positions)
-        limit = rounding_limit(probe.query.dtype)
-        if _token_error(query, probe.query) < limit and _token_error(key, probe.key) < limit:
+        bound = rounding_bound(probe.query.dtype, noise=0.0)  # nothing adds up over layers
+        if _token_error(query, probe.query) < bound and _token_error(key, probe.key) < bound:
             return rotated
     raise UnsupportedArchitecture("it computes queries and keys in another way")
 

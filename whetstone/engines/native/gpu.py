@@ -29,12 +29,14 @@ from whetstone.errors import UserError
 from whetstone.model.adapters import selection_of
 from whetstone.model.memory import free_memory, unreserved_memory, upload
 from whetstone.model.policy import Policy
+from whetstone.model.verification import text_tokens
 from whetstone.types import Finish
 
 STEPS_PER_ROUND = 4  # tokens between two reads of the results
 READ_AHEAD = 64  # tokens that are read together before their sequence is finished
 PREFILL_TOKENS = 32768
 MEMORY_FRACTION = 0.85  # of the free memory, for the pages
+DRY_RUN_TOKENS = (10, 6)  # of two texts
 DRY_RUN_PAGES = 4
 RESERVED_BYTES = 1 << 30  # for graphs and workspaces, beside the logits
 
@@ -364,16 +366,19 @@ class PagedEngine(EngineBase):
         return count
 
     def _dry_run(self, step: Step) -> Tensor:
-        """Logits after two short sequences, to compare two steps."""
-        state = self.state
-        ids = tuple(range(3, 3 + 9))
-        lengths = (9, 5)[: state.num_slots]
+        """Logits after the beginnings of two texts, to compare two steps."""
+        policy, state = self.policy, self.state
+        texts = text_tokens(policy.tokenizer, policy.config.vocab_size, policy.max_length)
+        lengths = DRY_RUN_TOKENS[: state.num_slots]
         adapter = 0 if self.adapters is None else len(self.adapters.numbers)  # the last one
         state.adapters.fill_(adapter)
-        for slot, length in enumerate(lengths):
-            state.slots[:, slot] = torch.tensor(slot_state.active_slot(length, 0, 1, 7), dtype=torch.int32)
+        sequences = []
+        for slot, (text, length) in enumerate(zip(texts, lengths, strict=False)):
+            *ids, newest = text[:length].tolist()
+            active = slot_state.active_slot(len(ids), 0, 1, newest)
+            state.slots[:, slot] = torch.tensor(active, dtype=torch.int32)
             state.table[slot, :2] = torch.tensor([2 * slot, 2 * slot + 1], dtype=torch.int32)
-        sequences = [PrefillSequence(ids[:n], [2 * slot], [], [], adapter) for slot, n in enumerate(lengths)]
+            sequences.append(PrefillSequence(tuple(ids), [2 * slot], [], [], adapter))
         self._prefill(step, sequences)
         return step(state, torch.arange(len(lengths), dtype=torch.int32, device=self.shape.device))
 
