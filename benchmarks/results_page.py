@@ -105,7 +105,9 @@ def accuracy(points: Sequence[dict[str, Any]], name: str) -> str:
         spread = f" ({min(means):.1f} to {max(means):.1f})" if min(means) < max(means) else ""
         return f"{mean(means):.1f} %{spread}"
     low, high = (points[0].get(f"{name}_{end}") for end in ("low", "high"))
-    return f"{means[0]:.1f} %" + ("" if low is None else f" [{100 * low:.1f}, {100 * high:.1f}]")
+    return f"{means[0]:.1f} %" + (
+        "" if low is None or high is None else f" [{100 * low:.1f}, {100 * high:.1f}]"
+    )
 
 
 def main() -> None:

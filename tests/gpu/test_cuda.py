@@ -4,6 +4,7 @@ make test-gpu        or        python -m pytest -m gpu tests/gpu
 """
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -39,7 +40,7 @@ def test_greedy_tokens_equal_those_of_generate(architecture):
     policy.verify()
     sampling = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
     requests = [Request(prompt_ids=prompt, seeds=(0,)) for prompt in PROMPTS]
-    engine = NativeEngine(policy, max_slots=2)
+    engine: Any = NativeEngine(policy, max_slots=2)
     ours = collect(engine, requests, sampling)
     assert type(engine.engine.step).__name__ == "FusedStep"
     policy.set_attention("eager")

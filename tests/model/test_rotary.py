@@ -1,6 +1,7 @@
 """LongRoPE: a run keeps to the short factors, in the update, in the engine and in servers."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -46,7 +47,7 @@ def test_the_fused_step_samples_what_generate_does():
     policy.verify()
     sampling = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
     requests = [Request(prompt_ids=prompt, seeds=(1,)) for prompt in PROMPTS]
-    engine = NativeEngine(policy)
+    engine: Any = NativeEngine(policy)
     ours, own = collect(engine, requests, sampling), collect(HFEngine(policy, 9, None), requests, sampling)
     assert type(engine.engine.step).__name__ == "CpuLayerStep"
     assert {key: one.token_ids for key, one in ours.items()} == {
