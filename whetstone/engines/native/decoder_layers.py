@@ -24,6 +24,7 @@ from whetstone.model.verification import relative_error, rounding_bound
 logger = logging.getLogger("whetstone")
 
 MAX_POSITIONS = 1 << 18  # of a rotary table
+NO_ROTATION = ("none",)  # kind of a layer without rotary embeddings
 PROBE_TOKENS = 16  # half of them close together, the others over all positions
 NormKind = tuple[float, float]  # eps, and 1 where weights are stored as their difference from 1
 Tables = dict[tuple[str, ...], tuple[Tensor, Tensor]]  # by kind of layer: cosines and sines
@@ -184,17 +185,23 @@ def _with_rotation(
     layer: AttentionLayer, qkv: FusedLinear, probe: AttentionProbe, tables: Tables
 ) -> AttentionLayer:
     """The layer with the rotation that gives the recorded queries and keys: its table's, or none (NoPE)."""
+    if _is_like(layer, qkv, probe):
+        return layer
     assert layer.rotary is not None
-    if ("none",) not in tables:
+    if NO_ROTATION not in tables:
         cosines, sines = layer.rotary
-        tables[("none",)] = (torch.ones_like(cosines), torch.zeros_like(sines))
-    for rotary in (layer.rotary, tables[("none",)]):
-        rotated = replace(layer, rotary=rotary)
-        query, key = _queries_and_keys(rotated, qkv(probe.hidden), probe.positions)
-        bound = rounding_bound(probe.query.dtype, noise=0.0)  # nothing adds up over layers
-        if _token_error(query, probe.query) < bound and _token_error(key, probe.key) < bound:
-            return rotated
-    raise UnsupportedArchitecture("it computes queries and keys in another way")
+        tables[NO_ROTATION] = (torch.ones_like(cosines), torch.zeros_like(sines))
+    unrotated = replace(layer, rotary=tables[NO_ROTATION])
+    if not _is_like(unrotated, qkv, probe):
+        raise UnsupportedArchitecture("it computes queries and keys in another way")
+    return unrotated
+
+
+def _is_like(layer: AttentionLayer, qkv: FusedLinear, probe: AttentionProbe) -> bool:
+    """Whether the layer computes the queries and keys of the model's own."""
+    query, key = _queries_and_keys(layer, qkv(probe.hidden), probe.positions)
+    bound = rounding_bound(probe.query.dtype, noise=0.0)  # nothing adds up over layers
+    return _token_error(query, probe.query) < bound and _token_error(key, probe.key) < bound
 
 
 def _token_error(actual: Tensor, expected: Tensor) -> float:
