@@ -36,7 +36,12 @@ from whetstone.model.padded import padded_hidden, rows_hidden
 from whetstone.model.rotary import longrope_length
 from whetstone.model.sharding import Sharding
 from whetstone.model.tiled_attention import plan_attention
-from whetstone.model.verification import relative_error, rounding_bound, text_tokens
+from whetstone.model.verification import (
+    perturbed_embeddings,
+    relative_error,
+    rounding_bound,
+    text_tokens,
+)
 from whetstone.parallel.fsdp import Root
 from whetstone.parallel.mesh import SINGLE, Ranks
 from whetstone.types import Segment
@@ -70,7 +75,7 @@ class Policy:
         self.config = self.lm.config.get_text_config()
         self.original_attention = self.lm.config._attn_implementation
         self.is_packed = True  # False: trained on padded rows by the model's own forward pass
-        self.logit_noise = 0.0  # of half precision, seen by `verify`
+        self.logit_noise = 0.0  # of half precision, measured by `verify`
         self.cache_shapes: set[tuple[int, int]] = set()  # (heads, size) of keys and values, seen by `verify`
         disable_dropout(self.lm)
         self.modes = Modes(model)
@@ -254,9 +259,8 @@ class Policy:
         """Compare our packed forward pass with the model's own on short sequences, once.
 
         The model's own pass uses sdpa: eager attention in bf16 is off by 0.3 with the large key biases of
-        Qwen2.5. Half precision is compared on text alone, since random tokens double the rounding error, and
-        may be off by three times what eager attention is. Where the packed pass differs or fails, the policy
-        is trained on padded rows.
+        Qwen2.5. Half precision is compared on text alone, since random tokens double the rounding error.
+        Where the packed pass differs or fails, the policy is trained on padded rows.
         """
         self.model.eval()
         vocab_size = self.config.vocab_size
@@ -267,9 +271,11 @@ class Policy:
         rows = [row.to(self.device) for row in rows]
         # transformers' own attention: eager where sdpa is missing or would leave out the softcap.
         plain = self.lm._supports_sdpa and not self._attention_softcap
-        own = self._own_logits(rows, "sdpa" if plain else "eager")
-        if plain and self.lm.dtype != torch.float32:
-            self.logit_noise = relative_error(self._own_logits(rows, "eager"), own)
+        self.set_attention("sdpa" if plain else "eager")
+        own = self._own_logits(rows)
+        if self.lm.dtype != torch.float32:
+            with perturbed_embeddings(self.lm):
+                self.logit_noise = relative_error(self._own_logits(rows), own)
         if not own.isfinite().all():
             raise UserError(
                 "The model computes numbers that are not finite: its weights are damaged; fetch it again."
@@ -293,9 +299,8 @@ class Policy:
             "by transformers' generate, which is slower."
         )
 
-    def _own_logits(self, rows: list[Tensor], attention: str) -> Tensor:
+    def _own_logits(self, rows: list[Tensor]) -> Tensor:
         """[T, V] of the model's own forward pass."""
-        self.set_attention(attention)
         return torch.cat([self.lm(input_ids=row[None], use_cache=False).logits[0] for row in rows]).float()
 
     def _packing_problem(self, rows: list[Tensor], own: Tensor, bound: float) -> str | None:
