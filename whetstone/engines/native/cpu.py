@@ -12,7 +12,6 @@ from torch import Tensor
 
 from whetstone import seeds
 from whetstone.engines.base import (
-    EngineBase,
     GenerationOutput,
     PartialOutput,
     Request,
@@ -22,8 +21,8 @@ from whetstone.engines.base import (
 )
 from whetstone.engines.native.cpu_cache import DecodeAttention, PrefillAttention, SlotCache
 from whetstone.engines.native.cpu_step import CpuStep, make_cpu_step
+from whetstone.engines.native.sampling import SamplingEngine
 from whetstone.engines.native.slot_state import CacheShape
-from whetstone.model.adapters import selection_of
 from whetstone.model.policy import Policy
 from whetstone.model.shared_prefixes import PlacedPrompt, have_common_prefix, place_prompt, shared_length
 from whetstone.terminal.stages import add_tokens
@@ -94,30 +93,11 @@ class _Generation:
             self.running[slot] = last
 
 
-class SlotEngine(EngineBase):
+class SlotEngine(SamplingEngine):
     def __init__(self, policy: Policy, shape: CacheShape, max_slots: int):
-        super().__init__(policy)
-        self.max_slots = max_slots
-        self.shape = shape
+        super().__init__(policy, shape, max_slots)
         self.cache: SlotCache | None = None
         self.step: CpuStep | None = None  # chosen at the first token
-        self.adapters = selection_of(policy.model)
-
-    def generate(self, requests: list[Request], sampling: SamplingParams) -> Iterator[GenerationOutput]:
-        outputs = self._outputs(requests, sampling)
-        return (output for output in outputs if isinstance(output, GenerationOutput))
-
-    def generate_open(
-        self, requests: list[Request], sampling: SamplingParams, stream: RequestStream
-    ) -> Iterator[GenerationOutput]:
-        outputs = self._outputs(requests, sampling, stream)
-        return (output for output in outputs if isinstance(output, GenerationOutput))
-
-    def stream(
-        self, requests: list[Request], sampling: SamplingParams, stream: RequestStream | None = None
-    ) -> Iterator[GenerationOutput | PartialOutput]:
-        """`generate` (or `generate_open`), and after each step every unfinished sample."""
-        return self._outputs(requests, sampling, stream, with_partial=True)
 
     def _outputs(
         self,

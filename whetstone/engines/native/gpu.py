@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from whetstone.engines.base import (
-    EngineBase,
     GenerationOutput,
     PartialOutput,
     Request,
@@ -23,10 +22,10 @@ from whetstone.engines.native import slot_state
 from whetstone.engines.native.cuda_graphs import CudaGraphs
 from whetstone.engines.native.decode_step import Step, make_step
 from whetstone.engines.native.prefill import PagedPrefill, PrefillSequence
+from whetstone.engines.native.sampling import SamplingEngine
 from whetstone.engines.native.scheduler import Scheduler, num_pages
 from whetstone.engines.native.slot_state import NUM_GENERATED, PAGE, PROMPT_LEN, CacheShape, PagedState
 from whetstone.errors import UserError
-from whetstone.model.adapters import selection_of
 from whetstone.model.memory import free_memory, unreserved_memory, upload
 from whetstone.model.policy import Policy
 from whetstone.model.verification import text_tokens
@@ -50,14 +49,13 @@ class _InFlightRound:
     num_admitted: int  # sequences admitted before it was launched
 
 
-class PagedEngine(EngineBase):
+class PagedEngine(SamplingEngine):
     def __init__(self, policy: Policy, shape: CacheShape, max_slots: int, *, fp8: bool = False):
-        super().__init__(policy)
-        self.shape, self.max_slots, self.fp8 = shape, max_slots, fp8
+        super().__init__(policy, shape, max_slots)
+        self.fp8 = fp8
         self._state: PagedState | None = None
         self.step: Step | None = None
         self.graphs: CudaGraphs | None = None
-        self.adapters = selection_of(policy.model)
         self.weights_changed = False  # since copies of them were made
         self.read_stream = torch.cuda.Stream(shape.device)  # reads results while the next round runs
 
@@ -65,22 +63,6 @@ class PagedEngine(EngineBase):
     def state(self) -> PagedState:
         assert self._state is not None, "allocated by `generate`"
         return self._state
-
-    def generate(self, requests: list[Request], sampling: SamplingParams) -> Iterator[GenerationOutput]:
-        outputs = self._outputs(requests, sampling)
-        return (output for output in outputs if isinstance(output, GenerationOutput))
-
-    def generate_open(
-        self, requests: list[Request], sampling: SamplingParams, stream: RequestStream
-    ) -> Iterator[GenerationOutput]:
-        outputs = self._outputs(requests, sampling, stream)
-        return (output for output in outputs if isinstance(output, GenerationOutput))
-
-    def stream(
-        self, requests: list[Request], sampling: SamplingParams, stream: RequestStream | None = None
-    ) -> Iterator[GenerationOutput | PartialOutput]:
-        """`generate` (or `generate_open`), and after each round every unfinished sample."""
-        return self._outputs(requests, sampling, stream, with_partial=True)
 
     def _outputs(
         self,
