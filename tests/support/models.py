@@ -140,7 +140,8 @@ samples the greedy tokens of `model.generate`.
   ([servers.md](servers.md)).
 
 With LongRoPE (Phi-3.5, Phi-4-mini) a sequence may have the length of the short factors, 4,096 tokens. Longer
-ones have other factors for all their tokens, those that were sampled before included.
+ones have other factors for all their tokens, those that were sampled before included. Phi-4-mini rotates
+a part of each head, so it is sampled with its own modules.
 
 Any other causal language model of transformers is tried in the same way at the start of a run. It is refused
 only if the logits of its padded rows differ from its own. Mixtures of experts were examined for correctness
