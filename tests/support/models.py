@@ -167,6 +167,7 @@ class Examination:
     tokens_equal: bool  # greedy tokens of the engine and of model.generate
     generate_difference: float  # the largest of their logprobs
     trainer_difference: float  # the largest of sampled tokens between engine and trainer
+    half_gradient_error: float  # of the gradient in bf16
     half_engine: str  # in bf16
     half_difference: float  # the mean of those in bf16
 
@@ -210,6 +211,7 @@ def examine(model_type: str) -> Examination:
     pairs = [(a, b) for key in own for a, b in zip(ours[key].logprobs, own[key].logprobs, strict=True)]
     half = tiny_policy(model_type)
     half.model.bfloat16()
+    half_gradient, _ = gradient_of(updater_for(half), pack(samples, max_tokens=30))
     half_engine = make_engine(build({}), half)
     return Examination(
         architecture=type(policy.lm).__name__,
@@ -219,6 +221,7 @@ def examine(model_type: str) -> Examination:
         tokens_equal=all(ours[key].token_ids == own[key].token_ids for key in own),
         generate_difference=max(abs(a - b) for a, b in pairs),
         trainer_difference=float(trainer_differences(policy, engine).max()),
+        half_gradient_error=float((half_gradient - expected).norm() / expected.norm()),
         half_difference=float(trainer_differences(half, half_engine).mean()),
         half_engine=_path(half_engine),
     )

@@ -179,7 +179,8 @@ def gradient_of(updater, batches):
     caught = {}
 
     def catch(norm):
-        caught["gradient"], caught["norm"] = flat_gradient(updater.policy), norm
+        gradients = [gradient.double().flatten() for gradient in updater.optimizer.gradients()]
+        caught["gradient"], caught["norm"] = torch.cat(gradients), norm
 
     updater.optimizer.step = catch
     row = train_on(updater, [batches])
