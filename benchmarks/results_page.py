@@ -94,8 +94,11 @@ def cells(row: Row, runs: Sequence[dict[str, Any]]) -> list[str]:
     ]
     steps = {run["train"][-1][0] for run in runs}
     assert len(steps) == 1, row
-    minutes = mean(run["train"][-1][1] for run in runs)
-    return [f"[{row.recipe}](recipes/{row.page}.md)", str(steps.pop()), f"{minutes:.1f}", *values]
+    minutes = f"{mean(run['train'][-1][1] for run in runs):.1f}"
+    at_a_time = max(run.get("parallel", 1) for run in runs)
+    if at_a_time > 1:
+        minutes += f" ({at_a_time} at a time)"
+    return [f"[{row.recipe}](recipes/{row.page}.md)", str(steps.pop()), minutes, *values]
 
 
 def accuracy(points: Sequence[dict[str, Any]], name: str) -> str:

@@ -37,7 +37,8 @@ def test_rows_by_hand() -> None:
     assert results_page.cells(row, [run(0.1, 0.75, 1.26, **interval)]) == [
         "[a](recipes/b.md)", "8", "1.3", "10.0 %", "75.0 % [61.0, 89.0]", "50.0 %", "25.0 %",
     ]  # fmt: skip
-    seeds = [run(0.1, 0.75, 1.0), run(0.2, 0.8, 2.0), run(0.3, 0.7, 3.0)]
+    seeds = [run(0.1, 0.75, 1.0), {**run(0.2, 0.8, 2.0), "parallel": 3}, run(0.3, 0.7, 3.0)]
     assert results_page.cells(row, seeds) == [
-        "[a](recipes/b.md)", "8", "2.0", "20.0 % (10.0 to 30.0)", "75.0 % (70.0 to 80.0)", "50.0 %", "25.0 %",
+        "[a](recipes/b.md)", "8", "2.0 (3 at a time)",
+        "20.0 % (10.0 to 30.0)", "75.0 % (70.0 to 80.0)", "50.0 %", "25.0 %",
     ]  # fmt: skip

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.conftest import ARCHITECTURES, make_policy
+from tests.model.test_policy import with_large_key_biases
 from tests.support.engines import PROMPTS, collect
 from tests.support.gpu import WIDE, on_gpu
 from tests.support.update import flat_gradient, make_samples, train_on, updater_for, with_lora
@@ -209,3 +210,10 @@ def test_the_way_of_several_ranks_finds_a_budget_without_running_out_of_memory()
         torch.cuda.set_per_process_memory_fraction(1.0)
     print(f"{budget.tokens:,} tokens where 8,192 would take all")
     assert 4096 <= budget.tokens < 8192
+
+
+def test_large_key_biases_in_bf16_are_not_refused():
+    """Qwen2.5 was, while eager attention in bf16 was taken for the truth."""
+    policy = with_large_key_biases(on_gpu("qwen2", torch.bfloat16, num_hidden_layers=6))
+    policy.verify()
+    assert policy.is_packed

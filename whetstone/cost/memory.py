@@ -30,7 +30,7 @@ NF4_BYTES = 0.5 + 4 / 64  # of a weight with its share of a scale
 KEPT_HIDDEN, KEPT_INNER, COMPILED, PLAIN = 2.8, 3.25, 0.99, 1.75
 LORA_INNER = 2.3  # of an adapter on 16-bit weights, up to MAX_RANK: silu(gate) * up is computed again
 HEAD_LAYERS = 0.78  # what the final norm and the loss keep, in layers
-AGAIN_LAYERS = 2.2  # what a checkpointed layer with an adapter takes when it runs again and backwards
+RECOMPUTE_LAYERS = 2.2  # what recomputing a checkpointed layer with an adapter takes, in layers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +133,7 @@ def memory_plan(shape: ModelShape, setup: Setup, capacity: float) -> MemoryPlan:
     # On a CPU autograd keeps about three copies.
     logits = min(logits, (2 if setup.on_gpu else 3) * setup.bytes_per_number * shape.vocabulary * tokens)
     activations = activation_bytes(shape, setup, tokens, checkpointed)
-    activations = max(activations, again_bytes(shape, setup, tokens, checkpointed) - logits)
+    activations = max(activations, recompute_bytes(shape, setup, tokens, checkpointed) - logits)
     update = {**states, "activations": activations, "logits": logits}
     gradients = states["gradients"]
     rollout = {part: size for part, size in states.items() if part != "gradients"}
@@ -203,15 +203,15 @@ def activation_bytes(shape: ModelShape, setup: Setup, tokens: int, checkpointed:
     return tokens * (inputs + (plain + HEAD_LAYERS) * layer_bytes(shape, setup))
 
 
-def again_bytes(shape: ModelShape, setup: Setup, tokens: int, checkpointed: int) -> float:
-    """While a checkpointed layer runs again: what the loss and the layers behind it kept is free by then.
+def recompute_bytes(shape: ModelShape, setup: Setup, tokens: int, checkpointed: int) -> float:
+    """While the backward pass recomputes a checkpointed layer: what the loss and later layers kept is free.
 
     0 without an adapter, where the loss takes more in all that was measured.
     """
     if setup.lora_r is None or not checkpointed:
         return 0.0
     inputs = setup.bytes_per_number * shape.hidden * checkpointed
-    return tokens * (inputs + AGAIN_LAYERS * layer_bytes(shape, setup))
+    return tokens * (inputs + RECOMPUTE_LAYERS * layer_bytes(shape, setup))
 
 
 def layer_bytes(shape: ModelShape, setup: Setup) -> float:
@@ -246,8 +246,8 @@ def _micro_batch(shape: ModelShape, setup: Setup, free: float, logits: float) ->
 
     def fitting(checkpointed: int) -> int:
         tokens = free / activation_bytes(shape, setup, 1, checkpointed)
-        again = again_bytes(shape, setup, 1, checkpointed)
-        return int(min(tokens, (free + logits) / again) if again else tokens)
+        recompute = recompute_bytes(shape, setup, 1, checkpointed)
+        return int(min(tokens, (free + logits) / recompute) if recompute else tokens)
 
     every = shape.layers
     if setup.checkpointing is not None or not setup.on_gpu:

@@ -6,6 +6,7 @@ recorded, and the logits of the fused step those of the model (decode_step.py), 
 The logits alone do not tell in half precision: their rounding can hide another order of rotation.
 """
 
+import contextlib
 import inspect
 import logging
 from dataclasses import dataclass, replace
@@ -160,23 +161,21 @@ def _probe_attention(policy: Policy) -> dict[int, AttentionProbe]:
     normed: list[Tensor] = []  # by the layer that runs
 
     def attend(query: Tensor, key: Tensor, value: Tensor, options: LayerOptions) -> Tensor:
+        if not normed:
+            raise UnsupportedArchitecture("its attention does not follow its first norm")
         probes[options.layer] = AttentionProbe(
             options=options, positions=positions[0], query=query[0], key=key[0], hidden=normed.pop()[0]
         )
         return packed(query, key, value, options)
 
-    hooks = [
-        module.input_layernorm.register_forward_hook(lambda module, args, out: normed.append(out))
-        for module in policy.trunk.layers
-    ]
     token_ids = torch.arange(PROBE_TOKENS, device=policy.device)[None]
     far = torch.linspace(PROBE_TOKENS // 2, _num_positions(policy) - 1, PROBE_TOKENS // 2)
     positions = torch.cat([torch.arange(PROBE_TOKENS // 2), far.long()])[None].to(policy.device)
-    try:
+    with contextlib.ExitStack() as hooks:
+        for module in policy.trunk.layers:
+            hook = module.input_layernorm.register_forward_hook(lambda module, args, out: normed.append(out))
+            hooks.callback(hook.remove)
         policy.hidden(token_ids % policy.config.vocab_size, positions, attend)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return probes
 
 

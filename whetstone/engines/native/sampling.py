@@ -37,7 +37,7 @@ class SamplingEngine(EngineBase, ABC):
     def stream(
         self, requests: list[Request], sampling: SamplingParams, stream: RequestStream | None = None
     ) -> Iterator[GenerationOutput | PartialOutput]:
-        """`generate` (or `generate_open`), and now and then every unfinished sample."""
+        """`generate` (or `generate_open`), and after each step or round every unfinished sample."""
         return self._outputs(requests, sampling, stream, with_partial=True)
 
     @abstractmethod
