@@ -22,7 +22,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
-from rollout_work import NEW_TOKENS, SIZES, works_of
+from rollout_work import EXPERTS, NEW_TOKENS, SIZES, works_of
 
 RESULTS = Path(__file__).parent / "results" / "rollout.json"
 # Engines that take minutes: on one work, and with fewer tokens where even that is too long.
@@ -38,7 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--size", nargs="+", default=list(SIZES), choices=list(SIZES))
+    parser.add_argument("--size", nargs="+", default=list(SIZES), choices=[*SIZES, *EXPERTS])
     parser.add_argument("--who", nargs="+", default=WHO, choices=WHO)
     parser.add_argument(
         "--generate-tokens", type=int, default=NEW_TOKENS, help="new tokens of model.generate"
@@ -144,10 +144,8 @@ def keep(rows: list[dict], args: argparse.Namespace, bytes_per_s: float) -> None
     before = json.loads(args.out.read_text()) if args.out.is_file() else {"rows": []}
     new = {(row["who"], *key_of(row)) for row in rows}
     others = [row for row in before["rows"] if (row["who"], *key_of(row)) not in new]
-    rows = others + rows
-    rows.sort(
-        key=lambda row: (list(SIZES).index(row["size"]), row["num_sequences"], row["shape"], row["who"])
-    )
+    rows, sizes = others + rows, [*SIZES, *EXPERTS]
+    rows.sort(key=lambda row: (sizes.index(row["size"]), row["num_sequences"], row["shape"], row["who"]))
     finish(rows, bytes_per_s)
     caution = {"caution": before["caution"]} if others and "caution" in before else {}
     result = {

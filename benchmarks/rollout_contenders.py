@@ -17,7 +17,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from rollout_work import Work, model_config
+from random_model import make_tokenizer
+from rollout_work import VOCABULARY, Work, model_config
 
 WARM_TOKENS = 24
 REPEATS = 2  # for everyone; the best counts
@@ -41,12 +42,9 @@ def make_policy(size: str):
 
     from whetstone.model.policy import Policy
 
-    class Tokens:
-        pad_token_id, eos_token_id, eos_token, chat_template = 0, 2, "<e>", None
-
     with torch.device("cuda"):
         model = AutoModelForCausalLM.from_config(model_config(size), dtype=torch.bfloat16)
-    return Policy(model, Tokens(), torch.device("cuda"))
+    return Policy(model, make_tokenizer(VOCABULARY), torch.device("cuda"))
 
 
 def native(size: str, *, fp8: bool = False) -> Callable[[Work], int]:

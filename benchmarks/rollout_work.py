@@ -19,6 +19,8 @@ SIZES = {
     "3b": (2048, 36, 16, 2, 11008),
 }
 LARGER = {"7b": (3584, 28, 28, 4, 18944)}  # for memory.py
+EXPERTS = {"8b-a1b": (2048, 12, 32, 4, 768)}  # 12 of the 48 layers of Qwen3-30B-A3B: 8 of 128 experts a token
+NUM_EXPERTS, EXPERTS_PER_TOKEN = 128, 8
 VOCABULARY = 151936
 GROUP = 8
 NEW_TOKENS = 512
@@ -46,10 +48,14 @@ class Work:
         return _lengths(self)
 
     def floor_s(self, bytes_per_s: float) -> float:
-        """Seconds that reading weights and all keys and values once a step takes at the least."""
-        hidden, layers, heads, kv_heads, inner = SIZES[self.size]
-        width = hidden // heads
-        block = hidden * (2 * heads + 2 * kv_heads) * width + 3 * hidden * inner
+        """Seconds that reading weights and all keys and values once a step takes at the least.
+
+        A batch uses every expert.
+        """
+        hidden, layers, heads, kv_heads, inner = {**SIZES, **EXPERTS}[self.size]
+        width = 128 if self.size in EXPERTS else hidden // heads
+        experts = NUM_EXPERTS if self.size in EXPERTS else 1
+        block = hidden * (2 * heads + 2 * kv_heads) * width + experts * 3 * hidden * inner
         weights = 2 * (layers * block + VOCABULARY * hidden)
         per_token = 2 * 2 * layers * kv_heads * width
         prompts = [len(prompt) for prompt in self.prompts() for _ in range(self.group)]
@@ -70,9 +76,27 @@ def works_of(size: str) -> list[Work]:
 
 
 def model_config(size: str):
-    from transformers import Qwen2Config
+    from transformers import Qwen2Config, Qwen3MoeConfig
 
-    hidden, layers, heads, kv_heads, inner = {**SIZES, **LARGER}[size]
+    hidden, layers, heads, kv_heads, inner = {**SIZES, **LARGER, **EXPERTS}[size]
+    if size in EXPERTS:
+        return Qwen3MoeConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=hidden,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
+            head_dim=128,  # pyright: ignore[reportCallIssue]
+            num_experts=NUM_EXPERTS,
+            num_experts_per_tok=EXPERTS_PER_TOKEN,
+            norm_topk_prob=True,
+            moe_intermediate_size=inner,
+            max_position_embeddings=32768,
+            bos_token_id=1,
+            eos_token_id=2,
+            architectures=["Qwen3MoeForCausalLM"],
+            dtype="bfloat16",
+        )
     return Qwen2Config(
         vocab_size=VOCABULARY,
         hidden_size=hidden,

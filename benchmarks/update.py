@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 from contest import HERE, Contest, Row, into_docs, machine, matrix_rate, start, table
-from rollout_work import KLONG_ANSWER, KLONG_OWN, KLONG_SHARED, SIZES
+from rollout_work import EXPERTS, KLONG_ANSWER, KLONG_OWN, KLONG_SHARED, SIZES
 from update_work import Work, asdict
 
 RESULTS = HERE / "results" / "update.json"
@@ -68,7 +68,7 @@ def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--sizes", default=",".join(SIZES), help="0.5b,1.5b,3b")
+    parser.add_argument("--sizes", default=",".join(SIZES), help="0.5b,1.5b,3b,8b-a1b")
     parser.add_argument("--only", default=",".join(WHO), help="ours,padded,trl")
     parser.add_argument("--shapes", default="ragged,full")
     parser.add_argument("--ours", action="append", default=[], metavar="key=value,...",
@@ -165,7 +165,7 @@ def fastest(rows: list[Row]) -> list[Row]:
         key = (row["size"], row.get("shape"), row["who"], recomputed)
         if "seconds" in row and row["seconds"] < best.get(key, {"seconds": float("inf")})["seconds"]:
             best[key] = row
-    order = [*SIZES, "pebble"]
+    order = [*SIZES, *EXPERTS, "pebble"]
     return [best[key] for key in sorted(best, key=lambda key: (order.index(key[0]), key[1], key[2], key[3]))]
 
 

@@ -4,9 +4,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
+from tests.conftest import make_policy
+from tests.support.update import share_kept, with_young_adapter
 from whetstone.engines.native.fused_linear import FusedLinear, is_linear_or_lora, num_splits
 
 
@@ -52,6 +55,21 @@ def test_joined_layers_with_adapters_give_what_the_layers_give(merge, settings):
         joined.refresh()
         assert torch.allclose(joined(x), model(x), atol=1e-5)
     assert joined.is_current()
+
+
+@pytest.mark.parametrize("merge", [True, False])
+def test_a_small_adapter_is_not_rounded_away(merge: bool) -> None:
+    policy = with_young_adapter(make_policy("qwen2", hidden_size=256))
+    attention = policy.layers[0].self_attn
+    layers = [attention.q_proj, attention.k_proj, attention.v_proj]
+    joined = FusedLinear(layers, merge=merge)
+    x = torch.randn(200, 256, generator=torch.Generator().manual_seed(1)).bfloat16()
+    with torch.no_grad():
+        base = torch.cat([layer.base_layer(x) for layer in layers], 1)
+        change = torch.cat([x.float() @ layer.get_delta_weight("default").float().t() for layer in layers], 1)
+        assert abs(share_kept(joined(x), base, change) - 1) < 0.2
+        nearest = torch.cat([layer.base_layer.weight + layer.get_delta_weight("default") for layer in layers])
+        assert share_kept(F.linear(x, nearest, joined.bias), base, change) < 0.4
 
 
 def test_layers_without_adapters_share_the_memory_of_the_policy():

@@ -1,9 +1,14 @@
 """The kernels of LoRA on a real GPU, beside float64."""
 
+import copy
+
 import pytest
 import torch
 
 from tests.support import lora
+from tests.support.gpu import on_gpu
+from tests.support.update import PARTS_OF_A_LAYER, shares_kept, with_young_adapter
+from whetstone.model.fused_lora import fuse_lora
 from whetstone.model.gated_lora import gated_backward, gated_forward
 from whetstone.model.lora_products import with_inner
 
@@ -47,3 +52,17 @@ def test_a_gated_mlp_in_both_directions(rows: int, width: int, rank: int, dtype:
     inner = numbers(rows, 7 + 2 * rank, dtype=dtype)[:, 7:]  # a slice, as it is in the layer
     expected = lora.gated_gradients(gate_up, gradient, inner, down)
     check(gated_backward(gate_up, gradient, inner, down), expected, dtype)
+
+
+@pytest.mark.parametrize("kind", ["alone", "fused", "compiled"])
+def test_a_small_update_is_not_rounded_away(kind: str) -> None:
+    shape = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
+    policy = with_young_adapter(on_gpu("qwen2", torch.bfloat16, **shape))
+    [layer], exact = policy.layers, copy.deepcopy(policy.layers[0]).double()
+    if kind != "alone":
+        fuse_lora(policy.layers)
+    if kind == "compiled":
+        for name in PARTS_OF_A_LAYER:
+            layer.get_submodule(name).compile(dynamic=True)
+    shares = shares_kept(layer, exact)
+    assert all(abs(share - 1) < 0.2 for share in shares.values()), shares

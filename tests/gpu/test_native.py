@@ -10,6 +10,7 @@ import torch
 from tests.conftest import make_policy
 from tests.support.engines import PROMPTS, collect
 from tests.support.gpu import WIDE, on_gpu
+from tests.support.update import share_kept, with_young_adapter
 from whetstone.engines.base import PartialOutput, Request, SamplingParams
 from whetstone.engines.native import NativeEngine
 from whetstone.engines.native.fused_linear import FusedLinear
@@ -216,6 +217,19 @@ def test_lora_takes_part_in_the_rollout_and_the_weights_that_train_are_not_touch
         with model.disable_adapter():
             changed += theirs != greedy_of_generate(policy, prompt, 16)
     assert changed
+
+
+@pytest.mark.parametrize("merge", [True, False])
+def test_a_small_adapter_is_not_rounded_away(merge):
+    policy = with_young_adapter(on_gpu("qwen2", torch.bfloat16, hidden_size=256))
+    attention = policy.layers[0].self_attn
+    layers = [attention.q_proj, attention.k_proj, attention.v_proj]
+    joined = FusedLinear(layers, merge=merge)
+    x = torch.randn(200, 256, device="cuda", dtype=torch.bfloat16)
+    with torch.no_grad():
+        base = torch.cat([layer.base_layer(x) for layer in layers], 1)
+        change = torch.cat([x.float() @ layer.get_delta_weight("default").float().t() for layer in layers], 1)
+        assert abs(share_kept(joined(x), base, change) - 1) < 0.2
 
 
 def test_stops_limits_and_refilled_slots():

@@ -1,19 +1,31 @@
 """LoRA layers: the precision of the adapter, and our forward pass beside peft's own."""
 
+import copy
+
 import pytest
 import torch
 from peft.tuners.lora import Linear
 
 from tests.conftest import make_policy
 from tests.support.engines import compare_with_trainer
-from tests.support.update import flat_gradient, make_samples, reference_gradient, with_lora
+from tests.support.models import tiny_policy
+from tests.support.update import (
+    flat_gradient,
+    make_samples,
+    reference_gradient,
+    share_kept,
+    shares_kept,
+    with_lora,
+    with_young_adapter,
+)
 from whetstone.config import build, make_plan
 from whetstone.config.sections import ModelConfig
 from whetstone.engines.native import NativeEngine
 from whetstone.errors import UserError
 from whetstone.model.fused_lora import fuse_lora, wide_lora
 from whetstone.model.loading import load_pretrained
-from whetstone.model.lora import add_lora, check_rank
+from whetstone.model.lora import add_lora, check_rank, is_short, merge_lora
+from whetstone.model.nf4 import dequantize_model, quantize_model
 from whetstone.model.policy import Policy, load_policy
 from whetstone.update.packing import pack
 from whetstone.update.updater import Updater
@@ -40,7 +52,7 @@ def test_the_adapter_has_the_precision_of_the_model(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_the_forward_pass_is_pefts(dropout: float) -> None:
     for layer in lora_layers(torch.float32, lora_dropout=dropout):
-        assert (type(layer) is Linear) == (dropout > 0)
+        assert type(layer) is not Linear and is_short(layer) == (dropout == 0)
         layer.eval()
         x = torch.randn(3, int(layer.in_features or 0))
         own = Linear.forward(layer, x)
@@ -48,6 +60,61 @@ def test_the_forward_pass_is_pefts(dropout: float) -> None:
         assert not torch.equal(own, layer.base_layer(x))
         layer.enable_adapters(False)
         assert torch.equal(layer(x), layer.base_layer(x))
+
+
+def test_dropout_changes_the_adapters_input_only() -> None:
+    (layer, *_) = lora_layers(torch.float32, lora_dropout=0.5)
+    x = torch.randn(3, int(layer.in_features or 0))
+    torch.manual_seed(1)
+    dropped = layer.lora_dropout["default"](x)
+    torch.manual_seed(1)
+    adapted = layer.lora_B["default"](layer.lora_A["default"](dropped)) * layer.scaling["default"]
+    torch.testing.assert_close(layer(x), layer.base_layer(x) + adapted, rtol=1e-5, atol=1e-6)
+    assert not torch.equal(dropped, x)
+
+
+@pytest.mark.parametrize("kind", ["peft", "alone", "dropout", "fused", "nf4"])
+def test_a_small_update_is_not_rounded_away(kind: str) -> None:
+    """W x in bf16, and B A x added to it, would be W x again: most of a small update would be lost."""
+    plain = make_policy("qwen2", hidden_size=256, intermediate_size=256, num_hidden_layers=1)
+    if kind == "nf4":
+        quantize_model(plain.model.bfloat16(), plain.device)
+    policy = with_young_adapter(plain, **({"lora_dropout": 0.1} if kind == "dropout" else {}))
+    exact = copy.deepcopy(policy.layers[0])
+    if kind == "nf4":
+        dequantize_model(exact)
+    if kind == "fused":
+        fuse_lora(policy.layers)
+    if kind == "peft":
+        for layer in policy.layers[0].modules():
+            layer.__class__ = Linear if isinstance(layer, Linear) else layer.__class__
+    for name, share in shares_kept(policy.layers[0], exact.double()).items():
+        assert share < 0.4 if kind == "peft" else abs(share - 1) < 0.2, (name, share)
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_moe", "qwen3_moe"])
+def test_experts_have_no_adapter(model_type: str) -> None:
+    policy = with_lora(tiny_policy(model_type))
+    names = {name for name, module in policy.layers[0].named_modules() if hasattr(module, "lora_A")}
+    shared = {f"mlp.shared_expert.{name}_proj" for name in ("gate", "up", "down")} | {
+        "mlp.shared_expert_gate"
+    }
+    attention = {f"self_attn.{name}_proj" for name in "qkvo"}
+    assert names == (attention | shared if model_type == "qwen2_moe" else attention)
+    assert not hasattr(policy.lm.get_output_embeddings(), "lora_A")
+    compare_with_trainer(NativeEngine(policy, max_slots=3), policy)
+
+
+def test_a_small_adapter_is_not_lost_in_the_weights_it_is_merged_into(tmp_path) -> None:
+    policy = with_young_adapter(make_policy("qwen2", hidden_size=256))
+    layer = policy.layers[0].self_attn.o_proj
+    base, change = layer.base_layer.weight.detach().clone(), layer.get_delta_weight("default").detach()
+    policy.model.save_pretrained(tmp_path)
+    model = merge_lora(policy.model.unload(), str(tmp_path))
+    weight = model.model.layers[0].self_attn.o_proj.weight
+    assert weight.dtype == torch.bfloat16 and weight.requires_grad
+    assert abs(share_kept(weight, base, change) - 1) < 0.2
+    assert share_kept(base + change, base, change) < 0.4  # rounded to the nearest
 
 
 VARIANTS = pytest.mark.parametrize("settings", [{}, {"use_rslora": True}, {"use_dora": True}], ids=str)

@@ -18,6 +18,7 @@ from whetstone.update.updater import Updater
 SIZES = [(4, 7), (4, 3), (4, 12), (9, 1), (9, 5), (8, 8)]
 
 
+PARTS_OF_A_LAYER = ("self_attn.q_proj", "self_attn.o_proj", "mlp.down_proj", "mlp")
 ADVANTAGES = [1.0, -0.5, 0.7, -1.2, 0.3, -0.3]
 
 
@@ -30,6 +31,52 @@ def with_lora(policy: Policy) -> Policy:
         if parameter.requires_grad:
             parameter.data.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
     return Policy(model, policy.tokenizer, policy.device)
+
+
+def with_young_adapter(policy: Policy, **settings) -> Policy:
+    """`policy` in bf16 with an adapter that changes weights of about 0.1 by 1e-4 at most: half a step of bf16
+    is 2.4e-4 there.
+    """
+    model = add_lora(policy.model.bfloat16(), ModelConfig(use_peft=True, lora_r=4, **settings), None)
+    generator = torch.Generator().manual_seed(0)
+    for layer in model.modules():
+        if hasattr(layer, "lora_B"):
+            up = layer.lora_B["default"].weight
+            up.data.copy_(torch.randn(up.shape, generator=generator))
+            up.data *= 1e-4 / layer.get_delta_weight("default").abs().max()
+    model.eval()
+    return Policy(model, policy.tokenizer, policy.device)
+
+
+def share_kept(output: torch.Tensor, base: torch.Tensor, change: torch.Tensor) -> float:
+    """Of a small `change`, how much an output in half precision has kept: 1, but for its noise."""
+    change = change.double()
+    return ((output.double() - base.double()) * change).sum().item() / change.square().sum().item()
+
+
+def shares_kept(layer: Any, exact: Any) -> dict[str, float]:
+    """`share_kept` of an adapter's change in parts of a decoder layer; `exact`: the same layer in float64."""
+    generator = torch.Generator().manual_seed(1)
+    shares = {}
+    for name in PARTS_OF_A_LAYER:
+        module = layer.get_submodule(name)
+        width = module.hidden_size if name == "mlp" else module.in_features
+        x = torch.randn(100, width, generator=generator).bfloat16().to(next(layer.parameters()).device)
+        adapted, base = _with_and_without_adapter(exact.get_submodule(name), x.double())
+        output, base_output = _with_and_without_adapter(module, x)
+        shares[name] = share_kept(output, base_output, adapted - base)
+    return shares
+
+
+@torch.no_grad()
+def _with_and_without_adapter(module: Any, x: torch.Tensor) -> list[torch.Tensor]:
+    outputs = []
+    for is_on in (True, False):
+        for layer in module.modules():
+            if hasattr(layer, "lora_B"):
+                layer.enable_adapters(is_on)
+        outputs.append(module(x))
+    return outputs
 
 
 def make_samples(policy, sampler_shift=0.0):

@@ -15,6 +15,7 @@ from whetstone.export.merge import load_merged
 from whetstone.export.verification import Difference, compare_gguf
 from whetstone.model.card import ADAPTER_CONFIG
 from whetstone.model.manifest import Damage, read_manifest
+from whetstone.model.rounding import stochastic_round
 from whetstone.report.card import write_card
 from whetstone.run.atomic_folder import clear_temp, temp_dir
 from whetstone.run.checkpoint import save_model
@@ -49,6 +50,7 @@ def export(
     _check_shard_size(max_shard_size)
     with stage("loading the model"):
         tokenizer, model, stored = load_merged(source)
+    is_merged = (Path(source.model) / ADAPTER_CONFIG).is_file()
     if gguf:
         check_architecture(model.config)
         model.float()
@@ -60,12 +62,13 @@ def export(
         for kind in dict.fromkeys(gguf):
             path = aside / f"{_file_name(source.title)}-{kind}.gguf"
             with stage(f"writing {path.name}"):
-                write_gguf(path, model, tokenizer, kind=kind, name=source.title)
+                write_gguf(path, model, tokenizer, kind=kind, name=source.title, is_merged=is_merged)
             if verify:
                 with stage(f"comparing {path.name}"):
                     differences[path.name] = compare_gguf(path, model, tokenizer, kind)
         with stage("writing the model"):
-            _save(aside, model.to(target), tokenizer, max_shard_size)
+            _convert(model, target, is_merged=is_merged)
+            _save(aside, model, tokenizer, max_shard_size)
             write_card(
                 aside,
                 source.run,
@@ -89,6 +92,13 @@ def export(
         clear_temp(temp_dir(folder, "writing"))  # of an export that failed
     files = {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()}
     return Exported(folder=folder, dtype=short, files=files, differences=differences)
+
+
+def _convert(model: Any, dtype: torch.dtype, *, is_merged: bool) -> None:
+    if is_merged:
+        for parameter in model.parameters():
+            parameter.data = stochastic_round(parameter.data, dtype)
+    model.to(dtype)
 
 
 def _save(folder: Path, model: Any, tokenizer: Any, max_shard_size: str) -> None:
@@ -144,8 +154,8 @@ def _notes(source: Source, stored: str, dtype: str, differences: dict[str, Diffe
     notes = []
     if (Path(source.model) / ADAPTER_CONFIG).is_file():
         notes.append(
-            f"The adapter was merged in float32 and rounded to {dtype} once. What was measured is the "
-            "adapter beside its base."
+            f"The adapter was merged in float32, and the sum rounded to {dtype} once, up or down at random. "
+            "What was measured is the adapter beside its base."
         )
         if source.was_4bit:
             notes.append("It was trained on its base in 4 bits (NF4): these weights hold the rounded base.")

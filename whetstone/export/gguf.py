@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from whetstone.errors import UserError
 from whetstone.export.gguf_tokenizer import write_tokenizer
+from whetstone.model.rounding import stochastic_round
 
 ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}  # model_type -> GGUF's name
 TYPES = ("f16", "q8_0")
@@ -37,8 +39,14 @@ def check_architecture(config: Any) -> None:
             raise UserError(f"GGUF can't be written: this {name} model has {reason}. Export without --gguf.")
 
 
-def write_gguf(path: Path, model: Any, tokenizer: Any, *, kind: str, name: str) -> None:
-    """Write weights, shape and tokenizer into one file; `kind` is f16 or q8_0."""
+def write_gguf(
+    path: Path, model: Any, tokenizer: Any, *, kind: str, name: str, is_merged: bool = False
+) -> None:
+    """Write weights, shape and tokenizer into one file; `kind` is f16 or q8_0.
+
+    Weights into which an adapter was merged are rounded to f16 at random. In q8_0 the nearest is better: the
+    base does not lie on its grid, so a small adapter is not lost.
+    """
     from gguf import LlamaFileType
 
     check_architecture(model.config)
@@ -58,6 +66,8 @@ def write_gguf(path: Path, model: Any, tokenizer: Any, *, kind: str, name: str) 
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
         for gguf_name, tensor in tensors.items():
+            if is_merged and _type(tensor, kind).name == "F16":
+                tensor = stochastic_round(tensor.detach(), torch.float16)
             writer.write_tensor_data(_converted(gguf_name, tensor, model.config, kind))
     finally:
         writer.close()

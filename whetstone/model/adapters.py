@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from whetstone.errors import UserError
 from whetstone.model.lora import is_plain_lora, read_adapter
+from whetstone.model.lora_products import add_linear
 
 
 class AdapterSelection:
@@ -65,10 +66,11 @@ class AdapterLinear(nn.Module):
         return self.base
 
     def forward(self, x: Tensor) -> Tensor:
-        out, ids = self.base(x), self.selection.ids
+        ids = self.selection.ids
         if ids is None:
-            return out
-        return out + F.linear(F.linear(x, self.down) * self.mask[ids], self.up)
+            return self.base(x)
+        adapted = F.linear(F.linear(x, self.down) * self.mask[ids], self.up)
+        return add_linear(adapted, x, self.weight, self.bias)
 
 
 Factors = dict[str, tuple[Tensor, Tensor]]  # name of a module -> A and B, scaled

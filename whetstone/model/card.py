@@ -278,8 +278,9 @@ def _adapter_usage(base: str, name: str) -> str:
         "from peft import PeftModel\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
         f'base = AutoModelForCausalLM.from_pretrained("{where}", dtype="auto")\n'
         f'model = PeftModel.from_pretrained(base, "{name}")\n\n'
-        "# A model of its own, which needs no peft (`whet export` writes one, too):\n"
-        'model.merge_and_unload().save_pretrained("merged")\n'
+        "# A model of its own, which needs no peft. In float32: bf16 would round a small adapter away\n"
+        "# (`whet export` writes one in bf16 that has not lost it).\n"
+        'model.float().merge_and_unload().save_pretrained("merged")\n'
         f'AutoTokenizer.from_pretrained("{name}").save_pretrained("merged")\n'
     )
     text = (

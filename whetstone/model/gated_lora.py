@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whetstone.model.lora import is_short
-from whetstone.model.lora_products import joined, with_inner
+from whetstone.model.lora_products import add_linear, joined, with_inner
 
 FORWARD = "self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))"
 MAX_RANK = 64  # more sums than a kernel has registers for
@@ -79,7 +79,7 @@ class _GatedMlp(torch.autograd.Function):
         ctx.scales = scale, down_scale
         hidden, inner = gated_forward(gate_up, down_a, down_scale)
         ctx.save_for_backward(both, gate_up, inner, a, *matrices)
-        return F.linear(hidden, down) + F.linear(inner, down_b)
+        return add_linear(F.linear(inner, down_b), hidden, down)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:

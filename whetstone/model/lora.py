@@ -6,12 +6,18 @@ then take longer than those of the frozen matrices; the optimizer's float32 mast
 
 import copy
 import functools
+import operator
 import warnings
 from typing import Any
+
+from torch import nn
 
 from whetstone.config.sections import ModelConfig
 from whetstone.errors import UserError
 from whetstone.model.loading import guarded
+from whetstone.model.lora_products import add_linear
+from whetstone.model.nf4 import Nf4Linear
+from whetstone.model.rounding import stochastic_round
 
 
 def adapted(model: Any, config: ModelConfig, checkpoint: str | None, start: str | None) -> Any:
@@ -40,7 +46,7 @@ def add_lora(model: Any, config: ModelConfig, adapter: str | None) -> Any:
         lora_dropout=config.lora_dropout,
         use_rslora=config.use_rslora,
         use_dora=config.use_dora,
-        target_modules=config.lora_target_modules or "all-linear",
+        target_modules=_target_modules(config.lora_target_modules, model),
         task_type="CAUSAL_LM",
     )
     try:
@@ -49,6 +55,19 @@ def add_lora(model: Any, config: ModelConfig, adapter: str | None) -> Any:
         raise UserError(
             f"lora_target_modules: {error} Set it to all-linear, or to names of linear layers of this model."
         ) from None
+
+
+def _target_modules(names: str | list[str] | None, model: Any) -> str | list[str]:
+    """Those named. all-linear leaves experts out that are one tensor, and routers: peft would add their
+    adapters to all of their weights in every pass, which is slow, and in bf16 rounds small updates away.
+    """
+    names = names or "all-linear"
+    if names != "all-linear" or all(parameter.dim() < 3 for parameter in model.parameters()):
+        return names
+    head = model.get_output_embeddings()
+    return [
+        name for name, layer in model.named_modules() if isinstance(layer, nn.Linear) and layer is not head
+    ]
 
 
 def check_rank(config: ModelConfig, adapter: str) -> None:
@@ -66,8 +85,19 @@ def check_rank(config: ModelConfig, adapter: str) -> None:
 
 
 def merge_lora(model: Any, adapter: str) -> Any:
-    """`model` with an adapter's weights added to its own, all to be trained; no adapter is left."""
-    return read_adapter(model, adapter, is_trainable=False).merge_and_unload().requires_grad_(True)
+    """`model` with an adapter added to its weights in float32, all to be trained; no adapter is left."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    wrapped = read_adapter(model, adapter, is_trainable=False)
+    layers: list[Any] = [module for module in wrapped.modules() if isinstance(module, BaseTunerLayer)]
+    weights = [p for layer in layers for p in layer.get_base_layer().parameters()]
+    precisions = [weight.dtype for weight in weights]
+    for layer in layers:
+        layer.float()
+    merged = wrapped.merge_and_unload()
+    for weight, dtype in zip(weights, precisions, strict=True):
+        weight.data = stochastic_round(weight.data, dtype)
+    return merged.requires_grad_(True)
 
 
 def read_adapter(model: Any, adapter: str, *, is_trainable: bool) -> Any:
@@ -106,9 +136,11 @@ def _wrap(model: Any, settings: Any) -> Any:
 
 
 def _with_short_forward(model: Any) -> Any:
-    """`model` with a shorter forward pass in its plain LoRA layers: it compiles faster and casts nothing."""
+    """`model` with a shorter forward pass in its plain LoRA layers: it compiles faster, casts nothing and
+    rounds once.
+    """
     for module in model.modules():
-        if is_plain_lora(module) and not any(getattr(d, "p", 0.0) > 0 for d in module.lora_dropout.values()):
+        if is_plain_lora(module):
             module.__class__ = short_linear()
     return model
 
@@ -121,10 +153,12 @@ def is_plain_lora(layer: Any) -> bool:
 
 
 def is_short(layer: Any) -> bool:
-    """Whether it is a LoRA layer with the forward pass below, on a matrix in the model's precision."""
-    from torch import nn
-
-    return type(layer) is short_linear() and type(layer.base_layer) is nn.Linear
+    """Whether it is a LoRA layer with the forward pass below, without dropout, on a matrix in the model's
+    precision.
+    """
+    if type(layer) is not short_linear() or type(layer.base_layer) is not nn.Linear:
+        return False
+    return not any(getattr(dropout, "p", 0.0) > 0 for dropout in layer.lora_dropout.values())
 
 
 @functools.cache
@@ -137,11 +171,16 @@ def short_linear() -> type:
         def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
             if self.compute is not None and not self.disable_adapters and len(self.active_adapters) == 1:
                 return self.compute(self, x)
-            output = self.base_layer(x)
-            if self.disable_adapters:
-                return output
-            for name in self.active_adapters:
-                output = output + self.lora_B[name](self.lora_A[name](x) * self.scaling[name])
-            return output
+            base, names = self.base_layer, [] if self.disable_adapters else self.active_adapters
+            adapted = [
+                self.lora_B[name](self.lora_A[name](self.lora_dropout[name](x)) * self.scaling[name])
+                for name in names
+            ]
+            if not adapted:
+                return base(x)
+            summand = functools.reduce(operator.add, adapted)
+            if type(base) is nn.Linear:
+                return add_linear(summand, x, base.weight, base.bias)
+            return base.plus(summand, x) if isinstance(base, Nf4Linear) else base(x) + summand
 
     return LoraLinear

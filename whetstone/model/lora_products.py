@@ -9,6 +9,18 @@ from torch import Tensor
 MAX_RANK = 256  # of all A together: a kernel has no registers for more sums
 
 
+def add_linear(summand: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """summand + W x + b, where the summand is the small product of an adapter.
+
+    The matrix product adds it before it rounds. W x alone, once rounded to bf16, does not change by a summand
+    below half a step of its grid, so most of a young adapter would be lost.
+    """
+    rows = x.reshape(-1, x.shape[-1])
+    out = torch.addmm(summand.reshape(-1, summand.shape[-1]), rows, weight.t())
+    out = out.view(*x.shape[:-1], out.shape[-1])
+    return out if bias is None else out + bias
+
+
 class GroupedProduct(torch.autograd.Function):
     """[T, in] -> a [T, out] of each layer, W x + B A x, where only A and B are trained."""
 
@@ -44,7 +56,7 @@ class WideProduct(torch.autograd.Function):
         inner = F.linear(x, down) * scale
         ctx.scale = scale
         ctx.save_for_backward(x, inner, weight, down, up)
-        return F.linear(x, weight) + F.linear(inner, up)
+        return add_linear(F.linear(inner, up), x, weight)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from whetstone.model.lora_products import add_linear
+
 BLOCK = 64  # weights that share a scale
 # Quantiles of the normal distribution, scaled to [-1, 1]: arXiv 2305.14314, appendix E.
 LEVELS = (
@@ -43,21 +45,31 @@ class Nf4Linear(nn.Linear):
         return dequantize(self.codes, self.scales, self.dtype)
 
     def forward(self, input: Tensor) -> Tensor:
-        return _Product.apply(input, self.codes, self.scales, self.bias)
+        return _Product.apply(input, self.codes, self.scales, self.bias, None)
+
+    def plus(self, summand: Tensor, x: Tensor) -> Tensor:
+        """`lora_products.add_linear`"""
+        return _Product.apply(x, self.codes, self.scales, self.bias, summand)
 
 
 class _Product(torch.autograd.Function):
-    """x -> x W^T + b, with W dequantized once more for the gradient of x."""
+    """x -> W x + b (+ a summand), with W dequantized once more for the gradient of x."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None, summand: Tensor | None
+    ) -> Tensor:
         ctx.save_for_backward(codes, scales)
-        return F.linear(x, dequantize(codes, scales, x.dtype), bias)
+        weight = dequantize(codes, scales, x.dtype)
+        return F.linear(x, weight, bias) if summand is None else add_linear(summand, x, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        [gradient] = gradients
         codes, scales = ctx.saved_tensors
-        return grad @ dequantize(codes, scales, grad.dtype), None, None, None
+        summand_gradient = gradient if ctx.needs_input_grad[4] else None
+        x_gradient = gradient @ dequantize(codes, scales, gradient.dtype)
+        return x_gradient, None, None, None, summand_gradient
 
 
 def quantize_model(model: Any, device: torch.device) -> None:

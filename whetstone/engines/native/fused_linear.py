@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from whetstone.model.adapters import AdapterLinear
 from whetstone.model.lora import is_plain_lora
+from whetstone.model.lora_products import add_linear
 from whetstone.model.nf4 import Nf4Linear, dequantize
+from whetstone.model.rounding import stochastic_round
 
 TILE, ALIGNMENT = 128, 8  # of cuBLAS kernels; in elements
 MAX_ROWS, MAX_SPLITS, MIN_SPLIT_DEPTH = 256, 4, 1024
@@ -39,10 +41,9 @@ class FusedLinear:
                 self.bias = self._biases() if self._copies_bias() else _make_contiguous(biases)
 
     def __call__(self, x: Tensor) -> Tensor:
-        out = F.linear(x, self._matrix(), self.bias)
-        if self.adapter is not None:
-            out.addmm_(self.adapter.project(x), self.adapter.up)
-        return out
+        if self.adapter is None:
+            return F.linear(x, self._matrix(), self.bias)
+        return add_linear(self.adapter.project(x) @ self.adapter.up, x, self._matrix(), self.bias)
 
     @property
     def has_no_bias_or_lora(self) -> bool:
@@ -223,7 +224,9 @@ def _base(layer: Any) -> Any:
 
 
 def _merged_weight(layer: Any) -> Tensor:
-    """The weight with its active adapters merged in, computed in float32."""
+    """The weight with its active adapters merged in. The sum is rounded at random: to the nearest, small
+    updates would be lost, and the engine would sample from the base model.
+    """
     weight = _base(layer).weight
     if isinstance(layer, nn.Linear):
         return weight
@@ -231,4 +234,4 @@ def _merged_weight(layer: Any) -> Tensor:
     for adapter in layer.active_adapters:
         if adapter in layer.lora_A:
             merged = merged + layer.get_delta_weight(adapter).float()
-    return merged.to(weight.dtype)
+    return stochastic_round(merged, weight.dtype)
