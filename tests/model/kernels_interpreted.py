@@ -107,12 +107,14 @@ def inner(width: int, rank: int, num_tokens: int) -> None:
     x = gate_up[:, :width]
     hidden = lora.gated(gate_up)
     for values, parts in (
-        (x, (with_inner(x, a, 0.3).split([width, rank], dim=1))),
-        (x, (lora_products.with_inner(x, a, 0.3).split([width, rank], dim=1))),
+        (x, with_inner(x, a, 0.3)),
+        (x, lora_products.with_inner(x, a, 0.3)),
         (hidden, gated_forward(gate_up, a, 0.3)),
         (hidden, gated_lora.gated_forward(gate_up, a, 0.3)),
     ):
-        for result, right in zip(parts, lora.x_and_inner(values, a, 0.3), strict=True):
+        for result, right in zip(
+            parts.split([width, rank], dim=1), lora.x_and_inner(values, a, 0.3), strict=True
+        ):
             torch.testing.assert_close(result.double(), right, rtol=1e-4, atol=1e-3)
 
 

@@ -10,14 +10,29 @@ from whetstone.optimizer.adamw import AdamWStep, merge_halves
 from whetstone.optimizer.compact import Piece
 
 
-def both(count: int, *, is_split: bool, is_coded: bool, gradient_dtype=torch.float32, begin: int = 0) -> None:
+def both(
+    count: int,
+    *,
+    is_split: bool,
+    is_coded: bool,
+    is_stochastic: bool = False,
+    gradient_dtype=torch.float32,
+    begin: int = 0,
+) -> None:
     """8 steps by each; float32 states agree to 1e-6, codes but for ties."""
     generator = torch.Generator().manual_seed(count)
     start = 0.02 * torch.randn(count, generator=generator)
     results = []
     for adamw_step in (adamw.adamw_step, kernels.adamw_step):
         generator.manual_seed(1)
-        piece = Piece(index=0, begin=begin, end=begin + count, is_split=is_split, is_coded=is_coded)
+        piece = Piece(
+            index=0,
+            begin=begin,
+            end=begin + count,
+            is_split=is_split,
+            is_coded=is_coded,
+            is_stochastic=is_stochastic,
+        )
         state = piece.state(torch.zeros(piece.size, dtype=torch.uint8))
         weight = start.bfloat16() if is_split else start.clone()
         for step in range(1, 9):
@@ -27,7 +42,8 @@ def both(count: int, *, is_split: bool, is_coded: bool, gradient_dtype=torch.flo
                 step=step, seed=1234567 * step,
             )  # fmt: skip
             adamw_step(weight, (1e-5 * noise).to(gradient_dtype), state, numbers, begin)
-        results.append((merge_halves(weight, state.low_bits), *state.moments(), state.mean, state.square))
+        whole = merge_halves(weight, state.low_bits, state.rounding(weight, begin))
+        results.append((whole, *state.moments(), state.mean, state.square))
     (plain, *ours), (fused, *theirs) = results
     if is_coded:
         for mine, other in zip(ours[2:], theirs[2:], strict=True):
@@ -65,7 +81,8 @@ def together() -> None:
         weights, states = [], []
         for index, (count, is_split) in enumerate([(3000, True), (1, True), (1024, True), (700, False)]):
             start = 0.02 * torch.randn(count, generator=generator)
-            piece = Piece(index=index, begin=0, end=count, is_split=is_split, is_coded=index == 2)
+            piece = Piece(index=index, begin=0, end=count, is_split=is_split, is_coded=index == 2,
+                          is_stochastic=index == 1)  # fmt: skip
             states.append(piece.state(torch.zeros(piece.size, dtype=torch.uint8)))
             weights.append(start.bfloat16() if is_split else start)
         for step in range(1, 4):
@@ -77,9 +94,14 @@ def together() -> None:
                     rate=1e-3, beta1=0.9, beta2=0.999, epsilon=1e-8, weight_decay=0.1, clip=0.7,
                     step=step + (index == 3), seed=step,
                 )  # fmt: skip
-                jobs.append(adamw.Job(weight, gradient, states[index], numbers, 0))
+                jobs.append(adamw.Job(weight, gradient, states[index], numbers, 1000 * index))
             adamw_steps(jobs)
-        results.append([merge_halves(w, state.low_bits) for w, state in zip(weights, states, strict=True)])
+        results.append(
+            [
+                merge_halves(weight, state.low_bits, state.rounding(weight, 1000 * index))
+                for index, (weight, state) in enumerate(zip(weights, states, strict=True))
+            ]
+        )
     for plain, fused in zip(*results, strict=True):
         assert (plain - fused).abs().max() < 1e-7, (plain - fused).abs().max()
     assert (results[0][0] - 0.02 * torch.randn(3000, generator=generator.manual_seed(0))).abs().max() > 1e-3
@@ -89,11 +111,17 @@ CASES = {
     "small parameters together": together,
     "one value": lambda: both(1, is_split=True, is_coded=False),
     "bf16 weights": lambda: both(3000, is_split=True, is_coded=False),
+    "bf16 weights, stochastic": lambda: both(
+        3000, is_split=True, is_coded=False, is_stochastic=True, begin=7
+    ),
     "bf16 weights and gradients": lambda: both(
         2048, is_split=True, is_coded=False, gradient_dtype=torch.bfloat16
     ),
     "float32 weights": lambda: both(1025, is_split=False, is_coded=False),
     "8-bit states": lambda: both(3000, is_split=True, is_coded=True),
+    "8-bit states, stochastic": lambda: both(
+        3000, is_split=True, is_coded=True, is_stochastic=True, begin=512
+    ),
     "8-bit states of float32 weights": lambda: both(1100, is_split=False, is_coded=True),
     "8-bit states of a later piece": lambda: both(1300, is_split=True, is_coded=True, begin=3 * 2**30),
     "not a number": not_a_number,

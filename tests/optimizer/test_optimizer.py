@@ -13,7 +13,7 @@ from whetstone.errors import UserError
 from whetstone.model.reference import Reference, swap_
 from whetstone.optimizer import Optimizer
 from whetstone.optimizer.adamw import AdamWStep, TorchAdamW, merge_halves, split_halves
-from whetstone.optimizer.compact import BUCKET, CompactAdamW, _fill, _whole
+from whetstone.optimizer.compact import BUCKET, CompactAdamW, Piece, _fill, _whole
 from whetstone.optimizer.quantization import (
     BLOCK,
     FIRST_MOMENT,
@@ -50,21 +50,74 @@ def masters(adam) -> list[torch.Tensor]:
 # Split weights
 
 
-def test_upper_and_lower_half_are_the_float32_number_bit_for_bit():
+def rounding(weight: torch.Tensor, first: int, *, stochastic: bool):
+    piece = Piece(index=0, begin=0, end=len(weight), is_split=True, is_coded=False, is_stochastic=stochastic)
+    return piece.state(torch.zeros(piece.size, dtype=torch.uint8)).rounding(weight, first)
+
+
+@pytest.mark.parametrize("stochastic", [False, True], ids=["nearest", "stochastic"])
+def test_upper_and_lower_half_are_the_float32_number_bit_for_bit(stochastic: bool):
     generator = torch.Generator().manual_seed(0)
     bits = torch.randint(-(2**31), 2**31, (100_000,), generator=generator).to(torch.int32)
     ends = [0, 1, 0x7FFF, 0x8000, 0x8001, 0x00018000, 0x7F7FFFFF, 0x7F800000, -1, -0x80000000, 0x7FFFFFFF]
-    whole = torch.cat([bits, torch.tensor(ends, dtype=torch.int32)]).view(torch.float32)
+    bits = torch.cat([bits, torch.tensor(ends, dtype=torch.int32)])
+    whole = bits.view(torch.float32)
     weight, low = torch.empty(len(whole), dtype=torch.bfloat16), torch.empty(len(whole), dtype=torch.int16)
-    split_halves(whole, weight, low)
+    added = rounding(weight, 77, stochastic=stochastic)
+    split_halves(whole, weight, low, added)
     numbers_only = ~whole.isnan()
-    again = merge_halves(weight, low)
-    assert torch.equal(again[numbers_only].view(torch.int32), whole[numbers_only].view(torch.int32))
+    again = merge_halves(weight, low, added)
+    assert torch.equal(again[numbers_only].view(torch.int32), bits[numbers_only])
     assert weight[~numbers_only].isnan().all() and again[~numbers_only].isnan().all()
-    # The upper half alone is the number rounded; where two are as near, the one away from zero.
-    is_tie = (whole.view(torch.int32) & 0xFFFF) == 0x8000
-    assert torch.equal(weight[numbers_only & ~is_tie], whole[numbers_only & ~is_tie].bfloat16())
-    assert is_tie.sum() >= 2
+    if stochastic:
+        # The upper half alone is at most a step off, and the number itself where bf16 has it.
+        upper = weight.view(torch.int16).int() << 16
+        assert ((upper - bits).abs()[numbers_only] <= 0xFFFF).all()
+        exact = numbers_only & (bits & 0xFFFF == 0)
+        assert exact.sum() >= 2 and torch.equal(upper[exact], bits[exact])
+        assert torch.equal(merge_halves(weight, torch.zeros_like(low), added)[exact], whole[exact])
+    else:
+        # The upper half alone is the number rounded; where two are as near, the one away from zero.
+        is_tie = (bits & 0xFFFF) == 0x8000
+        assert torch.equal(weight[numbers_only & ~is_tie], whole[numbers_only & ~is_tie].bfloat16())
+        assert is_tie.sum() >= 2
+
+
+def test_weights_rounded_stochastically_are_right_on_average_and_change_once():
+    """A weight on bf16's grid that moves by 1/128 of a step, 128 times."""
+    weight, low = torch.ones(100_000, dtype=torch.bfloat16), torch.zeros(100_000, dtype=torch.int16)
+    added = rounding(weight, 0, stochastic=True)
+    step = torch.finfo(torch.bfloat16).eps
+    changes = torch.zeros(len(weight))
+    for number in range(1, 129):
+        before = weight.clone()
+        split_halves(merge_halves(weight, low, added) + step / 128, weight, low, added)
+        changes += weight != before
+        moved = (weight.double().mean().item() - 1) / step
+        assert moved == pytest.approx(number / 128, abs=0.007)  # 4 deviations
+    assert (changes == 1).all()
+
+
+@pytest.mark.parametrize(("name", "least"), [("nearest", 0.0), ("stochastic", 0.9)])
+def test_small_steps_show_in_weights_that_are_rounded_stochastically(name: str, least: float):
+    """Three steps at 1e-6, below half a step of bf16 for most weights of 0.02."""
+    weights = parameters(torch.bfloat16, [(500, 400), (3, 70_000)])
+    start = [weight.detach().float() for weight in weights]
+    update = build({"learning_rate": 1e-6, "lr_scheduler_type": "constant", "bf16_rounding": name}).update
+    optimizer = Optimizer(weights, update, num_steps=10, warmup_steps=0)
+    generator = torch.Generator().manual_seed(5)
+    gradients = [torch.randn(weight.shape, generator=generator).bfloat16() for weight in weights]
+    for _ in range(3):
+        for weight, gradient in zip(weights, gradients, strict=True):
+            weight.grad = None
+            (weight * gradient).sum().backward()
+        optimizer.step(1.0)
+    exact = [optimizer.adam.export(index)["master"] - start[index] for index in range(len(weights))]
+    found = [weight.detach().float() - before for weight, before in zip(weights, start, strict=True)]
+    kept = sum((f * e).sum() for f, e in zip(found, exact, strict=True)) / sum(
+        e.square().sum() for e in exact
+    )
+    assert least <= kept < least + 0.2
 
 
 # AdamW

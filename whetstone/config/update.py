@@ -34,6 +34,8 @@ class UpdateConfig(Section):
     """The same as a number of steps; wins over warmup_ratio."""
     optim: Literal["adamw_torch", "adamw_8bit"] = "adamw_torch"
     """AdamW with float32 states, or with states of 8 bits: 6 bytes a parameter less (docs/update.md)."""
+    bf16_rounding: Literal["nearest", "stochastic"] = "nearest"
+    """How trained float32 weights become the bf16 ones that compute, on one GPU (docs/update.md)."""
     weight_decay: float = Field(default=0.0, ge=0, le=1_000)
     """AdamW's decoupled weight decay."""
     adam_beta1: float = Field(default=0.9, ge=0, lt=1)

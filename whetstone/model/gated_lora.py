@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whetstone.model.lora import is_short
-from whetstone.model.lora_products import add_linear, joined, with_inner
+from whetstone.model.lora_products import joined, with_inner
 
 FORWARD = "self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))"
 MAX_RANK = 64  # more sums than a kernel has registers for
@@ -77,9 +77,10 @@ class _GatedMlp(torch.autograd.Function):
         both = with_inner(x, a, scale)
         gate_up = F.linear(both, joined((gate, up), (gate_b, up_b)))
         ctx.scales = scale, down_scale
-        hidden, inner = gated_forward(gate_up, down_a, down_scale)
+        hidden = gated_forward(gate_up, down_a, down_scale)
+        inner = hidden[:, down.shape[1] :].contiguous()
         ctx.save_for_backward(both, gate_up, inner, a, *matrices)
-        return add_linear(F.linear(inner, down_b), hidden, down)
+        return F.linear(hidden, torch.cat([down, down_b], dim=1))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -103,20 +104,19 @@ class _GatedMlp(torch.autograd.Function):
 
 
 @torch.library.custom_op("whetstone::gated_forward", mutates_args=())
-def gated_forward(gate_up: Tensor, a: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Gate and up side by side [T, 2 I] -> silu(gate) * up [T, I], and scale A of it [T, r].
+def gated_forward(gate_up: Tensor, a: Tensor, scale: float) -> Tensor:
+    """Gate and up side by side [T, 2 I] -> h = silu(gate) * up beside scale A h, [T, I + r].
 
     In plain torch; on a GPU it is a kernel.
     """
     gate, up = gate_up.chunk(2, dim=1)
     hidden = F.silu(gate) * up
-    return hidden, F.linear(hidden, a) * scale
+    return torch.cat([hidden, F.linear(hidden, a) * scale], dim=1)
 
 
 @gated_forward.register_fake
 def _(gate_up, a, scale):
-    rank, width = a.shape
-    return tuple(gate_up.new_empty(gate_up.shape[0], columns) for columns in (width, rank))
+    return gate_up.new_empty(gate_up.shape[0], sum(a.shape))
 
 
 @gated_forward.register_kernel("cuda")

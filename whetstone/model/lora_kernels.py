@@ -59,12 +59,12 @@ def with_inner(x: Tensor, a: Tensor, scale: float) -> Tensor:
     return out
 
 
-def gated_forward(gate_up: Tensor, a: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """`gated_lora.gated_forward`: [T, 2 I] -> silu(gate) * up [T, I], and scale A of it [T, r]."""
-    num_rows, width = len(gate_up), gate_up.shape[1] // 2
-    hidden, inner = (gate_up.new_empty(num_rows, columns) for columns in (width, len(a)))
-    _inner(gate_up, a, scale, hidden, inner, gated=True)
-    return hidden, inner
+def gated_forward(gate_up: Tensor, a: Tensor, scale: float) -> Tensor:
+    """`gated_lora.gated_forward`: [T, 2 I] -> h = silu(gate) * up beside scale A h, [T, I + r]."""
+    rank, width = a.shape
+    out = gate_up.new_empty(len(gate_up), width + rank)
+    _inner(gate_up, a, scale, out, out[:, width:], gated=True)
+    return out
 
 
 def _inner(x: Tensor, a: Tensor, scale: float, out: Tensor, inner: Tensor, *, gated: bool) -> None:

@@ -10,15 +10,31 @@ MAX_RANK = 256  # of all A together: a kernel has no registers for more sums
 
 
 def add_linear(summand: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """summand + W x + b, where the summand is the small product of an adapter.
+    """summand + W x + b, where W is frozen and the summand is the small product of an adapter.
 
-    The matrix product adds it before it rounds. W x alone, once rounded to bf16, does not change by a summand
-    below half a step of its grid, so most of a young adapter would be lost.
+    The sum is rounded once. W x alone, once rounded to bf16, does not change by a summand below half a step
+    of its grid, so most of a young adapter would be lost.
     """
     rows = x.reshape(-1, x.shape[-1])
-    out = torch.addmm(summand.reshape(-1, summand.shape[-1]), rows, weight.t())
+    out = _SummedProduct.apply(summand.reshape(-1, summand.shape[-1]), rows, weight)
     out = out.view(*x.shape[:-1], out.shape[-1])
     return out if bias is None else out + bias
+
+
+class _SummedProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, summand: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(weight)
+        # cuBLAS may round the product before `addmm` adds to it, seen on an H200. Tensor-parallel ranks have
+        # no other: a distributed tensor has no product in another precision.
+        if not x.is_cuda or x.dtype == torch.float32 or type(x) is not Tensor:
+            return torch.addmm(summand, x, weight.t())
+        return torch.mm(x, weight.t(), out_dtype=torch.float32).add_(summand).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        [gradient], [weight] = gradients, ctx.saved_tensors
+        return gradient, gradient @ weight, None
 
 
 class GroupedProduct(torch.autograd.Function):
@@ -53,10 +69,10 @@ class WideProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: float, weight: Tensor, down: Tensor, up: Tensor) -> Tensor:
-        inner = F.linear(x, down) * scale
+        both = with_inner(x, down, scale)
         ctx.scale = scale
-        ctx.save_for_backward(x, inner, weight, down, up)
-        return add_linear(F.linear(inner, up), x, weight)
+        ctx.save_for_backward(x, both[:, x.shape[1] :].contiguous(), weight, down, up)
+        return F.linear(both, torch.cat([weight, up], dim=1))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:

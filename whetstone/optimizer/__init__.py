@@ -49,7 +49,8 @@ class Optimizer:
             self.adam = TorchAdamW(parameters)
         else:  # what the CPU trains is in its memory anyway
             offload = offload and parts[0].device.type != "cpu"
-            self.adam = CompactAdamW(parameters, coded=coded, offload=offload)
+            stochastic = config.bf16_rounding == "stochastic"
+            self.adam = CompactAdamW(parameters, coded=coded, offload=offload, stochastic=stochastic)
         # The schedules of torch want an optimizer: this one holds the rate, and moves nothing.
         holder = torch.optim.SGD([torch.zeros(1)], lr=config.learning_rate)
         self.schedule = make_schedule(holder, config, num_steps=num_steps, warmup_steps=warmup_steps)

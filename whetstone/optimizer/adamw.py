@@ -1,6 +1,10 @@
 """One AdamW step on flat weights, in plain torch; `kernels.py` has the same as one GPU kernel.
 
-A bf16 weight plus its low 16 bits is a float32 weight: `merge_halves` and `split_halves`.
+A bf16 weight plus its low 16 bits is a float32 weight: `merge_halves` and `split_halves`. The model computes
+with the bf16 weight alone, the float32 one rounded to the nearest or stochastically. Pretrained weights lie
+on bf16's grid, and a step of RL moves them by a hundredth of its width: rounded to the nearest, few change in
+the first dozens of steps. The random bits are a function of the position alone, so a weight does not flicker,
+and the rest has no more than 16 bits.
 """
 
 import math
@@ -55,6 +59,15 @@ class State:
     square: Tensor  # [n] of its square: float32, or uint8 codes
     mean_scale: Tensor | None  # float32, one per block of codes
     square_scale: Tensor | None
+    is_stochastic: bool = False  # the rounding of the weights
+
+    def rounding(self, weight: Tensor, first: int) -> Tensor | int:
+        """What is added to a float32 weight before its upper 16 bits are taken: half a step of bf16, or 16
+        random bits for each weight, always the same. `first`: the number of the first one in its parameter.
+        """
+        if not self.is_stochastic:
+            return HALF
+        return (noise(first, len(weight), 0, weight) & 0xFFFF).int()
 
     def moments(self, part: slice = slice(None)) -> tuple[Tensor, Tensor]:
         """Mean and square in float32; `part` begins at a block's beginning."""
@@ -95,23 +108,26 @@ class Job(NamedTuple):
     first: int
 
 
-def merge_halves(weight: Tensor, low: Tensor | None) -> Tensor:
-    """The float32 weights of which `weight` is the upper half; themselves, where there is no lower one."""
+def merge_halves(weight: Tensor, low: Tensor | None, rounding: Tensor | int = HALF) -> Tensor:
+    """The float32 weights of which `weight` is the upper half; themselves, where there is no lower one.
+
+    `rounding`: as in `split_halves`, `State.rounding`.
+    """
     if low is None:
         return weight
-    bits = (weight.view(torch.int16).int() << 16) + low.int()
-    return bits.view(torch.float32)
+    rest = ((low.int() + rounding) & 0xFFFF) - rounding
+    return ((weight.view(torch.int16).int() << 16) + rest).view(torch.float32)
 
 
-def split_halves(whole: Tensor, weight: Tensor, low: Tensor | None) -> None:
-    """Write float32 weights into bf16 ones, rounded to the nearest, and the rest into `low`."""
+def split_halves(whole: Tensor, weight: Tensor, low: Tensor | None, rounding: Tensor | int = HALF) -> None:
+    """Write float32 weights into bf16 ones and the rest into `low`."""
     if low is None:
         weight.copy_(whole)
         return
-    # Halves away from zero, since the rest of an even half would not fit 16 bits. NaN: the largest patterns
-    # would run over into a number.
+    # NaN: the largest patterns would run over into a number. The rest is between -rounding and 65535 -
+    # rounding, so its last 16 bits tell what it is.
     bits = torch.where(whole.isnan(), NAN, whole.contiguous().view(torch.int32))
-    high = (bits + HALF) >> 16
+    high = (bits + rounding) >> 16
     weight.copy_(high.to(torch.int16).view(torch.bfloat16))
     low.copy_((bits - (high << 16)).to(torch.int16))
 
@@ -129,8 +145,10 @@ def adamw_step(weight: Tensor, gradient: Tensor, state: State, settings: AdamWSt
     mean = mean.lerp(gradient, 1 - settings.beta1)
     square = (square * settings.beta2).addcmul_(gradient, gradient, value=1 - settings.beta2)
     root = (square.sqrt() / settings.root).add_(settings.epsilon)
-    whole = merge_halves(weight, state.low_bits)
-    split_halves(whole - (whole * settings.decay + mean / root * settings.size), weight, state.low_bits)
+    rounding = state.rounding(weight, first)
+    whole = merge_halves(weight, state.low_bits, rounding)
+    whole = whole - (whole * settings.decay + mean / root * settings.size)
+    split_halves(whole, weight, state.low_bits, rounding)
     is_coded = state.mean_scale is not None
     state.store(mean, square, chance=noise(first, len(weight), settings.seed, weight) if is_coded else None)
 

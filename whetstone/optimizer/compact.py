@@ -33,6 +33,7 @@ class Piece:
     end: int
     is_split: bool
     is_coded: bool
+    is_stochastic: bool = False
     at: int = 0
 
     def __len__(self) -> int:
@@ -59,7 +60,7 @@ class Piece:
         for name, kind, count in self._fields():
             views[name] = bucket[at : at + count * kind.itemsize].view(kind)
             at += _aligned(count * kind.itemsize)
-        return State(**views)
+        return State(**views, is_stochastic=self.is_stochastic)
 
     def fitting(self, room: int) -> int:
         """How many of its values a bucket with `room` bytes left can take: all, or whole units."""
@@ -129,14 +130,25 @@ class OffloadStream:
 class CompactAdamW:
     """Moves parameters that are bf16 or float32; a sharded one in this rank's part."""
 
+    """`stochastic`: the rounding of bf16 weights."""
+
     def __init__(
-        self, parameters: Sequence[nn.Parameter], *, coded: bool, offload: bool, bucket_size: int = BUCKET
+        self,
+        parameters: Sequence[nn.Parameter],
+        *,
+        coded: bool,
+        offload: bool,
+        stochastic: bool = False,
+        bucket_size: int = BUCKET,
     ):
         self.parameters = parameters
         self.steps = [0] * len(parameters)
         device = local(parameters[0]).device
         self._adamw_steps = pick_kernel(device)
-        pieces = [_whole(index, local(parameter), coded) for index, parameter in enumerate(parameters)]
+        pieces = [
+            replace(_whole(index, local(parameter), coded), is_stochastic=stochastic)
+            for index, parameter in enumerate(parameters)
+        ]
         pieces = [piece for piece in pieces if len(piece)]  # a rank may have nothing of a small parameter
         self._offload: OffloadStream | None = None
         if offload:
@@ -212,7 +224,9 @@ class CompactAdamW:
                     exported[name].view(-1)[at].copy_(moment)
             if is_split:
                 assert state.low_bits is not None
-                whole = merge_halves(here.reshape(-1)[at], state.low_bits[part].to(here.device))
+                low = state.low_bits[part].to(here.device)
+                weight = here.reshape(-1)[at]
+                whole = merge_halves(weight, low, state.rounding(weight, at.start))
                 exported["master"].view(-1)[at].copy_(whole)
         return {"step": step, **exported}
 
@@ -226,7 +240,8 @@ class CompactAdamW:
             for own, part, at in self._chunks(index):
                 own.store(mean[at].to(own.mean.device), square[at].to(own.mean.device), part)
                 low = None if own.low_bits is None else own.low_bits[part].to(weight.device)
-                split_halves(master[at].to(weight.device), weight[at], low)
+                rounding = own.rounding(weight[at], at.start)
+                split_halves(master[at].to(weight.device), weight[at], low, rounding)
                 if low is not None and own.low_bits is not None:
                     own.low_bits[part].copy_(low)
 

@@ -52,19 +52,25 @@ def _moments(gradient, mean, square, fresh1, beta2, fresh2):
 
 @triton.jit
 def _move_weight(
-    weight_ptr, low_ptr, index, inside, mean, square, epsilon, size, root, decay, SPLIT: tl.constexpr
+    weight_ptr, low_ptr, index, first, inside, mean, square, epsilon, size, root, decay,
+    SPLIT: tl.constexpr, STOCHASTIC: tl.constexpr,
 ):  # fmt: skip
     change = tl.div_rn(mean, tl.div_rn(tl.sqrt_rn(square), root) + epsilon) * size
     if SPLIT:
+        if STOCHASTIC:
+            rounding = (_noise(index + first, tl.full((), 0, tl.uint32)) & 0xFFFF).to(tl.int32)
+        else:
+            rounding = 0x8000
         high = tl.load(weight_ptr + index, mask=inside, other=0).to(tl.int32)
-        bits = (high << 16) + tl.load(low_ptr + index, mask=inside, other=0).to(tl.int32)
+        low = tl.load(low_ptr + index, mask=inside, other=0).to(tl.int32)
+        bits = (high << 16) + ((low + rounding) & 0xFFFF) - rounding
         weight = bits.to(tl.float32, bitcast=True)
     else:
         weight = tl.load(weight_ptr + index, mask=inside, other=0.0)
     weight = weight - (weight * decay + change)
     if SPLIT:
         bits = tl.where(weight != weight, 0x7FC00000, weight.to(tl.int32, bitcast=True))
-        high = (bits + 0x8000) >> 16
+        high = (bits + rounding) >> 16
         tl.store(weight_ptr + index, high.to(tl.int16), mask=inside)
         tl.store(low_ptr + index, (bits - (high << 16)).to(tl.int16), mask=inside)
     else:
@@ -77,7 +83,8 @@ def _adam_kernel(
     weight_ptr, low_ptr, gradient_ptr, mean_ptr, square_ptr, mean_scale_ptr, square_scale_ptr,
     mean_table_ptr, square_table_ptr, count, first, seed,
     clip, fresh1, beta2, fresh2, epsilon, size, root, decay,
-    SPLIT: tl.constexpr, CODED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    SPLIT: tl.constexpr, STOCHASTIC: tl.constexpr, CODED: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
     MEAN_LEVELS: tl.constexpr, MEAN_SLOPE: tl.constexpr, MEAN_FLOOR: tl.constexpr,
     SQUARE_LEVELS: tl.constexpr, SQUARE_SLOPE: tl.constexpr, SQUARE_FLOOR: tl.constexpr,
 ):  # fmt: skip
@@ -98,7 +105,9 @@ def _adam_kernel(
         mean = tl.load(mean_ptr + index, mask=inside, other=0.0)
         square = tl.load(square_ptr + index, mask=inside, other=0.0)
     mean, square = _moments(gradient, mean, square, fresh1, beta2, fresh2)
-    _move_weight(weight_ptr, low_ptr, index, inside, mean, square, epsilon, size, root, decay, SPLIT)
+    _move_weight(
+        weight_ptr, low_ptr, index, first, inside, mean, square, epsilon, size, root, decay, SPLIT, STOCHASTIC
+    )
     if CODED:
         chance = _noise(index + first, seed)
         scale = tl.maximum(tl.max(tl.abs(mean), 1), MEAN_FLOOR)
@@ -120,12 +129,13 @@ def _adam_kernel(
 @triton.jit
 def _small_kernel(
     addresses_ptr, owners_ptr, clip, fresh1, beta2, fresh2, epsilon, size, root, decay,
-    SPLIT: tl.constexpr, HALF_GRADIENT: tl.constexpr, BLOCK: tl.constexpr,
+    SPLIT: tl.constexpr, STOCHASTIC: tl.constexpr, HALF_GRADIENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     owner = tl.load(owners_ptr + 2 * tl.program_id(0)).to(tl.int64)
-    addresses_ptr += 6 * owner
+    addresses_ptr += 7 * owner
     index = tl.load(owners_ptr + 2 * tl.program_id(0) + 1) * BLOCK + tl.arange(0, BLOCK)
     inside = index < tl.load(addresses_ptr + 5)
+    first = tl.load(addresses_ptr + 6)
     bits_type = tl.pointer_type(tl.int16 if SPLIT else tl.float32)
     weight_ptr = tl.load(addresses_ptr).to(bits_type)
     low_ptr = tl.load(addresses_ptr + 1).to(bits_type)
@@ -138,7 +148,9 @@ def _small_kernel(
     mean = tl.load(mean_ptr + index, mask=inside, other=0.0)
     square = tl.load(square_ptr + index, mask=inside, other=0.0)
     mean, square = _moments(gradient, mean, square, fresh1, beta2, fresh2)
-    _move_weight(weight_ptr, low_ptr, index, inside, mean, square, epsilon, size, root, decay, SPLIT)
+    _move_weight(
+        weight_ptr, low_ptr, index, first, inside, mean, square, epsilon, size, root, decay, SPLIT, STOCHASTIC
+    )
     tl.store(mean_ptr + index, mean, mask=inside)
     tl.store(square_ptr + index, square, mask=inside)
 
@@ -148,7 +160,10 @@ def adamw_steps(jobs: Sequence[Job]) -> None:
     small: dict[tuple[Any, ...], list[Job]] = {}
     for job in jobs:
         if job.state.mean_scale is None and job.weight.numel() < SMALL:
-            kind = (job.weight.dtype, job.gradient.dtype, job.settings.step, job.weight.device)
+            kind = (
+                job.weight.dtype, job.gradient.dtype, job.state.is_stochastic,
+                job.settings.step, job.weight.device,
+            )  # fmt: skip
             small.setdefault(kind, []).append(job)
         else:
             adamw_step(*job)
@@ -161,12 +176,12 @@ def adamw_steps(jobs: Sequence[Job]) -> None:
 def _step_together(jobs: list[Job], *, is_split: bool, is_half: bool) -> None:
     """Small parameters of one device, at the same step."""
     rows = []
-    for weight, gradient, state, *_ in jobs:
+    for weight, gradient, state, _, first in jobs:
         low_bits = weight if state.low_bits is None else state.low_bits
         tensors = (weight, low_bits, gradient, state.mean, state.square)
-        rows.append([*(tensor.data_ptr() for tensor in tensors), weight.numel()])
+        rows.append([*(tensor.data_ptr() for tensor in tensors), weight.numel(), first])
     addresses = torch.tensor(rows)
-    counts = addresses[:, -1]
+    counts = addresses[:, -2]
     num_blocks = (counts + SMALL_BLOCK - 1) // SMALL_BLOCK
     owners = torch.repeat_interleave(num_blocks)
     blocks = torch.arange(len(owners)) - (num_blocks.cumsum(0) - num_blocks)[owners]
@@ -175,7 +190,8 @@ def _step_together(jobs: list[Job], *, is_split: bool, is_half: bool) -> None:
         addresses.to(device), torch.stack([owners, blocks], 1).int().to(device),
         settings.clip, 1 - settings.beta1, settings.beta2, 1 - settings.beta2, settings.epsilon,
         settings.size, settings.root, settings.decay,
-        SPLIT=is_split, HALF_GRADIENT=is_half, BLOCK=SMALL_BLOCK, num_warps=4,
+        SPLIT=is_split, STOCHASTIC=jobs[0].state.is_stochastic, HALF_GRADIENT=is_half, BLOCK=SMALL_BLOCK,
+        num_warps=4,
     )  # fmt: skip
 
 
@@ -194,7 +210,7 @@ def adamw_step(weight: Tensor, gradient: Tensor, state: State, settings: AdamWSt
         count, first, settings.seed,
         settings.clip, 1 - settings.beta1, settings.beta2, 1 - settings.beta2, settings.epsilon,
         settings.size, settings.root, settings.decay,
-        SPLIT=is_split, CODED=is_coded, ROWS=ROWS, BLOCK=BLOCK,
+        SPLIT=is_split, STOCHASTIC=state.is_stochastic, CODED=is_coded, ROWS=ROWS, BLOCK=BLOCK,
         MEAN_LEVELS=FIRST_MOMENT.levels, MEAN_SLOPE=FIRST_MOMENT.slope, MEAN_FLOOR=FIRST_MOMENT.floor,
         SQUARE_LEVELS=SECOND_MOMENT.levels, SQUARE_SLOPE=SECOND_MOMENT.slope,
         SQUARE_FLOOR=SECOND_MOMENT.floor,

@@ -97,6 +97,11 @@ def init_distributed(config: Config, stack: contextlib.ExitStack) -> Ranks:
             "async_rollouts=1 with several ranks requires rollout_engine=vllm or sglang: the engine "
             f"{config.rollout.rollout_engine} would compete with training for the GPU."
         )
+    if ranks.world_size > 1 and config.update.bf16_rounding != "nearest":
+        raise UserError(
+            "bf16_rounding=stochastic is for one GPU: several share float32 weights, and where these are "
+            "gathered they are rounded to the nearest. Leave it out."
+        )
     return ranks
 
 
