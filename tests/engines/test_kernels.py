@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.kernels import agreeing
 
-NUM_CASES = {"engines": 22, "model": 18, "optimizer": 9}
+NUM_CASES = {"engines": 22, "model": 18, "optimizer": 11}
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from tests.conftest import make_policy
 from tests.support.engines import compare_with_trainer
 from tests.support.models import tiny_policy
 from tests.support.update import (
+    PARTS_OF_A_LAYER,
     flat_gradient,
     make_samples,
     reference_gradient,
@@ -73,7 +74,7 @@ def test_dropout_changes_the_adapters_input_only() -> None:
     assert not torch.equal(dropped, x)
 
 
-@pytest.mark.parametrize("kind", ["peft", "alone", "dropout", "fused", "nf4"])
+@pytest.mark.parametrize("kind", ["peft", "alone", "dropout", "compiled", "fused", "nf4"])
 def test_a_small_update_is_not_rounded_away(kind: str) -> None:
     """W x in bf16, and B A x added to it, would be W x again: most of a small update would be lost."""
     plain = make_policy("qwen2", hidden_size=256, intermediate_size=256, num_hidden_layers=1)
@@ -85,6 +86,9 @@ def test_a_small_update_is_not_rounded_away(kind: str) -> None:
         dequantize_model(exact)
     if kind == "fused":
         fuse_lora(policy.layers)
+    if kind == "compiled":
+        for name in PARTS_OF_A_LAYER:
+            policy.layers[0].get_submodule(name).compile(backend="eager")
     if kind == "peft":
         for layer in policy.layers[0].modules():
             layer.__class__ = Linear if isinstance(layer, Linear) else layer.__class__

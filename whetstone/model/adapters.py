@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from whetstone.errors import UserError
 from whetstone.model.lora import is_plain_lora, read_adapter
-from whetstone.model.lora_products import add_linear
+from whetstone.model.lora_products import AdaptedProduct
 
 
 class AdapterSelection:
@@ -69,8 +69,10 @@ class AdapterLinear(nn.Module):
         ids = self.selection.ids
         if ids is None:
             return self.base(x)
-        adapted = F.linear(F.linear(x, self.down) * self.mask[ids], self.up)
-        return add_linear(adapted, x, self.weight, self.bias)
+        inner = F.linear(x, self.down) * self.mask[ids]
+        rows = (tensor.reshape(-1, tensor.shape[-1]) for tensor in (x, inner))
+        out = AdaptedProduct.apply(*rows, self.weight, self.up).view(*x.shape[:-1], -1)
+        return out if self.bias is None else out + self.bias
 
 
 Factors = dict[str, tuple[Tensor, Tensor]]  # name of a module -> A and B, scaled

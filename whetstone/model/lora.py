@@ -6,16 +6,17 @@ then take longer than those of the frozen matrices; the optimizer's float32 mast
 
 import copy
 import functools
-import operator
 import warnings
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import nn
 
 from whetstone.config.sections import ModelConfig
 from whetstone.errors import UserError
 from whetstone.model.loading import guarded
-from whetstone.model.lora_products import add_linear
+from whetstone.model.lora_products import AdaptedProduct
 from whetstone.model.nf4 import Nf4Linear
 from whetstone.model.rounding import stochastic_round
 
@@ -172,15 +173,19 @@ def short_linear() -> type:
             if self.compute is not None and not self.disable_adapters and len(self.active_adapters) == 1:
                 return self.compute(self, x)
             base, names = self.base_layer, [] if self.disable_adapters else self.active_adapters
-            adapted = [
-                self.lora_B[name](self.lora_A[name](self.lora_dropout[name](x)) * self.scaling[name])
-                for name in names
-            ]
-            if not adapted:
+            if not names:
                 return base(x)
-            summand = functools.reduce(operator.add, adapted)
-            if type(base) is nn.Linear:
-                return add_linear(summand, x, base.weight, base.bias)
-            return base.plus(summand, x) if isinstance(base, Nf4Linear) else base(x) + summand
+            inners = [self.lora_A[n](self.lora_dropout[n](x)) * self.scaling[n] for n in names]
+            ups: list[Any] = [self.lora_B[n].weight for n in names]
+            inner, up = torch.cat(inners, -1), torch.cat(ups, 1)
+            if type(base) is not nn.Linear and not isinstance(base, Nf4Linear):
+                return base(x) + F.linear(inner, up)
+            rows, inner = (tensor.reshape(-1, tensor.shape[-1]) for tensor in (x, inner))
+            if isinstance(base, Nf4Linear):
+                out = base.adapted(rows, inner, up)
+            else:
+                out = AdaptedProduct.apply(rows, inner, base.weight, up)
+            out = out.view(*x.shape[:-1], -1)
+            return out if base.bias is None else out + base.bias
 
     return LoraLinear

@@ -6,35 +6,41 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+HALF = (torch.bfloat16, torch.float16)
 MAX_RANK = 256  # of all A together: a kernel has no registers for more sums
 
 
-def add_linear(summand: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """summand + W x + b, where W is frozen and the summand is the small product of an adapter.
+def add_product(summand: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """summand + W x, for a summand [T, out] such as the small product of an adapter. Without gradients.
 
     The sum is rounded once. W x alone, once rounded to bf16, does not change by a summand below half a step
     of its grid, so most of a young adapter would be lost.
     """
-    rows = x.reshape(-1, x.shape[-1])
-    out = _SummedProduct.apply(summand.reshape(-1, summand.shape[-1]), rows, weight)
-    out = out.view(*x.shape[:-1], out.shape[-1])
-    return out if bias is None else out + bias
-
-
-class _SummedProduct(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, summand: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(weight)
-        # cuBLAS may round the product before `addmm` adds to it, seen on an H200. Tensor-parallel ranks have
-        # no other: a distributed tensor has no product in another precision.
-        if not x.is_cuda or x.dtype == torch.float32 or type(x) is not Tensor:
-            return torch.addmm(summand, x, weight.t())
+    if x.is_cuda and x.dtype in HALF and type(x) is Tensor:
+        # cuBLAS may round the product before `addmm` adds to it, as seen on an H200.
         return torch.mm(x, weight.t(), out_dtype=torch.float32).add_(summand).to(x.dtype)
+    return torch.addmm(summand, x, weight.t())
+
+
+def adapted_product(x: Tensor, inner: Tensor, weight: Tensor, up: Tensor) -> Tensor:
+    """W x + B inner, rounded once: `add_product`. Without gradients."""
+    if x.dtype in HALF and torch.compiler.is_compiling():
+        return F.linear(torch.cat([x, inner], dim=1), torch.cat([weight, up], dim=1))
+    return add_product(F.linear(inner, up), x, weight)
+
+
+class AdaptedProduct(torch.autograd.Function):
+    """W x + B inner of [T, in] and [T, r], where W is frozen."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, inner: Tensor, weight: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(inner, weight, up)
+        return adapted_product(x, inner, weight, up)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        [gradient], [weight] = gradients, ctx.saved_tensors
-        return gradient, gradient @ weight, None
+        [gradient], [inner, weight, up] = gradients, ctx.saved_tensors
+        return gradient @ weight, gradient @ up, None, gradient.T @ inner
 
 
 class GroupedProduct(torch.autograd.Function):

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from whetstone.model.lora_products import add_linear
+from whetstone.model.lora_products import adapted_product
 
 BLOCK = 64  # weights that share a scale
 # Quantiles of the normal distribution, scaled to [-1, 1]: arXiv 2305.14314, appendix E.
@@ -45,31 +45,38 @@ class Nf4Linear(nn.Linear):
         return dequantize(self.codes, self.scales, self.dtype)
 
     def forward(self, input: Tensor) -> Tensor:
-        return _Product.apply(input, self.codes, self.scales, self.bias, None)
+        return _Product.apply(input, self.codes, self.scales, self.bias)
 
-    def plus(self, summand: Tensor, x: Tensor) -> Tensor:
-        """`lora_products.add_linear`"""
-        return _Product.apply(x, self.codes, self.scales, self.bias, summand)
+    def adapted(self, x: Tensor, inner: Tensor, up: Tensor) -> Tensor:
+        """`lora_products.AdaptedProduct`"""
+        return _AdaptedProduct.apply(x, inner, self.codes, self.scales, up)
 
 
 class _Product(torch.autograd.Function):
-    """x -> W x + b (+ a summand), with W dequantized once more for the gradient of x."""
+    """x -> x W^T + b, with W dequantized once more for the gradient of x."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None, summand: Tensor | None
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(codes, scales)
-        weight = dequantize(codes, scales, x.dtype)
-        return F.linear(x, weight, bias) if summand is None else add_linear(summand, x, weight, bias)
+        return F.linear(x, dequantize(codes, scales, x.dtype), bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        codes, scales = ctx.saved_tensors
+        return grad @ dequantize(codes, scales, grad.dtype), None, None, None
+
+
+class _AdaptedProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, inner: Tensor, codes: Tensor, scales: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(inner, codes, scales, up)
+        return adapted_product(x, inner, dequantize(codes, scales, x.dtype), up)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        [gradient] = gradients
-        codes, scales = ctx.saved_tensors
-        summand_gradient = gradient if ctx.needs_input_grad[4] else None
-        x_gradient = gradient @ dequantize(codes, scales, gradient.dtype)
-        return x_gradient, None, None, None, summand_gradient
+        [gradient], [inner, codes, scales, up] = gradients, ctx.saved_tensors
+        weight = dequantize(codes, scales, gradient.dtype)
+        return gradient @ weight, gradient @ up, None, None, gradient.T @ inner
 
 
 def quantize_model(model: Any, device: torch.device) -> None:

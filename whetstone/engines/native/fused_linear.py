@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from whetstone.model.adapters import AdapterLinear
 from whetstone.model.lora import is_plain_lora
-from whetstone.model.lora_products import add_linear
+from whetstone.model.lora_products import add_product
 from whetstone.model.nf4 import Nf4Linear, dequantize
 from whetstone.model.rounding import stochastic_round
 
@@ -43,7 +43,8 @@ class FusedLinear:
     def __call__(self, x: Tensor) -> Tensor:
         if self.adapter is None:
             return F.linear(x, self._matrix(), self.bias)
-        return add_linear(self.adapter.project(x) @ self.adapter.up, x, self._matrix(), self.bias)
+        out = add_product(self.adapter.project(x) @ self.adapter.up, x, self._matrix())
+        return out if self.bias is None else out + self.bias
 
     @property
     def has_no_bias_or_lora(self) -> bool:
