@@ -190,6 +190,13 @@ SLOW = {
     "whet train local_kl": "",
     "whet train six_tasks": "",
     "whet train six_tasks seed=43": "",
+    "whet train six_tasks bf16_rounding=stochastic": "",
+    "whet train six_tasks bf16_rounding=stochastic learning_rate=1.0e-6": "",
+    "whet train gsm8k bf16_rounding=stochastic learning_rate=2.0e-6 max_steps=40": (
+        "whet train gsm8k data_path=rows.json eval_path=rows.json bf16_rounding=stochastic"
+    ),
+    "whet train six_tasks use_peft=true learning_rate=2.0e-5 beta=0.01 max_steps=20 fixed_eval_steps=10 "
+    "bf16_rounding=stochastic": "",
     "whet train six_tasks use_peft=true learning_rate=2.0e-5 beta=0.01 max_steps=20": "",
     "whet train six_tasks beta=0.01 max_steps=8 eval_num_samples=0 use_peft=true": "",
     "whet train gsm8k num_generations=8 max_steps=8 eval_num_samples=0 use_peft=true": (

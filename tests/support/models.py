@@ -144,8 +144,8 @@ ones have other factors for all their tokens, those that were sampled before inc
 a part of each head, so it is sampled with its own modules.
 
 Any other causal language model of transformers is tried in the same way at the start of a run. It is refused
-only if the logits of its padded rows differ from its own. Mixtures of experts were examined for correctness
-only: never trained at size, and without an auxiliary loss.
+only if the logits of its padded rows differ from its own. Mixtures of experts have no auxiliary loss, and
+none was trained for more than some steps. Their speed: [lab/engines.md](lab/engines.md#mixture-of-experts).
 
 The last columns are the difference of logprobs between engine and trainer, for 12 completions of 32 tokens at
 temperature 1 on a CPU: the largest in float32, the mean in bf16. In bf16 engine and trainer may route a token
