@@ -128,9 +128,10 @@ class OffloadStream:
 
 
 class CompactAdamW:
-    """Moves parameters that are bf16 or float32; a sharded one in this rank's part."""
+    """Moves parameters that are bf16 or float32; a sharded one in this rank's part.
 
-    """`stochastic`: the rounding of bf16 weights."""
+    `stochastic`: how bf16 weights are rounded.
+    """
 
     def __init__(
         self,
