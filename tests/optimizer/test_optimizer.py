@@ -391,6 +391,11 @@ def test_buckets_are_full_and_pieces_cover_every_value_once(coded, per_value):
 KINDS = {
     "float32": (torch.float32, {"coded": False, "offload": False}),
     "split": (torch.bfloat16, {"coded": False, "offload": False}),
+    "split, stochastic": (torch.bfloat16, {"coded": False, "offload": False, "stochastic": True}),
+    "split, stochastic, host": (
+        torch.bfloat16,
+        {"coded": False, "offload": True, "stochastic": True, "bucket_size": 12 * 1024},
+    ),
     "split, host": (torch.bfloat16, {"coded": False, "offload": True, "bucket_size": 12 * 1024}),
     "8 bits": (torch.bfloat16, {"coded": True, "offload": False}),
     "8 bits, host": (torch.float32, {"coded": True, "offload": True, "bucket_size": 12 * 1024}),
@@ -446,10 +451,12 @@ def test_states_of_one_kind_go_on_as_any_other(start, to):
             assert (before - after).abs().max() < 5e-4  # of 3 steps of 1e-3
 
 
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 @pytest.mark.parametrize("optim", ["adamw_torch", "adamw_8bit"])
-def test_a_checkpoint_on_the_disk_goes_on_bit_for_bit(tmp_path, optim):
+def test_a_checkpoint_on_the_disk_goes_on_bit_for_bit(tmp_path, optim, rounding):
     def optimiser_of(weights):
-        room = build({"learning_rate": 1e-3, "optim": optim, "weight_decay": 0.1}).update
+        settings = {"optim": optim, "bf16_rounding": rounding, "weight_decay": 0.1}
+        room = build({"learning_rate": 1e-3, **settings}).update
         return Optimizer(weights, room, num_steps=8, warmup_steps=2)
 
     def steps(weights, optimizer, first, last):
