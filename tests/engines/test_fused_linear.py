@@ -9,7 +9,7 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 
 from tests.conftest import make_policy
-from tests.support.update import share_kept, with_young_adapter
+from tests.support.update import share_kept, with_small_adapter
 from whetstone.engines.native.fused_linear import FusedLinear, is_linear_or_lora, num_splits
 
 
@@ -59,7 +59,7 @@ def test_joined_layers_with_adapters_give_what_the_layers_give(merge, settings):
 
 @pytest.mark.parametrize("merge", [True, False])
 def test_a_small_adapter_is_not_rounded_away(merge: bool) -> None:
-    policy = with_young_adapter(make_policy("qwen2", hidden_size=256))
+    policy = with_small_adapter(make_policy("qwen2", hidden_size=256))
     attention = policy.layers[0].self_attn
     layers = [attention.q_proj, attention.k_proj, attention.v_proj]
     joined = FusedLinear(layers, merge=merge)

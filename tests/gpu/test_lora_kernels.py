@@ -7,7 +7,7 @@ import torch
 
 from tests.support import lora
 from tests.support.gpu import on_gpu
-from tests.support.update import PARTS_OF_A_LAYER, shares_kept, with_young_adapter
+from tests.support.update import PARTS_OF_A_LAYER, shares_kept, with_small_adapter
 from whetstone.model.fused_lora import fuse_lora
 from whetstone.model.gated_lora import gated_backward, gated_forward
 from whetstone.model.lora_products import with_inner
@@ -59,7 +59,7 @@ def test_a_gated_mlp_in_both_directions(rows: int, width: int, rank: int, dtype:
 @pytest.mark.parametrize("is_fused", [False, True])
 def test_a_small_update_is_not_rounded_away(is_fused: bool, is_compiled: bool) -> None:
     shape = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
-    policy = with_young_adapter(on_gpu("qwen2", torch.bfloat16, **shape))
+    policy = with_small_adapter(on_gpu("qwen2", torch.bfloat16, **shape))
     [layer], exact = policy.layers, copy.deepcopy(policy.layers[0]).double()
     if is_fused:
         fuse_lora(policy.layers)

@@ -10,7 +10,7 @@ import torch
 from tests.conftest import make_policy
 from tests.support.engines import PROMPTS, collect
 from tests.support.gpu import WIDE, on_gpu
-from tests.support.update import share_kept, with_young_adapter
+from tests.support.update import share_kept, with_small_adapter
 from whetstone.engines.base import PartialOutput, Request, SamplingParams
 from whetstone.engines.native import NativeEngine
 from whetstone.engines.native.fused_linear import FusedLinear
@@ -221,7 +221,7 @@ def test_lora_takes_part_in_the_rollout_and_the_weights_that_train_are_not_touch
 
 @pytest.mark.parametrize("merge", [True, False])
 def test_a_small_adapter_is_not_rounded_away(merge):
-    policy = with_young_adapter(on_gpu("qwen2", torch.bfloat16, hidden_size=256))
+    policy = with_small_adapter(on_gpu("qwen2", torch.bfloat16, hidden_size=256))
     attention = policy.layers[0].self_attn
     layers = [attention.q_proj, attention.k_proj, attention.v_proj]
     joined = FusedLinear(layers, merge=merge)

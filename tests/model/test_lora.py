@@ -17,7 +17,7 @@ from tests.support.update import (
     share_kept,
     shares_kept,
     with_lora,
-    with_young_adapter,
+    with_small_adapter,
 )
 from whetstone.config import build, make_plan
 from whetstone.config.sections import ModelConfig
@@ -80,7 +80,7 @@ def test_a_small_update_is_not_rounded_away(kind: str) -> None:
     plain = make_policy("qwen2", hidden_size=256, intermediate_size=256, num_hidden_layers=1)
     if kind == "nf4":
         quantize_model(plain.model.bfloat16(), plain.device)
-    policy = with_young_adapter(plain, **({"lora_dropout": 0.1} if kind == "dropout" else {}))
+    policy = with_small_adapter(plain, **({"lora_dropout": 0.1} if kind == "dropout" else {}))
     exact = copy.deepcopy(policy.layers[0])
     if kind == "nf4":
         dequantize_model(exact)
@@ -110,7 +110,7 @@ def test_experts_have_no_adapter(model_type: str) -> None:
 
 
 def test_a_small_adapter_is_not_lost_in_the_weights_it_is_merged_into(tmp_path) -> None:
-    policy = with_young_adapter(make_policy("qwen2", hidden_size=256))
+    policy = with_small_adapter(make_policy("qwen2", hidden_size=256))
     layer = policy.layers[0].self_attn.o_proj
     base, change = layer.base_layer.weight.detach().clone(), layer.get_delta_weight("default").detach()
     policy.model.save_pretrained(tmp_path)

@@ -33,7 +33,7 @@ def with_lora(policy: Policy) -> Policy:
     return Policy(model, policy.tokenizer, policy.device)
 
 
-def with_young_adapter(policy: Policy, **settings) -> Policy:
+def with_small_adapter(policy: Policy, **settings) -> Policy:
     """`policy` in bf16 with an adapter that changes weights of about 0.1 by 1e-4 at most: half a step of bf16
     is 2.4e-4 there.
     """

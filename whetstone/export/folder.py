@@ -154,8 +154,8 @@ def _notes(source: Source, stored: str, dtype: str, differences: dict[str, Diffe
     notes = []
     if (Path(source.model) / ADAPTER_CONFIG).is_file():
         notes.append(
-            f"The adapter was merged in float32, and the sum rounded to {dtype} once, up or down at random. "
-            "What was measured is the adapter beside its base."
+            f"The adapter was merged in float32, and the sum rounded to {dtype} once, stochastically. What "
+            "was measured is the adapter beside its base."
         )
         if source.was_4bit:
             notes.append("It was trained on its base in 4 bits (NF4): these weights hold the rounded base.")

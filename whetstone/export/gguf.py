@@ -44,8 +44,8 @@ def write_gguf(
 ) -> None:
     """Write weights, shape and tokenizer into one file; `kind` is f16 or q8_0.
 
-    Weights into which an adapter was merged are rounded to f16 at random. In q8_0 the nearest is better: the
-    base does not lie on its grid, so a small adapter is not lost.
+    Weights into which an adapter was merged are rounded to f16 stochastically. In q8_0 the nearest is better:
+    the base does not lie on its grid, so a small adapter is not lost.
     """
     from gguf import LlamaFileType
 

@@ -14,8 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whetstone.errors import UserError
-from whetstone.model.lora import is_plain_lora, read_adapter
-from whetstone.model.lora_products import AdaptedProduct
+from whetstone.model.lora import adapted_linear, is_plain_lora, read_adapter
 
 
 class AdapterSelection:
@@ -69,10 +68,7 @@ class AdapterLinear(nn.Module):
         ids = self.selection.ids
         if ids is None:
             return self.base(x)
-        inner = F.linear(x, self.down) * self.mask[ids]
-        rows = (tensor.reshape(-1, tensor.shape[-1]) for tensor in (x, inner))
-        out = AdaptedProduct.apply(*rows, self.weight, self.up).view(*x.shape[:-1], -1)
-        return out if self.bias is None else out + self.bias
+        return adapted_linear(self.base, x, F.linear(x, self.down) * self.mask[ids], self.up)
 
 
 Factors = dict[str, tuple[Tensor, Tensor]]  # name of a module -> A and B, scaled

@@ -178,14 +178,19 @@ def short_linear() -> type:
             inners = [self.lora_A[n](self.lora_dropout[n](x)) * self.scaling[n] for n in names]
             ups: list[Any] = [self.lora_B[n].weight for n in names]
             inner, up = torch.cat(inners, -1), torch.cat(ups, 1)
-            if type(base) is not nn.Linear and not isinstance(base, Nf4Linear):
-                return base(x) + F.linear(inner, up)
-            rows, inner = (tensor.reshape(-1, tensor.shape[-1]) for tensor in (x, inner))
-            if isinstance(base, Nf4Linear):
-                out = base.adapted(rows, inner, up)
-            else:
-                out = AdaptedProduct.apply(rows, inner, base.weight, up)
-            out = out.view(*x.shape[:-1], -1)
-            return out if base.bias is None else out + base.bias
+            return adapted_linear(base, x, inner, up)
 
     return LoraLinear
+
+
+def adapted_linear(base: Any, x: Any, inner: Any, up: Any) -> Any:
+    """base(x) + B inner, rounded once before a bias is added."""
+    if type(base) is not nn.Linear and not isinstance(base, Nf4Linear):
+        return base(x) + F.linear(inner, up)
+    rows, inner = (tensor.reshape(-1, tensor.shape[-1]) for tensor in (x, inner))
+    if isinstance(base, Nf4Linear):
+        out = base.adapted(rows, inner, up)
+    else:
+        out = AdaptedProduct.apply(rows, inner, base.weight, up)
+    out = out.view(*x.shape[:-1], -1)
+    return out if base.bias is None else out + base.bias

@@ -6,17 +6,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-HALF = (torch.bfloat16, torch.float16)
+HALF_DTYPES = (torch.bfloat16, torch.float16)
 MAX_RANK = 256  # of all A together: a kernel has no registers for more sums
 
 
 def add_product(summand: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """summand + W x, for a summand [T, out] such as the small product of an adapter. Without gradients.
+    """summand + W x, for a summand [T, out] such as the product of an adapter. Without gradients.
 
     The sum is rounded once. W x alone, once rounded to bf16, does not change by a summand below half a step
-    of its grid, so most of a young adapter would be lost.
+    of its grid, so most of a small adapter would be lost.
     """
-    if x.is_cuda and x.dtype in HALF and type(x) is Tensor:
+    if x.is_cuda and x.dtype in HALF_DTYPES and type(x) is Tensor:
         # cuBLAS may round the product before `addmm` adds to it, as seen on an H200.
         return torch.mm(x, weight.t(), out_dtype=torch.float32).add_(summand).to(x.dtype)
     return torch.addmm(summand, x, weight.t())
@@ -24,7 +24,7 @@ def add_product(summand: Tensor, x: Tensor, weight: Tensor) -> Tensor:
 
 def adapted_product(x: Tensor, inner: Tensor, weight: Tensor, up: Tensor) -> Tensor:
     """W x + B inner, rounded once: `add_product`. Without gradients."""
-    if x.dtype in HALF and torch.compiler.is_compiling():
+    if x.dtype in HALF_DTYPES and torch.compiler.is_compiling():
         return F.linear(torch.cat([x, inner], dim=1), torch.cat([weight, up], dim=1))
     return add_product(F.linear(inner, up), x, weight)
 

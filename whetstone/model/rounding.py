@@ -2,7 +2,7 @@
 
 The weights of a model in bf16 lie on bf16's grid. A change by less than half a step, such as that of a LoRA
 adapter after some updates, is lost where the sum is rounded to the nearest: all weights stay as they were.
-Rounded up or down at random, with a chance in proportion, the sum is right on average over a row's weights.
+Rounded up or down at random, with a chance in proportion, the sum is right on average over many weights.
 """
 
 import math

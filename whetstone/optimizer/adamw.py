@@ -3,8 +3,8 @@
 A bf16 weight plus its low 16 bits is a float32 weight: `merge_halves` and `split_halves`. The model computes
 with the bf16 weight alone, the float32 one rounded to the nearest or stochastically. Pretrained weights lie
 on bf16's grid, and a step of RL moves them by a hundredth of its width: rounded to the nearest, few change in
-the first dozens of steps. The random bits are a function of the position alone, so a weight does not flicker,
-and the rest has no more than 16 bits.
+the first dozens of steps. The random bits are a function of the position alone: a weight changes once on its
+way to the next number, and the rest has no more than 16 bits.
 """
 
 import math

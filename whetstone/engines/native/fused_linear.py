@@ -225,7 +225,7 @@ def _base(layer: Any) -> Any:
 
 
 def _merged_weight(layer: Any) -> Tensor:
-    """The weight with its active adapters merged in. The sum is rounded at random: to the nearest, small
+    """The weight with its active adapters merged in. The sum is rounded stochastically: to the nearest, small
     updates would be lost, and the engine would sample from the base model.
     """
     weight = _base(layer).weight
