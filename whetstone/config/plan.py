@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from whetstone.config.engine_traits import SERVER_ENGINES, engine_traits
 from whetstone.config.sections import Config, RolloutConfig
 from whetstone.errors import UserError
-from whetstone.terminal.text import counted
+from whetstone.terminal.text import counted, times
 
 MAX_COMPLETIONS = 1_000_000  # of a batch: each is kept in memory until the batch is done
 
@@ -52,7 +52,7 @@ class Plan:
         planned = config.evaluation.eval_num_samples
         evaluations = 1 + math.ceil(self.num_steps / (self.eval_every or self.num_steps)) if planned else 0
         repeats = self.epoch(self.num_steps)
-        seen = "seen once" if repeats == 1 else f"seen {repeats:.2g} times"
+        seen = "seen once" if repeats == 1 else f"seen {times(repeats)}"
         seen = f"{100 * repeats:.2g} % of them seen" if repeats < 1 else seen
         measured = planned if num_eval_problems is None else num_eval_problems
         size = config.update.micro_batch_tokens

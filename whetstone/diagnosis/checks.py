@@ -3,10 +3,11 @@
 A check is a pure function RunHistory -> Diagnosis | None. `explain.py` calls and sorts them all.
 """
 
-import math
 from statistics import median
 
+from whetstone.diagnosis.checks_algorithm import clipped, removed
 from whetstone.diagnosis.history import Diagnosis, RunHistory, Severity, percent
+from whetstone.terminal.text import times
 
 LITTLE_VARIANCE = 0.2  # share of prompts with differing rewards below which hardly anything is learnt
 MOSTLY_SOLVED = 0.8  # accuracy in training from which most groups of equal reward are all right
@@ -22,49 +23,55 @@ def is_solved(history: RunHistory) -> bool:
 
 def no_variance(history: RunHistory) -> Diagnosis | None:
     """Why is my loss 0: groups whose completions all earn the same have no gradient."""
-    share, accuracy = history.reward_variance, history.recent("accuracy")
+    share, accuracy = history.reward_variance, history.late("accuracy")
     if share is None or share >= LITTLE_VARIANCE or is_solved(history):
         return None
     title, remedy = _why_no_variance(history, accuracy)
     gain = history.gain if history.rose else None
-    learned = "" if gain is None else f"Accuracy is {100 * gain:+.1f} points since the start, but now "
+    measure = history.measure.capitalize()
+    learned = "" if gain is None else f"{measure} is {history.shown_gain(gain)} since the start, but now "
     evidence = (
         f"{learned}{'only' if learned else 'Only'} {percent(share)} of the recent prompts had completions of "
-        "differing reward, and only these have a gradient: the advantage is the reward minus the mean of "
-        f"its group. Recent accuracy in training {percent(accuracy)}, reward {history.recent('reward'):.3g} "
+        "differing reward, and only these have a gradient: the advantage is the reward minus its baseline. "
+        f"{'' if accuracy is None else f'Recent accuracy in training {percent(accuracy)}, '}"
+        f"{'Recent reward' if accuracy is None else 'reward'} {history.recent('reward'):.3g} "
         f"with a standard deviation of {history.recent('reward_std'):.2g}, loss "
         f"{history.recent('loss'):.2g}, gradient norm {history.recent('grad_norm'):.2g}."
     )
     unread = history.evals[-1].get("no_answer_ratio") if history.evals else None
-    if accuracy <= 0.05 and unread is not None and unread > 0.5:
+    if accuracy is not None and accuracy <= 0.05 and unread is not None and unread > 0.5:
         evidence += f" No answer was found in {percent(unread)} of the newest evaluation's completions."
         remedy = (
             "First teach it the form of an answer (a short supervised warm-up, a clearer developer_prompt or "
             f"reward_funcs: [accuracy, format]). {remedy}"
         )
-    grave = accuracy < MOSTLY_SOLVED
+    grave = accuracy < MOSTLY_SOLVED if accuracy is not None else not history.rose
     severity = Severity.GRAVE if grave else Severity.WARNING
     return Diagnosis(title=title, evidence=evidence, remedy=remedy, severity=severity)
 
 
-def _why_no_variance(history: RunHistory, accuracy: float) -> tuple[str, str]:
-    if accuracy <= 0.05:
+def _why_no_variance(history: RunHistory, accuracy: float | None) -> tuple[str, str]:
+    if accuracy is not None and accuracy <= 0.05:
         return (
             "No reward variance: all answers are wrong",
             "Make the problems easier (the settings under datasets) until some answers are right, raise "
             "num_generations so that a rare right one is met, or begin from a stronger model_name_or_path.",
         )
-    if history.recent("reward_std", 1.0) == 0:
-        return (
-            "No reward variance: every answer is paid the same",
-            "Right and wrong answers both occur, but reward_funcs pays them alike: add `accuracy`, or let "
-            "your own function return more for a better answer (check reward_weights for a 0).",
-        )
-    if accuracy >= MOSTLY_SOLVED:
+    if history.rose if accuracy is None else accuracy >= MOSTLY_SOLVED:
         return (
             "Little reward variance: most prompts are solved",
             "dynamic_sampling=true replaces them by prompts that still teach something; harder problems (the "
             "settings under datasets, or a curriculum) do as well. Or stop here.",
+        )
+    if history.recent("reward_std", 1.0) == 0:
+        return (
+            "No reward variance: every answer is paid the same",
+            (
+                ""
+                if accuracy is None
+                else "Right and wrong answers both occur: add `accuracy` to reward_funcs, or "
+            )
+            + "let your own function return more for a better answer (check reward_weights for a 0).",
         )
     return (
         "No reward variance: the completions of a prompt are too much alike",
@@ -82,8 +89,8 @@ def only_form_is_paid(history: RunHistory) -> Diagnosis | None:
         parts = ", ".join(f"{name} {mean:.2g}" for name, mean in means.items() if mean is not None)
         return Diagnosis(
             title="Format only: nothing is paid for right answers",
-            evidence=f"reward_funcs is {sorted(names)}; recent parts of the reward: {parts}; accuracy "
-            f"{percent(history.accuracy)}.",
+            evidence=f"reward_funcs is {sorted(names)}; recent parts of the reward: {parts}; "
+            f"{history.measure} {history.shown(history.score)}.",
             remedy="Add accuracy: reward_funcs=[accuracy,format].",
             severity=Severity.GRAVE,
         )
@@ -94,8 +101,8 @@ def only_form_is_paid(history: RunHistory) -> Diagnosis | None:
         return None
     return Diagnosis(
         title="Format only: the reward rises, the answers do not get better",
-        evidence=f"The format part of the reward rose from {early:.2g} to {late:.2g}, accuracy by "
-        f"{100 * history.gain:+.1f} points to {percent(history.accuracy)}.",
+        evidence=f"The format part of the reward rose from {early:.2g} to {late:.2g}, {history.measure} by "
+        f"{history.shown_gain(history.gain)} to {history.shown(history.score)}.",
         remedy="It learns what is easiest first. Go on if that was recent; else lower the weight of format "
         "(reward_weights=[1,0.1] for reward_funcs=[accuracy,format]) or make the problems easier.",
     )
@@ -119,62 +126,18 @@ def truncated(history: RunHistory) -> Diagnosis | None:
     )
 
 
-def clipped(history: RunHistory) -> Diagnosis | None:
-    """Everything clipped: tokens outside the clip have no gradient."""
-    share, config = history.recent("clip_ratio/region_mean"), history.config
-    if share <= 0.3:
-        return None
-    return Diagnosis(
-        title="Most of the update is clipped",
-        evidence=f"{percent(share)} of the recent tokens had a ratio outside the clip (epsilon "
-        f"{config.get('epsilon')}, epsilon_high {config.get('epsilon_high')}) and gave no gradient, at "
-        f"{history.updates_per_batch} updates a batch.",
-        remedy="The policy moves too far within a batch: lower learning_rate, num_iterations or "
-        "steps_per_generation; or widen epsilon and epsilon_high.",
-        severity=Severity.GRAVE if share > 0.8 else Severity.WARNING,
-    )
-
-
-def removed(history: RunHistory) -> Diagnosis | None:
-    """Everything masked: some mechanism leaves hardly a token to learn from."""
-    masks = {
-        "truncated_completions": (
-            "mask_truncated_completions",
-            "Raise max_completion_length, or set mask_truncated_completions=false.",
-        ),
-        "off_policy": (
-            "off_policy_mask_threshold",
-            "Raise off_policy_mask_threshold, or make fewer updates a batch.",
-        ),
-        "importance_correction": (
-            "importance_correction",
-            "Engine and trainer disagree: see that both use the same precision, and that "
-            "importance_correction_max is not too near 1.",
-        ),
-    }
-    share, mask = max((history.recent(f"masked_ratio/{mask}"), mask) for mask in masks)
-    setting, remedy = masks[mask]
-    if share <= 0.5:
-        return None
-    return Diagnosis(
-        title="Most tokens are left out of the loss",
-        evidence=f"{setting} removed {percent(share)} of the recent tokens (masked_ratio/{mask}).",
-        remedy=remedy,
-        severity=Severity.GRAVE if share > 0.9 else Severity.WARNING,
-    )
-
-
 def entropy_gone(history: RunHistory) -> Diagnosis | None:
     """The policy stopped exploring before it was good."""
     early, late = history.column("entropy")[:1], history.late("entropy")
     if history.is_supervised:  # to imitate is to become sure
         return None
-    if not early or late is None or len(history.rows) < 5 or history.accuracy > 0.8 or late > 0.1 * early[0]:
+    solved = history.is_judged and history.score > 0.8
+    if not early or late is None or len(history.rows) < 5 or solved or late > 0.1 * early[0]:
         return None
     return Diagnosis(
         title="Entropy is gone: the policy has stopped exploring",
-        evidence=f"Entropy per token fell from {early[0]:.2g} to {late:.2g} while accuracy is "
-        f"{percent(history.accuracy)}: it gives the same answers again and again.",
+        evidence=f"Entropy per token fell from {early[0]:.2g} to {late:.2g} while {history.measure} is "
+        f"{history.shown(history.score)}: it gives the same answers again and again.",
         remedy="Lower learning_rate, raise epsilon_high (0.28), add entropy_coef=0.001 or a KL penalty "
         "(beta=0.01), and begin anew or from a checkpoint before the fall: entropy seldom comes back.",
         severity=Severity.GRAVE,
@@ -184,6 +147,8 @@ def entropy_gone(history: RunHistory) -> Diagnosis | None:
 def learning_rate_too_low(history: RunHistory) -> Diagnosis | None:
     """Rewards differ, accuracy is flat, and nothing about the policy moved."""
     rates, variance = history.column("learning_rate"), history.reward_variance or 0.0
+    if history.in_warmup:
+        return None
     if rates and max(rates) == 0:
         return Diagnosis(
             title="The learning rate is 0",
@@ -192,7 +157,8 @@ def learning_rate_too_low(history: RunHistory) -> Diagnosis | None:
             remedy="Set learning_rate above 0; look also at warmup_steps and lr_scheduler_type.",
             severity=Severity.GRAVE,
         )
-    if len(rates) < 8 or variance < LITTLE_VARIANCE or history.rose or history.recent("kl") > 1e-3:
+    moved = history.rose or history.rose_in_training or history.fall() or history.recent("kl") > 1e-3
+    if len(rates) < 8 or variance < LITTLE_VARIANCE or moved or history.lost_steps or drifted(history):
         return None  # without variance there is no gradient: no learning rate would help
     changes = []
     for metric in ("entropy", "completions/mean_length"):
@@ -215,7 +181,16 @@ def learning_rate_too_low(history: RunHistory) -> Diagnosis | None:
 
 def learning_rate_too_high(history: RunHistory) -> Diagnosis | None:
     """Accuracy fell while gradients, KL or whole steps went wild."""
-    norms, skipped, kl = history.column("grad_norm"), history.total("skipped_steps"), history.recent("kl")
+    norms, skipped, kl = history.column("grad_norm"), history.lost_steps, history.recent("kl")
+    if skipped >= len(history.rows) * history.updates_per_batch:
+        return Diagnosis(
+            title="No step had a finite loss and gradient",
+            evidence=f"All {skipped:.0f} steps were skipped: the weights are still the first ones, so the "
+            "learning rate is not the cause.",
+            remedy="See that the model itself works (`whet sample MODEL`), set bf16=false or another "
+            "attn_implementation, and look for NaN in your own loss or reward function.",
+            severity=Severity.GRAVE,
+        )
     usual = median(norms) if norms else 0.0
     signs = []
     if skipped:
@@ -230,8 +205,8 @@ def learning_rate_too_high(history: RunHistory) -> Diagnosis | None:
     few_updates = max(5 * history.updates_per_batch, len(history.rows) // 10)  # a slow fall has other causes
     if fall is not None and fall.is_collapse and fall.fell_step - fall.best_step <= few_updates:
         signs.append(
-            f"accuracy fell from {percent(fall.best)} at step {fall.best_step} to {percent(fall.last)} by "
-            f"step {fall.fell_step}"
+            f"{history.measure} fell from {history.shown(fall.best)} at step {fall.best_step} to "
+            f"{history.shown(fall.last)} by step {fall.fell_step}"
         )
     if not skipped and (not signs or fall is None):
         return None
@@ -243,6 +218,25 @@ def learning_rate_too_high(history: RunHistory) -> Diagnosis | None:
         remedy=f"Lower learning_rate tenfold{lower}, give it warmup_steps, and keep max_grad_norm at 1 or "
         "below; go on from a checkpoint before the damage (resume_from_checkpoint) or begin anew.",
         severity=Severity.GRAVE,
+    )
+
+
+def drifted(history: RunHistory) -> Diagnosis | None:
+    """KL or gradients went wild, and nothing fell yet."""
+    norms, kl, num = history.column("grad_norm"), history.recent("kl"), max(3, len(history.rows) // 5)
+    usual, now = (median(part) if len(norms) >= 6 else 0.0 for part in (norms[:num], norms[-num:]))
+    limit = float(history.config.get("max_grad_norm") or 1.0)
+    explodes = now > 10 * max(usual, limit)
+    if history.lost_steps or history.fall() or (kl <= 1 and not explodes):
+        return None
+    return Diagnosis(
+        title="The policy has left its reference" if kl > 1 else "The gradient norm has exploded",
+        evidence=(f"KL to the reference is {kl:.3g} a token. " if kl > 1 else "")
+        + (f"The gradient norm was {usual:.2g} and is {now:.3g}. " if explodes else "")
+        + f"{history.measure.capitalize()} holds ({history.shown(history.score)}), but seldom for long.",
+        remedy="Lower learning_rate, "
+        + ("raise beta" if kl > 1 else "keep max_grad_norm at 1 or below")
+        + ", and resume from a checkpoint before the rise; read the newest completions first.",
     )
 
 
@@ -265,8 +259,8 @@ def collapse(history: RunHistory) -> Diagnosis | None:
         if before and after:
             changes.append(f"{name} {before[-1]:.3g} -> {after[-1]:.3g}")
     evidence = (
-        f"{fall.of_what.capitalize()} was {percent(fall.best)} at step {fall.best_step} and is "
-        f"{percent(fall.last)} now; half of that was lost by step {fall.fell_step}. On the way there: "
+        f"{fall.of_what.capitalize()} was {history.shown(fall.best)} at step {fall.best_step} and is "
+        f"{history.shown(fall.last)} now; half of that was lost by step {fall.fell_step}. On the way there: "
         f"{', '.join(changes) or 'no other metrics'}."
     )
     if fall.is_collapse and not history.is_supervised:
@@ -299,8 +293,8 @@ def worse_by_imitation(history: RunHistory) -> Diagnosis | None:
     length = "" if first is None or last is None else f"; answers had {first:.0f} tokens and have {last:.0f}"
     return Diagnosis(
         title="Imitation makes the answers worse",
-        evidence=f"Accuracy on the evaluation problems was {percent(fall.best)} before the first step and is "
-        f"{percent(fall.last)} now{length}.",
+        evidence=f"{fall.of_what.capitalize()} was {history.shown(fall.best)} before the first step and is "
+        f"{history.shown(fall.last)} now{length}.",
         remedy="Read the given solutions beside the model's own: where they are shorter or of another kind, "
         "they cost what the model could do. Take fewer steps or a lower learning_rate, its own right answers "
         "(rejection_sampling=true), or begin with RL.",
@@ -312,17 +306,18 @@ def learned_by_heart(history: RunHistory) -> Diagnosis | None:
     """Accuracy rises in training, and in the evaluation by less than half of that, if at all."""
     if len(history.evals) < 2 or not history.rose_in_training:
         return None
-    early, late = history.early("accuracy") or 0.0, history.recent("accuracy")
+    early, late = history.early(history.measure) or 0.0, history.recent(history.measure)
     gain, error = history.evaluated_gain()
-    if history.rose or history.accuracy >= late or gain + 2 * error >= (late - early) / 2:
+    if history.rose or history.score >= late or gain + 2 * error >= (late - early) / 2:
         return None
     passes = history.column("epoch")[-1:]
-    seen = f"; every training problem was seen {passes[0]:.2g} times" if passes and passes[0] > 1 else ""
-    first, last = (float(history.evals[at]["accuracy"]) for at in (0, -1))
+    seen = f"; every training problem was seen {times(passes[0])}" if passes and passes[0] > 1 else ""
+    first, last = (float(history.evals[at][history.measure]) for at in (0, -1))
     return Diagnosis(
         title="It learns its training problems, not others",
-        evidence=f"Accuracy in training rose from {percent(early)} to {percent(late)}, on the evaluation "
-        f"problems it was {percent(first)} and is {percent(last)}{seen}.",
+        evidence=f"{history.measure.capitalize()} in training rose from {history.shown(early)} to "
+        f"{history.shown(late)}, on the evaluation problems it was {history.shown(first)} and is "
+        f"{history.shown(last)}{seen}.",
         remedy="Give it more and more varied problems (rows, or the settings under datasets) and fewer "
         "passes (max_steps). If the evaluation has other problems on purpose, train on some like them.",
         severity=Severity.GRAVE,
@@ -342,25 +337,6 @@ def scoring_failed(history: RunHistory) -> Diagnosis | None:
         remedy="training.log says why. Where it was slow raise reward_timeout_s or reward_workers; where "
         "your own reward function raised, mend it.",
         severity=Severity.GRAVE if share > 0.05 else Severity.WARNING,
-    )
-
-
-def sampler_differs(history: RunHistory) -> Diagnosis | None:
-    """The engine sampled from other probabilities than the trainer computes."""
-    late, config = history.recent("sampling/sampling_logp_difference/mean"), history.config
-    if config.get("async_rollouts") or config.get("top_k") or config.get("min_p"):
-        return None  # samples one batch old differ by what was learnt, the others without a bound
-    allowed = (0.05 if config.get("bf16") else 0.02) - math.log(float(config.get("top_p") or 1.0))
-    if late < allowed:
-        return None
-    return Diagnosis(
-        title="Engine and trainer disagree about logprobs",
-        evidence=f"They differ by {late:.2g} a token on average (rounding alone: below 0.001 in float32, "
-        "about 0.01 in bf16), which spoils the ratio that the loss is built on.",
-        remedy="Set importance_correction=token_truncate to weigh it out; look for the cause in precision "
-        "(bf16), in old weights of the engine, or in top_p, top_k and min_p; rollout_engine=native has none "
-        "of it.",
-        severity=Severity.GRAVE if late > 0.1 else Severity.WARNING,
     )
 
 
@@ -385,7 +361,6 @@ def loss_near_zero(history: RunHistory) -> Diagnosis | None:
 # What a collapse leaves behind: where it was not so before the fall, it is no trouble of its own.
 CONSEQUENCES = (truncated, no_variance, removed, clipped)
 CHECKS = (
-    collapse, worse_by_imitation, learned_by_heart, learning_rate_too_high, only_form_is_paid,
-    learning_rate_too_low, truncated, no_variance, clipped, removed, entropy_gone, sampler_differs,
-    scoring_failed, loss_near_zero,
+    scoring_failed, collapse, worse_by_imitation, learned_by_heart, learning_rate_too_high, drifted,
+    only_form_is_paid, learning_rate_too_low, truncated, no_variance, entropy_gone, loss_near_zero,
 )  # fmt: skip

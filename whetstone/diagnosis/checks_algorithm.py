@@ -1,4 +1,6 @@
-"""Checks as in `checks.py`, for what not every run has: a critic, adaptive coefficients, a curriculum ..."""
+"""Checks as in `checks.py`, for what not every run has: clipping, masks, a critic, a curriculum ..."""
+
+import math
 
 from whetstone.diagnosis.history import Diagnosis, RunHistory, Severity, percent
 
@@ -90,8 +92,8 @@ def answers_are_noise(history: RunHistory) -> Diagnosis | None:
     cause = f"Lower entropy_coef tenfold (it is {float(coef):.2g})" if coef else "Lower learning_rate"
     return Diagnosis(
         title="The answers become noise",
-        evidence=f"Entropy per token rose from {risen[0]:.2g} to {risen[1]:.2g}. Accuracy holds "
-        f"({percent(history.accuracy)}), so what is paid is still there, but read the text around it.",
+        evidence=f"Entropy per token rose from {risen[0]:.2g} to {risen[1]:.2g}. The {history.measure} holds "
+        f"({history.shown(history.score)}), but read the text around the answers.",
         remedy=f"{cause}, or hold the policy near its start with a KL penalty (beta=0.01).",
     )
 
@@ -176,7 +178,71 @@ def curriculum_stuck(history: RunHistory) -> Diagnosis | None:
     )
 
 
+def clipped(history: RunHistory) -> Diagnosis | None:
+    """Everything clipped: tokens outside the clip have no gradient."""
+    share, config = history.recent("clip_ratio/region_mean"), history.config
+    if share <= 0.3:
+        return None
+    return Diagnosis(
+        title="Most of the update is clipped",
+        evidence=f"{percent(share)} of the recent tokens had a ratio outside the clip (epsilon "
+        f"{config.get('epsilon')}, epsilon_high {config.get('epsilon_high')}) and gave no gradient, at "
+        f"{history.updates_per_batch} updates a batch.",
+        remedy="The policy moves too far within a batch: lower learning_rate, num_iterations or "
+        "steps_per_generation; or widen epsilon and epsilon_high.",
+        severity=Severity.GRAVE if share > 0.8 else Severity.WARNING,
+    )
+
+
+def removed(history: RunHistory) -> Diagnosis | None:
+    """Everything masked: some mechanism leaves hardly a token to learn from."""
+    masks = {
+        "truncated_completions": (
+            "mask_truncated_completions",
+            "Raise max_completion_length, or set mask_truncated_completions=false.",
+        ),
+        "off_policy": (
+            "off_policy_mask_threshold",
+            "Raise off_policy_mask_threshold, or make fewer updates a batch.",
+        ),
+        "importance_correction": (
+            "importance_correction",
+            "Engine and trainer disagree: see that both use the same precision, and that "
+            "importance_correction_max is not too near 1.",
+        ),
+    }
+    share, mask = max((history.recent(f"masked_ratio/{mask}"), mask) for mask in masks)
+    setting, remedy = masks[mask]
+    if share <= 0.5:
+        return None
+    return Diagnosis(
+        title="Most tokens are left out of the loss",
+        evidence=f"{setting} removed {percent(share)} of the recent tokens (masked_ratio/{mask}).",
+        remedy=remedy,
+        severity=Severity.GRAVE if share > 0.9 else Severity.WARNING,
+    )
+
+
+def sampler_differs(history: RunHistory) -> Diagnosis | None:
+    """The engine sampled from other probabilities than the trainer computes."""
+    late, config = history.recent("sampling/sampling_logp_difference/mean"), history.config
+    if config.get("async_rollouts") or config.get("top_k") or config.get("min_p"):
+        return None  # samples one batch old differ by what was learnt, the others without a bound
+    allowed = (0.05 if config.get("bf16") else 0.02) - math.log(float(config.get("top_p") or 1.0))
+    if late < allowed:
+        return None
+    return Diagnosis(
+        title="Engine and trainer disagree about logprobs",
+        evidence=f"They differ by {late:.2g} a token on average (rounding alone: below 0.001 in float32, "
+        "about 0.01 in bf16), which spoils the ratio that the loss is built on.",
+        remedy="Set importance_correction=token_truncate to weigh it out; look for the cause in precision "
+        "(bf16), in old weights of the engine, or in top_p, top_k and min_p; rollout_engine=native has none "
+        "of it.",
+        severity=Severity.GRAVE if late > 0.1 else Severity.WARNING,
+    )
+
+
 ALGORITHM_CHECKS = (
-    critic_harms, samples_too_old, entropy_bonus_pinned, answers_are_noise, beta_overrun, local_kl_idle,
-    dynamic_sampling_wastes, longest_holds_up, curriculum_stuck,
+    clipped, removed, sampler_differs, critic_harms, samples_too_old, entropy_bonus_pinned, answers_are_noise,
+    beta_overrun, local_kl_idle, dynamic_sampling_wastes, longest_holds_up, curriculum_stuck,
 )  # fmt: skip

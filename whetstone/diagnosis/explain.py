@@ -48,19 +48,20 @@ def diagnose(
 def _outcome(history: RunHistory) -> Diagnosis:
     """What came of a run in which nothing is wrong."""
     where = "the evaluation problems" if len(history.evals) > 1 else "its training problems"
-    gain = "" if history.gain is None else f", {100 * history.gain:+.1f} points since the start"
+    gain = "" if history.gain is None else f", {history.shown_gain(history.gain)} since the start"
     share = history.reward_variance
     learns = "" if share is None else f" {percent(share)} of the recent prompts had differing rewards."
     if is_solved(history):
         learns += f" Recent accuracy in training {percent(history.recent('accuracy'))}."
     step = max(row["step"] for row in (*history.rows, *history.evals))
-    evidence = f"Accuracy on {where} is {percent(history.accuracy)}{gain}, at step {step}.{learns}"
+    score = f"{history.measure.capitalize()} on {where} is {history.shown(history.score)}"
+    evidence = f"{score}{gain}, at step {step}.{learns}"
     title, remedy = _title_and_remedy(history)
     return Diagnosis(title=title, evidence=evidence, remedy=remedy, severity=Severity.NOTE)
 
 
 def _title_and_remedy(history: RunHistory) -> tuple[str, str]:
-    if is_solved(history) and history.accuracy < SOLVED - 0.1:
+    if is_solved(history) and history.score < SOLVED - 0.1:
         return (
             "The training problems are solved, those of the evaluation are not",
             "Hardly a gradient is left in training: make datasets harder, or more like eval_datasets.",
@@ -73,6 +74,12 @@ def _title_and_remedy(history: RunHistory) -> tuple[str, str]:
         )
     if history.rose:
         return "Healthy: it learns", "Nothing to change; more steps may bring more."
+    if history.in_warmup:
+        return (
+            "Too early to tell: the learning rate is still in its warm-up",
+            f"It was at most {max(history.column('learning_rate')):.2g}, below learning_rate: raise "
+            "max_steps, or lower warmup_steps or warmup_ratio.",
+        )
     return (
         "Nothing is wrong, but no gain beyond chance yet",
         "Give it more steps (max_steps) or more prompts a step; a larger eval_num_samples would show "

@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from statistics import pstdev
 from typing import Any
 
 SIGNIFICANT = 2.5  # standard errors; more than two, since the best of several evaluations is compared
@@ -33,17 +34,14 @@ class Diagnosis:
 
 @dataclass(frozen=True, kw_only=True)
 class Drop:
-    """An accuracy that was clearly better before."""
+    """An accuracy (or reward) that was clearly better before."""
 
     of_what: str
     best: float
     best_step: int
     last: float
     fell_step: int  # the first step at which half of what was lost was gone
-
-    @property
-    def is_collapse(self) -> bool:
-        return self.last < 0.7 * self.best
+    is_collapse: bool
 
 
 class RunHistory:
@@ -53,8 +51,12 @@ class RunHistory:
         self, rows: Sequence[Mapping[str, Any]], evals: Sequence[Mapping[str, Any]], config: Mapping[str, Any]
     ) -> None:
         self.rows = sorted(rows, key=lambda row: row["step"])
-        judged = [row for row in evals if row.get("accuracy") is not None]  # rows without answers have none
-        self.evals = sorted(judged, key=lambda row: row["step"])
+        # Rows without answers have only a reward.
+        self.is_judged = any(row.get("accuracy") is not None for row in (*rows, *evals))
+        self.measure = "accuracy" if self.is_judged else "reward"
+        needed = (self.measure, f"{self.measure}_low", f"{self.measure}_high")
+        whole = [row for row in evals if all(row.get(key) is not None for key in needed)]
+        self.evals = sorted(whole, key=lambda row: row["step"])
         self.config = config
 
     def column(self, key: str) -> list[float]:
@@ -80,7 +82,20 @@ class RunHistory:
         return early[0], late
 
     def total(self, key: str) -> float:
-        return math.fsum(self.column(key))
+        return sum(self.column(key))
+
+    @property
+    def lost_steps(self) -> float:
+        """Optimizer steps whose loss or gradient was not finite; JSON has null for such numbers."""
+        nulls = [any(row.get(key, 0) is None for key in ("loss", "grad_norm")) for row in self.rows]
+        return max(self.total("skipped_steps"), sum(nulls))
+
+    @property
+    def in_warmup(self) -> bool:
+        """Whether the learning rate has only risen so far, and is below the configured one."""
+        rates, full = self.column("learning_rate"), float(self.config.get("learning_rate") or 0.0)
+        has_warmup = self.config.get("warmup_steps") or self.config.get("warmup_ratio")
+        return bool(has_warmup and rates) and rates[-1] == max(rates) < 0.99 * full
 
     def _window(self, key: str) -> int:
         return max(3, len(self.column(key)) // 5)
@@ -89,10 +104,13 @@ class RunHistory:
     def reward_variance(self) -> float | None:
         """The fraction of recent prompts whose completions have different rewards.
 
-        None where it is not logged, or where the baseline is no group: a critic's, of one completion.
+        None if it is not logged. Without a group as baseline: 0 if all rewards of a batch are equal, or None.
         """
+        grouped = self.config.get("advantage", "group") in ("group", "rloo")
+        if not grouped or self.config.get("num_generations") == 1:
+            return 0.0 if self.late("reward_std") == 0 else None
         zero_std = self.late("frac_reward_zero_std")
-        return None if zero_std is None or self.config.get("num_generations") == 1 else 1 - zero_std
+        return None if zero_std is None else 1 - zero_std
 
     @property
     def completions_per_row(self) -> int:
@@ -119,60 +137,65 @@ class RunHistory:
         return parts * int(self.config.get("num_iterations") or 1)
 
     @property
-    def accuracy(self) -> float:
-        """The newest accuracy: on the evaluation problems where there are some, else in training."""
-        if len(self.evals) > 1:
-            return float(self.evals[-1]["accuracy"])
-        return self.recent("accuracy")
+    def score(self) -> float:
+        """The newest accuracy or reward: on the evaluation problems if there are some, else in training."""
+        return float(self.evals[-1][self.measure]) if len(self.evals) > 1 else self.recent(self.measure)
 
     @property
     def gain(self) -> float | None:
-        """Accuracy now minus accuracy at the start; None where there is only one look at it."""
+        """The score now minus that at the start; None where there is only one look at it."""
         if len(self.evals) > 1:
-            return float(self.evals[-1]["accuracy"]) - float(self.evals[0]["accuracy"])
-        early, late = self.early("accuracy"), self.late("accuracy")
+            return self.score - float(self.evals[0][self.measure])
+        early, late = self.early(self.measure), self.late(self.measure)
         return None if early is None or late is None or len(self.rows) < 6 else late - early
 
+    def shown(self, score: float) -> str:
+        """`60 %`; a reward as a number."""
+        return percent(score) if self.is_judged else f"{score:.3g}"
+
+    def shown_gain(self, gain: float) -> str:
+        return f"{100 * gain:+.1f} points" if self.is_judged else f"{gain:+.3g}"
+
     def evaluated_gain(self) -> tuple[float, float]:
-        """Accuracy in the newest evaluation minus that in the first, and its standard error."""
+        """The score of the newest evaluation minus that of the first, and its standard error."""
         first, last = self.evals[0], self.evals[-1]
-        gain = float(last["accuracy"]) - float(first["accuracy"])
-        return gain, math.hypot(_standard_error(first), _standard_error(last))
+        gain = float(last[self.measure]) - float(first[self.measure])
+        return gain, math.hypot(self._standard_error(first), self._standard_error(last))
 
     @property
     def rose(self) -> bool:
-        """Whether accuracy rose by more than chance explains."""
+        """Whether the score rose by more than chance explains."""
         if len(self.evals) > 1:
-            last = self.evals[-1]
-            p_value = last.get("delta_vs_step0_p")
-            if p_value is not None:
-                return float(last["delta_vs_step0"]) > 0 and float(p_value) < 0.05
-            return float(last["accuracy_low"]) > float(self.evals[0]["accuracy_high"])
+            first, last = self.evals[0], self.evals[-1]
+            gain, p_value = last.get("delta_vs_step0"), last.get("delta_vs_step0_p")
+            if gain is not None and p_value is not None:
+                return float(gain) > 0 and float(p_value) < 0.05
+            return float(last[f"{self.measure}_low"]) > float(first[f"{self.measure}_high"])
         return self.rose_in_training
 
     @property
     def rose_in_training(self) -> bool:
-        """Whether accuracy on the training problems rose by more than chance explains."""
-        early, late = self.early("accuracy"), self.late("accuracy")
+        """Whether the score on the training problems rose by more than chance explains."""
+        early, late = self.early(self.measure), self.late(self.measure)
         if early is None or late is None or len(self.rows) < 6:
             return False
-        num = self._window("accuracy")
-        return late - early > 3 * math.hypot(self._noise(early, num), self._noise(late, num))
+        num = self._window(self.measure)
+        return late - early > max(1e-9, 3 * math.hypot(self._noise(early, num), self._noise(late, num)))
 
     def fall(self) -> Drop | None:
-        """The clearest fall of accuracy from its best, beyond chance: in evaluations, else in training."""
+        """The clearest fall of the score from its best, beyond chance: in evaluations, else in training."""
         return self._fall_of_evals() or self._fall_of_training()
 
     def _fall_of_evals(self) -> Drop | None:
         if len(self.evals) < 2:
             return None
-        best = max(self.evals, key=lambda row: row["accuracy"])
+        best = max(self.evals, key=lambda row: row[self.measure])
         last = self.evals[-1]
-        error = math.hypot(_standard_error(best), _standard_error(last))
-        if float(best["accuracy"]) - float(last["accuracy"]) <= SIGNIFICANT * error:
+        error = math.hypot(self._standard_error(best), self._standard_error(last))
+        if float(best[self.measure]) - float(last[self.measure]) <= SIGNIFICANT * error:
             return None
-        pairs = [(row["step"], float(row["accuracy"])) for row in self.evals]
-        fall = _fall("accuracy on the evaluation problems", pairs, best["step"])
+        pairs = [(row["step"], float(row[self.measure])) for row in self.evals]
+        fall = self._fall(f"{self.measure} on the evaluation problems", pairs, best["step"])
         return replace(fall, fell_step=self._fell_in_training(fall))
 
     def _fell_in_training(self, fall: Drop) -> int:
@@ -180,49 +203,75 @@ class RunHistory:
         fell = fall.fell_step
         between = [row for row in self.rows if fall.best_step < row["step"] <= fall.fell_step]
         for row in reversed(between):
-            if row.get("accuracy") is None or float(row["accuracy"]) > (fall.best + fall.last) / 2:
+            if row.get(self.measure) is None or float(row[self.measure]) > (fall.best + fall.last) / 2:
                 break
             fell = row["step"]
         return fell
 
     def _fall_of_training(self) -> Drop | None:
-        num = max(1, len(self.rows) // 10)
-        values = self.column("accuracy")
-        if len(values) < 6 or len(values) != len(self.rows):
+        """The best tenth of the run against the rows after it, at most a fifth of the run."""
+        rows, values = (
+            [row for row in self.rows if row.get(self.measure) is not None],
+            self.column(self.measure),
+        )
+        num = max(1, len(rows) // 10)
+        if len(rows) < 6:
             return None
-        means = [math.fsum(values[i : i + num]) / num for i in range(len(values) - num + 1)]
-        pairs = [(self.rows[i + num - 1]["step"], value) for i, value in enumerate(means)]
-        best_step, best = max(pairs, key=lambda pair: pair[1])
-        last = self.recent("accuracy")
-        if best - last < max(0.1, 4 * self._noise(best, num)):
+        means = [sum(values[i : i + num]) / num for i in range(len(values) - num + 1)]
+        at = max(range(len(means)), key=means.__getitem__)
+        after = values[at + num :][-self._window(self.measure) :]
+        if len(after) < 3:  # it is at its best now: one or two bad steps say little
             return None
-        return _fall("accuracy in training", [*pairs, (self.rows[-1]["step"], last)], best_step)
+        best, last = means[at], sum(after) / len(after)
+        error = math.hypot(self._noise(best, num), self._noise(last, len(after)))
+        if best - last < max(0.1 * self._unit, 4 * error):
+            return None
+        pairs = [(rows[i + num - 1]["step"], value) for i, value in enumerate(means)]
+        pairs.append((rows[-1]["step"], last))
+        return self._fall(f"{self.measure} in training", pairs, rows[at + num - 1]["step"])
 
-    def _noise(self, share: float, num_rows: int) -> float:
-        """Standard error of a share over some rows, never 0: few prompts can't be sure of 0 or 1.
+    def _fall(self, of_what: str, pairs: list[tuple[int, float]], best_step: int) -> Drop:
+        best, last = max(value for step, value in pairs if step == best_step), pairs[-1][1]
+        half = (best + last) / 2
+        later = (step for step, value in pairs if step > best_step and value <= half)
+        return Drop(
+            of_what=of_what,
+            best=best,
+            best_step=best_step,
+            last=last,
+            fell_step=next(later, pairs[-1][0]),
+            is_collapse=best - last > 0.3 * (best if self.is_judged else self._unit),
+        )
+
+    @property
+    def _unit(self) -> float:
+        """What a share of 1 is to accuracy: right or wrong by half has a standard deviation of 0.5."""
+        return 1.0 if self.is_judged else 2 * self._spread
+
+    @property
+    def _spread(self) -> float:
+        """Standard deviation of the rewards of a batch, by the rows' means where it is not logged."""
+        rewards = self.column("reward")
+        return _mean(self.column("reward_std")) or (pstdev(rewards) if rewards else 0.0)
+
+    def _noise(self, score: float, num_rows: int) -> float:
+        """Standard error of a score over some rows, never 0 for a share: few prompts can't be sure of 0 or 1.
 
         Prompts count, not completions: those of a prompt are alike, the more so the longer a run is.
         """
         num = num_rows * self.prompts_per_row
-        share = (share * num + 1) / (num + 2)
-        return math.sqrt(share * (1 - share) / num)
+        if not self.is_judged:
+            return self._spread / math.sqrt(num)
+        share = (score * num + 1) / (num + 2)
+        return math.sqrt(max(0.0, share * (1 - share)) / num)
 
-
-def _fall(of_what: str, pairs: list[tuple[int, float]], best_step: int) -> Drop:
-    best = max(value for step, value in pairs if step == best_step)
-    last = pairs[-1][1]
-    half = (best + last) / 2
-    fell = next(step for step, value in pairs if step > best_step and value <= half)
-    return Drop(of_what=of_what, best=best, best_step=best_step, last=last, fell_step=fell)
-
-
-def _standard_error(row: Mapping[str, Any]) -> float:
-    """Of an evaluation's accuracy, by its 95 % interval."""
-    return (float(row["accuracy_high"]) - float(row["accuracy_low"])) / (2 * 1.96)
+    def _standard_error(self, row: Mapping[str, Any]) -> float:
+        """Of an evaluation's score, by its 95 % interval."""
+        return (float(row[f"{self.measure}_high"]) - float(row[f"{self.measure}_low"])) / (2 * 1.96)
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    return math.fsum(values) / len(values) if values else None
+    return sum(values) / len(values) if values else None
 
 
 def percent(share: float) -> str:

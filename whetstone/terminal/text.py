@@ -19,6 +19,11 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
+def times(number: float) -> str:
+    """`3.5 times`, `640 times`."""
+    return f"{number:.2g} times" if number < 10 else f"{number:,.0f} times"
+
+
 def duration(seconds: float) -> str:
     """`0:07`, `1:42`, `2:03:04`."""
     minutes, rest = divmod(round(seconds), 60)
