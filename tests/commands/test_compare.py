@@ -142,14 +142,14 @@ def done(before: float, after: float) -> dict:
     share = {"low": 0.0, "high": 1.0, "num_problems": 8}
     return {
         "accuracy_before": share | {"mean": before}, "accuracy_after": share | {"mean": after},
-        "greedy_before": None, "greedy_after": None, "seconds": 60.0,
+        "greedy_before": None, "greedy_after": None, "seconds": 60.0, "model_step": 20,
     }  # fmt: skip
 
 
 def finished(folder: Path, name: str, result: dict, answers: list[bool]) -> None:
-    """A run folder as far as a comparison looks at it."""
+    """A run folder as far as a comparison looks at it; only the evaluation of `model_step` has answers."""
     completions = [{"problem": f"p{i}", "correct": right} for i, right in enumerate(answers)]
-    for step in (0, 20, 3):  # the last is the highest number, not the last in the alphabet
+    for step in (0, 20, 3, 30):  # the best model is not that of the last evaluation
         path = folder / "runs" / name / "eval_results" / f"eval_step_{step}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         shown = completions if step == 20 else []

@@ -5,7 +5,6 @@ The seeds of a variant are independent runs, so an interval over them tells what
 
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,7 +104,8 @@ def _versus(
         return {"from": first["name"], "over": "seeds", "num_pairs": len(shared), **over_pairs(changes)}
     if not shared:
         return None
-    tables = [last_answers(folders[runs[shared[0]]["run"]]) for runs in (ours, theirs)]
+    pair = [runs[shared[0]] for runs in (ours, theirs)]
+    tables = [answers_at(folders[run["run"]], run.get("model_step", -1)) for run in pair]
     problems = [problem for problem in tables[0] if problem in tables[1]]
     if not problems or len(problems) < max(len(table) for table in tables):
         return None  # other problems: nothing to pair
@@ -125,11 +125,9 @@ def over_pairs(changes: Sequence[float]) -> dict[str, float | None]:
     return {**over_seeds(changes, -1.0), "p_value": t_two_sided(fmean(changes) / error, len(changes) - 1)}
 
 
-def last_answers(run: Path) -> dict[str, list[bool]]:
-    """Problem -> which samples were right in a run's last evaluation; empty where it can't be read."""
-    paths = (run / "eval_results").glob("eval_step_*.json")
-    steps = {int(match[1]): path for path in paths if (match := re.fullmatch(r"eval_step_(\d+)", path.stem))}
-    document = read_mapping(steps[max(steps)]) if steps else None
+def answers_at(run: Path, step: int) -> dict[str, list[bool]]:
+    """Problem -> which samples were right in a run's evaluation at `step`; empty where it can't be read."""
+    document = read_mapping(run / "eval_results" / f"eval_step_{step}.json")
     answers: dict[str, list[bool]] = {}
     try:
         for completion in (document or {})["completions"]:
