@@ -159,6 +159,9 @@ def test_numbers_of_a_step_by_hand():
         and row["rewards/format/mean"] == 0.5
     )
     assert variance_metrics(groups) == {"frac_reward_zero_std": 0.5, "frac_answers_identical": 0.0}
+    # A critic's baseline is no group, and a completion alone is compared with nothing.
+    assert variance_metrics(groups, "gae") == {"frac_answers_identical": 0.0}
+    assert variance_metrics([group("a", rollout(1.0, "4", 1.0, 2))], "gae") == {}
 
 
 def test_base_models_get_the_template_and_the_prefix():

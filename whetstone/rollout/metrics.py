@@ -77,13 +77,15 @@ def _accuracy(name: str, rollouts: Sequence[Rollout]) -> dict[str, float]:
     return {name: fmean(r.score.parts["correct"] for r in rollouts if "correct" in r.score.parts)}
 
 
-def variance_metrics(groups: Iterable[Group]) -> dict[str, float]:
+def variance_metrics(groups: Iterable[Group], advantage: str = "group") -> dict[str, float]:
     """Fractions of prompts whose rewards are all equal (they give no gradient), and whose answers are."""
-    groups = list(groups)
-    return {
-        "frac_reward_zero_std": fmean(not group.has_reward_variance for group in groups),
-        "frac_answers_identical": fmean(len({r.score.answer for r in g.rollouts}) == 1 for g in groups),
-    }
+    several, metrics = [group for group in groups if len(group.rollouts) > 1], {}
+    if several and advantage in ("group", "rloo"):  # other baselines leave a gradient to equal rewards
+        metrics["frac_reward_zero_std"] = fmean(not group.has_reward_variance for group in several)
+    if several:
+        identical = [len({r.score.answer for r in group.rollouts}) == 1 for group in several]
+        metrics["frac_answers_identical"] = fmean(identical)
+    return metrics
 
 
 def check_logprob_difference(metrics: Mapping[str, float], config: Config, staleness: float = 0.0) -> None:

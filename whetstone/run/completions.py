@@ -90,5 +90,5 @@ def log_rollouts(
     if config.loss.is_supervised:
         return epoch | length_metrics([rollout for group in groups for rollout in group.rollouts])
     signal.observe(groups)
-    variance = variance_metrics(groups) if config.run.log_reward_variance else {}
+    variance = variance_metrics(groups, config.loss.advantage) if config.run.log_reward_variance else {}
     return epoch | rollout_metrics(groups) | variance
