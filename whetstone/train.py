@@ -120,7 +120,8 @@ def evaluate(run: TrainingRun, step: int) -> None:
     result = run.evaluator.run(step, greedy=is_end and run.config.evaluation.eval_greedy)
     run.metrics.log_eval(step, result.metrics())
     run.best_model.observe(step, result)
-    print_result(result, num_examples=run.config.evaluation.eval_num_examples_to_print)
+    num_examples = run.config.evaluation.eval_num_examples_to_print
+    print_result(result, num_examples=num_examples, printed=run.evaluator.printed)
 
 
 def save(run: TrainingRun, step: int, seconds: float) -> None:

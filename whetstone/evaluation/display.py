@@ -20,15 +20,23 @@ MOST_MESSAGES = 8  # of a conversation, in the terminal
 
 
 def print_result(
-    result: EvalResult, *, num_examples: int, title: str | None = None, console: Console | None = None
+    result: EvalResult,
+    *,
+    num_examples: int,
+    title: str | None = None,
+    console: Console | None = None,
+    printed: set[tuple[str, str]] | None = None,
 ) -> None:
-    """Print and log a headline; print a table if there are several tasks, and examples."""
+    """Print and log a headline; print a table if there are several tasks, and examples not in `printed`."""
     console = console or rich.get_console()
     title = escape_controls(title or f"Evaluation at step {result.step}")
     line = f"{title}  {headline(result)}"
     text = Text(wrap(line, console.width) if console.is_terminal else line)
     text.stylize("bold", 0, len(title))
-    blocks: list[Any] = [_example(record) for record in examples(result, num_examples)]
+    shown = {(record.problem, record.completion): record for record in examples(result, num_examples)}
+    blocks: list[Any] = [_example(record) for key, record in shown.items() if key not in (printed or ())]
+    if printed is not None:
+        printed.update(shown)
     if len(result.per_task) > 1:
         blocks.insert(0, _task_table(result))
     console.print(text, highlight=False, soft_wrap=True)

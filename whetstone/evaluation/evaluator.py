@@ -137,6 +137,7 @@ class Evaluator:
         self.temperature = config.rollout.temperature if temperature is None else temperature
         # Greedy samples of one problem are all the same: one is enough.
         self.samples_per_problem = config.evaluation.eval_samples_per_problem if self.temperature > 0 else 1
+        self.printed: set[tuple[str, str]] = set()  # examples that the terminal had; once is enough
 
     def run(self, step: int, *, greedy: bool) -> EvalResult:
         """Sample, count and write `eval_step_N.json`; `greedy` adds a pass at temperature 0."""
