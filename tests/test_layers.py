@@ -37,7 +37,7 @@ MAY_IMPORT: dict[str, str] = {
     "parallel model engines cost rollout update evaluation",
     "inference": "errors types seeds config tasks endpoint model engines rollout run",
     "serving": "errors types seeds endpoint model engines rollout run inference",
-    "diagnosis": "errors run",
+    "diagnosis": "errors terminal run",
     "watch": "errors types files sandbox model run inference diagnosis",
     "report": "errors files terminal model evaluation run diagnosis watch",
     "export": "errors terminal config model report run",
