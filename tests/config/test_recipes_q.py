@@ -6,9 +6,8 @@ import re
 
 import pytest
 
-from whetstone.config import load, make_plan
+from whetstone.config import ineffective_settings, load, make_plan
 from whetstone.config.load import recipe_folders
-from whetstone.config.plan import ineffective_settings
 from whetstone.cost.estimate import estimate
 from whetstone.cost.prompts import Prompts
 from whetstone.cost.shape import model_shape

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from whetstone.config import flatten, load, make_plan, trl_names
+from whetstone.config import flatten, load, make_plan, trl_names, without_effect
 from whetstone.config.aliases import CONVERTED, REFUSED, RENAMED, WITHOUT_EFFECT
 from whetstone.config.load import SECTION_OF
 from whetstone.config.trl_names import NO_EFFECT
@@ -300,10 +300,10 @@ def test_flags_of_the_q_project() -> None:
 
 def test_a_batch_size_without_effect_is_said(tmp_path: Path) -> None:
     file = written(tmp_path, "prompts_per_step: 4\nper_device_train_batch_size: 16")
-    assert load(file).notes == ()
-    (note,) = load(file, ["per_device_train_batch_size=8"]).notes
-    assert "per_device_train_batch_size" in note and "prompts_per_step" in note
-    assert load(file, ["prompts_per_step=null", "per_device_train_batch_size=8"]).notes == ()
+    for words, idle in (([], True), (["prompts_per_step=null"], False)):
+        config = load(file, words).config
+        plan = make_plan(config, num_problems=100)
+        assert ("per_device_train_batch_size" in without_effect(config, plan)) == idle
 
 
 def test_a_section_that_names_the_model_twice(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import yaml
 from annotated_types import Ge, Gt, Le, Lt
 
 from whetstone.commands.parser import CommandParser, add_settings, source_and_settings
-from whetstone.config import Config, LoadedConfig, flatten, load, make_plan
+from whetstone.config import Config, LoadedConfig, flatten, ineffective_settings, load, make_plan
 from whetstone.config.base import key_descriptions
 from whetstone.config.load import SECTION_FIELDS
 from whetstone.terminal.text import wrap
@@ -59,6 +59,7 @@ def print_config(source: str | None, settings: list[str], *, changed_only: bool 
     """Every key with its default; given a file or settings, every value and where it came from."""
     loaded = load(source, settings)
     shows_origins = source is not None or bool(settings)
+    plan = _plan_lines(loaded) if shows_origins else []  # refused before anything is printed
     values, defaults = flatten(loaded.config), flatten(Config())
     for section, meaning, fields, texts in sections():
         shown = [key for key in fields if not changed_only or values[key] != defaults[key]]
@@ -71,8 +72,8 @@ def print_config(source: str | None, settings: list[str], *, changed_only: bool 
         print()
     for note in loaded.notes:
         print(f"note: {note}")
-    if shows_origins:
-        _print_plan(loaded)
+    for line in plan:
+        print(wrap(line, shutil.get_terminal_size().columns) if sys.stdout.isatty() else line)
 
 
 def markdown() -> str:
@@ -141,22 +142,20 @@ def yaml_value(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False) if "\n" in text else text  # JSON is YAML on one line
 
 
-def _print_plan(loaded: LoadedConfig) -> None:
+def _plan_lines(loaded: LoadedConfig) -> list[str]:
     config = loaded.config
     named = bool(config.tasks.datasets)
-    print("plan:")
     lines: list[str] = []
     if named or config.update.max_steps > 0:
-        lines = make_plan(config, num_problems=config.tasks.dataset_size).lines(config)
+        plan = make_plan(config, num_problems=config.tasks.dataset_size)
+        lines = [*plan.lines(config), *ineffective_settings(config, plan)]
     if not named:
         lines = [line for line in lines if "training problems" not in line]
         lines.append("no task is named, so there are no problems: set datasets, dataset_name or data_path")
-    for line in lines:
-        line = f"  {line}"
-        print(wrap(line, shutil.get_terminal_size().columns) if sys.stdout.isatty() else line)
     with_rows = [n for n, spec in config.tasks.datasets.items() if {"path", "dataset"} & set(spec.config)]
     if with_rows:
-        print(
-            f"  ({', '.join(with_rows)}: the rows have not been read; the run counts them in place of "
+        lines.append(
+            f"({', '.join(with_rows)}: the rows have not been read; the run counts them in place of "
             f"dataset_size = {config.tasks.dataset_size:,})"
         )
+    return ["plan:", *(f"  {line}" for line in lines)]

@@ -1,7 +1,8 @@
 """The configuration: typed, bounded, documented keys, YAML and `key=value`, batch arithmetic. No torch."""
 
+from whetstone.config.ineffective import ineffective_settings, without_effect
 from whetstone.config.load import LoadedConfig, build, dump, find, flatten, load, recipe_folders
-from whetstone.config.plan import Plan, ineffective_settings, make_plan
+from whetstone.config.plan import Plan, make_plan
 from whetstone.config.sections import Config
 from whetstone.config.tasks import TaskSpec
 
@@ -18,4 +19,5 @@ __all__ = [
     "load",
     "make_plan",
     "recipe_folders",
+    "without_effect",
 ]

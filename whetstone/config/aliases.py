@@ -151,7 +151,6 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
 
 # Names that only the math project's flat files have: beside them lora_r and the like mean LoRA.
 MATH_PROJECT = frozenset({"model_path", "num_return_sequences", "kl_coef", "num_epochs", "max_new_tokens"})
-LORA_SETTINGS = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules")
 
 # A section of a nested file -> its own short names -> a key of ours or of the tables above. Other keys inside
 # it are read as they are.

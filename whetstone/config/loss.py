@@ -102,7 +102,7 @@ class LossConfig(Section):
         if self.kl_in == "reward" and self.kl_estimator == "full":
             raise ValueError("kl_in: reward needs one number per token: set kl_estimator to k1, k2 or k3")
         bound = 1 + self.upper_epsilon
-        if self.delta is not None and self.delta <= bound:
+        if self.delta is not None and self.delta <= bound and not self._bounds_weight:
             raise ValueError(f"delta is {self.delta}, but must exceed 1 + epsilon_high = {bound:g}")
         return self
 

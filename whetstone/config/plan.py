@@ -7,7 +7,6 @@ A *batch* is one round of sampling; it serves `updates_per_batch` optimizer step
 import math
 from dataclasses import dataclass
 
-from whetstone.config.engine_traits import SERVER_ENGINES, engine_traits
 from whetstone.config.sections import Config, RolloutConfig
 from whetstone.errors import UserError
 from whetstone.terminal.text import counted, times
@@ -155,40 +154,6 @@ def _quotient(key: str, value: int, unit: int, of_what: str) -> int:
         good = max(1, round(value / unit)) * unit
         raise UserError(f"{key} ({value}) is not a multiple of {of_what}: set it to {good}.")
     return value // unit
-
-
-def ineffective_settings(config: Config, plan: Plan) -> list[str]:
-    """Settings that do nothing as the plan stands, and what would give them effect."""
-    loss, notes = config.loss, []
-    once = "while each batch is used for one update: set num_iterations or steps_per_generation higher"
-    ahead = config.rollout.async_rollouts > 0
-    if plan.updates_per_batch == 1:
-        if loss.beta > 0 and loss.kl_reference == "rollout":
-            notes.append(f"kl_reference: rollout has no effect (KL and its gradient are 0) {once}.")
-        if loss.off_policy_mask_threshold is not None and not ahead:
-            notes.append(f"off_policy_mask_threshold has no effect {once}.")
-    if ahead and plan.num_batches == 1:
-        notes.append("async_rollouts has no effect on a run of one batch.")
-    if config.run.load_best_model_at_end and plan.eval_every == 0:
-        notes.append("load_best_model_at_end has no effect while fixed_eval_steps is 0.")
-    if config.parallel.sequence_parallel and config.parallel.tp_size == 1:
-        notes.append("sequence_parallel has no effect while tp_size is 1.")
-    if config.model.torch_compile is True and config.parallel.tp_size > 1:
-        notes.append("torch_compile has no effect while tp_size is above 1: split layers can't be compiled.")
-    if loss.beta == 0 and (loss.kl_reference != "base" or loss.kl_in != "loss"):
-        notes.append("kl_reference and kl_in have no effect while beta is 0.")
-    traits = engine_traits(config.rollout.rollout_engine)
-    if not traits.has_servers and config.engines.addresses:
-        notes.append(
-            f"The server {config.engines.addresses[0]} is not used while rollout_engine is "
-            f"{config.rollout.rollout_engine}: set it to {' or '.join(SERVER_ENGINES)}."
-        )
-    if config.model.attn_implementation is not None and not traits.uses_attn_implementation:
-        notes.append(
-            f"attn_implementation has no effect while rollout_engine is {config.rollout.rollout_engine}: the "
-            "update and the native engine bring their own attention, and no package is needed for it."
-        )
-    return notes
 
 
 def _prompts_from_batch_size(rollout: RolloutConfig, world_size: int) -> int:

@@ -265,13 +265,18 @@ class Config(Section):
 
     @property
     def skips_zero_advantages(self) -> bool:
+        """Whether completions whose gradient is 0 stay out of the update."""
+        return self.update.skip_zero_advantages and self.can_skip_zero_advantages
+
+    @property
+    def can_skip_zero_advantages(self) -> bool:
         """Whether equal rewards within a group mean that its completions have no gradient."""
         loss = self.loss
         has_bonus = loss.entropy_coef != 0 or loss.entropy_target is not None
         only_advantages = loss.beta == 0 and not has_bonus and loss.top_entropy_quantile == 1
         is_proportional = loss.loss_type in LOSSES and not loss.is_supervised  # 0 where the advantage is 0
         is_relative = loss.advantage in ("group", "rloo") and is_proportional
-        return self.update.skip_zero_advantages and only_advantages and is_relative
+        return only_advantages and is_relative
 
     @model_validator(mode="after")
     def _check_supervised(self) -> Self:

@@ -6,7 +6,6 @@ from typing import Any
 
 from whetstone.config.aliases import (
     CONVERTED,
-    LORA_SETTINGS,
     MATH_PROJECT,
     REFUSED,
     RENAMED,
@@ -72,7 +71,6 @@ class Translation:
         self._logging_fraction()
         self._warmup_of_schedule()
         self._adapter()
-        self._batch_size()
         self.notes += [_idle_note(origin, reasons) for origin, reasons in self._idle.items()]
 
     def _plain(self, values: dict[str, Any], origin: str) -> dict[str, Any]:
@@ -182,33 +180,13 @@ class Translation:
         self.notes.append(f"num_warmup_steps ({origin}) is taken for warmup_steps: {warmup}.")
 
     def _adapter(self) -> None:
-        """LoRA settings without a switch: on in the math project's files, without effect in TRL's."""
-        settings = [key for key in LORA_SETTINGS if key in self.flat]
-        if not settings or "use_peft" in self.flat:
-            return
-        shown = f"{', '.join(settings)} ({self.origins[settings[0]]})"
-        if len(MATH_PROJECT & set(self._written)) >= 2:
+        """LoRA settings without a switch mean an adapter in the math project's files."""
+        settings = [key for key in self.flat if key.startswith("lora_")]
+        if settings and "use_peft" not in self.flat and len(MATH_PROJECT & set(self._written)) >= 2:
             self.flat["use_peft"] = True
             self.origins["use_peft"] = self.origins[settings[0]]
+            shown = f"{', '.join(settings)} ({self.origins[settings[0]]})"
             self.notes.append(f"{shown}: a LoRA adapter is trained (use_peft=false trains all weights).")
-        else:
-            self.notes.append(f"{shown} have no effect: all weights are trained unless use_peft is true.")
-
-    def _batch_size(self) -> None:
-        """Batch sizes that `prompts_per_step` makes idle, where somebody set them on purpose."""
-        prompts = self.flat.get("prompts_per_step")
-        if prompts is None:
-            return
-        idle = ["per_device_train_batch_size"]
-        if not self.flat.get("steps_per_generation") and not self.flat.get("batch_counts_as_step"):
-            idle.append("gradient_accumulation_steps")
-        first = self.origins["prompts_per_step"]
-        for key in idle:
-            if self.origins.get(key) == COMMAND_LINE != first:
-                self.notes.append(
-                    f"{key} ({COMMAND_LINE}) has no effect while prompts_per_step is {prompts} ({first}): "
-                    "set prompts_per_step=null to count by it."
-                )
 
 
 def _idle_note(origin: str, reasons: dict[str, list[str]]) -> str:

@@ -126,7 +126,8 @@ def build(
     scalars = {} if checkpoint is None else checkpoint.scalars()
     if checkpoint is not None:
         check_plan(checkpoint, scalars, plan)
-    for line in (*describe_ranks(ranks), *ineffective_settings(config, plan), *prepare_tasks(tasks)):
+    idle = ineffective_settings(config, plan, on_cpu=choose_device(config.model.device).type == "cpu")
+    for line in (*describe_ranks(ranks), *idle, *prepare_tasks(tasks)):
         logger.info(line)
     scorer = stack.enter_context(make_scorer(config, ranks))  # its processes start while the model loads
     with stage("loading the model"):

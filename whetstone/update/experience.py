@@ -82,7 +82,8 @@ class ExperienceBuilder:
         return is_own + (self.reference is not None and not self._kl_to_sampler)
 
     def _needs_old(self, num_minibatches: int) -> bool:
-        return num_minibatches > 1 or self._kl_to_sampler or self.config.loss.kl_in == "reward"
+        loss = self.config.loss
+        return num_minibatches > 1 or self._kl_to_sampler or (loss.beta > 0 and loss.kl_in == "reward")
 
     @property
     def _kl_to_sampler(self) -> bool:
