@@ -92,6 +92,9 @@ def setup(**changes: object) -> Setup:
         ({"offload": True}, 2 + 4),
         ({"has_reference": True}, 16 + 2),
         ({"bytes_per_number": 4}, 4 + 8 + 4),
+        ({"critic": "model"}, 16 + 16),
+        ({"critic": "model", "bytes_per_number": 4}, 16 + 16),  # float32 weights have no lower halves
+        ({"critic": "model", "offload": True}, 6 + 6),
         # shards, the copy to sample from or to send, and a layer twice
         ({"gpus": 4}, 16 / 4 + 2 + 2 * 2 / 28),
         ({"gpus": 4, "samples_here": False}, 16 / 4 + 2 + 2 * 2 / 28),
@@ -181,6 +184,17 @@ def test_short_completions_take_less_time_and_waves_more(qwen: ModelShape) -> No
     assert short < long
     few = rollout_seconds(qwen, setup(num_sequences=64), machine, 256, 512)
     assert long < few < 4 * long
+
+
+def test_states_in_host_memory_take_their_time_on_the_bus(qwen: ModelShape) -> None:
+    """10 bytes a parameter each way (docs/memory.md), in each of two optimizer steps, by 50 GB/s."""
+    words = ["num_iterations=2", "micro_batch_tokens=4096", "gradient_checkpointing=true"]
+    (_, here), (_, there) = (
+        planned(qwen, "gsm8k", [*words, f"cpu_offload={offload}"], 300) for offload in ("none", "optimizer")
+    )
+    assert there.update_s - here.update_s == pytest.approx(2 * 10 * qwen.parameters / 50e9)
+    older = find_chip("RTX 3090")
+    assert older is not None and chip_machine(older).bus == 25e9
 
 
 def test_prompts_are_measured_or_assumed() -> None:

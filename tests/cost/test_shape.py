@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+import torch
 import transformers
 
 from tests.conftest import make_policy
@@ -66,6 +67,33 @@ def test_a_token_uses_few_experts() -> None:
     separate = 0 if config.tie_word_embeddings else 100 * 32
     assert shape.parameters - shape.active == 2 * 6 * each + separate
     assert shape.inner == 2 * 16
+    # A decode step of one sequence reads 2 of 8 experts a layer, of many nearly all: 8 (1 - 0.75^n).
+    assert shape.weights_read(1) == shape.active
+    assert shape.weights_read(3) - shape.active == pytest.approx(2 * (8 * (1 - 0.75**3) - 2) * each)
+    assert shape.weights_read(999) == pytest.approx(shape.parameters - separate)
+
+
+TINY = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 100}
+MLA = {"kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 12, "v_head_dim": 6}
+HYBRID = {"head_dim": 8, "num_key_value_heads": 2, "linear_key_head_dim": 4, "linear_value_head_dim": 4}
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("deepseek_v3", {**MLA, "num_key_value_heads": 4, "first_k_dense_replace": 4}),
+        ("qwen3_5_text", {**HYBRID, "linear_num_key_heads": 2, "linear_num_value_heads": 2}),
+        ("lfm2", {"num_key_value_heads": 2, "layer_types": ["conv", "full_attention", "conv", "conv"]}),
+        ("qwen3", {"head_dim": 16, "num_key_value_heads": 2}),
+    ],
+)
+def test_keys_and_values_are_those_of_the_cache_of_transformers(kind: str, settings: dict[str, Any]) -> None:
+    config = transformers.AutoConfig.for_model(kind, **TINY, intermediate_size=48, **settings)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    cache = model(torch.arange(10)[None], use_cache=True).past_key_values
+    held = [layer for layer in cache.layers if getattr(layer, "keys", None) is not None]
+    numbers = sum(layer.keys.numel() + layer.values.numel() for layer in held)
+    assert shape_of(kind, config).kv_bytes == 2 * numbers / 10
 
 
 def test_unknown_models_are_refused_with_what_to_give() -> None:

@@ -166,26 +166,24 @@ def state_bytes(shape: ModelShape, setup: Setup, capacity: float) -> dict[str, f
     split = 1 if alone else setup.tp * setup.shards
     frozen = 0 if setup.lora_r is None else shape.parameters
     parts = {"weights": 0.0, "adapter": 0.0, "gradients": 4.0 * trained / split}
-    moments = STATES[setup.optim]
-    master = 0.0
+    moments, low = STATES[setup.optim], 2.0 if alone and size == 2 else 0.0
+    whole = float(size) if alone else 4.0
     if setup.lora_r is None:
         # On one GPU a float32 weight is two halves, whose upper one computes; in shards it is whole.
-        parts["weights"] = (size if alone else 4.0) * trained / split
-        master = 2.0 * trained if alone and size == 2 else 0.0
+        parts["weights"] = whole * trained / split
     else:
         held = size * frozen
         if setup.load_in_4bit:
             held = size * (frozen - shape.linear) + NF4_BYTES * shape.linear
         parts["weights"] = held / split
         parts["adapter"] = 4.0 * trained / split
-    if setup.offload:
-        parts["optimizer states"] = BUCKETS
-    else:
-        parts["optimizer states"] = master + moments * trained / split
+    states = (moments + (low if setup.lora_r is None else 0.0)) * trained / split
+    parts["optimizer states"] = BUCKETS if setup.offload else states
     if setup.has_reference and not setup.offload:
         parts["reference"] = float(size) * trained / split
     if setup.critic == "model":
-        parts["critic"] = (size + 2.0 + moments + 4.0) * shape.parameters / split
+        states = 0.0 if setup.offload else low + moments  # its buckets are small beside the weights
+        parts["critic"] = (whole + states + 4.0) * shape.parameters / split
     if not alone:  # the copy is what servers get, too
         parts["copy to sample from"] = 2.0 * shape.parameters / setup.tp
         parts["gathered layers"] = 2 * 2.0 * shape.parameters / setup.tp / shape.layers

@@ -44,6 +44,7 @@ KNOWN: dict[str, tuple[Any, ...]] = {
     "gemma-3-1b": ("gemma3_text", 1152, 26, 4, 1, 6912, 262144, True, {"head_dim": 256}),
     "phi-4": ("phi3", 5120, 40, 40, 10, 17920, 100352, False),
 }
+STATEFUL = ("linear_attention", "mamba", "conv", "mlp", "moe")  # layers without keys and values
 KINDS = re.compile(r"-(instruct|base|coder|math|it|pt|chat|v0\.\d|2507|thinking)(?=-|$)")
 
 
@@ -61,6 +62,10 @@ class ModelShape:
     vocabulary: int
     parameters: int
     active: int  # parameters that a token is multiplied by: without a separate embedding, and few experts
+    experts: int  # weights of all experts, of which a token uses `expert_share`
+    expert_share: float
+    kv_numbers: int  # that a token leaves in the cache of a layer
+    cached_layers: int  # that keep keys and values; linear attention and convolutions keep a small state
     linear: int  # weights of the linear layers in the decoder layers
     linear_sides: int  # inputs and outputs of these layers, added up: an adapter has lora_r times as many
     is_silu_gated: bool  # the MLPs are down(silu(gate x) * up x), which LoRA computes with less memory
@@ -68,7 +73,12 @@ class ModelShape:
     @property
     def kv_bytes(self) -> int:
         """Of the keys and values of a token in 16 bits."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * 2
+        return 2 * self.cached_layers * self.kv_numbers
+
+    def weights_read(self, sequences: int) -> float:
+        """Weights that a decode step reads: of many sequences some use any expert."""
+        unused = 1 - self.expert_share
+        return self.active + self.experts * (unused - unused**sequences)
 
 
 def model_shape(name: str) -> ModelShape:
@@ -152,17 +162,29 @@ def shape_of(name: str, config: Any) -> ModelShape:
     hidden = text.hidden_size
     width = getattr(text, "moe_intermediate_size", None) if number > 1 else None
     heads = text.num_attention_heads
+    kv_heads = getattr(text, "num_key_value_heads", None) or heads
+    head_dim = getattr(text, "head_dim", None) or hidden // heads
+    kv_numbers = 2 * kv_heads * head_dim
+    if getattr(text, "kv_lora_rank", None):  # MLA caches a latent; keys are wider than values
+        kv_numbers = text.kv_lora_rank + text.qk_rope_head_dim
+        head_dim = (text.qk_head_dim + text.v_head_dim) // 2
+    kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
+    experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
     return ModelShape(
         name=name,
         layers=text.num_hidden_layers,
         hidden=hidden,
         inner=used * (width or getattr(text, "intermediate_size", None) or 4 * hidden),
         heads=heads,
-        kv_heads=getattr(text, "num_key_value_heads", None) or heads,
-        head_dim=getattr(text, "head_dim", None) or hidden // heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
         vocabulary=text.vocab_size,
         parameters=num_parameters(model),
         active=sum(num_active(model, text)),
+        experts=experts,
+        expert_share=used / number,
+        kv_numbers=kv_numbers,
+        cached_layers=sum(kind not in STATEFUL for kind in kinds),
         linear=sum(layer.weight.numel() for layer in linear),
         linear_sides=sum(layer.in_features + layer.out_features for layer in linear),
         is_silu_gated=any(map(is_silu_mlp, model.modules())),

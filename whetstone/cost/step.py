@@ -39,6 +39,7 @@ class Machine:
     memory: float  # bytes
     near_link: float  # bytes/s each way to GPUs of the same host
     far_link: float  # bytes/s each way to GPUs of other hosts
+    bus: float = 50e9  # bytes/s each way to host memory: PCIe 5; not measured here
     per_host: int = 8
     token_s: float = UPDATE_TOKEN_S
     update_s: float = UPDATE_S
@@ -95,8 +96,8 @@ def decode_step(machine: Machine, shape: ModelShape, work: Work, layout: Layout,
 
 def uncached_step(machine: Machine, shape: ModelShape, layout: Layout, sequences: int) -> float:
     """A decode step without reading the cache: products (by bytes or flops), logits, layers."""
-    weights = 2 * shape.active / layout.tp
-    products = max(weights / machine.memory_speed, weights * sequences / machine.flops) / DECODE_SHARE
+    read, multiplied = (2 * number / layout.tp for number in (shape.weights_read(sequences), shape.active))
+    products = max(read / machine.memory_speed, multiplied * sequences / machine.flops) / DECODE_SHARE
     # Logits are written and read once more to draw from.
     logits = 2 * 2 * sequences * shape.vocabulary / layout.tp / machine.memory_speed
     seconds = products + logits + shape.layers * layout.layer_s

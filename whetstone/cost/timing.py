@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from whetstone.config.plan import Plan
 from whetstone.config.sections import Config
 from whetstone.cost.chips import Chip
-from whetstone.cost.memory import NF4_BYTES, MemoryPlan, Setup
+from whetstone.cost.memory import NF4_BYTES, MemoryPlan, Setup, trained_parameters
 from whetstone.cost.shape import ModelShape
 from whetstone.cost.step import (
     H200,
+    STATES,
     UPDATE_TOKEN_S,
     Layout,
     Machine,
@@ -55,7 +56,8 @@ def chip_machine(chip: Chip) -> Machine:
     speed = COPY_SHARE * chip.gb_per_s * 1e9
     machine = machine_of(chip.part, MEASURED_SHARE * chip.tflops * 1e12, speed, chip.memory_gb * 1e9)
     near = LINK_SHARE * chip.link_gb_per_s * 1e9
-    return replace(machine, near_link=near, far_link=min(near, machine.far_link))
+    bus = machine.bus / 2 if chip.link_gb_per_s in (32, 300) else machine.bus  # PCIe 4
+    return replace(machine, near_link=near, far_link=min(near, machine.far_link), bus=bus)
 
 
 def machine_of(name: str, flops: float, memory_speed: float, memory: float) -> Machine:
@@ -160,7 +162,9 @@ def batch_update_seconds(
     layout = Layout(gpus=setup.gpus, tp=setup.tp, replicas=setup.replicas)
     passes = 2.0 * extra_passes(config, plan) / (2 * (1 + int(work.checkpointing)) + work.backward)
     seconds = (config.update.num_iterations + passes) * update_seconds(machine, shape, work, layout)
-    return seconds + plan.updates_per_batch * machine.update_s
+    moved = (STATES[setup.optim] + 2) * trained_parameters(shape, setup) / (setup.tp * setup.shards)
+    stream_s = moved / machine.bus if setup.offload else 0.0  # in and out at once
+    return seconds + plan.updates_per_batch * (machine.update_s + stream_s)
 
 
 def rollout_seconds(
@@ -197,7 +201,7 @@ def _decode_seconds(
     """One token for each of `sequences`, which have `generated` tokens."""
     number = max(1, round(sequences))
     if not setup.on_gpu:
-        weights = 4.0 * shape.active / machine.memory_speed
+        weights = 4.0 * shape.weights_read(number) / machine.memory_speed
         return max(weights, 2.0 * shape.active * number / machine.flops) / 0.7 + shape.layers * CPU_LAYER_S
     work = Work(prompts=1, group=1, prompt_tokens=setup.prompt_tokens, new_tokens=round(2 * generated))
     seconds = decode_step(machine, shape, work, Layout(gpus=setup.gpus, tp=setup.tp), number)
