@@ -189,7 +189,7 @@ VALUES: dict[str, list[str]] = {
     "use_dora": ["3"],
     "repetition_penalty": ["1.1"],
     "neftune_noise_alpha": ["5"],
-    "generation_kwargs": ["{bad_words_ids: [1]}", "3"],
+    "generation_kwargs": ["{bad_words_ids: [1]}", "3", "{do_sample: false}"],
     "model_init_kwargs": ["{quantization_config: {}}"],
 }  # fmt: skip
 

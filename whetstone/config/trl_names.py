@@ -72,6 +72,10 @@ def _generation_kwargs(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
     ours = {name: name for name in ("temperature", "top_p", "top_k", "min_p")}
     ours |= dict.fromkeys(("max_new_tokens", "max_tokens"), "max_completion_length")
     options = _mapping(value, f"{' '.join(ours)} do_sample use_cache pad_token_id")
+    if options.get("do_sample") is False:
+        raise ValueError(
+            "do_sample: false inside it would make all completions of a prompt equal: leave it out"
+        )
     return {key: options[name] for name, key in ours.items() if name in options}
 
 
