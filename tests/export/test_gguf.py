@@ -46,9 +46,9 @@ def qwen_split() -> Any:
 @pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3"])
 def test_a_file_computes_what_the_model_does(model_type: str, tmp_path: Path) -> None:
     own_tokenizer = None if model_type == "llama" else byte_level(qwen_split())
-    # transformers takes 128 for the heads of a Qwen 3 GGUF, and the quotient for those of Qwen 2.
+    # transformers takes the quotient for the heads of a Qwen 2 GGUF.
     settings: dict[str, Any] = {} if own_tokenizer is None else {"vocab_size": 300, "hidden_size": 96}
-    head_dims = {"llama": 16, "qwen2": 24, "qwen3": 128}
+    head_dims = {"llama": 16, "qwen2": 24, "qwen3": 40}
     folder = tiny_model(
         tmp_path / "base", model_type, own_tokenizer, head_dim=head_dims[model_type], **settings
     )
@@ -97,6 +97,7 @@ PLAIN = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     [
         (PLAIN, "gpt-2"),
         (pre_tokenizers.Sequence([DIGITS, PLAIN]), "smollm"),
+        (pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=False), PLAIN]), None),
         (qwen_split(), "qwen2"),
         (
             pre_tokenizers.Sequence(

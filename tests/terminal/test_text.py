@@ -3,7 +3,7 @@
 import pytest
 
 from whetstone.config import load, make_plan
-from whetstone.terminal.text import counted, escape_controls, size, wrap
+from whetstone.terminal.text import counted, escape_controls, size, times, wrap
 
 
 @pytest.mark.parametrize(
@@ -59,6 +59,9 @@ def test_a_plan_of_one_has_no_plurals() -> None:
     assert "1 batch of 1 prompt x 2 completions" in text
     assert "1 optimizer step, 1 a batch (1 part x 1 iteration)" in text
     assert "1 training problem, seen once" in text
+    many = make_plan(load("quickstart", [*words, "max_steps=640"]).config, num_problems=1)
+    assert "1 training problem, seen 640 times" in "\n".join(many.lines(config))
+    assert (times(1.26), times(9.6), times(12345.6)) == ("1.3 times", "9.6 times", "12,346 times")
 
 
 def test_a_plan_says_that_nothing_is_evaluated() -> None:

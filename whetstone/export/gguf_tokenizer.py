@@ -103,6 +103,8 @@ def _pre_tokenizer(document: dict[str, Any]) -> str | None:
     if not stages or stages[-1].get("type") != "ByteLevel" or stages[-1]["add_prefix_space"]:
         return None
     kinds = [entry["type"] for entry in stages[:-1]]
+    if not all(entry.get("individual_digits", True) for entry in stages):  # smollm splits each digit
+        return None
     if stages[-1]["use_regex"]:
         return {(): "gpt-2", ("Digits",): "smollm"}.get(tuple(kinds))
     if kinds != ["Split"] or stages[0]["behavior"] != "Isolated" or stages[0]["invert"]:

@@ -28,7 +28,9 @@ def compare_gguf(path: Path, model: Any, tokenizer: Any, kind: str) -> Differenc
     from transformers import AutoTokenizer
 
     with quiet_transformers():
-        other = load_gguf(path)
+        # transformers reads no key_length of Qwen 3 and takes 128.
+        is_qwen3 = model.config.model_type == "qwen3"
+        other = load_gguf(path, **({"head_dim": model.config.head_dim} if is_qwen3 else {}))
         other_tokenizer = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
     own, other_logits = [], []
     for text in TEXTS:

@@ -174,12 +174,12 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
         logging.enable_progress_bar()
 
 
-def load_gguf(gguf: Path) -> "PreTrainedModel":
-    """The model of a GGUF file with its weights unpacked to float32."""
+def load_gguf(gguf: Path, **settings: Any) -> "PreTrainedModel":
+    """The model of a GGUF file with its weights in float32; `settings` replace those that are read."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    options: Any = {"gguf_file": gguf.name, "dtype": torch.float32}
+    options: Any = {"gguf_file": gguf.name, "dtype": torch.float32, **settings}
     with contextlib.suppress(ImportError):  # transformers before 5.19 always dequantizes
         from transformers import GgufConfig
 
