@@ -62,6 +62,9 @@ MORE: dict[int, list[Case]] = {
         ("FSDP 2, moving reference, gspo", {}, "llama",
          {"beta": 0.1, "kl_reference": "moving", "loss_type": "gspo"}),
         ("TP 2, LoRA", {"tp_size": 2, "lora": True}, "llama", {"beta": 0.1}),
+        ("FSDP 2, LoRA, critic of its own", {"lora": True}, "llama", {**CRITIC, "critic": "model"}),
+        ("TP 2, LoRA, critic of its own", {"tp_size": 2, "lora": True}, "llama",
+         {**CRITIC, "critic": "model"}),
         ("FSDP 2, LoRA, entropy quantile", {"lora": True}, "qwen3", {"top_entropy_quantile": 0.5}),
     ],
     4: [

@@ -16,6 +16,8 @@ from tests.support.update import (
     reference_gradient,
     share_kept,
     shares_kept,
+    train_on,
+    updater_for,
     with_lora,
     with_small_adapter,
 )
@@ -272,3 +274,22 @@ def test_engines_that_do_not_know_a_variant_refuse_it(engine, key) -> None:
     with pytest.raises(UserError, match=key):
         build({"use_peft": True, "rollout_engine": engine, key: True})
     build({"use_peft": True, "rollout_engine": "vllm", "use_rslora": True})
+
+
+def test_a_critic_of_its_own_trains_all_of_its_matrices():
+    policy = with_lora(make_policy("qwen3"))  # an adapter that is not zero: the critic begins with it
+    flat = {"advantage": "gae", "critic": "model", "critic_warmup_steps": 0, "critic_learning_rate": 1e-3}
+    updater = updater_for(policy, **flat)
+    critic, batch = updater.critic, pack(make_samples(policy), 200)[0]
+    assert critic is not None
+    with torch.no_grad():
+        critic.head.weight.normal_(generator=torch.Generator().manual_seed(0))
+        hidden = policy.completion_hidden(batch)
+        torch.testing.assert_close(critic.values(batch, hidden), critic.head(hidden).squeeze(-1))
+    names = [name for name, _ in critic.trunk.named_parameters()]
+    assert names == [name for name, _ in make_policy("qwen3").trunk.named_parameters()]
+    before = [parameter.detach().clone() for parameter in critic.trunk.parameters()]
+    train_on(updater, [[batch]])
+    assert not any(map(torch.equal, before, critic.trunk.parameters()))
+    [down, *_] = [name for name, _ in policy.model.named_parameters() if "lora_A" in name]
+    assert policy.model.get_parameter(down).requires_grad  # the policy still has its adapter

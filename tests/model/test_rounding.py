@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from tests.conftest import make_policy
+from whetstone.model.reference import Reference
 from whetstone.model.rounding import stochastic_round
 
 HALF = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
@@ -40,3 +42,25 @@ def test_it_is_the_same_each_time_and_at_most_a_step_off() -> None:
     assert torch.equal(first, second)
     assert ((first.float() - values).abs() <= values.abs() * torch.finfo(torch.bfloat16).eps).all()
     assert stochastic_round(values, torch.float32) is values
+
+
+@pytest.mark.parametrize("alpha", [0.4, 0.1, 0.01])
+def test_a_moving_reference_in_bf16_moves_by_its_share(alpha: float) -> None:
+    """Weights that differ by one to three steps of the grid: to the nearest, none would move at 0.1."""
+    policy = make_policy("qwen2", hidden_size=128)
+    policy.model.bfloat16()
+    reference = Reference.from_policy(policy, policy, moving=True)
+    assert reference.weights is not None
+    first = [weight.double() for weight in reference.weights]
+    torch.manual_seed(0)
+    for parameter in policy.parameters():
+        steps = torch.randint(1, 4, parameter.shape, dtype=torch.int16)
+        parameter.data = (parameter.data.view(torch.int16) + steps).view(torch.bfloat16)
+    for update in range(20):
+        reference.ema_update(alpha, seed=update)
+    moved = total = 0.0
+    for weight, parameter, before in zip(reference.weights, policy.parameters(), first, strict=True):
+        way = parameter.detach().double() - before
+        moved += ((weight.double() - before) * way).sum().item()
+        total += way.square().sum().item()
+    assert moved / total == pytest.approx(1 - (1 - alpha) ** 20, abs=0.01)

@@ -89,7 +89,7 @@ class ModelServer:
         self.pushes.append("disk")
 
     def load_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
-        own = dict(self.base.named_parameters())
+        own = self.base.state_dict()
         with self.lock, torch.no_grad():  # the engine moves parameters while it samples
             for name, tensor in tensors.items():
                 if name in own:  # a tied head is not

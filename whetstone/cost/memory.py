@@ -5,6 +5,7 @@ Constants are fitted to peaks that were measured on one H200 (docs/lab/plan.md).
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from whetstone.config.engine_traits import engine_traits
@@ -92,7 +93,9 @@ def setup_of(
 ) -> Setup:
     """Read a configuration."""
     model, loss, size = config.model, config.loss, config.update.micro_batch_tokens
-    has_weights = loss.kl_reference == "moving" or not model.use_peft  # else the adapter is switched off
+    had_adapter = Path(model.model_name_or_path, "adapter_config.json").is_file() or config.update.sft_steps
+    # Otherwise the adapter is switched off.
+    has_weights = loss.kl_reference == "moving" or not model.use_peft or bool(had_adapter)
     data_ranks = max(1, gpus // config.parallel.tp_size)
     sequences = -(-plan.prompts_per_batch // data_ranks) * plan.num_generations
     checkpointing, traits = model.gradient_checkpointing, engine_traits(config.rollout.rollout_engine)

@@ -144,7 +144,7 @@ def shape_of(name: str, config: Any) -> ModelShape:
     from transformers import AutoModelForCausalLM
 
     from whetstone.model.gated_lora import is_silu_mlp
-    from whetstone.model.size import count_experts, num_active, num_parameters
+    from whetstone.model.size import count_experts, num_active, num_parameters, widest_layer
 
     try:
         with _meta_device():
@@ -156,14 +156,15 @@ def shape_of(name: str, config: Any) -> ModelShape:
             "choose another."
         ) from None
     text = config.get_text_config()
+    layer = widest_layer(text)
     head = model.get_output_embeddings()
     linear = [m for m in model.modules() if isinstance(m, nn.Linear) and m is not head]
     used, number = count_experts(text)
     hidden = text.hidden_size
     width = getattr(text, "moe_intermediate_size", None) if number > 1 else None
-    heads = text.num_attention_heads
-    kv_heads = getattr(text, "num_key_value_heads", None) or heads
-    head_dim = getattr(text, "head_dim", None) or hidden // heads
+    heads = layer.num_attention_heads
+    kv_heads = getattr(layer, "num_key_value_heads", None) or heads
+    head_dim = getattr(layer, "head_dim", None) or hidden // heads
     kv_numbers = 2 * kv_heads * head_dim
     if getattr(text, "kv_lora_rank", None):  # MLA caches a latent; keys are wider than values
         kv_numbers = text.kv_lora_rank + text.qk_rope_head_dim
@@ -174,7 +175,7 @@ def shape_of(name: str, config: Any) -> ModelShape:
         name=name,
         layers=text.num_hidden_layers,
         hidden=hidden,
-        inner=used * (width or getattr(text, "intermediate_size", None) or 4 * hidden),
+        inner=used * (width or getattr(layer, "intermediate_size", None) or 4 * hidden),
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,

@@ -95,10 +95,8 @@ def export(
 
 
 def _convert(model: Any, dtype: torch.dtype, *, is_merged: bool) -> None:
-    if is_merged:
-        for parameter in model.parameters():
-            parameter.data = stochastic_round(parameter.data, dtype)
-    model.to(dtype)
+    for parameter in model.parameters():  # buffers keep their precision: a router's bias is float32
+        parameter.data = stochastic_round(parameter.data, dtype) if is_merged else parameter.data.to(dtype)
 
 
 def _save(folder: Path, model: Any, tokenizer: Any, max_shard_size: str) -> None:

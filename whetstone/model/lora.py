@@ -101,6 +101,17 @@ def merge_lora(model: Any, adapter: str) -> Any:
     return merged.requires_grad_(True)
 
 
+def drop_adapters(trunk: nn.Module, *, merge: bool) -> None:
+    """Put plain linear layers in the place of adapted ones; `merge`: with the adapter added to the weights."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for name, layer in list(trunk.named_modules()):
+        if isinstance(layer, BaseTunerLayer):
+            if merge:
+                layer.merge()
+            trunk.set_submodule(name, layer.get_base_layer())
+
+
 def read_adapter(model: Any, adapter: str, *, is_trainable: bool) -> Any:
     """peft makes weights up that a file lacks, and drops those it has no place for: both are refused."""
     from peft import PeftModel, get_peft_model_state_dict

@@ -35,6 +35,7 @@ from whetstone.model.nf4 import quantize_model
 from whetstone.model.padded import padded_hidden, rows_hidden
 from whetstone.model.rotary import longrope_length
 from whetstone.model.sharding import Sharding
+from whetstone.model.size import widest_layer
 from whetstone.model.tiled_attention import plan_attention
 from whetstone.model.verification import (
     perturbed_embeddings,
@@ -128,13 +129,13 @@ class Policy:
     @property
     def num_cache_heads(self) -> int:
         """Heads of keys and values on this rank."""
-        config = self.config
+        config = widest_layer(self.config)
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         return heads // self.ranks.tp_size
 
     @property
     def head_dim(self) -> int:
-        config = self.config
+        config = widest_layer(self.config)
         return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
     def parameters(self) -> list[nn.Parameter]:
@@ -193,7 +194,8 @@ class Policy:
             position_ids = torch.cat([position_ids, torch.arange(extra, device=position_ids.device)])
         plan = None
         if not self.uses_padding:
-            plan = plan_attention(segments, self.config, self.head_dim, self.device, self.dtype)
+            config = widest_layer(self.config)
+            plan = plan_attention(segments, config, self.head_dim, self.device, self.dtype)
         attend = PackedAttention(segments, self.device, plan)
         hidden = self._hidden_of(trunk, token_ids[None], position_ids[None], attend)[0]
         return index_rows(hidden, batch.logit_positions)

@@ -1,7 +1,7 @@
 """The reference policy of the KL penalty: the initial weights, or an EMA of the policy.
 
 No second module: a copy of the trainable weights is swapped in for forward passes. With LoRA it is the
-adapter, or nothing where the reference is the base model: then the adapter is disabled. Each rank swaps its
+adapter, or nothing where the run began from the base model: then the adapter is disabled. Each rank swaps its
 own shards. With `offload` the copy is in host memory.
 """
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from whetstone.model.policy import Policy
+from whetstone.model.rounding import stochastic_round
 from whetstone.parallel.fsdp import like, local
 
 CHUNK = 2**23  # values swapped at once: the extra memory on the device
@@ -24,10 +25,18 @@ class Reference:
 
     @classmethod
     def from_policy(
-        cls, policy: Policy, first: Policy, *, moving: bool, offload: bool = False
+        cls,
+        policy: Policy,
+        first: Policy,
+        *,
+        moving: bool,
+        had_adapter: bool = False,
+        offload: bool = False,
     ) -> "Reference":
-        """The reference of `policy` with the weights of `first`, which is `policy` at the start of a run."""
-        if policy.is_lora and not moving:
+        """The reference of `policy` with the weights of `first`, which is `policy` at the start of a run;
+        `had_adapter`: which began from an adapter, not from a new one.
+        """
+        if policy.is_lora and not moving and not had_adapter:
             return cls(policy, None)
         copy = to_host if offload else torch.clone
         return cls(policy, [copy(local(parameter.detach())) for parameter in first.parameters()])
@@ -46,12 +55,16 @@ class Reference:
             self._swap(self.weights)
 
     @torch.no_grad()
-    def ema_update(self, alpha: float) -> None:
-        """alpha x policy + (1 - alpha) x reference."""
+    def ema_update(self, alpha: float, *, seed: int) -> None:
+        """alpha x policy + (1 - alpha) x reference. In bf16 it is rounded stochastically, by `seed`: to the
+        nearest, what differs by few steps of the grid would never move.
+        """
         assert self.weights is not None, "a reference without weights of its own can't move"
         for weight, parameter in zip(self.weights, self._policy.parameters(), strict=True):
             for mine, its in pieces(weight, local(parameter)):
-                mine.copy_(mine.to(its.device).lerp_(its, alpha))
+                mixed = mine.to(its.device, torch.promote_types(mine.dtype, torch.float32))
+                mixed = mixed.lerp(its.to(mixed.dtype), alpha)
+                mine.copy_(stochastic_round(mixed, mine.dtype, seed))
 
     def state(self) -> dict[str, Tensor]:
         assert self.weights is not None

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 
-def stochastic_round(values: Tensor, dtype: torch.dtype) -> Tensor:
+def stochastic_round(values: Tensor, dtype: torch.dtype, seed: int = 0) -> Tensor:
     """`values` in `dtype`. Those that it can represent do not change; the random bits are always the same for
-    a shape.
+    a shape and a seed.
     """
     if dtype not in (torch.bfloat16, torch.float16) or values.dtype == dtype:
         return values.to(dtype)
     values = values.float().contiguous()
     dropped = 23 + round(math.log2(torch.finfo(dtype).eps))  # of float32's 23 bits
-    generator = torch.Generator(values.device).manual_seed(0)
+    generator = torch.Generator(values.device).manual_seed(seed)
     bits = torch.randint(
         0, 1 << dropped, values.shape, dtype=torch.int32, device=values.device, generator=generator
     )

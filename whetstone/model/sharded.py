@@ -6,7 +6,7 @@ Only the first rank reads the model. The others build it on the meta device and 
 
 import copy
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from whetstone.config.sections import ModelConfig, ParallelConfig
 from whetstone.errors import UserError
 from whetstone.model.card import finish_adapter
+from whetstone.model.lora import drop_adapters
 from whetstone.model.policy import Policy, choose_device, compute_dtype, enable_checkpointing, load_policy
 from whetstone.model.sharding import Sharding
 from whetstone.parallel import fsdp, tensor
@@ -106,23 +107,46 @@ def _copy_tensors(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> None:
 
 
 def trunk_copy(policy: Policy) -> tuple[Any, Callable[[nn.Module], nn.Module]]:
-    """A trainable copy of the trunk, and a function that shards a module that holds it."""
+    """A trainable copy of the trunk, its adapter merged, and a function that shards a module that holds it.
+
+    Layers with an adapter give their matrices no gradient (lora_products.py), so the copy has plain ones.
+    """
     if policy.sharding is None:
-        return copy.deepcopy(policy.trunk).requires_grad_(True), lambda module: module
+        trunk = copy.deepcopy(policy.trunk)
+        if policy.is_lora:
+            drop_adapters(trunk, merge=True)
+        return trunk.requires_grad_(True), lambda module: module
     layout = policy.sharding
     model = layout.build_meta()
-    layout.split(model, sequence=layout.sequence)
     lm = model.get_base_model() if policy.is_lora else model
-    trunk = getattr(lm, lm.base_model_prefix).float().requires_grad_(True)
+    trunk = getattr(lm, lm.base_model_prefix)
+    if policy.is_lora:
+        drop_adapters(trunk, merge=False)
+    layout.split(model, sequence=layout.sequence)
+    trunk = trunk.float().requires_grad_(True)
 
     def shard(module: nn.Module) -> nn.Module:
         layout.shard(module, trunk)
         fsdp.materialize(module, policy.device, offload=layout.offload)
-        _copy_tensors(trunk.parameters(), policy.trunk.parameters())
+        sources = [(n, p) for n, p in policy.trunk.named_parameters() if "lora_" not in n]
+        _copy_tensors(trunk.parameters(), (parameter for _, parameter in sources))
         _copy_tensors(trunk.buffers(), policy.trunk.buffers())
+        for (name, _), target in zip(sources, trunk.parameters(), strict=True):
+            if name.endswith(".base_layer.weight"):
+                _add_adapter(target, policy.trunk.get_submodule(name.removesuffix(".base_layer.weight")))
         return module
 
     return trunk, shard
+
+
+@torch.no_grad()
+def _add_adapter(weight: Tensor, layer: Any) -> None:
+    """Add what a LoRA layer adds to this rank's part of its matrix; a collective call."""
+    whole = fsdp.full(weight.detach()).clone()
+    for name in layer.active_adapters:
+        down, up = (fsdp.full(part[name].weight.detach()) for part in (layer.lora_A, layer.lora_B))
+        whole += layer.scaling[name] * (up.float() @ down.float())
+    fsdp.copy_into(weight, whole)
 
 
 def shard_alone(policy: Policy, module: nn.Module) -> nn.Module:
@@ -162,16 +186,26 @@ def _build_meta(metadata: dict[str, Any], config: ModelConfig, compute: torch.dt
     return model
 
 
+def checkpoint_tensors(lm: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Name and tensor of all that a checkpoint of the model holds: its parameters, those that are shared
+    once, and its persistent buffers (the router's bias of DeepSeek V3).
+    """
+    parameters = dict(lm.named_parameters(remove_duplicate=False))
+    yield from lm.named_parameters()
+    yield from ((name, tensor) for name, tensor in lm.state_dict().items() if name not in parameters)
+
+
 def model_writer(policy: Policy) -> Callable[[Path], None]:
     """Gather and copy the weights on all ranks; the first calls the result, which writes them."""
     state: dict[str, Tensor] = {}  # on the CPU of the first rank; empty on the others
-    for name, parameter in policy.model.named_parameters():
-        if policy.is_lora and not parameter.requires_grad:  # an adapter is saved alone
+    tensors = policy.model.named_parameters() if policy.is_lora else checkpoint_tensors(policy.lm)
+    for name, tensor in tensors:
+        if policy.is_lora and not tensor.requires_grad:  # an adapter is saved alone
             continue
-        whole = fsdp.full(parameter.detach())
+        whole = fsdp.full(tensor.detach())
         if policy.ranks.is_main:
-            dtype = whole.dtype if policy.is_lora else policy.dtype
-            state[name] = whole.to("cpu", dtype=dtype, copy=True)
+            is_shard = policy.sharding is not None and not policy.is_lora and isinstance(tensor, nn.Parameter)
+            state[name] = whole.to("cpu", dtype=policy.dtype if is_shard else whole.dtype, copy=True)
 
     def write(folder: Path) -> None:
         # Weights that are shared (embedding and output) go under one name, as transformers expects.

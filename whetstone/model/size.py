@@ -53,6 +53,16 @@ def count_experts(config: Any) -> tuple[int, int]:
     return (used if isinstance(used, int) and used > 0 else 1), number
 
 
+def widest_layer(config: Any) -> Any:
+    """The settings of the layer with the most keys and values; `config` itself where all layers are alike.
+
+    Reading what differs between layers (Gemma 4: head_dim) from the configuration of the model is an error.
+    """
+    if not getattr(config, "is_heterogeneous", False):
+        return config
+    return max(config.per_layer_config, key=lambda layer: layer.num_key_value_heads * layer.head_dim)
+
+
 def _weights(model: nn.Module) -> Iterator[tuple[str, int, bool]]:
     """Name, number of weights and whether they are trained."""
     for name, parameter in model.named_parameters():

@@ -21,7 +21,7 @@ from whetstone.errors import UserError
 from whetstone.evaluation.evaluator import Evaluator
 from whetstone.evaluation.statistics import wilson
 from whetstone.model.chat import Chat
-from whetstone.model.hub import token_notes
+from whetstone.model.hub import base_and_adapter, token_notes
 from whetstone.model.policy import Policy, choose_device
 from whetstone.model.reference import Reference
 from whetstone.model.sharded import load_sharded
@@ -196,10 +196,11 @@ def make_reference(config: Config, policy: Policy, checkpoint: Checkpoint | None
     if loss.beta == 0 or loss.kl_reference == "rollout":
         return None
     moving = loss.kl_reference == "moving"  # its weights are in the checkpoint
-    reload = checkpoint is not None and not moving and not policy.is_lora
+    had_adapter = policy.is_lora and base_and_adapter(config.model.model_name_or_path)[1] is not None
+    reload = checkpoint is not None and not moving and (had_adapter or not policy.is_lora)
     initial = load_sharded(config.model, config.parallel, policy.ranks) if reload else policy
     offload = config.parallel.cpu_offload != "none" and policy.device.type == "cuda"
-    return Reference.from_policy(policy, initial, moving=moving, offload=offload)
+    return Reference.from_policy(policy, initial, moving=moving, had_adapter=had_adapter, offload=offload)
 
 
 def describe_ranks(ranks: Ranks) -> list[str]:

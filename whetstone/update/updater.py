@@ -162,7 +162,7 @@ class Updater:
         self.coefficients.adapt(means)
         is_due = self.steps_done % self.config.loss.ref_model_sync_steps == 0
         if self.reference is not None and self.config.loss.kl_reference == "moving" and is_due:
-            self.reference.ema_update(self.config.loss.ref_model_mixup_alpha)
+            self.reference.ema_update(self.config.loss.ref_model_mixup_alpha, seed=self.steps_done)
         return metrics
 
     def gradient(self, minibatch: list[Experience]) -> tuple[Tensor, TokenMeans]:

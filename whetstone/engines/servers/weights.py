@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from whetstone.model.policy import Policy
+from whetstone.model.sharded import checkpoint_tensors
 
 BUCKET_BYTES = 512 * 1024**2
 
@@ -28,11 +29,11 @@ class WeightUpdate:
 
 
 def named_weights(policy: Policy) -> Iterator[tuple[str, Tensor]]:
-    """Every weight under its name in a checkpoint, a tied head included: engines that hold it apart from the
+    """Every tensor under its name in a checkpoint, a tied head included: engines that hold it apart from the
     embedding would keep the old one (vLLM does on a CPU, silently).
     """
     assert not policy.is_lora, "a LoRA run sends its adapter as a folder"
-    weights = {name: parameter.detach() for name, parameter in policy.lm.named_parameters()}
+    weights = {name: tensor.detach() for name, tensor in checkpoint_tensors(policy.lm)}
     head = policy.lm.get_output_embeddings()
     if head is not None:
         weights.setdefault("lm_head.weight", head.weight.detach())
