@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from tests.conftest import ARCHITECTURES, make_policy
-from tests.support.engines import PROMPTS, collect, come_and_leave, trainer_logprobs
+from tests.support.engines import PROMPTS, collect, come_and_leave, compare_with_trainer, trainer_logprobs
+from tests.support.update import with_lora
 from whetstone import seeds
 from whetstone.config.sections import ModelConfig
 from whetstone.engines.base import PartialOutput, Request, SamplingParams
@@ -165,6 +166,24 @@ def test_hf_engine_has_the_trainers_logprobs_too(policy):
         expected = trainer_logprobs(policy, PROMPTS[r], completion, 0.8)
         assert torch.allclose(torch.tensor(completion.logprobs), expected, atol=1e-4)
     assert done == collect(engine, requests, SamplingParams(max_tokens=12, temperature=0.8))
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_hf_engine_samples_without_the_models_own_settings(policy, lora):
+    """What generation_config.json of a model says would fill what an engine leaves open."""
+    policy = with_lora(policy) if lora else policy
+    engine = HFEngine(policy, 4, "eager")
+    requests = [Request(prompt_ids=prompt, seeds=(1, 2)) for prompt in PROMPTS]
+    sampling = SamplingParams(max_tokens=12, temperature=0.8, ignore_eos=True)
+    plain = collect(engine, requests, sampling)
+    settings = {"repetition_penalty": 1.3, "min_new_tokens": 9, "suppress_tokens": [5, 7], "do_sample": True}
+    settings |= {"no_repeat_ngram_size": 2, "bad_words_ids": [[9]], "top_k": 3, "begin_suppress_tokens": [8]}
+    hostile = policy.lm.generation_config
+    for key, value in settings.items():
+        setattr(hostile, key, value)
+    assert collect(engine, requests, sampling) == plain
+    compare_with_trainer(engine, policy)
+    assert policy.lm.generation_config is hostile and hostile.repetition_penalty == 1.3
 
 
 def test_hf_engine_draws_what_transformers_own_sampling_would(policy):

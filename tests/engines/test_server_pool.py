@@ -15,6 +15,7 @@ import torch
 from torch.distributed import distributed_c10d
 
 from tests.conftest import make_policy
+from tests.support.models import tiny_policy
 from tests.support.protocol_server import ModelServer
 from whetstone.engines.base import Request, SamplingParams
 from whetstone.engines.native import NativeEngine
@@ -23,6 +24,7 @@ from whetstone.engines.servers.sglang import SEEDS, SGLangServer
 from whetstone.engines.servers.vllm.server import VLLMServer, parse_version
 from whetstone.engines.servers.weights import buckets, named_weights
 from whetstone.errors import UserError
+from whetstone.types import Finish
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPTS = [(5, 9, 33, 8), (7, 3, 41, 60), (11, 12, 13)]
@@ -452,13 +454,6 @@ def test_a_server_that_several_processes_share_stays_awake(house):
     home.check()
 
 
-def test_stop_tokens_and_lengths(house):
-    home = house("vllm", 1)
-    home.pool.update_weights(0)
-    ours = home.collect(sampling=SamplingParams(max_tokens=16, ignore_eos=True))
-    assert {len(completion.token_ids) for completion in ours.values()} == {16}
-
-
 @pytest.mark.parametrize("dialect", ["vllm", "sglang"])
 def test_each_sample_has_its_own_limit(house, dialect):
     """A later turn of a conversation may say less than the first one."""
@@ -499,3 +494,92 @@ def test_versions_are_numbers():
     assert parse_version("0.24.0+cu130") == (0, 24, 0)
     assert (0, 22) <= parse_version("0.32.1rc1") <= (0, 32, 99)
     assert parse_version("0.33.0") > (0, 32, 99)
+
+
+class Later:
+    """A stream whose requests come after `generate_open` has begun; the first one may be cancelled."""
+
+    max_prompt_length, max_length = 4, None
+
+    def __init__(self, server, requests, *, cancels):
+        self.server, self.requests, self.cancels = server, list(requests), cancels
+        self.num_sequences = 1 + len(self.requests)
+        self.is_cancelled = False
+
+    def take(self, *, wait):
+        is_sampled = self.server.num_in_flight > 0  # the first request is with the server
+        taken, self.requests = (self.requests, []) if is_sampled else ([], self.requests)
+        if taken and self.cancels:
+            self.server.delay_s, self.is_cancelled = 0.0, True
+        return taken
+
+    def cancelled(self):
+        return [(0, 0)] if self.is_cancelled else []
+
+
+def test_requests_that_come_later_are_sampled_at_once(house):
+    home = house("vllm", 1, in_flight=32)
+    home.pool.update_weights(0)
+    home.servers[0].delay_s = 0.5
+    first, *later = [Request(prompt_ids=PROMPTS[0], seeds=(seed,)) for seed in range(12)]
+    stream = Later(home.servers[0], later, cancels=False)
+    done = list(home.pool.generate_open([first], SAMPLING, stream))
+    assert {output.request for output in done} == set(range(12))
+    assert home.servers[0].most_in_flight > 6  # one at a time, if counted by those that began
+
+
+def test_a_cancelled_sample_ends_and_its_server_stays(house):
+    home = house("vllm", 1)
+    home.pool.update_weights(0)
+    home.servers[0].delay_s = 60
+    first, *later = [Request(prompt_ids=prompt, seeds=(1,)) for prompt in PROMPTS]
+    begun = time.monotonic()
+    stream = Later(home.servers[0], later, cancels=True)
+    done = list(home.pool.generate_open([first], SAMPLING, stream))
+    assert {output.request for output in done} == {1, 2} and time.monotonic() - begun < 50
+    assert home.pool.handles[0].is_connected and home.pool.num_retried == 0
+    home.check()
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_stop_tokens_end_completions(house, dialect):
+    """SGLang looks at `ignore_eos` before it looks at the stop tokens."""
+    home = house(dialect, 1)
+    home.pool.update_weights(0)
+    home.policy.lm.generation_config.eos_token_id = list(range(2, 40))
+    home.servers[0].base.generation_config.eos_token_id = list(range(2, 40))
+    home.pool.handles[0].server.stops = home.policy.stop_token_ids
+    home.check()
+    assert {completion.finish for completion in home.collect().values()} == {Finish.STOP, Finish.LENGTH}
+    ours = home.collect(sampling=SamplingParams(max_tokens=16, ignore_eos=True))
+    assert {len(completion.token_ids) for completion in ours.values()} == {16}
+
+
+def test_sglang_may_stop_at_tokens_of_its_own(house):
+    """Those of the model's and the tokenizer's configuration, where the generation config has others."""
+    home = house("sglang", 1)
+    home.pool.update_weights(0)
+    home.servers[0].base.generation_config.eos_token_id = list(range(2, 40))
+    found = home.collect().values()
+    stopped = [completion for completion in found if completion.finish is Finish.STOP]
+    assert stopped and all(2 <= completion.token_ids[-1] < 40 for completion in stopped)
+    assert not {completion.token_ids[-1] for completion in stopped} <= {*home.policy.stop_token_ids}
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "sglang"])
+def test_a_changed_buffer_reaches_the_server(tmp_path, house, dialect):
+    """The router's bias of GLM-4.5 and DeepSeek V3 is no parameter, and decides which experts are used."""
+    policy = tiny_policy("glm4_moe")
+    policy.lm.save_pretrained(tmp_path)
+    home = house(dialect, 0, policy=policy)
+    home.folder = tmp_path
+    home.servers.append(home.start())
+    home.pool = home.build_pool()
+    before = home.expected()
+    with torch.no_grad():
+        policy.lm.get_buffer("model.layers.1.mlp.gate.e_score_correction_bias").copy_(
+            torch.tensor([2.0, -2.0, 1.0, -1.0])
+        )
+    home.pool.update_weights(1)
+    home.check()
+    assert before[0, 0].logprobs != home.expected()[0, 0].logprobs

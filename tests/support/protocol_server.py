@@ -28,6 +28,7 @@ from whetstone.engines.base import Request, SamplingParams
 from whetstone.engines.native import NativeEngine
 from whetstone.model.policy import Policy
 from whetstone.parallel import external_group
+from whetstone.types import Finish
 
 
 class ModelServer:
@@ -46,7 +47,7 @@ class ModelServer:
         self.identity = uuid.uuid4().hex
         self.asleep: set[str] = set()
         self.groups: dict[str, Any] = {}
-        self.num_completions = 0
+        self.num_completions = self.num_in_flight = self.most_in_flight = 0
         self.pushes: list[str] = []  # how weights came
         # Misbehaviour
         self.delay_s = 0.0
@@ -75,7 +76,11 @@ class ModelServer:
         with self.lock:
             engine = NativeEngine(self.policies[name], 1)
             (one,) = engine.generate([Request(prompt_ids=tuple(prompt), seeds=(seed,))], sampling)
+            self.num_in_flight += 1
+            self.most_in_flight = max(self.most_in_flight, self.num_in_flight)
         time.sleep(self.delay_s)
+        with self.lock:
+            self.num_in_flight -= 1
         self.num_completions += 1
         if self.die_after is not None and self.num_completions > self.die_after:
             threading.Thread(target=self.kill, daemon=True).start()
@@ -205,7 +210,7 @@ def _vllm_completion(model: ModelServer, body: Any) -> Any:
         top_p=body["top_p"],
         top_k=body["top_k"],
         min_p=body["min_p"],
-        ignore_eos=not body["stop_token_ids"],
+        ignore_eos=body["ignore_eos"] and not body["stop_token_ids"],
     )
     done = model.sample(body["model"], body["prompt"], body["seed"], sampling)
     choice = {
@@ -270,15 +275,17 @@ def _sglang_completion(model: ModelServer, body: Any) -> Any:
         top_p=params["top_p"],
         top_k=max(0, params["top_k"]),
         min_p=params["min_p"],
-        ignore_eos=not params["stop_token_ids"],
+        ignore_eos=params["ignore_eos"],  # it is looked at before `stop_token_ids`
     )
     name = body["lora_path"] or "policy"
     version = model.label
     done = model.sample(name, body["input_ids"], params["sampling_seed"], sampling)
     pairs = [[p, token, None] for p, token in zip(done.logprobs, done.token_ids, strict=True)]
+    reason: dict[str, Any] = {"type": done.finish.value}
+    reason["matched" if done.finish is Finish.STOP else "length"] = done.token_ids[-1]
     meta = {
         "output_token_logprobs": pairs,
-        "finish_reason": {"type": done.finish.value},
+        "finish_reason": reason,
         "weight_version": version,
     }
     answer = {"text": "", "output_ids": list(done.token_ids), "meta_info": meta}

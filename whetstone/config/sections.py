@@ -312,9 +312,7 @@ class Config(Section):
         if self.model.load_in_4bit and self.rollout.rollout_quantization != "none":
             raise ValueError("rollout_quantization is for weights of 16 bits: leave it out, or load_in_4bit")
         if self.model.load_in_4bit and self.loss.advantage == "gae" and self.critic.critic == "model":
-            raise ValueError(
-                "critic: model trains whole matrices: set critic: head, or leave out load_in_4bit"
-            )
+            raise ValueError("critic: model trains whole matrices: set critic: head, or no load_in_4bit")
         if self.run.load_best_model_at_end and not self.evaluation.eval_num_samples:
             raise ValueError("load_best_model_at_end needs the fixed evaluation: set eval_num_samples: 100")
         if self.rollout.vllm_mode == "colocate" and self.engines.addresses:

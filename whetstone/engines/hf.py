@@ -5,6 +5,7 @@ sample is repeatable for the same batch of requests, which is all that resuming 
 of its own, never torch's global one, which belongs to the update.
 """
 
+import copy
 from collections.abc import Iterator
 
 import torch
@@ -60,13 +61,16 @@ class HFEngine(EngineBase):
         settings = GenerationConfig(
             do_sample=False,  # _Sampler decides, and generate takes what it leaves
             max_new_tokens=max(limits),
-            # A token that does not exist where nothing shall stop it: None would be taken from the model.
-            eos_token_id=stops or [-1],
+            eos_token_id=stops or None,
             pad_token_id=pad,
         )
+        # The model's generation settings would fill what is None here (repetition_penalty, suppress_tokens). A
+        # shallow copy has none; the model itself keeps them, since checkpoints are written meanwhile.
+        bare = copy.copy(self.policy.lm)
+        bare.generation_config = GenerationConfig()
         try:
             with torch.inference_mode():
-                sequences = self.policy.model.generate(
+                sequences = bare.generate(
                     input_ids=token_ids.to(self.policy.device),
                     attention_mask=mask.to(self.policy.device),
                     generation_config=settings,

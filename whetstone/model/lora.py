@@ -102,7 +102,7 @@ def merge_lora(model: Any, adapter: str) -> Any:
 
 
 def drop_adapters(trunk: nn.Module, *, merge: bool) -> None:
-    """Put plain linear layers in the place of adapted ones; `merge`: with the adapter added to the weights."""
+    """Put plain linear layers in the place of adapted ones; `merge`: with the adapter in their weights."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     for name, layer in list(trunk.named_modules()):

@@ -111,7 +111,6 @@ class Server(SleepMixin):
             "frequency_penalty": 0.0,
             "presence_penalty": 0.0,
             "stop_token_ids": sampling.stop_ids(self.stops),
-            "ignore_eos": True,  # the stop tokens are named; the server's own would count as well
             "skip_special_tokens": False,
         }
 

@@ -40,7 +40,7 @@ class HttpClient:
         self._headers = {"Content-Type": "application/json", "Connection": "close"}
         if key:
             self._headers["Authorization"] = f"Bearer {key}"
-        self._open: set[HTTPConnection] = set()
+        self._open: dict[HTTPConnection, int] = {}  # with the thread that waits for it
         self._lock = threading.Lock()
 
     def get(self, path: str, *, timeout_s: float = CONTROL_TIMEOUT_S) -> Any:
@@ -59,7 +59,7 @@ class HttpClient:
     def _call(self, method: str, path: str, body: bytes | None, timeout_s: float) -> Any:
         connection = self._kind(self.host, self._port, timeout=timeout_s)
         with self._lock:
-            self._open.add(connection)
+            self._open[connection] = threading.get_ident()
         try:
             connection.request(method, self._prefix + path, body, self._headers)
             response = connection.getresponse()
@@ -70,7 +70,7 @@ class HttpClient:
             raise Unreachable(f"{path}: {error or type(error).__name__}") from None
         finally:
             with self._lock:
-                self._open.discard(connection)
+                self._open.pop(connection, None)
             connection.close()
         text = data.decode("utf-8", errors="replace")
         if response.status >= 500:
@@ -89,8 +89,12 @@ class HttpClient:
 
     def cancel_all(self) -> None:
         """Close every connection: callers get `Unreachable`, and the server stops computing answers."""
+        self.cancel(None)
+
+    def cancel(self, thread: int | None) -> None:
+        """The same for the connections of one thread; None: of all."""
         with self._lock:
-            connections = list(self._open)
+            connections = [one for one, owner in self._open.items() if thread in (None, owner)]
         for connection in connections:
             if (sock := connection.sock) is not None:
                 with contextlib.suppress(OSError):  # it ended by itself in the meantime

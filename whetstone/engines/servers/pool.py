@@ -186,18 +186,20 @@ class ServerPool(EngineBase):
     ) -> Iterator[GenerationOutput]:
         assert self.weights is not None, "update_weights comes before generate"
         jobs = RequestQueue(requests, sampling)
+        num_expected = max(jobs.num_left, 0 if stream is None else stream.num_sequences)
         started: dict[int, int] = {}  # index of a server -> its connection that has threads
         self.num_generating += 1
         try:
             while jobs.num_left or stream is not None:
                 if stream is not None:
+                    jobs.cancel(stream.cancelled())
                     jobs.add(stream.take(wait=not jobs.num_left))
                     if not jobs.num_left:
                         return
                 for index, handle in enumerate(self.handles):
                     if self._is_ready(handle) and started.get(index) != handle.generation:
                         started[index] = handle.generation
-                        self._start(handle, jobs)
+                        self._start(handle, jobs, num_expected)
                 self._revive_servers()
                 try:
                     result = jobs.results.get(timeout=0.2 if stream is None else STREAM_POLL_S)
@@ -215,35 +217,40 @@ class ServerPool(EngineBase):
                 thread.join()
             self.num_generating -= 1
 
-    def _start(self, handle: ServerHandle, jobs: RequestQueue) -> None:
+    def _start(self, handle: ServerHandle, jobs: RequestQueue, num_samples: int) -> None:
         """A thread per request in flight, and a fair share of a small batch for each server."""
-        share = -(-jobs.num_total // len(self.handles))
+        share = -(-num_samples // len(self.handles))
         for _ in range(min(self.max_in_flight, max(1, share))):
             thread = threading.Thread(target=self._serve, args=(handle, handle.generation, jobs), daemon=True)
             jobs.threads.append(thread)
             thread.start()
 
     def _serve(self, handle: ServerHandle, generation: int, jobs: RequestQueue) -> None:
-        while (job := jobs.get()) is not None:
-            if not self._is_ready(handle) or handle.generation != generation:
+        while (job := jobs.get(handle.server.http)) is not None:
+            is_current = self._is_ready(handle) and handle.generation == generation
+            result = self._result(handle, jobs, job) if is_current else None
+            if not jobs.finish(job):
+                continue
+            if isinstance(result, Unreachable | WrongWeights) and not jobs.is_closed:
+                self.num_retried += 1
+                self._set_down(handle, str(result))
+            if result is None or isinstance(result, Unreachable | WrongWeights):
                 jobs.put_back(job)
                 return
-            try:
-                output = self._sample(handle, jobs, job)
-            except (Unreachable, WrongWeights) as error:
-                if not jobs.is_closed:
-                    self.num_retried += 1
-                    self._set_down(handle, str(error))
-                jobs.put_back(job)
-                return
-            except (RequestRejected, InvalidReply) as error:
-                jobs.results.put(UserError(f"{handle.url} answered a request for a completion with {error}."))
-                return
-            except Exception as error:  # whatever it is must reach the caller, not die with a thread
-                jobs.results.put(error)
+            if isinstance(result, RequestRejected | InvalidReply):
+                result = UserError(f"{handle.url} answered a request for a completion with {result}.")
+            jobs.results.put(result)
+            if isinstance(result, Exception):
                 return
             handle.failures = 0
-            jobs.results.put(output)
+
+    def _result(
+        self, handle: ServerHandle, jobs: RequestQueue, job: tuple[int, int]
+    ) -> GenerationOutput | Exception:
+        try:
+            return self._sample(handle, jobs, job)
+        except Exception as error:  # whatever it is must reach the caller, not die with a thread
+            return error
 
     def _sample(self, handle: ServerHandle, jobs: RequestQueue, job: tuple[int, int]) -> GenerationOutput:
         """A completion that is known to be of the current weights."""

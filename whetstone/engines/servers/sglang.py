@@ -138,6 +138,7 @@ class SGLangServer(Server):
     def complete(self, prompt_ids: Sequence[int], seed: int, sampling: SamplingParams) -> Reply:
         params = {
             **self._sampling_body(sampling),
+            "ignore_eos": sampling.ignore_eos,  # true: it stops at no token, not even at those that are named
             "max_new_tokens": sampling.max_tokens,
             "top_k": sampling.top_k or -1,
             "no_stop_trim": True,
@@ -159,7 +160,9 @@ class SGLangServer(Server):
         try:
             token_ids, meta = answer["output_ids"], answer["meta_info"]
             pairs = [(entry[0], entry[1]) for entry in meta["output_token_logprobs"]]
-            finish, version = meta["finish_reason"]["type"], meta["weight_version"]
+            reason, version = meta["finish_reason"], meta["weight_version"]
+            # It also stops at the tokens of the model's and the tokenizer's configuration, and says at which.
+            finish, stops = reason["type"], [*self.stops, reason.get("matched")]
         except (KeyError, TypeError, IndexError) as error:
             raise InvalidReply(f"something without {error} ({str(answer)[:120]})") from None
         if finish == "abort":
@@ -168,7 +171,7 @@ class SGLangServer(Server):
             raise InvalidReply("logprobs of other tokens than its own")
         logprobs = [logprob for logprob, _ in pairs]
         return parse_reply(
-            token_ids, logprobs, finish, weight_version=version, sampling=sampling, stops=self.stops
+            token_ids, logprobs, finish, weight_version=version, sampling=sampling, stops=stops
         )
 
     def _release(self) -> None:

@@ -148,6 +148,7 @@ class VLLMServer(Server):
             )
         body = {
             **self._sampling_body(sampling),
+            "ignore_eos": True,  # the stop tokens are named; the server's own would count as well
             "model": self.model,
             "prompt": list(prompt_ids),
             "max_tokens": sampling.max_tokens,
