@@ -64,7 +64,7 @@ class HFEngine(EngineBase):
             eos_token_id=stops or None,
             pad_token_id=pad,
         )
-        # The model's generation settings would fill what is None here (repetition_penalty, suppress_tokens). A
+        # The model's generation settings would fill what is None (repetition_penalty, suppress_tokens). A
         # shallow copy has none; the model itself keeps them, since checkpoints are written meanwhile.
         bare = copy.copy(self.policy.lm)
         bare.generation_config = GenerationConfig()
