@@ -199,12 +199,12 @@ def model_writer(policy: Policy) -> Callable[[Path], None]:
     """Gather and copy the weights on all ranks; the first calls the result, which writes them."""
     state: dict[str, Tensor] = {}  # on the CPU of the first rank; empty on the others
     tensors = policy.model.named_parameters() if policy.is_lora else checkpoint_tensors(policy.lm)
-    for name, kept in tensors:
-        if policy.is_lora and not kept.requires_grad:  # an adapter is saved alone
+    for name, source in tensors:
+        if policy.is_lora and not source.requires_grad:  # an adapter is saved alone
             continue
-        whole = fsdp.full(kept.detach())
+        whole = fsdp.full(source.detach())
         if policy.ranks.is_main:
-            is_shard = policy.sharding is not None and not policy.is_lora and isinstance(kept, nn.Parameter)
+            is_shard = policy.sharding is not None and not policy.is_lora and isinstance(source, nn.Parameter)
             state[name] = whole.to("cpu", dtype=policy.dtype if is_shard else whole.dtype, copy=True)
 
     def write(folder: Path) -> None:

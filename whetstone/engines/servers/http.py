@@ -94,7 +94,7 @@ class HttpClient:
     def cancel(self, thread: int | None) -> None:
         """The same for the connections of one thread; None: of all."""
         with self._lock:
-            connections = [one for one, owner in self._open.items() if thread in (None, owner)]
+            connections = [connection for connection, owner in self._open.items() if thread in (None, owner)]
         for connection in connections:
             if (sock := connection.sock) is not None:
                 with contextlib.suppress(OSError):  # it ended by itself in the meantime
