@@ -45,8 +45,8 @@ class RequestQueue:
                 if job in self.waiting:
                     self.waiting.remove(job)
                     self.num_left -= 1
-                elif (place := self.in_flight.pop(job, None)) is not None:
-                    client, thread = place
+                elif (owner := self.in_flight.pop(job, None)) is not None:
+                    client, thread = owner
                     client.cancel(thread)
                     self.num_left -= 1
 
