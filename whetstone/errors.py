@@ -5,6 +5,7 @@ code 2. Any other exception is a bug and keeps its traceback.
 """
 
 import difflib
+import math
 import re
 from collections.abc import Iterable
 
@@ -32,6 +33,15 @@ def message_of(error: BaseException) -> str:
     except Exception:
         text = "its message can't be read"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def non_finite(**values: float) -> str:
+    """Names and values of those that are NaN or infinite, for a message; empty if there are none.
+
+    NaN makes every comparison false, so this is asked before one decides anything.
+    """
+    found = [f"{name} {value}" for name, value in values.items() if not math.isfinite(value)]
+    return ", ".join(found).replace("_", " ")
 
 
 # What torch, CUDA, NCCL, Triton and servers say -> what it means and what to change. The first match counts.

@@ -22,9 +22,9 @@ PARTS_OF_A_LAYER = ("self_attn.q_proj", "self_attn.o_proj", "mlp.down_proj", "ml
 ADVANTAGES = [1.0, -0.5, 0.7, -1.2, 0.3, -0.3]
 
 
-def with_lora(policy: Policy) -> Policy:
+def with_lora(policy: Policy, lora_dropout: float = 0.0) -> Policy:
     """`policy` with an adapter on every linear layer, whose matrices are random and always the same."""
-    settings = ModelConfig(use_peft=True, lora_r=4, lora_alpha=12, lora_dropout=0.0)
+    settings = ModelConfig(use_peft=True, lora_r=4, lora_alpha=12, lora_dropout=lora_dropout)
     model = add_lora(policy.model, settings, None)
     generator = torch.Generator().manual_seed(0)
     for parameter in model.parameters():

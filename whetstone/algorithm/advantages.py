@@ -17,7 +17,7 @@ def discounted(rewards_PGT: Tensor, discount: float) -> Tensor:
 
 def estimate(rewards_PGT: Tensor, exists_PGT: Tensor, *, baseline: str, scale: str) -> Tensor:
     """How much better each turn of each completion did than its baseline, in units of `scale`; 0 for turns
-    that do not exist. A turn is compared with those of the same number.
+    that do not exist, and in a group of one. A turn is compared with those of the same number.
 
     group: the mean of its group (GRPO). rloo: the mean of the others in its group. reinforce_pp: the mean of
     the whole batch, always in units of the batch's spread (REINFORCE++).
@@ -29,7 +29,6 @@ def estimate(rewards_PGT: Tensor, exists_PGT: Tensor, *, baseline: str, scale: s
     advantages = _centered(rewards_PGT, exists_PGT, group)
     if baseline == "rloo":
         size = exists_PGT.sum(1, keepdim=True)
-        assert rewards_PGT.shape[1] > 1, "there are no others in a group of one"
         advantages = advantages * size / (size - 1).clamp(min=1)  # r - mean of the others
     if scale == "none":
         return advantages

@@ -172,7 +172,8 @@ def k3(logprobs: Tensor, reference: Tensor) -> Tensor:
 # Estimators of the KL divergence from a reference. With d = log p - log q (policy, reference) and tokens
 # sampled from the policy, all three have the KL divergence near their mean: k1 = d exactly, but noisy and of
 # either sign; k2 = d^2 / 2 nearly, never negative; k3 = exp(-d) + d - 1 exactly, never negative. As part of a
-# loss only the gradient matters: that of k2 is the KL's, that of k1 is 0 on average.
+# loss only the gradient matters. Times the ratio (use_bias_correction_kl) that of k1 and k3 is the KL's, and
+# that of k2 nearly; without it that of k2 is the KL's, that of k1 is 0 on average.
 ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "k1": lambda logprobs, reference: logprobs - reference,
     "k2": lambda logprobs, reference: (logprobs - reference).square() / 2,

@@ -1,5 +1,7 @@
 """Masks and weights of completions and tokens in the policy loss. Pure; _S sequences, _N tokens."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -41,6 +43,16 @@ def sampler_weights(
     if treatment == "truncate":
         return weights.clamp(low, high)
     return weights.masked_fill((weights < low) | (weights > high), 0.0)
+
+
+def entropy_threshold(entropy_N: Tensor, fraction: float) -> Tensor:
+    """The least entropy among this fraction of tokens, those of the highest; 0 where there are no tokens.
+
+    The mask is that of torch.quantile(entropy, 1 - fraction), which takes 2^24 numbers at most.
+    """
+    if not len(entropy_N):
+        return entropy_N.new_zeros(())
+    return entropy_N.sort().values[-1 - math.floor(fraction * (len(entropy_N) - 1) + 1e-6)]
 
 
 def high_entropy(entropy_N: Tensor, threshold: Tensor) -> Tensor:

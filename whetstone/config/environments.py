@@ -42,9 +42,3 @@ class EnvironmentsConfig(Section):
 
     full_determinism: bool = False
     """Turns in rounds: all episodes wait for the slowest, and a run with environments repeats bit for bit."""
-
-    @property
-    def credited_turns(self) -> int:
-        """Turns of an episode that have advantages of their own; 1: all of its tokens share one."""
-        most = max(self.max_turns, (self.max_tool_calling_iterations or 0) + 1)
-        return most if self.turn_credit == "turn" else 1

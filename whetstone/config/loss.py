@@ -46,7 +46,7 @@ class LossConfig(Section):
     ref_model_mixup_alpha: float = Field(default=0.6, gt=0, le=1)
     """kl_reference moving: how much of the policy the reference takes over then."""
     use_bias_correction_kl: bool = True
-    """Multiply the KL by the ratio, as TRL does: unbiased where a batch is used several times."""
+    """Multiply the KL in the loss by the ratio, as TRL does; its gradient on-policy differs (docs/losses.md)."""
     entropy_coef: float = Field(default=0.0, ge=-1_000, le=1_000)
     """Bonus on the mean entropy per token."""
     entropy_target: float | None = Field(default=None, gt=0, le=100)
@@ -101,6 +101,15 @@ class LossConfig(Section):
             raise ValueError("target_kl adapts beta, which is 0: give it a first value, such as beta: 0.01")
         if self.kl_in == "reward" and self.kl_estimator == "full":
             raise ValueError("kl_in: reward needs one number per token: set kl_estimator to k1, k2 or k3")
+        if self.kl_in == "reward" and self.kl_reference == "rollout" and self.beta > 0:
+            raise ValueError(
+                "kl_in: reward with kl_reference: rollout is always 0, since the policy has not moved before "
+                "the first update of a batch: set kl_in: loss, or kl_reference: base"
+            )
+        for key in ("importance_correction", "entropy_coef"):
+            low, high = getattr(self, f"{key}_min"), getattr(self, f"{key}_max")
+            if low > high:
+                raise ValueError(f"{key}_min ({low:g}) is above {key}_max ({high:g}): lower it")
         bound = 1 + self.upper_epsilon
         if self.delta is not None and self.delta <= bound and not self._bounds_weight:
             raise ValueError(f"delta is {self.delta}, but must exceed 1 + epsilon_high = {bound:g}")

@@ -37,7 +37,7 @@ class UpdateConfig(Section):
     bf16_rounding: Literal["nearest", "stochastic"] = "nearest"
     """How trained float32 weights become the bf16 ones that compute, on one GPU (docs/update.md)."""
     weight_decay: float = Field(default=0.0, ge=0, le=1_000)
-    """AdamW's decoupled weight decay."""
+    """AdamW's decoupled weight decay, of matrices; norms and biases have none, as in TRL."""
     adam_beta1: float = Field(default=0.9, ge=0, lt=1)
     """AdamW's decay of the mean gradient."""
     adam_beta2: float = Field(default=0.999, ge=0, lt=1)

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 
 from whetstone.config.update import UpdateConfig
-from whetstone.errors import UserError
+from whetstone.errors import UserError, first_line, non_finite
 from whetstone.optimizer.adamw import AdamWStep, TorchAdamW
 from whetstone.optimizer.compact import CompactAdamW
 from whetstone.parallel.collectives import all_reduce_ranks
@@ -158,12 +159,9 @@ class Optimizer:
         """Go on at the schedule's step, at the rate that the settings of now give there."""
         rates = self.schedule.base_lrs
         self.schedule.load_state_dict(scalars)
-        if isinstance(self.schedule, torch.optim.lr_scheduler.LambdaLR):
-            self.schedule.base_lrs = rates
-            step, factors = self.schedule.last_epoch, self.schedule.lr_lambdas
-            self.schedule._last_lr = [
-                rate * factor(step) for rate, factor in zip(rates, factors, strict=True)
-            ]
+        self.schedule.base_lrs = rates
+        step, factors = self.schedule.last_epoch, self.schedule.lr_lambdas
+        self.schedule._last_lr = [rate * factor(step) for rate, factor in zip(rates, factors, strict=True)]
 
 
 def _norms(gradients: list[Tensor]) -> list[Tensor]:
@@ -184,20 +182,28 @@ def make_schedule(
     from transformers.optimization import get_scheduler
     from transformers.trainer_utils import SchedulerType
 
+    kind = config.lr_scheduler_type
+    # The others adapt to a metric at every step.
+    known = [k.value for k in SchedulerType if k.value not in ("reduce_lr_on_plateau", "greedy")]
+    if kind not in known:
+        raise UserError(f"lr_scheduler_type '{kind}' can't be used: choose one of {', '.join(known)}.")
     try:
-        return get_scheduler(
-            config.lr_scheduler_type,
+        schedule = get_scheduler(
+            kind,
             adam,
             num_warmup_steps=warmup_steps,
-            num_training_steps=num_steps,
+            # Where all steps are warm-up: polynomial divides by the number of the others.
+            num_training_steps=max(num_steps, warmup_steps + 1),
             scheduler_specific_kwargs=config.lr_scheduler_kwargs or None,
         )
-    except ValueError:
-        names = ", ".join(kind.value for kind in SchedulerType)
+        assert isinstance(schedule, LambdaLR)
+        # An error is found now, not after a step whose work would be lost; the schedule ends at num_steps.
+        rates = {f"step {n}": schedule.lr_lambdas[0](n) for n in (0, warmup_steps, num_steps - 1, num_steps)}
+        if broken := non_finite(**rates):
+            raise ValueError(f"the factor of the learning rate at {broken}")
+    except (ValueError, TypeError, ArithmeticError) as error:
         raise UserError(
-            f"lr_scheduler_type '{config.lr_scheduler_type}' can't be used: choose one of {names}."
+            f"lr_scheduler_type '{kind}' can't be used with these settings ({first_line(error)}): change "
+            "lr_scheduler_kwargs, learning_rate or lr_scheduler_type."
         ) from None
-    except TypeError as error:
-        raise UserError(
-            f"lr_scheduler_kwargs does not suit the schedule {config.lr_scheduler_type} ({error})."
-        ) from None
+    return schedule

@@ -9,7 +9,7 @@ way to the next number, and the rest has no more than 16 bits.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -34,6 +34,10 @@ class AdamWStep:
     clip: float  # gradients are multiplied by it
     step: int = 0  # of this parameter, 1 for the first
     seed: int = 0  # of the rounding of 8-bit states; below 2^31
+
+    def of(self, parameter: Tensor, step: int) -> "AdamWStep":
+        """For one parameter. Norms and biases have no weight decay, as in transformers and TRL."""
+        return replace(self, step=step, weight_decay=self.weight_decay if parameter.dim() > 1 else 0.0)
 
     @property
     def size(self) -> float:
@@ -159,16 +163,17 @@ class TorchAdamW:
     def __init__(self, parameters: Sequence[nn.Parameter]):
         # A whole parameter itself, for its memory may be exchanged; of a sharded one the part that is here.
         self._weights = [p if local(p) is p else local(p.detach()) for p in parameters]
-        self._adam = torch.optim.AdamW(self._weights, fused=True)
+        groups = [[w for w in self._weights if (w.dim() > 1) is decays] for decays in (True, False)]
+        self._adam = torch.optim.AdamW([{"params": group} for group in groups], fused=True)
         for weight in self._weights:  # at once, so that a checkpoint can be read into them
             zeros = {"exp_avg": torch.zeros_like(weight), "exp_avg_sq": torch.zeros_like(weight)}
             self._adam.state[weight] = {"step": torch.zeros(()), **zeros}
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor | None], settings: AdamWStep) -> None:
-        (group,) = self._adam.param_groups
-        group |= {"lr": settings.rate, "betas": (settings.beta1, settings.beta2), "eps": settings.epsilon}
-        group["weight_decay"] = settings.weight_decay
+        for group, decay in zip(self._adam.param_groups, (settings.weight_decay, 0.0), strict=True):
+            group |= {"lr": settings.rate, "betas": (settings.beta1, settings.beta2)}
+            group |= {"eps": settings.epsilon, "weight_decay": decay}
         for weight, gradient in zip(self._weights, gradients, strict=True):
             if gradient is not None and settings.clip != 1:
                 gradient.mul_(settings.clip)

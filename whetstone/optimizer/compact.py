@@ -171,10 +171,10 @@ class CompactAdamW:
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor | None], settings: AdamWStep) -> None:
-        """One step; `step` and `seed` of `settings` are filled in for each parameter."""
+        """One step; `step`, `seed` and `weight_decay` of `settings` are set for each parameter."""
         for index, gradient in enumerate(gradients):
             self.steps[index] += gradient is not None
-        now = {step: replace(settings, step=step) for step in set(self.steps)}
+        now = [settings.of(p, step) for p, step in zip(self.parameters, self.steps, strict=True)]
 
         def jobs(bucket: Bucket, states: Iterable[State]) -> Iterator[Job]:
             for piece, state in zip(bucket.pieces, states, strict=True):
@@ -183,10 +183,9 @@ class CompactAdamW:
                     weight, gradient = flat[piece.index], gradient.reshape(-1)
                     if len(piece) < len(weight):
                         weight, gradient = weight[piece.begin : piece.end], gradient[piece.begin : piece.end]
-                    step = self.steps[piece.index]
-                    seeded = now[step]
+                    seeded = now[piece.index]
                     if piece.is_coded:
-                        seeded = replace(seeded, seed=seed_of(step, piece.index))
+                        seeded = replace(seeded, seed=seed_of(seeded.step, piece.index))
                     yield Job(weight, gradient, state, seeded, piece.begin)
 
         with contextlib.ExitStack() as stack:

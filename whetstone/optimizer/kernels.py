@@ -162,7 +162,7 @@ def adamw_steps(jobs: Sequence[Job]) -> None:
         if job.state.mean_scale is None and job.weight.numel() < SMALL:
             kind = (
                 job.weight.dtype, job.gradient.dtype, job.state.is_stochastic,
-                job.settings.step, job.weight.device,
+                job.settings.step, job.settings.weight_decay, job.weight.device,
             )  # fmt: skip
             small.setdefault(kind, []).append(job)
         else:
@@ -174,7 +174,7 @@ def adamw_steps(jobs: Sequence[Job]) -> None:
 
 @torch.no_grad()
 def _step_together(jobs: list[Job], *, is_split: bool, is_half: bool) -> None:
-    """Small parameters of one device, at the same step."""
+    """Small parameters of one device, at the same step and with the same weight decay."""
     rows = []
     for weight, gradient, state, _, first in jobs:
         low_bits = weight if state.low_bits is None else state.low_bits

@@ -6,7 +6,7 @@ from statistics import fmean, pstdev
 
 from whetstone.config import Config
 from whetstone.config.engine_traits import engine_traits
-from whetstone.errors import UserError
+from whetstone.errors import UserError, non_finite
 from whetstone.types import Finish, Group, Rollout
 
 STALE_FACTOR = 10  # for the logprobs of stale samples
@@ -99,6 +99,8 @@ def check_logprob_difference(metrics: Mapping[str, float], config: Config, stale
     if staleness and engine_traits(config.rollout.rollout_engine).in_process:
         return  # an in-process copy can't miss an update
     difference = metrics["sampling/sampling_logp_difference/mean"]
+    if non_finite(difference=difference) and metrics.get("skipped_steps"):
+        return  # the trainer's own logprobs: `max_skipped_steps` ends such a run
     allowed = config.engines.max_logprob_difference * (STALE_FACTOR if staleness else 1)
     bound = allowed - math.log(config.rollout.top_p)
     if difference <= bound:

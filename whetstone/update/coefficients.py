@@ -1,6 +1,7 @@
 """Adaptive loss coefficients: beta towards a target KL, the entropy bonus towards a target entropy."""
 
 from whetstone.config.sections import LossConfig
+from whetstone.errors import non_finite
 
 BETA_RATE = 0.1  # largest relative change of beta per step
 
@@ -22,10 +23,10 @@ class Coefficients:
     def adapt(self, means: dict[str, float]) -> None:
         """Adapt to the metrics of the last step."""
         config = self._config
-        if config.target_kl is not None and "kl" in means:
+        if config.target_kl is not None and "kl" in means and not non_finite(kl=means["kl"]):
             error = max(-1.0, min(1.0, means["kl"] / config.target_kl - 1))
             self.beta *= 1 + BETA_RATE * error
-        if config.entropy_target is not None:
+        if config.entropy_target is not None and not non_finite(entropy=means["entropy"]):
             self._last_entropy = means["entropy"]
             step = config.entropy_coef_delta * (1 if self._last_entropy <= config.entropy_target else -1)
             raised = self._entropy_coef + step

@@ -15,7 +15,7 @@ from whetstone.config import Config
 from whetstone.model.critic import Critic
 from whetstone.model.policy import Policy
 from whetstone.model.reference import Reference
-from whetstone.parallel.collectives import all_gather_data, all_reduce_data
+from whetstone.parallel.collectives import all_gather_data, all_reduce_data, min_over_ranks
 from whetstone.update.packing import Batch, slice_sequences
 
 
@@ -27,6 +27,7 @@ class Experience:
     advantages: Tensor
     old_logprobs: Tensor | None = None  # None: the first update is on-policy and computes them
     reference_logprobs: Tensor | None = None  # [N]; [N, V] for the full KL
+    reward_kl: Tensor | None = None  # what `kl_in: reward` subtracts from the reward, without beta
     values: Tensor | None = None  # of the critic before any update
     returns: Tensor | None = None  # the critic's targets
 
@@ -69,6 +70,8 @@ class ExperienceBuilder:
         if self.reference is not None and not self._kl_to_sampler:
             with self.reference.swapped_in():  # once for all: its weights may be offloaded
                 flat = [replace(e, reference_logprobs=self._reference_logprobs(e.batch)) for e in flat]
+            if self.config.loss.kl_in == "reward":
+                flat = [replace(e, reward_kl=self._reward_kl(e)) for e in flat]
         if self.critic is not None:
             flat = self._with_gae(flat, beta)
         elif not self.config.loss.is_supervised:  # solutions have no advantages
@@ -108,24 +111,23 @@ class ExperienceBuilder:
         full, policy = self.config.loss.kl_estimator == "full", self.policy
         return (policy.all_logprobs if full else policy.logprobs)(batch, self.config.training_temperature)
 
-    def _kl_penalty(self, experience: Experience, beta: float) -> Tensor:
-        """What the KL subtracts from the reward at each token; 0 where it is part of the loss."""
-        if self.config.loss.kl_in != "reward" or experience.reference_logprobs is None:
-            return torch.zeros_like(experience.advantages)
-        assert experience.old_logprobs is not None
+    def _reward_kl(self, experience: Experience) -> Tensor:
+        assert experience.old_logprobs is not None and experience.reference_logprobs is not None
         estimator = ESTIMATORS[self.config.loss.kl_estimator]
-        return beta * estimator(experience.old_logprobs, experience.reference_logprobs)
+        return estimator(experience.old_logprobs, experience.reference_logprobs)
 
     def _with_baseline(self, flat: list[Experience], num_generations: int, beta: float) -> list[Experience]:
         """One advantage per credited turn, from the rewards of all completions on all ranks."""
         loss, ranks, environments = self.config.loss, self.policy.ranks, self.config.environments
         num_local = torch.tensor(sum(e.batch.num_sequences for e in flat))
-        shape = (int(all_reduce_data(ranks, num_local)), environments.credited_turns)
+        most_turns = -min_over_ranks(ranks, -max(e.batch.rewards.shape[1] for e in flat))
+        shape = (int(all_reduce_data(ranks, num_local)), int(most_turns))
         rewards, exists = (torch.zeros(shape, device=self.policy.device) for _ in range(2))
         for e in flat:
             turns = (e.batch.sequence_ids, e.batch.turn_ids)
             penalty = torch.zeros_like(e.batch.rewards)
-            penalty.index_put_(turns, self._kl_penalty(e, beta), accumulate=True)
+            if e.reward_kl is not None:
+                penalty.index_put_(turns, beta * e.reward_kl, accumulate=True)
             width = e.batch.rewards.shape[1]
             rewards[e.batch.batch_index, :width] = e.batch.rewards - penalty
             exists[e.batch.batch_index, 0] = 1
@@ -147,7 +149,7 @@ class ExperienceBuilder:
         critic, estimated = self.config.critic, []
         for e in flat:
             assert e.values is not None
-            rewards = -self._kl_penalty(e, beta)
+            rewards = torch.zeros_like(e.values) if e.reward_kl is None else -beta * e.reward_kl
             width = e.batch.rewards.shape[1]
             turns = e.batch.sequence_ids * width + e.batch.turn_ids  # in order
             lengths = torch.bincount(turns, minlength=e.batch.num_sequences * width)

@@ -7,7 +7,13 @@ from torch import Tensor
 
 from whetstone.algorithm.advantages import value_loss
 from whetstone.algorithm.losses import LossInputs, PolicyLoss, importance_ratio, policy_loss, ratio_level
-from whetstone.algorithm.masks import high_entropy, off_policy_keep, sampler_weights, sequence_mean
+from whetstone.algorithm.masks import (
+    entropy_threshold,
+    high_entropy,
+    off_policy_keep,
+    sampler_weights,
+    sequence_mean,
+)
 from whetstone.algorithm.reduce import token_weights
 from whetstone.config import Config
 from whetstone.model.critic import Critic
@@ -104,7 +110,7 @@ class GradientAccumulator:
             # One more pass without gradients: the quantile is over the step, not a micro-batch or rank.
             local = torch.cat([self._entropy(b)[b.sequence_mask[b.sequence_ids] > 0] for b in minibatch])
             entropy = torch.cat(all_gather_data(self.ranks, local))
-            threshold = torch.quantile(entropy, 1 - self.config.loss.top_entropy_quantile)
+            threshold = entropy_threshold(entropy, self.config.loss.top_entropy_quantile)
             num_entropy_tokens = max(1.0, float((entropy >= threshold).sum()))
         return LossNormalizers(
             token_weights=list(
@@ -160,6 +166,8 @@ class GradientAccumulator:
             reference_logprobs=None if is_full_kl else reference,
             full_kl=now.full_kl,
         )
+        if experience.reward_kl is not None:
+            outputs = replace(outputs, kl=experience.reward_kl)
         loss = (outputs.loss * weights_S[batch.sequence_ids]).sum()
         if self.coefficients.entropy:
             # A mean over the tokens it acts on, whatever the averaging of the loss type (as in TRL).

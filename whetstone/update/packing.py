@@ -4,7 +4,7 @@ prompts with a common prefix share that.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, pairwise
 
 import numpy as np
 import torch
@@ -143,7 +143,7 @@ def _num_tokens(samples: list[Sample]) -> int:
 def make_samples(groups: Sequence[Group], config: Config) -> list[Sample]:
     """One sample per rollout, in order; `mask_truncated_completions` takes truncated ones out of the loss."""
     mask, samples = config.loss.mask_truncated_completions, []
-    by_turn = config.environments.credited_turns > 1
+    by_turn = config.environments.turn_credit == "turn"
     for group in groups:
         rewards = {rollout.turn_rewards if by_turn else rollout.score.reward for rollout in group.rollouts}
         skip = config.skips_zero_advantages and len(rewards) == 1
@@ -155,12 +155,16 @@ def make_samples(groups: Sequence[Group], config: Config) -> list[Sample]:
 
 
 def split_minibatches(samples: list[Sample], num_minibatches: int, seed: int) -> list[list[Sample]]:
-    """Shuffle and split equally, one optimizer step each. A single minibatch keeps its order."""
+    """Shuffle and split as equally as possible, one optimizer step each. A single minibatch keeps its order.
+
+    Samples occur again where there are fewer than minibatches (rejection sampling): none is empty.
+    """
     if num_minibatches == 1:
         return [samples]
     order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(seed)).tolist()
-    size = len(samples) // num_minibatches
-    return [[samples[i] for i in order[n * size : (n + 1) * size]] for n in range(num_minibatches)]
+    order = (order * num_minibatches)[: max(len(order), num_minibatches)]
+    bounds = [n * len(order) // num_minibatches for n in range(num_minibatches + 1)]
+    return [[samples[i] for i in order[start:stop]] for start, stop in pairwise(bounds)]
 
 
 def pack(samples: list[Sample], max_tokens: int) -> list[Batch]:

@@ -6,7 +6,6 @@ micro-batches; normalizers and metrics cover all ranks.
 
 import contextlib
 import logging
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
@@ -19,7 +18,7 @@ from whetstone.algorithm.advantages import explained_variance
 from whetstone.config import Config, Plan
 from whetstone.cost.memory import activation_bytes, memory_plan, setup_of
 from whetstone.cost.shape import shape_of
-from whetstone.errors import UserError
+from whetstone.errors import UserError, non_finite
 from whetstone.model.compilation import compile_layers, should_compile
 from whetstone.model.critic import Critic
 from whetstone.model.memory import usable_memory
@@ -132,34 +131,39 @@ class Updater:
         return {**critic_metrics, **means, **counts, **self.coefficients.metrics(), **size, **setup}
 
     def optimizer_step(self, minibatch: list[Experience]) -> dict[str, float]:
-        """Gradient, clipping, weights, schedule; a step whose loss or gradient is not finite is skipped."""
+        """Gradient, clipping, weights, schedule; a step is skipped if a loss or gradient isn't finite."""
         total, token_means = self._retry_on_oom(
             lambda: self.gradient(minibatch), lambda: split_all(minibatch, split_experience)
         )
         with profile_range("optimizer"):
             norm = self.optimizer.gradient_norm()
+            critic_norm = 0.0 if self.critic is None else self.critic_optimizer.gradient_norm()
         loss, means = total.item(), token_means.means()
         metrics = {**means, "loss": loss, "grad_norm": norm, "learning_rate": self.optimizer.learning_rate}
-        if math.isfinite(loss) and math.isfinite(norm):
+        value_loss = means.get("value_loss", 0.0)
+        broken = non_finite(
+            loss=loss, gradient_norm=norm, value_loss=value_loss, gradient_norm_of_critic=critic_norm
+        )
+        if not broken:
             with profile_range("optimizer"):
                 if self.steps_done >= self.config.critic.critic_warmup_steps or self.critic is None:
                     self.optimizer.step(norm)
                 if self.critic is not None:
-                    self.critic_optimizer.step(self.critic_optimizer.gradient_norm())
+                    self.critic_optimizer.step(critic_norm)
+            self.coefficients.adapt(means)
             self.consecutive_skips = 0
         else:
             self._num_skipped += 1
             self.consecutive_skips += 1
             if self.consecutive_skips >= self.config.update.max_skipped_steps:
                 raise UserError(
-                    f"{self.consecutive_skips} steps in a row had a loss ({loss}) or gradient norm ({norm}) "
-                    "that is not finite, and were skipped: lower learning_rate, or go back to an earlier "
-                    "checkpoint with resume_from_checkpoint."
+                    f"{self.consecutive_skips} steps in a row were skipped, since a loss or gradient was not "
+                    f"finite ({broken}): lower learning_rate (critic_learning_rate for a critic), or go back "
+                    "to an earlier checkpoint with resume_from_checkpoint."
                 )
         for optimizer in self._optimizers:
             optimizer.finish()
         self.steps_done += 1
-        self.coefficients.adapt(means)
         is_due = self.steps_done % self.config.loss.ref_model_sync_steps == 0
         if self.reference is not None and self.config.loss.kl_reference == "moving" and is_due:
             self.reference.ema_update(self.config.loss.ref_model_mixup_alpha, seed=self.steps_done)
@@ -220,11 +224,15 @@ class Updater:
         logger.info(f"Compiled {counted(num_layers, 'layer')} in {time.monotonic() - started_at:.0f} s.")
 
     def trial_step(self, batches: list[Batch]) -> None:
-        """Forward and backward passes without an update, to measure their memory."""
-        [minibatch] = self.experience_builder.build([batches], num_generations=1, beta=self.coefficients.beta)
-        self.policy.modes.train()
+        """Forward and backward passes without an update, to measure their memory. Nothing else changes."""
+        devices = [self.policy.device] if self.policy.device.type == "cuda" else []
         try:
-            self.gradient(minibatch)
+            with torch.random.fork_rng(devices):
+                [minibatch] = self.experience_builder.build(
+                    [batches], num_generations=1, beta=self.coefficients.beta
+                )
+                self.policy.modes.train()
+                self.gradient(minibatch)
         finally:
             self._zero_grad()
             self.accumulator.tokens.clear()
