@@ -16,7 +16,13 @@ from whetstone.algorithm.losses import (
     policy_loss,
     ratio_level,
 )
-from whetstone.algorithm.masks import high_entropy, off_policy_keep, sampler_weights, sequence_mean
+from whetstone.algorithm.masks import (
+    entropy_threshold,
+    high_entropy,
+    off_policy_keep,
+    sampler_weights,
+    sequence_mean,
+)
 from whetstone.algorithm.reduce import token_weights
 from whetstone.config.losses import LOSSES, Loss
 from whetstone.config.sections import LossConfig
@@ -61,11 +67,10 @@ def test_reinforce_pp_compares_with_the_whole_batch():
     assert advantages.mean().item() == pytest.approx(0, abs=1e-6)
 
 
-def test_a_group_of_one_has_no_advantage_and_no_nan():
-    assert of_episodes(torch.tensor([[3.0], [1.0]]), baseline="group", scale="group").tolist() == [
-        [0.0],
-        [0.0],
-    ]
+@pytest.mark.parametrize("baseline", ["group", "rloo"])
+def test_a_group_of_one_has_no_advantage_and_no_nan(baseline):
+    ones = torch.tensor([[3.0], [1.0]])
+    assert of_episodes(ones, baseline=baseline, scale="group").tolist() == [[0.0], [0.0]]
 
 
 def test_a_turn_is_credited_with_what_comes_after_it():
@@ -234,6 +239,36 @@ def test_kl_estimators_agree_with_the_divergence_in_expectation():
     assert means["k2"] == pytest.approx(exact, rel=0.02)  # k2 is biased, by little where the two are near
 
 
+@pytest.mark.parametrize(
+    ("estimator", "corrected", "cosine", "length"),
+    [
+        ("k1", True, 1, 1), ("k2", True, 0.987, 0.878), ("k3", True, 1, 1),
+        ("k1", False, None, 0), ("k2", False, 1, 1), ("k3", False, 0.990, 1.470),
+    ],
+)  # fmt: skip
+def test_the_expected_gradient_of_each_kl_estimator(estimator, corrected, cosine, length):
+    """On-policy, the exact expectation over six tokens, beside the gradient of the KL itself: the table of
+    docs/losses.md.
+    """
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(6, generator=generator, dtype=torch.float64).requires_grad_()
+    reference = torch.randn(6, generator=generator, dtype=torch.float64).log_softmax(0)
+    logprobs = logits.log_softmax(0)
+    (exact,) = torch.autograd.grad((logprobs.exp() * (logprobs - reference)).sum(), logits, retain_graph=True)
+    old = logprobs.detach()
+    ids = torch.arange(6)
+    inputs = LossInputs(
+        logprobs=logprobs, old_logprobs=old, advantages=torch.zeros(6), ratio=(logprobs - old).exp(),
+        sequence_ids=ids, num_sequences=6,
+    )  # fmt: skip
+    config = LossConfig(beta=1.0, kl_estimator=estimator, use_bias_correction_kl=corrected)
+    outputs = policy_loss(inputs, config, beta=1.0, reference_logprobs=reference)
+    (gradient,) = torch.autograd.grad((old.exp() * outputs.loss).sum(), logits)
+    assert (gradient.norm() / exact.norm()).item() == pytest.approx(length, abs=1e-3)
+    if cosine is not None:
+        assert torch.cosine_similarity(gradient, exact, dim=0).item() == pytest.approx(cosine, abs=1e-3)
+
+
 def test_bias_corrected_kl_is_weighted_by_the_ratio():
     config: Any = {"epsilon": 0.2, "beta": 0.1}
     plain, _ = loss_and_gradient(LossConfig(**config, use_bias_correction_kl=False), reference=OLD)
@@ -279,6 +314,24 @@ def test_high_entropy_tokens():
         1.0,
         1.0,
     ]
+
+
+@pytest.mark.parametrize("fraction", [0.001, 0.2, 0.3, 0.5, 0.7, 0.999])
+def test_the_entropy_threshold_keeps_what_a_quantile_does(fraction):
+    generator = torch.Generator().manual_seed(0)
+    for count in (1, 2, 10, 11, 1000):
+        for values in (torch.rand(count, generator=generator), torch.ones(count)):
+            quantile = torch.quantile(values.double(), 1 - fraction)
+            expected = (values.double() >= quantile - 1e-9).tolist()
+            assert (values >= entropy_threshold(values, fraction)).tolist() == expected
+    assert entropy_threshold(torch.zeros(0), fraction) == 0
+
+
+def test_more_entropies_than_quantile_takes_have_a_threshold():
+    values = torch.arange(2**24 + 2).float()
+    assert entropy_threshold(values, 0.5).item() == 2**23 + 1  # half of 2^24 + 1 gaps, upwards
+    with pytest.raises(RuntimeError, match="too large"):
+        torch.quantile(values, 0.5)
 
 
 def test_sequence_mean():
@@ -371,6 +424,19 @@ def test_a_loss_of_the_users_own_file(tmp_path):
 def test_cispo_refuses_a_cap_below_one():
     with pytest.raises(ValueError, match=r"epsilon_high.* 5"):
         LossConfig(loss_type="cispo", epsilon_high=0.28)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"importance_correction_min": 4.0}, r"importance_correction_min \(4\) is above .*max \(3\)"),
+        ({"entropy_coef_min": 0.5, "entropy_coef_max": 0.1}, r"entropy_coef_min \(0.5\) is above"),
+        ({"beta": 0.1, "kl_in": "reward", "kl_reference": "rollout"}, "always 0"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        LossConfig(**settings)
 
 
 # ---- generalised advantage estimation ---------------------------------------------------------------------

@@ -93,16 +93,18 @@ def test_a_push_that_goes_wrong_in_silence_stops_the_run(tmp_path, start, monkey
 
 
 def test_the_bound_on_the_difference():
-    def check(difference, *words, staleness=0.0):
-        check_logprob_difference(
-            {"sampling/sampling_logp_difference/mean": difference}, load(None, words).config, staleness
-        )
+    def check(difference, *words, staleness=0.0, skipped=0.0):
+        metrics = {"sampling/sampling_logp_difference/mean": difference, "skipped_steps": skipped}
+        check_logprob_difference(metrics, load(None, words).config, staleness)
 
     check(0.09)
     with pytest.raises(UserError, match=r"0\.11 .*0\.1 "):
         check(0.11)
     with pytest.raises(UserError, match="nan"):
         check(float("nan"))
+    check(float("nan"), skipped=1.0)  # the trainer's own: max_skipped_steps ends such a run
+    with pytest.raises(UserError):
+        check(0.11, skipped=1.0)
     check(0.11, "max_logprob_difference=0.2")
     check(0.9, "rollout_engine=vllm", staleness=1.0)  # the policy has moved since
     with pytest.raises(UserError):

@@ -1,12 +1,14 @@
 """What is fixed before the first update: KL against whom and where, values; coefficients that adapt."""
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from tests.conftest import make_policy
-from tests.support.update import make_samples, train_on
+from tests.support.update import ADVANTAGES, make_samples, train_on, with_turns
 from whetstone.config import build, ineffective_settings, make_plan
 from whetstone.config.sections import LossConfig
 from whetstone.errors import UserError
@@ -79,6 +81,45 @@ def test_kl_in_the_reward_is_taken_off_before_the_advantage():
     table = torch.tensor([reward for _, reward in sorted(rewards)]).view(2, 3)
     expected = (table - table.mean(1, keepdim=True)).flatten().tolist()
     assert by_place(part, [e.advantages for e in part]) == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("advantage", ["group", "gae"])
+def test_kl_in_the_reward_is_reported_and_moves_beta(advantage):
+    """The mean of the estimator per token; a target above it lowers beta, one below it raises it."""
+    for target, direction in ((1e-9, 1), (1e3, -1)):
+        updater = make(beta=0.5, kl_in="reward", kl_estimator="k3", target_kl=target, advantage=advantage)
+        with torch.no_grad():
+            for parameter in updater.policy.parameters():
+                parameter.add_(
+                    0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+                )
+        part = prepare(updater)
+        gaps = torch.cat([e.reference_logprobs - e.old_logprobs for e in part]).double()
+        expected = (gaps.exp() - gaps - 1).mean().item()
+        assert expected > 1e-4
+        assert updater.optimizer_step(part)["kl"] == pytest.approx(expected, rel=1e-4)
+        assert updater.coefficients.beta == pytest.approx(0.5 * (1 + 0.1 * direction), rel=1e-3)
+
+
+@pytest.mark.parametrize("max_turns", [2, 8])
+def test_more_turns_than_max_turns_are_credited_all_the_same(max_turns):
+    """`max_turns` does not bind a rollout_func: these have up to three."""
+    updater = make(turn_credit="turn", max_turns=max_turns, scale_rewards="none")
+    samples = [replace(sample, by_turn=True) for sample in with_turns(samples_of(make_policy()))]
+    assert max(len(sample.rollout.turns) for sample in samples) == 3
+    [part] = updater.experience_builder.build([pack(samples, 1000)], num_generations=3, beta=0.0)
+    # All is earned at the end, so every turn has its episode's reward, beside those that have such a turn.
+    turns = [len(sample.rollout.turns) for sample in samples]
+    for e in part:
+        for place, turn, found in zip(
+            e.batch.batch_index[e.batch.sequence_ids].tolist(),
+            e.batch.turn_ids.tolist(),
+            e.advantages,
+            strict=True,
+        ):
+            group = range(place // 3 * 3, place // 3 * 3 + 3)
+            peers = [ADVANTAGES[n] for n in group if turns[n] > turn]
+            assert found.item() == pytest.approx(ADVANTAGES[place] - sum(peers) / len(peers), abs=1e-6)
 
 
 def test_local_kl_is_zero_at_the_first_update_and_not_later():
@@ -232,6 +273,20 @@ def test_beta_follows_the_kl_and_the_bonus_the_entropy():
     again = Coefficients(LossConfig(beta=0.1, target_kl=0.02, entropy_target=1.0, entropy_coef=0.01))
     again.load_state(coefficients.state())
     assert again.beta == coefficients.beta and again.entropy == coefficients.entropy
+
+
+def test_coefficients_do_not_adapt_to_a_step_that_was_skipped():
+    """`min(1.0, nan)` is 1.0, and `nan <= target` is false."""
+    updater = make(beta=0.1, target_kl=0.02, entropy_target=100.0, entropy_coef=0.01, kl_in="reward")
+    part = prepare(updater)
+    broken = [replace(e, advantages=e.advantages * math.nan) for e in part]
+    before = updater.coefficients.state()
+    assert math.isnan(updater.optimizer_step(broken)["loss"])
+    assert updater.coefficients.state() == before
+    updater.coefficients.adapt({"kl": math.nan, "entropy": math.nan})
+    assert updater.coefficients.state() == before
+    updater.optimizer_step(part)
+    assert updater.coefficients.state() != before
 
 
 def test_a_fixed_beta_can_be_changed_on_resume():

@@ -1,5 +1,5 @@
-"""Trial steps, which only a GPU makes (the micro-batch size, compilation), for every value of each option that
-reaches them: they run, and nothing is changed afterwards.
+"""Trial steps, which only a GPU makes (the micro-batch size, compilation), for every value of each option
+that reaches them: they run, and nothing is changed afterwards.
 """
 
 import itertools
@@ -9,16 +9,13 @@ import pytest
 import torch
 
 from tests.conftest import make_policy
-from tests.support.update import make_samples, train_on, with_lora, with_turns
+from tests.support.update import with_lora
 from whetstone.config import build, make_plan
 from whetstone.config.losses import LOSSES
 from whetstone.config.sections import CriticConfig, LossConfig, UpdateConfig
-from whetstone.errors import UserError
 from whetstone.model.policy import Policy
 from whetstone.model.reference import Reference
-from whetstone.types import Group, Problem
 from whetstone.update.micro_batch_size import synthetic_batch
-from whetstone.update.packing import pack
 from whetstone.update.updater import Updater
 
 Settings = dict[str, Any]

@@ -134,6 +134,18 @@ def test_packs_keep_the_budget_lose_nothing_and_share_prompts():
     assert one.targets[:12].tolist() == list(samples[2].rollout.completion.token_ids)
 
 
+@pytest.mark.parametrize(("count", "parts", "sizes"), [
+    (6, 4, [1, 2, 1, 2]), (5, 2, [2, 3]), (3, 3, [1, 1, 1]), (2, 5, [1] * 5), (1, 8, [1] * 8),
+])  # fmt: skip
+def test_minibatches_are_never_empty_and_leave_no_sample_out(count, parts, sizes):
+    """Rejection sampling keeps any number of samples, down to one."""
+    samples = make_samples(make_policy())[:count]
+    split = split_minibatches(samples, parts, seed=5)
+    assert [len(part) for part in split] == sizes
+    found = [sum(s is sample for part in split for s in part) for sample in samples]
+    assert min(found) >= 1 and max(found) - min(found) <= 1
+
+
 def test_split_is_a_partition_and_repeats():
     samples = make_samples(make_policy())
     parts = split_minibatches(samples, 3, seed=5)
@@ -221,6 +233,34 @@ def test_a_step_that_is_not_finite_is_skipped_and_a_few_in_a_row_stop_the_run():
         train_on(updater, [pack(broken, 100)])
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_gradient_of_the_critic_that_is_not_finite_is_skipped(value):
+    policy = make_policy()
+    batches = pack(make_samples(policy), 100)
+    updater = updater_for(policy, advantage="gae", critic="model", max_skipped_steps=2)
+    weights = [*policy.parameters(), *updater.critic.parameters()]
+    before = [weight.detach().clone() for weight in weights]
+    break_it = updater.critic.head.weight.register_hook(lambda gradient: gradient * value)
+    row = train_on(updater, [batches])
+    assert row["skipped_steps"] == 1 and math.isfinite(row["loss"]) and math.isfinite(row["grad_norm"])
+    assert all(torch.equal(a, b) for a, b in zip(before, weights, strict=True))
+    with pytest.raises(UserError, match=rf"gradient norm of critic {value}.*critic_learning_rate"):
+        train_on(updater, [batches])
+    again = updater_for(policy, advantage="gae", critic="model")
+    break_it.remove()
+    assert train_on(again, [batches])["skipped_steps"] == 0
+    assert not torch.equal(again.critic.head.weight, before[-1])
+
+
+def test_top_entropy_with_every_completion_masked_does_nothing():
+    policy = make_policy()
+    masked = [replace(sample, keep=False) for sample in make_samples(policy)]
+    before = [weight.detach().clone() for weight in policy.parameters()]
+    row = train_on(updater_for(policy, top_entropy_quantile=0.2), [pack(masked, 100)])
+    assert row["grad_norm"] == row["loss"] == row["skipped_steps"] == 0
+    assert all(torch.equal(a, b) for a, b in zip(before, policy.parameters(), strict=True))
+
+
 def test_half_precision_weights_do_not_lose_small_updates():
     """1000 steps of 1e-6 on a bf16 weight of 1: without a master nothing would ever change."""
     weight = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
@@ -264,6 +304,55 @@ def test_an_unknown_schedule_is_refused_with_the_known_ones():
     weight = torch.nn.Parameter(torch.zeros(1))
     with pytest.raises(UserError, match="cosine"):
         Optimizer([weight], build({"lr_scheduler_type": "cosinus"}).update, num_steps=1, warmup_steps=0)
+
+
+def schedule_of(kind, rate=1e-3, num_steps=4, warmup_steps=0, **kwargs):
+    """The rates of all steps, with the move of the schedule after the last one."""
+    flat = {"learning_rate": rate, "lr_scheduler_type": kind, "lr_scheduler_kwargs": kwargs}
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = Optimizer([weight], build(flat).update, num_steps=num_steps, warmup_steps=warmup_steps)
+    rates = []
+    for _ in range(num_steps):
+        rates.append(optimizer.learning_rate)
+        optimizer.finish()
+    return rates
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "message"),
+    [
+        ("reduce_lr_on_plateau", {}, "choose one of linear"),
+        ("greedy", {}, "choose one of linear"),
+        ("cosine_with_min_lr", {}, "min_lr"),
+        ("cosine_warmup_with_min_lr", {}, "min_lr"),
+        ("cosine_with_min_lr", {"min_lr": 1e-6, "rate": 0.0}, "division by zero"),
+        ("polynomial", {"rate": 1e-8}, "must be smaller than initial lr"),
+        ("polynomial", {"power": -1}, "cannot be raised to a negative power|lr_scheduler_kwargs"),
+        ("inverse_sqrt", {"timescale": math.nan}, "step 3 nan"),
+        ("cosine", {"no_such": 1}, "no_such"),
+    ],
+)
+def test_schedules_that_can_not_work_are_refused_at_the_start(kind, settings, message):
+    with pytest.raises(UserError, match=message) as error:
+        schedule_of(kind, **settings)
+    assert "plateau" not in str(error.value).replace(f"'{kind}'", "")  # not offered
+
+
+@pytest.mark.parametrize("warmup", [0, 3, 4, 6])
+def test_schedules_reach_their_last_step_whatever_the_warm_up(warmup):
+    """Rates are those of transformers with as many steps; the last move belongs to no step."""
+    from transformers.optimization import get_scheduler
+    from transformers.trainer_utils import SchedulerType
+
+    needs = {"cosine_with_min_lr": {"min_lr": 1e-5}, "cosine_warmup_with_min_lr": {"min_lr": 1e-5}}
+    needs["warmup_stable_decay"] = {"num_decay_steps": 1}
+    for kind in {member.value for member in SchedulerType} - {"reduce_lr_on_plateau", "greedy"}:
+        kwargs = needs.get(kind, {})
+        rates = schedule_of(kind, num_steps=4, warmup_steps=warmup, **kwargs)
+        holder = torch.optim.SGD([torch.zeros(1)], lr=1e-3)
+        theirs = get_scheduler(kind, holder, warmup, 4, kwargs)
+        for step, rate in enumerate(rates):
+            assert rate == pytest.approx(theirs.lr_lambdas[0](step) * 1e-3), (kind, step)
 
 
 def test_histories_that_were_rewritten_share_what_they_have_in_common():

@@ -46,7 +46,7 @@ class LossConfig(Section):
     ref_model_mixup_alpha: float = Field(default=0.6, gt=0, le=1)
     """kl_reference moving: how much of the policy the reference takes over then."""
     use_bias_correction_kl: bool = True
-    """Multiply the KL in the loss by the ratio, as TRL does; its gradient on-policy differs (docs/losses.md)."""
+    """Multiply the KL in the loss by the ratio, as TRL does. It changes the gradient on-policy, too."""
     entropy_coef: float = Field(default=0.0, ge=-1_000, le=1_000)
     """Bonus on the mean entropy per token."""
     entropy_target: float | None = Field(default=None, gt=0, le=100)
