@@ -74,12 +74,14 @@ def not_a_number() -> None:
 
 
 def together() -> None:
-    """Small parameters in one launch, one of them after another number of steps."""
+    """Small parameters in few launches: one after another number of steps, one without weight decay."""
     results = []
     for adamw_steps in (adamw.adamw_steps, kernels.adamw_steps):
         generator = torch.Generator().manual_seed(0)
         weights, states = [], []
-        for index, (count, is_split) in enumerate([(3000, True), (1, True), (1024, True), (700, False)]):
+        for index, (count, is_split) in enumerate(
+            [(3000, True), (1, True), (1024, True), (700, False), (500, True)]
+        ):
             start = 0.02 * torch.randn(count, generator=generator)
             piece = Piece(index=index, begin=0, end=count, is_split=is_split, is_coded=index == 2,
                           is_stochastic=index == 1)  # fmt: skip
@@ -90,8 +92,9 @@ def together() -> None:
             for index, weight in enumerate(weights):
                 gradient = torch.randn(len(weight), generator=generator)
                 gradient = gradient.bfloat16() if index == 1 else gradient
+                decay = 0.0 if index == 4 else 0.1
                 numbers = AdamWStep(
-                    rate=1e-3, beta1=0.9, beta2=0.999, epsilon=1e-8, weight_decay=0.1, clip=0.7,
+                    rate=1e-3, beta1=0.9, beta2=0.999, epsilon=1e-8, weight_decay=decay, clip=0.7,
                     step=step + (index == 3), seed=step,
                 )  # fmt: skip
                 jobs.append(adamw.Job(weight, gradient, states[index], numbers, 1000 * index))

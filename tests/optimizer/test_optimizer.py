@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.conftest import make_policy
 from whetstone.config import build, load
 from whetstone.errors import UserError
 from whetstone.model.reference import Reference, swap_
@@ -127,14 +128,18 @@ def test_small_steps_show_in_weights_that_are_rounded_stochastically(name: str, 
 def test_twenty_steps_equal_those_of_torch_on_float32(dtype):
     weights = parameters(dtype)
     theirs = [nn.Parameter(weight.detach().float().clone()) for weight in weights]
-    adam = torch.optim.AdamW(theirs, lr=1e-3, weight_decay=0.1)
+    matrices, vectors = ([p for p in theirs if (p.dim() > 1) is decays] for decays in (True, False))
+    adam = torch.optim.AdamW(
+        [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}], weight_decay=0.1
+    )
     ours = CompactAdamW(weights, coded=False, offload=False)
     generator = torch.Generator().manual_seed(1)
     for step in range(20):
         gradients = [heavy(weight.shape, generator) for weight in weights]
         for other, gradient in zip(theirs, gradients, strict=True):
             other.grad = gradient * 0.5
-        adam.param_groups[0]["lr"] = 1e-3 / (1 + step)
+        for group in adam.param_groups:
+            group["lr"] = 1e-3 / (1 + step)
         adam.step()
         ours.step(gradients, numbers(rate=1e-3 / (1 + step), clip=0.5))
     for index, (weight, other) in enumerate(zip(weights, theirs, strict=True)):
@@ -145,6 +150,24 @@ def test_twenty_steps_equal_those_of_torch_on_float32(dtype):
         assert torch.allclose(found["exp_avg"], state["exp_avg"], rtol=1e-5, atol=1e-9)
         assert found["step"] == state["step"] == 20
         assert torch.equal(weight.detach(), found["master"].to(dtype)) or dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("kind", [TorchAdamW, CompactAdamW])
+def test_weight_decay_acts_on_what_transformers_decays(kind):
+    """Not on norms and biases: parameters, gradients of 0, beside the groups of its Trainer."""
+    import transformers
+
+    model = make_policy("qwen2").model  # with biases
+    decayed = transformers.Trainer.get_decay_parameter_names(None, model)  # type: ignore[arg-type]
+    weights = dict(model.named_parameters())
+    assert {"bias", "norm"} <= {word for name in weights.keys() - set(decayed) for word in name.split(".")}
+    before = {name: weight.detach().clone() for name, weight in weights.items()}
+    settings = {} if kind is TorchAdamW else {"coded": False, "offload": False}
+    adam = kind(list(weights.values()), **settings)
+    adam.step([torch.zeros_like(weight) for weight in weights.values()], numbers(rate=0.1, weight_decay=0.5))
+    for name, weight in weights.items():
+        factor = 1 - 0.1 * 0.5 if name in decayed else 1.0
+        assert torch.allclose(weight, factor * before[name], rtol=1e-6), name
 
 
 def test_updates_of_a_millionth_are_not_lost_beside_float64():
