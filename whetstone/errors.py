@@ -40,8 +40,8 @@ def non_finite(**values: float) -> str:
 
     NaN makes every comparison false, so this is asked before one decides anything.
     """
-    found = [f"{name} {value}" for name, value in values.items() if not math.isfinite(value)]
-    return ", ".join(found).replace("_", " ")
+    parts = [f"{name} {value}" for name, value in values.items() if not math.isfinite(value)]
+    return ", ".join(parts).replace("_", " ")
 
 
 # What torch, CUDA, NCCL, Triton and servers say -> what it means and what to change. The first match counts.

@@ -35,7 +35,7 @@ class AdamWStep:
     step: int = 0  # of this parameter, 1 for the first
     seed: int = 0  # of the rounding of 8-bit states; below 2^31
 
-    def of(self, parameter: Tensor, step: int) -> "AdamWStep":
+    def for_parameter(self, parameter: Tensor, step: int) -> "AdamWStep":
         """For one parameter. Norms and biases have no weight decay, as in transformers and TRL."""
         return replace(self, step=step, weight_decay=self.weight_decay if parameter.dim() > 1 else 0.0)
 

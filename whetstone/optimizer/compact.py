@@ -174,7 +174,7 @@ class CompactAdamW:
         """One step; `step`, `seed` and `weight_decay` of `settings` are set for each parameter."""
         for index, gradient in enumerate(gradients):
             self.steps[index] += gradient is not None
-        now = [settings.of(p, step) for p, step in zip(self.parameters, self.steps, strict=True)]
+        now = [settings.for_parameter(p, step) for p, step in zip(self.parameters, self.steps, strict=True)]
 
         def jobs(bucket: Bucket, states: Iterable[State]) -> Iterator[Job]:
             for piece, state in zip(bucket.pieces, states, strict=True):
