@@ -23,7 +23,7 @@ from whetstone.rollout.metrics import check_logprob_difference
 from whetstone.run.checkpoint import CheckpointData
 from whetstone.run.completions import log_rollouts
 from whetstone.run.eval_only import evaluate_only
-from whetstone.run.folder import plan_shape
+from whetstone.run.folder import how_to_resume, plan_shape
 from whetstone.run.preflight import preflight
 from whetstone.run.progress import Progress
 from whetstone.run.setup import TrainingRun, build, init_distributed
@@ -149,7 +149,7 @@ def finish(run: TrainingRun, step: int, seconds: float) -> dict[str, Any]:
     """The last evaluation, the final model, train_results.json, the report, and the push to the hub."""
     run.saver.finish()
     if step < run.plan.num_steps:
-        logger.info(f"Stopped at step {step}, saved. Go on with the same command and auto_resume=true.")
+        logger.info(f"Stopped at step {step}, saved. {how_to_resume(run.config)}")
         raise KeyboardInterrupt
     evaluate(run, step)
     if run.config.run.save_strategy != "no":

@@ -218,7 +218,8 @@ def test_config_of_a_file_shows_where_values_came_from(
     assert run(["config", str(file), "num_generations=4", "--changed"]) == 0
     lines = capsys.readouterr().out.splitlines()
     shown = {line.split()[0]: line for line in lines if line.startswith("  ") and "[" in line}
-    assert set(shown) == {"beta", "per_device_train_batch_size", "max_steps", "num_generations"}
+    given = {"beta", "per_device_train_batch_size", "max_steps", "num_generations"}
+    assert set(shown) == {*given, "run_name"}  # named like the file
     assert shown["beta"].split()[:3] == ["beta", "0.05", "[mine.yaml]"]
     assert "[command line]" in shown["num_generations"]
     assert "note: kl_coef (mine.yaml) is taken for beta." in lines

@@ -1,5 +1,6 @@
 """`whet eval` writes beside the checkpoint, or where it may, and names what it measured."""
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,12 @@ def configure(tmp_path: Path, weights: Path | None) -> Config:
 
 
 @pytest.fixture
+def locks():
+    with contextlib.ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
 def run(tmp_path: Path) -> Path:
     folder = tmp_path / "outputs" / "quickstart"
     for name in ("final_model", "checkpoint-20"):
@@ -24,28 +31,29 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
-def test_results_lie_beside_the_checkpoint(tmp_path: Path, run: Path) -> None:
+def test_results_lie_beside_the_checkpoint(tmp_path: Path, run: Path, locks) -> None:
     for name in ("final_model", "checkpoint-20"):
-        assert evaluation_folder(configure(tmp_path, run / name)) == run / "evaluations" / name
+        assert evaluation_folder(configure(tmp_path, run / name), locks) == run / "evaluations" / name
         assert (run / "evaluations" / name).is_dir()
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_where_that_is_impossible_they_lie_in_the_configured_folder(tmp_path: Path, run: Path) -> None:
+def test_where_that_is_impossible_they_lie_in_the_configured_folder(tmp_path: Path, run: Path, locks) -> None:
     (run / "evaluations").write_text("a file in the way")  # root may write to any folder, but not into a file
     config = configure(tmp_path, run / "final_model")
-    assert evaluation_folder(config) == tmp_path / "elsewhere" / "r" / "evaluations" / "final_model"
+    assert evaluation_folder(config, locks) == tmp_path / "elsewhere" / "r" / "evaluations" / "final_model"
+    locks.close()
     (tmp_path / "elsewhere" / "r" / "evaluations" / "final_model").rmdir()
     (tmp_path / "elsewhere" / "r" / "evaluations" / "final_model").write_text("also in the way")
     with pytest.raises(UserError, match="output_dir"):
-        evaluation_folder(config)
+        evaluation_folder(config, locks)
 
 
-def test_a_model_of_no_run_has_its_results_in_the_configured_folder(tmp_path: Path) -> None:
+def test_a_model_of_no_run_has_its_results_in_the_configured_folder(tmp_path: Path, locks) -> None:
     (tmp_path / "models" / "mine").mkdir(parents=True)
     config = configure(tmp_path, tmp_path / "models" / "mine")
-    assert evaluation_folder(config) == tmp_path / "elsewhere" / "r" / "evaluations" / "mine"
-    assert evaluation_folder(configure(tmp_path, None)).name == "model"
+    assert evaluation_folder(config, locks) == tmp_path / "elsewhere" / "r" / "evaluations" / "mine"
+    assert evaluation_folder(configure(tmp_path, None), locks).name == "model"
 
 
 def test_the_step_is_the_checkpoints(tmp_path: Path, run: Path) -> None:

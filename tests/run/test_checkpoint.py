@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from tests.conftest import make_policy
-from tests.support.checkpoints import config_in, save
+from tests.support.checkpoints import config_in, opened, save
 from whetstone.errors import UserError
 from whetstone.run import checkpoint
 from whetstone.run.checkpoint_search import find_checkpoint
-from whetstone.run.folder import open_run
 
 
 def newest(run):
@@ -76,32 +75,32 @@ def test_resume_true_needs_a_checkpoint_and_auto_resume_does_not(tmp_path):
 
 
 def test_a_folder_of_another_run_is_refused_or_moved_aside(tmp_path):
-    open_run(config_in(tmp_path))
+    opened(config_in(tmp_path))
     (tmp_path / "r" / "metrics.jsonl").write_text("precious")
     with pytest.raises(UserError, match="auto_resume=true"):
-        open_run(config_in(tmp_path))
-    _, found, notes = open_run(config_in(tmp_path, overwrite_output_dir=True))
+        opened(config_in(tmp_path))
+    _, found, notes = opened(config_in(tmp_path, overwrite_output_dir=True))
     assert found is None and "moved to" in notes[0]
     (aside,) = [folder for folder in tmp_path.iterdir() if folder.name != "r"]
     assert (aside / "metrics.jsonl").read_text() == "precious"
 
 
 def test_a_run_that_was_refused_at_its_start_is_in_nobodys_way(tmp_path):
-    open_run(config_in(tmp_path))
-    open_run(config_in(tmp_path))  # only settings there: nothing to lose
+    opened(config_in(tmp_path))
+    opened(config_in(tmp_path))  # only settings there: nothing to lose
 
 
 def test_going_on_says_what_changed_and_refuses_another_model(tmp_path):
-    folder, _, _ = open_run(config_in(tmp_path))
+    folder, _, _ = opened(config_in(tmp_path))
     save(folder, 5)
-    _, found, notes = open_run(config_in(tmp_path, auto_resume=True, learning_rate=1e-4, max_steps=7))
+    _, found, notes = opened(config_in(tmp_path, auto_resume=True, learning_rate=1e-4, max_steps=7))
     assert found is not None and found.step == 5
     assert any("learning_rate" in note and "0.0001" in note for note in notes)
     assert any("max_steps" in note and "7" in note for note in notes)  # linear
     fixed = config_in(tmp_path, auto_resume=True, max_steps=9, lr_scheduler_type="constant")
-    assert not any("max_steps" in note for note in open_run(fixed)[2])
+    assert not any("max_steps" in note for note in opened(fixed)[2])
     with pytest.raises(UserError, match=r"model_name_or_path.*other"):
-        open_run(config_in(tmp_path, auto_resume=True, model_name_or_path="other"))
+        opened(config_in(tmp_path, auto_resume=True, model_name_or_path="other"))
 
 
 def test_the_mark_names_every_file(tmp_path):
@@ -116,27 +115,27 @@ def test_the_mark_names_every_file(tmp_path):
 
 
 def test_damage_is_said_with_the_files_name_and_the_one_before_is_taken(tmp_path):
-    folder, _, _ = open_run(config_in(tmp_path))
+    folder, _, _ = opened(config_in(tmp_path))
     for step in (1, 2, 3):
         save(folder, step)
     path = folder / "checkpoint-3" / "state" / "__0_0.distcp"
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(bytes(data))
-    _, found, notes = open_run(config_in(tmp_path, auto_resume=True))
+    _, found, notes = opened(config_in(tmp_path, auto_resume=True))
     assert found is not None and found.step == 2
     assert any("checkpoint-3" in note and "state/__0_0.distcp" in note for note in notes), notes
     assert (folder / "checkpoint-3.damaged" / "state" / "__0_0.distcp").read_bytes() == bytes(data)
     # One that was named is not replaced by another.
     with pytest.raises(UserError, match="checkpoint-9"):
-        open_run(config_in(tmp_path, resume_from_checkpoint="checkpoint-9"))
+        opened(config_in(tmp_path, resume_from_checkpoint="checkpoint-9"))
 
 
 def test_newer_checkpoints_of_another_attempt_are_moved_aside(tmp_path):
-    folder, _, _ = open_run(config_in(tmp_path))
+    folder, _, _ = opened(config_in(tmp_path))
     for step in (1, 2, 3):
         save(folder, step)
-    _, found, notes = open_run(config_in(tmp_path, resume_from_checkpoint="checkpoint-1"))
+    _, found, notes = opened(config_in(tmp_path, resume_from_checkpoint="checkpoint-1"))
     assert found is not None and found.step == 1
     assert sorted(path.name for path in folder.glob("checkpoint-*")) == [
         "checkpoint-1",

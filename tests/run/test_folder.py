@@ -8,14 +8,14 @@ import shutil
 import pytest
 
 from tests.corpora.run_folders import DAMAGES, PROOF
-from tests.support.checkpoints import config_in, save
+from tests.support.checkpoints import config_in, opened, save
 from whetstone.config import dump, make_plan
 from whetstone.diagnosis.explain import load_history
 from whetstone.errors import UserError
 from whetstone.evaluation.evaluator import read_summary
 from whetstone.report.read import read_run
 from whetstone.run.checkpoint import save_model
-from whetstone.run.folder import check_plan, open_run, plan_shape
+from whetstone.run.folder import check_plan, plan_shape
 from whetstone.run.metrics import MetricsLog, read_rows
 from whetstone.terminal.log import setup_logging
 
@@ -62,7 +62,7 @@ def test_a_damaged_run_folder_is_resumed_or_refused(source, tmp_path, name):
     case.damage(folder)
     config = config_in(tmp_path, max_steps=3, auto_resume=True)
     try:
-        _, found, notes = open_run(config)
+        _, found, notes = opened(config)
         assert found is not None
         numbers = found.scalars()
     except UserError as error:
@@ -97,7 +97,7 @@ def test_the_state_that_is_read_may_hold_no_code(source, tmp_path):
 
     shutil.copytree(source, tmp_path / "r")
     DAMAGES[".metadata with code in it"].damage(tmp_path / "r")
-    _, found, _ = open_run(config_in(tmp_path, max_steps=3, auto_resume=True))
+    _, found, _ = opened(config_in(tmp_path, max_steps=3, auto_resume=True))
     assert found is not None
     with pytest.raises(UserError, match=r"\.metadata"):
         found.load_tensors({"optimizer": {"moment": torch.zeros(2)}})
@@ -107,7 +107,7 @@ def test_the_state_that_is_read_may_hold_no_code(source, tmp_path):
 def test_a_checkpoint_that_does_not_fit_is_refused_in_a_sentence(source):
     import torch
 
-    _, found, _ = open_run(config_in(source.parent, max_steps=3, auto_resume=True))
+    _, found, _ = opened(config_in(source.parent, max_steps=3, auto_resume=True))
     assert found is not None
     for into in ({"critic": {"moment": torch.zeros(2)}}, {"optimizer": {"moment": torch.zeros(3)}}):
         with pytest.raises(UserError, match="checkpoint-3"):
@@ -115,7 +115,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused_in_a_sentence(source):
 
 
 def test_another_shape_of_batches_is_refused(source):
-    _, found, _ = open_run(config_in(source.parent, max_steps=3, auto_resume=True))
+    _, found, _ = opened(config_in(source.parent, max_steps=3, auto_resume=True))
     assert found is not None and found.step == 3
 
     def plan(**keys):

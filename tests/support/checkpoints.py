@@ -1,11 +1,14 @@
 """A run folder with checkpoints."""
 
+import contextlib
+
 import torch
 
 from tests.conftest import make_policy
 from whetstone.config import build
 from whetstone.model.sharded import model_writer
 from whetstone.run import checkpoint
+from whetstone.run.folder import open_run
 
 
 class NoTokenizer:
@@ -36,3 +39,9 @@ def save(run, step, keep=None):
 
 def config_in(folder, **keys):
     return build({"output_dir": str(folder), "run_name": "r", **keys})
+
+
+def opened(config):
+    """What `open_run` found, without the lock."""
+    with contextlib.ExitStack() as stack:
+        return open_run(config, stack)

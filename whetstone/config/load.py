@@ -39,6 +39,8 @@ def load(source: str | os.PathLike[str] | None = None, overrides: Iterable[str] 
         translation.add(path.name, read_yaml(path))
     translation.add(COMMAND_LINE, parse_overrides(overrides))
     translation.finish()
+    if source is not None and not {"run_name", "output_dir"} & set(translation.flat):
+        translation.flat["run_name"] = path.stem  # a folder for each file; with output_dir TRL's meaning
     config = build(translation.flat)
     return LoadedConfig(config=config, origins=translation.origins, notes=tuple(translation.notes))
 

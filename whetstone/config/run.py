@@ -19,7 +19,7 @@ class RunConfig(Section):
     output_dir: Name = "outputs"
     """Parent of the run folder; the folder itself where run_name is empty."""
     run_name: Name | None = None
-    """Name of the run and of its folder inside output_dir."""
+    """Name of the run and of its folder inside output_dir; default: the file's, unless output_dir is set."""
     trainer: Annotated[Literal["whetstone", "trl"], Resume.FIXED] = "whetstone"
     """Who trains: this package, or TRL's own GRPOTrainer with the same tasks, rewards and evaluation."""
     seed: Annotated[Seed, Resume.NOTED] = 42

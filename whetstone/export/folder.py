@@ -1,5 +1,6 @@
 """Export: write a model folder that transformers, vLLM and llama.cpp load, complete or not at all."""
 
+import contextlib
 import math
 import re
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from whetstone.model.rounding import stochastic_round
 from whetstone.report.card import write_card
 from whetstone.run.atomic_folder import clear_temp, temp_dir
 from whetstone.run.checkpoint import save_model
+from whetstone.run.lock import RunLock
 from whetstone.run.source import Source
 from whetstone.terminal.stages import stage
 
@@ -48,6 +50,15 @@ def export(
     """Write `source` as one ordinary model; `dtype` None: the precision that it was stored in."""
     folder = _output_folder(source, output)
     _check_shard_size(max_shard_size)
+    is_inside = source.run is not None and source.run.resolve() in folder.resolve().parents
+    elsewhere = "wait until it ends, or write elsewhere with --output DIR"
+    with RunLock(source.run, remedy=elsewhere) if source.run and is_inside else contextlib.nullcontext():
+        return _export(source, folder, dtype, gguf, max_shard_size, verify=verify)
+
+
+def _export(
+    source: Source, folder: Path, dtype: str | None, gguf: Sequence[str], max_shard_size: str, *, verify: bool
+) -> Exported:
     with stage("loading the model"):
         tokenizer, model, stored = load_merged(source)
     is_merged = (Path(source.model) / ADAPTER_CONFIG).is_file()

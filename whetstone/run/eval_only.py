@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import re
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,16 @@ from whetstone.evaluation.display import print_result
 from whetstone.evaluation.evaluator import Evaluator
 from whetstone.model.loading import verify_folder
 from whetstone.model.sharded import load_sharded
+from whetstone.parallel.collectives import run_on_main
 from whetstone.run.folder import run_dir, scratch_folder
+from whetstone.run.lock import RunLock
 from whetstone.run.record import record_session
 from whetstone.run.setup import describe_model, init_distributed, make_collector, make_scorer
 from whetstone.tasks.mixture import eval_problems
 from whetstone.terminal.log import log_ending, setup_logging
 from whetstone.terminal.stages import stage
 
+ELSEWHERE = "wait until it ends, or write elsewhere with run_name=NAME"
 logger = logging.getLogger("whetstone")
 
 
@@ -42,7 +44,8 @@ def evaluate_only(loaded: LoadedConfig) -> dict[str, Any]:
         verify_folder(Path(weights))
     with contextlib.ExitStack() as stack:
         ranks = init_distributed(config, stack)
-        folder = evaluation_folder(config) if ranks.is_main else stack.enter_context(scratch_folder())
+        folder = run_on_main(ranks, lambda: evaluation_folder(config, stack))
+        folder = folder or stack.enter_context(scratch_folder())
         setup_logging(folder, is_main=ranks.is_main, name="evaluation.log")
         stack.push(log_ending)
         record_session(folder, num_ranks=ranks.world_size)
@@ -63,22 +66,24 @@ def evaluate_only(loaded: LoadedConfig) -> dict[str, Any]:
     return result.summary()
 
 
-def evaluation_folder(config: Config) -> Path:
-    """The folder of an evaluation, made and found to be writable."""
+def evaluation_folder(config: Config, stack: contextlib.ExitStack) -> Path:
+    """The folder of an evaluation, made and locked until `stack` closes. Several may be in one run."""
     weights = config.evaluation.checkpoint_path
     name = "model" if weights is None else Path(os.path.abspath(weights)).name
-    candidates = [run_dir(config) / "evaluations" / name]
-    if weights is not None and (Path(weights).parent / "config.yaml").is_file():
-        candidates.insert(0, Path(weights).parent / "evaluations" / name)
-    reason = None
-    for candidate in candidates:
+    own = weights is not None and (Path(weights).parent / "config.yaml").is_file()
+    failure = None
+    for run in (*([Path(weights).parent] if own else []), run_dir(config)):
+        folder = run / "evaluations" / name
         try:
-            candidate.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=candidate):
-                return candidate
-        except OSError as error:
-            reason = error.strerror
-    raise UserError(f"{candidates[-1]} may not be written ({reason}): set output_dir to another folder.")
+            with contextlib.ExitStack() as locks:
+                locks.enter_context(RunLock(run, shared=True, remedy=ELSEWHERE))
+                locks.enter_context(RunLock(folder, remedy=ELSEWHERE))
+                stack.push(locks.pop_all())
+            return folder
+        except UserError as error:
+            failure = error
+    assert failure is not None
+    raise failure
 
 
 def title_of(config: Config) -> str:

@@ -20,6 +20,7 @@ from whetstone.run.atomic_folder import free_path, move_aside
 from whetstone.run.checkpoint import Checkpoint
 from whetstone.run.checkpoint_folder import SCALARS, named_checkpoints
 from whetstone.run.checkpoint_search import Search, find_checkpoint
+from whetstone.run.lock import RunLock
 from whetstone.run.record import read_mapping
 
 logger = logging.getLogger("whetstone")
@@ -40,38 +41,40 @@ def scratch_folder() -> Iterator[Path]:
 
 
 def open_run(
-    config: Config, ranks: Ranks = SINGLE, *, is_restart: bool = False
+    config: Config, stack: contextlib.ExitStack, ranks: Ranks = SINGLE, *, is_restart: bool = False
 ) -> tuple[Path, Checkpoint | None, list[str]]:
     """The run folder, the checkpoint to resume from (None: a new run), and notes. A collective call.
 
-    `is_restart`: a launcher restarted the run after a failure, so it resumes whatever the settings say.
+    Until `stack` closes, the folder is locked. `is_restart`: a launcher restarted the run after a failure, so
+    it resumes whatever the settings say.
     """
     folder, run = run_dir(config), config.run
+    lock = RunLock(folder)
+    run_on_main(ranks, lambda: stack.enter_context(lock))  # before anything is looked at
     search = find_checkpoint(folder, resume_from=None, auto_resume=is_restart, ranks=ranks)
     if search.checkpoint is None:
         resume_from, auto_resume = run.resume_from_checkpoint, run.auto_resume
         search = find_checkpoint(folder, resume_from=resume_from, auto_resume=auto_resume, ranks=ranks)
-    notes = run_on_main(ranks, lambda: _open(config, search, is_restart=is_restart), to_all=True)
+    notes = run_on_main(ranks, lambda: _open(config, search, lock, is_restart=is_restart), to_all=True)
     return folder, search.checkpoint, notes or []
 
 
-def _open(config: Config, search: Search, *, is_restart: bool) -> list[str]:
+def _open(config: Config, search: Search, lock: RunLock, *, is_restart: bool) -> list[str]:
     """Prepare the folder for writing; returns notes for the user."""
     folder, resumed = run_dir(config), search.checkpoint
     notes = []
     if resumed is None and _is_used(folder):
         if not is_restart:
             ensure_unused(config)
+        if others := sorted(path.parent for path in folder.rglob("config.yaml") if path.parent != folder):
+            raise UserError(
+                f"{folder} holds another run, and others in folders inside it ({others[0].name}), so it "
+                "is not moved aside: set run_name, which makes a folder for this run alone."
+            )
         stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(folder.stat().st_mtime))
         moved = folder.rename(free_path(folder.with_name(f"{folder.name}.{stamp}")))
+        lock.renamed(moved)
         notes.append(f"The earlier run was moved to {moved}.")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"The run folder {folder} can't be made ({error.strerror}): set output_dir to a place you may "
-            "write to."
-        ) from None
     if resumed is not None:
         notes += search.notes
         notes += _clear_newer(folder, search)
@@ -91,6 +94,13 @@ def ensure_unused(config: Config) -> None:
             f"{folder} holds another run: choose another run_name, go on with it by auto_resume=true, "
             "or begin anew with overwrite_output_dir=true (the old one is moved aside)."
         )
+
+
+def how_to_resume(config: Config) -> str:
+    """What to do after a run was stopped, and what the same command alone would do."""
+    again = "; without it, a new run begins and this one is moved aside (overwrite_output_dir is true)"
+    more = again if config.run.overwrite_output_dir else ""
+    return f"To resume, run the same command with auto_resume=true{more}."
 
 
 def _clear_newer(folder: Path, search: Search) -> list[str]:

@@ -110,7 +110,7 @@ def build(
 ) -> tuple[TrainingRun, Checkpoint | None, float]:
     """The run, the checkpoint that it resumes from, and the seconds that it had run before."""
     config = loaded.config
-    folder, checkpoint, notes = open_run(config, ranks, is_restart=mesh.restarts() > 0)
+    folder, checkpoint, notes = open_run(config, stack, ranks, is_restart=mesh.restarts() > 0)
     folder = folder if ranks.is_main else stack.enter_context(scratch_folder())
     setup_logging(folder, is_main=ranks.is_main)
     stack.push(log_ending)

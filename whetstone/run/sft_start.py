@@ -7,7 +7,8 @@ from typing import Any
 from whetstone.config import Config, LoadedConfig, build, flatten
 from whetstone.errors import UserError
 from whetstone.parallel import mesh
-from whetstone.run.folder import run_dir
+from whetstone.run.folder import ensure_unused, run_dir
+from whetstone.run.lock import RunLock
 
 # Keys of RL that supervised training refuses or that would act on it.
 _WITHOUT_RL = {
@@ -38,7 +39,10 @@ def start_from_sft(loaded: LoadedConfig, train: Callable[[LoadedConfig], Any]) -
     folder = run_dir(supervised)
     resumes = config.run.auto_resume or config.run.resume_from_checkpoint
     if not (resumes and (folder / "train_results.json").is_file()):
-        train(replace(loaded, config=supervised))
+        with RunLock(run_dir(config)):  # nobody else may begin the run that these steps are for
+            if not resumes:
+                ensure_unused(config)
+            train(replace(loaded, config=supervised))
     start = {"model_name_or_path": str(folder / "final_model"), "sft_steps": 0}
     return replace(loaded, config=build({**flatten(config), **start}))
 

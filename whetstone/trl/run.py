@@ -19,7 +19,7 @@ from whetstone.model.policy import load_policy
 from whetstone.model.sharded import model_writer
 from whetstone.report.results import write_results
 from whetstone.run.checkpoint import Checkpoint, save_model
-from whetstone.run.folder import open_run
+from whetstone.run.folder import how_to_resume, open_run
 from whetstone.run.metrics import MetricsLog
 from whetstone.run.preflight import preflight
 from whetstone.run.record import record_session
@@ -44,11 +44,11 @@ def train_with_trl(loaded: LoadedConfig) -> dict[str, Any]:
     check_keys(config)
     check_environments(config)
     _require_trl()
-    folder, checkpoint, notes = open_run(config)
-    if checkpoint is not None:
-        _check_resume(config, checkpoint)
-    setup_logging(folder)
     with contextlib.ExitStack() as stack:
+        folder, checkpoint, notes = open_run(config, stack)
+        if checkpoint is not None:
+            _check_resume(config, checkpoint)
+        setup_logging(folder)
         stack.push(log_ending)
         stack.enter_context(StatusFile(folder))
         stack.enter_context(Viewer(folder, is_wanted=is_wanted(config.run.watch)))
@@ -67,7 +67,7 @@ def train_with_trl(loaded: LoadedConfig) -> dict[str, Any]:
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint.folder))
         step = trainer.state.global_step
         if step < run.plan.num_steps:
-            logger.info(f"Stopped at step {step}, saved. Go on with the same command and auto_resume=true.")
+            logger.info(f"Stopped at step {step}, saved. {how_to_resume(config)}")
             raise KeyboardInterrupt
         return _finish(run, time.monotonic() - started_at)
 
