@@ -3,8 +3,9 @@
 Frozen and complete when created: a value that is known later belongs to the next type. No torch here.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from itertools import chain
@@ -36,11 +37,17 @@ class Problem:
     environment: str | None = None  # its name in a configuration, where the problem is an episode of it
     tools: tuple[Mapping[str, Any], ...] = ()  # that the policy may call, as chat templates take them
     scored_by_task: bool = False  # an episode whose last turn the task scores, not the environment
+    occurrence: int = 0  # how often it stands in its batch before this one
 
     @property
     def question(self) -> str:
         """The last message."""
         return self.messages[-1]["content"]
+
+    @property
+    def seed_parts(self) -> tuple[int | str, ...]:
+        """Its part in the seeds of its samples: where it stands twice in a batch, these differ."""
+        return (self.id, "occurrence", self.occurrence) if self.occurrence else (self.id,)
 
     @property
     def identity(self) -> str:
@@ -215,7 +222,21 @@ class Group:
 
     @property
     def has_reward_variance(self) -> bool:
-        return len({rollout.score.reward for rollout in self.rollouts}) > 1
+        return self.rewards_differ()
+
+    def rewards_differ(self, *, by_turn: bool = False) -> bool:
+        """Whether its rollouts have different rewards; `by_turn`: in any of their turns."""
+        return len({r.turn_rewards if by_turn else r.score.reward for r in self.rollouts}) > 1
+
+
+def count_occurrences(problems: Iterable[Problem]) -> list[Problem]:
+    """The problems of a batch, each with how often it stands there before."""
+    seen: Counter[str] = Counter()
+    counted = []
+    for problem in problems:
+        counted.append(replace(problem, occurrence=seen[problem.id]) if seen[problem.id] else problem)
+        seen[problem.id] += 1
+    return counted
 
 
 class Segment(NamedTuple):

@@ -1,22 +1,37 @@
 """Problems to scored groups: order, seeds, cut prompts, and the numbers of a step."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from tests.conftest import make_policy
 from tests.support.rollouts import Codec, batch_of
-from whetstone.config import build, make_plan
+from whetstone.config import build, ineffective_settings, make_plan
 from whetstone.config.sections import ModelConfig
 from whetstone.engines.base import SamplingParams
 from whetstone.engines.native import NativeEngine
 from whetstone.errors import UserError
+from whetstone.evaluation.evaluator import Evaluator
 from whetstone.model.chat import Chat
-from whetstone.rollout.collector import Collector
+from whetstone.rollout.collector import Collector, sampling_params
+from whetstone.rollout.curriculum import Curriculum
+from whetstone.rollout.learning_signal import has_signal
 from whetstone.rollout.metrics import rollout_metrics, variance_metrics
 from whetstone.rollout.source import RolloutSource
 from whetstone.tasks.mixture import build_tasks
 from whetstone.tasks.scoring.pool import Scorer
-from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score, Turn
+from whetstone.types import (
+    Completion,
+    Episode,
+    Finish,
+    Group,
+    Problem,
+    Rollout,
+    Score,
+    Turn,
+    count_occurrences,
+)
 
 
 @pytest.fixture(scope="module")
@@ -181,3 +196,97 @@ def test_base_models_get_the_template_and_the_prefix():
     assert chat.encode(problem)[:2] == (1, ord("B"))
     with pytest.raises(UserError, match="apply_chat_template=false"):
         Chat(Bare(), ModelConfig())
+
+
+def rows_config(tmp_path, rows, **changes):
+    (tmp_path / "rows.jsonl").write_text("".join(f'{{"question": "{q}", "answer": "7"}}\n' for q in rows))
+    settings = {
+        "datasets": {"math": {"config": {"path": str(tmp_path / "rows.jsonl")}}}, "eval_num_samples": 0,
+        "apply_chat_template": False, "prompts_per_step": 6, "num_generations": 4, "max_steps": 2,
+        "max_completion_length": 8, "reward_workers": 1,
+    }  # fmt: skip
+    return build({**settings, **changes})
+
+
+def test_a_problem_that_stands_twice_is_sampled_anew(tmp_path):
+    config = rows_config(tmp_path, ["one?", "two?", "three?"])
+    with Scorer(config) as scorer:
+        tasks = build_tasks(config, "train")
+        source = RolloutSource(collector(scorer), tasks, config, make_plan(config, num_problems=3))
+        groups, probed = batch_of(source).groups, source.probe(0, 6)
+        evaluated = Evaluator(config, [tasks.problem(i) for i in range(6)], source._collector, tmp_path)
+        records = evaluated._sample_records("evaluation", 1.0, 1)
+    for batch in (groups, probed):
+        assert sorted(group.problem.occurrence for group in batch) == [0, 0, 0, 1, 1, 1]
+        said = [rollout.completion.token_ids for group in batch for rollout in group.rollouts]
+        assert len(said) == len(set(said)) == 24  # 12 were the other 12 again
+    assert len({record.completion for record in records}) == 6
+    # The first of each has the seeds that it would have alone.
+    alone = Problem(id="a/0", task="a", messages=(), answer=None)
+    assert [p.seed_parts for p in count_occurrences([alone, alone, alone])] == [
+        ("a/0",),
+        ("a/0", "occurrence", 1),
+        ("a/0", "occurrence", 2),
+    ]
+
+
+def test_only_groups_without_a_gradient_are_replaced(tmp_path):
+    flat = {
+        "dynamic_sampling": True,
+        "num_generations": 1,
+        "prompts_per_step": 2,
+        "advantage": "reinforce_pp",
+    }
+    config = rows_config(tmp_path, ["one?", "two?", "three?"], **flat)
+    plan = make_plan(config, num_problems=3)
+    with Scorer(config) as scorer:
+        source = RolloutSource(collector(scorer), build_tasks(config, "train"), config, plan)
+        assert batch_of(source).metrics["dynamic_sampling/resample_ratio"] == 0  # it was 3
+    assert any("dynamic_sampling (with advantage" in note for note in ineffective_settings(config, plan))
+    by_turn = build({"datasets": {"chain_sum": {}}, "turn_credit": "turn"})
+    turn = rollout(1.0, "7", 1.0, 2).turns[0]
+
+    def episode(*earned):
+        row = Episode(finish=Finish.STOP, messages=(), rewards=earned)
+        return replace(rollout(1.0, "7", 1.0, 2), turns=(turn, turn), episode=row)
+
+    early_and_late = group("a", episode(1.0, 0.0), episode(0.0, 1.0))
+    assert has_signal(early_and_late, by_turn) and not early_and_late.has_reward_variance
+    assert not has_signal(early_and_late, build({"datasets": {"chain_sum": {}}}))
+
+
+class Recorded(Curriculum):
+    def observe(self, groups):
+        self.groups = list(groups)
+        super().observe(self.groups)
+
+
+def test_the_curriculum_sees_groups_that_are_replaced(tmp_path):
+    rewards = tmp_path / "rewards.py"
+    rewards.write_text(
+        "def odd(completion_ids, **_):\n    return [float(ids[0] % 2) for ids in completion_ids]\n"
+    )
+    config = build(
+        {
+            "datasets": {"chain_sum": {"curriculum": {"start": 1, "top": 3, "window": 1000}}},
+            "reward_funcs": [f"{rewards}:odd"], "eval_num_samples": 0, "apply_chat_template": False,
+            "prompts_per_step": 6, "num_generations": 2, "max_steps": 2, "max_completion_length": 4,
+            "dynamic_sampling": True, "reward_workers": 1,
+        }
+    )  # fmt: skip
+    with Scorer(config) as scorer:
+        tasks, plan = build_tasks(config, "train"), make_plan(config, num_problems=1000)
+        source = RolloutSource(collector(scorer), tasks, config, plan)
+        source._curriculum = curriculum = Recorded(tasks.curricula)
+        groups = batch_of(source, 0).groups
+        problems = [tasks.problem(index, {"chain_sum": 1}) for index in range(6)]
+        first = source._collector.collect(
+            problems,
+            num_samples=2,
+            sampling=sampling_params(config, config.rollout.temperature),
+            seed_parts=(config.run.seed, "rollout", 0),
+        )
+    assert (
+        curriculum.groups == first != groups
+        and len(source.state()["curriculum"]["chain_sum"]["answers"]) == 12
+    )

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.conftest import make_policy
+from tests.support.checkpoints import config_in, opened, save
 from whetstone.config import Config, build, ineffective_settings, load, make_plan
 from whetstone.errors import UserError
 from whetstone.model.manifest import read_manifest
@@ -82,6 +83,25 @@ def test_a_resumed_run_knows_what_it_had_kept(tmp_path: Path) -> None:
     assert again.step == 4 and again.publish(write_model, tmp_path / "final_model", 12) == 4
     assert (tmp_path / "final_model" / "weights").read_text() == "kept"
     assert BestModel(tmp_path, policy, enabled=False).publish(write_model, tmp_path / "other", 9) == 9
+
+
+def test_what_an_abandoned_attempt_left_is_not_published(tmp_path: Path) -> None:
+    run = save(tmp_path / "r", 20).parent
+    save(run, 40)
+    for name, step in (("best_model", 40), ("final_model", 40)):
+        save_model(lambda folder: (folder / "weights").write_text("old") and None, run / name, step)
+    (run / "eval_results").mkdir()
+    interval = {"mean": 0.9, "low": 0.4, "high": 0.6, "num_problems": 90}
+    document = {"summary": {"accuracy": interval, "greedy_accuracy": None, "is_judged": True}}
+    for step in (0, 20, 40):
+        (run / "eval_results" / f"eval_step_{step}.json").write_text(json.dumps(document))
+    _, _, notes = opened(config_in(tmp_path, resume_from_checkpoint="checkpoint-20"))
+    assert BestModel(run, make_policy(), enabled=True).step is None  # it was 40
+    left = {path.relative_to(run).as_posix() for path in (*run.iterdir(), *run.glob("eval_results/*"))}
+    aside = {"checkpoint-40", "best_model", "final_model", "eval_results/eval_step_40.json"}
+    assert {f"{name}.aside" for name in aside} <= left and not aside & left
+    assert {"checkpoint-20", "eval_results/eval_step_20.json"} <= left
+    assert sum("newer than the checkpoint to resume from" in note for note in notes) == 4
 
 
 def test_without_an_evaluation_nothing_is_best() -> None:

@@ -1,14 +1,20 @@
 """Checkpoints and run folders: whole or not there, found again, never overwritten silently."""
 
+import copy
 import json
 import re
+import threading
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from tests.conftest import make_policy
 from tests.support.checkpoints import config_in, opened, save
+from whetstone import train
+from whetstone.config import load
 from whetstone.errors import UserError
+from whetstone.model.sharded import model_writer
 from whetstone.run import checkpoint
 from whetstone.run.checkpoint_search import find_checkpoint
 
@@ -32,8 +38,6 @@ def test_the_newest_whole_checkpoint_is_found_and_old_ones_go(tmp_path):
 
 
 def test_weights_come_back_bit_for_bit(tmp_path):
-    from transformers import AutoModelForCausalLM
-
     folder = save(tmp_path, 3)
     again = AutoModelForCausalLM.from_pretrained(folder)
     for name, tensor in make_policy(seed=3).model.state_dict().items():
@@ -142,7 +146,7 @@ def test_newer_checkpoints_of_another_attempt_are_moved_aside(tmp_path):
         "checkpoint-2.aside",
         "checkpoint-3.aside",
     ]
-    assert sum("newer than the one to resume from" in note for note in notes) == 2
+    assert sum("newer than the checkpoint to resume from" in note for note in notes) == 2
 
 
 def test_a_kill_while_an_old_checkpoint_goes_leaves_nothing_for_good(tmp_path):
@@ -203,3 +207,64 @@ def test_a_resumed_schedule_has_the_rate_of_now():
         assert again.learning_rate == pytest.approx(expected, rel=1e-12)
         again.finish()
         assert again.learning_rate == pytest.approx(expected - rate / num_steps, rel=1e-12)
+
+
+def mutate(state):
+    """Change everything in a state that can be changed in place."""
+    if isinstance(state, torch.Tensor):
+        with torch.no_grad():
+            state.fill_(7)
+    elif isinstance(state, dict):
+        for value in state.values():
+            mutate(value)
+        for key in [key for key, value in state.items() if isinstance(value, int | float | str | None)]:
+            state[key] = 7
+    elif isinstance(state, list | tuple):
+        for value in state:
+            mutate(value)
+        if isinstance(state, list):
+            state.append(True)
+
+
+def test_a_checkpoint_is_a_copy_taken_at_its_step(tmp_path, monkeypatch):
+    words = [
+        "datasets={chain_sum: {curriculum: {start: 1, top: 3, window: 1000}}}", "max_steps=3",
+        "save_steps=50",
+        "prompts_per_step=2", "num_generations=2", "max_completion_length=8", "eval_num_samples=0",
+        "preflight=off", "reward_workers=1", "advantage=gae", "beta=0.1", "kl_reference=moving",
+        "async_rollouts=1", "model_name_or_path=pebble", f"output_dir={tmp_path}", "run_name=r",
+    ]  # fmt: skip
+    is_changed = threading.Event()
+
+    def writer_that_waits(policy):
+        write = model_writer(policy)
+        return lambda folder: is_changed.wait() and write(folder)
+
+    with train.open_training(load(None, words)) as (run, step, started_at):
+        step = next(train.loop(run, step, started_at)).step
+        tensors, scalars = run.updater.state_tensors(), run.updater.state_scalars()
+        source, weights = run.source.state(), run.policy.lm.state_dict()
+        expected = copy.deepcopy((tensors, {"updater": scalars, "source": source}, weights))
+        monkeypatch.setattr(train, "model_writer", writer_that_waits)
+        train.save(run, step, 1.5)
+        mutate([tensors, weights, scalars, source, run.updater.optimizer.schedule.__dict__])
+        is_changed.set()
+        run.saver.finish()
+    saved = newest(tmp_path / "r")
+    into = copy.deepcopy(tensors)
+    saved.load_tensors(into)
+    for found, wanted in zip(leaves(into), leaves(expected[0]), strict=True):
+        assert torch.equal(found, wanted)
+    found = saved.scalars()
+    assert {key: found[key] for key in ("updater", "source")} == expected[1]
+    assert len(found["source"]["curriculum"]["chain_sum"]["answers"]) == 8 and "pending" in found["source"]
+    again = AutoModelForCausalLM.from_pretrained(saved.folder).state_dict()
+    assert all(torch.equal(again[name], tensor) for name, tensor in expected[2].items())
+
+
+def leaves(state):
+    return (
+        [state]
+        if isinstance(state, torch.Tensor)
+        else [leaf for value in state.values() for leaf in leaves(value)]
+    )

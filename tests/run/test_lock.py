@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+import torch
 
 import whetstone
 from tests.support.checkpoints import config_in, opened
@@ -103,7 +104,7 @@ def test_a_folder_with_other_runs_is_not_moved(tmp_path):
     assert (tmp_path / "metrics.jsonl").read_text() == "precious"
 
 
-def test_nobody_else_gets_into_a_live_run(tmp_path):
+def test_nobody_else_gets_into_a_live_run(tmp_path, request):
     words = {
         "datasets": {"chain_sum": {}}, "output_dir": str(tmp_path), "run_name": "r", "max_steps": 2,
         "prompts_per_step": 2, "num_generations": 2, "max_completion_length": 8, "eval_num_samples": 0,
@@ -111,6 +112,9 @@ def test_nobody_else_gets_into_a_live_run(tmp_path):
     }  # fmt: skip
     lines = [f"{key}={value}" for key, value in words.items()]
     run = tmp_path / "r"
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    request.addfinalizer(lambda: torch.set_num_threads(threads))
     live = whetstone.steps(None, **words)
     next(live)
     while not (run / "checkpoint-1").is_dir():  # it is written in the background

@@ -120,6 +120,8 @@ def _run(c: Config, p: Plan) -> list[Row]:
         (by_prompts, "per_device_train_batch_size", "prompts_per_step decides: set it to null"),
         (by_prompts and one_part, "gradient_accumulation_steps", "prompts_per_step decides: set it to null"),
         (rollout.gradient_accumulation_steps == 1, "batch_counts_as_step", "a step is one batch"),
+        (c.loss.advantage not in ("group", "rloo"), "dynamic_sampling dynamic_sampling_max_rounds",
+         f"with advantage={c.loss.advantage}, equal rewards have a gradient too"),
         (not rollout.dynamic_sampling, "dynamic_sampling_max_rounds", "set dynamic_sampling=true"),
         (p.num_batches == 1, "async_rollouts", "the run has one batch"),
         (update.max_steps > 0, "num_train_epochs", "max_steps decides: set it to -1"),

@@ -25,7 +25,7 @@ from whetstone.files import atomic_write, json_safe
 from whetstone.rollout.collector import GroupCollector, sampling_params
 from whetstone.tasks.constants import constant_rates
 from whetstone.terminal.stages import advance, stage
-from whetstone.types import Finish, Group, Problem
+from whetstone.types import Finish, Group, Problem, count_occurrences
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +130,7 @@ class Evaluator:
     ) -> None:
         assert problems, "an evaluation without problems: leave it out instead"
         self._config = config
-        self._problems = list(problems)
+        self._problems = count_occurrences(problems)
         self._collector = collector
         self._folder = Path(run_folder) / "eval_results"
         temperature = config.evaluation.eval_temperature

@@ -137,7 +137,7 @@ class Collector:
         requests = [
             Request(
                 prompt_ids=prompt,
-                seeds=tuple(seeds.seed(*seed_parts, problem.id, n) for n in range(num_samples)),
+                seeds=tuple(seeds.seed(*seed_parts, *problem.seed_parts, n) for n in range(num_samples)),
                 may_continue=problem.environment is not None,
             )
             for problem, prompt in zip(problems, prompts, strict=True)

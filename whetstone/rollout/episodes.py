@@ -307,7 +307,7 @@ class EpisodeStream(TimedStream):
         running.token_ids = prompt
         self._owners.append((running.problem, answer.number))
         problem = self.problems[running.problem]
-        seed = seeds.seed(*self.seed_parts, problem.id, running.sample, len(running.completions))
+        seed = seeds.seed(*self.seed_parts, *problem.seed_parts, running.sample, len(running.completions))
         return Request(
             prompt_ids=prompt,
             seeds=(seed,),

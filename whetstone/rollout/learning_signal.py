@@ -36,10 +36,16 @@ class LearningSignal:
             self._groups = []
 
 
+def has_signal(group: Group, config: Config) -> bool:
+    """Whether a group has advantages that are not 0. `group` and `rloo` need rewards that differ in it."""
+    by_turn = config.environments.credited_turns > 1
+    return config.loss.advantage not in ("group", "rloo") or group.rewards_differ(by_turn=by_turn)
+
+
 def has_learning_signal(groups: Sequence[Group], config: Config) -> bool:
     """Whether rewards differ among the completions that the advantage compares."""
     if config.loss.advantage in ("group", "rloo"):  # the completions of one prompt
-        return any(group.has_reward_variance for group in groups)
+        return any(has_signal(group, config) for group in groups)
     return len({rollout.score.reward for group in groups for rollout in group.rollouts}) > 1
 
 

@@ -1,6 +1,7 @@
 """Which groups of rollouts each step trains on: problems of the step, curriculum, dynamic sampling."""
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
@@ -9,9 +10,10 @@ from whetstone.config import Config, Plan
 from whetstone.errors import UserError
 from whetstone.rollout.collector import Collector, sampling_params
 from whetstone.rollout.curriculum import Curriculum
+from whetstone.rollout.learning_signal import has_signal
 from whetstone.tasks.mixture import Mixture
 from whetstone.terminal.stages import stage
-from whetstone.types import Group
+from whetstone.types import Group, Problem, count_occurrences
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +38,7 @@ class RolloutSource:
         self._config = config
         self._plan = plan
         self._curriculum = Curriculum(tasks.curricula)
+        self._first: list[Group] = []  # of the batch, before any was replaced or left out
         self._engine_version: int | None = None  # of the weights that the engine has
         self._sync_s = 0.0  # of the last `sync_weights`
         self._num_tokens = 0  # prompts and completions of all batches returned
@@ -79,7 +82,7 @@ class RolloutSource:
         metrics |= {"prompts_truncated": float(collector.num_truncated_prompts), **collector.custom_metrics}
         if any(rollout.episode is not None for group in groups for rollout in group.rollouts):
             metrics["episodes/idle_s"] = collector.idle_s
-        self._curriculum.observe(groups)
+        self._curriculum.observe(self._first)
         return RolloutBatch(
             groups=groups,
             indices=indices,
@@ -93,21 +96,18 @@ class RolloutSource:
         """Groups of training problems from `first` on, with seeds of their own. Leaves nothing behind."""
         with self._collector.scorer.probing():
             return self._collector.collect(
-                [
-                    self._tasks.problem(index, self._curriculum.levels)
-                    for index in range(first, first + number)
-                ],
+                self._problems(range(first, first + number)),
                 num_samples=self._plan.num_generations,
                 sampling=sampling_params(self._config, self._config.rollout.temperature),
                 seed_parts=(self._config.run.seed, "preflight"),
             )
 
     def _resample_zero_variance(self, step: int, groups: list[Group], indices: list[int]) -> int:
-        """Dynamic sampling (DAPO): replace groups whose rewards are all equal; returns how many."""
+        """Dynamic sampling (DAPO): replace groups that would teach nothing; returns how many."""
         batch_number, num_resampled = step // self._plan.updates_per_batch, 0
         rounds = self._config.rollout.dynamic_sampling_max_rounds
         for attempt in range(rounds):
-            slots = [slot for slot, group in enumerate(groups) if not group.has_reward_variance]
+            slots = [slot for slot, group in enumerate(groups) if not has_signal(group, self._config)]
             if not slots:
                 break
             # Replacements come from beyond the problems of the run's own batches.
@@ -135,9 +135,15 @@ class RolloutSource:
         return replace(batch, metrics=metrics, sync_s=self._sync_s)
 
     def _collect(self, step: int, attempt: int, indices: list[int]) -> list[Group]:
-        return self._collector.collect(
-            [self._tasks.problem(index, self._curriculum.levels) for index in indices],
+        groups = self._collector.collect(
+            self._problems(indices),
             num_samples=self._plan.num_generations,
             sampling=sampling_params(self._config, self._config.rollout.temperature),
             seed_parts=(self._config.run.seed, "rollout", step, *([attempt] if attempt else [])),
         )
+        if attempt == 0:
+            self._first = list(groups)
+        return groups
+
+    def _problems(self, indices: Iterable[int]) -> list[Problem]:
+        return count_occurrences(self._tasks.problem(index, self._curriculum.levels) for index in indices)

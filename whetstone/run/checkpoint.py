@@ -6,6 +6,7 @@ distributed checkpoint), `scalars.pt` (schedule, coefficients, curriculum, a pen
 tensors and plain data are unpickled.
 """
 
+import io
 import logging
 import pickle
 import threading
@@ -93,7 +94,7 @@ class Saver:
                 clear_temp(path)
 
     def save(self, data: CheckpointData) -> None:
-        """Start to write `checkpoint-<step>`; returns when the tensors have been copied."""
+        """Start to write `checkpoint-<step>`; returns when everything has been copied."""
         self.finish()
         folder = self._run / f"checkpoint-{data.step}"
         aside = temp_dir(folder, "writing")
@@ -108,13 +109,15 @@ class Saver:
             no_dist=self._ranks.mesh is None,
         )
         data = replace(data, tensors={})  # copied: free the gathered tensors
+        scalars = io.BytesIO()
+        torch.save(data.scalars, scalars)  # they hold lists that the next batch extends
         writing = getattr(pending, "upload_completion", pending)  # a future, or a response that holds one
 
         def complete() -> None:
             try:
                 if self._ranks.is_main:
                     data.write_model(aside)
-                    torch.save(data.scalars, aside / SCALARS)
+                    (aside / SCALARS).write_bytes(scalars.getvalue())
                 writing.result()  # the first rank's is done when everybody's is
                 if self._ranks.is_main:
                     write_manifest(aside, step=data.step, seconds=data.scalars.get("seconds", 0.0))

@@ -14,6 +14,7 @@ from whetstone.config.base import Resume
 from whetstone.config.load import resume_keys
 from whetstone.errors import UserError
 from whetstone.files import atomic_write
+from whetstone.model.manifest import Damage, read_manifest
 from whetstone.parallel.collectives import run_on_main
 from whetstone.parallel.mesh import SINGLE, Ranks
 from whetstone.run.atomic_folder import free_path, move_aside
@@ -104,15 +105,21 @@ def how_to_resume(config: Config) -> str:
 
 
 def _clear_newer(folder: Path, search: Search) -> list[str]:
-    """Move newer checkpoints aside (damaged, or of another attempt): a later resume would mistake them."""
+    """Move aside what is of later steps: damaged, or of another attempt, and mistaken for this one's."""
     assert search.checkpoint is not None
+    steps = {path: int(path.name.rpartition("-")[2]) for path in named_checkpoints(folder)}
+    for path in sorted(folder.glob("eval_results/eval_step_*.json")):
+        if (number := path.stem.rpartition("_")[2]).isdecimal():
+            steps[path] = int(number)
+    for path in (folder / "best_model", folder / "final_model"):
+        with contextlib.suppress(Damage):
+            steps[path] = read_manifest(path).step
     notes = []
-    for newer in named_checkpoints(folder):
-        if int(newer.name.rpartition("-")[2]) > search.checkpoint.step:
-            reason = search.damaged.get(newer)
-            moved = move_aside(newer, "damaged" if reason else "aside")
-            why = f"can't be used, since {reason}" if reason else "is newer than the one to resume from"
-            notes.append(f"{newer.name} {why}: it is now {moved.name}.")
+    for newer in [path for path, step in steps.items() if step > search.checkpoint.step]:
+        reason = search.damaged.get(newer)
+        moved = move_aside(newer, "damaged" if reason else "aside")
+        why = f"can't be used, since {reason}" if reason else "is newer than the checkpoint to resume from"
+        notes.append(f"{newer.name} {why}: it is now {moved.name}.")
     return notes
 
 

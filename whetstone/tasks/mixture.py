@@ -100,7 +100,7 @@ def build_tasks(config: Config, split: str, eval_set: Iterable[Problem] | None =
 
 
 def eval_problems(config: Config) -> list[Problem]:
-    """`eval_num_samples` fixed problems, spread over the tasks by weight, distinct as far as possible."""
+    """`eval_num_samples` fixed problems, spread over the tasks by weight; fewer where a task has no more."""
     total = config.evaluation.eval_num_samples
     if total == 0:
         return []
@@ -114,17 +114,15 @@ def eval_problems(config: Config) -> list[Problem]:
 
 
 def _distinct(task: Task, count: int, base: int) -> list[Problem]:
-    """`count` problems of a task without repetition; a generated task with too few repeats some."""
+    """`count` problems of a task, or all that it has: a repetition would count as another problem."""
     distinct: dict[str, Problem] = {}
-    repeated: list[Problem] = []
     shuffle_seed = seed(base, "evaluation", task.name)
     for index in range(10 * count + 50) if task.generated else _shuffled(len(task), shuffle_seed):
         if len(distinct) >= count:
             break
         problem = task.problem(index)
-        if distinct.setdefault(problem.identity, problem) is not problem:
-            repeated.append(problem)
-    return [*distinct.values(), *(repeated if task.generated else ())][:count]
+        distinct.setdefault(problem.identity, problem)
+    return list(distinct.values())
 
 
 def prepare_tasks(mixture: Mixture) -> list[str]:

@@ -145,8 +145,7 @@ def make_samples(groups: Sequence[Group], config: Config) -> list[Sample]:
     mask, samples = config.loss.mask_truncated_completions, []
     by_turn = config.environments.turn_credit == "turn"
     for group in groups:
-        rewards = {rollout.turn_rewards if by_turn else rollout.score.reward for rollout in group.rollouts}
-        skip = config.skips_zero_advantages and len(rewards) == 1
+        skip = config.skips_zero_advantages and not group.rewards_differ(by_turn=by_turn)
         for rollout in group.rollouts:
             keep = not (mask and rollout.completion.finish is Finish.LENGTH)
             keep = keep and not (rollout.episode is not None and rollout.episode.is_silent)

@@ -278,7 +278,7 @@ class AgentStream(TimedStream):
 
     def _seed(self, running: _Running, turn: int) -> int:
         """Of a turn; the first has the seed of a task without turns."""
-        parts = (*self.seed_parts, self.problems[running.problem].id, running.sample)
+        parts = (*self.seed_parts, *self.problems[running.problem].seed_parts, running.sample)
         return seeds.seed(*parts, turn) if turn else seeds.seed(*parts)
 
     def _said(self, owner: _Owner, output: GenerationOutput) -> None:
