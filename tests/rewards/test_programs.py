@@ -150,18 +150,6 @@ def test_the_program_never_meets_what_an_assertion_expects(pool: LocalPool) -> N
     )
 
 
-def test_assertions_are_taken_apart() -> None:
-    code = "import math\nexpected = [1, 2]\nx = 5\ns = Stack()\ns.push(x)\nassert s.pop() == x\nassert math.isclose(g(x, 2), 2.5)\nassert f(2) == expected"
-    first, second, third = split_assertions(code)
-    assert first.expressions == ("s.pop()",)
-    assert first.setup == "x = 5\ns = Stack()\ns.push(x)"
-    assert first.check == "assert whetstone_value_0 == x"
-    assert second.expressions == ("g(x, 2)",)
-    assert "math.isclose(whetstone_value_0, 2.5)" in second.check
-    assert third.setup == "", "what is expected must not go to the program"
-    assert "expected = [1, 2]" in third.check_setup
-
-
 def test_the_check_of_humaneval_is_understood() -> None:
     code = "def check(candidate):\n    assert candidate([1]) == 1\n    assert candidate([]) == 0\n\ncheck(total)\n"
     assert [assertion.expressions for assertion in split_assertions(code, "total")] == [

@@ -42,8 +42,8 @@ class ProgramTest:
     def inputs(self) -> list[Input]:
         if self.assertion is None:
             return [Input(stdin=self.stdin, code=self.code, call=self.call)]
-        setup, expressions = self.assertion.setup, self.assertion.expressions
-        return [Input(code=setup, call=("=" + expression, ())) for expression in expressions]
+        pairs = zip(self.assertion.setups, self.assertion.expressions, strict=True)
+        return [Input(code=setup, call=("=" + expression, ())) for setup, expression in pairs]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,12 +11,14 @@ import os
 import sys
 import traceback
 import types
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import Any
 
 from whetstone.sandbox.program import VALUE_MARKER
 
 CompileCallback = Callable[[bool], None]
+_DICTIONARIES = (dict, Counter, OrderedDict, defaultdict)  # equal to a dict of the same entries
 
 
 class NotPlain(Exception):
@@ -34,7 +36,7 @@ def plain(value: Any, depth: int = 0) -> Any:
         return [plain(entry, depth + 1) for entry in value]
     if kind in (set, frozenset):
         return sorted((plain(entry, depth + 1) for entry in value), key=json.dumps)
-    if kind is dict:
+    if kind in _DICTIONARIES:
         return {_key(key): plain(entry, depth + 1) for key, entry in value.items()}
     if kind.__module__ == "numpy":
         return plain(value.tolist(), depth + 1)
@@ -61,7 +63,7 @@ def literal(value: Any, depth: int = 0) -> str:
         return f"({', '.join(inner)}{',' if len(inner) == 1 else ''})"
     if kind in (set, frozenset):
         return f"{{{', '.join(inner)}}}" if inner else "set()"
-    if kind is dict:
+    if kind in _DICTIONARIES:
         pairs = (f"{literal(key, depth + 1)}: {literal(entry, depth + 1)}" for key, entry in value.items())
         return f"{{{', '.join(pairs)}}}"
     raise NotPlain(f"a value of type {kind.__name__}")
