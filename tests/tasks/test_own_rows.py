@@ -62,7 +62,7 @@ def paid(task: RowsTask, text: str, index: int = 0) -> float:
         *(("1,000", "1000.0", True), ("5", "5%", True), ("New\u200b York", "new york", True)),
         *(("Paris or Rome", "Paris", False), ("Pariss", "Paris", False), ("1.5", "15", False)),
         *(("1/2", "12", False), ("C++", "C", False), ("A, B", "B", False), ("A B", "B", False)),
-        *(("-5", "5", False), ("5%", "5", False), ("10:30", "1030", False), ("!", "?", False)),
+        *(("-5", "5", False), ("5%", "5", True), ("10:30", "1030", False), ("!", "?", False)),
     ],
 )
 def test_normalized(answer: str, truth: str, right: bool):
@@ -74,7 +74,13 @@ def test_normalized(answer: str, truth: str, right: bool):
     [
         *(("18 dollars", "18", True), ("$18.00", "18", True), ("3/4", "0.75", True), ("1e3", "1,000", True)),
         *(("0.3333333", "1/3", True), ("\u22125", "-5", True), ("18, so 18", "18", True)),
-        *(("42 or 43", "42", False), ("42%", "42", False), ("nan", "4", False), ("inf", "4", False)),
+        *(
+            ("42 or 43", "42", False),
+            ("42%", "42", True),
+            ("4200%", "42", False),
+            ("nan", "4", False),
+            ("inf", "4", False),
+        ),
         *(("1e999", "2.5", False), ("12", "1 2", False), ("x5", "5", False), ("", "5", False)),
         *(("10/0", "10", False), ("9" * 100_000, "9", False), ("0.33", "1/3", False)),
     ],

@@ -8,6 +8,7 @@ raises on what a model wrote, but math-verify may hang: the scoring pool has the
 
 import logging
 import re
+import unicodedata
 from fractions import Fraction
 
 from whetstone.sandbox.evaluator import evaluate
@@ -16,6 +17,7 @@ _LONGEST_FOR_SYMBOLIC = 400  # characters; no honest answer is longer, and a sym
 _LONGEST_NUMBER = 60
 
 _BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_BOXED_NUMBER = re.compile(r"\\(?:boxed|fbox)\s*([-+]?\d(?:[\d,./]*\d)?)")  # `\boxed 42`
 _BETWEEN_BOXES = re.compile(
     r"(?:[\s$;]|\\[()\[\],;: ]|\\q?quad\b|~)*"
     r"(?:,|;|,?\s*(?:and|or|\\(?:text|mbox|mathrm)\s*\{\s*,?\s*(?:and|or)\s*\}))"
@@ -32,13 +34,33 @@ _TRAILING_UNIT = re.compile(
 )
 _TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
 _TRAILING_TEXT = re.compile(r"(?<=[\d})])\s*" + _TEXT.pattern + r"(?:\s*\^\s*\{?[23]\}?)?\s*$")
+# Words behind a number that are no unit: they change its value, or take it back.
+_NO_UNIT = re.compile(
+    r"(?<![\\\w])(?:hundreds?|thousands?|[mbtr]+illions?|half|halves|squared|cubed|factorial|pi|mod|modulo|times|"
+    r"plus|minus|divided|over|base|to|if|otherwise|else|unless|wrong|incorrect|maybe|perhaps)\b",
+    re.IGNORECASE,
+)
+_WITH_UNIT = re.compile(
+    r"[€£¥]?\s*([-+]?(?:[\d.,/]*\d|\\frac\{\d+\}\{\d+\}))"
+    r"(?:\s*[^\W\d_]{2,}(?:[\s/.-]+[^\W\d_]+)*\.?(?:\^?\{?[23]\}?)?)?"
+)
+# Commands of an expression. Others are signs between two numbers, as spaces are.
+_COMMANDS = (
+    r"(?:[dtc]?frac|sqrt|cdot|times|div|pi|log|ln|lg|exp|(?:arc)?(?:sin|cos|tan)|cot|sec|csc|[dt]?binom|gcd|lcm|"
+    r"[lr](?:floor|ceil)|left|right|max|min|sum|prod|circ|overline|text\w*|math(?:rm|bf)|begin|end)(?![A-Za-z])"
+)
+_TWO_NUMBERS = re.compile(rf"(?<![_^])\d\s+\d|\d\s*\\(?!{_COMMANDS})[A-Za-z]+(?:\{{[^{{}}]*\}})?\s*\d")
+_WORDS = re.compile(rf"(?<![\\A-Za-z])(?!{_COMMANDS})[A-Za-z]{{2,}}|\^\{{?[A-Za-z]")
+_NOT_WORKED_OUT = re.compile(
+    r"(?=.*(?:[+*]|[\d)}]-|\\times|\\cdot|\\div))(?:[\d\s.(){}+*/-]|\\(?:times|cdot|div|frac)(?![A-Za-z]))+"
+)
 _VARIABLE = re.compile(r"^\\?[A-Za-z]\w?\s*(?:=|\\in\b)\s*")
 _MIXED = re.compile(r"^(-?)(\d+)\s+(\d+)/(\d+)$")
 # Kind of sign -> how it is written. An answer may lack what the truth has, but not add to it.
 _SIGNS = {
     kind: re.compile(pattern)
     for kind, pattern in {
-        "not": r"\\neq?(?![A-Za-z])|\\not(?![A-Za-z])|\\not(?=in\b)|≠|∉|!=|<>",
+        "not": r"\\(?:neq?|neg|lnot)(?![A-Za-z])|\\not(?![A-Za-z])|\\not(?=in\b)|≠|∉|!=|<>",
         "empty set": r"\\emptyset|\\varnothing|∅",
         "dots": r"\\[lcdv]?dots(?![A-Za-z])|\\dots[a-z]?(?![A-Za-z])|\.\s*\.|…|⋯",
         "columns": r"^(?!.*\\begin)(?:.*[^\\])?&|^(?!.*\\begin).*\\\\\s*\S",
@@ -118,7 +140,8 @@ def _content(text: str, box: tuple[int, int, int]) -> str:
 def _closed_boxes(text: str) -> list[tuple[int, int, int]]:
     """(beginning of the command, opening brace, closing brace) of every box that is closed."""
     starts = {match.end() - 1: match.start() for match in _BOXED.finditer(text)}
-    boxes: list[tuple[int, int, int]] = []
+    numbers = _BOXED_NUMBER.finditer(text)
+    boxes = [(match.start(), match.start(1) - 1, match.end()) for match in numbers]
     open_braces: list[int] = []
     # One pass, so that a thousand open boxes cost no more than one.
     for brace in re.finditer(r"[{}]", text) if starts else ():
@@ -134,15 +157,15 @@ def normalize(answer: str) -> str:
     text = answer.strip().strip("$").strip()
     text = re.sub(r"\\[dtc]frac", r"\\frac", text.replace("\N{MINUS SIGN}", "-"))
     text = re.sub(r"\\left\s*\\?(?=[({\[|.])|\\right\s*\\?(?=[)}\]|.])", "", text)
-    text = re.sub(r"\\[!,;: ]|\\q?quad\b|~", " ", text)
-    text = text.replace("\\$", "").replace("$", "").replace("\\%", "").replace("%", "")
+    text = normalize_spaces(text).replace("\\%", "").replace("%", "")
     text = re.sub(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ)|\\degree\b|°", "", text)
     text_only = _TEXT.fullmatch(text.strip())
     # `5\text{ cm}` is 5, `2\text{ and }3` keeps its words.
     text = text_only.group(1) if text_only else _TEXT.sub(r"\1", _TRAILING_TEXT.sub("", text))
     text = _VARIABLE.sub("", text.strip())
     text = _TRAILING_UNIT.sub("", text.strip())
-    text = re.sub(r"(?<=\d)(?:,|\s)(?=\d{3}(?!\d))", "", text)
+    separators = r"\s" if text[:1] in ("(", "[", "\\") else r",|\s"  # (1,234) is a pair
+    text = re.sub(rf"(?<=\d)(?:{separators})(?=\d{{3}}(?!\d))", "", text)
     text = re.sub(r"\\frac\s*(\d)\s*(\d)(?!\d)", r"\\frac{\1}{\2}", text)
     text = re.sub(r"\\sqrt\s*(\w)", r"\\sqrt{\1}", text)
     text = text.strip().rstrip(".").strip()
@@ -152,6 +175,11 @@ def normalize(answer: str) -> str:
         return form.format(*mixed.groups())
     text = re.sub(r"(?<!\d)\s+|\s+(?!\d|\s)", "", text)  # "1 2" is not 12
     return text.lower() if text.isalpha() and len(text) > 1 else text
+
+
+def normalize_spaces(text: str) -> str:
+    """Every kind of space as one, and no dollar signs."""
+    return re.sub(r"\\[!,;: ]|\\q?quad\b|\\hspace\{[^{}]*\}|~", " ", text).replace("\\$", "").replace("$", "")
 
 
 def as_number(text: str) -> Fraction | None:
@@ -175,13 +203,24 @@ def as_number(text: str) -> Fraction | None:
 
 def math_equal(answer: str, truth: str) -> bool:
     """Whether an answer means the same as the truth."""
+    answer = "".join(
+        sign for sign in answer if sign.isspace() or unicodedata.category(sign) not in ("Cc", "Cf")
+    )
+    answer = re.sub(r"^[\s$]*(?:\\approx(?![A-Za-z])|≈)", "", answer)
     normal_answer, normal_truth = normalize(answer), normalize(truth)
     if not normal_answer or says_more(answer, truth) or names_another_variable(answer, truth):
         return False
     number, true_number = as_number(normal_answer), as_number(normal_truth)
+    if true_number is not None:
+        text = " ".join(_TEXT.sub(r" \1 ", normalize_spaces(answer)).split())
+        with_unit = _WITH_UNIT.fullmatch(text)
+        if _NO_UNIT.search(answer):
+            return False
+        number = as_number(normalize(with_unit[1])) if number is None and with_unit else number
     if _PERCENT.search(answer) and not _PERCENT.search(truth):
-        # 50 % stands for 1/2, but not for 50, nor 4200 % for 42: only a truth up to 1 can be a share.
-        return true_number is not None and 0 < abs(true_number) <= 1 and number == 100 * true_number
+        # 50 % is 50 where a percentage is asked for, and 1/2: only a truth up to 1 can be a share.
+        share = true_number is not None and 0 < abs(true_number) <= 1 and number == 100 * true_number
+        return number is not None and (share or number == true_number)
     if normal_answer == normal_truth:
         return True
     sides = [as_number(side) for side in normal_answer.split("=")]
@@ -192,6 +231,10 @@ def math_equal(answer: str, truth: str) -> bool:
             return True
         if number.denominator == true_number.denominator == 1 and "%" not in answer + truth:
             return False  # two different whole numbers: nothing left to find out
+    if true_number is not None and number is None:
+        result = normal_answer.rpartition("=")[2]
+        if _TWO_NUMBERS.search(result) or _WORDS.search(result) or _NOT_WORKED_OUT.fullmatch(normal_answer):
+            return False  # 42 among other things, or the question itself: 40 + 2
     if max(len(answer), len(truth)) > _LONGEST_FOR_SYMBOLIC:
         return False
     return evaluate(_math_verify, answer, truth) == 1.0

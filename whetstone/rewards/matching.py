@@ -103,8 +103,6 @@ def _same_number(answer: str, truth: str) -> bool:
 
 
 def _equal(answer_number: Number, expected: Number) -> bool:
-    if answer_number.percent and not expected.percent:
-        return False  # 42 % is not 42; a percent sign that the truth has may be left out
     if answer_number.value == expected.value:
         return True
     if answer_number.value.denominator == expected.value.denominator == 1:
