@@ -50,7 +50,7 @@ _COMMANDS = (
     r"[lr](?:floor|ceil)|left|right|max|min|sum|prod|circ|overline|text\w*|math(?:rm|bf)|begin|end)(?![A-Za-z])"
 )
 _TWO_NUMBERS = re.compile(rf"(?<![_^])\d\s+\d|\d\s*\\(?!{_COMMANDS})[A-Za-z]+(?:\{{[^{{}}]*\}})?\s*\d")
-_WORDS = re.compile(rf"(?<![\\A-Za-z])(?!{_COMMANDS})[A-Za-z]{{2,}}|\^\{{?[A-Za-z]")
+_PROSE = re.compile(rf"(?<![\\A-Za-z])(?!{_COMMANDS})[A-Za-z]{{2,}}|\^\{{?[A-Za-z]")
 _NOT_WORKED_OUT = re.compile(
     r"(?=.*(?:[+*]|[\d)}]-|\\times|\\cdot|\\div))(?:[\d\s.(){}+*/-]|\\(?:times|cdot|div|frac)(?![A-Za-z]))+"
 )
@@ -233,7 +233,7 @@ def math_equal(answer: str, truth: str) -> bool:
             return False  # two different whole numbers: nothing left to find out
     if true_number is not None and number is None:
         result = normal_answer.rpartition("=")[2]
-        if _TWO_NUMBERS.search(result) or _WORDS.search(result) or _NOT_WORKED_OUT.fullmatch(normal_answer):
+        if _TWO_NUMBERS.search(result) or _PROSE.search(result) or _NOT_WORKED_OUT.fullmatch(normal_answer):
             return False  # 42 among other things, or the question itself: 40 + 2
     if max(len(answer), len(truth)) > _LONGEST_FOR_SYMBOLIC:
         return False

@@ -301,11 +301,11 @@ class _Splitter(ast.NodeTransformer):
                 by_identity = all(isinstance(op, ast.Is | ast.IsNot) for op in ops)
                 return by_identity and bool(values) and all(map(self._is_whole, values))
             case ast.Call(func=func, args=args, keywords=keywords):
-                given = [*args, *(keyword.value for keyword in keywords)]
+                passed = [*args, *(keyword.value for keyword in keywords)]
                 if _root(func) not in (self.imports | _BUILTINS) - self.variables:
                     return self._is_whole(func)
-                bare = {arg.id for arg in given if isinstance(arg, ast.Name)} - self.variables
+                bare = {arg.id for arg in passed if isinstance(arg, ast.Name)} - self.variables
                 if self._is_foreign(bare):  # map(f, [1, 2])
                     return True
-                return len(given) == 1 and _root(func) in _CONVERSIONS and self._is_whole(given[0])
+                return len(passed) == 1 and _root(func) in _CONVERSIONS and self._is_whole(passed[0])
         return False

@@ -234,9 +234,11 @@ def _assistant_text(value: Any, *, is_messages: bool) -> str:
 
 def _with_boxed_answer(text: str) -> str:
     """A worked solution of GSM8K's form (`<<1+1=2>>`, `#### 2`) without annotations, its answer boxed."""
-    text = re.sub(r"<<[^<>\n]*>>", "", text)
-    match = re.search(r"\s*####\s*([^\n]+)$", text)
-    return text if match is None else f"{text[: match.start()]}\n\\boxed{{{match[1].strip()}}}"
+    match = re.search(r"\s*####\s*([-+]?[$€£]?\d[\d,.]*(?:/\d+)?\s?%?)\s*$", text)
+    if match is None:
+        return text  # other solutions are trained on as they are
+    working = re.sub(r"<<[\d\s.,+*/()=%$-]*>>", "", text[: match.start()])
+    return f"{working}\n\\boxed{{{match[1].strip()}}}"
 
 
 def question_text(value: Any) -> str:
