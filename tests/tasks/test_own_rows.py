@@ -16,6 +16,7 @@ from whetstone.run import setup
 from whetstone.tasks.mixture import build_tasks, check_gold, eval_problems
 from whetstone.tasks.own_rows import RowsTask
 from whetstone.tasks.registry import make_task
+from whetstone.tasks.rows import solution_text
 from whetstone.tasks.scoring.pool import Scorer
 from whetstone.tasks.scoring.process import ScoringRequest
 
@@ -175,6 +176,61 @@ def test_messages_are_the_prompt(tmp_path: Path):
     assert task.problem(1).question == "3+3?"
     told = make(tmp_path, [{"prompt": turns, "answer": 4}], developer_prompt="Think first.")
     assert [m["content"] for m in told.problem(0).messages] == ["Think first.", "2+2?"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "missing"),
+    [
+        ({"prompt": "2+3?", "choices": ["4", "5"]}, "has choices"),
+        ({"prompt": "2+3?", "A": "4", "B": "5"}, "has A"),
+        ({"messages": [{"role": "user", "content": "Oslo?"}], "tools": [{"name": "weather"}]}, "has tools"),
+        ({"messages": [{"role": "user", "content": "?", "tool_calls": [{"id": 1}]}]}, "has tool_calls"),
+    ],
+)
+def test_prompts_that_would_lack_a_part_are_refused(tmp_path: Path, columns: dict, missing: str):
+    rows = [{**columns, "answer": "5"}]
+    with pytest.raises(UserError, match=missing):
+        make(tmp_path, rows).problem(0)
+    if "tool_calls" not in missing:  # whoever names the column has chosen
+        column = next(iter(columns))
+        assert make(tmp_path, rows, prompt_column=column).problem(0).answer["answer"] == "5"
+
+
+def test_what_nobody_reads_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    turn = {"role": "user", "content": "2+3?", "name": "Ann", "tool_calls": None}
+    rows = [{"messages": [turn], "answer": "5", "source": "x"}, {"messages": [turn], "answer": "5", "id": 1}]
+    make(tmp_path, rows).problem(0)
+    assert [record.message.partition(": ")[2] for record in caplog.records] == [
+        "nothing uses column source, column id, message field name"
+    ]
+    caplog.clear()
+    make(tmp_path, CAPITALS).problem(0)
+    assert not caplog.records
+
+
+def test_an_instruction_keeps_its_input(tmp_path: Path):
+    rows = [
+        {"instruction": "Translate to French.", "input": "Good morning", "output": "Bonjour"},
+        {"instruction": "Say hello.", "input": "", "output": "Hello"},
+    ]
+    task = make(tmp_path, rows, answer_column="output")
+    assert [task.problem(i).messages[-1]["content"] for i in range(2)] == [
+        "Translate to French.\n\nGood morning",
+        "Say hello.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "trained"),
+    [
+        ('cout << "n?"; cin >> a;', None),
+        ("return (x << 2) >> 1\n\n#### Conclusion", None),
+        ("x <<3>> 1", None),
+        ("48/2 = <<48/2=24>>24 clips.\n#### 1,072", "48/2 = 24 clips.\n\\boxed{1,072}"),
+    ],
+)
+def test_solutions_are_trained_on_as_they_are(text: str, trained: str | None):
+    assert solution_text({"prompt": "q", "completion": text}, {}, "prompt", None) == (trained or text)
 
 
 def test_empty_rows_are_left_out_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture):

@@ -36,6 +36,7 @@ _REASONED = (
 _TEST_FIELDS = {"test_code": "code", "expected_output": "stdout"}
 _LONGEST_TIME_LIMIT_S = 3600.0
 _MAX_KNOWN = 256  # programs whose results are remembered
+_OTHER_COLUMNS = ("language", "function", "entry_point", "starter_code", "solution", "wrong", "time_limit_s")
 STATEMENT_COLUMNS = ("statement", "description", "question", "problem", "prompt")
 _PROMPT = "{statement}\n{signature}{starter}\n{format}"
 
@@ -77,6 +78,7 @@ class CodeTask(rows.RowTask):
     def _rows(self) -> list[dict[str, Any]]:
         statement = self._column("statement_column", STATEMENT_COLUMNS)
         tests = self._column("tests_column", ("tests", "test_list", "test"))
+        self._name_unused((statement, tests, *_OTHER_COLUMNS))
         numbered = enumerate(self._raw, 1)
         problem_rows = [self._row(row, statement, tests, f"{self._where}, row {i}") for i, row in numbered]
         problem_rows = [row for row in problem_rows if row is not None]

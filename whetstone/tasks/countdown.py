@@ -150,6 +150,7 @@ class CountdownTask(rows.RowTask):
         messages = self.settings.get("messages_column") or default_column
         if messages is not None:
             self._column("messages_column", (messages,))
+        self._name_unused((numbers, target, messages))
         entries = [
             {
                 "numbers": _integers(row.get(numbers), f"{self._where}, row {i},", numbers),

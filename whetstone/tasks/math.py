@@ -37,6 +37,7 @@ class MathTask(RowsTask):
     @cached_property
     def _rows(self) -> list[dict[str, Any]]:
         question, answer = self._prompt_column, self._answer_column
+        self._name_unused(self._used_columns)
         rows = [
             {
                 "messages": conversation(row[question]) or ({"role": "user", "content": text},),
@@ -44,7 +45,7 @@ class MathTask(RowsTask):
                 "columns": row,
             }
             for row in self._raw
-            if (text := question_text(row.get(question))) and question_text(row.get(answer))
+            if (text := question_text(self._prompt_cell(row))) and question_text(row.get(answer))
         ]
         if not rows:
             raise UserError(

@@ -77,9 +77,10 @@ class RowsTask(rows.RowTask):
     def _usable_rows(self) -> list[dict[str, Any]]:
         """Every row of the source: its messages, its answer (None: it has none) and all its columns."""
         usable = []
+        self._name_unused(self._used_columns)
         for number, row in enumerate(self._raw, 1):
             where = f"{self._where}, row {number}"
-            messages = read_messages(row.get(self._prompt_column), self._prompt_column, where)
+            messages = read_messages(self._prompt_cell(row), self._prompt_column, where)
             truth = self._truth(row, where)
             if messages:
                 usable.append({"messages": messages, "truth": truth or None, "columns": row})
@@ -90,6 +91,21 @@ class RowsTask(rows.RowTask):
             )
         self._warn_dropped(len(self._raw) - len(usable), f"an empty {self._prompt_column}")
         return usable
+
+    @property
+    def _used_columns(self) -> list[str | None]:
+        used = [self._prompt_column, self._answer_column, self.settings.get("solution_column")]
+        used += rows.SOLUTION_COLUMNS if self.config.loss.is_supervised else ()
+        return [*used, "input"] if self._prompt_column == "instruction" else used
+
+    def _prompt_cell(self, row: rows.Row) -> Any:
+        """The cell of the prompt; of an instruction with its `input`, as Alpaca has it."""
+        prompt, context = row.get(self._prompt_column), row.get("input")
+        return (
+            f"{prompt}\n\n{context}"
+            if self._prompt_column == "instruction" and prompt and context
+            else prompt
+        )
 
     def _truth(self, row: rows.Row, where: str) -> str | None:
         """The answer of a row: of a worked solution what stands behind `####` or in the box."""
@@ -187,6 +203,8 @@ class RowsTask(rows.RowTask):
         """Where the rows come from, which columns are read, how answers are compared, what is paid."""
         source, tasks = rows.source(self.settings, self.split)[0], self.config.tasks
         text = f"{self.name}: {len(self):,} rows of {source}, prompts from column {self._prompt_column}"
+        if self._prompt_column == "instruction" and "input" in rows.columns_of(self._raw):
+            text += " followed by column input"
         if self.match == "none":
             return [f"{text}; without accuracy, the reward comes from {', '.join(tasks.reward_funcs)} alone."]
         chosen = "" if self.settings.get("match") else ", chosen by the answers"

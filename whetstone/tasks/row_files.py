@@ -6,6 +6,7 @@ Checks that every row is plain data: named columns, valid Unicode, limited nesti
 import csv
 import itertools
 import json
+import logging
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from typing import Any
 from whetstone.errors import UserError
 
 Row = dict[str, Any]
+logger = logging.getLogger(__name__)
 SUFFIXES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
 _LONGEST_LINE = 64 * 2**20  # bytes of one JSONL line
 _LARGEST_JSON = 4 * 2**30  # bytes of a JSON file, which is parsed in one piece
@@ -109,6 +111,8 @@ def _read_json(path: Path) -> list[Row]:
     if isinstance(data, dict):  # {"data": [...]}, or a list under any one name, or columns
         lists = [value for value in data.values() if isinstance(value, list)]
         if len(lists) == 1 and all(isinstance(row, dict) for row in lists[0]):
+            if unused := [key for key, value in data.items() if value is not lists[0]]:
+                logger.warning("%s: nothing uses its keys %s", path.name, ", ".join(unused)[:200])
             return lists[0]
         if lists and len(lists) == len(data) and len({len(values) for values in lists}) == 1:
             return [dict(zip(data, values, strict=True)) for values in zip(*lists, strict=True)]

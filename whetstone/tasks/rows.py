@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from whetstone.config.data_keys import ROW_SETTINGS
+from whetstone.config.plugins import is_plugin
 from whetstone.errors import UserError
 from whetstone.rewards.answers import final_answer
 from whetstone.seeds import seed
@@ -23,6 +24,9 @@ from whetstone.tasks.row_files import SUFFIXES, Row, check_rows, read_file, read
 __all__ = ["Row", "short_repr"]
 DEFAULT_EVAL_FRACTION = 0.05
 _TEXT_KEYS = ("path", "dataset", "name", "split", "eval_path", "eval_split")
+_PROMPT_PARTS = frozenset(
+    {"choices", "options", "tools", "A"}
+)  # columns without which a question is another one
 SOLUTION_COLUMNS = ("completion", "solution", "response", "output", "chosen")
 logger = logging.getLogger(__name__)
 
@@ -60,6 +64,30 @@ class RowTask(Task):
                 return name
         name, known = " or ".join(defaults) if column is None else f"'{column}'", list_columns(columns)
         raise UserError(f"{where} has no column {name}: set {setting} to one of its columns ({known}).")
+
+    def _name_unused(self, used: Iterable[str | None]) -> None:
+        """Name once what nobody reads: columns, and fields of messages; raise where a prompt lacks a part."""
+        used, is_chosen = set(used), bool({"prompt_column", "question_column"} & self.settings.keys())
+        if self.split != "train":
+            return
+        names = columns_of(self._raw)
+        cells = [row.get(name) for row in self._raw for name in names if name in used]
+        turns = [turn for cell in cells if isinstance(cell, list) for turn in cell if isinstance(turn, dict)]
+        fields = {str(key) for turn in turns for key, value in turn.items() if value}
+        filled = {name for row in self._raw for name in names if row.get(name) not in (None, "", [], {})}
+        lost = [name for name in names if name in _PROMPT_PARTS & filled - used and not is_chosen]
+        if missing := fields & {"tool_calls"} or set(lost):
+            raise UserError(
+                f"{self._where} has {min(missing)}, which prompts made of rows leave out: write it into the "
+                "text of the messages"
+                + (", or set prompt_column to train without it." if missing == set(lost) else ".")
+            )
+        unused = [f"column {name}" for name in names if name not in used]
+        if any(map(is_plugin, self.config.tasks.reward_funcs)):
+            unused = []  # reward functions of the user's own get all columns
+        unused += sorted(f"message field {field}" for field in fields - {"role", "content"})
+        if unused:
+            logger.warning("%s: nothing uses %s", self._where, list_columns(unused))
 
     def _own_side(self, rows: list[Any], questions: list[str]) -> list[Any]:
         """All rows, or this split's part of a source that training and evaluation share.
