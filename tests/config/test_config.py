@@ -179,7 +179,12 @@ def test_a_name_without_effect_is_said_to_have_none(monkeypatch: pytest.MonkeyPa
     ("word", "named"),
     [
         ("max_step=3", ["max_step", "'max_steps'", "whet config"]),
-        ("temperature=0", ["temperature", "greater than 0"]),
+        ("temperature=0", ["temperature", "greater than or equal to 0.000001"]),
+        ("temperature=1e-40", ["temperature", "greater than or equal to 0.000001"]),
+        ("eval_temperature=1e-40", ["eval_temperature", "write 0 for greedy sampling"]),
+        ("top_p=1e-7", ["top_p", "greater than or equal to 0.000001"]),
+        ("sapo_temperature_pos=1e-40", ["sapo_temperature_pos", "0.000001"]),
+        ("adam_epsilon=1e-40", ["adam_epsilon", "greater than or equal to 0"]),
         ("top_p=1.5", ["top_p", "less than or equal to 1"]),
         ("loss_type=ppo2", ["loss_type", "'grpo'", "'dapo'"]),
         ("num_generations=many", ["num_generations", "many"]),

@@ -29,7 +29,7 @@ def rows(tmp_path, *entries):
 
 CASES = {
     "a key that is misspelt": (["learning_rat=1"], ["learning_rat", "did you mean 'learning_rate'"]),
-    "a value out of bounds": (["temperature=-1"], ["temperature", "greater than 0"]),
+    "a value out of bounds": (["temperature=-1"], ["temperature", "greater than or equal to 0.000001"]),
     "an unknown task": (["datasets={chain_sun: {}}"], ["chain_sun", "chain_sum", "whet tasks"]),
     "a task setting that is unknown": (
         ["datasets={chain_sum: {config: {max_term: 3}}}"],

@@ -1,7 +1,10 @@
 """The native engine against transformers' generate, and against the trainer's own logprobs."""
 
+import itertools
+
 import pytest
 import torch
+from transformers import LogitsProcessorList
 
 from tests.conftest import ARCHITECTURES, make_policy
 from tests.support.engines import PROMPTS, collect, come_and_leave, compare_with_trainer, trainer_logprobs
@@ -9,10 +12,11 @@ from tests.support.update import with_lora
 from whetstone import seeds
 from whetstone.config.sections import ModelConfig
 from whetstone.engines.base import PartialOutput, Request, SamplingParams
-from whetstone.engines.hf import HFEngine
+from whetstone.engines.hf import HFEngine, _filters, _Sampler
 from whetstone.engines.native import NativeEngine
 from whetstone.engines.native.cpu import SlotEngine, sample
 from whetstone.engines.native.cpu_step import CpuLayerStep, CpuModuleStep
+from whetstone.errors import UserError
 from whetstone.model.attention import NAME
 from whetstone.model.policy import load_policy
 from whetstone.terminal.stages import stage
@@ -240,6 +244,45 @@ def test_temperature_sharpens_and_greedy_takes_the_likeliest():
     # at temperature 0.5 probabilities are squared: 0.25, 0.09, 0.0225, 0.0025 of 0.365
     assert drawn(0.0, temperature=0.5)[1] == pytest.approx(0.25 / 0.365)
     assert drawn(0.99, temperature=0.0) == (0, pytest.approx(0.5))
+
+
+EDGES = {"temperature": (0, 1e-6, 1e3), "top_p": (1e-6, 1), "top_k": (0, 1, 2**24), "min_p": (0, 1e-45, 1)}
+
+
+@pytest.mark.parametrize("sampler", ["native", "hf"])
+def test_parameters_at_their_bounds_give_probabilities(sampler):
+    rows = torch.tensor([[-3e4, 3e4, 0.0, 1e-3], [5.0, 5.0, 5.0, float("-inf")]])
+    for values in itertools.product(*EDGES.values()):
+        params = SamplingParams(max_tokens=1, **dict(zip(EDGES, values, strict=True)))
+        if sampler == "native":
+            tokens, logprobs = sample(rows, torch.tensor([0.0, 0.999]), params)
+        else:
+            draw = _Sampler(None if params.is_greedy else torch.Generator().manual_seed(0))
+            tokens = LogitsProcessorList([*_filters(params), draw])(None, rows).argmax(-1)
+            [logprobs] = draw.logprobs
+        assert logprobs.isfinite().all() and (logprobs <= 0).all(), params
+        assert rows.gather(-1, tokens[:, None]).isfinite().all(), params
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *({name: value} for name in EDGES for value in (-1, float("nan"), float("inf"), 1e9)),
+        *({"temperature": value} for value in (1e-40, 1e-320, 9e-7)),
+        *({"top_p": value} for value in (0, 1e-7)),
+        {"max_tokens": 0},
+    ],
+)
+def test_parameters_beyond_their_bounds_are_refused(settings):
+    with pytest.raises(UserError, match=f"{next(iter(settings))} is .*: give .*a number from"):
+        SamplingParams(**{"max_tokens": 1, **settings})
+
+
+def test_logits_without_numbers_give_a_token_and_no_logprob():
+    tokens, logprobs = sample(
+        torch.full((1, 4), float("nan")), torch.tensor([0.5]), SamplingParams(max_tokens=1)
+    )
+    assert 0 <= tokens.item() < 4 and logprobs.isnan().all()
 
 
 def test_a_token_without_probability_is_never_drawn():

@@ -19,6 +19,7 @@ from pydantic.functional_validators import AfterValidator, BeforeValidator, mode
 MAX_STEPS = 100_000_000
 MAX_COUNT = 1_000_000
 MAX_SECONDS = 7 * 86_400.0
+MIN_TEMPERATURE = 1e-6
 MAX_SEED = 2**32 - 1  # what numpy takes
 
 Name = Annotated[str, StringConstraints(max_length=4_096)]
@@ -36,6 +37,16 @@ def _steps_or_fraction(value: float) -> float:
 
 # TRL's way to count: so many steps, or below 1 a fraction of all steps.
 Steps = Annotated[int | float, Field(ge=0, le=MAX_STEPS), AfterValidator(_steps_or_fraction)]
+
+
+def _greedy_or_positive(value: float | None) -> float | None:
+    if value is not None and 0 < value < MIN_TEMPERATURE:
+        raise ValueError(f"write 0 for greedy sampling, or at least {MIN_TEMPERATURE:f}")
+    return value
+
+
+# Logits are divided by it, in float32.
+Temperature = Annotated[float | None, Field(ge=0, le=1_000), AfterValidator(_greedy_or_positive)]
 
 
 def accept(spellings: Mapping[bool | None, Any]) -> BeforeValidator:

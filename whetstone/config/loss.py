@@ -27,9 +27,9 @@ class LossConfig(Section):
     """The ratio is clipped above at 1 + this; default: epsilon. cispo: the largest weight; default: 5."""
     delta: float | None = Field(default=None, gt=0, le=1_000)
     """Upper bound of the ratio where the advantage is negative (two-sided clip); above 1 + epsilon_high."""
-    sapo_temperature_pos: float = Field(default=1.0, gt=0, le=1_000)
+    sapo_temperature_pos: float = Field(default=1.0, ge=1e-6, le=1_000)
     """How sharply sapo's gate closes for good answers."""
-    sapo_temperature_neg: float = Field(default=1.05, gt=0, le=1_000)
+    sapo_temperature_neg: float = Field(default=1.05, ge=1e-6, le=1_000)
     """How sharply sapo's gate closes for bad answers."""
     beta: float = Field(default=0.0, ge=0, le=1_000)
     """Weight of the KL penalty; 0: no reference is kept."""

@@ -11,10 +11,12 @@ from pydantic import Field, model_validator
 from whetstone.config.base import (
     MAX_COUNT,
     MAX_SECONDS,
+    MIN_TEMPERATURE,
     Name,
     Resume,
     Section,
     Steps,
+    Temperature,
     Text,
     accept,
 )
@@ -129,9 +131,9 @@ class RolloutConfig(Section):
     """Longer prompts lose their beginning (counted in the metrics). Default: no limit but the model's."""
     max_completion_length: int = Field(default=512, ge=1, le=16_777_216)
     """Most tokens sampled for an answer; one that reaches it is truncated."""
-    temperature: float = Field(default=1.0, gt=0, le=1_000)
+    temperature: float = Field(default=1.0, ge=MIN_TEMPERATURE, le=1_000)
     """Sampling temperature in training; the loss uses logprobs at the same temperature."""
-    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_p: float = Field(default=1.0, ge=1e-6, le=1)
     """Sample from the smallest set of tokens with this much probability."""
     top_k: int | None = Field(default=None, ge=0, le=16_777_216)
     """Sample from the k likeliest tokens; none or 0: all."""
@@ -189,7 +191,7 @@ class EvaluationConfig(Section):
     """How many fixed problems (spread over eval_datasets by weight); 0: no evaluation."""
     eval_samples_per_problem: int = Field(default=1, ge=1, le=16_384)
     """Completions per problem; more than one gives pass@k."""
-    eval_temperature: float | None = Field(default=None, ge=0, le=1_000)
+    eval_temperature: Temperature = None
     """Sampling temperature of the evaluation, 0 is greedy; default: temperature."""
     eval_greedy: bool = True
     """Also report greedy accuracy at step 0 and at the end."""

@@ -42,7 +42,7 @@ class UpdateConfig(Section):
     """AdamW's decay of the mean gradient."""
     adam_beta2: float = Field(default=0.999, ge=0, lt=1)
     """AdamW's decay of the squared gradient."""
-    adam_epsilon: float = Field(default=1e-8, gt=0, le=1)
+    adam_epsilon: float = Field(default=1e-8, ge=1e-30, le=1)
     """AdamW's floor in the denominator."""
     max_grad_norm: float = Field(default=1.0, ge=0, le=1_000_000_000)
     """Gradients are scaled down to this norm; 0: never."""

@@ -6,7 +6,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
+from whetstone.errors import UserError
 from whetstone.types import Completion, Finish, TopLogprobs
+
+# Of sampling parameters. What lies below divides logits into numbers that float32 does not have.
+LIMITS: dict[str, tuple[float, float]] = {
+    "temperature": (1e-6, 1_000),
+    "top_p": (1e-6, 1),
+    "top_k": (0, 16_777_216),
+    "min_p": (0, 1),
+    "max_tokens": (1, 16_777_216),
+}
 
 if TYPE_CHECKING:  # packages without torch import this module
     from whetstone.model.policy import Policy
@@ -66,6 +76,13 @@ class SamplingParams:
     min_p: float = 0.0
     ignore_eos: bool = False  # sample max_tokens tokens (benchmarks)
     num_top: int = 0  # likeliest tokens whose logprobs are wanted, too (the native engine on a CPU)
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in LIMITS.items():
+            value = getattr(self, name)
+            if not (low <= value <= high or (name == "temperature" and value == 0)):
+                greedy = "0 (greedy) or " if name == "temperature" else ""
+                raise UserError(f"{name} is {value}: give {greedy}a number from {low:g} to {high:,}.")
 
     @property
     def is_filtered(self) -> bool:

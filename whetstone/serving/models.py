@@ -13,7 +13,7 @@ from whetstone.endpoint.protocol import ApiError, BaseRequest, ChatRequest, Gene
 from whetstone.engines.base import SamplingParams
 from whetstone.engines.native import NativeEngine
 from whetstone.errors import UserError
-from whetstone.inference.sampler import Sampler, check_sampling
+from whetstone.inference.sampler import Sampler
 from whetstone.inference.source import load_source
 from whetstone.model.adapters import attach_adapters
 from whetstone.run.host import available_memory
@@ -165,7 +165,7 @@ class ServedModel:
             changes["top_k"] = max(0, request.top_k)
         changes["max_tokens"] = min(default, room) if max_tokens is None else max_tokens
         changes["num_top"] = self._num_top(request) if isinstance(request, BaseRequest) else 0
-        return check_sampling(replace(self.sampler.defaults, **changes))
+        return replace(self.sampler.defaults, **changes)
 
     def _num_top(self, request: BaseRequest) -> int:
         engine = self.sampler.engine

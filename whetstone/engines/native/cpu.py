@@ -292,6 +292,7 @@ def sample(logits: Tensor, uniform: Tensor, sampling: SamplingParams) -> tuple[T
         uniform.to(total.dtype)[:, None] * total, torch.nextafter(total, torch.zeros_like(total))
     )
     tokens = torch.searchsorted(cumulative, threshold, right=True)
+    tokens.clamp_(max=logits.shape[-1] - 1)  # beyond it where logits are NaN: then so is the logprob
     return tokens.squeeze(-1), logprobs.gather(-1, tokens).squeeze(-1)
 
 
