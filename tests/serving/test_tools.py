@@ -1,6 +1,8 @@
 """Tools and adapters by name, with models that are trained here in a second or two."""
 
 import json
+import math
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,6 +12,7 @@ import openai
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from tests.support.serving import Running, serving
@@ -145,6 +148,31 @@ def test_adapters_share_a_batch(adapters: dict[str, str]) -> None:
         with ThreadPoolExecutor(len(names)) as pool:
             for name, tokens in zip(names, pool.map(complete, names), strict=True):
                 assert tokens == expected[name], name
+
+
+def test_an_adapter_that_overflows_costs_nobody_else(adapters: dict[str, str], tmp_path: Path) -> None:
+    """Four requests of it in a row beside a stream of the model itself; three failures end an engine."""
+    folder = tmp_path / "broken"
+    shutil.copytree(adapters["adapter0"], folder)
+    (file,) = folder.glob("*.safetensors")
+    save_file({name: torch.full_like(t, 1e30) for name, t in load_file(file).items()}, file)
+    served = ServedModel.open("pebble", adapters={"broken": str(folder)}, max_length=256, max_sequences=8)
+    settings: dict[str, Any] = {"prompt": "4 + 73 - 12 =", "seed": 1, "temperature": 1.0, "max_tokens": 128}
+    extra = {"ignore_eos": True, "return_token_ids": True}
+    with serving(served) as server:
+        client = server.client()
+        alone: Any = client.completions.create(model="pebble", **settings, extra_body=extra)
+        stream: Any = client.completions.create(model="pebble", **settings, extra_body=extra, stream=True)
+        ids = [*next(stream).choices[0].token_ids]
+        for _ in range(4):
+            with pytest.raises(openai.InternalServerError, match="computes no probabilities"):
+                client.completions.create(model="broken", **settings, extra_body=extra)
+        ids += [token for event in stream for choice in event.choices for token in choice.token_ids]
+        assert ids == alone.choices[0].token_ids and len(ids) == 128
+        assert server.backend.last_error is None
+    save_file({name: torch.full_like(t, math.nan) for name, t in load_file(file).items()}, file)
+    with pytest.raises(UserError, match="broken .* has NaN or infinite weights"):
+        ServedModel.open("pebble", adapters={"broken": str(folder)})
 
 
 def test_wrong_adapters(adapters: dict[str, str], tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """Several LoRA adapters over one base model, each row of a batch with its own: for a server.
 
-A linear layer with adapters computes `x W + ((x A) * mask) B`: A and B hold the matrices of all adapters side
-by side, and the mask of a row is 1 in the columns of its adapter. So one forward pass serves requests for
-different adapters, and the base is in memory once. Rows without an adapter have the mask 0.
+A linear layer with adapters computes `x W + (x A where mask) B`: A and B hold the matrices of all adapters
+side by side, and the mask of a row is true in the columns of its adapter. So one forward pass serves requests
+for different adapters, and the base is in memory once. The mask of a row without an adapter is all false.
 """
 
 import contextlib
@@ -41,17 +41,17 @@ class AdapterLinear(nn.Module):
         super().__init__()
         self.base, self.selection = base, selection
         downs, ups = zip(*factors.values(), strict=True)
-        mask = torch.zeros(len(selection.numbers) + 1, sum(map(len, downs)))
+        mask = torch.zeros(len(selection.numbers) + 1, sum(map(len, downs)), dtype=torch.bool)
         column = 0
         for number, down in zip(factors, downs, strict=True):
-            mask[number, column : column + len(down)] = 1
+            mask[number, column : column + len(down)] = True
             column += len(down)
         self.down: Tensor
         self.up: Tensor
         self.mask: Tensor
         self.register_buffer("down", torch.cat(downs), persistent=False)
         self.register_buffer("up", torch.cat(ups, 1), persistent=False)
-        self.register_buffer("mask", mask.to(self.down), persistent=False)
+        self.register_buffer("mask", mask.to(self.down.device), persistent=False)
 
     @property
     def weight(self) -> Tensor:
@@ -68,7 +68,8 @@ class AdapterLinear(nn.Module):
         ids = self.selection.ids
         if ids is None:
             return self.base(x)
-        return adapted_linear(self.base, x, F.linear(x, self.down) * self.mask[ids], self.up)
+        inner = F.linear(x, self.down).where(self.mask[ids], 0.0)  # not a product: another's may be infinite
+        return adapted_linear(self.base, x, inner, self.up)
 
 
 Factors = dict[str, tuple[Tensor, Tensor]]  # name of a module -> A and B, scaled
@@ -108,6 +109,10 @@ def _read_factors(model: Any, name: str, folder: str) -> Factors:
                 to = {"device": down.device, "dtype": model.dtype}
                 scaled = up.detach().float() * layer.scaling["default"]
                 factors[path] = (down.detach().to(**to), scaled.to(**to))
+                if not all(factor.isfinite().all() for factor in factors[path]):
+                    raise UserError(
+                        f"The adapter {name} ({folder}) has NaN or infinite weights: leave it out."
+                    )
     finally:
         wrapped.unload()
     return factors

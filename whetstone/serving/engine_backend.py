@@ -1,6 +1,7 @@
 """A backend on an engine of this process: one thread samples, requests join and leave between its steps."""
 
 import logging
+import math
 import queue
 import threading
 import time
@@ -44,15 +45,15 @@ class EngineStream:
     request: GenerationRequest
     number: int | None = None  # of the engine's request; None: it has not been taken yet
     num_sent: dict[int, int] = field(default_factory=dict)  # sample -> tokens; unfinished samples only
-    chunks: "queue.SimpleQueue[TokenChunk | None]" = field(default_factory=queue.SimpleQueue)
+    chunks: "queue.SimpleQueue[TokenChunk | str]" = field(default_factory=queue.SimpleQueue)  # or its end
 
     def read(self, timeout_s: float) -> list[TokenChunk]:
         chunks: list[TokenChunk] = []
         try:
             entry = self.chunks.get(timeout=timeout_s)
             while True:
-                if entry is None:
-                    raise BackendUnavailable(self.backend.reason)
+                if isinstance(entry, str):
+                    raise BackendUnavailable(entry)
                 chunks.append(entry)
                 entry = self.chunks.get_nowait()
         except queue.Empty:
@@ -154,9 +155,18 @@ class EngineBackend:
                 self._num_failures += 1
                 self.last_error = str(error)
                 self.reason = "The engine failed: the log of the server has the reason."
-                if self._num_failures >= MAX_FAILURES:
-                    self._close(self.reason)
                 self._fail_open()
+                if self._num_failures >= MAX_FAILURES and not self._can_sample():
+                    self._close(self.reason)
+                    self._fail_open()  # those that came meanwhile
+
+    def _can_sample(self) -> bool:
+        """Whether it was the requests that failed: the engine still samples a token."""
+        probe = Request(prompt_ids=(3,), seeds=(0,))
+        try:
+            return bool(list(self._engine.generate([probe], SamplingParams(max_tokens=1))))
+        except Exception:
+            return False
 
     def _outputs(self) -> Iterator[GenerationOutput | PartialOutput]:
         with self._changed:
@@ -178,6 +188,8 @@ class EngineBackend:
             if not is_last and not stream.request.is_streamed:
                 return
             count = len(result.token_ids)
+            if any(map(math.isnan, result.logprobs[start:count])):  # the model's numbers, or an adapter's
+                return self._fail(stream, "The model computes no probabilities (NaN) for this request.")
             self._num_tokens += count - start
             if is_last:
                 self._num_failures = 0
@@ -211,13 +223,18 @@ class EngineBackend:
     def _fail_open(self) -> None:
         """Tell the clients of everything unfinished."""
         with self._changed:
-            streams = [*self._open.values(), *self._pending]
-            for stream in streams:
-                if stream.number is not None:
-                    self._cancelled.extend((stream.number, sample) for sample in stream.num_sent)
-                stream.chunks.put(None)
-            self._open, self._pending = {}, []
-            self._changed.notify_all()
+            for stream in [*self._open.values(), *self._pending]:
+                self._fail(stream, self.reason)
+            self._pending = []
+
+    def _fail(self, stream: EngineStream, reason: str) -> None:
+        """No more of a request. Its number may be another's by the time that its client notices."""
+        if stream.number is not None:
+            self._cancelled.extend((stream.number, sample) for sample in stream.num_sent)
+            self._open.pop(stream.number, None)
+        stream.num_sent.clear()
+        stream.chunks.put(reason)
+        self._changed.notify_all()
 
 
 def _engine_request(request: GenerationRequest) -> Request:

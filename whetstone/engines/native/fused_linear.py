@@ -179,7 +179,7 @@ class Adapter:
         if self.selection is None or self.mask is None:
             return hidden
         ids = self.selection.ids
-        return torch.zeros_like(hidden) if ids is None else hidden * self.mask[ids]
+        return torch.zeros_like(hidden) if ids is None else hidden.where(self.mask[ids], 0.0)
 
     def refresh(self) -> None:
         row = column = 0
