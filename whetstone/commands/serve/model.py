@@ -16,6 +16,7 @@ from whetstone.terminal.text import counted
 if TYPE_CHECKING:
     from whetstone.serving.engine_backend import EngineBackend
     from whetstone.serving.http import ApiServer
+    from whetstone.serving.models import ServedModel
 
 REPORT_S = 10.0  # between two lines
 DRAIN_S = 5.0  # for answers that are being sampled when the server ends
@@ -42,8 +43,6 @@ def serve_model(
         raise _unusable(host, port, error) from None
     with long_command():
         with stage("loading torch"):
-            from whetstone.serving.api import Api
-            from whetstone.serving.http import ApiServer
             from whetstone.serving.models import ServedModel
         with stage("loading the model"):
             served = ServedModel.open(
@@ -55,16 +54,27 @@ def serve_model(
                 max_length=max_length,
                 max_sequences=max_sequences,
             )
-        backend = served.start()
-        try:
-            server = ApiServer(Api(served, backend), backend, host, port, api_key)
-        except (OSError, OverflowError) as error:
-            backend.stop(0.0)
-            raise _unusable(host, port, error) from None
-        with stage("first tokens"):
-            warm_up(backend)
+    backend = served.start()
+    try:
+        _serve(served, backend, host, port, api_key)
+    finally:
+        backend.stop(0.0)  # the thread that samples must end before the interpreter does
+
+
+def _serve(
+    served: "ServedModel", backend: "EngineBackend", host: str, port: int, api_key: str | None
+) -> None:
+    from whetstone.serving.api import Api
+    from whetstone.serving.http import ApiServer
+
+    try:
+        server = ApiServer(Api(served, backend), backend, host, port, api_key)
+    except (OSError, OverflowError) as error:
+        raise _unusable(host, port, error) from None
+    with long_command(), stage("first tokens"):
+        warm_up(backend)
     for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell has put us into the background
-        signal.signal(number, signal.default_int_handler)
+        signal.signal(number, _end)
     print(f"{', '.join(served.names)} at {server.url}/v1   (Ctrl-C ends this)", flush=True)
     length = f"{served.max_length:,} tokens of prompt and answer at most"
     print(f"{counted(backend.num_sequences, 'answer')} at once, {length}.", flush=True)
@@ -76,13 +86,19 @@ def serve_model(
         report(server, backend)
     except KeyboardInterrupt:
         print("Ending: answers that are being sampled have 5 s.", flush=True)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
         backend.stop(DRAIN_S)
         server.wait_for_answers(DRAIN_S)
     finally:
         server.close()
     if not backend.is_stopping:
         raise UserError(f"{backend.reason} The server ends.")
+
+
+def _end(*_: object) -> None:
+    """At the first signal. A second Ctrl-C ends the process at once; SIGTERM often comes twice."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def _unusable(host: str, port: int, error: Exception) -> UserError:
