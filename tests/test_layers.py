@@ -23,7 +23,7 @@ MAY_IMPORT: dict[str, str] = {
     "rewards": "errors types config files sandbox",
     "environments": "errors types config sandbox rewards",
     "tasks": "errors types seeds terminal config sandbox rewards environments",
-    "endpoint": "types environments",
+    "endpoint": "errors types environments",
     "algorithm": "errors config",
     "parallel": "errors config",
     "model": "errors types terminal config parallel",
@@ -38,7 +38,7 @@ MAY_IMPORT: dict[str, str] = {
     "inference": "errors types seeds config tasks endpoint model engines rollout run",
     "serving": "errors types seeds endpoint model engines rollout run inference",
     "diagnosis": "errors terminal run",
-    "watch": "errors types files sandbox model run inference diagnosis",
+    "watch": "errors types files sandbox endpoint model run inference diagnosis",
     "report": "errors files terminal model evaluation run diagnosis watch",
     "export": "errors terminal config model report run",
     "trl": "errors types terminal config environments tasks algorithm model rollout update evaluation run "

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import openai
@@ -15,7 +16,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.support.serving import Running, serving
+from whetstone.endpoint import http as http_server
+from whetstone.engines.base import SamplingParams
 from whetstone.inference.sampler import Sampler
+from whetstone.serving.backend import BackendUnavailable, GenerationRequest
 from whetstone.serving.models import ServedModel
 
 QUESTION = "State the final answer to the following arithmetic problem: 4 + 73 - 12 ="
@@ -170,7 +174,10 @@ def test_completions_of_texts_and_tokens(running: Running, client: openai.OpenAI
         ({"model": "gpt-9"}, 404, "model", "model_not_found"),
         ({"temperature": -1}, 400, "temperature", "invalid_value"),
         ({"temperature": float("nan")}, 400, "temperature", "invalid_value"),
+        ({"temperature": 1e-40}, 400, None, None),
         ({"top_p": 0}, 400, "top_p", "invalid_value"),
+        ({"top_p": 1e-7}, 400, None, None),
+        ({"min_p": 1e-300, "top_k": 10**7 + 1}, 400, "top_k", "invalid_value"),
         ({"n": 0}, 400, "n", "invalid_value"),
         ({"n": 10**6}, 400, "n", "invalid_value"),
         ({"max_tokens": 0}, 400, "max_tokens", "invalid_value"),
@@ -230,6 +237,89 @@ def test_other_errors(running: Running, client: openai.OpenAI) -> None:
     with socket.create_connection((str(host), int(port)), timeout=60) as connection:
         connection.sendall(b"GET /v1/models HTTP/1.1\r\nHost: evil.example\r\n\r\n")
         assert connection.recv(100).startswith(b"HTTP/1.1 403")
+
+
+ASK = b"POST /v1/completions HTTP/1.1\r\n"
+BODY = b'{"model": "pebble", "prompt": "1 + 1", "max_tokens": 1}'
+LENGTH = b"Content-Length: %d\r\n" % len(BODY)
+LOCAL = b"Host: localhost\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (ASK + LOCAL + LENGTH + b"\r\n" + BODY, 200),
+        (ASK + LOCAL + LENGTH + b"Origin: http://localhost\r\n\r\n" + BODY, 200),
+        (ASK + LOCAL + LENGTH + b"Origin: http://evil.example\r\n\r\n" + BODY, 403),
+        (ASK + LOCAL + LENGTH + b"Origin: null\r\n\r\n" + BODY, 403),
+        (ASK + LOCAL + LENGTH + b"Sec-Fetch-Site: cross-site\r\n\r\n" + BODY, 403),
+        (ASK + LOCAL + LENGTH + b"Sec-Fetch-Site: same-site\r\n\r\n" + BODY, 403),
+        (ASK + b"Host: evil:80@localhost\r\n" + LENGTH + b"\r\n" + BODY, 403),
+        (ASK + b"Host: [\r\n" + LENGTH + b"\r\n" + BODY, 403),
+        (ASK + b"Host: evil.example\r\nContent-Length: 30000000\r\n\r\n", 403),  # none of it was sent
+        (ASK + LOCAL + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\n", 413),
+        (ASK + LOCAL + b"Content-Length: -1\r\n\r\n", 400),
+        (ASK + LOCAL + LENGTH + b"Content-Length: 5\r\n\r\n" + BODY, 400),
+        (ASK + LOCAL + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 411),
+        (b"GET http://[/ HTTP/1.1\r\n" + LOCAL + b"\r\n", 400),
+        (b"nonsense\r\n\r\n", 400),
+        (b"GET /health\r\n\r\n", 200),  # as before HTTP/1.0
+        (b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\n", 414),
+        (b"BREW /health HTTP/1.1\r\n" + LOCAL + b"\r\n", 501),
+        (b"HEAD /health HTTP/1.1\r\n" + LOCAL + b"\r\n", 405),
+    ],
+)
+def test_every_request_gets_a_status_by_its_headers(running: Running, sent: bytes, status: int) -> None:
+    host, port = running.server.server_address[:2]
+    with socket.create_connection((str(host), int(port)), timeout=60) as connection:
+        connection.sendall(sent)
+        answer = connection.recv(4096)
+    assert answer.split(b" ", 2)[:2] in ([b"HTTP/1.1", b"%d" % status], [b"HTTP/1.0", b"%d" % status])
+
+
+def test_what_is_not_read_is_no_request(running: Running) -> None:
+    """The body of a GET; a body that was refused; one that is read by the client's half."""
+    host, port = running.server.server_address[:2]
+    inner = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    for head in (b"GET /health HTTP/1.1\r\n" + LOCAL, b"POST /v1/nothing HTTP/1.1\r\n" + LOCAL):
+        with socket.create_connection((str(host), int(port)), timeout=60) as connection:
+            connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(inner) + inner)
+            answers = b"".join(iter(lambda: connection.recv(65_536), b""))
+        assert answers.count(b"HTTP/1.1 ") == 1 and b"Connection: close" in answers
+
+
+def test_the_sum_of_all_bodies_is_bounded(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "MAX_BODIES", 200_000)
+    host, port = running.server.server_address[:2]
+    with contextlib.ExitStack() as stack:
+        slow = [stack.enter_context(socket.create_connection((str(host), int(port)), 60)) for _ in range(3)]
+        for connection in slow[:2]:
+            connection.sendall(ASK + LOCAL + b"Content-Length: 100000\r\n\r\n" + b" " * 90_000)
+        deadline = time.monotonic() + 30
+        while running.server.num_bytes < 180_000 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        slow[2].sendall(ASK + LOCAL + b"Content-Length: 100000\r\n\r\n" + b" " * 90_000)
+        assert slow[2].recv(100).startswith(b"HTTP/1.1 503")
+    deadline = time.monotonic() + 30
+    while running.server.num_bytes and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert running.server.num_bytes == 0
+    assert send(running, json.loads(BODY), "/v1/completions")[0] == 200
+
+
+def test_a_request_has_a_time_to_arrive(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte now and then does not keep a connection."""
+    monkeypatch.setattr(http_server, "ARRIVAL_S", 0.3)
+    host, port = running.server.server_address[:2]
+    for start, status in ((ASK + LOCAL + b"Content-Length: 90\r\n\r\n", b"HTTP/1.1 408"), (ASK, b"")):
+        with socket.create_connection((str(host), int(port)), timeout=60) as connection:
+            connection.sendall(start)
+            for _ in range(8):
+                time.sleep(0.1)
+                with contextlib.suppress(OSError):
+                    connection.sendall(b"x")
+            with contextlib.suppress(ConnectionResetError):
+                assert connection.recv(100)[:12] == status
 
 
 def test_an_api_key(running: Running) -> None:
@@ -334,3 +424,25 @@ def test_tokens_in_tokens_out_as_vllm_has_it(running: Running, client: openai.Op
 def test_what_tokens_in_tokens_out_refuses(running: Running, changes: dict[str, Any], param: str) -> None:
     status, body = generate(running, **changes)
     assert status == 400 and body["error"]["param"] == param
+
+
+def test_failures_of_requests_do_not_end_the_server(running: Running, client: openai.OpenAI) -> None:
+    """A prompt that the engine can't take gets past the checks: 503 to all of that moment, and it goes on."""
+    expected = chat(client, seed=1, max_tokens=24).choices[0].message.content
+    params = SamplingParams(max_tokens=1)
+    broken = GenerationRequest(prompt_ids=(10**9,), seeds=(0,), sampling=params)
+    for _ in range(5):
+        neighbor = running.backend.submit(
+            replace(broken, prompt_ids=(3,), sampling=replace(params, max_tokens=900))
+        )
+        stream = running.backend.submit(broken)
+        with pytest.raises(BackendUnavailable, match="engine failed"):
+            while True:
+                stream.read(1.0)
+        # A client of before notices only now, and another's request has its number by then.
+        answer = running.backend.submit(replace(broken, prompt_ids=(3,)))
+        neighbor.cancel()
+        chunks = [*answer.read(20.0)]
+        assert chunks and chunks[0].finish
+    assert running.backend.is_alive
+    assert chat(client, seed=1, max_tokens=24).choices[0].message.content == expected

@@ -1,5 +1,7 @@
 """The HTTP server of `whet serve`."""
 
+from urllib.parse import SplitResult, unquote
+
 from whetstone.endpoint.http import Handler, HttpServer
 from whetstone.endpoint.protocol import ApiError
 from whetstone.serving.api import Api
@@ -15,7 +17,8 @@ class ApiServer(HttpServer):
 class ModelHandler(Handler):
     server: ApiServer
 
-    def dispatch(self, method: str, path: str, body: bytes) -> None:
+    def dispatch(self, url: SplitResult) -> None:
+        path = unquote(url.path).rstrip("/")
         api, name = self.server.api, path.removeprefix("/v1/models/")
         answers = {
             "/v1/chat/completions": api.chat,
@@ -27,16 +30,16 @@ class ModelHandler(Handler):
         if not is_known:
             raise ApiError(
                 404,
-                f"Unknown request URL: {method} {path[:200] or '/'} (known: /v1/chat/completions, "
+                f"Unknown request URL: {self.command} {path[:200] or '/'} (known: /v1/chat/completions, "
                 "/v1/completions, /v1/models, /health).",
                 code="unknown_url",
             )
-        if method != expected:
-            raise ApiError(405, f"Method {method} is not allowed for {path}: use {expected}.")
+        if self.command != expected:
+            raise ApiError(405, f"Method {self.command} is not allowed for {path}: use {expected}.")
         if path == "/health":
             if not self.server.backend.is_alive:
                 raise ApiError(503, self.server.backend.reason, kind="server_error", code="unavailable")
             return self.send_json(200, {"status": "ok"})
         if expected == "GET":
             return self.send_json(200, api.models() if path == "/v1/models" else api.model(name))
-        self.send_answer(answers[path](body))
+        self.send_answer(answers[path](self.read_body()))

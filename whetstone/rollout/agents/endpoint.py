@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+from urllib.parse import SplitResult, unquote
 
 from whetstone.endpoint.http import Handler, HttpServer, IsGone
 from whetstone.endpoint.messages import check_tools
@@ -59,9 +60,9 @@ class AgentEndpoint(HttpServer, contextlib.AbstractContextManager["AgentEndpoint
         except KeyError:
             raise session_over() from None
 
-    def warn_once(self, text: str) -> None:
-        if text not in self._warned:
-            self._warned.add(text)
+    def warn_once(self, parameter: str, text: str) -> None:
+        if parameter not in self._warned:
+            self._warned.add(parameter)
             logger.warning(text)
 
     def __exit__(self, *_: object) -> None:
@@ -71,16 +72,17 @@ class AgentEndpoint(HttpServer, contextlib.AbstractContextManager["AgentEndpoint
 class AgentHandler(Handler):
     server: AgentEndpoint
 
-    def dispatch(self, method: str, path: str, body: bytes) -> None:
+    def dispatch(self, url: SplitResult) -> None:
+        path = unquote(url.path).rstrip("/")
         parts = path.split("/", 3)  # "", "sessions", ID, the rest
         rest = parts[3] if len(parts) == 4 and parts[1] == "sessions" else ""
         calls = {"v1/chat/completions": self._chat, "inference/v1/generate": self._generate}
         is_model = rest == "v1/models" or rest.startswith("v1/models/")
         if rest not in calls and not is_model:
-            raise ApiError(404, f"Unknown request URL: {method} {path[:200]}.", code="unknown_url")
+            raise ApiError(404, f"Unknown request URL: {self.command} {path[:200]}.", code="unknown_url")
         expected = "GET" if is_model else "POST"
-        if method != expected:
-            raise ApiError(405, f"Method {method} is not allowed for {rest}: use {expected}.")
+        if self.command != expected:
+            raise ApiError(405, f"Method {self.command} is not allowed for {rest}: use {expected}.")
         session = self.server.find(parts[2])
         if is_model:
             name = rest.removeprefix("v1/models").removeprefix("/")
@@ -92,7 +94,7 @@ class AgentHandler(Handler):
                 "max_model_len": self.server.max_length,
             }
             return self.send_json(200, model if name else {"object": "list", "data": [model]})
-        calls[rest](session, parts[2], body)
+        calls[rest](session, parts[2], self.read_body())
 
     def _chat(self, session: _Session, name: str, body: bytes) -> None:
         request = parse_body(ChatRequest, body)

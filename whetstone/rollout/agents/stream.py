@@ -273,7 +273,7 @@ class AgentStream(TimedStream):
         for name, value in call.sampling.items():
             if value != own[name]:
                 self.settings.endpoint.warn_once(
-                    f"The agent asks for {name}={value:g}; the run samples with its own {own[name]:g}."
+                    name, f"The agent asks for {name}={value:g}; the run samples with its own {own[name]:g}."
                 )
 
     def _seed(self, running: _Running, turn: int) -> int:
