@@ -171,7 +171,7 @@ def test_an_adapter_that_overflows_costs_nobody_else(adapters: dict[str, str], t
         assert ids == alone.choices[0].token_ids and len(ids) == 128
         assert server.backend.last_error is None
     save_file({name: torch.full_like(t, math.nan) for name, t in load_file(file).items()}, file)
-    with pytest.raises(UserError, match="broken .* has NaN or infinite weights"):
+    with pytest.raises(UserError, match=r"broken .* has NaN or infinite weights"):
         ServedModel.open("pebble", adapters={"broken": str(folder)})
 
 
