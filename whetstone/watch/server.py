@@ -70,8 +70,8 @@ class WatchHandler(Handler):
                 cookie = SimpleCookie(self.headers.get("Cookie", "")).get("token")
             except CookieError:
                 cookie = None
-            given = [*parse_qs(url.query).get("token", []), *([cookie.value] if cookie else [])]
-            if not any(secrets.compare_digest(value.encode(), token.encode()) for value in given):
+            sent = [*parse_qs(url.query).get("token", []), *([cookie.value] if cookie else [])]
+            if not any(secrets.compare_digest(value.encode(), token.encode()) for value in sent):
                 raise ApiError(403, "This address needs its token.")
         # Talk: a browser names the page that asks, and forms of other sites send no JSON.
         kind = self.headers.get("Content-Type", "").partition(";")[0].strip()
