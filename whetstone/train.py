@@ -120,8 +120,7 @@ def evaluate(run: TrainingRun, step: int) -> None:
     result = run.evaluator.run(step, greedy=is_end and run.config.evaluation.eval_greedy)
     run.metrics.log_eval(step, result.metrics())
     run.best_model.observe(step, result)
-    num_examples = run.config.evaluation.eval_num_examples_to_print
-    print_result(result, num_examples=num_examples, printed=run.evaluator.printed)
+    print_result(result, num_examples=run.config.evaluation.eval_num_examples_to_print)
 
 
 def save(run: TrainingRun, step: int, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""The end of a run: the lines about failed scores, and results that nothing after them can lose."""
+"""The end of a run: results that nothing after them can lose."""
 
 import json
 import logging
@@ -7,14 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.diagnosis.test_constructed_runs import CASES, make_run
-from whetstone.report.results import failed_scores, write_results
-
-
-def test_answers_that_could_not_be_scored_are_counted_at_the_end():
-    rows = [{"scoring_failures": 0.0}, {"scoring_failures": 2.0}, {}, {"scoring_failures": 1.0}]
-    (line,) = failed_scores(rows)
-    assert "3 answers in 2 steps" in line
-    assert failed_scores(rows[:1]) == []
+from whetstone.report.results import write_results
 
 
 def finish(folder: Path, caplog: pytest.LogCaptureFixture, steps: int) -> tuple[dict, list[str]]:

@@ -64,16 +64,10 @@ class ModelShape:
     active: int  # parameters that a token is multiplied by: without a separate embedding, and few experts
     experts: int  # weights of all experts, of which a token uses `expert_share`
     expert_share: float
-    kv_numbers: int  # that a token leaves in the cache of a layer
-    cached_layers: int  # that keep keys and values; linear attention and convolutions keep a small state
+    kv_bytes: int  # of the keys and values of a token in 16 bits
     linear: int  # weights of the linear layers in the decoder layers
     linear_sides: int  # inputs and outputs of these layers, added up: an adapter has lora_r times as many
     is_silu_gated: bool  # the MLPs are down(silu(gate x) * up x), which LoRA computes with less memory
-
-    @property
-    def kv_bytes(self) -> int:
-        """Of the keys and values of a token in 16 bits."""
-        return 2 * self.cached_layers * self.kv_numbers
 
     def weights_read(self, sequences: int) -> float:
         """Weights that a decode step reads: of many sequences some use any expert."""
@@ -184,8 +178,7 @@ def shape_of(name: str, config: Any) -> ModelShape:
         active=sum(num_active(model, text)),
         experts=experts,
         expert_share=used / number,
-        kv_numbers=kv_numbers,
-        cached_layers=sum(kind not in STATEFUL for kind in kinds),
+        kv_bytes=2 * kv_numbers * sum(kind not in STATEFUL for kind in kinds),
         linear=sum(layer.weight.numel() for layer in linear),
         linear_sides=sum(layer.in_features + layer.out_features for layer in linear),
         is_silu_gated=any(map(is_silu_mlp, model.modules())),

@@ -33,11 +33,11 @@ def no_variance(history: RunHistory) -> Diagnosis | None:
     evidence = (
         f"{learned}{'only' if learned else 'Only'} {percent(share)} of the recent prompts had completions of "
         "differing reward, and only these have a gradient: the advantage is the reward minus its baseline. "
-        f"{'' if accuracy is None else f'Recent accuracy in training {percent(accuracy)}, '}"
-        f"{'Recent reward' if accuracy is None else 'reward'} {history.recent('reward'):.3g} "
-        f"with a standard deviation of {history.recent('reward_std'):.2g}, loss "
-        f"{history.recent('loss'):.2g}, gradient norm {history.recent('grad_norm'):.2g}."
+        f"Recent reward {history.recent('reward'):.3g} with a standard deviation of "
+        f"{history.recent('reward_std'):.2g}, loss {history.recent('loss'):.2g}, gradient norm "
+        f"{history.recent('grad_norm'):.2g}."
     )
+    evidence += "" if accuracy is None else f" Recent accuracy in training {percent(accuracy)}."
     unread = history.evals[-1].get("no_answer_ratio") if history.evals else None
     if accuracy is not None and accuracy <= 0.05 and unread is not None and unread > 0.5:
         evidence += f" No answer was found in {percent(unread)} of the newest evaluation's completions."
@@ -66,12 +66,8 @@ def _why_no_variance(history: RunHistory, accuracy: float | None) -> tuple[str, 
     if history.recent("reward_std", 1.0) == 0:
         return (
             "No reward variance: every answer is paid the same",
-            (
-                ""
-                if accuracy is None
-                else "Right and wrong answers both occur: add `accuracy` to reward_funcs, or "
-            )
-            + "let your own function return more for a better answer (check reward_weights for a 0).",
+            "reward_funcs pays all answers alike: add `accuracy` if right answers are known, or let your own "
+            "function return more for a better answer (check reward_weights for a 0).",
         )
     return (
         "No reward variance: the completions of a prompt are too much alike",
@@ -158,7 +154,7 @@ def learning_rate_too_low(history: RunHistory) -> Diagnosis | None:
             severity=Severity.GRAVE,
         )
     moved = history.rose or history.rose_in_training or history.fall() or history.recent("kl") > 1e-3
-    if len(rates) < 8 or variance < LITTLE_VARIANCE or moved or history.lost_steps or drifted(history):
+    if len(rates) < 8 or variance < LITTLE_VARIANCE or moved or learning_rate_too_high(history):
         return None  # without variance there is no gradient: no learning rate would help
     changes = []
     for metric in ("entropy", "completions/mean_length"):
@@ -180,7 +176,7 @@ def learning_rate_too_low(history: RunHistory) -> Diagnosis | None:
 
 
 def learning_rate_too_high(history: RunHistory) -> Diagnosis | None:
-    """Accuracy fell while gradients, KL or whole steps went wild."""
+    """Gradients, KL or whole steps went wild: grave where accuracy fell or steps were skipped."""
     norms, skipped, kl = history.column("grad_norm"), history.lost_steps, history.recent("kl")
     if skipped >= len(history.rows) * history.updates_per_batch:
         return Diagnosis(
@@ -191,11 +187,13 @@ def learning_rate_too_high(history: RunHistory) -> Diagnosis | None:
             "attn_implementation, and look for NaN in your own loss or reward function.",
             severity=Severity.GRAVE,
         )
-    usual = median(norms) if norms else 0.0
+    num, limit = max(3, len(norms) // 5), float(history.config.get("max_grad_norm") or 1.0)
+    usual = min(median(norms[:num]), median(norms)) if norms else 0.0
+    explodes = len(norms) >= 6 and median(norms[-num:]) > 10 * max(usual, limit)
     signs = []
     if skipped:
         signs.append(f"{skipped:.0f} steps had a loss or gradient that was not finite and were skipped")
-    if usual > 0 and max(norms) > 10 * usual:
+    if explodes or max(norms, default=0.0) > 10 * usual > 0:
         signs.append(f"the gradient norm reached {max(norms):.3g}, usually {usual:.2g}")
     if kl > 1:
         signs.append(f"KL to the reference is {kl:.3g} a token")
@@ -208,35 +206,18 @@ def learning_rate_too_high(history: RunHistory) -> Diagnosis | None:
             f"{history.measure} fell from {history.shown(fall.best)} at step {fall.best_step} to "
             f"{history.shown(fall.last)} by step {fall.fell_step}"
         )
-    if not skipped and (not signs or fall is None):
+    is_grave = bool(skipped or (signs and fall))
+    if not (is_grave or explodes or kl > 1):
         return None
+    title = "The policy has left its reference" if kl > 1 else "The gradient norm has exploded"
     rate = max(history.column("learning_rate"), default=0.0)
     lower = f" ({rate / 10:.2g} instead of {rate:.2g})" if rate else ""
     return Diagnosis(
-        title="The learning rate is too high",
+        title="The learning rate is too high" if is_grave else title,
         evidence=f"{signs[0][0].upper()}{'; '.join(signs)[1:]}.",
         remedy=f"Lower learning_rate tenfold{lower}, give it warmup_steps, and keep max_grad_norm at 1 or "
         "below; go on from a checkpoint before the damage (resume_from_checkpoint) or begin anew.",
-        severity=Severity.GRAVE,
-    )
-
-
-def drifted(history: RunHistory) -> Diagnosis | None:
-    """KL or gradients went wild, and nothing fell yet."""
-    norms, kl, num = history.column("grad_norm"), history.recent("kl"), max(3, len(history.rows) // 5)
-    usual, now = (median(part) if len(norms) >= 6 else 0.0 for part in (norms[:num], norms[-num:]))
-    limit = float(history.config.get("max_grad_norm") or 1.0)
-    explodes = now > 10 * max(usual, limit)
-    if history.lost_steps or history.fall() or (kl <= 1 and not explodes):
-        return None
-    return Diagnosis(
-        title="The policy has left its reference" if kl > 1 else "The gradient norm has exploded",
-        evidence=(f"KL to the reference is {kl:.3g} a token. " if kl > 1 else "")
-        + (f"The gradient norm was {usual:.2g} and is {now:.3g}. " if explodes else "")
-        + f"{history.measure.capitalize()} holds ({history.shown(history.score)}), but seldom for long.",
-        remedy="Lower learning_rate, "
-        + ("raise beta" if kl > 1 else "keep max_grad_norm at 1 or below")
-        + ", and resume from a checkpoint before the rise; read the newest completions first.",
+        severity=Severity.GRAVE if is_grave else Severity.WARNING,
     )
 
 
@@ -307,12 +288,12 @@ def learned_by_heart(history: RunHistory) -> Diagnosis | None:
     if len(history.evals) < 2 or not history.rose_in_training:
         return None
     early, late = history.early(history.measure) or 0.0, history.recent(history.measure)
-    gain, error = history.evaluated_gain()
-    if history.rose or history.score >= late or gain + 2 * error >= (late - early) / 2:
+    first, last = (float(history.evals[at][history.measure]) for at in (0, -1))
+    most = last - first + 2 * history.standard_error(history.evals[0], history.evals[-1])
+    if history.rose or last >= late or most >= (late - early) / 2:
         return None
     passes = history.column("epoch")[-1:]
     seen = f"; every training problem was seen {times(passes[0])}" if passes and passes[0] > 1 else ""
-    first, last = (float(history.evals[at][history.measure]) for at in (0, -1))
     return Diagnosis(
         title="It learns its training problems, not others",
         evidence=f"{history.measure.capitalize()} in training rose from {history.shown(early)} to "
@@ -326,7 +307,7 @@ def learned_by_heart(history: RunHistory) -> Diagnosis | None:
 
 def scoring_failed(history: RunHistory) -> Diagnosis | None:
     """Answers that could not be scored earn nothing, right or not."""
-    count = history.total("scoring_failures")
+    count = sum(history.column("scoring_failures"))
     if not count:
         return None
     share = count / max(1, history.completions_per_row * len(history.rows))
@@ -361,6 +342,6 @@ def loss_near_zero(history: RunHistory) -> Diagnosis | None:
 # What a collapse leaves behind: where it was not so before the fall, it is no trouble of its own.
 CONSEQUENCES = (truncated, no_variance, removed, clipped)
 CHECKS = (
-    scoring_failed, collapse, worse_by_imitation, learned_by_heart, learning_rate_too_high, drifted,
+    scoring_failed, collapse, worse_by_imitation, learned_by_heart, learning_rate_too_high,
     only_form_is_paid, learning_rate_too_low, truncated, no_variance, entropy_gone, loss_near_zero,
 )  # fmt: skip

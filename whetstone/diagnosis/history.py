@@ -81,14 +81,11 @@ class RunHistory:
             return None
         return early[0], late
 
-    def total(self, key: str) -> float:
-        return sum(self.column(key))
-
     @property
     def lost_steps(self) -> float:
         """Optimizer steps whose loss or gradient was not finite; JSON has null for such numbers."""
         nulls = [any(row.get(key, 0) is None for key in ("loss", "grad_norm")) for row in self.rows]
-        return max(self.total("skipped_steps"), sum(nulls))
+        return max(sum(self.column("skipped_steps")), sum(nulls))
 
     @property
     def in_warmup(self) -> bool:
@@ -123,10 +120,6 @@ class RunHistory:
         return max(generations, size * int(self.config.get("gradient_accumulation_steps") or 1))
 
     @property
-    def prompts_per_row(self) -> int:
-        return max(1, self.completions_per_row // int(self.config.get("num_generations") or 8))
-
-    @property
     def is_supervised(self) -> bool:
         return self.config.get("loss_type") == "sft"
 
@@ -155,12 +148,6 @@ class RunHistory:
 
     def shown_gain(self, gain: float) -> str:
         return f"{100 * gain:+.1f} points" if self.is_judged else f"{gain:+.3g}"
-
-    def evaluated_gain(self) -> tuple[float, float]:
-        """The score of the newest evaluation minus that of the first, and its standard error."""
-        first, last = self.evals[0], self.evals[-1]
-        gain = float(last[self.measure]) - float(first[self.measure])
-        return gain, math.hypot(self._standard_error(first), self._standard_error(last))
 
     @property
     def rose(self) -> bool:
@@ -191,7 +178,7 @@ class RunHistory:
             return None
         best = max(self.evals, key=lambda row: row[self.measure])
         last = self.evals[-1]
-        error = math.hypot(self._standard_error(best), self._standard_error(last))
+        error = self.standard_error(best, last)
         if float(best[self.measure]) - float(last[self.measure]) <= SIGNIFICANT * error:
             return None
         pairs = [(row["step"], float(row[self.measure])) for row in self.evals]
@@ -210,11 +197,8 @@ class RunHistory:
 
     def _fall_of_training(self) -> Drop | None:
         """The best tenth of the run against the rows after it, at most a fifth of the run."""
-        rows, values = (
-            [row for row in self.rows if row.get(self.measure) is not None],
-            self.column(self.measure),
-        )
-        num = max(1, len(rows) // 10)
+        rows = [row for row in self.rows if row.get(self.measure) is not None]
+        values, num = self.column(self.measure), max(1, len(rows) // 10)
         if len(rows) < 6:
             return None
         means = [sum(values[i : i + num]) / num for i in range(len(values) - num + 1)]
@@ -224,7 +208,7 @@ class RunHistory:
             return None
         best, last = means[at], sum(after) / len(after)
         error = math.hypot(self._noise(best, num), self._noise(last, len(after)))
-        if best - last < max(0.1 * self._unit, 4 * error):
+        if best - last < max(0.2 * self._spread, 4 * error):
             return None
         pairs = [(rows[i + num - 1]["step"], value) for i, value in enumerate(means)]
         pairs.append((rows[-1]["step"], last))
@@ -240,34 +224,30 @@ class RunHistory:
             best_step=best_step,
             last=last,
             fell_step=next(later, pairs[-1][0]),
-            is_collapse=best - last > 0.3 * (best if self.is_judged else self._unit),
+            is_collapse=best - last > (0.3 * best if self.is_judged else 0.6 * self._spread),
         )
 
     @property
-    def _unit(self) -> float:
-        """What a share of 1 is to accuracy: right or wrong by half has a standard deviation of 0.5."""
-        return 1.0 if self.is_judged else 2 * self._spread
-
-    @property
     def _spread(self) -> float:
-        """Standard deviation of the rewards of a batch, by the rows' means where it is not logged."""
-        rewards = self.column("reward")
-        return _mean(self.column("reward_std")) or (pstdev(rewards) if rewards else 0.0)
+        """Standard deviation of a completion's score: of the rewards of a batch, or of right by half."""
+        rewards = self.column("reward") or [0.0]
+        return 0.5 if self.is_judged else _mean(self.column("reward_std")) or pstdev(rewards)
 
     def _noise(self, score: float, num_rows: int) -> float:
         """Standard error of a score over some rows, never 0 for a share: few prompts can't be sure of 0 or 1.
 
         Prompts count, not completions: those of a prompt are alike, the more so the longer a run is.
         """
-        num = num_rows * self.prompts_per_row
+        num = num_rows * max(1, self.completions_per_row // int(self.config.get("num_generations") or 8))
         if not self.is_judged:
             return self._spread / math.sqrt(num)
         share = (score * num + 1) / (num + 2)
         return math.sqrt(max(0.0, share * (1 - share)) / num)
 
-    def _standard_error(self, row: Mapping[str, Any]) -> float:
-        """Of an evaluation's score, by its 95 % interval."""
-        return (float(row[f"{self.measure}_high"]) - float(row[f"{self.measure}_low"])) / (2 * 1.96)
+    def standard_error(self, *evals: Mapping[str, Any]) -> float:
+        """Of the difference of two evaluations, by their 95 % intervals."""
+        low, high = f"{self.measure}_low", f"{self.measure}_high"
+        return math.hypot(*((float(row[high]) - float(row[low])) / (2 * 1.96) for row in evals))
 
 
 def _mean(values: Sequence[float]) -> float | None:

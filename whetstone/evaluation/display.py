@@ -20,23 +20,15 @@ MOST_MESSAGES = 8  # of a conversation, in the terminal
 
 
 def print_result(
-    result: EvalResult,
-    *,
-    num_examples: int,
-    title: str | None = None,
-    console: Console | None = None,
-    printed: set[tuple[str, str]] | None = None,
+    result: EvalResult, *, num_examples: int, title: str | None = None, console: Console | None = None
 ) -> None:
-    """Print and log a headline; print a table if there are several tasks, and examples not in `printed`."""
+    """Print and log a headline; print a table if there are several tasks, and examples."""
     console = console or rich.get_console()
     title = escape_controls(title or f"Evaluation at step {result.step}")
     line = f"{title}  {headline(result)}"
     text = Text(wrap(line, console.width) if console.is_terminal else line)
     text.stylize("bold", 0, len(title))
-    shown = {(record.problem, record.completion): record for record in examples(result, num_examples)}
-    blocks: list[Any] = [_example(record) for key, record in shown.items() if key not in (printed or ())]
-    if printed is not None:
-        printed.update(shown)
+    blocks: list[Any] = [_example(record) for record in examples(result, num_examples)]
     if len(result.per_task) > 1:
         blocks.insert(0, _task_table(result))
     console.print(text, highlight=False, soft_wrap=True)
@@ -106,10 +98,11 @@ def _task_table(result: EvalResult) -> TerminalTable:
 
 
 def examples(result: EvalResult, num: int) -> list[EvalRecord]:
-    """First samples of `num` evenly spaced problems: the same ones in every evaluation."""
+    """First samples of `num` evenly spaced problems, those that differ from what step 0 showed."""
     firsts = [record for record in result.completions if record.sample == 0]
     num = min(num, len(firsts))
-    return [firsts[i * len(firsts) // num] for i in range(num)]
+    spaced = (firsts[i * len(firsts) // num] for i in range(num))
+    return [record for record in spaced if record.problem not in result.unchanged]
 
 
 def _example(record: EvalRecord) -> TerminalTable:

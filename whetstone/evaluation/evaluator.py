@@ -85,11 +85,12 @@ class EvalResult:
     completions: tuple[EvalRecord, ...]
     greedy_completions: tuple[EvalRecord, ...]
     reward: Accuracy  # mean and interval of the reward
+    unchanged: frozenset[str] = frozenset()  # problems whose first sample is that of step 0
     is_judged: bool = True  # False: the problems have no known answers; only the reward counts
 
     def summary(self) -> dict[str, Any]:
         """The numbers alone, as plain data."""
-        left_out = ("completions", "greedy_completions")
+        left_out = ("completions", "greedy_completions", "unchanged")
         return {key: value for key, value in asdict(self).items() if key not in left_out}
 
     def metrics(self) -> dict[str, float]:
@@ -137,7 +138,6 @@ class Evaluator:
         self.temperature = config.rollout.temperature if temperature is None else temperature
         # Greedy samples of one problem are all the same: one is enough.
         self.samples_per_problem = config.evaluation.eval_samples_per_problem if self.temperature > 0 else 1
-        self.printed: set[tuple[str, str]] = set()  # examples that the terminal had; once is enough
 
     def run(self, step: int, *, greedy: bool) -> EvalResult:
         """Sample, count and write `eval_step_N.json`; `greedy` adds a pass at temperature 0."""
@@ -194,6 +194,11 @@ class Evaluator:
             completions=tuple(completions),
             greedy_completions=tuple(greedy_completions),
             reward=mean_interval(_by_problem(completions, lambda record: record.reward)),
+            unchanged=frozenset(
+                new.problem
+                for old, new in zip(start or (), completions, strict=False)
+                if new.sample == 0 and new.completion == old.completion
+            ),
             is_judged=is_judged,
         )
 

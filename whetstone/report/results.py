@@ -4,8 +4,7 @@ import contextlib
 import json
 import logging
 import shlex
-import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +24,7 @@ from whetstone.terminal.stages import stage
 from whetstone.terminal.text import counted
 
 logger = logging.getLogger("whetstone")
-LAST = (
-    "loss",
-    "reward",
-    "reward_std",
-    "accuracy",
-    "grad_norm",
-    "learning_rate",
-    "entropy",
-    "kl",
-    "num_tokens",
-)
+LAST = ("loss", "reward", "accuracy", "grad_norm", "learning_rate", "entropy", "kl", "num_tokens")
 
 
 def write_results(folder: Path, *, steps: int, model_step: int, seconds: float) -> dict[str, Any]:
@@ -66,8 +55,7 @@ def write_results(folder: Path, *, steps: int, model_step: int, seconds: float) 
     report = None
     with _failing_alone("The report"), stage("writing the report"):
         report = write_report(folder)
-    with _failing_alone("The summary"):
-        _print_summary(folder, results, report, rows)
+    _print_summary(folder, results, report)
     return results
 
 
@@ -77,24 +65,10 @@ def _failing_alone(what: str) -> Iterator[None]:
         yield
     except Exception as error:  # a full disk, damaged files, a bug: the run itself has succeeded
         logger.warning(f"{what} failed ({message_of(error)}); the model and train_results.json are saved.")
-        logging.getLogger(STEP_LINES).warning("%s", traceback.format_exc().rstrip())
+        logging.getLogger(STEP_LINES).warning("Where it failed:", exc_info=True)
 
 
-def failed_scores(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """A line on answers of training that could not be scored; none where all were."""
-    counts = [int(row.get("scoring_failures", 0)) for row in rows]
-    failed, steps = sum(counts), sum(count > 0 for count in counts)
-    if not failed:
-        return []
-    return [
-        f"Scoring failed on {counted(failed, 'answer')} in {counted(steps, 'step')} (timeout, crash or "
-        "error): these earned nothing. The files in completions/ name the reasons."
-    ]
-
-
-def _print_summary(
-    folder: Path, results: dict[str, Any], report: Path | None, rows: list[dict[str, Any]]
-) -> None:
+def _print_summary(folder: Path, results: dict[str, Any], report: Path | None) -> None:
     """Before and after, and where everything is."""
     if "accuracy_after" in results:
         problems, temperature = results["accuracy_after"]["num_problems"], results["eval_temperature"]
@@ -119,10 +93,8 @@ def _print_summary(
         logger.info("It is a LoRA adapter: README.md beside it says how to load it, merge it and serve it.")
     if report is not None:
         logger.info(f"The report is {report}: open it in a browser.")
-    for line in failed_scores(rows):
-        logger.info(line)
     with _failing_alone("The diagnosis"):
-        for verdict in diagnose(*load_history(folder))[:1] if rows else []:
+        for verdict in diagnose(*load_history(folder))[:1] if results["last_step"] else []:
             logger.info(f"Diagnosis: {verdict.title}. {verdict.remedy}")
     logger.info("Next:")
     run, model = shlex.quote(str(folder)), shlex.quote(str(folder / "final_model"))

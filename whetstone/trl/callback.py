@@ -54,8 +54,7 @@ def evaluate(run: TrlRun, step: int) -> None:
     run.policy.set_attention(run.attention)
     model.train(was_training)
     run.metrics.log_eval(step, result.metrics())
-    num_examples = run.config.evaluation.eval_num_examples_to_print
-    print_result(result, num_examples=num_examples, printed=run.evaluator.printed)
+    print_result(result, num_examples=run.config.evaluation.eval_num_examples_to_print)
 
 
 # TRL's metric -> ours. Metrics of the rollouts are computed from the groups.
