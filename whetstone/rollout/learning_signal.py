@@ -38,7 +38,7 @@ class LearningSignal:
 
 def has_signal(group: Group, config: Config) -> bool:
     """Whether a group has advantages that are not 0. `group` and `rloo` need rewards that differ in it."""
-    by_turn = config.environments.credited_turns > 1
+    by_turn = config.environments.turn_credit == "turn"
     return config.loss.advantage not in ("group", "rloo") or group.rewards_differ(by_turn=by_turn)
 
 
