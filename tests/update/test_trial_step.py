@@ -2,6 +2,7 @@
 that reaches them: they run, and nothing is changed afterwards.
 """
 
+import functools
 import itertools
 from typing import Any, get_args
 
@@ -9,13 +10,16 @@ import pytest
 import torch
 
 from tests.conftest import make_policy
-from tests.support.update import with_lora
+from tests.support.update import gradient_of, make_samples, with_lora
 from whetstone.config import build, make_plan
 from whetstone.config.losses import LOSSES
 from whetstone.config.sections import CriticConfig, LossConfig, UpdateConfig
+from whetstone.model.compilation import compile_layers
 from whetstone.model.policy import Policy
 from whetstone.model.reference import Reference
+from whetstone.types import Group, Problem
 from whetstone.update.micro_batch_size import synthetic_batch
+from whetstone.update.packing import pack
 from whetstone.update.updater import Updater
 
 Settings = dict[str, Any]
@@ -97,6 +101,27 @@ def state_of(updater: Updater) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("kind", ["whole", "LoRA"])
 @pytest.mark.parametrize("name", CASES)
+def test_every_setting_has_a_planned_size(name: str, kind: str, monkeypatch: pytest.MonkeyPatch):
+    """The arithmetic that chooses the first trial on a GPU: less memory, never more tokens."""
+    policy = policy_of(kind)
+    rollouts = tuple(
+        sample.rollout for sample in synthetic_batch(40, longest=20, prompt=8, vocab_size=97).samples
+    )
+    group = Group(problem=Problem(id="0", task="none", messages=(), answer=""), rollouts=rollouts)
+    updaters = [updater_of(policy, settings) for settings in CASES[name]]
+    monkeypatch.setattr(policy, "device", torch.device("cuda"))
+    for updater in updaters:
+        tokens = []
+        for size in (80e9, 4e9):
+            monkeypatch.setattr("whetstone.update.updater.usable_memory", lambda _, size=size: size)
+            planned = updater._planned_size([group], allow_checkpointing=True)
+            assert planned is not None
+            tokens.append(planned.tokens)
+        assert tokens[0] >= tokens[1] > 0
+
+
+@pytest.mark.parametrize("kind", ["whole", "LoRA"])
+@pytest.mark.parametrize("name", CASES)
 def test_a_trial_step_runs_and_changes_nothing(name: str, kind: str):
     policy = policy_of(kind)
     for settings in CASES[name]:
@@ -110,3 +135,40 @@ def test_a_trial_step_runs_and_changes_nothing(name: str, kind: str):
         trained = [*policy.parameters(), *(updater.critic.parameters() if updater.critic else [])]
         assert all(parameter.grad is None for parameter in trained), settings
         assert not updater.optimizer._sums and not updater.accumulator.tokens.rows(range(9)), settings
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("LoRA", {"advantage": "gae", "entropy_coef": 0.01}),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("whole", {"beta": 0.1, "kl_in": "reward"}),
+                ("whole", {"advantage": "gae", "critic": "model"}),
+                ("whole", {"advantage": "rloo", "top_entropy_quantile": 0.2}),
+                ("LoRA", {"beta": 0.1, "kl_reference": "moving", "kl_estimator": "full"}),
+                ("LoRA", {"beta": 0.1, "advantage": "gae", "critic": "model"}),
+                ("LoRA", {"loss_type": "sft"}),
+            )
+        ),
+    ],
+)
+def test_compiling_at_the_first_batch_changes_no_gradient(kind, settings, monkeypatch):
+    """Without a code generator, which takes minutes; everything around it is as on a GPU."""
+    torch._dynamo.reset()
+    backend = functools.partial(compile_layers, backend="aot_eager")
+    monkeypatch.setattr("whetstone.update.updater.compile_layers", backend)
+    batches = pack(make_samples(make_policy()), 1000)
+    gradients = []
+    for compiles in (False, True):
+        policy = with_lora(make_policy()) if kind == "LoRA" else make_policy()
+        updater = updater_of(policy, {**settings, "torch_compile": compiles})
+        before = state_of(updater)
+        assert updater.micro_batch_tokens([]) == 8192
+        assert updater.policy.layers[0]._compiled_call_impl is not None or not compiles
+        assert all(torch.equal(a, b) for a, b in zip(before, state_of(updater), strict=True))
+        gradients.append(gradient_of(updater, batches)[0])
+    plain, compiled = gradients
+    assert plain.norm() > 1e-3 and (compiled - plain).norm() / plain.norm() < 1e-5
+    torch._dynamo.reset()
