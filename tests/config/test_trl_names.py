@@ -154,12 +154,12 @@ def test_names_without_effect_are_noted_in_one_line(tmp_path: Path) -> None:
 
 def test_all_that_is_unknown_or_refused_is_named_at_once(tmp_path: Path) -> None:
     file = written(
-        tmp_path, "train_file: a\nclip_range: 0.1\nkl_horizon: 5\nload_in_8bit: true\nneftune_noise_alpha: 5"
+        tmp_path, "train_data: a\ncliprange: 0.1\nkl_horizon: 5\nload_in_8bit: true\nneftune_noise_alpha: 5"
     )
     with pytest.raises(UserError) as caught:
         load(file, ["max_step=3"])
     message = str(caught.value)
-    for name in ("train_file", "clip_range", "kl_horizon", "load_in_8bit", "neftune_noise_alpha", "max_step"):
+    for name in ("train_data", "cliprange", "kl_horizon", "load_in_8bit", "neftune_noise_alpha", "max_step"):
         assert name in message
     for meant in ("'data_path'", "'epsilon'", "'max_steps'"):
         assert meant in message
@@ -169,8 +169,8 @@ def test_all_that_is_unknown_or_refused_is_named_at_once(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("name", "meant"),
     [
-        ("train_file", "data_path"),
-        ("clip_range", "epsilon"),
+        ("train_data", "data_path"),
+        ("cliprange", "epsilon"),
         ("system_message", "developer_prompt"),
         ("group_size", "num_generations"),
         ("learning_rat", "learning_rate"),
@@ -307,10 +307,23 @@ def test_a_batch_size_without_effect_is_said(tmp_path: Path) -> None:
 
 
 def test_a_section_that_names_the_model_twice(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="model_name_or_path"):
-        load(written(tmp_path, "model: {path: a, name: b}"))
-    same = load(written(tmp_path, "model: {path: a, name: a}"))
-    assert same.config.model.model_name_or_path == "a"
+    both = load(written(tmp_path, "model: {path: a, name: b}"))
+    assert both.config.model.model_name_or_path == "a"
+
+
+def test_a_smaller_batch_is_no_less_memory(tmp_path: Path) -> None:
+    file = written(tmp_path, "per_device_train_batch_size: 4\ngradient_accumulation_steps: 2")
+    (note,) = load(file, ["per_device_train_batch_size=2", "gradient_accumulation_steps=4"]).notes
+    assert "2, was 4" in note and "micro_batch_tokens" in note
+    assert load(file, ["per_device_train_batch_size=8"]).notes == () == load(file).notes
+
+
+def test_a_timeout_of_years_is_a_week(tmp_path: Path) -> None:
+    loaded = load(written(tmp_path, "ddp_timeout: 180000000"))
+    assert loaded.config.parallel.collective_timeout_s == 7 * 86_400
+    assert "ddp_timeout (theirs.yaml) is taken for collective_timeout_s: 604800" in loaded.notes[0]
+    with pytest.raises(UserError, match="collective_timeout_s"):
+        load(written(tmp_path, "ddp_timeout: soon"))
 
 
 def test_a_date_is_a_name(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from whetstone.__main__ import run
 from whetstone.commands.tasks import config_for_task
-from whetstone.config import ineffective_settings, load, make_plan
+from whetstone.config import flatten, ineffective_settings, load, make_plan
 from whetstone.config.sections import Config, ModelConfig
 from whetstone.errors import UserError
 from whetstone.model.chat import Chat
@@ -173,13 +173,37 @@ def test_the_command_of_q_as_it_is_written() -> None:
     assert not config.programs.use_reasoning_format
 
 
-def test_reasoning_and_other_recipes_of_q() -> None:
-    words = rl_trainer.to_q([*COMMAND_OF_Q, "--use_reasoning_format"])
-    assert words[:2] == ["train", "q/14b"]
-    assert load(words[1], words[2:]).config.programs.use_reasoning_format
+def test_reasoning_and_other_recipes_of_q(tmp_path: Path) -> None:
+    """--use_reasoning_format changes the format, and nothing else: no engine, no GPUs, no lengths."""
+    plain, reasoning = ["--model", "m"], ["--model", "m", "--use_reasoning_format"]
+    first, second = (flatten(load(c[1], c[2:]).config) for c in map(rl_trainer.to_q, (plain, reasoning)))
+    assert {key for key in first if first[key] != second[key]} == {"use_reasoning_format"}
+    # Their common settings have no data set: they change the recipe. What comes later wins.
+    file = written(tmp_path, SETTINGS_OF_Q)
+    command = rl_trainer.to_q(["--config", str(file), "--model", "m", "--eval_steps", "9"])
+    config = load(command[1], command[2:]).config
+    assert config.tasks.datasets["code"].config["language"] == "q"
+    assert (config.rollout.temperature, config.rollout.per_device_train_batch_size) == (0.8, 1)
+    assert (config.evaluation.fixed_eval_steps, config.evaluation.eval_num_samples) == (9, 15)
+    whole = str(written(tmp_path, "datasets: {chain_sum: {}}"))
+    assert rl_trainer.to_q(["--config", whole]) == ["train", whole]
     assert rl_trainer.to_q(["--config", "q/32b", "--model", "m"]) == ["train", "q/32b", "--model", "m"]
     assert rl_trainer.to_q(["--output_dir", "a", "run_name=b"])[-1] == "run_name=b"
-    assert rl_trainer.to_q(["--help"]) == ["train", "--help"]
+
+
+def test_the_outputs_of_q_have_their_names(tmp_path: Path) -> None:
+    for name in ("checkpoint-1/a", "checkpoint-2/a", "eval_results/eval_step_0.json", "training.log"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    rl_trainer.link_outputs(tmp_path)
+    (tmp_path / "checkpoint-1" / "a").unlink()
+    (tmp_path / "checkpoint-1").rmdir()
+    (tmp_path / "eval_results" / "eval_step_2.json").write_text("newest")
+    rl_trainer.link_outputs(tmp_path)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["checkpoint-2"]
+    assert (tmp_path / "checkpoints" / "checkpoint-2" / "a").read_text() == "checkpoint-2/a"
+    assert (tmp_path / "logs" / "training_log.txt").read_text() == "training.log"
+    assert (tmp_path / "logs" / "eval_results.json").read_text() == "newest"
 
 
 def test_who_contradicts_within_one_place_is_told_so() -> None:
@@ -232,6 +256,33 @@ training: {num_epochs: 2, learning_rate: 5e-6}
     ):
         with pytest.raises(UserError, match=complaint):
             load(written(tmp_path, text))
+
+
+def test_the_real_file_of_the_math_project(tmp_path: Path) -> None:
+    """configs/rl_grpo_config.yaml, shortened: a name beside the path, splits, LoRA's task, devices."""
+    text = """\
+model: {name: Qwen2.5-Math-1.5B, path: checkpoints/sft, load_in_8bit: false}
+lora: {enabled: true, r: 16, bias: none, task_type: CAUSAL_LM}
+data: {train_file: x.json, max_samples: -1, train_split_ratio: 0.95, shuffle: true, seed: 42}
+grpo: {num_return_sequences: 2, whiten_rewards: true, clip_range: 0.3, use_value_baseline: false}
+generation: {do_sample: true, pad_token_id: null}
+system: {cuda_visible_devices: "0", use_deepspeed: false, deepspeed_config: null, local_rank: -1}
+debug: {enabled: false, max_debug_samples: 100}
+"""
+    loaded = load(written(tmp_path, text))
+    config = loaded.config
+    assert (config.model.model_name_or_path, config.loss.epsilon) == ("checkpoints/sft", 0.3)
+    assert config.tasks.datasets["math"].config == {"path": "x.json", "eval_fraction": 0.05}
+    for key in ("debug", "shuffle", "whiten_rewards", "do_sample", "cuda_visible_devices", "use_deepspeed"):
+        assert key in loaded.notes[-1], key
+    for line, complaint in (
+        ("data: {train_file: x.json, train_split_ratio: 95}", r"0\.95"),
+        ("use_value_baseline: true", "advantage: gae"),
+        ("lora: {bias: all}", "no biases"),
+        ("system: You are a tutor.", "developer_prompt"),
+    ):
+        with pytest.raises(UserError, match=complaint):
+            load(written(tmp_path, line))
 
 
 def test_the_last_word_of_the_command_line_wins(tmp_path: Path) -> None:

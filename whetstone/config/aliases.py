@@ -22,7 +22,7 @@ _OTHER_NAMES = {
     "wandb_project": "project_name",
     "entropy_coef": "entropy_coeff",
     "epsilon_high": "max_eps",
-    "epsilon": "min_eps",
+    "epsilon": "min_eps clip_range",
     "save_steps": "checkpoint_interval",
     "off_policy_mask_threshold": "off_policy_threshold",
     "use_peft": "use_lora lora",
@@ -123,7 +123,9 @@ REWARDS: dict[str, str] = {
 
 _WHY_NOT = {
     "the launcher says how many processes there are (torchrun --nproc_per_node)": """
-        num_processes num_machines""",
+        num_processes num_machines cuda_visible_devices use_deepspeed deepspeed_config""",
+    "completions are sampled by temperature, and padded by the tokenizer's token": "do_sample pad_token_id",
+    "advantages are scaled as scale_rewards says": "whiten_rewards",
     "GPUs and options of servers are server_devices and server_args": """
         vllm_device vllm_dtype remote_gen_model_url""",
     "it belongs to a reward function of that project": """
@@ -136,7 +138,7 @@ _WHY_NOT = {
     NO_EFFECT["log_completions"]: "logging_dir wandb_log_unique_prompts",
     NO_EFFECT["use_liger_kernel"]: """
         use_liger_loss half_precision_backend fp16_opt_level use_ipex jit_mode_eval""",
-    NO_EFFECT["shuffle_dataset"]: "group_by_length dataset_num_proc",
+    NO_EFFECT["shuffle_dataset"]: "group_by_length dataset_num_proc shuffle",
     NO_EFFECT["save_only_model"]: "save_safetensors",
 }
 # known elsewhere, without a meaning here, and why
@@ -147,6 +149,8 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     **trl_names.REFUSED,
     "dataset_mixture": ((), "give each data set its own entry in datasets"),
     "dataset_mixer": ((), "give each data set its own entry in datasets"),
+    "use_value_baseline": ((), "a critic is advantage: gae"),
+    "lora_bias": (("none",), "beside an adapter no biases are trained"),
 }
 
 # Names that only the math project's flat files have: beside them lora_r and the like mean LoRA.
@@ -163,6 +167,8 @@ SECTIONS: dict[str, dict[str, str]] = {
         "alpha": "lora_alpha",
         "dropout": "lora_dropout",
         "target_modules": "lora_target_modules",
+        "bias": "lora_bias",
+        "task_type": "lora_task_type",
     },
     "data": {"path": "data_path"},
     "reward": {"correct": "reward_correct", "wrong": "reward_wrong", "no_answer": "reward_no_answer"},
@@ -171,5 +177,6 @@ SECTIONS: dict[str, dict[str, str]] = {
     "generation": {},
     "evaluation": {},
     "logging": {},
+    "system": {},
     "output": {"dir": "output_dir"},
 }

@@ -37,6 +37,8 @@ SETTINGS: dict[str, str] = {
     "dataset_id_or_path": "dataset",
     "dataset_path": "dataset",
     "data_path": "path",
+    "train_file": "path",
+    "train_split_ratio": "eval_fraction",
     "eval_data_path": "eval_path",
     "dataset_config": "name",
     "dataset_configs": "name",
@@ -179,6 +181,11 @@ def _settings(values: dict[str, Any]) -> dict[str, Any]:
                 )
             value = value[0] if value else None
         if value is None:
+            continue
+        if key == "train_split_ratio":
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
+                raise UserError(f"train_split_ratio is {value}: give a fraction of the rows, such as 0.95.")
+            settings[setting] = round(1 - value, 6)
             continue
         if setting != "max_samples" and not isinstance(value, str | dict if setting == "factory" else str):
             raise UserError(f"{key} has to be one name, not a {type(value).__name__}.")

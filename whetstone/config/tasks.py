@@ -98,6 +98,13 @@ class TasksConfig(Section):
             return {}
         if not isinstance(value, dict):
             raise ValueError("give a mapping of tasks, such as {chain_sum: {config: {max_terms: 3}}}")
+        wrong = next(
+            (name for name, spec in value.items() if isinstance(spec, list | str | int | float)), None
+        )
+        if wrong is not None:
+            raise ValueError(
+                f"the entry of {wrong} is no mapping: write {wrong}: {{weight: 1, config: {{}}}}"
+            )
         return {name: {} if spec is None else spec for name, spec in value.items()}
 
     @model_validator(mode="before")

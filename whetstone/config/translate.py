@@ -22,6 +22,7 @@ from whetstone.config.yaml_text import shorten
 from whetstone.errors import UserError
 
 OTHER_NAMES = frozenset().union(RENAMED, CONVERTED, WITHOUT_EFFECT, REFUSED, DATA_KEYS)
+_BATCH = "per_device_train_batch_size"
 MAPPINGS = ("datasets", "eval_datasets", "lr_scheduler_kwargs", "chat_template_kwargs", *SECTIONS)
 
 
@@ -61,6 +62,12 @@ class Translation:
             self.flat.pop("rollout_engine", None)  # of an earlier layer
             self.origins.pop("rollout_engine", None)
         self._keep_weights(ours, origin)
+        size, before = ours.get(_BATCH), self.flat.get(_BATCH, 8)
+        if origin == COMMAND_LINE and isinstance(size, int) and isinstance(before, int) and size < before:
+            self.notes.append(
+                f"{_BATCH} ({size}, was {before}) changes how many completions a step has, not the memory "
+                "that it takes: for less memory set micro_batch_tokens, or see `whet plan`."
+            )
         self.flat.update(ours)
         self.origins.update(dict.fromkeys(ours, origin))
 
@@ -204,6 +211,8 @@ def _lay_flat(values: dict[str, Any], origin: str, notes: list[str]) -> dict[str
         if not _is_section(section, inside):
             continue
         short = SECTIONS[section]
+        if section == "model" and inside.get("path"):  # `name` is then a title
+            inside = {key: value for key, value in inside.items() if key != "name"}
         for name, value in inside.items():
             key = short.get(str(name), str(name))
             if flat.setdefault(key, value) != value:

@@ -12,6 +12,8 @@ names are in `aliases.py`. Imports nothing of TRL.
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from whetstone.config.base import MAX_SECONDS
+
 Converter = Callable[[Any, dict[str, Any]], dict[str, Any]]
 
 
@@ -38,7 +40,6 @@ RENAMED: dict[str, str] = {
     "project": "wandb_project",
     "eval_steps": "fixed_eval_steps",
     "data_seed": "dataset_seed",
-    "ddp_timeout": "collective_timeout_s",
 }
 
 
@@ -113,8 +114,15 @@ def eval_strategy(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
     return {"fixed_eval_steps": 1 / epochs if by_epochs else 0}
 
 
+def _ddp_timeout(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
+    """Public recipes write decades; a week is the most here."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return {"collective_timeout_s": min(value, MAX_SECONDS) if is_number else value}
+
+
 CONVERTED: dict[str, Converter] = {
     "dtype": _dtype,
+    "ddp_timeout": _ddp_timeout,
     "fp16": _fp16,
     "model_init_kwargs": _model_init_kwargs,
     "generation_kwargs": _generation_kwargs,

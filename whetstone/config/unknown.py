@@ -13,13 +13,13 @@ from whetstone.errors import UserError
 
 # our key -> what other trainers and papers call it, beyond what is accepted as another name
 _SUGGESTIONS: dict[str, str] = {
-    "data_path": "train_file train_data train_path data_file dataset_file training_file file json_path",
+    "data_path": "train_data train_path data_file dataset_file training_file file json_path",
     "eval_data_path": "test_file validation_file eval_file val_file test_path test_data eval_data",
     "dataset_name": "dataset data hub_dataset train_dataset",
     "datasets": "task tasks",
     "environment": "env environments env_name",
     "developer_prompt": "system system_message instruction sys_prompt",
-    "epsilon": "clip_range cliprange clip_eps clip_epsilon clip_ratio eps_clip clip_low clip_ratio_low",
+    "epsilon": "cliprange clip_eps clip_epsilon clip_ratio eps_clip clip_low clip_ratio_low",
     "epsilon_high": "clip_high clip_ratio_high cliprange_high eps_clip_high",
     "beta": "kl kl_beta kl_weight kl_penalty kl_loss_coef kl_coeff kl_coefficient init_kl_coeff init_kl_coef",
     "entropy_coef": "entropy_weight entropy_bonus entropy_coefficient ent_coef",

@@ -144,7 +144,11 @@ class GpuSampler:
         self._over = threading.Event()
 
     def start(self) -> None:
-        if self._device.type == "cuda" and (sample := self._read()) is not None:
+        if self._device.type != "cuda":
+            return
+        if (sample := self._read()) is None:
+            logger.info("The GPU's utilization can't be read (pip install nvidia-ml-py): no metrics gpu/*.")
+        else:
             self._samples.append(sample)
             threading.Thread(target=self._work, name="gpu-sampler", daemon=True).start()
 
