@@ -72,7 +72,6 @@ IDLE: list[tuple[dict[str, Any], dict[str, Any]]] = [
         },
     ),
     ({}, {"beta": 5.0, "kl_reference": "rollout"}),
-    (TWICE, {"beta": 5.0, "kl_reference": "rollout", "kl_in": "reward", "kl_estimator": "k1"}),
     ({"entropy_coef": 0.1}, {"entropy_coef_delta": 1.0, "entropy_coef_min": 0.5, "entropy_coef_max": 0.6}),
     ({}, {"off_policy_mask_threshold": 0.1, "off_policy_mask": "absolute"}),
     (TWICE, {"off_policy_mask": "absolute"}),

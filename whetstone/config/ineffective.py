@@ -168,8 +168,6 @@ def _loss(c: Config, p: Plan) -> list[Row]:
         (known and name != "sapo", "sapo_temperature_pos sapo_temperature_neg", "set loss_type=sapo"),
         (loss.beta == 0, "kl_reference kl_estimator kl_in use_bias_correction_kl ref_model_sync_steps "
          "ref_model_mixup_alpha", "beta is 0"),
-        (to_sampler and in_reward, "beta target_kl kl_reference kl_estimator kl_in use_bias_correction_kl",
-         "the KL to the policy that sampled is 0 in the reward: set kl_in=loss"),
         (to_sampler and no_kl, "beta target_kl kl_reference kl_estimator use_bias_correction_kl",
          f"the KL to the policy that sampled is 0 while {more}"),
         (not kl_has_ratio, "use_bias_correction_kl", "for estimates of the KL in the loss"),
