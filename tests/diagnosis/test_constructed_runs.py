@@ -196,6 +196,10 @@ CASES = {
                   columns={"sampling/importance_sampling_clipped_ratio": 0.6,
                            "sampling/sampling_logp_difference/mean": 0.8}),
     "some scores fail": Case("Scoring failed on some answers", columns={"scoring_failures": 40.0}),
+    "environment raises": Case("The environment failed in some episodes", 0.0,
+                               columns={"episodes/failed_ratio": 0.95}),
+    "environment fails at times": Case("The environment failed in some episodes", line(0.2, 0.25),
+                                       columns={"episodes/failed_ratio": 0.2}),
     "reward raises": Case("Scoring failed on some answers", 0.0, columns={"scoring_failures": 256.0}),
     "dynamic sampling": Case("Dynamic sampling throws most samples away", 0.1,
                              columns={"dynamic_sampling/resample_ratio": 3.0, "frac_reward_zero_std": 0.1},
@@ -238,6 +242,7 @@ def test_first_verdict(name: str, tmp_path: Path) -> None:
     assert write_report(folder).stat().st_size > 0
     titles = [verdict.title for verdict in verdicts]
     assert TOO_LOW not in titles[1:]  # beside another trouble it would contradict it
+    assert "raises" not in name or WRONG not in titles
     if not case.judged:  # nothing is told of an accuracy that nobody measured
         assert not any("ccuracy" in v.evidence for v in verdicts)
 

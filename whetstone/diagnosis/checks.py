@@ -24,7 +24,9 @@ def is_solved(history: RunHistory) -> bool:
 def no_variance(history: RunHistory) -> Diagnosis | None:
     """Why is my loss 0: groups whose completions all earn the same have no gradient."""
     share, accuracy = history.reward_variance, history.late("accuracy")
-    if share is None or share >= LITTLE_VARIANCE or is_solved(history):
+    failure = failed(history)  # then there is nothing to learn from answers that were never judged
+    is_failing = failure is not None and failure.severity is Severity.GRAVE and not history.score
+    if share is None or share >= LITTLE_VARIANCE or is_solved(history) or is_failing:
         return None
     title, remedy = _why_no_variance(history, accuracy)
     gain = history.gain if history.rose else None
@@ -305,19 +307,30 @@ def learned_by_heart(history: RunHistory) -> Diagnosis | None:
     )
 
 
-def scoring_failed(history: RunHistory) -> Diagnosis | None:
-    """Answers that could not be scored earn nothing, right or not."""
-    count = sum(history.column("scoring_failures"))
-    if not count:
-        return None
+def failed(history: RunHistory) -> Diagnosis | None:
+    """Answers that could not be scored, or whose environment failed, earn nothing, right or not."""
+    count, episodes = sum(history.column("scoring_failures")), history.recent("episodes/failed_ratio")
     share = count / max(1, history.completions_per_row * len(history.rows))
+    if episodes > share:
+        title, cause = (
+            "The environment failed in some episodes",
+            f"The environment failed in {percent(episodes)}",
+        )
+        cause += " of the recent episodes"
+        remedy = "completions/ has the reasons. Fix the environment (`whet play` runs one episode), or raise "
+        remedy += "environment_timeout_s if it was slow."
+    elif count:
+        title = "Scoring failed on some answers"
+        cause = f"Scoring hung, crashed or raised on {count:.0f} answers in training ({percent(share)})"
+        remedy = "training.log says why. Where it was slow raise reward_timeout_s or reward_workers; where "
+        remedy += "your own reward function raised, fix it."
+    else:
+        return None
     return Diagnosis(
-        title="Scoring failed on some answers",
-        evidence=f"Scoring hung, crashed or raised on {count:.0f} answers in training ({percent(share)}), "
-        "which earned nothing even if they were right.",
-        remedy="training.log says why. Where it was slow raise reward_timeout_s or reward_workers; where "
-        "your own reward function raised, mend it.",
-        severity=Severity.GRAVE if share > 0.05 else Severity.WARNING,
+        title=title,
+        evidence=f"{cause}, which earned nothing even if they were right.",
+        remedy=remedy,
+        severity=Severity.GRAVE if max(share, episodes) > 0.05 else Severity.WARNING,
     )
 
 
@@ -342,6 +355,6 @@ def loss_near_zero(history: RunHistory) -> Diagnosis | None:
 # What a collapse leaves behind: where it was not so before the fall, it is no trouble of its own.
 CONSEQUENCES = (truncated, no_variance, removed, clipped)
 CHECKS = (
-    scoring_failed, collapse, worse_by_imitation, learned_by_heart, learning_rate_too_high,
+    failed, collapse, worse_by_imitation, learned_by_heart, learning_rate_too_high,
     only_form_is_paid, learning_rate_too_low, truncated, no_variance, entropy_gone, loss_near_zero,
 )  # fmt: skip
