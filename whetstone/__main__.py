@@ -70,7 +70,7 @@ def _run(argv: list[str]) -> int:
         if is_main_rank():
             print("whet: stopped.", file=sys.stderr)
         return 130
-    except Exception as error:
+    except BaseException as error:
         sentence = sentence_of(error)
         if sentence is None:
             raise

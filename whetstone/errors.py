@@ -44,6 +44,11 @@ def non_finite(**values: float) -> str:
     return ", ".join(parts).replace("_", " ")
 
 
+def is_panic(error: BaseException) -> bool:
+    """Whether a library in Rust (tokenizers) gave up: pyo3 raises it as no `Exception`."""
+    return type(error).__name__ == "PanicException"
+
+
 # What torch, CUDA, NCCL, Triton and servers say -> what it means and what to change. The first match counts.
 FAILURES: tuple[tuple[str, str], ...] = (
     (

@@ -224,6 +224,19 @@ def other_tokens(folder: Path) -> None:
     path.write_text(json.dumps(document))
 
 
+def tokenizer(**parts: Any) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        path = folder / "tokenizer.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | parts))
+
+    return damage
+
+
+def replacements(times: int, old: str, new: str, kind: str) -> dict[str, Any]:
+    one = {"type": "Replace", "pattern": {"String": old}, "content": new}
+    return {"type": "Sequence", f"{kind}s": [one] * times}
+
+
 def no_tokens(folder: Path) -> None:
     path = folder / "tokenizer.json"
     document = json.loads(path.read_text())
@@ -296,6 +309,22 @@ MODELS: dict[str, Model] = {
     "tokenizer a folder": Model(damage=replace_by("tokenizer.json", "folder")),
     "tokenizer without tokens": Model(damage=no_tokens),
     "tokenizer of a larger vocabulary": Model(damage=other_tokens),
+    "tokenizer that doubles a letter": Model(
+        damage=tokenizer(normalizer=replacements(40, "e", "ee", "normalizer"))
+    ),
+    "tokenizer that writes too much": Model(
+        damage=tokenizer(decoder=replacements(12, ".", 10 * ".", "decoder"))
+    ),
+    "tokenizer with an endless pattern": Model(
+        damage=tokenizer(
+            pre_tokenizer={
+                "type": "Split",
+                "pattern": {"Regex": r"(\w+\s?)+$"},
+                "behavior": "Isolated",
+                "invert": False,
+            }
+        )
+    ),
     "tokenizer settings garbage": Model(damage=write("tokenizer_config.json", "{{{")),
     "tokenizer settings a list": Model(damage=write("tokenizer_config.json", "[]")),
     "generation settings garbage": Model(damage=write("generation_config.json", "]"), exit_code=2),

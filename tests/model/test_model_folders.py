@@ -5,6 +5,8 @@ templates, which are programs.
 import json
 import re
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ import torch
 from tests.corpora.model_folders import MODELS, PEBBLE, PROOF, make
 from whetstone.config.sections import ModelConfig
 from whetstone.errors import UserError
-from whetstone.model import templates
+from whetstone.model import loading, templates
 from whetstone.model.chat import Chat
 from whetstone.model.hub import base_and_adapter
 from whetstone.model.manifest import write_manifest
@@ -35,7 +37,8 @@ def outcome(room):
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in TEMPLATES])
 def test_a_broken_folder_is_refused_in_one_sentence(tmp_path, name, monkeypatch):
-    monkeypatch.setattr(templates, "takes_system", lambda *_: True)  # a process each: below
+    monkeypatch.setattr(templates, "takes_system", lambda *_: True)  # below
+    monkeypatch.setattr(loading, "TOKENIZER_S", 1.0)
     make(tmp_path / "model", name)
     code, result = outcome(ModelConfig(model_name_or_path=str(tmp_path / "model")))
     assert code == MODELS[name].exit_code, result
@@ -82,6 +85,37 @@ def test_a_rendering_that_never_ends_is_stopped(monkeypatch):
     monkeypatch.setattr(templates, "RENDER_S", 0.2)
     with pytest.raises(UserError, match=r"0\.2 s"):
         templates.render(tokenizer, [{"role": "user", "content": "?"}], "m")
+
+
+HOSTILE = {
+    "a power without end": "{% set n = messages[-1].content|length %}{{ (n ** (n ** n)) % 7 }}",
+    "too much memory": "{{ ('a' * (messages|length * 6000000000))|length }}",
+    "too much text": "{{ 'a' * 30000000 }}",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_template_that_behaves_in_its_trial_is_stopped_later(name, monkeypatch):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(PEBBLE)
+    plain = "{{ messages[-1].content }}"
+    tokenizer.chat_template = (
+        f"{{% if messages[-1].content|length < 20 %}}{plain}{{% else %}}{HOSTILE[name]}{{% endif %}}"
+    )
+    assert templates.takes_system(tokenizer, "m") is False
+    monkeypatch.setattr(templates, "RENDER_S", 0.5)
+    with pytest.raises(UserError, match="The chat template of m"):
+        templates.render(tokenizer, [{"role": "user", "content": "What is two and two?"}], "m")
+    assert (
+        templates.render(tokenizer, [{"role": "user", "content": "2 + 2"}], "m") == "2 + 2"
+    )  # a new process
+
+
+def test_no_template_knows_the_question_of_its_trial():
+    code = "from whetstone.model.templates import QUESTION; print(QUESTION, end='')"
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+    assert len({other, templates.QUESTION, templates.SYSTEM}) == 3 and len(other) == 16
 
 
 def test_a_folder_that_we_wrote_is_compared_with_its_checksums(tmp_path):

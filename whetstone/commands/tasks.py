@@ -2,6 +2,7 @@
 
 import argparse
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whetstone.commands.config import yaml_value
@@ -166,12 +167,13 @@ def _chat(config: Config) -> "tuple[Chat | None, str]":
 
     from whetstone.model.chat import Chat
     from whetstone.model.hub import resolve
+    from whetstone.model.loading import try_tokenizer
 
     model = config.model.model_name_or_path
+    folder = resolve(model)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(resolve(model), trust_remote_code=False)
-    except UserError:
-        raise
+        try_tokenizer(Path(folder))
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception:  # tokenizers raises plain exceptions for broken files
         return None, f"as messages (the tokenizer of {model} can't be loaded here)"
     return Chat(tokenizer, config.model), f"as {model} sees them"

@@ -1,12 +1,14 @@
 """How long prompts are: some problems of the tasks, and the model's tokenizer where this machine has it."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 
 from whetstone.config.sections import Config
 from whetstone.errors import UserError
 from whetstone.model.chat import Chat
 from whetstone.model.hub import resolve
+from whetstone.model.loading import try_tokenizer
 from whetstone.model.shared_prefixes import shared_length
 from whetstone.tasks.mixture import Mixture, build_tasks
 
@@ -59,6 +61,7 @@ def _local_chat(config: Config) -> Chat | None:
 
     try:
         name = resolve(config.model.model_name_or_path)
+        try_tokenizer(Path(name))
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, local_files_only=True)
         return Chat(tokenizer, config.model)
     except Exception:  # not on this machine, or broken, which the run itself will say

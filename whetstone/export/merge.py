@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from whetstone.model.hub import base_and_adapter
-from whetstone.model.loading import guarded, load_pretrained, quiet_transformers, verify_folder
+from whetstone.model.loading import guarded, load_pretrained, quiet_transformers, try_tokenizer, verify_folder
 from whetstone.model.lora import merge_lora
 from whetstone.model.nf4 import dequantize_model, quantize_model
 from whetstone.run.source import Source
@@ -39,5 +39,6 @@ def _own_tokenizer(adapter: str) -> Any:
 
     if not (Path(adapter) / "tokenizer_config.json").is_file():
         return None
+    try_tokenizer(Path(adapter))
     with quiet_transformers(), guarded(adapter):
         return AutoTokenizer.from_pretrained(adapter, trust_remote_code=False)

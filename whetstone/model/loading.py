@@ -5,6 +5,7 @@ never run, pickles are read as weights only, and a tensor that the files lack is
 """
 
 import contextlib
+import functools
 import json
 import pickle
 import re
@@ -12,7 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whetstone.errors import UserError
+from whetstone.errors import UserError, is_panic
+from whetstone.model.limited import ask
 from whetstone.model.manifest import NAME, Damage, check_sizes, damaged_files, read_manifest
 
 if TYPE_CHECKING:
@@ -22,6 +24,9 @@ REMEDY = (
     "give a folder with config.json, weights and tokenizer, a hub name you have access to, pebble or "
     "smollm2-135m"
 )
+TOKENIZER_S, TOKENIZER_MEMORY = 20.0, 4 << 30
+# Every printable character, other scripts, and a long word that a pattern can't match to its end.
+TOKENIZER_TEXT = "".join(map(chr, range(32, 127))) + " The answer is 42.\n\té 你好 😀 " + 60 * "a" + "!"
 LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.([0-9]{1,9})\.")
 
 
@@ -34,6 +39,7 @@ def load_pretrained(base: str, dtype: "torch.dtype | str") -> tuple[Any, Any]:
 
     if Path(base).is_dir():
         check_weights(Path(base))
+        try_tokenizer(Path(base))
     options: Any = {"dtype": dtype, "weights_only": True, "output_loading_info": True}
     with quiet_transformers(), guarded(base):
         tokenizer = AutoTokenizer.from_pretrained(base, trust_remote_code=False)
@@ -60,11 +66,13 @@ def guarded(base: str) -> Iterator[None]:
         yield
     except (UserError, torch.OutOfMemoryError):
         raise
-    except Exception as error:
+    except BaseException as error:
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
         raise UserError(f"The model '{base}' can't be loaded ({_reason(error)}): {REMEDY}.") from None
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     """The first line or two of what another package says, without what only its own users understand."""
     if isinstance(error, pickle.UnpicklingError):
         return "its pickled weights are damaged, or hold more than tensors"
@@ -178,6 +186,25 @@ def _shapes(path: Path) -> dict[str, list[int]]:
         raise UserError(
             f"{path} is damaged, or no safetensors file ({error}): fetch the model again."
         ) from None
+
+
+def try_tokenizer(folder: Path) -> None:
+    """Encode and decode a text in a limited process: a tokenizer.json can make a character millions, or match
+    patterns for ever. It is read once in a process.
+    """
+    path = folder / "tokenizer.json"
+    if path.is_file():
+        reason = _tokenizer_problem(str(path), path.stat().st_mtime_ns)
+        if reason is not None:
+            raise UserError(f"{path} can't be used ({reason}): fetch the model again.")
+
+
+@functools.lru_cache(maxsize=64)
+def _tokenizer_problem(path: str, _changed_at: int) -> str | None:
+    answer = ask("tokenizer", TOKENIZER_S, TOKENIZER_MEMORY, path=path, text=TOKENIZER_TEXT)
+    if answer is None:
+        return f"it takes more than {TOKENIZER_S:g} s or {TOKENIZER_MEMORY >> 30} GB for a short text"
+    return answer.get("error")
 
 
 def _check_tokenizer(base: str, tokenizer: Any, model: Any) -> None:

@@ -1,66 +1,56 @@
 """Chat templates of model folders: untrusted programs in Jinja, rendered within limits.
 
-transformers renders them in an immutable sandbox, but without limits. So a template is tried once in a
-process of its own (template_trial.py), and later renderings are stopped after some seconds. A template that
-knows no system role gets the system message as part of the user's.
+transformers renders them in an immutable sandbox, but without limits. So a process with limits of time and
+memory (limited.py) renders all prompts of a run. A template that knows no system role gets the
+system message as part of the user's.
 """
 
-import contextlib
 import functools
 import json
-import subprocess
-import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from types import FrameType
+import secrets
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from whetstone.errors import UserError
+from whetstone.model.limited import ask
 
-TRIAL_S = 60.0  # wall clock; the trial itself may take 3 s of CPU time
-RENDER_S = 20.0  # CPU time of this thread
-MAX_TEXT = 20_000_000  # characters of one prompt
-SYSTEM, QUESTION = "whetstonesystemmessage", "whetstonequestion"
-
-
-class RanTooLong(Exception):
-    """A rendering that was stopped."""
+MAX_MEMORY = 1 << 30
+TRIAL_S, RENDER_S = 3.0, 20.0  # CPU time of a short question, and of any prompt
+TRIAL_TEXT, MAX_TEXT = 1_000_000, 20_000_000  # characters
+# Drawn anew, so that no template can know that it is tried.
+SYSTEM, QUESTION = secrets.token_hex(8), secrets.token_hex(8)
 
 
 def takes_system(tokenizer: Any, where: str) -> bool:
     """Try the tokenizer's template; whether it renders a system message. A template that fails is refused."""
     try:
         template = tokenizer.get_chat_template()
-        special = tokenizer.special_tokens_map.items()
-        tokens = sorted((name, token) for name, token in special if isinstance(token, str))
+        tokens = json.dumps(tokenizer.special_tokens_map, default=str)
     except Exception as error:  # several templates and no default, or something that is none
         raise UserError(
             f"The tokenizer of {where} has no chat template to use ({error}): set apply_chat_template=false."
         ) from None
-    return _try(template, tuple(tokens), where)
+    return _try(template, tokens, where)
 
 
 @functools.lru_cache(maxsize=32)
-def _try(template: str, tokens: tuple[tuple[str, str], ...], where: str) -> bool:
+def _try(template: str, tokens: str, where: str) -> bool:
     user = {"role": "user", "content": QUESTION}
     both = [{"role": "system", "content": SYSTEM}, user]
     remedy = "repair it (chat_template.jinja or tokenizer_config.json), or set apply_chat_template=false."
-    request = {"template": template, "conversations": [[user], both], "tokens": dict(tokens)}
-    script = Path(__file__).with_name("template_trial.py")
-    try:
-        command, text = [sys.executable, "-I", str(script)], json.dumps(request)
-        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=TRIAL_S)
-        alone, together = json.loads(done.stdout)
-    except (subprocess.TimeoutExpired, ValueError):  # killed by its limits, or without an answer
+    request = {**json.loads(tokens), "chat_template": template, "add_generation_prompt": True}
+    alone, together = (
+        _ask({**request, "conversations": [messages]}, TRIAL_S, TRIAL_TEXT) for messages in ([user], both)
+    )
+    if alone is None:
         raise UserError(
             f"The chat template of {where} takes too much time or memory for a short question: {remedy}"
-        ) from None
+        )
     if "error" in alone:
         raise UserError(f"The chat template of {where} can't be used ({alone['error']}): {remedy}")
     if QUESTION not in alone["text"]:
         raise UserError(f"The chat template of {where} leaves the user's message out: {remedy}")
-    return SYSTEM in together.get("text", "")
+    return together is not None and SYSTEM in together.get("text", "")
 
 
 def render(
@@ -71,43 +61,18 @@ def render(
     add_generation_prompt: bool = True,
     **options: Any,
 ) -> str:
-    """The prompt, by transformers, within `RENDER_S` and `MAX_TEXT`; `options` are the template's own."""
-    try:
-        conversation = [dict(message) for message in messages]
-        with _stopped_after(RENDER_S):
-            text = tokenizer.apply_chat_template(
-                conversation, tokenize=False, add_generation_prompt=add_generation_prompt, **options
-            )
-    except Exception as error:  # a template can come to anything
-        line = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        reason = f"ran for {RENDER_S:g} s" if isinstance(error, RanTooLong) else f"failed ({line})"
-        raise UserError(
-            f"The chat template of {where} {reason} on a prompt: repair it, or set apply_chat_template=false."
-        ) from None
-    if len(text) > MAX_TEXT:
-        raise UserError(f"The chat template of {where} made a prompt of {len(text):,} characters: repair it.")
-    return text
+    """The prompt, as transformers renders it, within the limits; `options` are the template's own."""
+    template = tokenizer.get_chat_template(tools=options.get("tools"))
+    request = {**tokenizer.special_tokens_map, **options, "conversations": [messages]}
+    request |= {"chat_template": template, "add_generation_prompt": add_generation_prompt}
+    answer = _ask(request, RENDER_S, MAX_TEXT)
+    if answer is not None and "text" in answer:
+        return answer["text"]
+    reason = f"ran for {RENDER_S:g} s" if answer is None else f"failed ({answer['error']})"
+    raise UserError(
+        f"The chat template of {where} {reason} on a prompt: repair it, or set apply_chat_template=false."
+    )
 
 
-@contextlib.contextmanager
-def _stopped_after(seconds: float) -> Iterator[None]:
-    """Raise `RanTooLong` in this thread when a template has used `seconds` of its CPU time.
-
-    A tracer, since signals reach the main thread only; it looks at lines of templates and at nothing else.
-    """
-    end = time.thread_time() + seconds
-
-    def line(frame: FrameType, event: str, argument: Any) -> Any:
-        if time.thread_time() > end:
-            raise RanTooLong
-        return line
-
-    def call(frame: FrameType, event: str, argument: Any) -> Any:
-        return line if frame.f_code.co_filename == "<template>" else None
-
-    before = sys.gettrace()
-    sys.settrace(call)
-    try:
-        yield
-    finally:
-        sys.settrace(before)
+def _ask(request: Mapping[str, Any], seconds: float, max_text: int) -> dict[str, str] | None:
+    return ask("template", seconds, MAX_MEMORY, max_text=max_text, **request)

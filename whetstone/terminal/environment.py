@@ -9,7 +9,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from whetstone.errors import UserError, first_line, is_out_of_memory, known_failure
+from whetstone.errors import UserError, first_line, is_out_of_memory, is_panic, known_failure
 
 # What every installation has, by the names that are imported.
 REQUIRED = frozenset(
@@ -62,6 +62,8 @@ def sentence_of(error: BaseException) -> str | None:
         )
     if (meaning := known_failure(str(error))) is not None:  # before the disk: /dev/shm is another
         return f"{meaning} ({first_line(error)[:200]})."
+    if is_panic(error):
+        return f"A tokenizer failed ({first_line(error)[:200]}): give the tokenizer files of this model."
     if is_out_of_memory(str(error)):
         return (
             f"The GPU's memory ran out ({first_line(error)[:200]}): set use_peft=true or a smaller "

@@ -6,6 +6,7 @@ Observations and results of tools are hostile text: everything passes `escape_co
 import contextlib
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from whetstone.commands.chat.reader import Reader
 from whetstone.commands.play.players import PlayerEngine, RecordingChat, make_player
@@ -15,7 +16,7 @@ from whetstone.environments.toolbox import TOOLBOX, tool_schemas
 from whetstone.errors import UserError
 from whetstone.evaluation.statistics import accuracy, mean_interval
 from whetstone.model.hub import PEBBLE, resolve
-from whetstone.model.loading import guarded, quiet_transformers
+from whetstone.model.loading import guarded, quiet_transformers, try_tokenizer
 from whetstone.rollout.collector import Collector, EpisodeSettings, sampling_params
 from whetstone.run.setup import make_pool, make_scorer
 from whetstone.seeds import seed
@@ -170,9 +171,9 @@ def _chat(config: ModelConfig, *, raw: bool) -> RecordingChat:
 
     try:
         with quiet_transformers(), guarded(config.model_name_or_path):
-            tokenizer = AutoTokenizer.from_pretrained(
-                resolve(config.model_name_or_path), trust_remote_code=False
-            )
+            folder = resolve(config.model_name_or_path)
+            try_tokenizer(Path(folder))
+            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         return RecordingChat(tokenizer, config)
     except UserError as error:
         if raw:
