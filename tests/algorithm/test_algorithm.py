@@ -431,7 +431,6 @@ def test_cispo_refuses_a_cap_below_one():
     [
         ({"importance_correction_min": 4.0}, r"importance_correction_min \(4\) is above .*max \(3\)"),
         ({"entropy_coef_min": 0.5, "entropy_coef_max": 0.1}, r"entropy_coef_min \(0.5\) is above"),
-        ({"beta": 0.1, "kl_in": "reward", "kl_reference": "rollout"}, "always 0"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(settings, message):

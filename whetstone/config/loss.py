@@ -101,11 +101,6 @@ class LossConfig(Section):
             raise ValueError("target_kl adapts beta, which is 0: give it a first value, such as beta: 0.01")
         if self.kl_in == "reward" and self.kl_estimator == "full":
             raise ValueError("kl_in: reward needs one number per token: set kl_estimator to k1, k2 or k3")
-        if self.kl_in == "reward" and self.kl_reference == "rollout" and self.beta > 0:
-            raise ValueError(
-                "kl_in: reward with kl_reference: rollout is always 0, since the policy has not moved before "
-                "the first update of a batch: set kl_in: loss, or kl_reference: base"
-            )
         for key in ("importance_correction", "entropy_coef"):
             low, high = getattr(self, f"{key}_min"), getattr(self, f"{key}_max")
             if low > high:
