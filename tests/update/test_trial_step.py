@@ -140,13 +140,13 @@ def test_a_trial_step_runs_and_changes_nothing(name: str, kind: str):
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [
-        ("LoRA", {"advantage": "gae", "entropy_coef": 0.01}),
+        ("whole", {"advantage": "rloo", "top_entropy_quantile": 0.2}),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
                 ("whole", {"beta": 0.1, "kl_in": "reward"}),
                 ("whole", {"advantage": "gae", "critic": "model"}),
-                ("whole", {"advantage": "rloo", "top_entropy_quantile": 0.2}),
+                ("LoRA", {"advantage": "gae", "entropy_coef": 0.01}),
                 ("LoRA", {"beta": 0.1, "kl_reference": "moving", "kl_estimator": "full"}),
                 ("LoRA", {"beta": 0.1, "advantage": "gae", "critic": "model"}),
                 ("LoRA", {"loss_type": "sft"}),
