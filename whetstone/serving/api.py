@@ -191,7 +191,8 @@ class Answer:
             yield shape.first_chunk(index)
         try:
             for index, delta in self._deltas(is_gone):
-                if delta.text or delta.tool_calls or delta.finish_reason or shape.has_logprobs:
+                has_tokens = shape.has_logprobs or shape.has_token_ids  # those without text, too
+                if delta.text or delta.tool_calls or delta.finish_reason or has_tokens:
                     yield shape.chunk(index, delta, num_sent[index])
                 num_sent[index] += len(delta.text)
         except ApiError as error:
