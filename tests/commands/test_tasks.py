@@ -1,6 +1,7 @@
 """`whet tasks NAME` lists the settings of a task with their defaults, and they are the real ones."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -45,3 +46,22 @@ def test_the_defaults_are_what_a_task_uses(name: str) -> None:
     written.tasks.datasets[name].config.update(given)
     problems = [make_task(c, name, c.tasks.datasets[name], "train").problem(3) for c in (plain, written)]
     assert problems[0].question == problems[1].question
+
+
+@pytest.mark.parametrize(
+    ("task", "complaint"),
+    [
+        ("chain_sums: {}", "did you mean 'chain_sum'"),
+        ("chain_sum: {config: {min_term: 2}}", "did you mean 'min_terms'"),
+        ("math: {config: {path: none.jsonl, anser_column: a}}", "did you mean 'answer_column'"),
+    ],
+)
+def test_config_knows_tasks_and_their_settings(
+    task: str, complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(f"datasets: {{{task}}}\n")
+    assert run(["config", str(file)]) == 2
+    assert complaint in capsys.readouterr().err
+    file.write_text("datasets: {chain_sum/hard: {config: {min_terms: 2}}}\nmax_steps: 1\n")
+    assert run(["config", str(file)]) == 0

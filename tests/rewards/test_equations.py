@@ -101,3 +101,5 @@ def test_a_number_given_twice_may_be_used_twice():
 def test_operators_can_be_restricted():
     assert not check_equation("6 * 2", [6, 2], 12, operators="+-").correct
     assert check_equation("6 + 2", [6, 2], 8, operators="+-").correct
+    assert not check_equation("5+-3", [5, 3], 2, operators="+").correct  # a sign is a subtraction, too
+    assert check_equation("-3+5", [5, 3], 2, operators="+-").correct

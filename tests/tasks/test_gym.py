@@ -13,6 +13,8 @@ from tests.support.gym import SMALLER, task
 from whetstone.config import Config, TaskSpec, build, load
 from whetstone.errors import UserError
 from whetstone.tasks.gym import GymTask, known_names, make_entry
+from whetstone.tasks.gym_levels import top_level
+from whetstone.tasks.gym_repairs import is_flawed
 from whetstone.tasks.registry import make_task, make_tasks
 from whetstone.types import Problem
 
@@ -30,6 +32,35 @@ def test_every_task_accepts_its_gold_answer(name: str):
     assert problem.question.strip()
     for junk in ("", "<answer></answer>", "<answer>\x00 ]}[ 1/0 \N{SNOWMAN}</answer>", "no tag at all"):
         assert one.score(problem, junk).parts["correct"] == 0.0
+
+
+LEVELS = [("boxnet", 8, 2), ("polynomial_multiplication", 1, 1), ("rubiks_cube", 3, 2)]
+
+
+@pytest.mark.parametrize(("name", "level", "number"), LEVELS)
+def test_gold_answers_count_at_the_highest_levels(name: str, level: int, number: int):
+    one = task(name).at_level(level)
+    for problem in map(one.problem, range(number)):
+        assert one.score(problem, one.gold(problem)).parts["correct"] == 1.0, problem.id
+
+
+def test_jugs_that_cannot_be_filled_are_no_problem():
+    assert is_flawed("jugs", {"answer": '["No solution"]'}) and not is_flawed(
+        "jugs", {"answer": '["fill A"]'}
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(set(known_names()) - {"jugs"}))  # whose higher levels take minutes
+def test_gold_answers_count_at_every_level(name: str):
+    one = task(f"reasoning_gym/{name}")
+    for level in range(top_level(name, {}) + 1):
+        at_level = one.at_level(level)
+        for problem in map(at_level.problem, range(4)):
+            assert at_level.score(problem, at_level.gold(problem)).parts["correct"] == 1.0, (
+                level,
+                problem.id,
+            )
 
 
 def test_train_and_evaluation_seeds_are_far_apart():

@@ -58,6 +58,7 @@ def run(args: argparse.Namespace) -> None:
 def print_config(source: str | None, settings: list[str], *, changed_only: bool = False) -> None:
     """Every key with its default; given a file or settings, every value and where it came from."""
     loaded = load(source, settings)
+    _check_tasks(loaded.config)
     shows_origins = source is not None or bool(settings)
     plan = _plan_lines(loaded) if shows_origins else []  # refused before anything is printed
     values, defaults = flatten(loaded.config), flatten(Config())
@@ -74,6 +75,20 @@ def print_config(source: str | None, settings: list[str], *, changed_only: bool 
         print(f"note: {note}")
     for line in plan:
         print(wrap(line, shutil.get_terminal_size().columns) if sys.stdout.isatty() else line)
+
+
+def _check_tasks(config: Config) -> None:
+    """Raise on a task that does not exist and on settings that it does not have. Reads no rows."""
+    from whetstone.tasks.base import check_setting_names
+    from whetstone.tasks.registry import gym, settings_of, task_class  # reasoning-gym takes a second
+
+    for name, spec in (*config.tasks.datasets.items(), *(config.tasks.eval_datasets or {}).items()):
+        if ":" in name:
+            continue  # the user's own code and other packages are not imported here
+        if task_class(name) is gym.GymTask:
+            gym.check_settings(gym.gym_name(name), spec.config)
+        elif known := settings_of(name):
+            check_setting_names(spec.config, list(known), name)
 
 
 def markdown() -> str:

@@ -122,6 +122,7 @@ class _Parser:
         if self.depth > DEEPEST:
             raise InvalidExpression(f"is nested deeper than {DEEPEST}")
         if self.accept("-"):
+            self.operators.add("-")
             inner = self.factor()
             value = None if inner is None else -inner
         elif self.accept("("):

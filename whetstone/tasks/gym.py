@@ -285,7 +285,7 @@ _DESCRIPTIONS = {
     "intermediate_integration": "Integrals by substitution or by parts",
     "list_functions": "Infers a rule on lists from examples and applies it",
     "number_format": "Picks the largest or smallest of differently written numbers",
-    "puzzle24": "Makes 24 from four numbers",
+    "puzzle24": "Makes 24 from four numbers (also by the name game_of_24)",
     "rearc": "ARC puzzles made by the procedural generators of RE-ARC",
     "string_manipulation": "Applies string rewriting rules until none applies or a state repeats",
     "survo": "Fills a grid so that rows and columns have given sums",

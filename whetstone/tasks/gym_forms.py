@@ -6,6 +6,7 @@ a scorer. This module does not decide what is right, and evaluates nothing.
 """
 
 import ast
+import math
 import re
 from fractions import Fraction
 from typing import Any
@@ -14,7 +15,9 @@ from typing import Any
 # answer, but not many times.
 LONGEST_EXTRA, LONGEST_FACTOR = 1_000, 4
 LONGEST_WITHOUT_GOLD = 4_000  # the tasks whose entry holds no answer
-LONGEST_SYMBOLIC = 600
+LONGEST_SYMBOLIC = 600  # or twice the gold answer
+LARGEST = 10**15  # number, or a thousand times the gold answer's
+LONGEST_MOVE = 100  # boxnet: one box carried to the next square
 MOST_CUBE_TURNS = 600  # rubiks_cube: a solution by layers has about 150
 
 _DECIMAL = r"[+-]?(?:\d[\d,]{0,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][+-]?\d{1,3})?"
@@ -67,6 +70,10 @@ def is_plausible(task: str, answer: str, entry: dict[str, Any]) -> bool:
     """Whether the answer has a length and a form that a right answer could have."""
     gold = entry["answer"]
     longest = LONGEST_WITHOUT_GOLD if gold is None else LONGEST_EXTRA + LONGEST_FACTOR * len(str(gold))
+    if task == "boxnet":
+        squares = entry["metadata"]["initial_state"]
+        boxes = str(list(squares.values())).count("box_")
+        longest += boxes * 2 * math.isqrt(len(squares) + 1) * LONGEST_MOVE
     if len(answer) > longest:
         return False
     text = answer.strip()
@@ -113,24 +120,33 @@ _CHECKS = {
     "boxnet": _boxnet,
     "intermediate_integration": _integral,
     "knights_knaves": _knights,
-    "polynomial_multiplication": lambda text, _: is_plain_expression(text, _LETTERS, frozenset()),
+    "polynomial_multiplication": lambda text, entry: is_plain_expression(
+        text, _LETTERS, frozenset(), entry["answer"]
+    ),
     "rubiks_cube": _cube,
     "simple_integration": _integral,
     "tower_of_hanoi": _tower,
 }
 
 
-def is_plain_expression(text: str, names: frozenset[str], functions: frozenset[str]) -> bool:
+def is_plain_expression(text: str, names: frozenset[str], functions: frozenset[str], gold: str = "") -> bool:
     """Whether a text is arithmetic over the given names and functions of one argument, with small exponents.
 
     Read by Python's own parser, which evaluates nothing. Attributes, subscripts, strings, keywords and
     comparisons are refused, and so are powers that would fill the memory.
     """
-    if len(text) > LONGEST_SYMBOLIC or _ARITHMETIC.fullmatch(text) is None or _ODD_NUMBER.search(text):
+    if (
+        len(text) > max(LONGEST_SYMBOLIC, 2 * len(gold))
+        or _ARITHMETIC.fullmatch(text) is None
+        or _ODD_NUMBER.search(text)
+    ):
         return False
     try:
         tree = ast.parse(text, mode="eval").body
-        return _is_plain(tree, names, functions, powers=0)
+        largest = max(LARGEST, *(1000 * int(number) for number in re.findall(r"\d+", gold)), 0)
+        numbers = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+        small = all(abs(number) < largest for number in numbers if isinstance(number, int | float))
+        return small and _is_plain(tree, names, functions, powers=0)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
 
@@ -138,7 +154,7 @@ def is_plain_expression(text: str, names: frozenset[str], functions: frozenset[s
 def _is_plain(node: ast.expr, names: frozenset[str], functions: frozenset[str], powers: int) -> bool:
     match node:
         case ast.Constant(value=int() | float() as value):
-            return not isinstance(value, bool) and abs(value) < 10**15
+            return not isinstance(value, bool)
         case ast.Name(id=name):
             return name in names
         case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=inner):

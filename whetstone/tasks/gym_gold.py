@@ -58,15 +58,7 @@ def _boxnet(metadata: dict[str, Any]) -> str:
 
 
 def _undo(move: str) -> str:
-    """One turn back, in moves without a digit in front, which the scorer ignores (large cubes have them)."""
-    back = "" if move.endswith("'") else "'"
-    face = move.rstrip("'")
-    if face[0] == "1":  # 1Bw: the outer layer alone
-        face = face[1]
-    elif face[0] == "2" and not face.endswith("w"):
-        # 2B: the second layer alone is both layers less the outer one.
-        return f"{face[1]}w' {face[1]}" if back else f"{face[1]}w {face[1]}'"
-    return face.removeprefix("2") + back
+    return move[:-1] if move.endswith("'") else f"{move}'"
 
 
 def _rush_hour(metadata: dict[str, Any]) -> str:

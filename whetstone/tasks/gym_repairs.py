@@ -27,7 +27,7 @@ _USES_NUMBERS = 0.05  # the same, where it also uses the numbers of the problem
 # that are none) would earn up to 0.65 of the full mark.
 _POWER = {
     **{"futoshiki": 3, "knights_knaves": 3, "mini_sudoku": 3, "rectangle_count": 3, "sudoku": 3},
-    **{"time_intervals": 8, "word_ladder": 3},
+    **{"polynomial_equations": 3, "time_intervals": 8, "word_ladder": 3},
 }
 _WEAK_CONCLUSION = 0.1  # a conclusion that follows from one premise alone
 _CHOICES = frozenset({"true", "false", "yes", "no", "on", "off", "undetermined"})
@@ -38,6 +38,8 @@ def score_answer(task: str, dataset: Any, answer: str, entry: Entry) -> float:
     """What an answer is worth, from 0 to 1: by our own scorer where there is one, else by the data set's."""
     if not is_plausible(task, answer, entry):
         return 0.0
+    if task == "rubiks_cube":
+        dataset.expand_moves = str.strip  # the cube reads `3Rw'2` itself; reasoning-gym leaves `3R` out
     if task in _SCORERS:
         value = _SCORERS[task](answer, entry)
     else:
@@ -56,6 +58,8 @@ def score_answer(task: str, dataset: Any, answer: str, entry: Entry) -> float:
 
 def is_flawed(task: str, entry: Entry) -> bool:
     """Whether everything follows from the premises (they contradict each other) or nothing (tautologies)."""
+    if task == "jugs":
+        return "No solution" in entry["answer"]
     if task != "propositional_logic":
         return False
     variables = entry["metadata"]["variables"]
