@@ -52,8 +52,8 @@ is right on {fewest} % of the problems.
 - An answer without the form that its task asks for earns nothing (`whetstone/tasks/gym_forms.py`).
 - An answer longer than 1,000 characters plus four times the gold answer earns nothing (boxnet: more, by the
   number of boxes).
-- Part credit can still pay a constant: in time_intervals `01:32` earns 0.18 in the mean although it is right on
-  0.5 %, since durations are paid by closeness. With the task countdown `base_reward` (0.1) is paid for any
+- Part credit can still pay a constant: in time_intervals `01:32` earns 0.18 in the mean although it is right
+  on 0.5 %, since durations are paid by closeness. With the task countdown `base_reward` (0.1) is paid for any
   arithmetic, a single number included.
 - In propositional_logic a conclusion must need at least two premises. Problems with contradictory premises
   are left out. So are jugs that cannot be filled as asked.
