@@ -7,6 +7,7 @@ never run, pickles are read as weights only, and a tensor that the files lack is
 import contextlib
 import functools
 import json
+import logging
 import pickle
 import re
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whetstone.errors import UserError, is_panic
+from whetstone.model import fla
 from whetstone.model.limited import ask
 from whetstone.model.manifest import NAME, Damage, check_sizes, damaged_files, read_manifest
 
@@ -27,6 +29,7 @@ REMEDY = (
 TOKENIZER_S, TOKENIZER_MEMORY = 20.0, 4 << 30
 # Every printable character, other scripts, and a long word that a pattern can't match to its end.
 TOKENIZER_TEXT = "".join(map(chr, range(32, 127))) + " The answer is 42.\n\té 你好 😀 " + 60 * "a" + "!"
+logger = logging.getLogger("whetstone")
 LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.([0-9]{1,9})\.")
 
 
@@ -40,11 +43,18 @@ def load_pretrained(base: str, dtype: "torch.dtype | str") -> tuple[Any, Any]:
     if Path(base).is_dir():
         check_weights(Path(base))
         try_tokenizer(Path(base))
+    if (problem := fla.installed_problem()) is not None:
+        fla.block_fla()
     options: Any = {"dtype": dtype, "weights_only": True, "output_loading_info": True}
     with quiet_transformers(), guarded(base):
         tokenizer = AutoTokenizer.from_pretrained(base, trust_remote_code=False)
         loaded: Any = AutoModelForCausalLM.from_pretrained(base, trust_remote_code=False, **options)
     model, info = loaded
+    kinds = getattr(model.config.get_text_config(), "layer_types", None) or ()
+    if problem is not None and "linear_attention" in kinds:
+        logger.warning(
+            f"{problem}: torch's rule computes its layers, slowly. To use it, {fla.REMEDY}."
+        )
     missing = sorted(info["missing_keys"])
     if missing:
         extra = sorted(info["unexpected_keys"])

@@ -17,6 +17,7 @@ from whetstone.commands.doctor.check import Check, make_check
 from whetstone.commands.doctor.machine import num_ranks
 from whetstone.config import Config
 from whetstone.errors import first_line
+from whetstone.model import fla
 from whetstone.run.record import version
 
 SECTION = "GPU"
@@ -54,6 +55,9 @@ def check_gpus(config: Config | None) -> list[Check]:
     if config is None or config.model.bf16:
         checks.append(_bf16(gpus, is_needed=config is not None))
     checks += [_triton(gpus), _compiler(is_needed=True), _headers()]
+    if (problem := fla.installed_problem()) is not None:
+        detail = f"{problem}: gated delta layers (Qwen 3.5) are computed by torch's rule"
+        checks.append(make_check(SECTION, "flash-linear-attention", detail, fla.REMEDY))
     checks += _nccl(gpus, config)
     return [*checks, *([] if config is None else _ranks(gpus, config))]
 
