@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tests.support.models import write_tiny
 from whetstone.__main__ import run
 from whetstone.config import load
 
@@ -98,3 +99,17 @@ def test_bad_input_is_one_sentence(words: list[str], capsys: pytest.CaptureFixtu
     assert run(["plan", *words]) == 2
     error = capsys.readouterr().err
     assert error.startswith("whet: ") and error.count("\n") == 1
+
+
+def test_a_model_that_transformers_samples_is_named(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its sampling takes as long as measured for such a model, 0.067 s for each token of all sequences."""
+    write_tiny("qwen3_5_text", tmp_path)
+    words = ["quickstart", f"model_name_or_path={tmp_path}", "--gpu", "H200"]
+    seconds = {}
+    for engine in ("native", "vllm"):
+        assert run(["plan", *words, f"rollout_engine={engine}"]) == 0
+        out = " ".join(capsys.readouterr().out.split())
+        assert ("by transformers' generate, about 4k tokens/s" in out) == (engine == "native")
+        assert ("linear_attention layers" in out) == (engine == "native")
+        seconds[engine] = document(capsys, *words, f"rollout_engine={engine}")["seconds"]["rollout_s"]
+    assert seconds["native"] == pytest.approx(0.067 * 128, rel=0.1) and seconds["vllm"] < 2

@@ -123,6 +123,7 @@ def test_constants_are_those_of_the_engine_and_of_the_search() -> None:
         (["beta=0.1", "kl_reference=rollout", "num_iterations=2"], False),
         (["beta=0.1", "use_peft=true"], False),
         (["beta=0.1", "use_peft=true", "kl_reference=moving"], True),
+        (["beta=0.1", "use_peft=true", "sft_steps=5"], True),
     ],
 )
 def test_a_reference_of_its_own(words: list[str], has_reference: bool) -> None:

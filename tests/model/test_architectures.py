@@ -8,6 +8,7 @@ import pytest
 from tests.support.models import MODELS, examine, tiny_policy
 from whetstone.errors import UserError
 from whetstone.model.sharded import _packed
+from whetstone.model.size import unsampled_part
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 
@@ -24,6 +25,7 @@ def test_gradient_and_engine_are_right_and_the_page_names_the_path(model_type):
     assert result.half_engine == result.engine  # a misread layer is found in bf16 as well
     rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
     [row] = [row for row in rows if row.startswith(result.path(model_type))]
+    assert (unsampled_part(tiny_policy(model_type).config) is None) == (result.engine != "generate")
     largest, mean = (float(cell) for cell in row.split("|")[-3:-1])
     assert largest < 1e-5 and mean < 5e-3
 
@@ -36,7 +38,7 @@ def test_the_page_names_no_other_model():
 @pytest.mark.parametrize("model_type", ["lfm2", "falcon_h1"])
 def test_layers_that_reach_into_another_sequence_are_found_in_bf16(model_type, monkeypatch, caplog):
     """Their error over all tokens is less than bf16 rounds."""
-    monkeypatch.setattr("whetstone.model.policy.ATTENTION_KINDS", {"full_attention", "conv", "hybrid"})
+    monkeypatch.setattr("whetstone.model.policy.CACHED_KINDS", {"full_attention", "conv", "hybrid"})
     policy = tiny_policy(model_type)
     policy.model.bfloat16()
     policy.is_packed = True

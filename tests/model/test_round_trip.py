@@ -2,36 +2,14 @@
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from tests.conftest import TINY
-from tests.support.models import MODELS
+from tests.support.models import MODELS, write_tiny
 from tests.support.runs import rows, run, weights
 from whetstone.config.sections import ModelConfig
-from whetstone.model.hub import resolve
 from whetstone.model.policy import load_policy
 
 # Buffers, sizes that differ between layers, fused experts, recurrences and convolutions; the others are slow.
 QUICK = ("llama", "gemma4_text", "deepseek_v3", "glm4_moe", "apertus", "qwen3_moe", "qwen3_5_text", "lfm2")
-
-
-def write_tiny(model_type, folder):
-    """A tiny model with random weights and buffers, and pebble's tokenizer."""
-    tokenizer = AutoTokenizer.from_pretrained(resolve("pebble"))
-    settings = {**TINY, **MODELS[model_type][1], "vocab_size": len(tokenizer), "max_position_embeddings": 256}
-    settings |= {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    if "vocab_size_per_layer_input" in settings:
-        settings["vocab_size_per_layer_input"] = len(tokenizer)
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[model_type](**settings)).float()
-    kept = model.state_dict()
-    for name, buffer in model.named_buffers():
-        if name in kept:
-            buffer.normal_()
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return {name for name, _ in model.named_buffers() if name in kept}
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,12 @@ python -m tests.support.models > docs/models.md
 import logging
 import warnings
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tests.conftest import TINY, Characters
@@ -20,6 +21,7 @@ from whetstone.config import build
 from whetstone.engines import make_engine
 from whetstone.engines.base import Request, SamplingParams
 from whetstone.engines.hf import HFEngine
+from whetstone.model.hub import resolve
 from whetstone.model.policy import Policy
 from whetstone.types import Rollout, Score, Turn
 from whetstone.update.packing import Sample, pack
@@ -143,6 +145,10 @@ With LongRoPE (Phi-3.5, Phi-4-mini) a sequence may have the length of the short 
 ones have other factors for all their tokens, those that were sampled before included. Phi-4-mini rotates
 a part of each head, so it is sampled with its own modules.
 
+Gated delta layers (Qwen 3.5, Qwen3-Next) use flash-linear-attention where it is installed. It refuses Triton 3.4.0 to
+3.7.0 on a Hopper GPU: torch's rule computes them there, which is slower; the run and `whet doctor` say so. `whet plan`
+names a model that transformers' `generate` samples.
+
 Any other causal language model of transformers is tried in the same way at the start of a run. It is refused
 only if the logits of its padded rows differ from its own. Mixtures of experts have no auxiliary loss, and
 none was trained for more than some steps. Their speed: [lab/engines.md](lab/engines.md#mixture-of-experts).
@@ -193,6 +199,24 @@ def tiny_policy(model_type: str) -> Policy:
     policy = Policy(model, Characters(), torch.device("cpu"))
     policy.verify()
     return policy
+
+
+def write_tiny(model_type: str, folder: Path) -> set[str]:
+    """A tiny model with random weights and buffers, and pebble's tokenizer; returns the names of the buffers."""
+    tokenizer = AutoTokenizer.from_pretrained(resolve("pebble"))
+    settings = {**TINY, **MODELS[model_type][1], "vocab_size": len(tokenizer), "max_position_embeddings": 256}
+    settings |= {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    if "vocab_size_per_layer_input" in settings:
+        settings["vocab_size_per_layer_input"] = len(tokenizer)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[model_type](**settings)).float()
+    kept = model.state_dict()
+    for name, buffer in model.named_buffers():
+        if name in kept:
+            buffer.normal_()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return {name for name, _ in model.named_buffers() if name in kept}
 
 
 def examine(model_type: str) -> Examination:

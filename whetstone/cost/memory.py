@@ -53,6 +53,7 @@ class Setup:
     prompt_tokens: int
     completion_tokens: int
     samples_here: bool  # the engine is in this process
+    in_process: bool = True  # by the native engine or by transformers
     shared_tokens: int = 0  # with which all prompts begin
     gpus: int = 1
     tp: int = 1
@@ -115,6 +116,7 @@ def setup_of(
         prompt_tokens=prompt_tokens,
         shared_tokens=shared_tokens,
         completion_tokens=config.rollout.max_completion_length,
+        in_process=traits.in_process,
         samples_here=not (traits.has_servers and config.rollout.vllm_mode == "server"),
         gpus=gpus,
         tp=config.parallel.tp_size,

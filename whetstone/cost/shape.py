@@ -68,6 +68,7 @@ class ModelShape:
     linear: int  # weights of the linear layers in the decoder layers
     linear_sides: int  # inputs and outputs of these layers, added up: an adapter has lora_r times as many
     is_silu_gated: bool  # the MLPs are down(silu(gate x) * up x), which LoRA computes with less memory
+    unsampled: str | None = None  # for what the native engine has no cache: transformers samples
 
     def weights_read(self, sequences: int) -> float:
         """Weights that a decode step reads: of many sequences some use any expert."""
@@ -138,7 +139,7 @@ def shape_of(name: str, config: Any) -> ModelShape:
     from transformers import AutoModelForCausalLM
 
     from whetstone.model.gated_lora import is_silu_mlp
-    from whetstone.model.size import count_experts, num_active, num_parameters, widest_layer
+    from whetstone.model.size import count_experts, num_active, num_parameters, unsampled_part, widest_layer
 
     try:
         with _meta_device():
@@ -182,4 +183,5 @@ def shape_of(name: str, config: Any) -> ModelShape:
         linear=sum(layer.weight.numel() for layer in linear),
         linear_sides=sum(layer.in_features + layer.out_features for layer in linear),
         is_silu_gated=any(map(is_silu_mlp, model.modules())),
+        unsampled=unsampled_part(text),
     )

@@ -21,6 +21,7 @@ from whetstone.cost.step import (
     prefill_seconds,
     update_seconds,
 )
+from whetstone.model.size import GENERATE_STEP_S
 
 MEASURED_SHARE = 0.8  # of the printed rate that a large product reaches: 791 of 989 TFLOP/s on an H200
 COPY_SHARE = 0.9  # of the printed memory speed that a copy reaches
@@ -207,7 +208,7 @@ def _decode_seconds(
     seconds = decode_step(machine, shape, work, Layout(gpus=setup.gpus, tp=setup.tp), number)
     if setup.load_in_4bit:  # read in 4 bits, written and read once more in 16
         seconds += (2 + NF4_BYTES) * shape.linear / (DEQUANTIZE_SHARE * machine.memory_speed)
-    return seconds
+    return max(seconds, GENERATE_STEP_S) if setup.in_process and shape.unsampled else seconds
 
 
 def extra_passes(config: Config, plan: Plan) -> int:

@@ -66,9 +66,11 @@ def _can_cache(policy: "Policy") -> bool:
     expected = {(policy.num_cache_heads * policy.ranks.tp_size, policy.head_dim)}
     if policy.cache_shapes <= expected:  # none noted: a policy that was not verified, in a test
         return True
+    from whetstone.model.size import GENERATE
+
     logger.warning(
         f"The native engine can't run {type(policy.lm).__name__}, whose keys and values have the shapes "
-        f"{sorted(policy.cache_shapes)}: transformers' generate samples, which is slower."
+        f"{sorted(policy.cache_shapes)}: it is sampled {GENERATE}."
     )
     return False
 

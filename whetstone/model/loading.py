@@ -52,9 +52,7 @@ def load_pretrained(base: str, dtype: "torch.dtype | str") -> tuple[Any, Any]:
     model, info = loaded
     kinds = getattr(model.config.get_text_config(), "layer_types", None) or ()
     if problem is not None and "linear_attention" in kinds:
-        logger.warning(
-            f"{problem}: torch's rule computes its layers, slowly. To use it, {fla.REMEDY}."
-        )
+        logger.warning(f"{problem}: torch's rule computes its layers, slowly. To use it, {fla.REMEDY}.")
     missing = sorted(info["missing_keys"])
     if missing:
         extra = sorted(info["unexpected_keys"])

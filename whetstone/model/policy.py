@@ -35,7 +35,7 @@ from whetstone.model.nf4 import quantize_model
 from whetstone.model.padded import padded_hidden, rows_hidden
 from whetstone.model.rotary import longrope_length
 from whetstone.model.sharding import Sharding
-from whetstone.model.size import widest_layer
+from whetstone.model.size import CACHED_KINDS, GENERATE, widest_layer
 from whetstone.model.tiled_attention import plan_attention
 from whetstone.model.verification import (
     perturbed_embeddings,
@@ -48,7 +48,6 @@ from whetstone.parallel.mesh import SINGLE, Ranks
 from whetstone.types import Segment
 
 logger = logging.getLogger("whetstone")
-ATTENTION_KINDS = {"full_attention", "sliding_attention", "chunked_attention"}  # of config.layer_types
 
 
 class Policy:
@@ -298,7 +297,7 @@ class Policy:
             )
         logger.warning(
             f"{name} can't be packed (our forward pass {reason}): it is trained on padded rows and sampled "
-            "by transformers' generate, which is slower."
+            f"{GENERATE}."
         )
 
     def _own_logits(self, rows: list[Tensor]) -> Tensor:
@@ -307,7 +306,7 @@ class Policy:
 
     def _packing_problem(self, rows: list[Tensor], own: Tensor, bound: float) -> str | None:
         """What is wrong with the packed pass on `rows`, whose logits are `own`; None: nothing."""
-        kinds = set(getattr(self.config, "layer_types", None) or []) - ATTENTION_KINDS
+        kinds = set(getattr(self.config, "layer_types", None) or []) - CACHED_KINDS
         if kinds:
             return f"knows nothing of {min(kinds)} layers"
         try:

@@ -13,6 +13,7 @@ from whetstone.cost.estimate import Changes, Estimate
 from whetstone.cost.memory import Setup, trained_parameters
 from whetstone.cost.prompts import Prompts
 from whetstone.cost.shape import ModelShape
+from whetstone.model.size import GENERATE
 from whetstone.terminal.text import counted, duration, escape_controls
 
 POWER_SHARE = 0.75  # of the printed power that a GPU draws in training
@@ -54,6 +55,8 @@ def print_plan(
 def print_run(config: Config, shape: ModelShape, setup: Setup, plan: Plan, prompts: Prompts) -> None:
     """What does not depend on the device."""
     _say(_model_line(config, shape, setup))
+    if setup.in_process and shape.unsampled:
+        _say(f"sampled {GENERATE}: the native engine has nothing for {shape.unsampled}; vLLM is faster")
     for line in plan.lines(config):
         _say(line)
     alike = f", the first {setup.shared_tokens:,} always the same" if setup.shared_tokens else ""
