@@ -145,9 +145,9 @@ With LongRoPE (Phi-3.5, Phi-4-mini) a sequence may have the length of the short 
 ones have other factors for all their tokens, those that were sampled before included. Phi-4-mini rotates
 a part of each head, so it is sampled with its own modules.
 
-Gated delta layers (Qwen 3.5, Qwen3-Next) use flash-linear-attention where it is installed. It refuses Triton 3.4.0 to
-3.7.0 on a Hopper GPU: torch's rule computes them there, which is slower; the run and `whet doctor` say so. `whet plan`
-names a model that transformers' `generate` samples.
+Gated delta layers (Qwen 3.5, Qwen3-Next) use flash-linear-attention where it is installed. It refuses Triton
+3.4.0 to 3.7.0 on a Hopper GPU: torch's rule computes them there, which is slower; the run and `whet doctor`
+say so. `whet plan` names a model that transformers' `generate` samples.
 
 Any other causal language model of transformers is tried in the same way at the start of a run. It is refused
 only if the logits of its padded rows differ from its own. Mixtures of experts have no auxiliary loss, and
@@ -202,7 +202,7 @@ def tiny_policy(model_type: str) -> Policy:
 
 
 def write_tiny(model_type: str, folder: Path) -> set[str]:
-    """A tiny model with random weights and buffers, and pebble's tokenizer; returns the names of the buffers."""
+    """A tiny model with random weights and buffers, and pebble's tokenizer; returns the buffers' names."""
     tokenizer = AutoTokenizer.from_pretrained(resolve("pebble"))
     settings = {**TINY, **MODELS[model_type][1], "vocab_size": len(tokenizer), "max_position_embeddings": 256}
     settings |= {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
