@@ -55,8 +55,8 @@ def run(argv: list[str]) -> int:
 def import_command(name: str) -> ModuleType:
     """The module of a command; `UserError` for an unknown name."""
     if name not in COMMANDS:
-        hint = did_you_mean(name, COMMANDS) or ":"
-        raise UserError(f"There is no command '{name}'{hint} `whet --help` lists {', '.join(COMMANDS)}.")
+        hint = did_you_mean(name, COMMANDS) or f". There are {', '.join(COMMANDS)}."
+        raise UserError(f"There is no command '{name}'{hint}")
     return importlib.import_module(f"whetstone.commands.{name}")
 
 
@@ -103,6 +103,7 @@ def _first_line(name: str, arguments: list[str]) -> str:
     """Printed before anything heavy is imported."""
     secrets = {after for option, after in itertools.pairwise(arguments) if option == "--api-key"}
     named = [argument for argument in arguments if "=" not in argument and not argument.startswith("-")]
+    named = [argument for argument in named if not argument.replace(".", "").isdecimal()]  # of an option
     named = [argument for argument in named if argument not in secrets]
     named += [argument for argument in arguments if argument.startswith("checkpoint_path=")]
     source = named[0] if named else DEFAULT_RECIPE if name != "doctor" else ""

@@ -273,10 +273,18 @@ debug: {enabled: false, max_debug_samples: 100}
     config = loaded.config
     assert (config.model.model_name_or_path, config.loss.epsilon) == ("checkpoints/sft", 0.3)
     assert config.tasks.datasets["math"].config == {"path": "x.json", "eval_fraction": 0.05}
-    for key in ("debug", "shuffle", "whiten_rewards", "do_sample", "cuda_visible_devices", "use_deepspeed"):
+    for key in (
+        "debug",
+        "shuffle",
+        "whiten_rewards",
+        "pad_token_id",
+        "cuda_visible_devices",
+        "use_deepspeed",
+    ):
         assert key in loaded.notes[-1], key
     for line, complaint in (
         ("data: {train_file: x.json, train_split_ratio: 95}", r"0\.95"),
+        ("do_sample: false", "do_sample"),
         ("use_value_baseline: true", "advantage: gae"),
         ("lora: {bias: all}", "no biases"),
         ("system: You are a tutor.", "developer_prompt"),

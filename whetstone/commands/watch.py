@@ -63,4 +63,7 @@ def _open(folder: Path, host: str, port: int | None) -> "WatchServer":
             return WatchServer(folder, host, candidate)
         except (OSError, OverflowError) as error:
             last = error
-    raise UserError(f"{host}:{PORT if port is None else port} can't be used ({last}): choose another --port.")
+    reason = last.strerror if isinstance(last, OSError) else last
+    raise UserError(
+        f"{host}:{PORT if port is None else port} can't be used ({reason}): choose another --port."
+    )

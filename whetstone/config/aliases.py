@@ -86,6 +86,7 @@ CONVERTED: dict[str, Converter] = {
     **trl_names.CONVERTED,
     "torch_dtype": trl_names.CONVERTED["dtype"],
     "evaluation_strategy": eval_strategy,
+    "do_sample": lambda value, flat: trl_names.generation_kwargs({"do_sample": value}, flat),
     "use_wandb": lambda value, flat: {"report_to": "wandb" if value else "none"},
     "resume_steps": lambda value, flat: {"resume_from_checkpoint": f"checkpoint-{value}"} if value else {},
     "per_rollout_size": lambda value, flat: {
@@ -124,7 +125,7 @@ REWARDS: dict[str, str] = {
 _WHY_NOT = {
     "the launcher says how many processes there are (torchrun --nproc_per_node)": """
         num_processes num_machines cuda_visible_devices use_deepspeed deepspeed_config""",
-    "completions are sampled by temperature, and padded by the tokenizer's token": "do_sample pad_token_id",
+    "completions are padded by the tokenizer's token": "pad_token_id",
     "advantages are scaled as scale_rewards says": "whiten_rewards",
     "GPUs and options of servers are server_devices and server_args": """
         vllm_device vllm_dtype remote_gen_model_url""",

@@ -14,7 +14,7 @@ from whetstone.config.overrides import COMMAND_LINE, parse_overrides
 from whetstone.config.sections import Config
 from whetstone.config.translate import OTHER_NAMES, Translation
 from whetstone.config.yaml_text import check_text, read_yaml, shorten
-from whetstone.errors import UserError
+from whetstone.errors import UserError, did_you_mean
 
 SECTION_FIELDS: dict[str, Any] = {name: field.annotation for name, field in Config.model_fields.items()}
 SECTION_OF = {key: section for section, model in SECTION_FIELDS.items() for key in model.model_fields}
@@ -81,10 +81,10 @@ def find(source: str | os.PathLike[str]) -> Path:
         raise UserError(f"'{shown}' can't be read ({error.strerror}).") from None
     if path.is_dir():
         raise UserError(f"'{shown}' is a folder: give a YAML file inside it.")
-    raise UserError(
-        f"There is no configuration file '{shown}': give the path of a YAML file, or one of the recipes "
-        f"{', '.join(recipe_names())}."
+    hint = did_you_mean(str(source), recipe_names()) or (
+        f": give the path of a YAML file, or one of the recipes {', '.join(recipe_names())}."
     )
+    raise UserError(f"There is no configuration file '{shown}'{hint}")
 
 
 def recipe_folders() -> list[Path]:

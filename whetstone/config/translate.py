@@ -74,6 +74,8 @@ class Translation:
     def finish(self) -> None:
         """Complain about all that was not understood; note what would be missed in the run."""
         self._complaints.raise_all()
+        if self.flat.get("use_vllm") is True and "use_vllm" in self.origins:
+            self.origins.setdefault("rollout_engine", self.origins["use_vllm"])
         self.notes += self._data.finish()
         self._logging_fraction()
         self._warmup_of_schedule()

@@ -69,14 +69,12 @@ def _model_init_kwargs(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
     return ours
 
 
-def _generation_kwargs(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
+def generation_kwargs(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
     ours = {name: name for name in ("temperature", "top_p", "top_k", "min_p")}
     ours |= dict.fromkeys(("max_new_tokens", "max_tokens"), "max_completion_length")
     options = _mapping(value, f"{' '.join(ours)} do_sample use_cache pad_token_id")
     if options.get("do_sample") is False:
-        raise ValueError(
-            "do_sample: false inside it would make all completions of a prompt equal: leave it out"
-        )
+        raise ValueError("do_sample: false would make all completions of a prompt equal: leave it out")
     return {key: options[name] for name, key in ours.items() if name in options}
 
 
@@ -125,7 +123,7 @@ CONVERTED: dict[str, Converter] = {
     "ddp_timeout": _ddp_timeout,
     "fp16": _fp16,
     "model_init_kwargs": _model_init_kwargs,
-    "generation_kwargs": _generation_kwargs,
+    "generation_kwargs": generation_kwargs,
     "sync_ref_model": lambda value, flat: {"kl_reference": "moving"} if value else {},
     "use_adaptive_entropy": _adaptive_entropy,
     "vllm_importance_sampling_correction": _importance_correction,

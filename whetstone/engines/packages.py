@@ -25,13 +25,17 @@ class NeededPackage(NamedTuple):
 
 
 def check_packages(config: Config) -> None:
-    """Raise, with the command that installs it, if a package or the file of an engine is missing."""
+    """Raise, with the commands that install them, if packages or the file of an engine are missing."""
     if is_plugin(config.rollout.rollout_engine):
         check_object(config.rollout.rollout_engine, "rollout_engine")
-    for package, reason, install, instead in needed_packages(config):
-        if not is_installed(package):
-            missing = f"{reason} needs the package {package}, which is not installed"
-            raise UserError(f"{missing}: run `{install}`, or set {instead}.")
+    missing = [
+        f"{need.reason} needs the package {need.package}, which is not installed: run `{need.install}`, "
+        f"or set {need.instead}."
+        for need in needed_packages(config)
+        if not is_installed(need.package)
+    ]
+    if missing:
+        raise UserError(" ".join(missing))
 
 
 def needed_packages(config: Config) -> Iterator[NeededPackage]:

@@ -115,6 +115,11 @@ def _suggest_run(folder: Path) -> None:
             raise UserError(f"{folder} is a folder of runs: give one of them, such as {runs[0]}.")
     elif len(folder.parts) == 1 and (RUNS / folder / "config.yaml").is_file():
         raise UserError(f"There is no model '{folder}' here: did you mean {RUNS / folder}?")
+    elif str(folder) == folder.name and not folder.exists():  # the hub's models have an owner
+        raise UserError(
+            f"There is no model or run '{folder}' here: give a folder, {PEBBLE}, {SMOLLM2}, or a name on the "
+            "hub with its owner (Qwen/Qwen3-0.6B)."
+        )
 
 
 def _has_model(folder: Path) -> bool:

@@ -102,7 +102,8 @@ def _end(*_: object) -> None:
 
 
 def _unusable(host: str, port: int, error: Exception) -> UserError:
-    return UserError(f"{host}:{port} can't be used ({error}): choose another --port.")
+    reason = error.strerror if isinstance(error, OSError) else error
+    return UserError(f"{host}:{port} can't be used ({reason}): choose another --port.")
 
 
 def warm_up(backend: "EngineBackend") -> None:
