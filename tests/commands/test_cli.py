@@ -114,6 +114,19 @@ def test_an_unknown_verb_names_the_nearest() -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("whet: There is no command 'trian': did you mean 'train'?")
     assert "Traceback" not in done.stderr
+    assert "explain" not in done.stderr  # the whole list is for a name that is like none
+    assert "explain" in whet("xyz").stderr
+    assert whet("train", "quickstrat").stderr.endswith("did you mean 'quickstart'?\n")
+    assert whet("train", "--max_step", "3").stdout == f"whetstone {__version__}: train quickstart\n"
+
+
+def test_a_refused_plan_comes_before_the_keys() -> None:
+    done = whet("config", "grpo", "num_generations=7")
+    assert (done.returncode, done.stdout) == (2, "") and "num_generations (7)" in done.stderr
+    text = whet("config", "use_vllm=true", "lora_r=8", "max_steps=1", "datasets={chain_sum: {}}").stdout
+    assert "No effect here: lora_r (" in text
+    (line,) = [line for line in text.splitlines() if line.startswith("  rollout_engine ")]
+    assert line.split()[1:4] == ["vllm", "[command", "line]"]
 
 
 @pytest.mark.parametrize(
@@ -204,7 +217,7 @@ def test_config_shows_every_key_with_default_bounds_and_meaning(capsys: pytest.C
     (line,) = [line for line in lines if line.startswith("  lora_r ")]
     assert line.split() == ["lora_r", "16", "(1", "to", "4096)", "Rank", "of", "the", "adapter."]
     (line,) = [line for line in lines if line.startswith("  top_p ")]
-    assert "(> 0, <= 1)" in line
+    assert "(1e-06 to 1)" in line
     (line,) = [line for line in lines if line.startswith("  scale_rewards ")]
     assert "(group | batch | none)" in line
     assert "plan:" not in lines

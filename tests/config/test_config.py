@@ -383,3 +383,9 @@ def test_the_course_recipes_have_the_settings_of_the_course() -> None:
 
 def test_save_strategy_no_is_a_word_and_not_false() -> None:
     assert load(None, ["save_strategy=no"]).config.run.save_strategy == "no"
+
+
+def test_a_task_without_a_mapping_is_named():
+    for key in ("datasets", "eval_datasets"):
+        with pytest.raises(UserError, match=r"the entry of chain_sum is no mapping: write chain_sum: \{"):
+            load(None, [f"{key}={{chain_sum: [1, 2]}}"])

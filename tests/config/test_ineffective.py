@@ -3,14 +3,16 @@
 A tiny policy is updated on given samples (quick), and the embedded model is trained (slow).
 """
 
+import json
 from typing import Any
 
 import pytest
 import torch
 
 from tests.conftest import make_policy
+from tests.support.runs import rows, run, weights, words
 from tests.support.update import make_samples
-from whetstone.config import build, make_plan, without_effect
+from whetstone.config import build, load, make_plan, without_effect
 from whetstone.model.lora import add_lora
 from whetstone.model.policy import Policy
 from whetstone.model.reference import Reference
@@ -142,8 +144,12 @@ ACTIVE: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-def names(case: tuple[dict[str, Any], dict[str, Any]]) -> str:
-    return ",".join(case[1])
+def some_slow(cases: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[Any]:
+    """Every third case is quick."""
+    return [
+        pytest.param(case, id=",".join(case[1]), marks=[pytest.mark.slow] if number % 3 else [])
+        for number, case in enumerate(cases)
+    ]
 
 
 def named(config, **options) -> dict[str, str]:
@@ -176,7 +182,7 @@ def equal(ours: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
     return len(ours) == len(others) and all(map(torch.equal, ours, others))
 
 
-@pytest.mark.parametrize("case", IDLE, ids=names)
+@pytest.mark.parametrize("case", some_slow(IDLE))
 def test_a_key_without_effect_is_named_and_has_none(case):
     base, idle = case
     found = named(build({**SMALL, **base, **idle}))
@@ -186,7 +192,7 @@ def test_a_key_without_effect_is_named_and_has_none(case):
     assert not equal(before, [p.detach() for p in make_policy().parameters()])
 
 
-@pytest.mark.parametrize("case", ACTIVE, ids=names)
+@pytest.mark.parametrize("case", some_slow(ACTIVE))
 def test_a_key_with_effect_is_not_named(case):
     base, active = case
     before = updated(base)
@@ -194,3 +200,66 @@ def test_a_key_with_effect_is_not_named(case):
         settings = {**base, key: value}
         assert key not in named(build({**SMALL, **settings})), key
         assert not equal(updated(settings), before), key
+
+
+# Whole runs of the embedded model: (what else is set, keys that do nothing then).
+RUNS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    (
+        {"reward_funcs": "[FOLDER/own.py:pay]"},
+        {
+            "overlong_buffer_length": 4, "reward_correct": 2, "reward_wrong": -3, "reward_no_answer": -2,
+            "developer_role": "user", "use_reasoning_format": True, "base_reward_weight": 3,
+            "turn_discount": 0.5, "perfect_reward_weight": 3, "test_reward": "all",
+            "max_tests_per_problem": 1, "ray_address": "x", "sandbox_output_kb": 9,
+            "sandbox_pool": "ray", "sandbox_time_limit_s": 1, "sandbox_memory_mb": 99, "max_turns": 2,
+            "tool_call_format": "code_block", "max_tool_calling_iterations": 1,
+            "max_observation_length": 9, "environment_timeout_s": 9, "environment_memory_mb": 99,
+            "agent_max_length": 99, "turn_credit": "turn", "full_determinism": True,
+            "prompt_template": "{question}", "eval_dataset_seed": 9, "fixed_eval_steps": 1,
+            "eval_samples_per_problem": 2, "eval_temperature": 0.5, "eval_greedy": False,
+            "per_device_eval_batch_size": 3, "dynamic_sampling_max_rounds": 9, "server_port": 9,
+            "server_timeout_s": 9, "server_args": "[a]", "weight_transfer": "disk",
+            "vllm_mode": "colocate", "attn_implementation": "eager", "save_steps": 1,
+            "server_devices": "['3']", "num_train_epochs": 9, "batch_counts_as_step": True,
+            "per_device_train_batch_size": 3, "wandb_project": "x",
+            "wandb_tags": "a", "logging_first_step": False, "hub_model_id": "a/b", "bf16": True,
+            "epsilon": 0.1, "epsilon_high": 0.3, "lora_r": 4, "gamma": 0.5, "sft_learning_rate": 0.1,
+        },
+    ),
+    (
+        {
+            "datasets": "{rows: {config: {path: FOLDER/rows.jsonl}}}", "apply_chat_template": False,
+            "advantage": "gae", "importance_correction": "none", "max_steps": 1, "eval_num_samples": 2,
+            "eval_temperature": 0, "developer_prompt": "'Answer briefly.'",
+            "reward_funcs": "[FOLDER/own.py:pay]",
+        },
+        {
+            "dataset_size": 7, "chat_template_kwargs": "{a: 1}", "chat_template": "x",
+            "dynamic_sampling": True, "async_rollouts": 1, "eval_greedy": False, "reward_correct": 3,
+            "value_clip": 0.5,
+        },
+    ),
+]  # fmt: skip
+
+PAY = """\
+def pay(completions, **columns):
+    texts = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
+    return [sum(map(ord, text)) % 7 / 7 for text in texts]
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("base", "idle"), RUNS, ids=["generated", "rows"])
+def test_a_whole_run_is_the_same_without_its_idle_keys(tmp_path, base, idle):
+    (tmp_path / "own.py").write_text(PAY)
+    lines = [json.dumps({"prompt": f"{n} + 1?", "answer": str(n + 1)}) for n in range(40)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    base = {"max_steps": 2, "max_completion_length": 8, "eval_num_samples": 0, "save_strategy": "no", **base}
+    base = {key: str(value).replace("FOLDER", str(tmp_path)) for key, value in base.items()}
+    found = named(load(None, words(tmp_path, **base, **idle)).config, on_cpu=True)
+    assert set(idle) <= set(found), set(idle) - set(found)
+    assert run(tmp_path / "with", **base, **idle)["steps"] == int(base["max_steps"])
+    run(tmp_path / "without", **base)
+    before, after = (weights(tmp_path / name / "run" / "final_model") for name in ("without", "with"))
+    assert equal(list(before.values()), list(after.values()))
+    assert rows(tmp_path / "with", "train")[0]["grad_norm"] > 0

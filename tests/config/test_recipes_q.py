@@ -46,3 +46,11 @@ def test_the_recipes_for_q_fit_their_gpus(name: str) -> None:
     prompts = Prompts(tokens=config.rollout.max_prompt_length or 0, num_problems=1000, source="")
     planned = estimate(config, shape, prompts, capacity=0.9 * 80 * 2**30, gpus=hosts * local)
     assert planned.memory.fits and planned.setup.samples_here == (not servers)
+
+
+@pytest.mark.parametrize(("name", "size"), [("multi_tasks", 24), ("multi_tasks", 40), ("syllogism_toy", 16)])
+def test_the_recipes_of_the_course_fit_the_gpus_that_it_names(name: str, size: int) -> None:
+    prompts = Prompts(tokens=300, num_problems=1000, source="")
+    config = load(name).config
+    planned = estimate(config, model_shape(config.model.model_name_or_path), prompts, capacity=size * 1e9)
+    assert planned.memory.fits

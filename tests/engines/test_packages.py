@@ -36,6 +36,12 @@ def test_each_is_named_with_its_command(
     packages.check_packages(load("quickstart", words).config)
 
 
+def test_all_that_are_missing_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "is_installed", lambda name: False)
+    with pytest.raises(UserError, match=r"pip install wandb.*pip install 'vllm.*pip install ray"):
+        packages.check_packages(load("grpo", ["use_wandb=true", "use_vllm=true", "sandbox_pool=ray"]).config)
+
+
 def test_a_server_that_runs_elsewhere_needs_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "is_installed", lambda name: False)
     packages.check_packages(load("quickstart", ["rollout_engine=vllm", "rollout_servers=node1:8000"]).config)

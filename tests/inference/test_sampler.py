@@ -243,3 +243,10 @@ def test_bad_prompts_and_settings_are_refused(
     for length, room in ((10, 2038), (2000, 48), (2040, 2056)):  # a growing conversation: 2,048, then 4,096
         (request,), sampling = pebble._requests([[7] * length], 1, max_tokens=9)
         assert request.limit(0, sampling) == 9 and sampling.max_tokens == room
+
+
+def test_a_name_that_is_nothing_here_is_not_fetched(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"no model or run 'nothere' here.*with its owner"):
+        find_source("nothere")
+    assert find_source("someone/model").name == "someone/model" and find_source("pebble").run is None
