@@ -133,7 +133,8 @@ def _load(
     source: str | None, settings: dict[str, Any], reward_funcs: Sequence[RewardFunc] | None = None
 ) -> LoadedConfig:
     if reward_funcs is not None:
-        folder = Path(_load(source, settings).config.run.output_dir) / "reward_funcs"
+        known = {key: value for key, value in settings.items() if key != "reward_weights"}  # one for each
+        folder = Path(_load(source, known).config.run.output_dir) / "reward_funcs"
         specs = [entry if isinstance(entry, str) else spec_of(entry, folder) for entry in reward_funcs]
         settings = {**settings, "reward_funcs": specs}
     loaded = load(source, [f"{key}={json.dumps(value, default=str)}" for key, value in settings.items()])

@@ -24,6 +24,7 @@ from whetstone.run.checkpoint import CheckpointData
 from whetstone.run.completions import log_rollouts
 from whetstone.run.eval_only import evaluate_only
 from whetstone.run.folder import how_to_resume, plan_shape
+from whetstone.run.metrics import with_own
 from whetstone.run.preflight import preflight
 from whetstone.run.progress import Progress
 from whetstone.run.setup import TrainingRun, build, init_distributed
@@ -104,6 +105,7 @@ def loop(run: TrainingRun, step: int, started_at: float) -> Iterator[Step]:
                 if plan.is_due(plan.eval_every, step) and step < plan.num_steps:
                     evaluate(run, step)
             metrics |= run.throughput.metrics(rollouts, batches) | run.resources.metrics(step)
+            metrics = with_own(metrics, rollouts.own_metrics)
             run.metrics.log(step, metrics)
             stopping = any(all_gather_objects(run.ranks, stop.requested))
             if plan.is_due(plan.save_every, step) or stopping:

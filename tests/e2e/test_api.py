@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import whetstone
+from whetstone.api import _load
 from whetstone.errors import UserError
 from whetstone.rewards.source import spec_of
 
@@ -103,3 +104,9 @@ def test_steps_can_be_left_and_resumed(tmp_path: Path) -> None:
         next(whetstone.steps("quickstart", eval_only=True))
     with pytest.raises(UserError):
         whetstone.Run(tmp_path).metrics  # noqa: B018
+
+
+def test_weights_of_reward_functions_are_counted_with_these(tmp_path):
+    words = {"output_dir": str(tmp_path), "datasets": {"chain_sum": {}}, "reward_weights": [2.0]}
+    config = _load(None, words, ["accuracy"]).config
+    assert (config.tasks.reward_funcs, config.tasks.reward_weights) == (["accuracy"], [2.0])

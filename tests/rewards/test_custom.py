@@ -40,7 +40,7 @@ def test_conversational_completions_are_lists_of_messages():
 def test_logging_callables_reach_a_function_that_names_them():
     values, logged = custom.call(custom.load(f"{FILE}:logs"), ARGUMENTS, 2)
     assert values == [0.0, 0.0]
-    assert logged.metrics == {"texts": 2.0}
+    assert logged.metrics == {"texts": [2.0]}
     assert logged.columns == {"first_letter": ["<", "<"]}
 
 

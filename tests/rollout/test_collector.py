@@ -1,6 +1,7 @@
 """Problems to scored groups: order, seeds, cut prompts, and the numbers of a step."""
 
 from dataclasses import replace
+from statistics import fmean
 
 import pytest
 import torch
@@ -107,7 +108,8 @@ def test_dynamic_sampling_replaces_prompts_that_teach_nothing(tmp_path):
     rewards = tmp_path / "rewards.py"
     # half of the prompts pay every completion alike, the others by what was written
     rewards.write_text(
-        "def uneven(prompts, completions, completion_ids, **columns):\n"
+        "def uneven(prompts, completions, completion_ids, log_metric, **columns):\n"
+        "    [log_metric('odd', ids[0] % 2) for ids in completion_ids]\n"
         "    pairs = zip(columns['id'], completion_ids)\n"
         "    return [0.0 if sum(map(ord, i)) % 2 else float(ids[0] % 2) for i, ids in pairs]\n"
     )
@@ -142,6 +144,16 @@ def test_dynamic_sampling_replaces_prompts_that_teach_nothing(tmp_path):
         assert all(groups[n].problem.id not in own for n in flat)  # fresh problems, of no other batch
         assert [tasks.problem(i) for i in rollouts.indices] == [group.problem for group in groups]
         assert batch_of(source).groups == groups  # a function of the step
+        # Of every completion that was sampled, replaced ones included: (24 + 4 for each replaced prompt).
+        sampled = 24 + 4 * round(6 * rollouts.metrics["dynamic_sampling/resample_ratio"])
+        odd = [r.completion.token_ids[0] % 2 for group in without for r in group.rollouts]
+        assert batch_of(RolloutSource(collector(scorer), tasks, plain, plan)).own_metrics == {
+            "odd": fmean(odd)
+        }
+        assert rollouts.own_metrics["odd"] * sampled == pytest.approx(
+            round(rollouts.own_metrics["odd"] * sampled)
+        )
+        assert rollouts.own_metrics["odd"] != fmean(odd)
 
 
 def rollout(reward, answer, correct, length, finish=Finish.STOP, failure=None):
@@ -290,3 +302,11 @@ def test_the_curriculum_sees_groups_that_are_replaced(tmp_path):
         curriculum.groups == first != groups
         and len(source.state()["curriculum"]["chain_sum"]["answers"]) == 12
     )
+
+
+def test_an_accuracy_that_nothing_was_scored_for_is_left_out():
+    failed = replace(
+        rollout(0.0, None, 0.0, 3), score=Score(reward=0.0, parts={}, answer=None, failure="timeout")
+    )
+    row = rollout_metrics([group("rows", failed, failed), group("sums", rollout(1.0, "7", 1.0, 3))])
+    assert row["accuracy"] == row["accuracy/sums"] == 1.0 and "accuracy/rows" not in row

@@ -2,6 +2,8 @@
 
 import copy
 import json
+import os
+import pickle
 import re
 import threading
 
@@ -268,3 +270,18 @@ def leaves(state):
         if isinstance(state, torch.Tensor)
         else [leaf for value in state.values() for leaf in leaves(value)]
     )
+
+
+def test_metadata_may_name_only_files_beside_it(tmp_path):
+    folder = save(tmp_path, 1)
+    os.mkfifo(tmp_path / "fifo")  # to open it would wait for ever
+    path = folder / "state" / ".metadata"
+    for name in ("../../fifo", str(tmp_path / "fifo"), "missing"):
+        metadata = pickle.loads(path.read_bytes())
+        for info in metadata.storage_data.values():
+            object.__setattr__(info, "relative_path", name)
+        path.write_bytes(pickle.dumps(metadata))
+        with pytest.raises(UserError, match=r"names .* which is no file beside it"):
+            checkpoint.Checkpoint(folder=folder, step=1).load_tensors(
+                {"optimizer": {"moment": torch.zeros(2)}}
+            )

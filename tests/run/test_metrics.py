@@ -16,7 +16,7 @@ from rich.console import Console
 from whetstone.config import build
 from whetstone.errors import UserError
 from whetstone.files import atomic_write
-from whetstone.run.metrics import LogSchedule, MetricsLog, read_rows, wandb_sink
+from whetstone.run.metrics import LogSchedule, MetricsLog, read_rows, wandb_sink, with_own
 from whetstone.run.progress import Progress
 from whetstone.terminal.log import setup_logging
 from whetstone.terminal.stages import stage
@@ -299,3 +299,17 @@ def test_a_terminal_gets_one_line_that_moves():
 )
 def test_durations(seconds: float, text: str):
     assert duration(seconds) == text
+
+
+def test_metrics_of_reward_functions_replace_none_of_ours(tmp_path):
+    row = {"reward": 0.5, "loss": 0.1}
+    own = {"step": 77.0, "kind": 1.0, "accuracy": 0.9, "loss": 3.0, "texts": 2.0}
+    log = MetricsLog(tmp_path, build({}))
+    log.log(1, with_own(row, own))
+    log.close()
+    assert read_rows(tmp_path / "metrics.jsonl") == [
+        {
+            "step": 1, "kind": "train", "reward": 0.5, "loss": 0.1, "texts": 2.0, "log_metric/step": 77.0,
+            "log_metric/kind": 1.0, "log_metric/accuracy": 0.9, "log_metric/loss": 3.0,
+        }
+    ]  # fmt: skip

@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
+from whetstone.sandbox import fork_server
 from whetstone.sandbox.fork_server import ForkedWorker
 from whetstone.sandbox.zygote import link_pair
 
@@ -115,6 +116,23 @@ def test_a_server_that_was_killed_is_replaced(worker):
             assert time.monotonic() < deadline
         finally:
             another.close()
+
+
+def test_a_server_that_was_stopped_is_given_up(worker, monkeypatch):
+    monkeypatch.setattr(fork_server, "REPLY_LIMIT_S", 0.2)
+    server = look(worker)["server"]
+    os.kill(server, signal.SIGSTOP)
+    unborn = ForkedWorker(TARGET)
+    started = time.monotonic()
+    unborn.close()  # it waits for a number that nobody tells
+    worker.close()
+    assert time.monotonic() - started < 10
+    with pytest.raises(ProcessLookupError):
+        os.kill(server, 0)
+    another = ForkedWorker(TARGET)
+    monkeypatch.setattr(fork_server, "REPLY_LIMIT_S", 60.0)
+    assert look(another)["server"] != server
+    another.close()
 
 
 def test_a_server_ends_with_its_user_and_does_not_wait_for_forks(tmp_path):

@@ -94,7 +94,7 @@ def test_the_same_answer_to_the_same_problem_is_scored_once(monkeypatch: pytest.
             assert sorted(sent) == [0, 1, 3, 4]
             assert [score.parts["correct"] for score in scores] == [1.0, 0.0, 1.0, 0.0, 1.0]
             assert scores[2] == scores[0] and scores[4].parts["length"] < scores[0].parts["length"]
-            assert scorer.custom_metrics == {"texts": 5}  # functions of the user's own get all of them
+            assert scorer.custom_metrics == {"texts": [5]}  # functions of the user's own get all of them
             sent.clear()
 
 
@@ -209,7 +209,7 @@ def test_functions_of_the_users_own_are_added_by_name():
         }
         assert right.reward == pytest.approx(1.0 + 2.0 * -0.04 + 0.23)
         assert wrong.reward == pytest.approx(2.0 * -0.05 + 0.02)
-        assert scorer.custom_metrics == {"texts": 2.0}
+        assert scorer.custom_metrics == {"texts": [2.0]}
         assert [score.extra for score in (right, wrong)] == [{"first_letter": "<"}, {"first_letter": "h"}]
 
 

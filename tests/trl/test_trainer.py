@@ -142,8 +142,12 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(by_trl, tmp_path, 
         {"assistant_prefix": json.dumps('Let\'s "think" … {{x}}\n<think>')},
         {"apply_chat_template": False, "assistant_prefix": "So,"},
         {"developer_prompt": "Answer briefly."},
+        {
+            "chat_template": "{{ messages[-1].content }}{{ 'Q:' if quiet else 'A:' }}",
+            "chat_template_kwargs": '{"quiet": true}',
+        },
     ],
-    ids=["chat", "chat with a prefix", "bare text", "system message"],
+    ids=["chat", "chat with a prefix", "bare text", "system message", "variables of the template"],
 )
 @pytest.mark.parametrize("bos", [False, True])
 def test_trl_makes_our_tokens_of_the_prompts(tmp_path, settings, bos):

@@ -247,3 +247,7 @@ def test_settings_of_rl_are_left_out_of_the_supervised_steps():
     config = sft_config(build(flat))
     assert config.loss.is_supervised and config.update.max_steps == 5 and config.update.sft_steps == 0
     assert config.run.output_dir == "somewhere_sft"
+    same = {"sft_steps": 3, "max_steps": 60, "datasets": {"chain_sum": {}}}
+    acting = {"top_entropy_quantile": 0.2, "mask_truncated_completions": True, "warmup_steps": 50}
+    for keys in (acting, {"steps_per_generation": 2}, {"generation_batch_size": 64}):
+        assert sft_config(build({**same, **keys})) == sft_config(build(same))

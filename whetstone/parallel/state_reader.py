@@ -43,6 +43,9 @@ class StateReader(FileSystemReader):
                 raise ValueError(f".metadata: {error}") from None
         if not isinstance(metadata, Metadata):
             raise ValueError(".metadata holds something else")
+        for name in {info.relative_path for info in metadata.storage_data.values()}:
+            if Path(name).name != name or not (Path(self.path) / name).is_file():
+                raise ValueError(f".metadata names {name!r}, which is no file beside it")
         metadata.storage_meta = metadata.storage_meta or StorageMeta()
         metadata.storage_meta.load_id = self.load_id
         return metadata

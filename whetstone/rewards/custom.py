@@ -30,7 +30,7 @@ class WrongReturn(ValueError):
 class Logged:
     """What a reward function handed to `log_metric` and `log_extra`."""
 
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, list[float]] = field(default_factory=dict)  # each value; their mean is shown
     columns: dict[str, list[Any]] = field(default_factory=dict)
 
 
@@ -73,7 +73,7 @@ def call(
     offered = {
         "trainer_state": None,
         "log_extra": lambda column, values: logged.columns.setdefault(str(column), []).extend(values),
-        "log_metric": lambda name, value: logged.metrics.__setitem__(str(name), float(value)),
+        "log_metric": lambda name, value: logged.metrics.setdefault(str(name), []).append(float(value)),
     }
     parameters = inspect.signature(function).parameters
     text_name = text_parameter(parameters)

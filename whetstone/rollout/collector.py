@@ -54,7 +54,7 @@ class NullScorer(contextlib.AbstractContextManager["NullScorer"]):
 
     def __init__(self) -> None:
         self._count = 0
-        self.custom_metrics: dict[str, float] = {}
+        self.custom_metrics: dict[str, list[float]] = {}
 
     def submit(self, request: ScoringRequest) -> None:
         self._count += 1
@@ -119,7 +119,7 @@ class Collector:
         self.scoring_s = 0.0  # waiting for scores after the last sample
         self.idle_s = 0.0  # of the engine, waiting for environments or agents
         self.cancelled = False  # set from another thread: stop at the next sample
-        self.custom_metrics: dict[str, float] = {}  # from the user's reward functions in the last `collect`
+        self.custom_metrics: dict[str, list[float]] = {}  # from the user's reward functions, reset like these
 
     def collect(
         self,
@@ -159,7 +159,8 @@ class Collector:
         with stage("scoring", total=len(sampled)):
             scores = self.scorer.gather()
         self.scoring_s += time.monotonic() - started
-        self.custom_metrics = self.scorer.custom_metrics
+        for name, values in self.scorer.custom_metrics.items():
+            self.custom_metrics.setdefault(name, []).extend(values)
         rollouts = {
             (done.problem, done.sample): Rollout(
                 prompt_ids=prompts[done.problem] if done.prompt_ids is None else done.prompt_ids,
@@ -313,6 +314,7 @@ class DistributedCollector(Collector):
     def collect(self, problems: list[Problem], **options: Any) -> list[Group]:
         """`Collector.collect` on all ranks: truncated prompts of all, longest `scoring_s` and `idle_s`."""
         num_truncated, scoring_s, idle_s = self.num_truncated_prompts, self.scoring_s, self.idle_s
+        metrics, self.custom_metrics = self.custom_metrics, {}
         self.num_truncated_prompts, self.scoring_s, self.idle_s = 0, 0.0, 0.0
         groups, failure, cancelled = [], None, False
         shard = problems[self._ranks.data_rank :: self._ranks.data_size]
@@ -322,7 +324,7 @@ class DistributedCollector(Collector):
             failure = str(error)
         except RolloutCancelled:  # reported too: other ranks may wait for this rank's groups
             cancelled = True
-        counts = (self.num_truncated_prompts, self.scoring_s, self.idle_s, dict(self.scorer.custom_metrics))
+        counts = (self.num_truncated_prompts, self.scoring_s, self.idle_s, self.custom_metrics)
         reports = all_gather_data_objects(
             self._ranks, (groups, failure, cancelled, *counts), self._side_group
         )
@@ -334,11 +336,10 @@ class DistributedCollector(Collector):
         self.num_truncated_prompts = num_truncated + sum(truncated for *_, truncated, _, _, _ in reports)
         self.scoring_s = scoring_s + max(seconds for *_, seconds, _, _ in reports)
         self.idle_s = idle_s + max(seconds for *_, seconds, _ in reports)
-        metrics: dict[str, list[float]] = {}
         for *_, own in reports:
-            for name, value in own.items():
-                metrics.setdefault(name, []).append(value)
-        self.custom_metrics = {name: sum(values) / len(values) for name, values in metrics.items()}
+            for name, values in own.items():
+                metrics.setdefault(name, []).extend(values)
+        self.custom_metrics = metrics
         shards = [groups for groups, *_ in reports]
         return [shards[i % len(shards)][i // len(shards)] for i in range(len(problems))]
 

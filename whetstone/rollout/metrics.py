@@ -72,9 +72,10 @@ def length_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
 def _accuracy(name: str, rollouts: Sequence[Rollout]) -> dict[str, float]:
     """The fraction of correct answers; nothing where the problems have no known answer."""
     scored = [rollout.score for rollout in rollouts if rollout.score.failure is None]
-    if scored and not any("correct" in score.parts for score in scored):
+    judged = [rollout.score.parts["correct"] for rollout in rollouts if "correct" in rollout.score.parts]
+    if not judged or (scored and not any("correct" in score.parts for score in scored)):
         return {}
-    return {name: fmean(r.score.parts["correct"] for r in rollouts if "correct" in r.score.parts)}
+    return {name: fmean(judged)}
 
 
 def variance_metrics(groups: Iterable[Group], advantage: str = "group") -> dict[str, float]:

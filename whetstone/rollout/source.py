@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
@@ -26,6 +26,7 @@ class RolloutBatch:
     seconds: float  # sampling and scoring
     scoring_s: float  # of these, waiting for scores after the last sample
     metrics: dict[str, float]  # of the sampling itself
+    own_metrics: dict[str, float] = field(default_factory=dict)  # from `log_metric`, of all that was sampled
     sync_s: float = 0.0  # weight transfer to the engine before sampling; not part of `seconds`
 
 
@@ -71,6 +72,7 @@ class RolloutSource:
         started = time.monotonic()
         collector = self._collector
         collector.num_truncated_prompts, collector.scoring_s, collector.idle_s = 0, 0.0, 0.0
+        collector.custom_metrics = {}
         size = self._plan.prompts_per_batch
         first = step // self._plan.updates_per_batch * size
         indices = list(range(first, first + size))
@@ -79,7 +81,7 @@ class RolloutSource:
         if self._config.rollout.dynamic_sampling:
             num_resampled = self._resample_zero_variance(step, groups, indices)
             metrics["dynamic_sampling/resample_ratio"] = num_resampled / size
-        metrics |= {"prompts_truncated": float(collector.num_truncated_prompts), **collector.custom_metrics}
+        metrics["prompts_truncated"] = float(collector.num_truncated_prompts)
         if any(rollout.episode is not None for group in groups for rollout in group.rollouts):
             metrics["episodes/idle_s"] = collector.idle_s
         self._curriculum.observe(self._first)
@@ -90,6 +92,7 @@ class RolloutSource:
             seconds=time.monotonic() - started,
             scoring_s=collector.scoring_s,
             metrics=metrics,
+            own_metrics={name: fmean(values) for name, values in collector.custom_metrics.items() if values},
         )
 
     def probe(self, first: int, number: int) -> list[Group]:

@@ -22,6 +22,7 @@ from whetstone.terminal.text import counted
 
 logger = logging.getLogger("whetstone")
 MAX_STEP = 2**53
+RESERVED = ("step", "kind", "reward", "accuracy")  # in every row, or with a meaning where they are
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,12 @@ class MetricsLog:
             del self._sinks[name]
             reason = f"{type(error).__name__}: {error}"
             logger.warning(f"{name} failed ({reason}): nothing more is sent there; metrics.jsonl continues.")
+
+
+def with_own(row: Mapping[str, float], own: Mapping[str, float]) -> dict[str, float]:
+    """A row with what reward functions logged; where the run has such a metric, theirs gets a prefix."""
+    taken = {*row, *RESERVED}
+    return {**{f"log_metric/{name}" if name in taken else name: own[name] for name in own}, **row}
 
 
 class LogSchedule:

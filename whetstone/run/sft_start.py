@@ -22,7 +22,12 @@ _WITHOUT_RL = {
     "off_policy_mask_threshold": None,
     "async_rollouts": 0,
     "dynamic_sampling": False,
+    "top_entropy_quantile": 1.0,
+    "mask_truncated_completions": False,
     "num_iterations": 1,
+    "steps_per_generation": None,
+    "generation_batch_size": None,
+    "warmup_steps": 0,  # of max_steps; warmup_ratio is a share of whatever steps there are
     "trainer": "whetstone",
 }
 

@@ -27,6 +27,7 @@ from whetstone.sandbox.worker_process import WorkerProcess, environment_of, run_
 from whetstone.sandbox.zygote import Link, link_pair
 
 IDLE_S = 60.0
+REPLY_LIMIT_S = 30.0  # a server that says nothing for so long is stopped, and ended
 _UNKNOWN_EXIT = -int(signal.SIGKILL)  # of a worker whose server was killed: nobody could wait for it
 _servers: dict[tuple[str, bool], "ForkServer"] = {}  # by target, and whether it has our environment
 _lock = threading.Lock()
@@ -72,6 +73,16 @@ class ForkServer:
         other_end.close()
         return reply
 
+    def receive(self, reply: Link) -> tuple[dict[str, Any], list[int]]:
+        """The reply to a request; `EOFError` or `OSError` where there is none."""
+        try:
+            return reply.receive(REPLY_LIMIT_S)
+        except TimeoutError:
+            self._has_ended = True
+            self._process.kill()
+            self._process.wait()
+            raise
+
     def leave(self) -> None:
         """In a fork of ours: the server must not wait for it."""
         self._link.close()
@@ -79,8 +90,11 @@ class ForkServer:
 
 def _close(link: Link, process: subprocess.Popen[bytes]) -> None:
     link.close()
-    with contextlib.suppress(subprocess.TimeoutExpired):
+    try:
         process.wait(timeout=5)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _server(target: str, keep_environment: bool) -> ForkServer:
@@ -123,7 +137,7 @@ class ForkedProcess:
         """Waits until it is there; `ProcessLookupError` where the server has ended before."""
         if not self._pid:
             try:
-                message, files = self._reply.receive()
+                message, files = self._server.receive(self._reply)
             except (EOFError, OSError):
                 raise ProcessLookupError("the server of this process has ended") from None
             self._pid, (self._exited,) = message["process"], files
@@ -152,7 +166,7 @@ class ForkedProcess:
         os.close(self._exited)
         reply = self._server.ask({"do": "wait", "process": pid})
         try:
-            return reply.receive()[0]["code"]
+            return self._server.receive(reply)[0]["code"]
         except (EOFError, OSError):
             return _UNKNOWN_EXIT
         finally:

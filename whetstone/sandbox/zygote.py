@@ -47,8 +47,10 @@ class Link:
         ancillary = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, data)] if files else []
         self._end.sendmsg([json.dumps(message).encode()], ancillary)
 
-    def receive(self) -> tuple[dict[str, Any], list[int]]:
-        """`EOFError` where the other side is gone."""
+    def receive(self, timeout_s: float | None = None) -> tuple[dict[str, Any], list[int]]:
+        """`EOFError` where the other side is gone, `TimeoutError` where it says nothing."""
+        if timeout_s is not None:
+            self._end.settimeout(timeout_s)
         data, ancillary, _, _ = self._end.recvmsg(_LONGEST, _socket.CMSG_SPACE(_MAX_FILES * _INT.size))
         if not data:
             raise EOFError("the other side is gone")

@@ -18,7 +18,7 @@ from whetstone.rollout.learning_signal import LearningSignal
 from whetstone.run.atomic_folder import share_files
 from whetstone.run.checkpoint import Checkpoint
 from whetstone.run.completions import log_rollouts
-from whetstone.run.metrics import MetricsLog
+from whetstone.run.metrics import MetricsLog, with_own
 from whetstone.run.progress import Progress
 from whetstone.run.resources import ResourceMonitor
 from whetstone.run.signals import StopRequest
@@ -116,7 +116,8 @@ class TrlCallback(TrainerCallback):
         keys = dict.fromkeys(key for entry in self.logs for key in entry)
         row = {key: fmean(entry[key] for entry in self.logs if key in entry) for key in keys}
         row |= log_rollouts(run.folder, step, groups, run.config, run.plan, self.signal)
-        return {**row, **run.rewards.scorer.custom_metrics, **self._times(groups)}
+        own = {name: fmean(values) for name, values in run.rewards.scorer.custom_metrics.items() if values}
+        return with_own({**row, **self._times(groups)}, own)
 
     def _times(self, groups: list[Group]) -> dict[str, float]:
         tokens = sum(len(r.completion.token_ids) for g in groups for r in g.rollouts)

@@ -36,12 +36,12 @@ CONVERTED = _names("""
     lr_scheduler_kwargs loss_type importance_sampling_level epsilon_high kl_reference entropy_target
     generation_batch_size rollout_engine use_vllm vllm_mode server_gpu_memory_utilization
     server_enable_sleep_mode server_max_model_length max_turns max_tool_calling_iterations
+    chat_template_kwargs
 """)
 # Done by this package for either trainer, or only a matter of speed.
 HANDLED = _names("""
     model_name_or_path device attn_implementation use_peft lora_r lora_alpha lora_dropout
     use_rslora use_dora load_in_4bit lora_target_modules apply_chat_template chat_template
-    chat_template_kwargs
     prompt_template assistant_prefix max_prompt_length max_num_seqs
     datasets eval_datasets dataset_size dataset_seed eval_dataset_seed developer_prompt developer_role
     reward_funcs reward_weights reward_correct reward_wrong reward_no_answer overlong_buffer_length
@@ -129,6 +129,7 @@ def trl_arguments(config: Config, plan: Plan, folder: Path, device: torch.device
         "lr_scheduler_kwargs": config.update.lr_scheduler_kwargs or None,
         "top_k": config.rollout.top_k or 0,
         "max_tool_calling_iterations": _tool_iterations(config),
+        "chat_template_kwargs": config.model.chat_template_kwargs or None,
         "loss_type": LOSSES[loss.loss_type].trl,
         "importance_sampling_level": ratio_level(loss),
         "epsilon_high": loss.upper_epsilon,

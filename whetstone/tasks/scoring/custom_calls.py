@@ -24,7 +24,7 @@ class CustomCalls:
         self._parts, self._failures = parts, failures
         self.jobs: deque[Job] = deque()  # not sent to a worker yet
         self.pending: set[tuple[str, tuple[int, ...]]] = set()
-        self.metrics: dict[str, float] = {}  # from `log_metric`
+        self.metrics: dict[str, list[float]] = {}  # from `log_metric`, the values of all calls
         self.extra: dict[int, dict[str, Any]] = {}  # answer -> column -> value, from `log_extra`
         self._single_calls: dict[str, list[bool]] = {}  # function -> which calls for one answer succeeded
 
@@ -57,7 +57,8 @@ class CustomCalls:
                 self._failures[number] = f"{name} {value}"
             elif value is not None:
                 self._parts.setdefault(number, {})[name] = float(value)
-        self.metrics.update(message["metrics"])
+        for metric, logged in message["metrics"].items():
+            self.metrics.setdefault(metric, []).extend(map(float, logged))
         for column, entries in message["columns"].items():
             if len(entries) != len(job.numbers):
                 logger.warning(

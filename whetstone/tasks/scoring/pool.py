@@ -61,7 +61,7 @@ class Scorer(contextlib.AbstractContextManager["Scorer"]):
         self.failures = 0  # answers of the last `gather` that could not be scored
         self.seconds: list[float] = []  # of scoring each answer of the last `gather`, own functions left out
         self._recent: deque[tuple[int, int]] = deque(maxlen=_WINDOW)  # (failures, answers) of past batches
-        self.custom_metrics: dict[str, float] = {}  # from the user's `log_metric` in the last `gather`
+        self.custom_metrics: dict[str, list[float]] = {}  # from `log_metric`, in the last `gather`
         kinds = set(self._is_isolated.values()) or {True}
         if any(map(is_plugin, config.tasks.reward_funcs)):
             kinds.add(False)

@@ -219,7 +219,7 @@ def _custom(worker: RewardWorker, spec: str, answers: Sequence[Answer]) -> dict[
     return {
         "kind": "called",
         "values": values,
-        "metrics": {_plain(name): value for name, value in logged.metrics.items() if math.isfinite(value)},
+        "metrics": {_plain(name): [*filter(math.isfinite, v)] for name, v in logged.metrics.items()},
         "columns": {_plain(name): list(map(_plain, column)) for name, column in logged.columns.items()},
         "failure": failure,
         "is_misuse": is_misuse,
