@@ -70,9 +70,11 @@ def evaluation_folder(config: Config, stack: contextlib.ExitStack) -> Path:
     """The folder of an evaluation, made and locked until `stack` closes. Several may be in one run."""
     weights = config.evaluation.checkpoint_path
     name = "model" if weights is None else Path(os.path.abspath(weights)).name
-    own = weights is not None and (Path(weights).parent / "config.yaml").is_file()
+    runs = [run_dir(config)]
+    if weights is not None and (Path(weights).parent / "config.yaml").is_file():
+        runs.insert(0, Path(weights).parent)
     failure = None
-    for run in (*([Path(weights).parent] if own else []), run_dir(config)):
+    for run in runs:
         folder = run / "evaluations" / name
         try:
             with contextlib.ExitStack() as locks:

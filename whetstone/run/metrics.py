@@ -101,8 +101,8 @@ class MetricsLog:
 
 def with_own(row: Mapping[str, float], own: Mapping[str, float]) -> dict[str, float]:
     """A row with what reward functions logged; where the run has such a metric, theirs gets a prefix."""
-    taken = {*row, *RESERVED}
-    return {**{f"log_metric/{name}" if name in taken else name: own[name] for name in own}, **row}
+    reserved = {*row, *RESERVED}
+    return {**{f"log_metric/{name}" if name in reserved else name: own[name] for name in own}, **row}
 
 
 class LogSchedule:
