@@ -1,5 +1,6 @@
 """`whet tasks NAME` lists the settings of a task with their defaults, and they are the real ones."""
 
+import json
 import re
 from pathlib import Path
 
@@ -46,6 +47,19 @@ def test_the_defaults_are_what_a_task_uses(name: str) -> None:
     written.tasks.datasets[name].config.update(given)
     problems = [make_task(c, name, c.tasks.datasets[name], "train").problem(3) for c in (plain, written)]
     assert problems[0].question == problems[1].question
+
+
+def test_an_answer_shows_every_part_of_its_score(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = "<think>1</think><answer>3</answer>"
+    assert run(["tasks", "gcd", "--answer", answer, "reward_funcs=[accuracy,format]"]) == 0
+    assert ", format 1" in capsys.readouterr().out
+    file = tmp_path / "rows.jsonl"
+    tests = [{"args": [2], "expected": 4}, {"args": [3], "expected": 9}]
+    file.write_text(json.dumps({"description": "Square.", "function": "f", "tests": tests}) + "\n")
+    words = ["tasks", "code", f"path={file}", "language=python", "eval_num_samples=0"]
+    assert run([*words, "--answer", "def f(x): return 4"]) == 0
+    shown = capsys.readouterr()
+    assert "tests: passed, wrong" in shown.out and "nothing uses" not in shown.err
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,8 @@ def print_task(name: str, settings: list[str], answer: str | None = None) -> Non
         _print_problem(task, problem, chat)
         if score is not None:
             extracted = "no answer found" if score.answer is None else f"taken for the answer: {score.answer}"
-            failure = f"\nscoring failed: {score.failure}" if score.failure else ""
+            failure = f"\ntests: {', '.join(score.tests)}" if score.tests else ""
+            failure += f"\nscoring failed: {score.failure}" if score.failure else ""
             print(f"{' your answer ':-^80}\n{answer}")
             print(f"{' its score ':-^80}\n{extracted}\n{_format_parts(score)}{failure}")
         elif (gold := task.gold(problem)) is not None:
@@ -109,7 +110,8 @@ def _score_answer(config: Config, problems: "list[Problem]", answer: str) -> "li
     from whetstone.tasks.scoring.pool import Scorer
     from whetstone.tasks.scoring.process import ScoringRequest
 
-    only = {"reward_workers": 1, "reward_funcs": ["accuracy"], "reward_weights": None}
+    funcs = [name for name in config.tasks.reward_funcs if name in ("accuracy", "format")]
+    only = {"reward_workers": 1, "reward_funcs": funcs or ["accuracy"], "reward_weights": None}
     only |= {"max_reward_failure_fraction": 1.0}  # a failure is shown
     tasks = config.tasks.model_copy(update=only)
     with Scorer(config.model_copy(update={"tasks": tasks})) as scorer:

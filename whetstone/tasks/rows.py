@@ -72,7 +72,8 @@ class RowTask(Task):
             return
         names = columns_of(self._raw)
         cells = [row.get(name) for row in self._raw for name in names if name in used]
-        turns = [turn for cell in cells if isinstance(cell, list) for turn in cell if isinstance(turn, dict)]
+        parts = [part for cell in cells if isinstance(cell, list) for part in cell if isinstance(part, dict)]
+        turns = [part for part in parts if "role" in part]
         fields = {str(key) for turn in turns for key, value in turn.items() if value}
         filled = {name for row in self._raw for name in names if row.get(name) not in (None, "", [], {})}
         lost = [name for name in names if name in _PROMPT_PARTS & filled - used and not is_chosen]
