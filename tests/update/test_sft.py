@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 import whetstone
 from whetstone.commands.sft import supervised
-from whetstone.config import build, load, make_plan
+from whetstone.config import build, load, make_plan, without_effect
 from whetstone.engines.hf import HFEngine
 from whetstone.errors import UserError
 from whetstone.model.chat import Chat
@@ -246,6 +246,9 @@ def test_settings_of_rl_are_left_out_of_the_supervised_steps():
     flat |= {"datasets": {"chain_sum": {"curriculum": True}}, "output_dir": "somewhere"}
     config = sft_config(build(flat))
     assert config.loss.is_supervised and config.update.max_steps == 5 and config.update.sft_steps == 0
+    faster = sft_config(build({"sft_steps": 5, "sft_learning_rate": 0.1, "datasets": {"chain_sum": {}}}))
+    assert faster.update.learning_rate == 0.1
+    assert "sft_learning_rate" not in without_effect(faster, make_plan(faster, num_problems=10))
     assert config.run.output_dir == "somewhere_sft"
     same = {"sft_steps": 3, "max_steps": 60, "datasets": {"chain_sum": {}}}
     acting = {"top_entropy_quantile": 0.2, "mask_truncated_completions": True, "warmup_steps": 50}

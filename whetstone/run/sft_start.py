@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from whetstone.config import Config, LoadedConfig, build, flatten
+from whetstone.config.update import UpdateConfig
 from whetstone.errors import UserError
 from whetstone.parallel import mesh
 from whetstone.run.folder import ensure_unused, run_dir
@@ -30,6 +31,7 @@ _WITHOUT_RL = {
     "warmup_steps": 0,  # of max_steps; warmup_ratio is a share of whatever steps there are
     "trainer": "whetstone",
 }
+_DONE = {"sft_steps": 0, "sft_learning_rate": UpdateConfig().sft_learning_rate}  # not without effect: used
 
 
 def start_from_sft(loaded: LoadedConfig, train: Callable[[LoadedConfig], Any]) -> LoadedConfig:
@@ -48,7 +50,7 @@ def start_from_sft(loaded: LoadedConfig, train: Callable[[LoadedConfig], Any]) -
             if not resumes:
                 ensure_unused(config)
             train(replace(loaded, config=supervised))
-    start = {"model_name_or_path": str(folder / "final_model"), "sft_steps": 0}
+    start = {"model_name_or_path": str(folder / "final_model"), **_DONE}
     return replace(loaded, config=build({**flatten(config), **start}))
 
 
@@ -57,7 +59,7 @@ def sft_config(config: Config) -> Config:
     update, run = config.update, config.run
     name = {"run_name": f"{run.run_name}_sft"} if run.run_name else {"output_dir": f"{run.output_dir}_sft"}
     flat = {**flatten(config), **_WITHOUT_RL, **name}
-    flat |= {"max_steps": update.sft_steps, "learning_rate": update.sft_learning_rate, "sft_steps": 0}
+    flat |= {"max_steps": update.sft_steps, "learning_rate": update.sft_learning_rate, **_DONE}
     flat["datasets"] = {task: {**spec, "curriculum": None} for task, spec in flat["datasets"].items()}
     if run.resume_from_checkpoint is not None:
         flat |= {"resume_from_checkpoint": None, "auto_resume": True}
