@@ -6,8 +6,11 @@ Left out: clock times, and what is said for people (the log, the report).
 
 import json
 import re
+import zipfile
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 TIMED = (
     "time/",
@@ -17,6 +20,7 @@ TIMED = (
     "rollout_tokens_per_s",
     "update_tokens_per_s",
     "peak_memory_gb",
+    "mfu",
     "host/",
     "gpu/",
     "episodes/environment_s",
@@ -128,11 +132,26 @@ def _json_differs(whole: Path, resumed: Path, name: str) -> list[str]:
 def _read(path: Path) -> Any:
     if not path.is_file():
         return None
+    if path.suffix == ".npz":
+        return _tokens(path)
     text = path.read_text(encoding="utf-8", errors="replace")  # it may have been damaged
     try:
-        return json.loads(text)
+        return (
+            [json.loads(line) for line in text.splitlines()] if path.suffix == ".jsonl" else json.loads(text)
+        )
     except ValueError:
         return text.splitlines()
+
+
+def _tokens(path: Path) -> Any:
+    """The arrays of a token log, its description as JSON."""
+    try:
+        with np.load(path) as arrays:
+            content = {name: arrays[name] for name in arrays.files}
+    except (ValueError, OSError, zipfile.BadZipFile):
+        return path.read_bytes()
+    description = json.loads(content.pop("description").tobytes())
+    return {**{name: array.tobytes() for name, array in content.items()}, "description": description}
 
 
 def _untimed(value: Any) -> Any:
