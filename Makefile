@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help train test test-fast torture test-slow test-gpu test-vllm test-llama test-browser test-hosts lint check wheel clean
+.PHONY: help train test test-fast torture test-slow test-gpu test-vllm test-llama test-browser test-hosts fuzz lint check wheel clean
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -64,6 +64,9 @@ test-hosts: $(VENV)/.installed-dev ## two hosts on one machine, a cable that is 
 
 torture: $(VENV)/.installed-dev ## kills, faults, bad input, hostile text: about an hour on 2 cores; ARGS=--resume goes on
 	@$(BIN)/python -m tests.torture --docs docs/torture.md $(ARGS)
+
+fuzz: $(VENV)/.installed-dev ## 300 random configurations, trained and held against invariants: half an hour on 2 cores
+	@$(BIN)/python -m tests.fuzz $(ARGS)
 
 lint: $(VENV)/.installed-dev ## ruff and its formatter
 	@$(BIN)/python -m ruff check .

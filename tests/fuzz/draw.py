@@ -359,7 +359,8 @@ import json, urllib.request
 def ask(base_url, messages):
     body = json.dumps({"model": "policy", "messages": messages}).encode()
     headers = {"Content-Type": "application/json"}
-    with urllib.request.urlopen(urllib.request.Request(base_url + "/chat/completions", body, headers)) as reply:
+    request = urllib.request.Request(base_url + "/chat/completions", body, headers)
+    with urllib.request.urlopen(request) as reply:
         return json.load(reply)["choices"][0]["message"]["content"]
 
 def solve(base_url, problem):
