@@ -9,6 +9,7 @@ from typing import Any
 from whetstone.config import load, make_plan
 from whetstone.errors import UserError
 from whetstone.tasks import gym
+from whetstone.tasks.registry import environments_of
 
 # Small enough that a run takes a second on one core.
 BASE: dict[str, Any] = {
@@ -163,7 +164,6 @@ VALUES: dict[str, list[Any]] = {
     "learning_rate": [0.0, 1e-6, 1e-2],
     "lr_scheduler_type": [
         "constant", "cosine", "constant_with_warmup", "polynomial", "inverse_sqrt", "cosine_with_restarts",
-        "cosine_with_min_lr", "warmup_stable_decay",
     ],
     "lr_scheduler_kwargs": [{"min_lr_rate": 0.1}, {"num_decay_steps": 1}, {"num_cycles": 2}],
     "warmup_ratio": [0.5, 1.0],
@@ -242,6 +242,12 @@ VALUES: dict[str, list[Any]] = {
     "peak_tflops": [100.0],
 }  # fmt: skip
 WITHOUT_LEVELS = ("acre", "gsm_symbolic", "knight_swap", "list_functions", "modulo_grid")
+SCHEDULE_OF = {
+    "min_lr_rate": "cosine_with_min_lr",
+    "num_decay_steps": "warmup_stable_decay",
+    "num_cycles": "cosine_with_restarts",
+}
+OWN_LOOPS = ("agent", "rollout_func")  # which take no environment and no tools
 SUMS = {"config": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}}
 # name -> datasets; FILES stands for the folder of `write_files`
 TASKS: dict[str, dict[str, Any]] = {
@@ -282,10 +288,12 @@ def draw(seed: int, files: Path) -> Drawn:
     rng = random.Random(seed)
     settings = {**BASE, "datasets": _tasks(rng), "seed": rng.randrange(1000)}
     refusals: list[str] = []
-    for key in rng.sample(sorted(VALUES), rng.choice((2, 5, 10, 20))):
+    for key in rng.sample(sorted(VALUES), rng.choice((4, 10, 20, 40))):
         changed = {**settings, key: rng.choice(VALUES[key])}
         if key == "num_train_epochs":
             changed |= {"max_steps": -1, "dataset_size": 4}
+        if key == "lr_scheduler_kwargs":
+            changed["lr_scheduler_type"] = SCHEDULE_OF[next(iter(changed[key]))]
         try:
             check(changed, files)
         except UserError as error:
@@ -300,6 +308,13 @@ def check(settings: dict[str, Any], files: Path) -> None:
     plan = make_plan(config, num_problems=config.tasks.dataset_size)
     if plan.num_steps > 8:
         raise UserError("a long run")
+    own = [key for key in OWN_LOOPS if settings.get(key)]
+    if len(own) > 1 or (own and (environments_of(config) or config.environments.tools)):
+        raise UserError("a loop of its own takes no environment")
+    if config.environments.tools and not config.model.apply_chat_template:
+        raise UserError("tools need a chat template")
+    if config.loss.is_supervised and environments_of(config):
+        raise UserError("games have no solutions")
 
 
 def arguments(settings: dict[str, Any]) -> list[str]:

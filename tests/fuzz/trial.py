@@ -217,12 +217,11 @@ class Watch:
                 if loss.advantage == "rloo":
                     value = reward - (sum(group) - reward) / (size - 1)
                 if loss.advantage == "reinforce_pp":
-                    value = (reward - statistics.fmean(every)) / (_deviation(every, 0.0) + 1e-4)
+                    value = (reward - statistics.fmean(every)) / (_deviation(every) + 1e-4)
                 elif loss.scale_rewards == "group":
-                    value /= _deviation(group, mean) + 1e-4
+                    value /= _deviation(group) + 1e-4
                 elif loss.scale_rewards == "batch":
-                    squares = sum((r - statistics.fmean(g)) ** 2 for g in groups for r in g)
-                    value /= math.sqrt(squares / max(1, len(every) - 1)) + 1e-4
+                    value /= _deviation(every) + 1e-4
                 expected.append(value)
         for minibatch in self.experience:
             for part in minibatch:
@@ -294,29 +293,35 @@ def _logits(policy: Policy) -> torch.Tensor:
         policy.restore_attention()
 
 
-def _deviation(values: list[float], _mean: float) -> float:
+def _deviation(values: list[float]) -> float:
     return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
 def repeated(trial: Trial) -> Iterator[str]:
-    """The same configuration again, bit for bit."""
-    yield from differences(trial.whole, trial.train("repeated"))
+    """The same configuration again, bit for bit. Requests of agents come when they come: their batches, and
+    with them the last bits, differ.
+    """
+    if not trial.settings.get("agent"):
+        trial.note("repeated")
+        yield from differences(trial.whole, trial.train("repeated"))
 
 
 def resumed(trial: Trial) -> Iterator[str]:
-    """Cut after its first checkpoint, and resumed, bit for bit."""
+    """Cut after its first checkpoint, and resumed where it was, bit for bit."""
     checkpoints = sorted(int(p.name.split("-")[1]) for p in trial.whole.glob("checkpoint-*"))
-    if trial.settings.get("save_total_limit") or len(checkpoints) < 2:
+    settings = trial.settings
+    if settings.get("save_total_limit") or settings.get("agent") or len(checkpoints) < 2:
         return
     trial.note("resumed")
-    shutil.copytree(trial.whole.parent, trial.folder / "cut")
-    cut = trial.folder / "cut" / "run"
-    for lost in ("final_model", "best_model", *(f"checkpoint-{step}" for step in checkpoints[1:])):
-        shutil.rmtree(cut / lost, ignore_errors=True)
+    cut, trial.whole = trial.whole, trial.folder / "kept" / "run"
+    shutil.copytree(cut.parent, trial.whole.parent)
+    shutil.rmtree(cut / "final_model")
+    for lost in checkpoints[1:]:
+        shutil.rmtree(cut / f"checkpoint-{lost}")
     for path in cut.glob("eval_results/eval_step_*.json"):
         if int(path.stem.split("_")[-1]) > checkpoints[0]:
             path.unlink()
-    trial.train("cut", auto_resume=True)
+    trial.train(cut.parent.name, auto_resume=True)
     yield from differences(trial.whole, cut)
 
 
