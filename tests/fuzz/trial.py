@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 
 from tests.fuzz.draw import arguments, draw
 from tests.torture.compare import differences
-from whetstone.config import load
+from whetstone.config import load, make_plan, without_effect
 from whetstone.config.sections import ModelConfig
 from whetstone.errors import UserError
 from whetstone.model.policy import Policy, load_policy
@@ -339,16 +339,11 @@ def micro_batches(trial: Trial) -> Iterator[str]:
             yield f"{name} of the first step is {a}, with micro-batches of {size} tokens {b}"
 
 
-def without_effect(trial: Trial) -> Iterator[str]:
+def ineffective(trial: Trial) -> Iterator[str]:
     """Keys that the run names as without effect can be left out, bit for bit."""
-    try:
-        from whetstone.config import keys_without_effect, make_plan
-    except ImportError:
-        return
-
     config = load(None, arguments(trial.settings)).config
     plan = make_plan(config, num_problems=config.tasks.dataset_size)
-    named = set(keys_without_effect(config, plan)) & set(trial.settings)
+    named = set(without_effect(config, plan)) & set(trial.settings)
     if not named:
         return
     trial.note("keys without effect")
@@ -373,7 +368,7 @@ CHECKS: dict[str, Check] = {
     "repeated": repeated,
     "resumed": resumed,
     "micro-batches": micro_batches,
-    "without effect": without_effect,
+    "without effect": ineffective,
 }
 
 
