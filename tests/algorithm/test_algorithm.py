@@ -52,6 +52,15 @@ def test_group_advantages_by_hand():
     assert by_batch[0, 0].item() == pytest.approx(0.5 / (math.sqrt(5.5 / 7) + 1e-4))
 
 
+@pytest.mark.parametrize("reward", [1.2, 0.1, 3.6, -0.7])
+@pytest.mark.parametrize("baseline", ["group", "rloo", "reinforce_pp"])
+def test_equal_rewards_have_advantage_zero(reward, baseline):
+    # the float32 mean of three 1.2 is 1.2000000477 + 1e-7, which over a spread of 1e-7 + 1e-4 was 1.2e-3
+    for size in (2, 3, 5, 7):
+        advantages = of_episodes(torch.full((2, size), reward), baseline=baseline, scale="group")
+        assert advantages.abs().max() == 0
+
+
 def test_leave_one_out_by_hand():
     # 1 minus the mean of (0, 0, 1) is 2/3; 0 minus the mean of (1, 0, 1) is -2/3
     advantages = of_episodes(REWARDS, baseline="rloo", scale="none")

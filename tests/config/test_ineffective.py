@@ -124,6 +124,7 @@ ACTIVE: list[tuple[dict[str, Any], dict[str, Any]]] = [
         {"entropy_coef": 0.1, "entropy_target": 9.0},
         {"entropy_coef_delta": 1.0, "entropy_coef_min": 0.5, "entropy_coef_max": 0.01, "entropy_target": 0.1},
     ),
+    ({"top_k": 5, "num_generations": 4}, {"off_policy_mask_threshold": 1e-3}),
     (TWICE, {"off_policy_mask_threshold": 1e-4, "num_iterations": 1, "max_grad_norm": 0.01}),
     ({**TWICE, "off_policy_mask_threshold": 1e-9}, {"off_policy_mask": "absolute"}),
     (

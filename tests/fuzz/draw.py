@@ -311,10 +311,12 @@ def check(settings: dict[str, Any], files: Path) -> None:
     own = [key for key in OWN_LOOPS if settings.get(key)]
     if len(own) > 1 or (own and (environments_of(config) or config.environments.tools)):
         raise UserError("a loop of its own takes no environment")
-    if config.environments.tools and not config.model.apply_chat_template:
-        raise UserError("tools need a chat template")
-    if config.loss.is_supervised and environments_of(config):
+    if (config.environments.tools or config.environments.agent) and not config.model.apply_chat_template:
+        raise UserError("tools and agents need a chat template")
+    if (config.loss.is_supervised or config.update.sft_steps) and environments_of(config):
         raise UserError("games have no solutions")
+    if "length" in config.tasks.reward_funcs and not config.tasks.overlong_buffer_length:
+        raise UserError("the length reward needs its buffer")
 
 
 def arguments(settings: dict[str, Any]) -> list[str]:

@@ -202,7 +202,7 @@ class Watch:
         """Plain arithmetic over the rewards, beside what the update was given."""
         config = self.run.config
         loss = config.loss
-        if loss.advantage == "gae" or config.environments.credited_turns > 1:
+        if loss.advantage == "gae" or config.environments.turn_credit == "turn":
             return
         if loss.kl_in == "reward" and loss.beta > 0:
             return

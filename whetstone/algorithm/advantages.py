@@ -36,8 +36,12 @@ def estimate(rewards_PGT: Tensor, exists_PGT: Tensor, *, baseline: str, scale: s
 
 
 def _centered(rewards: Tensor, exists: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """Rewards minus their mean: exactly 0 where all are equal, which the rounded mean of three 1.2 is not."""
     mean = (rewards * exists).sum(dims, keepdim=True) / exists.sum(dims, keepdim=True).clamp(min=1)
-    return (rewards - mean) * exists
+    absent = exists == 0
+    high = rewards.masked_fill(absent, -torch.inf).amax(dims, keepdim=True)
+    low = rewards.masked_fill(absent, torch.inf).amin(dims, keepdim=True)
+    return torch.where(absent | (low == high), 0.0, rewards - mean)
 
 
 def _spread(rewards: Tensor, exists: Tensor, dims: tuple[int, ...]) -> Tensor:

@@ -158,6 +158,11 @@ class RolloutConfig(Section):
     max_num_seqs: Annotated[int | None, Resume.SAFE] = Field(default=None, ge=1, le=65_536)
     """Sequences decoded at once; more wait for a free slot. Default: 1,024 on a GPU, 256 elsewhere."""
 
+    @property
+    def is_truncated(self) -> bool:
+        """Whether unlikely tokens are cut off: the sampler's logprobs are then not the trainer's."""
+        return self.top_p < 1 or bool(self.top_k) or bool(self.min_p)
+
     @model_validator(mode="before")
     @classmethod
     def _use_vllm(cls, values: Any) -> Any:
