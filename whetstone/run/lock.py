@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Self
 
 from whetstone.errors import UserError
-from whetstone.files import explain_disk_errors
 
 logger = logging.getLogger("whetstone")
 
@@ -52,16 +51,15 @@ class RunLock:
 
     def _acquire(self) -> int:
         path = self._folder / NAME
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(
-                f"The run folder {self._folder} can't be made ({error.strerror}): set output_dir to a place "
-                "you may write to."
-            ) from None
         while True:
-            with explain_disk_errors(path):
+            try:
+                self._folder.mkdir(parents=True, exist_ok=True)
                 handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+            except OSError as error:
+                raise UserError(
+                    f"The folder {self._folder} can't be written ({error.filename}: {error.strerror}): set "
+                    "output_dir to a place you may write to."
+                ) from None
             try:
                 fcntl.flock(handle, self._mode | fcntl.LOCK_NB)
             except BlockingIOError:
